@@ -22,7 +22,6 @@ Our own form is a mapping. What is absent has its default; one `check_*` key say
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -257,15 +256,10 @@ def _said(prompt: Any) -> str:
 
 def names(value: Any, column: str) -> list[str]:
     """A list of texts, or text that holds one as JSON or, as in SWE-bench Pro's rows, as Python writes it."""
-    if isinstance(value, str):
-        for read in (json.loads, ast.literal_eval):
-            try:
-                return list(fields.texts(read(value), column))
-            except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-                if isinstance(error, RowError):
-                    raise
+    read = fields.listed(value, column) if isinstance(value, str) else value
+    if read is None:
         raise RowError(column, f"must be a list, or text that holds one, got {fields.show(value)}")
-    return list(fields.texts(value, column))
+    return list(fields.texts(read, column))
 
 
 def _object(text: str) -> Mapping[str, Any] | None:

@@ -6,14 +6,16 @@ tau2-bench         tasks.json: one list of tasks, and split_tasks.json with the 
 save_to_disk       of `datasets`: state.json and *.arrow; dataset_dict.json and a folder per split
 files              train.jsonl, test.parquet, ...; cut as the hub cuts them: train-00000-of-00004.parquet, ...
 a hub's snapshot   the same inside `data/`, or inside the folder of the one configuration: main/, default/, ...;
-                   a split may be a folder of files (train/0000.parquet)
+                   a split may be a folder of files of one format (train/0000.parquet)
+
+Files in `data/` that are named as splits are go before files beside it that are not: a preview.jsonl, say.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ CORPUS = "corpus.jsonl"  # a dataset folder's own passages, not a split
 PROVEN = "proven.jsonl"  # which of its tasks are proven; see `proofs`
 TRAIN = "train"
 HELD_OUT = ("heldout", "test", "validation", "dev", "val", "valid", "eval")  # in the order in which they are looked for
+_USUAL = {TRAIN, *HELD_OUT}
 _PLAIN = (".jsonl", ".parquet", ".array_record")  # what is a split under any name; others only under these names
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(?:-[0-9a-f]{16})?")  # older ones end in a fingerprint
 _RETAIL = re.compile("retail_(train|dev|test)_tasks")  # tau-bench's splits; other files beside them are none
@@ -102,7 +105,10 @@ def splits(path: Path) -> dict[str, tuple[Path, ...]]:
         return _saved(path)
     if (path / "dataset_dict.json").is_file():
         return _saved_splits(path)
-    if found := _split_files(path):
+    found = _split_files(path)
+    if found and (
+        _USUAL & found.keys() or not (path / "data").is_dir() or not _USUAL & _split_files(path / "data").keys()
+    ):
         return found
     inner = {p.name: found for p in _folders(path) if (found := _split_files(p))}
     if len(inner) > 1 and "data" in inner:
@@ -134,9 +140,7 @@ def _folders(path: Path) -> list[Path]:
 
 def _split_files(path: Path) -> dict[str, tuple[Path, ...]]:
     """The splits that a folder's files are, by their names; or its folders, where these are named as splits are."""
-    usual = (TRAIN, *HELD_OUT)
-    files = [file for file in sorted(path.iterdir()) if not file.is_dir() and ending(file) in FORMATS]
-    files = [file for file in files if file.name != CORPUS and not file.name.endswith(PROVEN)]
+    files = _data_files(path)
     if retail := {match[1]: (file,) for file in files if (match := _RETAIL.fullmatch(file.stem))}:
         return retail
     found: dict[str, list[Path]] = {}
@@ -146,17 +150,27 @@ def _split_files(path: Path) -> dict[str, tuple[Path, ...]]:
         split = shard[1] if shard else stem
         if ending(file) == ".arrow":  # in the cache of `datasets` they are gsm8k-train.arrow
             split = split.rpartition("-")[2]
-        if ending(file) in _PLAIN or split in usual:
+        if ending(file) in _PLAIN or split in _USUAL:
             found.setdefault(split, []).append(file)
-    for split, parts in found.items():
-        if len(parts) > 1 and not all(_SHARD.fullmatch(f.name.removesuffix(ending(f))) for f in parts):
+    folders = {} if found else {p.name: _data_files(p) for p in _folders(path) if p.name in _USUAL}
+    for split, parts in (found := found or folders).items():
+        pieces = _pieces(parts)
+        mixed = len({(ending(file), file.name in pieces) for file in parts}) > 1
+        if mixed if folders else len(parts) > max(1, len(pieces)):
             raise ConfigError(f"{path}: {', '.join(file.name for file in parts)} all claim to be split '{split}'.")
         _check_complete(path, split, parts)
-    if not found:
-        for folder in _folders(path):
-            if folder.name in usual:
-                found[folder.name] = [f for f in sorted(folder.iterdir()) if f.is_file() and ending(f) in FORMATS]
     return {split: tuple(parts) for split, parts in found.items() if parts}
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """Those that may hold tasks, by name."""
+    files = (p for p in sorted(folder.iterdir()) if ending(p) in FORMATS and not p.is_dir())
+    return [file for file in files if file.name != CORPUS and not file.name.endswith(PROVEN)]
+
+
+def _pieces(parts: Iterable[Path]) -> dict[str, re.Match[str]]:
+    """Of files those that are pieces of a split, by name."""
+    return {file.name: shard for file in parts if (shard := _SHARD.fullmatch(file.name.removesuffix(ending(file))))}
 
 
 def _saved(folder: Path) -> dict[str, tuple[Path, ...]]:
@@ -204,8 +218,7 @@ def open_rows(path: Path, split: str) -> Rows:
 
 def _check_complete(path: Path, split: str, parts: Sequence[Path]) -> None:
     """Raises ConfigError unless the files of a split that is cut are all of its pieces, each once."""
-    pieces = {file.name: shard for file in parts if (shard := _SHARD.fullmatch(file.name.removesuffix(ending(file))))}
-    if not pieces:
+    if not (pieces := _pieces(parts)):
         return
     counts = sorted({int(shard[3]) for shard in pieces.values()})
     if len(counts) > 1:

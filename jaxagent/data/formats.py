@@ -4,7 +4,7 @@
   parquet, arrow  one table, in Arrow's memory; .arrow as `datasets` writes it (a stream), or an IPC file
   jsonl           one JSON object per line; blank lines are skipped
   json            one list of objects, read whole; a file of lines under that name, too
-  csv             texts under the names of the first line; a cell of `answers` may be a list
+  csv             texts under the names of the first line
 
 .jsonl, .json and .csv may be packed (.gz); then they are unpacked in memory. All are read-only, safe to use from
 several threads and picklable, as grain asks of a source. TensorFlow is not needed.
@@ -13,8 +13,6 @@ several threads and picklable, as grain asks of a source. TensorFlow is not need
 from __future__ import annotations
 
 import abc
-import ast
-import contextlib
 import csv
 import gzip
 import io
@@ -109,10 +107,7 @@ class TableRows(Rows):
     def __getitem__(self, index: int) -> dict[str, Any]:
         try:
             return _unpadded(self._table.slice(index, 1).to_pylist(maps_as_pydicts="strict")[0])
-        except (
-            ValueError,
-            KeyError,
-        ) as error:  # Arrow's own, bytes that are no UTF-8, a key twice
+        except (ValueError, KeyError) as error:  # Arrow's own, bytes that are no UTF-8, a key twice
             raise ConfigError(f"{self.place(index)} cannot be decoded: {_first_line(error)}") from None
 
 
@@ -268,12 +263,14 @@ def _unpadded(value: Any) -> Any:
 
 def _csv_rows(path: Path) -> list[dict[str, Any]]:
     """All cells are texts; an empty one is no column of its row."""
+    csv.field_size_limit(2**31 - 1)  # of the process; without it a cell ends at 128 KiB
     try:
         reader = csv.reader(io.StringIO(whole(path).decode("utf-8-sig"), newline=""), strict=True)
         lines = list(reader)
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} is not a readable csv file: {_first_line(error)}.") from None
     names, *cells = lines or [[]]
+    names = [name.strip() for name in names]
     if len(set(names)) < len(names):
         raise ConfigError(f"{path} has two columns of one name in its first line: {', '.join(names)}.")
     rows = []
@@ -281,17 +278,8 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
         if line and len(line) != len(names):
             raise ConfigError(f"{path}, row {number} has {len(line)} cells, and the first line names {len(names)}.")
         if line:
-            rows.append({name: _cell(name, text) for name, text in zip(names, line, strict=True) if text})
+            rows.append({name: text for name, text in zip(names, line, strict=True) if text})
     return rows
-
-
-def _cell(name: str, text: str) -> Any:
-    """A text; of `answers` also a list, as JSON or as Python writes it."""
-    if name == "answers" and text.startswith("["):
-        for read in (json.loads, ast.literal_eval):
-            with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                return read(text)
-    return [text] if name == "answers" else text
 
 
 def from_json(record: bytes, place: str) -> Any:

@@ -44,22 +44,22 @@ def answer_column(row: Mapping[str, Any]) -> str:
 def _memagent(row: Mapping[str, Any]) -> types.Task:
     source = fields.text(row, "data_source")
     extra = fields.mapping(fields.get(row, "extra_info"), "extra_info")
-    if extra.get("index") is None:
-        raise RowError("extra_info.index", "missing; the task's id is made of it")
-    index = _index(extra["index"], "extra_info.index")
+    index = fields.label(extra, "index", "extra_info.")
     truth = fields.get(fields.mapping(row[MEMAGENT], MEMAGENT), "ground_truth", f"{MEMAGENT}.")
-    question = fields.text(extra, "question", "extra_info.") if extra.get("question") else _content(row)
-    return _task(f"{source}/{index}", question, fields.texts(truth, answer_column(row)), source, row, extra)
+    question = (
+        fields.text(extra, "question", "extra_info.")
+        if extra.get("question")
+        else fields.conversation(fields.get(row, "prompt"))[0]
+    )
+    return _task(f"{source}/{index}", question, fields.answers(truth, answer_column(row)), source, row, extra)
 
 
 def _ruler(row: Mapping[str, Any]) -> types.Task:
     question = fields.text(row, RULER)
-    answers = fields.texts(fields.get(row, "answers"), "answers")
-    name = row.get("index")
-    if name is None:
-        digest = hashlib.blake2b(f"{question}\n{fields.get(row, 'context')}".encode(), digest_size=8)
-        name = digest.hexdigest()
-    return _task(f"{_RULER_NAME}/{_index(name, 'index')}", question, answers, _RULER_NAME, row, row)
+    answers = fields.answers(fields.get(row, "answers"), "answers")
+    digest = hashlib.blake2b(f"{question}\n{fields.get(row, 'context')}".encode(), digest_size=8).hexdigest()
+    name = digest if row.get("index") is None else fields.label(row, "index")
+    return _task(f"{_RULER_NAME}/{name}", question, answers, _RULER_NAME, row, row)
 
 
 def _task(
@@ -72,18 +72,3 @@ def _task(
         )
     metadata = {"context": fields.text(row, "context")}
     return types.Task(id, question.strip(), answers, kind, metadata | ({} if count is None else {"num_docs": count}))
-
-
-def _index(value: Any, column: str) -> int | str:
-    """What tells a row from others."""
-    if type(value) is not int and (not isinstance(value, str) or not value.strip()):
-        raise RowError(column, f"must be an integer or text, got {fields.show(value)}")
-    return value
-
-
-def _content(row: Mapping[str, Any]) -> str:
-    """The question, which is the whole of the last message."""
-    messages = fields.get(row, "prompt")
-    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], Mapping):
-        raise RowError("prompt", f"must be a list of {{role, content}} messages, got {fields.show(messages)}")
-    return fields.text(messages[-1], "content", prefix="prompt[-1].")

@@ -1,7 +1,7 @@
 """One raw row of a data file -> one `types.Task`, or a `RowError` that names the column at fault.
 
 The layouts, by the names that `data.layout` gives them, and the columns that they are known by:
-  ours:       prompt, answers [str], id, kind (optional), metadata (optional: a JSON object as text, or a mapping)
+  ours:       prompt, answers [str], id and kind (optional), metadata (optional: an object, or the JSON text of one)
   verl:       data_source, prompt [{role, content}], reward_model {ground_truth}, extra_info {split, index}: what
               Search-R1's and verl's scripts write; Search-R1's has ground_truth {target [str]}
   toolrl:     as verl's, with data_source "rlla": see `toolcall_rows`
@@ -11,16 +11,17 @@ The layouts, by the names that `data.layout` gives them, and the columns that th
   tau_bench:  index, metadata {user_id, instruction, actions, outputs}: see `retail_rows`
   tau2:       tau2-bench's tasks, with `user_scenario`: see `tau2_rows`
 
-A row with id, prompt and answers is ours, whatever else it has. Columns that a layout does not know go to the task's
-metadata under their own names, where a reward finds them. What stands before the last user message of a prompt goes to
-`metadata["earlier_messages"]`.
+A row with an id of its own, prompt and answers is ours, whatever else it has. Columns that a layout does not know go
+to the task's metadata under their own names, where a reward finds them. What stands before the last user message of a
+prompt goes to `metadata["earlier_messages"]`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxagent import config, types
@@ -29,9 +30,10 @@ from jaxagent.data import coding_rows, fields, long_rows, retail_rows, tau2_rows
 from jaxagent.data.fields import RowError
 
 TASK_COLUMNS = ("id", "prompt", "answers", "kind", "metadata")
-MESSAGES = "earlier_messages"  # of metadata: what stands before the prompt, as {"role", "content"}
+_NEAR = {"kind": ("kinds", "iknd", "knid", "kidn")}  # of short names not all that is a letter off: "find" is a word
 _SEARCH_R1 = "Answer the given question"  # how Search-R1's rendered prompt begins
 _QUESTION_MARK = "Question:"  # what stands before the question in it
+_GSM8K = re.compile(r"(?:.*\n)?#### *([-+$]?[\d.,/%]*\d%?)\s*", re.DOTALL)  # a solution that ends with its number
 _VERL = ("data_source", "prompt", "ability", "reward_model", "extra_info")  # no reward is given `ability`
 _SEARCH_R1_TOO = ("id", "question", "golden_answers", "metadata")  # columns of FlashRAG's that its script leaves there
 _KNOWN = {  # columns that are read, or left out for good; of other layouts all are
@@ -71,20 +73,20 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
       row: plain Python values, strings decoded.
       need_answers: refuse a row without a gold answer: its reward could only ever be 0.
       how: the layout, and other people's names of columns.
-      made_id: the id of a row of our layout that has none; "" refuses it.
+      made_id: "split/number", the id of a row that has none, of verl's for what extra_info lacks; "" refuses it.
 
     Raises:
       RowError: a column is missing, empty, of the wrong type or unknown; or the row has several layouts.
     """
     if not isinstance(row, Mapping):
         raise RowError("*", f"a row must be an object with columns, got {fields.show(row)}")
+    row = {name: value for name, value in row.items() if not fields.missing(value)}
     if renamed := {name: theirs for name, theirs in dataclasses.asdict(how.columns).items() if theirs}:
         row = _renamed(row, renamed)
     layout = "ours" if renamed else how.layout
-    if made_id and "id" not in row and (layout == "ours" or _is_ours(row)):
-        row = {"id": made_id, **row}
     layout = _layout_of(row) if layout == "auto" else layout
-    task = LAYOUTS[layout][1](row)
+    read = LAYOUTS[layout][1]
+    task = read(row, made_id) if read in (_ours, _verl) else read(row)
     known = _KNOWN.get(layout, row)
     if layout == "verl" and isinstance(row["reward_model"]["ground_truth"], Mapping):
         known = (*known, *_SEARCH_R1_TOO)
@@ -92,7 +94,7 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
         task = dataclasses.replace(task, metadata=_joined(task.metadata, others))
     if need_answers and not task.answers:
         raise RowError(_answer_column(row, layout), "no gold answer")
-    if not how.messages and (earlier := task.metadata.get(MESSAGES)):
+    if not how.messages and (earlier := task.metadata.get(fields.MESSAGES)):
         roles = ", ".join(str(m.get("role")) for m in earlier) if isinstance(earlier, list) else "others"
         raise RowError(
             "prompt", f"this environment takes one question, and would lose the messages before it ({roles})"
@@ -101,8 +103,8 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
 
 
 def _layout_of(row: Mapping[str, Any]) -> str:
-    """The one layout that a row has: ours where it is complete, or where it is no other."""
-    if "id" in row and _is_ours(row):
+    """The one layout that a row has: ours where it has an id of its own and is complete, or where it is no other."""
+    if row.get("id") is not None and _is_ours(row):
         return "ours"
     possible = [name for name, (is_one, _) in LAYOUTS.items() if is_one(row)]
     if len(possible) > 1:
@@ -111,18 +113,15 @@ def _layout_of(row: Mapping[str, Any]) -> str:
 
 
 def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A row under our names. Other people's ids may be numbers, and their one answer is often no list."""
+    """A row under our names. Of a solution as GSM8K writes it the answer is the number behind "####"."""
     for name, theirs in names.items():
         if theirs not in row:
             known = nearest(theirs, list(map(str, row)))
             raise RowError(theirs, f"missing, and data.columns.{name} names it. {known.rstrip('.')}")
     ours_row = {ours: row[theirs] for ours, theirs in names.items()}
     ours_row |= {name: value for name, value in row.items() if name not in names.values() and name not in ours_row}
-    if type(ours_row.get("id")) is int:
-        ours_row["id"] = str(ours_row["id"])
-    answers = ours_row.get("answers")
-    if isinstance(answers, str | int | float) and not isinstance(answers, bool):
-        ours_row["answers"] = [str(answers)]
+    if "answers" in names and (match := _GSM8K.fullmatch(str(ours_row["answers"]))):
+        ours_row["answers"] = re.sub(r"(?<=\d),(?=\d{3})", "", match[1])
     return ours_row
 
 
@@ -149,23 +148,23 @@ def to_row(task: types.Task) -> dict[str, Any]:
     }
 
 
-def _ours(row: Mapping[str, Any]) -> types.Task:
+def _ours(row: Mapping[str, Any], made_id: str = "") -> types.Task:
     metadata = fields.json_object(row.get("metadata"))
     others = {name: value for name, value in row.items() if name not in TASK_COLUMNS}
     for name in others:
         if meant := next((column for column in TASK_COLUMNS if column not in row and _looks_like(name, column)), ""):
             raise RowError(str(name), f"unknown; did you mean '{meant}'? data.columns.{meant}={name} says so")
-    prompt, earlier = _conversation(fields.get(row, "prompt"))
+    prompt, earlier = fields.conversation(fields.get(row, "prompt"))
     metadata = _joined(metadata, others | earlier)
     if coding_rows.KEY in metadata:
         coding_rows.check(metadata[coding_rows.KEY], f"metadata.{coding_rows.KEY}")
     if tau2_rows.KEY in metadata:
         tau2_rows.parse(metadata[tau2_rows.KEY], f"metadata.{tau2_rows.KEY}.")
     return types.Task(
-        id=fields.text(row, "id"),
         prompt=prompt,
-        answers=fields.texts(fields.get(row, "answers"), "answers"),
-        kind=fields.text(row, "kind", empty=True) if row.get("kind") is not None else "",
+        answers=fields.answers(fields.get(row, "answers"), "answers"),
+        id=made_id if made_id and row.get("id") is None else fields.label(row, "id"),
+        kind=fields.label(row, "kind", empty=True) if row.get("kind") is not None else "",
         metadata=metadata,
     )
 
@@ -173,8 +172,8 @@ def _ours(row: Mapping[str, Any]) -> types.Task:
 def _looks_like(name: Any, column: str) -> bool:
     """Whether a name is probably a column's, written wrongly: other capitals, a beginning of it, or a letter off."""
     name = str(name).casefold()
-    if name == column or len(column) < 4:
-        return name == column
+    if name == column or len(column) < 5:
+        return name == column or name in _NEAR.get(column, ())
     if len(name) >= 4 and column.startswith(name):
         return True
     same = next((i for i, (a, b) in enumerate(zip(name, column, strict=False)) if a != b), min(len(name), len(column)))
@@ -190,37 +189,13 @@ def _joined(metadata: Mapping[str, Any], others: Mapping[str, Any]) -> Mapping[s
     return {**metadata, **others} if others else metadata
 
 
-def _conversation(prompt: Any) -> tuple[str, dict[str, Any]]:
-    """The prompt as text: a text, or the last of chat messages; and the messages before it, as metadata."""
-    if isinstance(prompt, str):
-        return fields.text({"prompt": prompt}, "prompt"), {}
-    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes) or not prompt:
-        raise RowError("prompt", f"must be text or a list of {{role, content}} messages, got {fields.show(prompt)}")
-    messages = [_message(message, f"prompt[{number}]") for number, message in enumerate(prompt)]
-    if messages[-1]["role"] != "user":
-        raise RowError("prompt", f"must end with a message of the user, ends with one of {messages[-1]['role']!r}")
-    return messages[-1]["content"], {MESSAGES: messages[:-1]} if messages[:-1] else {}
-
-
-def _message(message: Any, column: str) -> dict[str, str]:
-    message = fields.mapping(message, column)
-    for name, value in message.items():
-        if name not in ("role", "content") and value not in (None, [], ""):
-            raise RowError(f"{column}.{name}", "is no text that could be kept: messages have a role and a content")
-    content = message.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str | bytes):  # parts, as OpenAI's clients write them
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        if not all(isinstance(part, str) for part in parts):
-            raise RowError(f"{column}.content", "has a part that is no text")
-        message = {**message, "content": "".join(map(str, parts))}
-    return {name: fields.text(message, name, f"{column}.") for name in ("role", "content")}
-
-
-def _verl(row: Mapping[str, Any]) -> types.Task:
+def _verl(row: Mapping[str, Any], made_id: str = "") -> types.Task:
     source = fields.text(row, "data_source")
-    extra = fields.mapping(fields.get(row, "extra_info"), "extra_info")
+    extra = fields.mapping({} if row.get("extra_info") is None else row["extra_info"], "extra_info")
+    extra = {name: value for name, value in extra.items() if value is not None}
+    place = dict(zip(("split", "index"), made_id.rsplit("/", 1), strict=False) if made_id else ()) | extra
     for column in ("split", "index"):
-        if extra.get(column) is None:
+        if column not in place:
             raise RowError(f"extra_info.{column}", "missing; the task's id is made of it")
     model = fields.mapping(fields.get(row, "reward_model"), "reward_model")
     truth = fields.get(model, "ground_truth", "reward_model.")
@@ -232,15 +207,14 @@ def _verl(row: Mapping[str, Any]) -> types.Task:
         truth = fields.get(truth, "target", "reward_model.ground_truth.")
     else:
         column = "reward_model.ground_truth"
-    answers = (truth,) if isinstance(truth, str) and truth else fields.texts(truth, column)
-    prompt, earlier = _question(row) if searched else _conversation(fields.get(row, "prompt"))
-    metadata = {k: v for k, v in extra.items() if v is not None}
+    answers = (truth,) if isinstance(truth, str) and truth else fields.answers(truth, column)
+    prompt, earlier = _question(row) if searched else fields.conversation(fields.get(row, "prompt"))
     return types.Task(
-        id=f"{source}/{extra['split']}/{extra['index']}",
+        id=f"{source}/{place['split']}/{place['index']}",
         prompt=prompt.strip(),
         answers=answers,
         kind=source,
-        metadata=_joined(metadata, earlier | ({"reward_model": rest} if rest else {})),
+        metadata=_joined(extra, earlier | ({"reward_model": rest} if rest else {})),
     )
 
 
@@ -250,7 +224,7 @@ def _question(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         return as_question(fields.text(row, "question")), {}
     if isinstance(prompt := fields.get(row, "prompt"), str):
         raise RowError("prompt", f"must be a list of {{role, content}} messages, got {fields.show(prompt)}")
-    text, earlier = _conversation(prompt)
+    text, earlier = fields.conversation(prompt)
     if earlier or not text.lstrip().startswith(_SEARCH_R1) or _QUESTION_MARK not in text:
         return text, earlier  # of somebody else, who means all of it
     question = text.partition(_QUESTION_MARK)[2].strip()
@@ -261,11 +235,11 @@ def _question(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _flashrag(row: Mapping[str, Any]) -> types.Task:
     source = fields.text(row, "data_source") if row.get("data_source") else ""
-    name = fields.text(row, "id")
+    name = fields.label(row, "id")
     return types.Task(
         id=f"{source}/{name}" if source else name,
         prompt=as_question(fields.text(row, "question")),
-        answers=fields.texts(fields.get(row, "golden_answers"), "golden_answers"),
+        answers=fields.answers(fields.get(row, "golden_answers"), "golden_answers"),
         kind=source,
         metadata=fields.json_object(row.get("metadata")),
     )
@@ -285,7 +259,7 @@ def _is_verl(row: Mapping[str, Any]) -> bool:
     return "reward_model" in row and not long_rows.is_published(row) and not toolcall_rows.is_published(row)
 
 
-LAYOUTS: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any]], types.Task]]] = {
+LAYOUTS: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[..., types.Task]]] = {
     "ours": (_is_ours, _ours),
     "verl": (_is_verl, _verl),
     "toolrl": (toolcall_rows.is_published, toolcall_rows.to_task),
@@ -303,15 +277,20 @@ def _answer_column(row: Mapping[str, Any], layout: str) -> str:
     return {"verl": "reward_model", "flashrag": "golden_answers"}.get(layout, "answers")
 
 
-def check(row: Any, place: str, need_answers: bool, how: Reading = AS_IT_IS, made_id: str = "") -> types.Task:
-    """`to_task`, which turns a failure into one line for the user.
+def check(
+    row: Any, place: str, need_answers: bool, how: Reading = AS_IT_IS, made_id: str = "", lost: Any = None
+) -> types.Task:
+    """`to_task`, which turns a failure into one line for the user. With `lost` the metadata are made `fields.plain`.
 
     Raises:
       LeftOut: the row is one that its publisher left without a question.
       config.ConfigError: naming `place` (file and row) and the column.
     """
     try:
-        return to_task(row, need_answers, how, made_id)
+        task = to_task(row, need_answers, how, made_id)
+        return task if lost is None else dataclasses.replace(task, metadata=fields.plain(task.metadata, lost))
+    except RecursionError:
+        raise config.ConfigError(f"{place}: column 'metadata': is nested too deeply to be written as JSON.") from None
     except RowError as error:
         kind = LeftOut if isinstance(error, fields.EmptyRow) else config.ConfigError
         raise kind(f"{place}: {error}.") from None

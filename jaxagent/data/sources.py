@@ -10,6 +10,7 @@ import hashlib
 import json
 import operator
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from jaxagent.types import Task
 
 TRAIN, HELD_OUT = files.TRAIN, files.HELD_OUT
 _BOOKKEEPING = ("split", "index", "idx", "id", "row", "uid", "uuid")  # metadata that say where a row stood
+_PUNCTUATION = re.compile(r"[.,](?!\d)|[^\w\s.,+*/<>=^%-]")  # of answers; not of numbers and formulas
 _NAMED = 3  # tasks that a message names
 
 
@@ -31,9 +33,10 @@ class TaskSource(Sequence[Task]):
       fingerprint: hex digest of every task's content, in order: equal data, equal fingerprint.
       ids: of the tasks.
       digests: hex digest of each task's content.
-      contents: of each task, a digest of what it asks (prompt and answers, without case and space), and one of that
-        with its metadata.
+      contents: of each task digests of its prompt, of prompt and answers (both without case and space, answers without
+        punctuation), and of these with its metadata.
       left_out: what is wrong with rows that are left out.
+      not_json: what metadata are without because JSON cannot hold it (bytes): name -> one of its values.
     """
 
     def __init__(
@@ -55,11 +58,12 @@ class TaskSource(Sequence[Task]):
         self._rows, self._need_answers, self._how, self.made = data, need_answers, how, made
         self._numbers = range(len(data))  # of the rows that are tasks
         self.left_out: list[str] = []
+        self.not_json: dict[str, str] = {}
         if len(data) == 0:
             raise ConfigError(f"{name} has no rows.")
         self.ids: list[str] = []
         self.digests: list[str] = []
-        self.contents: list[tuple[bytes, bytes]] = []
+        self.contents: list[tuple[bytes, bytes, bytes]] = []
         self.fingerprint = _digest(self._distinct())
         if not self.digests:
             raise ConfigError(f"{name} has no row that is a task: {self.left_out[0]}")
@@ -75,7 +79,8 @@ class TaskSource(Sequence[Task]):
 
     def _task(self, number: int) -> Task:
         place = self._rows.place(number)
-        return rows.check(self._rows[number], place, self._need_answers, self._how, f"{self.made}/{number}")
+        made = f"{self.made}/{number}"
+        return rows.check(self._rows[number], place, self._need_answers, self._how, made, self.not_json)
 
     def __iter__(self) -> Iterator[Task]:
         return (self[i] for i in range(len(self)))
@@ -123,40 +128,40 @@ def _digest(stored: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _contents(task: Task) -> tuple[bytes, bytes]:
+def _contents(task: Task) -> tuple[bytes, bytes, bytes]:
     """See `TaskSource.contents`."""
-    asked = [" ".join(text.split()).casefold() for text in (task.prompt, *sorted(task.answers))]
+    prompt = " ".join(task.prompt.split()).casefold()
+    asked = (prompt, *sorted(_PUNCTUATION.sub("", " ".join(one.split()).casefold()) or one for one in task.answers))
     rest = {name: value for name, value in task.metadata.items() if name not in _BOOKKEEPING}
-    both = (json.dumps(asked), json.dumps([asked, rest], sort_keys=True, default=str))
-    return tuple(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest() for text in both)  # type: ignore[return-value]
-
-
-def shared(train: TaskSource, held_out: TaskSource) -> list[int]:
-    """Indices of held-out tasks that training has.
-
-    Prompt and answers are the content where they tell the training tasks apart. Where several of these have the same
-    ones ("Begin.", without an answer), metadata count as well.
-    """
-    asked = Counter(asked for asked, _ in train.contents)
-    whole = {whole for _, whole in train.contents}
-    return [
-        index
-        for index, (one, with_metadata) in enumerate(held_out.contents)
-        if asked[one] == 1 or (asked[one] and with_metadata in whole)
-    ]
+    texts = (prompt, json.dumps(asked), json.dumps([asked, rest], sort_keys=True, default=str))
+    return tuple(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest() for text in texts)  # type: ignore[return-value]
 
 
 def _check_apart(train: TaskSource, held_out: TaskSource, note: Callable[[str], None]) -> None:
     """Says how many held-out tasks training has; raises ConfigError where it has all.
 
-    A world of so few tasks that training itself has some several times is not refused.
+    Prompt and answers are the content where they tell the training tasks apart. Where several of these have the same
+    ones ("Begin.", without an answer), metadata count as well. Other tasks with a training task's prompt are counted
+    for themselves, unless all training tasks have one prompt. A world of so few tasks that training itself has some
+    several times is not refused.
     """
-    same, world = shared(train, held_out), len(set(train.contents))
-    if len(same) == len(held_out) and world == len(train):
+    asked = Counter(asked for _, asked, _ in train.contents)
+    prompts, whole = {prompt for prompt, _, _ in train.contents}, {whole for _, _, whole in train.contents}
+    same, near = [], []
+    for index, (prompt, one, with_metadata) in enumerate(held_out.contents):
+        if asked[one] == 1 or (asked[one] and with_metadata in whole):
+            same.append(index)
+        elif prompt in prompts and len(prompts) > 1:
+            near.append(index)
+    if len(same) == len(held_out) and len(whole) == len(train):
         raise ConfigError(f"data.eval_source: {held_out.name} holds the same tasks as {train.name}.")
     own_ids = set(train.ids) - {f"{train.made}/{number}" for number in range(len(train))}
     of_others = sorted({index for index, id in enumerate(held_out.ids) if id in own_ids} - set(same))
-    for indices, what in ((same, "are training tasks as well"), (of_others, "have the id of another training task")):
+    for indices, what in (
+        (same, "are training tasks as well"),
+        (near, "have the prompt of a training task, with another answer or other metadata"),
+        (of_others, "have the id of another training task"),
+    ):
         if indices:
             first = ", ".join(held_out.ids[index] for index in indices[:_NAMED])
             note(f"{held_out.name}: {len(indices)} of {len(held_out)} held-out tasks {what}, the first {first}")
@@ -205,7 +210,7 @@ def open_train_and_held_out(
       data: its `eval_source` says where the held-out tasks are; "" = the held-out split of `path`.
       need_answers: see `load_tasks`.
       messages: see `rows.Reading`.
-      note: told of rows that are left out, and of held-out tasks that are training tasks.
+      note: told of rows and columns that are left out, and of held-out tasks that are training tasks.
 
     Raises:
       ConfigError: as `load_tasks`; also when there are no held-out tasks, or all of them are training tasks.
@@ -226,6 +231,8 @@ def open_train_and_held_out(
     for source in (train, held_out):
         if source.left_out:
             note(f"{source.name}: {len(source.left_out)} rows are left out, the first: {source.left_out[0]}")
+        for column, value in source.not_json.items():
+            note(f"{source.name}: column '{column}' is left out of the metadata, as JSON cannot hold {value}")
     _check_apart(train, held_out, note)
     return train, held_out
 

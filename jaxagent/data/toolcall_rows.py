@@ -9,7 +9,7 @@ policy should write it. A task's prompt is both messages; `messages` takes them 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxagent import types
@@ -86,15 +86,11 @@ def check_truth(truth: str) -> None:
 
 def _contents(value: Any) -> tuple[str, str]:
     """The contents of a system message and a user message that follows."""
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+    user, before = fields.conversation(value)
+    earlier = before.get(fields.MESSAGES, [])
+    if [message["role"] for message in earlier] != ["system"]:
         raise RowError("prompt", f"must be a system and a user message, got {fields.show(value)}")
-    texts = []
-    for i, role in enumerate(("system", "user")):
-        message = fields.mapping(value[i], f"prompt[{i}]")
-        if message.get("role") != role:
-            raise RowError(f"prompt[{i}].role", f"must be {role!r}, got {message.get('role')!r}")
-        texts.append(fields.text(message, "content", f"prompt[{i}]."))
-    system, user = texts
+    system = earlier[0]["content"]
     if not user.startswith(HISTORY):
         raise RowError("prompt[1].content", f"must begin with {HISTORY!r}, got {fields.show(user)}")
     if _BETWEEN + HISTORY in system:

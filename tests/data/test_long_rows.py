@@ -57,11 +57,10 @@ def test_rows_without_a_number_have_different_ids():
         (MEMAGENT | {"context": None}, "context"),  # and not as another layout's
         ({k: v for k, v in MEMAGENT.items() if k != "context"}, "context"),
         (RULER | {"index": {"a": 1}}, "index"),
-        (RULER | {"index": float("nan")}, "index"),
         (RULER | {"num_docs": "50"}, "num_docs"),
         (MEMAGENT | {"extra_info": {"index": 1}, "prompt": []}, "prompt"),
-        (MEMAGENT | {"extra_info": {"index": 1}, "prompt": [{"role": "user"}]}, "prompt[-1].content"),
-        (RULER | {"answers": "X"}, "answers"),
+        (MEMAGENT | {"extra_info": {"index": 1}, "prompt": [{"role": "user"}]}, "prompt[0].content"),
+        (RULER | {"answers": {"text": "X"}}, "answers"),
         (RULER | {"answers": []}, "answers"),
         (RULER | {"input": ""}, "input"),
         ({k: v for k, v in RULER.items() if k != "answers"}, "answers"),

@@ -200,9 +200,11 @@ WRONG = [
     ({"meta": "x"}, "meta", "did you mean 'metadata'"),
     ({"metdata": "x"}, "metdata", "did you mean 'metadata'"),
     ({"kinds": "x"}, "kinds", "did you mean 'kind'"),
-    ({"answers": "2", "prompt": "p"}, "answers", "must be a list of texts"),
+    ({"knid": "x"}, "knid", "did you mean 'kind'"),
+    ({"answers": "['a' 'b']"}, "answers", "may be a list or a text in brackets"),
     ({"prompt": [*CHAT, {"role": "assistant", "content": "a"}]}, "prompt", "must end with a message of the user"),
     ({"prompt": [{"role": "user", "content": "q", "images": ["x.png"]}]}, "prompt[0].images", "is no text"),
+    ({"prompt": [{"role": "user", "content": ""}, {"role": "user", "content": "q"}]}, "prompt[0].content", "be empty"),
 ]  # fmt: skip
 
 
@@ -224,7 +226,7 @@ def test_a_row_that_has_our_columns_is_ours_whatever_else_it_has():
         "context": "X is 42.", "data_source": "rlla", "repo": "me/x", "instance_id": "i", "user_scenario": "a story",
         "index": 3, "golden_answers": ["7"], "reward_model": {"style": "rule"}, "problem_statement": "p",
         "question": "raw q", "input": "x", "ability": "memory", "extra_info": {"split": "train", "index": 1},
-        "expected_output_json": "{}", "answer": "7",
+        "expected_output_json": "{}", "answer": "7", "find": "f", "kin": "k", "mind": "m", "king": "k", "ids": "i",
     }  # fmt: skip
     for one in marks:
         for other in marks:
@@ -241,8 +243,20 @@ def test_a_row_of_several_layouts_is_refused_unless_its_layout_is_named():
         rows.to_task(both, False)
     assert rows.to_task(both, True, Reading(layout="verl")).answers == ("4",)
     assert "coding" in rows.to_task(both, False, Reading(layout="software")).metadata
-    with pytest.raises(rows.RowError, match="ours and as verl"):
-        rows.to_task(verl | {"answers": ["2"]}, True)
+    memagent = verl | {"ability": "memory", "context": "c"}
+    ruler = {"context": "c", "input": "q", "prompt": "p"}
+    software = {name: both[name] for name in ("instance_id", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS")}
+    published = {
+        "verl": verl, "toolrl": verl | {"data_source": "rlla"}, "long_text": memagent, "long_text ": ruler,
+        "flashrag": {"question": "q", "golden_answers": ["g"], "prompt": "p"}, "software": software | {"prompt": "p"},
+    }  # fmt: skip
+    for layout, row in published.items():  # an id that is made makes none of them ours
+        for more in ({"answers": ["2"]}, {"answers": ["2"], "id": None}):
+            with pytest.raises(rows.RowError, match=rf"as ours and as {layout.strip()}: say which with data\.layout"):
+                rows.to_task(row | more, False, made_id="train/0")
+            mine = rows.to_task(row | more, False, Reading(layout="ours"), made_id="train/0")
+            assert (mine.id, mine.answers) == ("train/0", ("2",))
+    assert rows.to_task(verl, True, made_id="train/0").id == "math/train/0"
     assert set(rows.LAYOUTS) | {"auto"} == set(Layout.__args__)
 
 
@@ -281,6 +295,8 @@ TARGET = {"style": "rule", "ground_truth": {"target": ["4"]}}
         (_verl([CHAT[0], _user(f"{TEMPLATE} Question: b")], reward_model=TARGET), f"{TEMPLATE} Question: b", CHAT[:1]),
         (_verl([_user("x")], reward_model=TARGET, question=" what is it "), "what is it?", []),
         (_verl([_user("x")], question="other"), "x", []),
+        (_verl([{"role": "system", "content": ""}, _user("x")]), "x", []),
+        (_verl([CHAT[0] | {"name": "rules", "weight": 0}, _user("x") | {"name": "Bo", "weight": 1}]), "x", CHAT[:1]),
     ],
 )  # fmt: skip
 def test_what_stands_before_a_question_is_kept_or_refused(row, prompt, before):
@@ -328,6 +344,14 @@ def test_a_map_names_columns_that_must_be_there(tmp_path):
         ConfigError, match=r"column 'questions': missing, and data.columns.prompt names it. Did you mean 'question'"
     ):
         sources.load_tasks(tmp_path / "t.jsonl", how=Reading(columns=Columns(prompt="questions")))
+
+
+def test_long_cells_and_blanks_in_the_first_line_of_csv(tmp_path):
+    (tmp_path / "t.csv").write_text(f"id, prompt ,answers,context\n1,q,\"['a', 'b']\",{'x' * 200_000}\n")
+    assert list(sources.load_tasks(tmp_path / "t.csv")) == [Task("1", "q", ("a", "b"), "", {"context": "x" * 200_000})]
+    (tmp_path / "t.csv").write_text("prompt, prompt\nq,r\n")
+    with pytest.raises(ConfigError, match="has two columns of one name"):
+        sources.load_tasks(tmp_path / "t.csv")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -417,6 +441,19 @@ def test_held_out_tasks_that_training_has_are_counted_or_refused(tmp_path):
         f"{tmp_path}/some:val: 2 of 6 held-out tasks are training tasks as well, the first tq1, tq2"
     ]
     assert _opened(tmp_path / "none", FLAT, new) == []
+    otherwise = [FLAT[0] | {"id": "a", "answers": ["author, 0."]}, FLAT[1] | {"id": "b", "answers": ["Nobody"]}]
+    assert _opened(tmp_path / "otherwise", FLAT, otherwise) == [
+        f"{tmp_path}/otherwise:val: 1 of 2 held-out tasks are training tasks as well, the first a",
+        f"{tmp_path}/otherwise:val: 1 of 2 held-out tasks have the prompt of a training task, with another answer or "
+        "other metadata, the first b",
+    ]
+    twice = [{**r, "id": f"{level}{r['id']}", "level": level} for level in range(2) for r in FLAT]
+    (told,) = _opened(tmp_path / "twice", twice, [FLAT[0] | {"id": "c", "level": 2}])
+    assert "1 of 1 held-out tasks have the prompt of a training task" in told
+    for number, (one, other) in enumerate((("-1", "1"), ("1.5", "15"), ("a+b", "a-b"), ("?", "!"))):
+        (told,) = _opened(tmp_path / f"{number}", [FLAT[1], FLAT[0] | {"answers": [one]}], [
+            FLAT[0] | {"id": "d", "answers": [other]}])  # fmt: skip
+        assert "with another answer" in told
     (told,) = _opened(tmp_path / "ids", FLAT, [{**r, "id": r["id"][1:]} for r in new])
     assert "4 of 4 held-out tasks have the id of another training task, the first q0, q1, q2" in told
     seeds = [{"id": f"s{i}", "prompt": "Begin.", "answers": [], "metadata": {"seed": i}} for i in range(6)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxagent.config import ConfigError
+from jaxagent.config import Columns, ConfigError
 from jaxagent.data import rows
 from jaxagent.types import Task
 
@@ -47,6 +47,22 @@ def test_a_chat_row_without_search_r1s_template_keeps_its_whole_user_message():
     assert rows.to_task(row, True).answers == ("3",)
 
 
+def test_verls_rows_without_a_place_are_called_by_the_files():
+    for extra, id in (
+        ({"split": "dev", "index": 3}, "nq/dev/3"),
+        ({"split": "dev"}, "nq/dev/7"),
+        ({"index": "9a9b"}, "nq/train/9a9b"),
+        ({"split": None, "index": None}, "nq/train/7"),
+        (None, "nq/train/7"),
+    ):
+        row = SEARCH_R1 | {"extra_info": extra}
+        for one in (row, without(row, "extra_info") if extra is None else row):
+            assert rows.to_task(one, True, made_id="train/7").id == id
+    for truth, answers in ((3, ("3",)), ([3, "4"], ("3", "4")), ("[0, 1]", ("[0, 1]",)), ({"target": 3}, ("3",))):
+        row = SEARCH_R1 | {"reward_model": {"ground_truth": truth}}
+        assert rows.to_task(row, True).answers == answers
+
+
 def test_flashrag_layout():
     assert rows.to_task(FLASHRAG, True) == Task("test_3", "who wrote it?", ("X",), "")
     assert rows.to_task(FLASHRAG | {"data_source": "nq"}, True).id == "nq/test_3"
@@ -60,16 +76,23 @@ def test_flashrag_layout():
         (without(OURS, "answers"), "answers"),
         (OURS | {"prompt": "  "}, "prompt"),
         (OURS | {"prompt": 3}, "prompt"),
-        (OURS | {"id": 3}, "id"),
-        (OURS | {"answers": "here"}, "answers"),
+        (OURS | {"id": True}, "id"),
+        (OURS | {"answers": True}, "answers"),
+        (OURS | {"answers": [True]}, "answers[0]"),
+        (OURS | {"answers": [float("nan")]}, "answers[0]"),
+        (OURS | {"answers": float("nan")}, "answers"),
+        (without(OURS, "id") | {"ID": "a"}, "ID"),
+        (OURS | {"answers": {"text": ["a"]}}, "answers"),
         (OURS | {"answers": []}, "answers"),
         (OURS | {"answers": ["here", None]}, "answers[1]"),
         (OURS | {"answers": [""]}, "answers[0]"),
         (OURS | {"metadata": "{"}, "metadata"),
         (OURS | {"metadata": "[1]"}, "metadata"),
-        (OURS | {"kind": 1}, "kind"),
+        (OURS | {"kind": ["a"]}, "kind"),
         (without(SEARCH_R1, "data_source"), "data_source"),
-        (without(SEARCH_R1, "extra_info"), "extra_info"),
+        (without(SEARCH_R1, "extra_info"), "extra_info.split"),
+        (SEARCH_R1 | {"extra_info": 3}, "extra_info"),
+        (SEARCH_R1 | {"reward_model": {"ground_truth": True}}, "reward_model.ground_truth"),
         (SEARCH_R1 | {"extra_info": {"split": "train"}}, "extra_info.index"),
         (SEARCH_R1 | {"reward_model": {}}, "reward_model.ground_truth"),
         (SEARCH_R1 | {"reward_model": {"ground_truth": {}}}, "reward_model.ground_truth.target"),
@@ -92,6 +115,50 @@ def test_a_malformed_row_names_its_column(row, column):
     with pytest.raises(ConfigError, match=r"^data/x, row 5: ") as told:
         rows.check(row, "data/x, row 5", True)
     assert f"column '{column}'" in str(told.value) and "\n" not in str(told.value)
+
+
+# What stands under `answers`, or what a map says is it -> the answers; None: an error that says the rule
+ANSWERS = [
+    ("4", ("4",)), (4, ("4",)), (4.5, ("4.5",)), ([4, "5"], ("4", "5")), ("", "must be non-empty text"), ([], ()),
+    ('["a", "b"]', ("a", "b")), ("['a', \"b's\"]", ("a", "b's")), (" ['a',\n 'b',] ", ("a", "b")), ("[]", ()),
+    ("['a' 'b']", None), ("['a'\n 'b']", None), ('["a", 1]', None), ("[1, 'a']", None), ("[0, 1]", None),
+    ("[1 2]", None), ("[-0.5]", None), ('["[0, 1]"]', ("[0, 1]",)), ("[x]", ("[x]",)), ("[0, 1)", ("[0, 1)",)),
+    ("[a, b]", ("[a, b]",)), ("it's [sic]", ("it's [sic]",)), ("[" * 10_000, ("[" * 10_000,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "wanted"), ANSWERS)
+def test_numbers_and_texts_of_lists_as_answers(value, wanted):
+    mapped = rows.Reading(columns=Columns(answers="golden", id="number"))
+    for row, how in ((OURS | {"answers": value, "id": 7}, rows.AS_IT_IS), (
+        {"number": 7, "prompt": "p", "golden": value}, mapped)):  # fmt: skip
+        if isinstance(wanted, tuple):
+            task = rows.to_task(row, False, how)
+            assert (task.id, task.answers) == ("7", wanted)
+        else:
+            with pytest.raises(
+                rows.RowError, match=wanted or r'may be a list or .*such as an interval, is \["\[0, 1\]"'
+            ):
+                rows.to_task(row, False, how)
+    if not isinstance(wanted, tuple | str):  # a list of tests that NumPy printed is not one test, too
+        with pytest.raises(rows.RowError, match="column 'FAIL_TO_PASS'"):
+            rows.to_task(OF_LAYOUT["software"] | {"FAIL_TO_PASS": value}, False)
+
+
+def test_of_a_solution_as_gsm8k_writes_it_the_number_is_the_gold_answer():
+    how = rows.Reading(columns=Columns(prompt="question", answers="answer", id="id"))
+    for gold, number in (
+        ("48/2 = <<48/2=24>>24 clips.\n#### 72", "72"),
+        ("a\n#### 1,234,567\n", "1234567"),
+        ("#### -3.5", "-3.5"),
+        ("#### Step 2\nso x\n", "#### Step 2\nso x\n"),
+        ("see #### 72", "see #### 72"),
+    ):
+        assert rows.to_task({"id": "a", "question": "q", "answer": gold}, True, how).answers == (number,)
+
+
+def test_a_number_is_a_kind_as_its_text():
+    assert rows.to_task(OURS | {"kind": 3, "id": 1.5}, True) == Task("1.5", "Where?", ("here",), "3", {"hops": 1})
 
 
 def test_answers_may_be_absent_only_where_the_verifier_needs_none():

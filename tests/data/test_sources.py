@@ -110,6 +110,42 @@ def test_a_split_in_several_files_is_one_sequence(tmp_path):
         sources.load_tasks(tmp_path)
 
 
+def test_a_folder_of_a_split_is_whole_and_of_one_format(tmp_path):
+    wrong = {
+        "piece": (
+            ["train-00000-of-00004.jsonl"],
+            "cut into 4 files, of which 3 are missing: the first is number 00001",
+        ),
+        "format": (["0000.jsonl", "0000.json"], r"0000\.json, 0000\.jsonl all claim to be split 'train'"),
+        "packed": (["0.jsonl", "0.jsonl.gz"], r"0\.jsonl, 0\.jsonl\.gz all claim"),
+        "both": (["0000.jsonl", "train-00000-of-00001.jsonl"], "all claim to be split"),
+        "older": (["train-00000-of-00001.jsonl", "train-00000-of-00002.jsonl"], "cut into 1 and into 2 files at once"),
+    }
+    for name, (names, said) in wrong.items():
+        (tmp_path / name / "train").mkdir(parents=True)
+        for file in names:
+            write_jsonl(tmp_path / name / "train" / file, TRAIN)
+        with pytest.raises(ConfigError, match=said):
+            files.splits(tmp_path / name)
+    (tmp_path / "whole/test").mkdir(parents=True)
+    for number in range(2):
+        write_jsonl(tmp_path / f"whole/test/test-0000{number}-of-00002.jsonl", TRAIN[number : number + 1])
+    write_jsonl(tmp_path / "whole/test/corpus.jsonl", [{"id": "0", "contents": "no task"}])
+    assert list(sources.load_tasks(tmp_path / "whole", "test")) == as_tasks(TRAIN[:2])
+
+
+def test_a_stray_file_does_not_hide_the_folder_data(tmp_path):
+    (tmp_path / "data").mkdir()
+    write_jsonl(tmp_path / "preview.jsonl", TEST)
+    assert set(files.splits(tmp_path)) == {"preview"}
+    write_jsonl(tmp_path / "data/meta.jsonl", TRAIN)
+    assert set(files.splits(tmp_path)) == {"preview"}
+    write_jsonl(tmp_path / "data/train.jsonl", TRAIN)
+    assert list(sources.load_tasks(tmp_path, "train")) == as_tasks(TRAIN)
+    write_jsonl(tmp_path / "train.jsonl", TEST)  # splits here go before splits in data/
+    assert list(sources.load_tasks(tmp_path, "train")) == as_tasks(TEST)
+
+
 def test_files_named_as_hugging_face_named_them_with_a_fingerprint(tmp_path):
     write_jsonl(tmp_path / "train-00000-of-00002-6ef3991c06080e14.jsonl", TRAIN[:3])
     write_jsonl(tmp_path / "train-00001-of-00002-0a1b2c3d4e5f6789.jsonl", TRAIN[3:])
@@ -133,24 +169,40 @@ def test_a_split_that_lacks_one_of_its_files_is_not_taken_for_a_whole_one(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "kept", "left_out"),
     [
-        (datetime.datetime(2024, 1, 1), "column 'metadata': cannot be written as JSON: .*datetime"),
-        (b"\xff", "column 'metadata': cannot be written as JSON: .*bytes"),
-        (decimal.Decimal("1.5"), "column 'metadata': cannot be written as JSON: .*Decimal"),
-        (float("nan"), "column 'metadata': cannot be written as JSON: Out of range float"),
+        (datetime.datetime(2024, 1, 1, 12), "2024-01-01T12:00:00", ""),
+        (datetime.date(2024, 1, 1), "2024-01-01", ""),
+        (datetime.time(12), "12:00:00", ""),
+        (datetime.timedelta(1), "1 day, 0:00:00", ""),
+        (decimal.Decimal("1.5"), "1.5", ""),
+        (float("nan"), None, ""),
+        ([1.0, float("nan")], [1.0, None], ""),
+        (float("inf"), None, "more"),
+        (b"\xff", None, "more"),
+        ([[b"\xff"]], None, "more"),
+        ({"bytes": b"\xff", "path": "a.png"}, {"path": "a.png"}, "more.bytes"),
+        ([{"bytes": b"\xff", "path": "a.png"}], [{"path": "a.png"}], "more.bytes"),
     ],
 )
-def test_what_no_log_can_hold_is_told_at_open(tmp_path, value, said):
-    row = {
-        "data_source": "nq",
-        "prompt": [{"role": "user", "content": "Question: x?"}],
-        "reward_model": {"ground_truth": {"target": ["a"]}},
-        "extra_info": {"split": "train", "index": 0, "more": value},
-    }
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "train.parquet")
-    with pytest.raises(ConfigError, match=rf"train\.parquet, row 0: {said}"):
-        sources.load_tasks(tmp_path, "train")
+def test_what_a_table_holds_beside_texts_and_numbers(tmp_path, value, kept, left_out):
+    """Among further columns and inside extra_info; what JSON cannot hold is left out and named once."""
+    chat = [{"role": "user", "content": "Question: x?"}]
+    verl = {"data_source": "nq", "prompt": chat, "reward_model": {"ground_truth": {"target": ["a"]}}}
+    for layout in (
+        lambda name: TRAIN[0] | {"id": name, "more": value, "metadata": {"level": 1}},
+        lambda name: verl | {"extra_info": {"split": name, "index": 0, "level": 1, "more": value}},
+    ):
+        for split in ("train", "test"):
+            data = [layout(f"{split}{number}") for number in range(2)]
+            pq.write_table(pa.Table.from_pylist(data), tmp_path / f"{split}.parquet")
+        told = []
+        for source in sources.open_train_and_held_out(tmp_path, config(""), note=told.append):
+            for task in source:
+                assert task.metadata["level"] == 1
+                assert task.metadata.get("more") == kept and ("more" in task.metadata) == (kept is not None)
+        named = [line for line in told if f"'{left_out}' is left out of the metadata, as JSON cannot hold" in line]
+        assert len(named) == (2 if left_out else 0)
 
 
 @pytest.mark.parametrize(

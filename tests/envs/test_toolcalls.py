@@ -56,12 +56,12 @@ def broken(column: str) -> tuple[dict, str]:
     row = json.loads(json.dumps(ROW))
     if column == "role":
         row["prompt"][0]["role"] = "user"
-        return row, r"prompt\[0\].role"
+        return row, "prompt': must be a system and a user message"
     if column == "history":
         row["prompt"][1]["content"] = "Wake me"
         return row, r"prompt\[1\].content': must begin"
     if column == "one message":
-        row["prompt"] = row["prompt"][:1]
+        row["prompt"] = row["prompt"][1:]
         return row, "must be a system and a user message"
     if column == "index":
         del row["extra_info"]["index"]
