@@ -205,7 +205,10 @@ def own_package(folder: pathlib.Path, monkeypatch) -> None:
         "own_game/nim.py": HEAD + "from . import rules\nimport own_shared.tables as t, json\n"
         "@dataclass(frozen=True)\nclass Nim(Environment):\n    def attempt(self, task):\n"
         "        from own_late import x\n        return task\n",
-        "own_game/rules.py": "import numpy, jaxagent.types\nfrom .deep.more import y\n",
+        "own_game/rules.py": "import numpy, jaxagent.types\nfrom .deep.more import y\ndef of_python2():\n"
+        "    import own_old\n    import own_null\n",
+        "own_old.py": "import own_game.unread\nprint 'hello'\n",
+        "own_null.py": "x = 1\0",
         "own_game/deep/more.py": "y = 1\n",
         "own_game/unread.py": "",
         "own_shared/tables.py": "from own_game import rules, nim\n",
@@ -222,7 +225,7 @@ def test_code_of_ones_own_is_its_file_and_what_that_imports(tmp_path, monkeypatc
     cfg = flags.parse_argv(["main", "--config=search_r1", "--config.env=own_game.nim:Nim"]).config
     found = provenance.own_code(cfg)
     wanted = ("own_game/__init__.py", "own_game/deep/more.py", "own_game/nim.py", "own_game/rules.py", "own_late.py",
-              "own_shared/tables.py")  # fmt: skip
+              "own_null.py", "own_old.py", "own_shared/tables.py")  # fmt: skip
     assert found == {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in wanted}
     assert provenance.own_code(flags.parse_argv(["main", "--config=search_r1"]).config) == {}
     assert provenance.own_code(("own_late:x", "localhost:8000", "python:3.11", {"a": "own_late:x"})).keys() == {

@@ -149,7 +149,11 @@ def _file_of(module: str) -> Path | None:
 def _imported(content: bytes, path: Path, root: Path, only: str) -> Iterator[Path]:
     """The files under `root` that a Python file imports; of the package `only` where that is not ""."""
     here = path.relative_to(root).parts
-    for node in ast.walk(ast.parse(content)):
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # of another Python, or none: nobody has to load it
+        return
+    for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
         if isinstance(node, ast.ImportFrom):
             base = ".".join((*(here[: -node.level] if node.level else ()), *filter(None, (node.module,))))

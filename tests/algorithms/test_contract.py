@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import decimal
 import functools
 from typing import ClassVar
 
@@ -14,7 +15,6 @@ from configs.search_r1 import get_config
 from jaxagent import config, contract
 from jaxagent.algorithms import (
     aggregate,
-    compose,
     corrections,
     distill,
     echo,
@@ -95,6 +95,11 @@ NUMBER = {
     "a text": lambda right: "1.0",
     "a list": lambda right: [1.0],
     "an array": lambda right: np.ones(3),
+    "an int that no float is": lambda right: 10**400,
+    "an int that no text is": lambda right: -(10**5000),
+    "a decimal that no float is": lambda right: decimal.Decimal("sNaN"),
+    "a table": lambda right: type("DataFrame", (), {"shape": (2, 2)})(),
+    "a shape of another kind": lambda right: type("Tensor", (), {"shape": None, "dtype": "int8"})(),
     "a complex number": lambda right: 1j,
     "a coroutine": a_coroutine,
     "a generator": a_generator,
@@ -243,16 +248,13 @@ def test_every_curriculum_passes():
         in_curriculum(entry())
 
 
-def test_a_broadcast_advantage_is_told_although_the_batch_is_square(make_group):
+def test_a_broadcast_advantage_is_told_whatever_the_size_of_a_group():
     """`rewards - rewards.mean(axis=1)` of as many groups as attempts has the right shape, and wrong numbers."""
     forgotten = own(GROUP, "__call__", lambda right: right)
     type(forgotten).__call__ = lambda self, rewards, mask: rewards - rewards.mean(axis=1)
     for size in (1, 2, 4, 8):
         with pytest.raises(ConfigError, match=r"^mine:Bad"):
             trial.check_answers(dataclasses.replace(HOST, advantage=forgotten, group_size=size))
-    square = [make_group(("pa", 1.0), ("pa", 0.0)), make_group(("pa", 0.0), ("pa", 0.5))]
-    with pytest.raises(ConfigError, match=r"^mine:Bad.__call__ raised ValueError: operands could not be broadcast"):
-        compose.streams(square, dataclasses.replace(RL, advantage=forgotten), 0.0)
 
 
 def test_numbers_are_not_the_class_fault_where_they_were_none_before():
@@ -262,6 +264,30 @@ def test_numbers_are_not_the_class_fault_where_they_were_none_before():
     with pytest.raises(ConfigError, match="returned advantages with nan at"), np.errstate(invalid="ignore"):
         estimators.compared(own(GROUP, "__call__", NUMBERS["nan"]), np.ones((1, 2)), mask, mask)
     estimators.compared(own(GROUP, "__call__", NUMBERS["nan"]), np.ones((1, 2)), mask, ~mask)  # read nowhere
+
+
+def in_place(base: type, function) -> object:
+    """A user's class that writes to what it is given."""
+
+    def call(self, values, *mask):
+        values -= values.mean(-1, keepdims=True)
+        return function(values)
+
+    return type("Bad", (base,), {"__call__": call, "__module__": "mine"})()
+
+
+def test_what_works_in_place_changes_nothing_of_the_callers_and_is_checked():
+    rewards, mask = np.array([[1.0, 1.0], [1.0, 0.0]]), np.ones((2, 2), bool)
+    given = estimators.compared(in_place(GROUP, lambda x: x), rewards, mask, mask)
+    assert rewards.tolist() == [[1.0, 1.0], [1.0, 0.0]] and given.tolist() == [[0.0, 0.0], [0.5, -0.5]]
+    given[0] = 1.0  # as estimate.py writes to it, also where the class gave an array of JAX
+    estimators.compared(in_place(GROUP, jnp.asarray), rewards, mask, mask)[0] = 1.0
+    with np.errstate(all="ignore"):
+        bad = in_place(GROUP, lambda x: x.__itruediv__(x.std(1, keepdims=True)))
+        with pytest.raises(ConfigError, match=r"^mine:Bad returned advantages with nan at \[0, 0\]"):
+            estimators.compared(bad, rewards, mask, mask)
+        with pytest.raises(ConfigError, match="^mine:Bad returned factors with -?inf at"):
+            in_curriculum(in_place(curriculum.Failed, lambda x: x.__itruediv__(0.0 * x)))
 
 
 # What an objective can do wrong that no shape tells.
