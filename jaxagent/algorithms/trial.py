@@ -24,7 +24,7 @@ from jaxagent.algorithms.policy_loss import READABLE, reads_of, tokens_of
 from jaxagent.algorithms.teachers import Divergence
 from jaxagent.config import ConfigError, RLConfig
 
-_ROWS, _TARGETS, _LONGEST = 4, 32, 9
+_ROWS, _TARGETS = 5, 128
 Flow = Callable[..., tuple[jax.Array, jax.Array]]  # the gradient of the sum, and the loss of each target
 
 
@@ -75,51 +75,77 @@ def _try_comparison(advantage: Any, group_size: int) -> None:
 
 
 def _try_objective(objective: Any, opsm: corrections.OPSM | None) -> None:
-    """Of sequences of all lengths, near the old policy and far from it, with small and large advantages of both signs.
+    """Of sequences of all lengths, near the old policy and far from it, with numbers of several orders and both signs.
 
-    An objective may learn from few of them: only if it learns from none, it has no gradient.
+    An objective may learn from few of them: only if it learns from none, it has no gradient. Each is compared with
+    itself at another place beside other ones, and alone.
     """
-    draw, shape = np.random.default_rng(1), (_ROWS, _TARGETS)
-    sequence, count = np.full(shape, -1, np.int32), 0
-    for row in sequence:
+    draw, unread = np.random.default_rng(1), set(READABLE) - set(reads_of(objective))
+    placed: list[tuple[int, int, dict[str, np.ndarray]]] = []  # (row, first target, sequence)
+    for row in range(_ROWS):
         at = 0
-        while at < _TARGETS - _LONGEST:
-            length = int(draw.integers(1, _LONGEST + 1))
-            row[at : at + length], at, count = count, at + length, count + 1
-    mask = (sequence >= 0) & (draw.random(shape) < 0.9)
-    old = draw.uniform(-4, -0.1, shape)
-    step = draw.choice([0, 1e-5, 1e-3, 0.1, 1], shape) * draw.choice([-1, 1], shape)
-    numbers = {
-        "logprobs": np.minimum(old + step, -0.01),
-        "old_logprobs": old,
-        "advantages": (draw.choice([-1, 1], count) * 10 ** draw.uniform(-2, 1.5, count))[sequence],
-        "behaviour_logprobs": old + draw.normal(0, 0.1, shape),
-        "entropy": draw.uniform(0, 6, shape),
-        "rewards": draw.choice([-1.0, 0.0, 0.5, 1.0], count)[sequence],
-        "ages": draw.integers(0, 9, shape),
-    }
-    unread = set(READABLE) - set(reads_of(objective))
-    numbers = {name: np.where(mask, x, 0.0).astype(np.float32) for name, x in numbers.items() if name not in unread}
+        while at < _TARGETS - 1:
+            length = int(np.ceil((_TARGETS - at) ** draw.random())) if placed else _TARGETS
+            placed.append((row, at, _sequence(draw, length)))
+            at += length
 
-    def loss(logprobs: jax.Array, numbers: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        tokens = tokens_of(**numbers | {"logprobs": logprobs}, mask=jnp.asarray(mask), sequence=jnp.asarray(sequence))
+    def loss(logprobs: jax.Array, mask: jax.Array, sequence: jax.Array, numbers: dict) -> tuple[jax.Array, jax.Array]:
+        tokens = tokens_of(logprobs=logprobs, mask=mask, sequence=sequence, **numbers)
         surrogate, _ = contract.loss_and_clipped(objective, tokens, like=logprobs)
         if opsm is not None:
             contract.array(opsm, contract.call(opsm, tokens), contract.per_target(logprobs, "a factor"))
         return jnp.sum(jnp.where(mask, surrogate, 0.0)), surrogate
 
-    first = sequence == sequence[:, :1]
-    changed = np.where(first & mask, np.float32(0.1), np.float32(0.0))
-    other = {name: values - i * changed for i, (name, values) in enumerate(numbers.items(), 1)}
     flow = _flow(loss)
-    surrogate = _check_flow(objective, flow, "tokens.logprobs", numbers["logprobs"], numbers, mask=mask)
-    again = _check_flow(objective, flow, "tokens.logprobs", other["logprobs"], other, mask=mask)
-    if not np.allclose(surrogate[~first], again[~first], rtol=1e-3, atol=1e-6):
+
+    def of_each(placed: list, to: str = "") -> list[np.ndarray]:
+        """The loss of each trained token of each sequence, and the gradient with respect to it: float[2, n]."""
+        shape = (_ROWS, _TARGETS)
+        sequence = np.full(shape, -1, np.int32)
+        packed = {name: np.zeros(shape, x.dtype) for name, x in placed[0][2].items() if name not in unread}
+        places = [(row, at + np.arange(len(one["mask"]))) for row, at, one in placed]
+        for number, (place, (*_, one)) in enumerate(zip(places, placed, strict=True)):
+            sequence[place] = number
+            for name, array in packed.items():
+                array[place] = one[name]
+        logprobs, mask = packed.pop("logprobs"), packed.pop("mask")
+        both = np.stack(_check_flow(objective, flow, to, logprobs, mask, sequence, packed, mask=mask))
+        return [both[:, row, at[mask[row, at]]] for row, at in places]
+
+    first = of_each(placed, "tokens.logprobs")
+    turned = [
+        (_ROWS - 1 - row, _TARGETS - at - len(one["mask"]), one if i % 2 else _sequence(draw, len(one["mask"])))
+        for i, (row, at, one) in enumerate(placed)
+    ]
+    pairs = [*zip(of_each(turned), first, strict=True)][1::2]  # every other sequence is another one now
+    pairs += [(*of_each([(0, 0, one)]), own) for (*_, one), own in zip(placed, first, strict=True)]
+    if not all(_equal(*pair) for pair in pairs):
         raise ConfigError(
-            f"{contract.name_of(objective)} mixes sequences: its loss of one changes with the numbers of another, so "
-            "that it would depend on what is packed together. Reduce over a sequence with tokens.sequence_sum or "
-            "tokens.sequence_mean, and over an update with rl.aggregation."
+            f"{contract.name_of(objective)} mixes sequences: its losses of one must not depend on what is packed "
+            "beside it, so reduce over one with tokens.sequence_sum or tokens.sequence_mean, and over all with "
+            "rl.aggregation."
         )
+
+
+def _sequence(draw: np.random.Generator, length: int) -> dict[str, np.ndarray]:
+    """Made-up numbers of one, by their names in `Tokens`. Of a long one no ratio of probabilities overflows."""
+    sign, mask = draw.choice([-1, 1], length), draw.random(length) < 0.9
+    old, step = -(10 ** draw.uniform(-3, 1, length)), draw.choice([0, 1e-5, 1e-3, 0.1, 1, 3], length)
+    numbers = {
+        "logprobs": np.minimum(old + sign * np.minimum(step, 10 / length), -1e-3),
+        "old_logprobs": old,
+        "advantages": np.full(length, draw.choice([-1, 1]) * 10 ** draw.uniform(-3, 3)),
+        "behaviour_logprobs": old + draw.normal(0, 0.1, length),
+        "entropy": 10 ** draw.uniform(-2, 1.1, length),
+        "rewards": np.full(length, draw.choice([-1, 0, 0.5, 1, *10 ** draw.uniform(0, 4, 2), -100])),
+        "ages": 10 ** draw.uniform(0, 4, length) // 1 - 1,
+    }
+    return {name: np.where(mask, x, 0.0).astype(np.float32) for name, x in numbers.items()} | {"mask": mask}
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    """To the rounding of bfloat16 and of sums in another order."""
+    return np.allclose(one, other, rtol=1e-2, atol=1e-3 * np.abs(other).max(-1, keepdims=True, initial=0.0))
 
 
 def _try_critic(loss: Any, draw: np.random.Generator) -> None:
@@ -127,30 +153,44 @@ def _try_critic(loss: Any, draw: np.random.Generator) -> None:
         raise contract.wrong(loss, f"{loss.heads!r:.100}", "a whole number of 0 or more", "heads")
     old, returns = draw.uniform(0, 1, (2, 2, 6)).astype(np.float32)
 
-    def total(outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def total(outputs: jax.Array, old: jax.Array, returns: jax.Array) -> tuple[jax.Array, jax.Array]:
         per_token, _ = contract.loss_and_clipped(loss, outputs, old, returns, like=returns)
         values = contract.call(loss, outputs, method="values")
         contract.array(loss, values, contract.per_target(returns, "values"), "values")
         return jnp.sum(per_token), per_token
 
     shape = (*returns.shape, loss.heads) if loss.heads else returns.shape
-    _check_flow(loss, _flow(total), "the outputs", draw.normal(size=shape).astype(np.float32))
+    given, flow = (draw.normal(size=shape).astype(np.float32), old, returns), _flow(total)
+    first = _check_flow(loss, flow, "the outputs", *given)
+    for other in (3 - 5 * x[:, 1:] for x in given), (0 * x[:, 1:] for x in given):  # turned, beside other numbers
+        turned = [np.concatenate([x[:, :1], y], axis=1)[::-1, ::-1] for x, y in zip(given, other, strict=True)]
+        again = _check_flow(loss, flow, "", *turned)
+        if not all(_equal(x[::-1, -1], y[:, 0]) for x, y in zip(again, first, strict=True)):
+            raise ConfigError(
+                f"{contract.name_of(loss)} mixes targets: its loss of one must not depend on the numbers of others, "
+                "which are packed beside it by chance."
+            )
 
 
 def _flow(loss: Callable[..., tuple[jax.Array, jax.Array]]) -> Flow:
-    return jax.jit(jax.grad(loss, has_aux=True))
+    # It runs a few times: half of the second that sums over sequences take to compile is saved.
+    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    return jax.jit(jax.grad(loss, has_aux=True), compiler_options=quick)
 
 
-def _check_flow(chosen: Any, flow: Flow, to: str, *at: Any, mask: np.ndarray | bool = True) -> np.ndarray:
-    """The loss of each target, where its sum has a gradient with respect to the first argument; else a ConfigError."""
-    gradient, values = map(np.asarray, flow(*at))
+def _check_flow(chosen: Any, flow: Flow, to: str, *at: Any, mask: np.ndarray | bool = True) -> tuple[np.ndarray, ...]:
+    """The loss of each target, and the gradient of its sum with respect to the first argument; else a ConfigError.
+
+    Where all of that gradient is 0, too: then the class trains nothing `to`, if that is not "".
+    """
+    gradient, values = (np.asarray(found, np.float32) for found in flow(*at))
     for what, found in (("a loss", values), ("a gradient", gradient)):
-        if (bad := ~np.isfinite(found.astype(np.float32))).any():
+        if (bad := ~np.isfinite(found)).any():
             where = "for ordinary numbers" if (bad & mask).any() else "at targets without weight, where all is 0,"
             raise contract.wrong(chosen, f"{what} of {found[bad][0]} {where}", "a finite number")
-    if not gradient.any():
+    if to and not gradient.any():
         raise ConfigError(
             f"{contract.name_of(chosen)} trains nothing: its loss has no gradient with respect to {to}, whatever they "
             "are. Is it made of stop_gradient, of whole numbers or of comparisons?"
         )
-    return values
+    return values, gradient

@@ -286,7 +286,7 @@ def test_what_works_in_place_changes_nothing_of_the_callers_and_is_checked():
         bad = in_place(GROUP, lambda x: x.__itruediv__(x.std(1, keepdims=True)))
         with pytest.raises(ConfigError, match=r"^mine:Bad returned advantages with nan at \[0, 0\]"):
             estimators.compared(bad, rewards, mask, mask)
-        with pytest.raises(ConfigError, match="^mine:Bad returned factors with -?inf at"):
+        with pytest.raises(ConfigError, match=r"^mine:Bad returned factors with -?inf at"):
             in_curriculum(in_place(curriculum.Failed, lambda x: x.__itruediv__(0.0 * x)))
 
 
@@ -301,6 +301,22 @@ MIXING = {
     "a mean for all": lambda t: jnp.mean(-t.logprobs * t.advantages) * jnp.ones_like(t.logprobs),
     "a mean of the row": lambda t: jnp.mean(-t.logprobs * t.advantages, axis=1, keepdims=True) + 0 * t.logprobs,
     "whitened": lambda t: -t.logprobs * (t.advantages - t.advantages.mean()) / (t.advantages.std() + 1e-6),
+    "without the median": lambda t: -t.logprobs * (t.advantages - jnp.median(t.advantages)),
+    "by the largest": lambda t: -t.logprobs * t.advantages / (jnp.abs(t.advantages).max() + 1e-6),
+    "by whether any is bad": lambda t: -t.logprobs * t.advantages * jnp.where((t.advantages < 0).any(), 1.0, 0.5),
+    "by all tokens": lambda t: -t.logprobs * t.advantages / t.mask.sum(),
+    "by the row's tokens": lambda t: -t.logprobs * t.advantages / jnp.maximum(t.mask.sum(-1, keepdims=True), 1),
+    "by the row's sequences": lambda t: (
+        -t.logprobs * t.advantages / (1 + (t.lengths[:, 1:] != t.lengths[:, :-1]).sum())
+    ),
+    "by the place in the row": lambda t: -t.logprobs * t.advantages * 0.99 ** jnp.arange(t.mask.shape[1]),
+    "by the row": lambda t: -t.logprobs * t.advantages * (1.0 + jnp.arange(len(t.mask))[:, None]),
+    "of what follows": lambda t: -jnp.cumsum(t.logprobs[:, ::-1], axis=1)[:, ::-1] * t.advantages,
+    "of what came before": lambda t: -jnp.cumsum(t.logprobs, axis=1) * t.advantages,
+    "of the next": lambda t: -t.logprobs * t.advantages * jnp.roll(t.entropy, -1, axis=1),
+    "of the one before": lambda t: -t.logprobs * t.advantages * jnp.roll(t.entropy, 1, axis=1),
+    "of the row below": lambda t: -t.logprobs * t.advantages * (1 + jnp.roll(t.entropy, 1, axis=0)),
+    "in its gradient alone": lambda t: -t.logprobs * t.advantages + (s := t.logprobs.sum()) - jax.lax.stop_gradient(s),
 }
 NOT_FINITE = {
     "nan where nothing is": lambda t: -t.logprobs * t.advantages / jnp.abs(t.advantages),
@@ -315,13 +331,25 @@ UNUSUAL = {
     "only uncertain ones": lambda t: -jnp.where(t.entropy > 4, t.logprobs * t.advantages, 0.0),
     "of sums": lambda t: -t.sequence_sum(t.logprobs) * t.advantages / jnp.maximum(t.lengths, 1.0),
     "without advantages": lambda t: -t.logprobs,
+    "only long ones": lambda t: -jnp.where(t.lengths >= 100, t.logprobs * t.advantages, 0.0),
+    "only single ones": lambda t: -jnp.where(t.lengths == 1, t.logprobs * t.advantages, 0.0),
+    "only huge ones": lambda t: -jnp.where(t.advantages > 100, t.logprobs * t.advantages, 0.0),
+    "only tiny ones": lambda t: -jnp.where(jnp.abs(t.advantages) < 0.01, t.logprobs * t.advantages, 0.0),
+    "only likely ones": lambda t: -jnp.where(t.old_logprobs > -0.01, t.logprobs, 0.0) * t.advantages,
+    "only well paid ones": lambda t: -jnp.where(t.rewards > 5, t.logprobs, 0.0) * t.advantages,
+    "only very well paid ones": lambda t: -jnp.where(t.rewards > 100, t.logprobs, 0.0) * t.advantages,
+    "only badly paid ones": lambda t: -jnp.where(t.rewards < -5, t.logprobs, 0.0) * t.advantages,
+    "only old ones": lambda t: -jnp.where(t.ages > 16, t.logprobs, 0.0) * t.advantages,
+    "only very old ones": lambda t: -jnp.where(t.ages > 1000, t.logprobs, 0.0) * t.advantages,
+    "the ratio of a whole sequence": lambda t: -jnp.exp(t.sequence_sum(t.logprobs - t.old_logprobs)) * t.advantages,
+    "in bfloat16": lambda t: (-t.logprobs * t.advantages).astype(jnp.bfloat16),
     "whitened in a sequence": lambda t: -t.logprobs * (t.advantages - t.sequence_mean(t.advantages) + 1),
 }
 
 
 def objective(function) -> object:
     call = lambda self, tokens: (function(tokens), jnp.zeros_like(tokens.logprobs))  # noqa: E731
-    return type("Mine", (), {"__call__": call, "__module__": "mine"})()
+    return type("Mine", (), {"__call__": call, "__module__": "mine", "reads": policy_loss.READABLE})()
 
 
 @pytest.mark.parametrize(
@@ -334,6 +362,24 @@ def objective(function) -> object:
 def test_an_objective_must_train_its_own_tokens_and_no_others(function, message):
     with pytest.raises(ConfigError, match=message):
         trial.check_answers(dataclasses.replace(RL, objective=objective(function)))
+
+
+@pytest.mark.parametrize(
+    "of_error",
+    [
+        lambda e: e - e.mean(),
+        lambda e: e / jnp.abs(e).max(),
+        lambda e: jnp.cumsum(e, axis=1),
+        lambda e: e * jnp.roll(e, 1, axis=1),
+        lambda e: e * (1 + jnp.arange(len(e))[:, None]),
+        lambda e: e * jnp.sqrt((e != 0).sum()),
+    ],
+)
+def test_a_critics_loss_of_one_target_is_of_it_alone(of_error):
+    mixing = type("Mine", (value_losses.Squared,), {"__module__": "mine"})
+    mixing.__call__ = lambda self, outputs, old, returns: (of_error(outputs - returns) ** 2, jnp.zeros_like(outputs))
+    with pytest.raises(ConfigError, match=r"^mine:Mine mixes targets: "):
+        in_critic(mixing())
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
