@@ -6,6 +6,8 @@ weight, and no number of one sequence in another's. A group reward judges real e
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
@@ -30,7 +32,9 @@ Flow = Callable[..., tuple[jax.Array, jax.Array]]  # the gradient of the sum, an
 
 def check_answers(rl: RLConfig) -> None:
     """Refuses with a ConfigError what raises, or gives back what nothing could be trained with; names its class."""
-    draw = np.random.default_rng(0)
+    draw, rl = np.random.default_rng(0), copy.copy(rl)
+    for field in dataclasses.fields(rl):  # one that keeps a state learns nothing from made-up numbers
+        object.__setattr__(rl, field.name, _copy(getattr(rl, field.name)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a group in which all failed has no mean
         if isinstance(rl.advantage, Comparison):
@@ -62,16 +66,45 @@ def check_answers(rl: RLConfig) -> None:
         _check_flow(rl.distill.loss, _flow(divergence), "the student's log-probs", student)
 
 
+def _copy(chosen: Any) -> Any:
+    try:
+        return copy.deepcopy(chosen)
+    except Exception:  # a lock, say
+        return chosen
+
+
 def _try_comparison(advantage: Any, group_size: int) -> None:
-    """Of more groups than attempts, or fewer: where both are as many a forgotten `keepdims` would broadcast."""
+    """Of more groups than attempts, or fewer: where both are as many a forgotten `keepdims` would broadcast.
+
+    And of different rewards in two orders: the order of groups, and that of a group's attempts, are chance.
+    """
     groups = 4 if group_size != 4 else 5
     shape = (groups, group_size, *((3,) if isinstance(advantage, TurnAdvantage) else ()))
     rewards, mask = np.resize([1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 0.25], shape), np.ones(shape, bool)
     mask[1, 0], mask[2] = group_size < 2, False  # an attempt that failed, and a group of which all have
     rewards[3] = 1.0  # no signal
-    silent = zero_signal(rewards.reshape(groups, -1), mask.reshape(groups, -1)) & advantage.drop_zero_signal
     states = [np.resize([0, 1, 0, 2], shape)] if getattr(advantage, "reads_states", False) else []
-    compared(advantage, rewards, mask, mask & ~silent.reshape(-1, *(1,) * (len(shape) - 1)), *states)
+
+    def advantages(rewards: np.ndarray, mask: np.ndarray, *states: np.ndarray) -> np.ndarray:
+        silent = zero_signal(rewards.reshape(groups, -1), mask.reshape(groups, -1)) & advantage.drop_zero_signal
+        read = mask & ~silent.reshape(-1, *(1,) * (len(shape) - 1))
+        return np.where(read, compared(_copy(advantage), rewards, mask, read, *states), 0.0)
+
+    advantages(rewards, mask, *states)
+    draw = np.random.default_rng(0)
+    order, attempts = draw.permutation(groups), draw.permuted([np.arange(group_size)] * groups, axis=1)
+    given = draw.permutation(rewards.size).reshape(shape) / rewards.size, mask | (group_size < 3), *states
+    first, again, other = (advantages(*x) for x in (given, given, [_ordered(x, order, attempts) for x in given]))
+    if _equal(first, again) and not _equal(_ordered(first, order, attempts), other):  # no chance is part of it
+        raise ConfigError(
+            f"{contract.name_of(advantage)} depends on the order of groups, or of the attempts of a group, which is "
+            "chance: compare an attempt with those of its own group, along axis 1 of [N, G]."
+        )
+
+
+def _ordered(values: np.ndarray, groups: np.ndarray, attempts: np.ndarray) -> np.ndarray:
+    """`values` [N, G, ...] with the groups in another order, and the attempts of each, `attempts` [N, G]."""
+    return values[groups[:, None], attempts]
 
 
 def _try_objective(objective: Any, opsm: corrections.OPSM | None) -> None:

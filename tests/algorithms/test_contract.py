@@ -1,9 +1,11 @@
 """Every door x every kind of wrong answer: one sentence that names the class, before or at the first step."""
 
 import asyncio
+import contextlib
 import dataclasses
 import decimal
 import functools
+import threading
 from typing import ClassVar
 
 import jax
@@ -264,6 +266,69 @@ def test_numbers_are_not_the_class_fault_where_they_were_none_before():
     with pytest.raises(ConfigError, match="returned advantages with nan at"), np.errstate(invalid="ignore"):
         estimators.compared(own(GROUP, "__call__", NUMBERS["nan"]), np.ones((1, 2)), mask, mask)
     estimators.compared(own(GROUP, "__call__", NUMBERS["nan"]), np.ones((1, 2)), mask, ~mask)  # read nowhere
+
+
+ORDERS = {
+    "the others' mean": lambda r: r - r.mean(0),
+    "the others' best": lambda r: r - r.max(0),
+    "the first attempt": lambda r: r - r[:, :1],
+    "the first group": lambda r: r - r[:1],
+    "the attempts before": lambda r: r - np.cumsum(r, axis=1),
+    "the groups before": lambda r: r - np.cumsum(r, axis=0),
+    "the next attempt": lambda r: r - np.roll(r, 1, axis=1),
+    "the next group": lambda r: r - np.roll(r, 1, axis=0),
+    "the place": lambda r: r * (1 + np.arange(r.shape[1])).reshape(-1, *[1] * (r.ndim - 2)),
+}
+UNORDERED = {
+    "all of them": lambda r: r - r.mean(),
+    "ranks": lambda r: r.argsort(1).argsort(1) - r.shape[1] / 2,
+    "chance": lambda r: r + np.random.default_rng().normal(size=r.shape),
+    "jax": lambda r: jnp.asarray(r - r.mean(1, keepdims=True), jnp.bfloat16),
+}
+
+
+@pytest.mark.parametrize("what", [*ORDERS, *UNORDERED])
+def test_the_order_of_groups_and_of_attempts_is_chance(what):
+    for base in (GROUP, TURN):
+        bad = type(
+            "Bad", (base,), {"__call__": lambda self, r, mask: (ORDERS | UNORDERED)[what](r), "__module__": "mine"}
+        )
+        for size in (3, 4, 8):
+            with (
+                pytest.raises(ConfigError, match=r"^mine:Bad depends on the order of groups, or of the attempts")
+                if what in ORDERS
+                else contextlib.nullcontext()
+            ):
+                trial.check_answers(dataclasses.replace(HOST, advantage=bad(), group_size=size))
+
+
+def test_every_comparison_passes_with_groups_of_all_sizes():
+    for entry in estimators.ADVANTAGES.values():
+        if issubclass(entry, estimators.Comparison):
+            for size in (1, 2, 3, 4, 8):
+                of_k = {"k": 1} if issubclass(entry, estimators.BestOfK) and size < 4 else {}
+                for drop in (False, True):
+                    advantage = entry(drop_zero_signal=drop, **of_k)
+                    trial.check_answers(dataclasses.replace(HOST, advantage=advantage, group_size=size))
+
+
+@pytest.mark.parametrize("kept", [None, threading.Lock()], ids=["copied", "with_a_lock"])
+def test_a_choice_that_keeps_a_state_learns_nothing_from_the_trial(kept):
+    class Running(GROUP):
+        def __init__(self):
+            vars(self).update(drop_zero_signal=False, multi_trajectory="full", means=[], kept=kept)
+
+        def __call__(self, rewards, mask):
+            self.means.append(rewards.mean())
+            return rewards - np.mean(self.means)
+
+    running = Running()
+    trial.check_answers(dataclasses.replace(HOST, advantage=running))
+    assert bool(running.means) == bool(kept)  # what cannot be copied is called itself
+    rewards, mask = np.eye(4), np.ones((4, 4), bool)
+    running.means.clear()
+    estimators.compared(running, rewards, mask, mask)
+    assert running.means == [0.25]  # once, as many groups as attempts or not
 
 
 def in_place(base: type, function) -> object:
