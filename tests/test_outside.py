@@ -1,7 +1,9 @@
 """Classes of another package, named by import path: docs/add_an_environment.md, run as it stands."""
 
 import dataclasses
+import functools
 import hashlib
+import importlib
 import json
 import os
 import pathlib
@@ -12,6 +14,8 @@ import subprocess
 import sys
 import threading
 import time
+import types
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest import mock
@@ -238,6 +242,42 @@ def test_code_of_ones_own_is_its_file_and_what_that_imports(tmp_path, monkeypatc
     ]
     assert provenance.code_changes(None, found) == []  # of a bundle that did not keep it
     assert provenance.code_changes({}, {"a/__init__.py": ""}) == ["code of a (a/__init__.py)"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    inner: object = None
+
+
+def test_code_of_ones_own_is_that_of_bases_and_of_what_a_choice_holds_too(tmp_path, monkeypatch):
+    for folder, name, text in (
+        ("one", "own_base.py", "class Base:\n    def method(self): ...\n"),
+        ("two", "own_class.py", "import dataclasses, own_base\n@dataclasses.dataclass(frozen=True)\n"
+         "class Choice(own_base.Base): ...\ndef function(): ...\n"),
+        ("site-packages", "own_installed.py", "class Base: ...\n"),
+    ):  # fmt: skip
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(text)
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    with zipfile.ZipFile(tmp_path / "own.zip", "w") as archive:
+        archive.writestr("own_zipped/__init__.py", "class Zipped: ...\n")
+    monkeypatch.syspath_prepend(tmp_path / "own.zip")
+    own = {name: importlib.import_module(name) for name in ("own_class", "own_zipped", "own_installed")}
+    choice = own["own_class"].Choice()
+    for inner in (choice, [choice], (choice,), {"a": [choice]}, type(choice), choice.method,
+                  functools.partial(max, choice), functools.partial(max, key=choice)):  # fmt: skip
+        assert provenance.own_code(inner).keys() == {"own_base.py", "own_class.py"}, inner
+    assert provenance.own_code(Holder(choice)).keys() > {"own_base.py", "own_class.py"}
+    assert provenance.own_code([own["own_class"].function]).keys() == {"own_class.py"}
+    assert provenance.own_code([own["own_zipped"].Zipped()]).keys() == {"own.zip"}
+    assert provenance.own_code([own["own_installed"].Base()]) == {}  # a version says what it is
+    assert provenance.without_file([choice, own["own_zipped"].Zipped, 1.0, "own_nowhere:x", "localhost:x"]) == []
+    notebook = types.ModuleType("own_notebook")
+    exec("class Choice: ...", vars(notebook))
+    monkeypatch.setitem(sys.modules, "own_notebook", notebook)
+    assert provenance.without_file([notebook.Choice()]) == ["own_notebook"]
+    notebook.__file__ = str(tmp_path / "one/own_base.py")  # as that of a script that is __main__
+    assert provenance.own_code([notebook.Choice()]).keys() == {"own_base.py"}
 
 
 def test_of_an_installed_package_its_own_files_count(tmp_path, monkeypatch):
