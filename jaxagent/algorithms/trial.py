@@ -76,35 +76,26 @@ def _copy(chosen: Any) -> Any:
 def _try_comparison(advantage: Any, group_size: int) -> None:
     """Of more groups than attempts, or fewer: where both are as many a forgotten `keepdims` would broadcast.
 
-    And of different rewards in two orders: the order of groups, and that of a group's attempts, are chance.
+    Then of the same ones in another order: that of groups, and that of a group's attempts, are chance.
     """
-    groups = 4 if group_size != 4 else 5
+    groups, draw = 4 if group_size != 4 else 5, np.random.default_rng(0)
     shape = (groups, group_size, *((3,) if isinstance(advantage, TurnAdvantage) else ()))
-    rewards, mask = np.resize([1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 0.25], shape), np.ones(shape, bool)
+    rewards, mask = draw.random(shape), np.ones(shape, bool)
     mask[1, 0], mask[2] = group_size < 2, False  # an attempt that failed, and a group of which all have
-    rewards[3] = 1.0  # no signal
+    rewards[3] = 0.0  # no signal
     states = [np.resize([0, 1, 0, 2], shape)] if getattr(advantage, "reads_states", False) else []
-
-    def advantages(rewards: np.ndarray, mask: np.ndarray, *states: np.ndarray) -> np.ndarray:
-        silent = zero_signal(rewards.reshape(groups, -1), mask.reshape(groups, -1)) & advantage.drop_zero_signal
-        read = mask & ~silent.reshape(-1, *(1,) * (len(shape) - 1))
-        return np.where(read, compared(_copy(advantage), rewards, mask, read, *states), 0.0)
-
-    advantages(rewards, mask, *states)
-    draw = np.random.default_rng(0)
-    order, attempts = draw.permutation(groups), draw.permuted([np.arange(group_size)] * groups, axis=1)
-    given = draw.permutation(rewards.size).reshape(shape) / rewards.size, mask | (group_size < 3), *states
-    first, again, other = (advantages(*x) for x in (given, given, [_ordered(x, order, attempts) for x in given]))
-    if _equal(first, again) and not _equal(_ordered(first, order, attempts), other):  # no chance is part of it
-        raise ConfigError(
-            f"{contract.name_of(advantage)} depends on the order of groups, or of the attempts of a group, which is "
-            "chance: compare an attempt with those of its own group, along axis 1 of [N, G]."
-        )
-
-
-def _ordered(values: np.ndarray, groups: np.ndarray, attempts: np.ndarray) -> np.ndarray:
-    """`values` [N, G, ...] with the groups in another order, and the attempts of each, `attempts` [N, G]."""
-    return values[groups[:, None], attempts]
+    silent = zero_signal(rewards.reshape(groups, -1), mask.reshape(groups, -1)).reshape(-1, *(1,) * (len(shape) - 1))
+    read = mask & ~(silent & advantage.drop_zero_signal)
+    first, again = (compared(_copy(advantage), rewards, mask, read, *states) for _ in range(2))
+    where = mask & ~silent  # among equal rewards places may count
+    for _ in range(4 * _equal(first[where], again[where])):  # no chance is part of it
+        order = draw.permutation(groups)[:, None], draw.permuted([np.arange(group_size)] * groups, axis=1)
+        other = compared(_copy(advantage), *(x[order] for x in (rewards, mask, read, *states)))
+        if not _equal(other[where[order]], first[order][where[order]]):
+            raise ConfigError(
+                f"{contract.name_of(advantage)} depends on the order of groups, or of the attempts of a group, which "
+                "is chance: compare an attempt with those of its own group, along axis 1 of [N, G]."
+            )
 
 
 def _try_objective(objective: Any, opsm: corrections.OPSM | None) -> None:
@@ -114,54 +105,47 @@ def _try_objective(objective: Any, opsm: corrections.OPSM | None) -> None:
     itself at another place beside other ones, and alone.
     """
     draw, unread = np.random.default_rng(1), set(READABLE) - set(reads_of(objective))
-    placed: list[tuple[int, int, dict[str, np.ndarray]]] = []  # (row, first target, sequence)
-    for row in range(_ROWS):
+    placed = [(0, 0, _sequence(draw, _TARGETS))]  # row, first target, sequence
+    for row in range(1, _ROWS):
         at = 0
         while at < _TARGETS - 1:
-            length = int(np.ceil((_TARGETS - at) ** draw.random())) if placed else _TARGETS
-            placed.append((row, at, _sequence(draw, length)))
-            at += length
+            placed.append((row, at, _sequence(draw, int(np.ceil((_TARGETS - at) ** draw.random())))))
+            at += len(placed[-1][2])
 
-    def loss(logprobs: jax.Array, mask: jax.Array, sequence: jax.Array, numbers: dict) -> tuple[jax.Array, jax.Array]:
-        tokens = tokens_of(logprobs=logprobs, mask=mask, sequence=sequence, **numbers)
+    def loss(logprobs: jax.Array, more: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        tokens = tokens_of(logprobs=logprobs, **more)
         surrogate, _ = contract.loss_and_clipped(objective, tokens, like=logprobs)
         if opsm is not None:
             contract.array(opsm, contract.call(opsm, tokens), contract.per_target(logprobs, "a factor"))
-        return jnp.sum(jnp.where(mask, surrogate, 0.0)), surrogate
+        return jnp.sum(jnp.where(tokens.mask, surrogate, 0.0)), surrogate
 
     flow = _flow(loss)
 
-    def of_each(placed: list, to: str = "") -> list[np.ndarray]:
+    def of_each(placed: list[tuple[int, int, np.ndarray]], to: str = "") -> list[np.ndarray]:
         """The loss of each trained token of each sequence, and the gradient with respect to it: float[2, n]."""
-        shape = (_ROWS, _TARGETS)
-        sequence = np.full(shape, -1, np.int32)
-        packed = {name: np.zeros(shape, x.dtype) for name, x in placed[0][2].items() if name not in unread}
-        places = [(row, at + np.arange(len(one["mask"]))) for row, at, one in placed]
-        for number, (place, (*_, one)) in enumerate(zip(places, placed, strict=True)):
-            sequence[place] = number
-            for name, array in packed.items():
-                array[place] = one[name]
-        logprobs, mask = packed.pop("logprobs"), packed.pop("mask")
-        both = np.stack(_check_flow(objective, flow, to, logprobs, mask, sequence, packed, mask=mask))
-        return [both[:, row, at[mask[row, at]]] for row, at in places]
+        packed = np.zeros((_ROWS, _TARGETS), placed[0][2].dtype)
+        packed["sequence"] = -1
+        for number, (row, at, one) in enumerate(placed):
+            packed[row, at : at + len(one)] = one
+            packed["sequence"][row, at : at + len(one)] = number
+        more = {name: packed[name] for name in packed.dtype.names if name not in unread}
+        both = np.stack(_check_flow(objective, flow, to, more.pop("logprobs"), more, mask=packed["mask"]))
+        return [both[:, row, at : at + len(one)][:, one["mask"]] for row, at, one in placed]
 
     first = of_each(placed, "tokens.logprobs")
-    turned = [
-        (_ROWS - 1 - row, _TARGETS - at - len(one["mask"]), one if i % 2 else _sequence(draw, len(one["mask"])))
-        for i, (row, at, one) in enumerate(placed)
-    ]
+    turned = [(-1 - row, _TARGETS - at - len(one), _sequence(draw, len(one))) for row, at, one in placed]
+    turned[1::2] = [(row, at, one) for (row, at, _), (*_, one) in zip(turned[1::2], placed[1::2], strict=True)]
     pairs = [*zip(of_each(turned), first, strict=True)][1::2]  # every other sequence is another one now
     pairs += [(*of_each([(0, 0, one)]), own) for (*_, one), own in zip(placed, first, strict=True)]
     if not all(_equal(*pair) for pair in pairs):
         raise ConfigError(
-            f"{contract.name_of(objective)} mixes sequences: its losses of one must not depend on what is packed "
-            "beside it, so reduce over one with tokens.sequence_sum or tokens.sequence_mean, and over all with "
-            "rl.aggregation."
+            f"{contract.name_of(objective)} mixes sequences: its losses of one must not depend on what is packed beside"
+            " it, so reduce over one with tokens.sequence_sum or tokens.sequence_mean, over all with rl.aggregation."
         )
 
 
-def _sequence(draw: np.random.Generator, length: int) -> dict[str, np.ndarray]:
-    """Made-up numbers of one, by their names in `Tokens`. Of a long one no ratio of probabilities overflows."""
+def _sequence(draw: np.random.Generator, length: int) -> np.ndarray:
+    """Made-up numbers of one, with names as `tokens_of` has them. Of a long one no ratio of probabilities overflows."""
     sign, mask = draw.choice([-1, 1], length), draw.random(length) < 0.9
     old, step = -(10 ** draw.uniform(-3, 1, length)), draw.choice([0, 1e-5, 1e-3, 0.1, 1, 3], length)
     numbers = {
@@ -173,7 +157,8 @@ def _sequence(draw: np.random.Generator, length: int) -> dict[str, np.ndarray]:
         "rewards": np.full(length, draw.choice([-1, 0, 0.5, 1, *10 ** draw.uniform(0, 4, 2), -100])),
         "ages": 10 ** draw.uniform(0, 4, length) // 1 - 1,
     }
-    return {name: np.where(mask, x, 0.0).astype(np.float32) for name, x in numbers.items()} | {"mask": mask}
+    columns = [np.where(mask, x, 0.0).astype(np.float32) for x in numbers.values()]
+    return np.rec.fromarrays([*columns, mask, np.zeros(length, np.int32)], names=[*numbers, "mask", "sequence"])
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
@@ -199,10 +184,8 @@ def _try_critic(loss: Any, draw: np.random.Generator) -> None:
         turned = [np.concatenate([x[:, :1], y], axis=1)[::-1, ::-1] for x, y in zip(given, other, strict=True)]
         again = _check_flow(loss, flow, "", *turned)
         if not all(_equal(x[::-1, -1], y[:, 0]) for x, y in zip(again, first, strict=True)):
-            raise ConfigError(
-                f"{contract.name_of(loss)} mixes targets: its loss of one must not depend on the numbers of others, "
-                "which are packed beside it by chance."
-            )
+            name = contract.name_of(loss)
+            raise ConfigError(f"{name} mixes targets: its loss of one must not depend on what is packed beside it.")
 
 
 def _flow(loss: Callable[..., tuple[jax.Array, jax.Array]]) -> Flow:
