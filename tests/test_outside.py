@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest import mock
 
+import jax
 import pytest
 
 from jaxagent import loop
@@ -268,10 +269,14 @@ def test_code_of_ones_own_is_that_of_bases_and_of_what_a_choice_holds_too(tmp_pa
                   functools.partial(max, choice), functools.partial(max, key=choice)):  # fmt: skip
         assert provenance.own_code(inner).keys() == {"own_base.py", "own_class.py"}, inner
     assert provenance.own_code(Holder(choice)).keys() > {"own_base.py", "own_class.py"}
-    assert provenance.own_code([own["own_class"].function]).keys() == {"own_class.py"}
+    for function in (own["own_class"].function, jax.jit(own["own_class"].function)):
+        assert provenance.own_code([function]).keys() == {"own_class.py"}
     assert provenance.own_code([own["own_zipped"].Zipped()]).keys() == {"own.zip"}
     assert provenance.own_code([own["own_installed"].Base()]) == {}  # a version says what it is
-    assert provenance.without_file([choice, own["own_zipped"].Zipped, 1.0, "own_nowhere:x", "localhost:x"]) == []
+    assert (
+        provenance.without_file([choice, own["own_zipped"].Zipped, 1.0, jax.jit(max), "own_nowhere:x", "localhost:x"])
+        == []
+    )
     notebook = types.ModuleType("own_notebook")
     exec("class Choice: ...", vars(notebook))
     monkeypatch.setitem(sys.modules, "own_notebook", notebook)

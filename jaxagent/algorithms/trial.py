@@ -6,6 +6,7 @@ weight, and no number of one sequence in another's. A group reward judges real e
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -34,7 +35,8 @@ def check_answers(rl: RLConfig) -> None:
     """Refuses with a ConfigError what raises, or gives back what nothing could be trained with; names its class."""
     draw, rl = np.random.default_rng(0), copy.copy(rl)
     for field in dataclasses.fields(rl):  # one that keeps a state learns nothing from made-up numbers
-        object.__setattr__(rl, field.name, _copy(getattr(rl, field.name)))
+        with contextlib.suppress(Exception):  # some can't be copied
+            object.__setattr__(rl, field.name, copy.deepcopy(getattr(rl, field.name)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a group in which all failed has no mean
         if isinstance(rl.advantage, Comparison):
@@ -66,13 +68,6 @@ def check_answers(rl: RLConfig) -> None:
         _check_flow(rl.distill.loss, _flow(divergence), "the student's log-probs", student)
 
 
-def _copy(chosen: Any) -> Any:
-    try:
-        return copy.deepcopy(chosen)
-    except Exception:  # a lock, say
-        return chosen
-
-
 def _try_comparison(advantage: Any, group_size: int) -> None:
     """Of more groups than attempts, or fewer: where both are as many a forgotten `keepdims` would broadcast.
 
@@ -86,11 +81,11 @@ def _try_comparison(advantage: Any, group_size: int) -> None:
     states = [np.resize([0, 1, 0, 2], shape)] if getattr(advantage, "reads_states", False) else []
     silent = zero_signal(rewards.reshape(groups, -1), mask.reshape(groups, -1)).reshape(-1, *(1,) * (len(shape) - 1))
     read = mask & ~(silent & advantage.drop_zero_signal)
-    first, again = (compared(_copy(advantage), rewards, mask, read, *states) for _ in range(2))
+    first, again = (compared(advantage, rewards, mask, read, *states) for _ in range(2))
     where = mask & ~silent  # among equal rewards places may count
-    for _ in range(4 * _equal(first[where], again[where])):  # no chance is part of it
+    for _ in range(4 * _equal(first[where], again[where])):  # no chance and no state is part of it
         order = draw.permutation(groups)[:, None], draw.permuted([np.arange(group_size)] * groups, axis=1)
-        other = compared(_copy(advantage), *(x[order] for x in (rewards, mask, read, *states)))
+        other = compared(advantage, *(x[order] for x in (rewards, mask, read, *states)))
         if not _equal(other[where[order]], first[order][where[order]]):
             raise ConfigError(
                 f"{contract.name_of(advantage)} depends on the order of groups, or of the attempts of a group, which "

@@ -107,8 +107,8 @@ def own_code(section: Any) -> dict[str, str]:
     for module, is_choice in _own_modules(section):
         if (path := _file_of(module)) is None:
             continue
-        inside = module.count(".") + (path.name == "__init__.py") if path.suffix in (".py", ".so", ".pyd") else 0
-        root = path.parents[inside]
+        is_archive = path.suffix not in (".py", ".so", ".pyd")
+        root = path.parents[0 if is_archive else module.count(".") + (path.name == "__init__.py")]
         only = module.partition(".")[0] if root.name in ("site-packages", "dist-packages") else ""
         pending = [path] if is_choice or not only else []
         while pending:
@@ -121,8 +121,9 @@ def own_code(section: Any) -> dict[str, str]:
 
 
 def without_file(section: Any) -> list[str]:
-    """The modules that `own_code` has nothing of: those of a notebook, say."""
-    return sorted({module for module, _ in _own_modules(section) if _file_of(module) is None})
+    """The modules that `own_code` has nothing of: those of a notebook, say; not what a package makes as it loads."""
+    modules = {module for module, _ in _own_modules(section)}
+    return sorted(module for module in modules if not (_file_of(module) or _file_of(module.partition(".")[0])))
 
 
 def code_changes(saved: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
@@ -147,12 +148,10 @@ def _named(value: Any) -> Iterator[tuple[str, bool]]:
             yield from _named(inner)
     elif isinstance(value, (functools.partial, types.MethodType)):
         yield from _named((value.func, value.args, value.keywords) if hasattr(value, "func") else value.__self__)
-    elif isinstance(value, types.FunctionType):
-        yield str(value.__module__), False
     else:
         is_choice = dataclasses.is_dataclass(value) and not isinstance(value, type)
-        for i, base in enumerate((value if isinstance(value, type) else type(value)).__mro__):
-            yield base.__module__, is_choice and i == 0
+        yield str(getattr(value, "__module__", "builtins")), is_choice  # of a function, also a jitted one, its own
+        yield from ((base.__module__, False) for base in (value if isinstance(value, type) else type(value)).__mro__)
         fields = [field.name for field in dataclasses.fields(value)] if is_choice else []
         yield from _named(tuple(getattr(value, name, "") for name in ("rollout", *fields)))  # an environment's is none
 
