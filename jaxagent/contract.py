@@ -8,6 +8,7 @@ names the class, what came and what is wanted. Shapes and types are checked unde
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -53,7 +54,9 @@ def wrong(chosen: Any, came: str, wanted: str, method: str = "__call__") -> Conf
 
 
 def call(chosen: Any, *arguments: Any, method: str = "__call__") -> Any:
-    """What a method of `chosen` gives back. What code of a user's own raises becomes a ConfigError."""
+    """What a method of `chosen` gives back, called with copies, which it may write to. What own code raises becomes a
+    ConfigError."""
+    arguments = tuple(given.copy() if type(given) is np.ndarray else given for given in arguments)
     try:
         return getattr(chosen, method)(*arguments)
     except Exception as error:
@@ -90,7 +93,7 @@ def numbers(
     chosen: Any, answer: Any, wanted: Array, read: Any = True, least: float = -math.inf, of: Sequence[Any] = ()
 ) -> np.ndarray:
     """`array` on the host, of finite numbers of `least` or more where bool `read`; if those it is made `of` are."""
-    values = np.asarray(array(chosen, answer, wanted))
+    values = np.array(array(chosen, answer, wanted))
     bad = (~np.isfinite(values) | (values < least)) & read
     if bad.any() and all(np.isfinite(given).all() for given in of):
         place = tuple(int(axis[0]) for axis in np.nonzero(bad))
@@ -109,9 +112,12 @@ def number(chosen: Any, answer: Any, name: str, method: str = "__call__", above:
     """An answer that is to be one finite real number, more than `above`, of Python's, NumPy's or JAX's."""
     shape, dtype = getattr(answer, "shape", ()), getattr(answer, "dtype", None)
     real = hasattr(answer, "__float__") and shape == () and (dtype is None or _kind(dtype) in (*_KINDS, "?"))
-    if not real or not math.isfinite(value := float(answer)) or value <= above:
+    value = None
+    with contextlib.suppress(Exception):  # an int or a decimal that no float is
+        value = float(answer) if real else None
+    if value is None or not math.isfinite(value) or value <= above:
         more = f" of more than {above:g}" if above > -math.inf else ""
-        came = f"{name} of {value}" if real else f"{name} {described(answer)}"
+        came = f"{name} {described(answer)}" if value is None else f"{name} of {value}"
         raise wrong(chosen, came, f"one finite number{more}", method)
     return value
 
@@ -163,11 +169,14 @@ def described(answer: Any) -> str:
         return "that is a coroutine (write `def` in place of `async def`)"
     if inspect.isgenerator(answer) or inspect.isasyncgen(answer):
         return "that is a generator (its code says `yield` in place of `return`)"
+    if type(answer) is int and answer.bit_length() > 1024:
+        return "that is an int too large for a float"
     if type(answer) in (int, float, str, bool, complex):
         return f"that is the {type(answer).__name__} {answer!r:.40}"
-    if not hasattr(answer, "shape") or isinstance(answer, np.ma.MaskedArray):
+    shape, dtype = getattr(answer, "shape", None), getattr(answer, "dtype", None)
+    if not isinstance(shape, tuple) or dtype is None or isinstance(answer, np.ma.MaskedArray):
         return f"that is a {type(answer).__name__}"
-    return f"of shape {tuple(answer.shape)} and type {answer.dtype}"
+    return f"of shape {tuple(shape)} and type {dtype}"
 
 
 def _kind(dtype: Any) -> str:

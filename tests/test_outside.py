@@ -1,7 +1,9 @@
 """Classes of another package, named by import path: docs/add_an_environment.md, run as it stands."""
 
 import dataclasses
+import functools
 import hashlib
+import importlib
 import json
 import os
 import pathlib
@@ -12,10 +14,13 @@ import subprocess
 import sys
 import threading
 import time
+import types
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest import mock
 
+import jax
 import pytest
 
 from jaxagent import loop
@@ -25,6 +30,7 @@ from jaxagent.envs import Environment
 from jaxagent.observe import jsonl
 from jaxagent.rollout.workers import Workers
 from jaxagent.runs import checks, parts, provenance
+from jaxagent.runs.workdir import Run
 from jaxagent.types import Task
 from tests import tiny_run
 from tests.algorithms.test_add_an_algorithm import write_files
@@ -205,7 +211,10 @@ def own_package(folder: pathlib.Path, monkeypatch) -> None:
         "own_game/nim.py": HEAD + "from . import rules\nimport own_shared.tables as t, json\n"
         "@dataclass(frozen=True)\nclass Nim(Environment):\n    def attempt(self, task):\n"
         "        from own_late import x\n        return task\n",
-        "own_game/rules.py": "import numpy, jaxagent.types\nfrom .deep.more import y\n",
+        "own_game/rules.py": "import numpy, jaxagent.types\nfrom .deep.more import y\ndef of_python2():\n"
+        "    import own_old\n    import own_null\n",
+        "own_old.py": "import own_game.unread\nprint 'hello'\n",
+        "own_null.py": "x = 1\0",
         "own_game/deep/more.py": "y = 1\n",
         "own_game/unread.py": "",
         "own_shared/tables.py": "from own_game import rules, nim\n",
@@ -222,7 +231,7 @@ def test_code_of_ones_own_is_its_file_and_what_that_imports(tmp_path, monkeypatc
     cfg = flags.parse_argv(["main", "--config=search_r1", "--config.env=own_game.nim:Nim"]).config
     found = provenance.own_code(cfg)
     wanted = ("own_game/__init__.py", "own_game/deep/more.py", "own_game/nim.py", "own_game/rules.py", "own_late.py",
-              "own_shared/tables.py")  # fmt: skip
+              "own_null.py", "own_old.py", "own_shared/tables.py")  # fmt: skip
     assert found == {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in wanted}
     assert provenance.own_code(flags.parse_argv(["main", "--config=search_r1"]).config) == {}
     assert provenance.own_code(("own_late:x", "localhost:8000", "python:3.11", {"a": "own_late:x"})).keys() == {
@@ -235,6 +244,51 @@ def test_code_of_ones_own_is_its_file_and_what_that_imports(tmp_path, monkeypatc
     ]
     assert provenance.code_changes(None, found) == []  # of a bundle that did not keep it
     assert provenance.code_changes({}, {"a/__init__.py": ""}) == ["code of a (a/__init__.py)"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    inner: object = None
+
+
+def test_code_of_ones_own_is_that_of_bases_and_of_what_a_choice_holds_too(tmp_path, monkeypatch):
+    for folder, name, text in (
+        ("one", "own_base.py", "class Base:\n    def method(self): ...\n"),
+        ("two", "own_class.py", "import dataclasses, own_base\n@dataclasses.dataclass(frozen=True)\n"
+         "class Choice(own_base.Base): ...\ndef function(): ...\n"),
+        ("site-packages", "own_installed.py", "class Base: ...\n"),
+    ):  # fmt: skip
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(text)
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    with zipfile.ZipFile(tmp_path / "own.zip", "w") as archive:
+        archive.writestr("own_zipped/__init__.py", "class Zipped: ...\n")
+    monkeypatch.syspath_prepend(tmp_path / "own.zip")
+    own = {name: importlib.import_module(name) for name in ("own_class", "own_zipped", "own_installed")}
+    choice = own["own_class"].Choice()
+    for inner in (choice, [choice], (choice,), {"a": [choice]}, type(choice), choice.method,
+                  functools.partial(max, choice), functools.partial(max, key=choice)):  # fmt: skip
+        assert provenance.own_code(inner).keys() == {"own_base.py", "own_class.py"}, inner
+    assert provenance.own_code(Holder(choice)).keys() > {"own_base.py", "own_class.py"}
+    for function in (own["own_class"].function, jax.jit(own["own_class"].function)):
+        assert provenance.own_code([function]).keys() == {"own_class.py"}
+    assert provenance.own_code([own["own_zipped"].Zipped()]).keys() == {"own.zip"}
+    assert provenance.own_code([own["own_installed"].Base()]) == {}  # a version says what it is
+    assert (
+        provenance.without_file([choice, own["own_zipped"].Zipped, 1.0, jax.jit(max), "own_nowhere:x", "localhost:x"])
+        == []
+    )
+    notebook = types.ModuleType("own_notebook")
+    exec("class Choice: ...", vars(notebook))
+    monkeypatch.setitem(sys.modules, "own_notebook", notebook)
+    assert provenance.without_file([notebook.Choice()]) == ["own_notebook"]
+    note = mock.Mock(side_effect=InterruptedError)
+    opening = SimpleNamespace(host={}, cfg=[notebook.Choice()], progress=SimpleNamespace(note=note))
+    with pytest.raises(InterruptedError):
+        Run.begin(opening, {}, None)
+    assert note.call_args.args[0].startswith("no file has the code of own_notebook: ")
+    notebook.__file__ = str(tmp_path / "one/own_base.py")  # as that of a script that is __main__
+    assert provenance.own_code([notebook.Choice()]).keys() == {"own_base.py"}
 
 
 def test_of_an_installed_package_its_own_files_count(tmp_path, monkeypatch):

@@ -215,11 +215,8 @@ def compared(
     `states`: those of turns, for one that reads them.
     """
     axes = "one number per attempt, [N, G]" if rewards.ndim == 2 else "one number per turn, [N, G, K]"
-    wanted, given = contract.Array("advantages", axes, rewards.shape), (rewards, mask, *states)
-    if len(rewards) == rewards.shape[1] > 1:  # with a group more a forgotten `keepdims` does not broadcast unseen
-        more = [np.concatenate([x, x[:1]]) for x in given]
-        contract.array(advantage, contract.call(advantage, *more), wanted._replace(shape=more[0].shape))
-    return contract.numbers(advantage, contract.call(advantage, *given), wanted, read, of=[rewards])
+    wanted = contract.Array("advantages", axes, rewards.shape)
+    return contract.numbers(advantage, contract.call(advantage, rewards, mask, *states), wanted, read, of=[rewards])
 
 
 def estimated(advantage: TokenAdvantage, path: TokenPath) -> Estimate:

@@ -20,6 +20,7 @@ import re
 import shlex
 import subprocess
 import sys
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,19 +97,20 @@ def code_digest() -> str:
 def own_code(section: Any) -> dict[str, str]:
     """Digests of the code of a user's own that a config, or a part of it, names by import paths: SHA-256 by file.
 
-    Of every class and function that it names outside of this package: its file, and from there on every Python file
-    that an import statement names, wherever in the code, and that lies under the same folder of Python's path, as
-    modules beside it and in its package do. Of a package that is installed, the files of that package alone. Files are
-    named from that folder on, "game/nim.py". What is read in other ways is part of nothing here.
+    Of every class and function that it names or holds outside of this package, and of the bases of classes: its file,
+    and from there on every Python file that an import statement names, wherever in the code, and that lies under the
+    same folder of Python's path, as modules beside it and in its package do. Of a package that is installed and that a
+    config names, the files of that package alone. Files are named from that folder on, "game/nim.py"; an archive is one
+    file. What is read in other ways is part of nothing here.
     """
     found: dict[str, str] = {}
-    for module in dict.fromkeys(_named(section)):
-        top, path = module.partition(".")[0], _file_of(module)
-        if top == "jaxagent" or path is None or not path.is_file():
+    for module, is_choice in _own_modules(section):
+        if (path := _file_of(module)) is None:
             continue
-        root = path.parents[module.count(".") + (path.name == "__init__.py")]
-        only = top if root.name in ("site-packages", "dist-packages") else ""
-        pending = [path]
+        is_archive = path.suffix not in (".py", ".so", ".pyd")
+        root = path.parents[0 if is_archive else module.count(".") + (path.name == "__init__.py")]
+        only = module.partition(".")[0] if root.name in ("site-packages", "dist-packages") else ""
+        pending = [path] if is_choice or not only else []
         while pending:
             path = pending.pop()
             name, content = path.relative_to(root).as_posix(), path.read_bytes()
@@ -118,6 +120,12 @@ def own_code(section: Any) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def without_file(section: Any) -> list[str]:
+    """The modules that `own_code` has nothing of: those of a notebook, say; not what a package makes as it loads."""
+    modules = {module for module, _ in _own_modules(section)}
+    return sorted(module for module in modules if not (_file_of(module) or _file_of(module.partition(".")[0])))
+
+
 def code_changes(saved: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
     """ "code of game.nim (game/nim.py)" of every file that is not as it was; of a run that did not keep it nothing."""
     changed = [] if saved is None else [file for file in sorted({*saved, *now}) if saved.get(file) != now.get(file)]
@@ -125,31 +133,47 @@ def code_changes(saved: Mapping[str, str] | None, now: Mapping[str, str]) -> lis
     return [f"code of {module} ({file})" for module, file in zip(modules, changed, strict=True)]
 
 
-def _named(value: Any) -> Iterator[str]:
-    """The modules of all classes of a config's choices, and those in texts like "my_package.my_module:name"."""
+def _own_modules(section: Any) -> list[tuple[str, bool]]:
+    ours = ("jaxagent", *sys.stdlib_module_names)
+    return [each for each in dict.fromkeys(_named(section)) if each[0].partition(".")[0] not in ours]
+
+
+def _named(value: Any) -> Iterator[tuple[str, bool]]:
+    """The modules of all that a config holds or texts like "my_package.my_module:name" name, and if it is a choice."""
     if isinstance(value, str):
-        yield from re.findall(r"^([A-Za-z_][\w.]*):[A-Za-z_][\w.]*$", value)
-    elif isinstance(value, (Mapping, tuple)):
+        names = re.findall(r"^([A-Za-z_][\w.]*):[A-Za-z_][\w.]*$", value)
+        yield from ((module, True) for module in names if _file_of(module))
+    elif isinstance(value, (Mapping, tuple, list, set, frozenset)):
         for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _named(inner)
-    elif dataclasses.is_dataclass(value):
-        yield type(value).__module__
-        fields = [field.name for field in dataclasses.fields(value)]
+    elif isinstance(value, (functools.partial, types.MethodType)):
+        yield from _named((value.func, value.args, value.keywords) if hasattr(value, "func") else value.__self__)
+    else:
+        is_choice = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        yield str(getattr(value, "__module__", "builtins")), is_choice  # of a function, also a jitted one, its own
+        yield from ((base.__module__, False) for base in (value if isinstance(value, type) else type(value)).__mro__)
+        fields = [field.name for field in dataclasses.fields(value)] if is_choice else []
         yield from _named(tuple(getattr(value, name, "") for name in ("rollout", *fields)))  # an environment's is none
 
 
 def _file_of(module: str) -> Path | None:
-    """Where a module lies, which need not be loaded yet."""
-    with contextlib.suppress(ImportError, ValueError):
-        spec = sys.modules[module].__spec__ if module in sys.modules else importlib.util.find_spec(module)
-        return Path(spec.origin).resolve() if spec and spec.origin else None
+    """Where a module lies, which need not be loaded yet; of one in an archive the archive."""
+    with contextlib.suppress(Exception):  # what a package raises that a text names by chance
+        loaded = sys.modules.get(module)
+        origin = loaded.__dict__.get("__file__") if loaded else getattr(importlib.util.find_spec(module), "origin", "")
+        path = Path(origin or "").resolve()
+        return next((part for part in (path, *path.parents) if part.is_file()), None)
     return None
 
 
 def _imported(content: bytes, path: Path, root: Path, only: str) -> Iterator[Path]:
     """The files under `root` that a Python file imports; of the package `only` where that is not ""."""
     here = path.relative_to(root).parts
-    for node in ast.walk(ast.parse(content)):
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # of another Python, or none: nobody has to load it
+        return
+    for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
         if isinstance(node, ast.ImportFrom):
             base = ".".join((*(here[: -node.level] if node.level else ()), *filter(None, (node.module,))))

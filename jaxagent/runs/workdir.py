@@ -109,6 +109,8 @@ class Run:
         if self.host:
             resume.check_identity(self.host.get("identity", {}), identity, self.cfg, self.host)
         self._own_code = provenance.own_code(self.cfg)
+        if unseen := provenance.without_file(self.cfg):
+            self.progress.note(f"no file has the code of {', '.join(unseen)}: no one will be told that it has changed")
         together.start(self._bundle, {**identity, "code of one's own": self._own_code}, self.cfg)
         self._identity, self._devices = dict(identity), list(mesh.devices.flat)
         checked = () if self._bundle is None else (self._bundle,)

@@ -1,8 +1,11 @@
 """Every door x every kind of wrong answer: one sentence that names the class, before or at the first step."""
 
 import asyncio
+import contextlib
 import dataclasses
+import decimal
 import functools
+import threading
 from typing import ClassVar
 
 import jax
@@ -14,7 +17,6 @@ from configs.search_r1 import get_config
 from jaxagent import config, contract
 from jaxagent.algorithms import (
     aggregate,
-    compose,
     corrections,
     distill,
     echo,
@@ -95,6 +97,11 @@ NUMBER = {
     "a text": lambda right: "1.0",
     "a list": lambda right: [1.0],
     "an array": lambda right: np.ones(3),
+    "an int that no float is": lambda right: 10**400,
+    "an int that no text is": lambda right: -(10**5000),
+    "a decimal that no float is": lambda right: decimal.Decimal("sNaN"),
+    "a table": lambda right: type("DataFrame", (), {"shape": (2, 2)})(),
+    "a shape of another kind": lambda right: type("Tensor", (), {"shape": None, "dtype": "int8"})(),
     "a complex number": lambda right: 1j,
     "a coroutine": a_coroutine,
     "a generator": a_generator,
@@ -243,16 +250,13 @@ def test_every_curriculum_passes():
         in_curriculum(entry())
 
 
-def test_a_broadcast_advantage_is_told_although_the_batch_is_square(make_group):
+def test_a_broadcast_advantage_is_told_whatever_the_size_of_a_group():
     """`rewards - rewards.mean(axis=1)` of as many groups as attempts has the right shape, and wrong numbers."""
     forgotten = own(GROUP, "__call__", lambda right: right)
     type(forgotten).__call__ = lambda self, rewards, mask: rewards - rewards.mean(axis=1)
     for size in (1, 2, 4, 8):
         with pytest.raises(ConfigError, match=r"^mine:Bad"):
             trial.check_answers(dataclasses.replace(HOST, advantage=forgotten, group_size=size))
-    square = [make_group(("pa", 1.0), ("pa", 0.0)), make_group(("pa", 0.0), ("pa", 0.5))]
-    with pytest.raises(ConfigError, match=r"^mine:Bad.__call__ raised ValueError: operands could not be broadcast"):
-        compose.streams(square, dataclasses.replace(RL, advantage=forgotten), 0.0)
 
 
 def test_numbers_are_not_the_class_fault_where_they_were_none_before():
@@ -262,6 +266,93 @@ def test_numbers_are_not_the_class_fault_where_they_were_none_before():
     with pytest.raises(ConfigError, match="returned advantages with nan at"), np.errstate(invalid="ignore"):
         estimators.compared(own(GROUP, "__call__", NUMBERS["nan"]), np.ones((1, 2)), mask, mask)
     estimators.compared(own(GROUP, "__call__", NUMBERS["nan"]), np.ones((1, 2)), mask, ~mask)  # read nowhere
+
+
+ORDERS = {
+    "the others' mean": lambda r: r - r.mean(0),
+    "the others' best": lambda r: r - r.max(0),
+    "the first attempt": lambda r: r - r[:, :1],
+    "the first group": lambda r: r - r[:1],
+    "the attempts before": lambda r: r - np.cumsum(r, axis=1),
+    "the groups before": lambda r: r - np.cumsum(r, axis=0),
+    "the next attempt": lambda r: r - np.roll(r, 1, axis=1),
+    "the next group": lambda r: r - np.roll(r, 1, axis=0),
+    "the place": lambda r: r * (1 + np.arange(r.shape[1])).reshape(-1, *[1] * (r.ndim - 2)),
+}
+UNORDERED = {
+    "all of them": lambda r: r - r.mean(),
+    "ranks": lambda r: r.argsort(1).argsort(1) - r.shape[1] / 2,
+    "chance": lambda r: r + np.random.default_rng().normal(size=r.shape),
+    "jax": lambda r: jnp.asarray(r - r.mean(1, keepdims=True), jnp.bfloat16),
+}
+
+
+@pytest.mark.parametrize("what", [*ORDERS, *UNORDERED])
+def test_the_order_of_groups_and_of_attempts_is_chance(what):
+    for base in (GROUP, TURN):
+        bad = type(
+            "Bad", (base,), {"__call__": lambda self, r, mask: (ORDERS | UNORDERED)[what](r), "__module__": "mine"}
+        )
+        for size in (3, 4, 8):
+            with (
+                pytest.raises(ConfigError, match=r"^mine:Bad depends on the order of groups, or of the attempts")
+                if what in ORDERS
+                else contextlib.nullcontext()
+            ):
+                trial.check_answers(dataclasses.replace(HOST, advantage=bad(), group_size=size))
+
+
+def test_every_comparison_passes_with_groups_of_all_sizes():
+    for entry in estimators.ADVANTAGES.values():
+        if issubclass(entry, estimators.Comparison):
+            for size in (1, 2, 3, 4, 8):
+                of_k = {"k": 1} if issubclass(entry, estimators.BestOfK) and size < 4 else {}
+                for drop in (False, True):
+                    advantage = entry(drop_zero_signal=drop, **of_k)
+                    trial.check_answers(dataclasses.replace(HOST, advantage=advantage, group_size=size))
+
+
+@pytest.mark.parametrize("kept", [None, threading.Lock()], ids=["copied", "with_a_lock"])
+def test_a_choice_that_keeps_a_state_learns_nothing_from_the_trial(kept):
+    class Running(GROUP):
+        def __init__(self):
+            vars(self).update(drop_zero_signal=False, multi_trajectory="full", means=[], kept=kept)
+
+        def __call__(self, rewards, mask):
+            self.means.append(rewards.mean())
+            return rewards - np.mean(self.means)
+
+    running = Running()
+    trial.check_answers(dataclasses.replace(HOST, advantage=running))
+    assert bool(running.means) == bool(kept)  # what cannot be copied is called itself
+    rewards, mask = np.eye(4), np.ones((4, 4), bool)
+    running.means.clear()
+    estimators.compared(running, rewards, mask, mask)
+    assert running.means == [0.25]  # once, as many groups as attempts or not
+
+
+def in_place(base: type, function) -> object:
+    """A user's class that writes to what it is given."""
+
+    def call(self, values, *mask):
+        values -= values.mean(-1, keepdims=True)
+        return function(values)
+
+    return type("Bad", (base,), {"__call__": call, "__module__": "mine"})()
+
+
+def test_what_works_in_place_changes_nothing_of_the_callers_and_is_checked():
+    rewards, mask = np.array([[1.0, 1.0], [1.0, 0.0]]), np.ones((2, 2), bool)
+    given = estimators.compared(in_place(GROUP, lambda x: x), rewards, mask, mask)
+    assert rewards.tolist() == [[1.0, 1.0], [1.0, 0.0]] and given.tolist() == [[0.0, 0.0], [0.5, -0.5]]
+    given[0] = 1.0  # as estimate.py writes to it, also where the class gave an array of JAX
+    estimators.compared(in_place(GROUP, jnp.asarray), rewards, mask, mask)[0] = 1.0
+    with np.errstate(all="ignore"):
+        bad = in_place(GROUP, lambda x: x.__itruediv__(x.std(1, keepdims=True)))
+        with pytest.raises(ConfigError, match=r"^mine:Bad returned advantages with nan at \[0, 0\]"):
+            estimators.compared(bad, rewards, mask, mask)
+        with pytest.raises(ConfigError, match=r"^mine:Bad returned factors with -?inf at"):
+            in_curriculum(in_place(curriculum.Failed, lambda x: x.__itruediv__(0.0 * x)))
 
 
 # What an objective can do wrong that no shape tells.
@@ -275,6 +366,22 @@ MIXING = {
     "a mean for all": lambda t: jnp.mean(-t.logprobs * t.advantages) * jnp.ones_like(t.logprobs),
     "a mean of the row": lambda t: jnp.mean(-t.logprobs * t.advantages, axis=1, keepdims=True) + 0 * t.logprobs,
     "whitened": lambda t: -t.logprobs * (t.advantages - t.advantages.mean()) / (t.advantages.std() + 1e-6),
+    "without the median": lambda t: -t.logprobs * (t.advantages - jnp.median(t.advantages)),
+    "by the largest": lambda t: -t.logprobs * t.advantages / (jnp.abs(t.advantages).max() + 1e-6),
+    "by whether any is bad": lambda t: -t.logprobs * t.advantages * jnp.where((t.advantages < 0).any(), 1.0, 0.5),
+    "by all tokens": lambda t: -t.logprobs * t.advantages / t.mask.sum(),
+    "by the row's tokens": lambda t: -t.logprobs * t.advantages / jnp.maximum(t.mask.sum(-1, keepdims=True), 1),
+    "by the row's sequences": lambda t: (
+        -t.logprobs * t.advantages / (1 + (t.lengths[:, 1:] != t.lengths[:, :-1]).sum())
+    ),
+    "by the place in the row": lambda t: -t.logprobs * t.advantages * 0.99 ** jnp.arange(t.mask.shape[1]),
+    "by the row": lambda t: -t.logprobs * t.advantages * (1.0 + jnp.arange(len(t.mask))[:, None]),
+    "of what follows": lambda t: -jnp.cumsum(t.logprobs[:, ::-1], axis=1)[:, ::-1] * t.advantages,
+    "of what came before": lambda t: -jnp.cumsum(t.logprobs, axis=1) * t.advantages,
+    "of the next": lambda t: -t.logprobs * t.advantages * jnp.roll(t.entropy, -1, axis=1),
+    "of the one before": lambda t: -t.logprobs * t.advantages * jnp.roll(t.entropy, 1, axis=1),
+    "of the row below": lambda t: -t.logprobs * t.advantages * (1 + jnp.roll(t.entropy, 1, axis=0)),
+    "in its gradient alone": lambda t: -t.logprobs * t.advantages + (s := t.logprobs.sum()) - jax.lax.stop_gradient(s),
 }
 NOT_FINITE = {
     "nan where nothing is": lambda t: -t.logprobs * t.advantages / jnp.abs(t.advantages),
@@ -289,13 +396,25 @@ UNUSUAL = {
     "only uncertain ones": lambda t: -jnp.where(t.entropy > 4, t.logprobs * t.advantages, 0.0),
     "of sums": lambda t: -t.sequence_sum(t.logprobs) * t.advantages / jnp.maximum(t.lengths, 1.0),
     "without advantages": lambda t: -t.logprobs,
+    "only long ones": lambda t: -jnp.where(t.lengths >= 100, t.logprobs * t.advantages, 0.0),
+    "only single ones": lambda t: -jnp.where(t.lengths == 1, t.logprobs * t.advantages, 0.0),
+    "only huge ones": lambda t: -jnp.where(t.advantages > 100, t.logprobs * t.advantages, 0.0),
+    "only tiny ones": lambda t: -jnp.where(jnp.abs(t.advantages) < 0.01, t.logprobs * t.advantages, 0.0),
+    "only likely ones": lambda t: -jnp.where(t.old_logprobs > -0.01, t.logprobs, 0.0) * t.advantages,
+    "only well paid ones": lambda t: -jnp.where(t.rewards > 5, t.logprobs, 0.0) * t.advantages,
+    "only very well paid ones": lambda t: -jnp.where(t.rewards > 100, t.logprobs, 0.0) * t.advantages,
+    "only badly paid ones": lambda t: -jnp.where(t.rewards < -5, t.logprobs, 0.0) * t.advantages,
+    "only old ones": lambda t: -jnp.where(t.ages > 16, t.logprobs, 0.0) * t.advantages,
+    "only very old ones": lambda t: -jnp.where(t.ages > 1000, t.logprobs, 0.0) * t.advantages,
+    "the ratio of a whole sequence": lambda t: -jnp.exp(t.sequence_sum(t.logprobs - t.old_logprobs)) * t.advantages,
+    "in bfloat16": lambda t: (-t.logprobs * t.advantages).astype(jnp.bfloat16),
     "whitened in a sequence": lambda t: -t.logprobs * (t.advantages - t.sequence_mean(t.advantages) + 1),
 }
 
 
 def objective(function) -> object:
     call = lambda self, tokens: (function(tokens), jnp.zeros_like(tokens.logprobs))  # noqa: E731
-    return type("Mine", (), {"__call__": call, "__module__": "mine"})()
+    return type("Mine", (), {"__call__": call, "__module__": "mine", "reads": policy_loss.READABLE})()
 
 
 @pytest.mark.parametrize(
@@ -308,6 +427,24 @@ def objective(function) -> object:
 def test_an_objective_must_train_its_own_tokens_and_no_others(function, message):
     with pytest.raises(ConfigError, match=message):
         trial.check_answers(dataclasses.replace(RL, objective=objective(function)))
+
+
+@pytest.mark.parametrize(
+    "of_error",
+    [
+        lambda e: e - e.mean(),
+        lambda e: e / jnp.abs(e).max(),
+        lambda e: jnp.cumsum(e, axis=1),
+        lambda e: e * jnp.roll(e, 1, axis=1),
+        lambda e: e * (1 + jnp.arange(len(e))[:, None]),
+        lambda e: e * jnp.sqrt((e != 0).sum()),
+    ],
+)
+def test_a_critics_loss_of_one_target_is_of_it_alone(of_error):
+    mixing = type("Mine", (value_losses.Squared,), {"__module__": "mine"})
+    mixing.__call__ = lambda self, outputs, old, returns: (of_error(outputs - returns) ** 2, jnp.zeros_like(outputs))
+    with pytest.raises(ConfigError, match=r"^mine:Mine mixes targets: "):
+        in_critic(mixing())
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
