@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from jaxagent.config.ranges import PositiveInt, Seconds
 from jaxagent.envs.base import Message, Observation, Step
 from jaxagent.envs.terminal import dialogue, replies
 from jaxagent.envs.terminal_text import clean
@@ -19,10 +20,10 @@ _CLEANED_BYTES = 1000  # room for escape sequences and line ends that are not sh
 class CommandSettings:
     """What follows from how commands are written, for an environment with these settings."""
 
-    tools: dialogue.Style
-    max_turns: int
-    command_timeout_s: float
-    output_chars: int
+    tools: dialogue.Style  # these four are fields of the environment
+    max_turns: PositiveInt
+    command_timeout_s: Seconds
+    output_chars: PositiveInt
 
     @property
     def stop_strings(self) -> Sequence[str]:

@@ -86,16 +86,16 @@ def _headers() -> type[tarfile.TarInfo]:
         in_a_row = 0  # bytes of carriers before the entry that is awaited
         of_all = 0  # of "g" headers, which hold for all that follows and add up
 
-        @classmethod
-        def frombuf(cls, buf: bytes, encoding: str, errors: str) -> tarfile.TarInfo:
-            made = super().frombuf(buf, encoding, errors)
-            if made.type == tarfile.GNUTYPE_SPARSE:
-                raise TarError(f"entry {made.name[:80]!r} is a sparse file, which is not supported")
-            cls.in_a_row = cls.in_a_row + made.size if made.type in _CARRIERS else 0
-            cls.of_all += made.size if made.type == tarfile.XGLTYPE else 0
-            if max(cls.in_a_row, cls.of_all) > MAX_HEADER_BYTES:
+        def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+            """Of every header, before what belongs to it is read. (Python 3.13 reads headers past `frombuf`.)"""
+            if self.type == tarfile.GNUTYPE_SPARSE:
+                raise TarError(f"entry {self.name[:80]!r} is a sparse file, which is not supported")
+            kind = type(self)
+            kind.in_a_row = kind.in_a_row + self.size if self.type in _CARRIERS else 0
+            kind.of_all += self.size if self.type == tarfile.XGLTYPE else 0
+            if max(kind.in_a_row, kind.of_all) > MAX_HEADER_BYTES:
                 raise TarError(f"headers of more than {MAX_HEADER_BYTES} bytes")
-            return made
+            return super()._proc_member(archive)
 
         def _proc_gnusparse_10(self, following: tarfile.TarInfo, *_: object) -> None:
             """The one form of sparse files whose list of parts is no header, and without bound."""
