@@ -77,10 +77,22 @@ async def judge(take: Callable[[], Awaitable[Sandbox]], task: CodingTask, patch:
     names = task.check.fail_to_pass or task.check.pass_to_pass
     must_fail = {name: _places(name) for name in names}
     limit_s = min(rules.deadline_s, 3 * took_s + ALTERED_S)  # as many tests, or fewer
-    again = await _judge(take, task, patch, dataclasses.replace(rules, deadline_s=limit_s), must_fail)
-    # A test of which its author expects a failure goes on failing; one that the tested code says to fail does not.
-    forged = any(_is(again, name, *(("PASSED",) if _is(judged, name, "PASSED") else RED)) for name in must_fail)
+    rules = dataclasses.replace(rules, deadline_s=limit_s)
+    again = await _judge(take, task, patch, rules, must_fail)
+    forged = [name for name in must_fail if _passed_altered(judged, again, name)]
+    if forged and task.patch:  # where the oracle passes, too, the altered test says nothing
+        right = await _judge(take, task, task.patch, rules, must_fail)
+        forged = [name for name in forged if not _passed_altered(judged, right, name)]
     return Judgement(False, FORGED, judged.outcomes) if forged else judged
+
+
+def _passed_altered(judged: Judgement, again: Judgement, name: str) -> bool:
+    """Whether a test that must fail did not, or its process ended before anything failed. A test of which its author
+    expects a failure goes on failing; one that the tested code says to fail does not."""
+    if not _is(judged, name, "PASSED"):
+        return _is(again, name, *RED)
+    ended = again.why not in (LATE, MEMORY, NOT_APPLIED) and not any(status in RED for status in again.outcomes.values())
+    return ended or _is(again, name, "PASSED")
 
 
 def _is(judged: Judgement, name: str, *statuses: str) -> bool:
