@@ -91,7 +91,9 @@ def _passed_altered(judged: Judgement, again: Judgement, name: str) -> bool:
     expects a failure goes on failing; one that the tested code says to fail does not."""
     if not _is(judged, name, "PASSED"):
         return _is(again, name, *RED)
-    ended = again.why not in (LATE, MEMORY, NOT_APPLIED) and not any(status in RED for status in again.outcomes.values())
+    ended = again.why not in (LATE, MEMORY, NOT_APPLIED) and not any(
+        status in RED for status in again.outcomes.values()
+    )
     return ended or _is(again, name, "PASSED")
 
 
