@@ -2,30 +2,26 @@
 
 Who changes what passing means (an assertion that is patched, an object that equals everything, a value read from the
 caller, a result or a log written beside the tests) passes these as well, and an honest change passes none: each test
-ends with an assertion that fails, unless one about something wrong has held before. What is compared with a constant
-is compared with another one of its type, drawn anew; what is compared with an object of Python's library, or about,
-with an object that is new. An exception that a test expects is one that nobody raises. What can hold for an honest
-change is left as it is: assertions that are not unittest's or pytest's own, what is in something unknown, values of
-calls; and tests whose failure others may want (generators, decorators, bases and mixins that are not known).
+ends with an assertion that fails, unless one about something wrong has held before. A constant is another one of its
+type, drawn anew; what Python's library makes of constants is a new object; an expected exception is one that nobody
+raises. Whatever may hold for an honest change as well is left as it is.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import sys
 from collections.abc import Collection
 from typing import Any
 
 _EQUAL = {f"assert{kind}Equal" for kind in ("", "List", "Tuple", "Set", "Dict", "Sequence", "MultiLine")}
-_EQUAL |= {"assertEquals", "assertIs", "assertIn"}
-_ABOUT = {"assertAlmostEqual": "object()", "assertCountEqual": "[object()]"}  # what they must refuse beside any value
-_HARMLESS = re.compile(  # decorators: they pass on that a test fails
-    r"(pytest\.)?mark\.(?!xfail|raises)\w+|(unittest\.)?skip(If|Unless)?|((unittest\.)?mock\.)?patch(\.\w+)?"
-    r"|staticmethod|override_settings"
-)
+_EQUAL |= {"assertIs", "assertIn"}
+_ABOUT = {"assertAlmostEqual": "object()", "assertCountEqual": "[object()]"}  # what they refuse beside anything
+_HARMLESS = r"((pytest\.)?mark\.(?!xfail|raises)\w+|(unittest\.)?skip(If|Unless)?|(.*mock\.)?patch(\.\w+)?)(\(.*)?"
 _LOOSE = re.compile("any|approx", re.IGNORECASE)  # names of what equals more than itself
-_PLAIN = ("set", "frozenset", "str", "bytes", "int", "float", "list", "tuple", "dict", "range")
+_LIBRARY = sys.stdlib_module_names - {"unittest"}
 # What each of unittest's other assertions must refuse, beside what the test says.
 _REFUSED = {
     **dict.fromkeys(("assertTrue", "assertIsNotNone"), "None"),
@@ -82,7 +78,7 @@ def alter(source: str, tests: Collection[str], place: str) -> tuple[str, set[str
     """
     try:
         tree = ast.parse(source)
-        if _xfails(tree.body):
+        if re.search(r"^pytestmark\b.*xfail", source, re.MULTILINE):
             return None
         work = _Alter(tests, place, tree)
         work.visit(tree)
@@ -113,43 +109,31 @@ def _name(node: ast.AST) -> str:
     return getattr(node, "attr", getattr(node, "id", ""))
 
 
-def _xfails(body: Collection[ast.stmt]) -> bool:
-    """Whether a file or a class expects all of its tests to fail."""
-    return any(text.startswith("pytestmark") and "xfail" in text for text in map(ast.unparse, body))
-
-
-def _is_harmless(decorator: ast.expr) -> bool:
-    return bool(_HARMLESS.fullmatch(ast.unparse(getattr(decorator, "func", decorator))))
+def _is_harmless(node: Any) -> bool:
+    """Whether nothing about a class or a function wants its tests to fail."""
+    marks = [text for text in map(ast.unparse, node.body) if text.startswith("pytestmark")]
+    return all(
+        re.fullmatch(_HARMLESS, ast.unparse(d), re.DOTALL) and "xfail" not in ast.unparse(d)
+        for d in node.decorator_list
+    ) and "xfail" not in str(marks)
 
 
 class _Alter(ast.NodeTransformer):
     def __init__(self, tests: Collection[str], place: str, tree: ast.Module):
         nodes = list(ast.walk(tree))
-        self._defined = {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
-        self._stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        self._cases, self._raises, self._library = (
-            {"unittest.TestCase", "unittest.IsolatedAsyncioTestCase"},
-            set(),
-            set(),
-        )
+        self._origins = {}  # imported name -> module
         for node in nodes:
             for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
-                source = getattr(node, "module", alias.name) or ""
-                if source in ("unittest", "django.test") and alias.name.endswith("TestCase"):
-                    self._cases.add(alias.asname or alias.name)
-                elif (source, alias.name) == ("pytest", "raises"):
-                    self._raises.add(alias.asname or alias.name)
-                elif source.partition(".")[0] in sys.stdlib_module_names - {"unittest"} and not getattr(
-                    node, "level", 0
-                ):
-                    self._library.add(alias.asname or alias.name.partition(".")[0])
-        self._library = (self._library | {*_PLAIN}) - self._defined - self._stored
-        self._raises = {"pytest.raises", *self._raises} - self._defined
+                self._origins[alias.asname or alias.name] = (
+                    f"{'.' * getattr(node, 'level', 0)}{getattr(node, 'module', alias.name) or ''}"
+                )
+        self._defined = {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
+        self._stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         self.altered: set[str] = set()
         self._bases: dict[str, list[str]] = {}  # class of which all is known -> all above it
         self._names: dict[str, set[str]] = {}  # class -> what it defines
         self._tests, self._place, self._path = tests, place, ""
-        self._case = ""  # "async", "plain": a class of unittest's, whose methods can be asynchronous or not
+        self._in_case = False  # in a class of unittest's
         self._changed: set[str] = set()  # local variables that are only compared
 
     def read(self, text: str) -> list[Any]:
@@ -157,32 +141,36 @@ class _Alter(ast.NodeTransformer):
         return ast.parse(re.sub(r"\bP\b", self._place, text)).body
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        name, before = f"{self._path}{node.name}", (self._path, self._case)
+        name, before = f"{self._path}{node.name}", (self._path, self._in_case)
         self.altered = {test for test in self.altered if not test.startswith(f"{name}.")}
         bases = [text for text in map(ast.unparse, node.bases) if text != "object"]
+        known = all(base in self._bases or self._is_case(base) for base in bases)
         self._bases.pop(name, None)
-        if node.keywords or not all(map(_is_harmless, node.decorator_list)) or _xfails(node.body):
+        if node.keywords or not known or not _is_harmless(node):
             return node
-        if not all(base in self._bases or base in self._cases for base in bases):
-            return node
-        above = [*bases, *(far for base in bases for far in self._bases.get(base, ()))]
-        self._bases[name] = above
+        self._bases[name] = [*bases, *(far for base in bases for far in self._bases.get(base, ()))]
         self._names[name] = {getattr(n, "name", getattr(n, "id", "")) for n in ast.walk(node)}
-        roots = [base for base in above if base in self._cases]
-        self._case = "" if not roots else "async" if any("Async" in root for root in roots) else "plain"
-        self._path = f"{name}."
+        self._path, self._in_case = f"{name}.", any(map(self._is_case, self._bases[name]))
         self.generic_visit(node)
-        self._path, self._case = before
+        self._path, self._in_case = before
         return node
+
+    def _is_case(self, base: str) -> bool:
+        origin = self._origins.get(base) or base.rpartition(".")[0]
+        return origin in ("unittest", "django.test") and base.endswith("TestCase")
 
     def theirs(self) -> set[str]:
         """The tests that are altered, here or in the one class that theirs inherits them from."""
-        return {test for test in self._tests if test in self.altered or self._inherited(test) in self.altered}
-
-    def _inherited(self, test: str) -> str:
-        own, _, name = test.rpartition(".")
-        places = {place for place in (own, *self._bases.get(own, ())) if name in self._names.get(place, ())}
-        return f"{places.pop()}.{name}" if len(places) == 1 else ""
+        found = set()
+        for test in self._tests:
+            own, _, name = test.rpartition(".")
+            places = {c for c in (own, *self._bases.get(own, ())) if name in self._names.get(c, ())} or {own}
+            found |= (
+                {test}
+                if test in self.altered or ({f"{c}.{name}" for c in places} <= self.altered and len(places) == 1)
+                else set()
+            )
+        return found
 
     def visit_FunctionDef(self, node: Any) -> Any:
         before, name, first = (self._changed, self._path), f"{self._path}{node.name}", int(_is_head(node.body[0]))
@@ -190,7 +178,9 @@ class _Alter(ast.NodeTransformer):
         is_test = any(test.rpartition(".")[2] == node.name for test in self._tests)
         if is_test and not self._fails(node):
             return node
-        given = _parameters(node)
+        marks = [mark.args for mark in node.decorator_list if _name(mark) == "parametrize" and not mark.keywords]
+        texts = [ast.literal_eval(args[0]) for args in marks if len(args) == 2 and all(map(constant, args))]
+        given = [name.strip() for text in texts for name in (text.split(",") if isinstance(text, str) else text)]
         self._changed = self._only_compared(node, given)
         start = self.read("\n".join(f"{arg} = P.other({arg})" for arg in given if arg in self._changed))
         self._path = f"{name}."
@@ -208,11 +198,9 @@ class _Alter(ast.NodeTransformer):
 
     def _fails(self, node: Any) -> bool:
         """Whether it is certain that the test fails where its function does."""
-        runs = not any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(node)) and (
-            self._case != "plain" or isinstance(node, ast.FunctionDef)
-        )
-        own = all(map(_is_harmless, node.decorator_list)) and node.name not in self._stored
-        return runs and own and "xfail" not in ast.unparse(node)
+        calm = _is_harmless(node) and "xfail" not in ast.unparse(node) and node.name not in self._stored
+        runs = not any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(node))
+        return calm and runs and not (self._in_case and isinstance(node, ast.AsyncFunctionDef))
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         if _name(node.targets[0]) in self._changed and isinstance(node.targets[0], ast.Name):
@@ -242,15 +230,17 @@ class _Alter(ast.NodeTransformer):
         said = alone and self._expects(call) and {word.arg for word in call.keywords} <= {"match", "msg"}
         return self._never(call, node) if said else node
 
-    def _method(self, node: ast.AST) -> str:
+    def _method(self, node: Any) -> str:
         """The name of what is unittest's: self.assertEqual(...) in one of its classes; "" for anything else."""
-        there = getattr(getattr(node, "func", None), "value", None)
-        is_own = self._case and isinstance(there, ast.Name) and there.id == "self" and _name(node) not in self._defined
-        return _name(node) if is_own else ""
+        name = _name(node)
+        is_own = self._in_case and isinstance(node, ast.Call) and ast.unparse(node.func) == f"self.{name}"
+        return name if is_own and name not in self._defined else ""
 
     def _expects(self, call: Any) -> bool:
         """Whether it says that an exception comes."""
-        return self._method(call) in ("assertRaises", "assertRaisesRegex") or ast.unparse(call.func) in self._raises
+        text = ast.unparse(call.func)
+        is_pytest = text == "pytest.raises" or (text == "raises" and self._origins.get(text) == "pytest")
+        return is_pytest or self._method(call) in ("assertRaises", "assertRaisesRegex")
 
     def _compared(self, node: ast.AST) -> tuple[ast.expr, ...]:
         """The two sides of what says that they are equal, the same, or one in the other; () for anything else."""
@@ -278,15 +268,14 @@ class _Alter(ast.NodeTransformer):
         if self._method(said).endswith("In") or isinstance(getattr(said, "ops", [0])[0], ast.In):
             if known[0] or not known[1]:
                 return None
-            sides[1] = self._nothing_of(known[1][0])
+            sides[1] = self.read("[object()]")[0].value
         elif any(known):
-            new = self.read(about)[0].value if about else self._other(*known[bool(known[1])])
-            sides[bool(known[1])] = new
+            sides[bool(known[1])] = self.read(about)[0].value if about else self._other(*known[bool(known[1])])
         elif about or not any(isinstance(side, ast.Name) and side.id in self._changed for side in sides):
-            library = [self._is_library(side) for side in sides]
-            if about or sum(library) != 1:
+            made = [self._is_library(side) for side in sides]
+            if about or sum(made) != 1:
                 return None
-            sides[library.index(True)] = self.read("object()")[0].value
+            sides[made.index(True)] = self.read("object()")[0].value
         (note,) = self.read("P.probe(lambda P_a, P_b: (0,), None, None)")
         a, b = (ast.Name(arg.arg, ast.Load()) for arg in note.value.args[0].args.args)
         if isinstance(said, ast.Compare):
@@ -298,23 +287,17 @@ class _Alter(ast.NodeTransformer):
         note.value.args[1:3] = sides
         return note
 
-    def _is_library(self, node: ast.AST) -> bool:
+    def _is_library(self, node: Any) -> bool:
         """Whether it is a call of Python's library with constants: what that makes equals nothing but itself."""
-        root = getattr(node, "func", None)
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        words = [*node.args, *(word.value for word in node.keywords)] if isinstance(node, ast.Call) else ()
-        return isinstance(root, ast.Name) and root.id in self._library and all(map(constant, words))
+        if not isinstance(node, ast.Call) or not all(map(constant, node.args)) or node.keywords:
+            return False
+        root = ast.unparse(node.func).partition(".")[0]
+        origin = self._origins.get(root, "builtins" if hasattr(builtins, root) else "").partition(".")[0]
+        return origin in _LIBRARY and root not in self._defined
 
     def _other(self, value: Any) -> ast.expr:
         text = repr(_HERE["P"].other(value))
         return self.read("object()" if "<" in text else text)[0].value
-
-    def _nothing_of(self, value: Any) -> ast.expr:
-        """A list of what is not in a constant."""
-        other = _HERE["P"].other(list(value)) if isinstance(value, (list, tuple, set)) else ()
-        is_apart = isinstance(other, list) and "<" not in repr(other) and not any(v in list(value) for v in other)
-        return self.read(repr(other) if is_apart else "[object()]")[0].value
 
     def _only_compared(self, node: ast.AST, given: Collection[str]) -> set[str]:
         """Parameters, and variables whose value is a constant, of which a function does nothing but compare them with
@@ -329,12 +312,3 @@ class _Alter(ast.NodeTransformer):
         sides = [_name(a) for a, b in pairs if isinstance(a, ast.Name) and not constant(b) and _name(b) not in chosen]
         uses = [n.id for n in nodes if isinstance(n, ast.Name)]
         return {name for name in chosen if 0 < sides.count(name) == uses.count(name) - constants.count(name)}
-
-
-def _parameters(node: Any) -> list[str]:
-    """The parameters of a function for which its decorators bring constants."""
-    marks = [mark for mark in node.decorator_list if isinstance(mark, ast.Call) and _name(mark) == "parametrize"]
-    marks = [mark for mark in marks if len(mark.args) == 2 and not mark.keywords and all(map(constant, mark.args))]
-    names = [ast.literal_eval(mark.args[0]) for mark in marks]
-    there = [name.split(",") if isinstance(name, str) else name for name in names]
-    return [name.strip() for some in there for name in some]
