@@ -17,9 +17,11 @@ from collections.abc import Collection
 from typing import Any
 
 _EQUAL = {f"assert{kind}Equal" for kind in ("", "List", "Tuple", "Set", "Dict", "Sequence", "MultiLine")}
-_EQUAL |= {"assertIs", "assertIn"}
 _ABOUT = {"assertAlmostEqual": "object()", "assertCountEqual": "[object()]"}  # what they refuse beside anything
-_HARMLESS = r"((pytest\.)?mark\.(?!xfail|raises)\w+|(unittest\.)?skip(If|Unless)?|(.*mock\.)?patch(\.\w+)?)(\(.*)?"
+_EQUAL |= {"assertIs", "assertIn", *_ABOUT}
+_HARMLESS = re.compile(
+    r"(?!.*(xfail|mark\.raises))((pytest\.)?mark\.|(unittest\.)?skip(If|Unless)?\b|(.*mock\.)?patch\b|pytestmark\b).*", re.DOTALL
+)
 _LOOSE = re.compile("any|approx", re.IGNORECASE)  # names of what equals more than itself
 _LIBRARY = sys.stdlib_module_names - {"unittest"}
 # What each of unittest's other assertions must refuse, beside what the test says.
@@ -78,7 +80,7 @@ def alter(source: str, tests: Collection[str], place: str) -> tuple[str, set[str
     """
     try:
         tree = ast.parse(source)
-        if re.search(r"^pytestmark\b.*xfail", source, re.MULTILINE):
+        if not _is_harmless(tree):
             return None
         work = _Alter(tests, place, tree)
         work.visit(tree)
@@ -110,12 +112,9 @@ def _name(node: ast.AST) -> str:
 
 
 def _is_harmless(node: Any) -> bool:
-    """Whether nothing about a class or a function wants its tests to fail."""
+    """Whether no decorator or mark of a class or a function can want its tests to fail."""
     marks = [text for text in map(ast.unparse, node.body) if text.startswith("pytestmark")]
-    return all(
-        re.fullmatch(_HARMLESS, ast.unparse(d), re.DOTALL) and "xfail" not in ast.unparse(d)
-        for d in node.decorator_list
-    ) and "xfail" not in str(marks)
+    return all(map(_HARMLESS.fullmatch, [*marks, *map(ast.unparse, getattr(node, "decorator_list", ()))]))
 
 
 class _Alter(ast.NodeTransformer):
@@ -124,9 +123,8 @@ class _Alter(ast.NodeTransformer):
         self._origins = {}  # imported name -> module
         for node in nodes:
             for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
-                self._origins[alias.asname or alias.name] = (
-                    f"{'.' * getattr(node, 'level', 0)}{getattr(node, 'module', alias.name) or ''}"
-                )
+                dots = "." * getattr(node, "level", 0)
+                self._origins[alias.asname or alias.name] = f"{dots}{getattr(node, 'module', alias.name) or ''}"
         self._defined = {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
         self._stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         self.altered: set[str] = set()
@@ -161,16 +159,11 @@ class _Alter(ast.NodeTransformer):
 
     def theirs(self) -> set[str]:
         """The tests that are altered, here or in the one class that theirs inherits them from."""
-        found = set()
-        for test in self._tests:
-            own, _, name = test.rpartition(".")
-            places = {c for c in (own, *self._bases.get(own, ())) if name in self._names.get(c, ())} or {own}
-            found |= (
-                {test}
-                if test in self.altered or ({f"{c}.{name}" for c in places} <= self.altered and len(places) == 1)
-                else set()
-            )
-        return found
+        return {test for test in self._tests if test in self.altered or self._inherited(test) in self.altered}
+
+    def _inherited(self, test: str) -> str:
+        own, _, name = test.rpartition(".")
+        return ".".join([*(c for c in {own, *self._bases.get(own, ())} if name in self._names.get(c, ())), name])
 
     def visit_FunctionDef(self, node: Any) -> Any:
         before, name, first = (self._changed, self._path), f"{self._path}{node.name}", int(_is_head(node.body[0]))
@@ -259,8 +252,7 @@ class _Alter(ast.NodeTransformer):
     def _probe(self, said: Any) -> ast.stmt | None:
         """A statement that notes whether what is said of two sides is also true of something wrong. None: it is not
         about two sides, or no side is known."""
-        about = _ABOUT.get(self._method(said)) if len(getattr(said, "args", ())) > 1 else None
-        sides = said.args[:2] if about else list(self._compared(said))
+        sides = list(self._compared(said))
         known = [constant(side) for side in sides]
         names = [_name(n) for side in sides for n in ast.walk(side)]
         if not sides or all(known) or any(map(_LOOSE.search, names)):
@@ -270,10 +262,11 @@ class _Alter(ast.NodeTransformer):
                 return None
             sides[1] = self.read("[object()]")[0].value
         elif any(known):
-            sides[bool(known[1])] = self.read(about)[0].value if about else self._other(*known[bool(known[1])])
-        elif about or not any(isinstance(side, ast.Name) and side.id in self._changed for side in sides):
+            new = _ABOUT.get(self._method(said))
+            sides[bool(known[1])] = self.read(new)[0].value if new else self._other(*known[bool(known[1])])
+        elif not any(isinstance(side, ast.Name) and side.id in self._changed for side in sides):
             made = [self._is_library(side) for side in sides]
-            if about or sum(made) != 1:
+            if sum(made) != 1:
                 return None
             sides[made.index(True)] = self.read("object()")[0].value
         (note,) = self.read("P.probe(lambda P_a, P_b: (0,), None, None)")
@@ -306,9 +299,8 @@ class _Alter(ast.NodeTransformer):
         stored = [n.targets for n in nodes if isinstance(n, ast.Assign) and constant(n.value)]
         constants = [_name(targets[0]) for targets in stored if len(targets) == 1 and isinstance(targets[0], ast.Name)]
         chosen = {*constants, *given}
-        pairs = [
-            pair for n in nodes for a, b in [self._compared(n) or (n, n)] if a is not b for pair in ((a, b), (b, a))
-        ]
+        both = [self._compared(n) for n in nodes if self._method(n) not in _ABOUT]
+        pairs = [pair for a_b in both if a_b for pair in (a_b, a_b[::-1])]
         sides = [_name(a) for a, b in pairs if isinstance(a, ast.Name) and not constant(b) and _name(b) not in chosen]
         uses = [n.id for n in nodes if isinstance(n, ast.Name)]
         return {name for name in chosen if 0 < sides.count(name) == uses.count(name) - constants.count(name)}
