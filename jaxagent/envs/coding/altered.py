@@ -20,7 +20,7 @@ _EQUAL = {f"assert{kind}Equal" for kind in ("", "List", "Tuple", "Set", "Dict", 
 _ABOUT = {"assertAlmostEqual": "object()", "assertCountEqual": "[object()]"}  # what they refuse beside anything
 _EQUAL |= {"assertIs", "assertIn", *_ABOUT}
 _HARMLESS = re.compile(
-    r"(?!.*(xfail|mark\.raises))((pytest\.)?mark\.|(unittest\.)?skip(If|Unless)?\b|(.*mock\.)?patch\b|pytestmark\b).*", re.DOTALL
+    r"(?s)(?!.*(xfail|mark\.raises))((pytest\.)?mark\.|(unittest\.)?skip(If|Unless)?\b|(.*mock\.)?patch\b|pytestmark\b).*"
 )
 _LOOSE = re.compile("any|approx", re.IGNORECASE)  # names of what equals more than itself
 _LIBRARY = sys.stdlib_module_names - {"unittest"}
@@ -204,16 +204,16 @@ class _Alter(ast.NodeTransformer):
         return self._probe(node.test) or node
 
     def visit_Expr(self, node: ast.Expr) -> Any:
-        call, method = node.value, self._method(node.value)
-        if isinstance(call, ast.Call) and self._expects(call) and len(call.args) > 1 + method.endswith("Regex"):
+        call: Any = node.value
+        method = self._method(call)
+        there = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+        if there and self._expects(call) and len(call.args) > 1 + method.endswith("Regex"):
             return self._never(call, node)
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.fail":
-            method = "fail"
-        if method not in _REFUSED:
+        refused = _REFUSED.get("fail" if there == "pytest.fail" else method)
+        if refused is None:
             return self._probe(call) or node
-        there = ast.unparse(call.func)  # type: ignore[attr-defined]
-        more = self.read(f"P.probe(lambda a, b: ({there}({_REFUSED[method]}),), None, None)")
-        said = call.args[0] if method == "assertTrue" and call.args else call  # type: ignore[attr-defined]
+        more = self.read(f"P.probe(lambda a, b: ({there}({refused}),), None, None)")
+        said = call.args[0] if method == "assertTrue" and call.args else call
         return [*more, self._probe(said) or node]
 
     def visit_With(self, node: ast.With) -> Any:
