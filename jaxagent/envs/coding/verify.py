@@ -79,22 +79,19 @@ async def judge(take: Callable[[], Awaitable[Sandbox]], task: CodingTask, patch:
     limit_s = min(rules.deadline_s, 3 * took_s + ALTERED_S)  # as many tests, or fewer
     rules = dataclasses.replace(rules, deadline_s=limit_s)
     again = await _judge(take, task, patch, rules, must_fail)
-    forged = [name for name in must_fail if _passed_altered(judged, again, name)]
+    # A test of which its author expects a failure goes on failing; one that the tested code says to fail does not.
+    failing = [name for name in must_fail if not _is(judged, name, "PASSED") and _is(again, name, *RED)]
+    forged = [name for name in must_fail if _is(judged, name, "PASSED") and _passes_altered(again, name)]
     if forged and task.patch:  # where the oracle passes, too, the altered test says nothing
         right = await _judge(take, task, task.patch, rules, must_fail)
-        forged = [name for name in forged if not _passed_altered(judged, right, name)]
-    return Judgement(False, FORGED, judged.outcomes) if forged else judged
+        forged = [name for name in forged if not _passes_altered(right, name)]
+    return Judgement(False, FORGED, judged.outcomes) if failing or forged else judged
 
 
-def _passed_altered(judged: Judgement, again: Judgement, name: str) -> bool:
-    """Whether a test that must fail did not, or its process ended before anything failed. A test of which its author
-    expects a failure goes on failing; one that the tested code says to fail does not."""
-    if not _is(judged, name, "PASSED"):
-        return _is(again, name, *RED)
-    ended = again.why not in (LATE, MEMORY, NOT_APPLIED) and not any(
-        status in RED for status in again.outcomes.values()
-    )
-    return ended or _is(again, name, "PASSED")
+def _passes_altered(again: Judgement, name: str) -> bool:
+    """Whether an altered test passed, or its process ended before anything failed."""
+    reds = [status for status in again.outcomes.values() if status in RED]
+    return _is(again, name, "PASSED") or (not reds and again.why not in (LATE, MEMORY, NOT_APPLIED))
 
 
 def _is(judged: Judgement, name: str, *statuses: str) -> bool:
