@@ -163,7 +163,8 @@ class _Alter(ast.NodeTransformer):
 
     def _inherited(self, test: str) -> str:
         own, _, name = test.rpartition(".")
-        return ".".join([*(c for c in {own, *self._bases.get(own, ())} if name in self._names.get(c, ())), name])
+        places = [c for c in {own, *self._bases.get(own, ())} if name in self._names.get(c, ())]
+        return f"{places[0]}.{name}" if len(places) == 1 else ""
 
     def visit_FunctionDef(self, node: Any) -> Any:
         before, name, first = (self._changed, self._path), f"{self._path}{node.name}", int(_is_head(node.body[0]))

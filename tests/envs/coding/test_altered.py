@@ -229,6 +229,7 @@ def test_parameters_classes_and_what_comes_first():
 
 LEFT = r"""
 class T(Mixin, Base): pass
+class T(Mixin): pass\ndef test_a(): pass
 class T(Base, Other): pass
 class T(Mixin):\n    def test_a(self): self.assertEqual(1, 1)
 class T(Base):\n    test_a = other(Base.test_a)
