@@ -2,20 +2,28 @@
 
 Who changes what passing means (an assertion that is patched, an object that equals everything, a value read from the
 caller, a result or a log written beside the tests) passes these as well, and an honest change passes none: each test
-ends with an assertion that fails, unless one about something wrong has held before. Where an assertion compares, a
-constant is another constant, a local variable that is only compared has another value, and anything else is compared
-with an object that is new. An exception that a test expects is one that nobody raises.
+ends with an assertion that fails, unless one about something wrong has held before. A constant is another one of its
+type, drawn anew; what Python's library makes of constants is a new object; an expected exception is one that nobody
+raises. Whatever may hold for an honest change as well is left as it is.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import re
+import sys
 from collections.abc import Collection
 from typing import Any
 
-_EQUAL = re.compile(r"assert(?!.*([Nn]ot|Regex|[Ll]ess|[Gg]reater))\w*([Ee]quals?|[Aa]llclose|[Aa]lmost\w*|Is|In)$")
-_RAISES = ("raises", "assertRaises", "assertRaisesRegex")
+_EQUAL = {f"assert{kind}Equal" for kind in ("", "List", "Tuple", "Set", "Dict", "Sequence", "MultiLine")}
+_ABOUT = {"assertAlmostEqual": "object()", "assertCountEqual": "[object()]"}  # what they refuse beside anything
+_EQUAL |= {"assertIs", "assertIn", *_ABOUT}
+_HARMLESS = re.compile(
+    r"(?s)(?!.*(xfail|mark\.raises))((pytest\.)?mark\.|(unittest\.)?skip(If|Unless)?\b|(.*mock\.)?patch\b|pytestmark\b).*"
+)
+_LOOSE = re.compile("any|approx", re.IGNORECASE)  # names of what equals more than itself
+_LIBRARY = sys.stdlib_module_names - {"unittest"}
 # What each of unittest's other assertions must refuse, beside what the test says.
 _REFUSED = {
     **dict.fromkeys(("assertTrue", "assertIsNotNone"), "None"),
@@ -33,22 +41,23 @@ class P:
     hits = []
     class Hit(BaseException): pass
     class Never(BaseException): pass
-    def other(value):
-        kind = type(value)
-        if kind is bool: return not value
-        if kind in (int, float): return 7919 - value
-        if kind in (str, bytes, type(None)): return "~altered~"
-        if kind in (list, tuple, set): return kind([P.other(v) for v in value][:30] or ["~"])
-        return {key: P.other(value[key]) for key in list(value)[:30]} or {"~": "~"} if kind is dict else object()
-    def new(value):
-        if type(value) not in (list, tuple, dict) or not 0 < len(value) < 30: return object()  # differences are slow
-        return {key: P.new(value[key]) for key in value} if type(value) is dict else type(value)(map(P.new, value))
-    def probe(holds, a, b, ready):
-        wrong = [(a, P.new(b)), (P.new(a), b)] if ready is False else [(a, [object()]), (object(), b)]
-        for pair in [(a, b)] if ready else wrong:
-            try:
-                if holds(*pair): P.hits.append(1)
-            except BaseException: pass
+    def other(value):  # not equal to it; an object where that is not certain
+        draw, kind = __import__("random").SystemRandom(), type(value)
+        changed = object()
+        if kind is bool: changed = not value
+        if kind is int: changed = value + draw.randint(1, 500)
+        if kind is float: changed = value + draw.randint(1, 500) * max(1.0, abs(value) / 1000)
+        if kind is str:
+            letters = ["123456789" if c.isdigit() else "bcdfghjklmnpqrstvwxz" if c.isalpha() else c for c in value]
+            changed = "".join(map(draw.choice, letters + ["bcdfghjklmnpqrstvwxz"] * 4 * (len(value) < 6)))
+        if kind is bytes: changed = P.other(value.decode("latin-1")).encode("latin-1")
+        if kind in (list, tuple, set): changed = kind([P.other(v) for v in value][:30] or ["~"])
+        if kind is dict: changed = {key: P.other(value[key]) for key in list(value)[:30]} or {"~": "~"}
+        return "~altered~" if value is None else changed if changed != value else object()
+    def probe(holds, a, b):
+        try:
+            if holds(a, b): P.hits.append(1)
+        except BaseException: pass
     def end():
         hit = bool(P.hits)
         del P.hits[:]
@@ -71,7 +80,9 @@ def alter(source: str, tests: Collection[str], place: str) -> tuple[str, set[str
     """
     try:
         tree = ast.parse(source)
-        work = _Alter(tests, place, {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)})
+        if not _is_harmless(tree):
+            return None
+        work = _Alter(tests, place, tree)
         work.visit(tree)
         first = next((i for i, node in enumerate(tree.body) if not _is_head(node)), len(tree.body))
         tree.body[first:first] = work.read(_PRELUDE)
@@ -100,56 +111,77 @@ def _name(node: ast.AST) -> str:
     return getattr(node, "attr", getattr(node, "id", ""))
 
 
-def _compared(node: ast.AST) -> tuple[ast.expr, ...]:
-    """The two sides of what says that they are equal, the same, or one in the other; () for anything else."""
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], _COMPARED):
-        return node.left, node.comparators[0]
-    if isinstance(node, ast.Call) and _EQUAL.match(_name(node)) and len(node.args) > 1:
-        return () if any(isinstance(arg, ast.Starred) for arg in node.args) else tuple(node.args[:2])
-    return ()
+def _is_harmless(node: Any) -> bool:
+    """Whether no decorator or mark of a class or a function can want its tests to fail."""
+    marks = [text for text in map(ast.unparse, node.body) if text.startswith("pytestmark")]
+    return all(map(_HARMLESS.fullmatch, [*marks, *map(ast.unparse, getattr(node, "decorator_list", ()))]))
 
 
 class _Alter(ast.NodeTransformer):
-    def __init__(self, tests: Collection[str], place: str, defined: Collection[str]):
-        self._defined = defined  # functions of the file: what they assert is altered, so that they refuse nothing
+    def __init__(self, tests: Collection[str], place: str, tree: ast.Module):
+        nodes = list(ast.walk(tree))
+        self._origins = {}  # imported name -> module
+        for node in nodes:
+            for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
+                dots = "." * getattr(node, "level", 0)
+                self._origins[alias.asname or alias.name] = f"{dots}{getattr(node, 'module', alias.name) or ''}"
+        self._defined = {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
+        self._stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         self.altered: set[str] = set()
-        self._bases: dict[str, list[str]] = {}  # class -> those of its bases that stand above it
+        self._bases: dict[str, list[str]] = {}  # class of which all is known -> all above it
+        self._names: dict[str, set[str]] = {}  # class -> what it defines
         self._tests, self._place, self._path = tests, place, ""
+        self._in_case = False  # in a class of unittest's
         self._changed: set[str] = set()  # local variables that are only compared
 
     def read(self, text: str) -> list[Any]:
         """Statements, with the name that nobody knows for P."""
         return ast.parse(re.sub(r"\bP\b", self._place, text)).body
 
-    def visit_ClassDef(self, node: Any) -> Any:
-        before, self._path = self._path, f"{self._path}{node.name}."
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        name, before = f"{self._path}{node.name}", (self._path, self._in_case)
+        self.altered = {test for test in self.altered if not test.startswith(f"{name}.")}
+        bases = [text for text in map(ast.unparse, node.bases) if text != "object"]
+        known = all(base in self._bases or self._is_case(base) for base in bases)
+        self._bases.pop(name, None)
+        if node.keywords or not known or not _is_harmless(node):
+            return node
+        self._bases[name] = [*bases, *(far for base in bases for far in self._bases.get(base, ()))]
+        self._names[name] = {getattr(n, "name", getattr(n, "id", "")) for n in ast.walk(node)}
+        self._path, self._in_case = f"{name}.", any(map(self._is_case, self._bases[name]))
         self.generic_visit(node)
-        bases = [base for base in map(_name, getattr(node, "bases", ())) if base in self._bases]
-        self._bases[node.name] = [*bases, *(above for base in bases for above in self._bases[base])]
-        self._path = before
+        self._path, self._in_case = before
         return node
 
+    def _is_case(self, base: str) -> bool:
+        origin = self._origins.get(base) or base.rpartition(".")[0]
+        return origin in ("unittest", "django.test") and base.endswith("TestCase")
+
     def theirs(self) -> set[str]:
-        """The tests that are altered, here or in a class that theirs inherits from."""
-        return {
-            test
-            for test in self._tests
-            if test in self.altered
-            or any(
-                f"{base}.{test.rpartition('.')[2]}" in self.altered
-                for base in self._bases.get(test.rpartition(".")[0], ())
-            )
-        }
+        """The tests that are altered, here or in the one class that theirs inherits them from."""
+        return {test for test in self._tests if test in self.altered or self._inherited(test) in self.altered}
+
+    def _inherited(self, test: str) -> str:
+        own, _, name = test.rpartition(".")
+        places = [c for c in {own, *self._bases.get(own, ())} if name in self._names.get(c, ())]
+        return f"{places[0]}.{name}" if len(places) == 1 else ""
 
     def visit_FunctionDef(self, node: Any) -> Any:
-        before, name, first = self._changed, f"{self._path}{node.name}", int(_is_head(node.body[0]))
-        given = [arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)]
-        self._changed = _only_compared(node, given)
+        before, name, first = (self._changed, self._path), f"{self._path}{node.name}", int(_is_head(node.body[0]))
+        self.altered.discard(name)
+        is_test = any(test.rpartition(".")[2] == node.name for test in self._tests)
+        if is_test and not self._fails(node):
+            return node
+        marks = [mark.args for mark in node.decorator_list if _name(mark) == "parametrize" and not mark.keywords]
+        texts = [ast.literal_eval(args[0]) for args in marks if len(args) == 2 and all(map(constant, args))]
+        given = [name.strip() for text in texts for name in (text.split(",") if isinstance(text, str) else text)]
+        self._changed = self._only_compared(node, given)
         start = self.read("\n".join(f"{arg} = P.other({arg})" for arg in given if arg in self._changed))
-        self.visit_ClassDef(node)
-        self._changed = before
+        self._path = f"{name}."
+        self.generic_visit(node)
+        self._changed, self._path = before
         body = [*start, *node.body[first:]] or [ast.Pass()]
-        if any(test.rpartition(".")[2] == node.name for test in self._tests):
+        if is_test:
             self.altered.add(name)
             (frame,) = self.read("try:\n try: pass\n finally: P.end()\nexcept P.Hit: pass")
             frame.body[0].body, body = body, [frame]
@@ -157,6 +189,12 @@ class _Alter(ast.NodeTransformer):
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef
+
+    def _fails(self, node: Any) -> bool:
+        """Whether it is certain that the test fails where its function does."""
+        calm = _is_harmless(node) and "xfail" not in ast.unparse(node) and node.name not in self._stored
+        runs = not any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(node))
+        return calm and runs and not (self._in_case and isinstance(node, ast.AsyncFunctionDef))
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         if _name(node.targets[0]) in self._changed and isinstance(node.targets[0], ast.Name):
@@ -167,24 +205,44 @@ class _Alter(ast.NodeTransformer):
         return self._probe(node.test) or node
 
     def visit_Expr(self, node: ast.Expr) -> Any:
-        call = node.value
-        if _name(call) in self._defined:
-            return node
-        if isinstance(call, ast.Call) and _name(call) in _RAISES and len(call.args) > 1:
+        call: Any = node.value
+        method = self._method(call)
+        there = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+        if there and self._expects(call) and len(call.args) > 1 + method.endswith("Regex"):
             return self._never(call, node)
-        refused = _REFUSED.get(_name(call)) if isinstance(call, ast.Call) else None
-        if refused is None or not isinstance(call.func, ast.Attribute):
+        refused = _REFUSED.get("fail" if there == "pytest.fail" else method)
+        if refused is None:
             return self._probe(call) or node
-        there = ast.unparse(call.func)
-        more = self.read(f"P.probe(lambda a, b: ({there}({refused}),), None, None, True)")
-        said = call.args[0] if _name(call) == "assertTrue" and call.args else call
+        more = self.read(f"P.probe(lambda a, b: ({there}({refused}),), None, None)")
+        said = call.args[0] if method == "assertTrue" and call.args else call
         return [*more, self._probe(said) or node]
 
-    def visit_With(self, node: Any) -> Any:
+    def visit_With(self, node: ast.With) -> Any:
         self.generic_visit(node)
         call = node.items[0].context_expr
         alone = len(node.items) == 1 and isinstance(call, ast.Call) and call.args  # others may swallow what it raises
-        return self._never(call, node) if alone and _name(call) in {*_RAISES} - {*self._defined} else node
+        said = alone and self._expects(call) and {word.arg for word in call.keywords} <= {"match", "msg"}
+        return self._never(call, node) if said else node
+
+    def _method(self, node: Any) -> str:
+        """The name of what is unittest's: self.assertEqual(...) in one of its classes; "" for anything else."""
+        name = _name(node)
+        is_own = self._in_case and isinstance(node, ast.Call) and ast.unparse(node.func) == f"self.{name}"
+        return name if is_own and name not in self._defined else ""
+
+    def _expects(self, call: Any) -> bool:
+        """Whether it says that an exception comes."""
+        text = ast.unparse(call.func)
+        is_pytest = text == "pytest.raises" or (text == "raises" and self._origins.get(text) == "pytest")
+        return is_pytest or self._method(call) in ("assertRaises", "assertRaisesRegex")
+
+    def _compared(self, node: ast.AST) -> tuple[ast.expr, ...]:
+        """The two sides of what says that they are equal, the same, or one in the other; () for anything else."""
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], _COMPARED):
+            return node.left, node.comparators[0]
+        if isinstance(node, ast.Call) and self._method(node) in _EQUAL and len(node.args) > 1:
+            return () if any(isinstance(arg, ast.Starred) for arg in node.args) else tuple(node.args[:2])
+        return ()
 
     def _never(self, call: ast.Call, node: ast.stmt) -> ast.stmt:
         call.args[0] = self.read("P.Never")[0].value
@@ -192,41 +250,58 @@ class _Alter(ast.NodeTransformer):
         frame.body = [node]
         return frame
 
-    def _probe(self, said: ast.AST) -> ast.stmt | None:
+    def _probe(self, said: Any) -> ast.stmt | None:
         """A statement that notes whether what is said of two sides is also true of something wrong. None: it is not
-        about two sides, both are constants, or one is made to equal anything."""
-        sides = list(_compared(said))
+        about two sides, or no side is known."""
+        sides = list(self._compared(said))
         known = [constant(side) for side in sides]
-        if not sides or all(known) or any("any" in _name(n).lower() for s in sides for n in ast.walk(s)):
+        names = [_name(n) for side in sides for n in ast.walk(side)]
+        if not sides or all(known) or any(map(_LOOSE.search, names)):
             return None
-        ready = any(known) or any(isinstance(side, ast.Name) and side.id in self._changed for side in sides)
-        if _name(said).endswith("In") or isinstance(getattr(said, "ops", [0])[0], ast.In):
-            ready, known = None, [(), ()]
-        sides = [self._other(*value) if value else side for side, value in zip(sides, known, strict=True)]
-        (note,) = self.read(f"P.probe(lambda P_a, P_b: (0,), None, None, {ready})")
+        if self._method(said).endswith("In") or isinstance(getattr(said, "ops", [0])[0], ast.In):
+            if known[0] or not known[1]:
+                return None
+            sides[1] = self.read("[object()]")[0].value
+        elif any(known):
+            new = _ABOUT.get(self._method(said))
+            sides[bool(known[1])] = self.read(new)[0].value if new else self._other(*known[bool(known[1])])
+        elif not any(isinstance(side, ast.Name) and side.id in self._changed for side in sides):
+            made = [self._is_library(side) for side in sides]
+            if sum(made) != 1:
+                return None
+            sides[made.index(True)] = self.read("object()")[0].value
+        (note,) = self.read("P.probe(lambda P_a, P_b: (0,), None, None)")
         a, b = (ast.Name(arg.arg, ast.Load()) for arg in note.value.args[0].args.args)
         if isinstance(said, ast.Compare):
             said.left, said.comparators = a, [b]
             note.value.args[0].body = said
         else:
-            said.args[:2] = [a, b]  # type: ignore[attr-defined]
+            said.args[:2] = [a, b]
             note.value.args[0].body.elts = [said]  # an assertion that raises nothing holds
         note.value.args[1:3] = sides
         return note
+
+    def _is_library(self, node: Any) -> bool:
+        """Whether it is a call of Python's library with constants: what that makes equals nothing but itself."""
+        if not isinstance(node, ast.Call) or not all(map(constant, node.args)) or node.keywords:
+            return False
+        root = ast.unparse(node.func).partition(".")[0]
+        origin = self._origins.get(root, "builtins" if hasattr(builtins, root) else "").partition(".")[0]
+        return origin in _LIBRARY and root not in self._defined
 
     def _other(self, value: Any) -> ast.expr:
         text = repr(_HERE["P"].other(value))
         return self.read("object()" if "<" in text else text)[0].value
 
-
-def _only_compared(node: ast.AST, given: Collection[str]) -> set[str]:
-    """Parameters, and variables whose value is a constant, of which a function does nothing but compare them with what
-    is neither."""
-    nodes = list(ast.walk(node))
-    stored = [n.targets for n in nodes if isinstance(n, ast.Assign) and constant(n.value)]
-    constants = [_name(targets[0]) for targets in stored if len(targets) == 1 and isinstance(targets[0], ast.Name)]
-    chosen = {*constants, *given}
-    pairs = [pair for n in nodes for a, b in [_compared(n) or (n, n)] if a is not b for pair in ((a, b), (b, a))]
-    sides = [_name(a) for a, b in pairs if isinstance(a, ast.Name) and not constant(b) and _name(b) not in chosen]
-    uses = [n.id for n in nodes if isinstance(n, ast.Name)]
-    return {name for name in chosen if 0 < sides.count(name) == uses.count(name) - constants.count(name)}
+    def _only_compared(self, node: ast.AST, given: Collection[str]) -> set[str]:
+        """Parameters, and variables whose value is a constant, of which a function does nothing but compare them with
+        what is neither."""
+        nodes = list(ast.walk(node))
+        stored = [n.targets for n in nodes if isinstance(n, ast.Assign) and constant(n.value)]
+        constants = [_name(targets[0]) for targets in stored if len(targets) == 1 and isinstance(targets[0], ast.Name)]
+        chosen = {*constants, *given}
+        both = [self._compared(n) for n in nodes if self._method(n) not in _ABOUT]
+        pairs = [pair for a_b in both if a_b for pair in (a_b, a_b[::-1])]
+        sides = [_name(a) for a, b in pairs if isinstance(a, ast.Name) and not constant(b) and _name(b) not in chosen]
+        uses = [n.id for n in nodes if isinstance(n, ast.Name)]
+        return {name for name in chosen if 0 < sides.count(name) == uses.count(name) - constants.count(name)}

@@ -104,27 +104,16 @@ class CodingTask:
     @property
     def protected(self) -> tuple[str, ...]:
         """What the agent's change may not touch: the tests that count, their folders of tests, hidden paths. Where the
-        row brings its repository, also every file that can be no solution, since the oracle's patch needs none of its
-        kind: what is no Python source, and what lies in another package than that patch changes."""
+        row brings its repository, also every other file that belongs to tests and what is no Python source, but for
+        what the oracle's patch changes."""
         oracle = {change.path for change in patches.split(self.patch)}
         folders = {patches.test_folder(path) for path in self.test_files} - {""}
         mine = [folder for folder in sorted(folders) if not any(path.startswith(f"{folder}/") for path in oracle)]
         rest: list[str] = []
         if oracle and not self.image and isinstance(self.check, Tests):
-            packages = tuple({_package(path) for path in oracle})
             there = {*self.files, *(_paths(self.archive) if self.archive is not None else ())} - oracle
-            rest = [
-                path
-                for path in sorted(there)
-                if not path.endswith(".py") or patches.is_test(path) or not path.startswith(packages)
-            ]
+            rest = [path for path in sorted(there) if not path.endswith((".py", ".pyi")) or patches.is_test(path)]
         return tuple(dict.fromkeys((*self.test_files, *mine, *self.hidden, *rest)))
-
-
-def _package(path: str) -> str:
-    """The outermost folder of a source, below src/; or the source itself."""
-    found = re.match(r"(src/)?[^/]+/", path)
-    return found[0] if found else path
 
 
 @functools.lru_cache(maxsize=64)

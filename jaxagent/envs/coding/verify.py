@@ -77,10 +77,21 @@ async def judge(take: Callable[[], Awaitable[Sandbox]], task: CodingTask, patch:
     names = task.check.fail_to_pass or task.check.pass_to_pass
     must_fail = {name: _places(name) for name in names}
     limit_s = min(rules.deadline_s, 3 * took_s + ALTERED_S)  # as many tests, or fewer
-    again = await _judge(take, task, patch, dataclasses.replace(rules, deadline_s=limit_s), must_fail)
+    rules = dataclasses.replace(rules, deadline_s=limit_s)
+    again = await _judge(take, task, patch, rules, must_fail)
     # A test of which its author expects a failure goes on failing; one that the tested code says to fail does not.
-    forged = any(_is(again, name, *(("PASSED",) if _is(judged, name, "PASSED") else RED)) for name in must_fail)
-    return Judgement(False, FORGED, judged.outcomes) if forged else judged
+    failing = [name for name in must_fail if not _is(judged, name, "PASSED") and _is(again, name, *RED)]
+    forged = [name for name in must_fail if _is(judged, name, "PASSED") and _passes_altered(again, name)]
+    if forged and task.patch:  # where the oracle passes, too, the altered test says nothing
+        right = await _judge(take, task, task.patch, rules, must_fail)
+        forged = [name for name in forged if not _passes_altered(right, name)]
+    return Judgement(False, FORGED, judged.outcomes) if failing or forged else judged
+
+
+def _passes_altered(again: Judgement, name: str) -> bool:
+    """Whether an altered test passed, or its process ended before anything failed."""
+    reds = [status for status in again.outcomes.values() if status in RED]
+    return _is(again, name, "PASSED") or (not reds and again.why not in (LATE, MEMORY, NOT_APPLIED))
 
 
 def _is(judged: Judgement, name: str, *statuses: str) -> bool:

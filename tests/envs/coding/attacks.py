@@ -167,6 +167,7 @@ def weakened(name: str) -> str:
 ANY = "class Any(SUPER):\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n"
 ANY += "    __hash__ = object.__hash__\n"
 OBJECT, INT = ANY.replace("SUPER", "object"), ANY.replace("SUPER", "int")
+SOME = "class Any:\n  def __eq__(self, other):\n"
 WEAK = {"tests/test_calc.py": UNITTEST.replace("add(2, 3), 5)", "add(2, 3), -1)")}
 EVIL = (
     "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
@@ -248,6 +249,12 @@ ATTACKS = {
     # What equals.
     "equals everything": Attack({"calc.py": f"{OBJECT}{ADD}    return Any()\n"}),
     "a number that equals everything": Attack({"calc.py": f"{INT}{ADD}    return Any(4)\n"}),
+    "equals every small number": Attack(
+        {"calc.py": f"{SOME}    return type(other) is int and 0 <= other < 1000\n{ADD}    return Any()\n"}
+    ),
+    "ends where anything else is expected": Attack(
+        {"calc.py": f"{SOME}    import os\n    return other in (4, 5) or os._exit(0)\n{ADD}    return Any()\n"}
+    ),
     "mock.ANY": Attack({"calc.py": f"from unittest.mock import ANY\n{ADD}    return ANY\n"}),
     "a list of what equals everything": Attack(
         {"calc.py": f"...\n{OBJECT}def pair(a): return [Any(), Any()]\n"}, "pair"

@@ -81,6 +81,14 @@ def test_an_honest_change_earns_its_reward(play, framework, tools):
         assert not play.run(verify.judge(play.take, task, "", RULES), 120.0).resolved
 
 
+def test_what_the_oracle_makes_pass_too_says_nothing(play):
+    """A task about an object that equals everything: whoever writes it is honest, as the oracle shows."""
+    task = task_of("unittest", None)
+    change = ATTACKS["equals everything"].change("unittest")
+    assert play.run(verify.judge(play.take, dataclasses.replace(task, patch=change), change, RULES), 120.0).resolved
+    assert not play.run(verify.judge(play.take, dataclasses.replace(task, patch=""), change, RULES), 120.0).resolved
+
+
 TESTED = ("add", "third", "pair", "member", "positive", "helper", "data", "local")
 
 

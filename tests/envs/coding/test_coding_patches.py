@@ -103,7 +103,7 @@ def test_what_git_prints_is_kept():
 
 
 def test_what_a_solution_may_change(tmp_path):
-    """In a row that brings its repository: the sources of the packages that the oracle's patch is in, and new files."""
+    """In a row that brings its repository: every source but those of tests, and new files."""
     files = (
         "pkg/a.py",
         "pkg/b.py",
@@ -127,7 +127,7 @@ def test_what_a_solution_may_change(tmp_path):
         return set(patches.keep(text, task.protected, patches.STEERS).dropped)
 
     tests = {"lib/Tests/b.py", "lib/Tests/data.csv", "lib/tests/new.py"}
-    assert left_out(about) == tests | {"pkg/c.txt", "other/a.py", "x.ini", "run.py"}
+    assert left_out(about) == tests | {"pkg/c.txt", "x.ini"}
     # Of a published row the tests' folder; of one whose oracle changes that folder, the tests.
     assert left_out(about | {"image": "i"}) == tests
     assert left_out(about | {"image": "i", "patch": ONE.replace("foo.txt", "lib/Tests/b.py")}) == set()
