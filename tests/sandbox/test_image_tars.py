@@ -1,6 +1,7 @@
 """Exported images: made here with tarfile, honest and hostile. Nothing outside of the tree is ever touched."""
 
 import asyncio
+import contextlib
 import gzip
 import hashlib
 import io
@@ -396,8 +397,9 @@ BOMBS = {
 @pytest.mark.parametrize("where", ["layer", "image"])
 def test_headers_that_fill_the_memory(name, where, store, tmp_path):
     raw, said = BOMBS[name]
-    if name == "a negative size" and tarfile.open(fileobj=io.BytesIO(raw)).next().size >= 0:
-        pytest.skip("this Python's tarfile does not take such a size")
+    with tarfile.open(fileobj=io.BytesIO(raw)) if name == "a negative size" else contextlib.nullcontext() as archive:
+        if archive is not None and archive.next() is None:
+            pytest.skip("this Python's tarfile takes such a header for the end")
     path = tmp_path / "i.tar"
     if where == "layer":
         layout(path, raw + END)
