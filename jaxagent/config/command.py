@@ -24,7 +24,9 @@ class Parser(argparse.ArgumentParser):
         """Raises ConfigError."""
         raise ConfigError(f"{message[:1].upper()}{message[1:]}.")
 
-    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] (it has overloads)
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> Any:
         """Its parent's, with "~" as a person means it, which bash leaves as it is behind "="."""
         args, home = sys.argv[1:] if args is None else args, os.path.expanduser("~")
         args = [re.sub(r"^(--\w+=)~(?=/|$)", lambda match: match[1] + home, arg) for arg in args]
