@@ -166,7 +166,7 @@ def factors_of_samples(learnt: Sequence[Sample], choice: Any) -> tuple[list[Fact
     """The factor of each sample that takes part, and counts for the metrics."""
     if not isinstance(choice, Importance):
         return [Factor(np.ones(len(sample.mask)), False) for sample in learnt], {}
-    old = [sample.old[sample.mask > 0] for sample in learnt]
+    old = [np.asarray(sample.old)[sample.mask > 0] for sample in learnt]
     behaviour = [np.asarray(sample.trajectory.logprobs)[sample.mask > 0] for sample in learnt]
     pairs = list(zip(old, behaviour, strict=True))
     given = [factors_of(choice, *pair) for pair in pairs]
