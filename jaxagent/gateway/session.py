@@ -230,10 +230,17 @@ class Session:
 
     # ---------------------------------------------------------------- a turn
 
-    def _begin(self, ask: Ask, asked: Canonical, watched: bool) -> Pending:
-        if self._begun >= self._limits.requests:
+    def check_requests(self, draws: Sequence[Canonical], retry: bool | None) -> None:
+        """Raises BadRequest where the session has fewer requests left than these need samples of their own."""
+        self._check_left(sum(self._earlier(draw.digest, retry) is None for draw in draws))
+
+    def _check_left(self, needed: int) -> None:
+        if self._begun + needed > self._limits.requests:
             self.stop, message = StopReason.TURN_LIMIT, f"the session's {self._limits.requests} requests are used up"
             raise BadRequest(message, status=403, code="requests_used_up")
+
+    def _begin(self, ask: Ask, asked: Canonical, watched: bool) -> Pending:
+        self._check_left(1)
         self._begun += 1
         if len(self._turns) >= KEPT_TURNS:
             old = next((turn for turn in self._turns if turn.done), None)
