@@ -291,8 +291,11 @@ class Session:
             ids, kinds = [*context.copied, *ids], [int(TokenKind.PROMPT)] * len(context.copied) + kinds
             turn.thread = thread = self._threads.open(ids, number)
             thread.busy = True
-            parents = [known.thread for known in request.turns.values()]
-            self._lines.admit(thread, ask, [base[0], *parents] if base is not None else parents)
+            known = [(turn.thread, turn.end) for turn in request.turns.values()]
+            if came := base or next(reversed(known), None):
+                thread.parent = came[0], came[0].ends.index(came[1])
+            parents = [one for one, _ in ([base] if base else []) + known]
+            self._lines.admit(thread, ask, parents, base is not None)
         turn.tell(Begun(count))
         most = min(room, self._limits.turn_tokens, ask.max_tokens or room)
         parser = self._renderer.parser(ask.tools) if ask.prompt is None else ToolParser()  # a completion is all text
@@ -309,6 +312,7 @@ class Session:
         turn.tell(*reading.end())
         answer = reading.answer(Beginning(thread.tokens, count), generation, whole=thread.handle is not None)
         thread.latest = number
+        thread.asked.append(number)
         self._commit(thread, ids, kinds, generation, request, answer)
         self.counters["malformed_calls"] += parser.malformed
         return answer
@@ -335,7 +339,7 @@ class Session:
             self._threads.add(thread, end, after(chain, said))
             whole = self._tokenizer.decode(sampled[: len(sampled) - ended])
             self._recall.add(thread, end, chain, said, answer, sampled, whole)
-            self._lines.note(answer)
+            self._lines.note(thread, answer)
         else:
             self._prompts.add(thread, end, request.ask.prompt, answer)
         self.counters["sampled_tokens"] += len(sampled)
