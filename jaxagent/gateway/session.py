@@ -293,7 +293,8 @@ class Session:
             thread.busy = True
             known = [(turn.thread, turn.end) for turn in request.turns.values()]
             if came := base or next(reversed(known), None):
-                thread.parent = came[0], came[0].ends.index(came[1])
+                turns_before = sum(end.tokens < came[1].tokens for end in came[0].ends)
+                thread.parent = came[0], min(turns_before, came[0].turns - 1)  # a prompt may end a turn otherwise
             parents = [one for one, _ in ([base] if base else []) + known]
             self._lines.admit(thread, ask, parents, base is not None)
         turn.tell(Begun(count))

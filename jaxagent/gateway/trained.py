@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from jaxagent.gateway.chat import Answer, Ask, BadRequest
+from jaxagent.gateway.chat import Answer, Ask, BadRequest, ChatMessage
 from jaxagent.gateway.threads import Thread
 
 Fate = Literal["drop", "train"]
@@ -51,6 +51,7 @@ class Lines:
         self._main: Thread | None = None
         self._prompts: list[str] = []  # of sampled calls that begin a sub-agent: each admits one conversation
         self._spawned: dict[Thread, str] = {}  # these, with the prompt
+        self._openings: list[Sequence[ChatMessage]] = []  # of the program's conversations: it may ask the same again
         self._calling: set[Thread] = set()  # lines whose last answer has calls: the program is making them
 
     def admit(self, thread: Thread, ask: Ask, parents: Sequence[Thread], history: bool) -> None:
@@ -74,16 +75,17 @@ class Lines:
             thread.line = self._main = thread
             self._by_system.setdefault(system, thread)
         elif system and system in self._by_system:
-            thread.line = self._idle(self._by_system[system])
+            thread.line = self._idle(self._by_system[system], ask)
         elif self._rules.instruction and told:
-            thread.line = self._idle(self._main)
+            thread.line = self._idle(self._main, ask)
             self._by_system |= {system: thread.line} if thread.line is not None and thread.tools else {}
+        self._openings += [ask.messages] if thread.line is not None and not parents else []
         for parent in parents:  # a summary with which the program goes on is the program's, whatever it was asked as
             parent.tools, parent.line = parent.tools or thread.tools, parent.line or thread.line
 
-    def _idle(self, line: Thread) -> Thread | None:
+    def _idle(self, line: Thread, ask: Ask) -> Thread | None:
         """The line; None where its program is making calls and so asks nothing new: a command asks."""
-        return None if line in self._calling else line
+        return None if line in self._calling and ask.messages not in self._openings else line
 
     def leave(self, thread: Thread) -> None:
         """A trajectory that has sampled nothing has begun no line."""

@@ -145,7 +145,20 @@ def test_what_a_command_copies_is_left_out(kind, ends):
     assert "".join(said).count("run") == (1 if ends else 3)
 
 
-def test_a_turn_that_is_asked_again_and_a_talk_that_goes_on_are_the_programs():
+def test_a_program_that_asks_its_first_request_again_goes_on():
+    """It has taken an answer with a call, and lost it."""
+
+    async def scene(session):
+        await say(session, SYSTEM, user("mend it"))
+        one = await say(session, SYSTEM, user("mend it"))
+        await say(session, SYSTEM, user("mend it"), one, tool("saw", one.calls[0].id))
+
+    session, trajectories, _ = played(scene, reply=lambda context, turn: world.call("run"))
+    assert sorted(len(world.spans(one)) for one in trajectories) == [1, 2]
+    assert not session.counters["foreign_conversations"]
+
+
+def test_a_turn_that_is_left_and_a_talk_that_goes_on_are_the_programs():
     """A program goes back a turn: what it left is shorter and over. A late request does not undo what goes on."""
 
     async def scene(session):
