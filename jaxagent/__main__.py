@@ -13,6 +13,7 @@ python -m jaxagent.join --role=ROLE ...               one process of a run of ma
 
 from __future__ import annotations
 
+import os
 import sys
 
 from jaxagent.config import flags
@@ -20,7 +21,10 @@ from jaxagent.config import flags
 
 def main() -> int:
     """Prints the commands."""
-    print(f"{__doc__}\nConfigs that come along:", ", ".join(file.stem for file in flags.preset_files()))
+    try:
+        print(f"{__doc__}\nConfigs that come along:", ", ".join(file.stem for file in flags.preset_files()), flush=True)
+    except BrokenPipeError:  # whoever reads has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

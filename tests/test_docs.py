@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from jaxagent import __main__ as overview
 from jaxagent.config import flags
 from jaxagent.runs import checks
 from launch import grid
@@ -260,3 +261,11 @@ def test_files_that_are_named_exist(page):
     for name in re.findall(r"`([\w.]+(?:/\w+)+\.(?:py|md))`", page.read_text(encoding="utf-8")):
         of_others = name == "tests/test_outputs.py" or name.startswith("my_package/")  # in a task's folder, in yours
         assert of_others or (ROOT / name).exists() or (ROOT / "jaxagent" / name).exists(), name
+
+
+def test_the_list_of_commands_ends_quietly_when_its_reader_does(monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert overview.main() == 0

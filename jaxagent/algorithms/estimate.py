@@ -131,8 +131,10 @@ def _over_trajectories(
     read = mask & ~(zero_signal(values, mask)[:, None] & estimator.drop_zero_signal)
     advantages = compared(estimator, values, mask, read)
     single = (mask.sum(axis=1) == 1) & (scores.shape[1] == 1)  # planned with one attempt: no other has failed
-    if single.any():
-        advantages[single, :1] = compared(estimator, values[single, :1], mask[single, :1], mask[single, :1])
+    if single.any():  # beside the rewards of all other trajectories, for what is taken over the batch
+        every = np.ones((mask.sum(), 1), bool)
+        of_one = compared(estimator, values[mask][:, None], every, every)
+        advantages[single, 0] = of_one[single[np.nonzero(mask)[0]], 0]
     advantages = np.where(alone(counted), 0.0, advantages)  # of several trajectories or not
     return [advantages[g, c] for (g, _), c in zip(places, column, strict=True)]
 

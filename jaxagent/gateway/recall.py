@@ -1,7 +1,8 @@
 """Which sampled turn of a session an assistant message is, whatever the program has made of it since.
 
 A message is named, in this order, by the ids of its calls, which the session gave out; by what it says; and by how it
-begins, where a turn was sampled at that place of the conversation and the program has added words of its own behind it.
+begins, where a turn was sampled at that place of the conversation and the program has added words of its own behind it:
+a text that shares no more than its first letters is another one.
 See docs/gateway.md.
 """
 
@@ -16,6 +17,7 @@ from jaxagent.gateway.renderer import Stored
 from jaxagent.gateway.threads import Canonical, End, Thread, after, message_digest
 
 OWN_ID = re.compile("[0-9a-f]{24}")  # of a call, as `reading` makes it; dialects and programs put prefixes before it
+LEAST = 16  # letters of a sampled text with which another one does not begin by chance
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,7 +55,7 @@ class Recall:
     """The turns of a session, by everything that names them.
 
     Attributes:
-      rewritten_calls: ids of calls that came back with another name or other arguments.
+      rewritten_calls: ids of calls that came back with another name, other arguments or another text beside them.
       retokenised_turns: conversations that go on with an assistant message that is none of the turns sampled there:
         its text is encoded anew, and with it every later one that is not known.
     """
@@ -92,7 +94,9 @@ class Recall:
             chain.append(after(chain[-1], digest))
 
         for message, digest in zip(ask.messages, asked.messages, strict=True):
-            turn, added = self._turn(message, digest, chain[-1]) if message.role == "assistant" else (None, "")
+            turn, added, lost = None, "", False
+            if message.role == "assistant":
+                turn, added, lost = self._turn(message, digest, chain[-1], ask.stops)
             if turn is None:
                 broken = broken or (message.role == "assistant" and chain[-1] in self._behind)
                 put(message, digest)
@@ -100,9 +104,11 @@ class Recall:
                     self.retokenised_turns.add(chain[-1])
                 continue
             own = {one: call for call in message.calls if (one := _own_id(call)) in turn.calls}
+            split = bool(own) and own.keys().isdisjoint(places.get(turn, own))
             if count:
                 self.rewritten_calls |= {one for one, call in own.items() if not _same(call, turn.calls[one])}
-            if own and own.keys().isdisjoint(places.get(turn, own)):
+                self.rewritten_calls |= {*(own or turn.calls)} if lost or (split and added.strip()) else set()
+            if split:
                 places[turn] |= own.keys()  # a program may send each call of a turn in a message of its own
                 continue
             places[turn] = set(own)
@@ -113,29 +119,37 @@ class Recall:
         ask = dataclasses.replace(ask, messages=tuple(messages))
         return KnownRequest(ask, Canonical(tuple(digests), tuple(chain), asked.digest), turns)
 
-    def _turn(self, message: ChatMessage, digest: bytes, chain: bytes) -> tuple[SampledTurn | None, str]:
-        """(turn, what the program added to its text)."""
+    def _turn(
+        self, message: ChatMessage, digest: bytes, chain: bytes, stops: Sequence[str]
+    ) -> tuple[SampledTurn | None, str, bool]:
+        """(turn, what the program added to its text, whether the text is another one, which it does not see)."""
         named = {self._by_call.get(_own_id(call)) for call in message.calls}
         if len(named) == 1 and (turn := named.pop()) is not None:
-            return turn, _rest(message.text, turn) or ""
+            rest = _rest(message.text, turn, stops, 1)
+            return turn, rest or "", rest is None and bool(message.text.strip())
         if (turn := self._by_digest.get(digest)) is not None:
-            return next((one for one in self._behind.get(chain, ()) if one.digest == digest), turn), ""
-        best: tuple[SampledTurn | None, str] = None, message.text
+            return next((one for one in self._behind.get(chain, ()) if one.digest == digest), turn), "", False
+        best: tuple[SampledTurn | None, str, bool] = None, message.text, False
         for turn in self._behind.get(chain, ()) if not message.calls else ():
             if any(own in message.text for own in turn.calls):  # smolagents writes calls, with their ids, as text
-                return turn, ""
-            rest = _rest(message.text, turn)
+                whole = all(own in message.text and call.name in message.text for own, call in turn.calls.items())
+                return turn, "", not whole
+            rest = _rest(message.text, turn, stops)
             if rest is not None and not turn.calls and len(rest) < len(best[1]):
-                best = turn, rest
+                best = turn, rest, False
         return best
 
 
-def _rest(text: str, turn: SampledTurn) -> str | None:
-    """What stands behind the turn's text; None: the message begins otherwise."""
+def _rest(text: str, turn: SampledTurn, stops: Sequence[str], least: int = LEAST) -> str | None:
+    """What stands behind the turn's text; None: the message begins otherwise, or as if by chance."""
+    ends = tuple(end for end in ("\n", "\r", turn.stored.ended_by, *stops) if end)
     for shown in (text, text.lstrip()):
         for said in turn.texts:
             if shown.startswith(said):
-                return shown[len(said) :]
+                rest = shown[len(said) :]
+                apart = len(said) >= least and not (said[-1].isalnum() and rest[:1].isalnum())
+                if apart or not rest.strip() or rest.startswith(ends) or any(end in said for end in ends[2:]):
+                    return rest
     return None
 
 

@@ -230,10 +230,17 @@ class Session:
 
     # ---------------------------------------------------------------- a turn
 
-    def _begin(self, ask: Ask, asked: Canonical, watched: bool) -> Pending:
-        if self._begun >= self._limits.requests:
+    def check_requests(self, draws: Sequence[Canonical], retry: bool | None) -> None:
+        """Raises BadRequest where the session has fewer requests left than these need samples of their own."""
+        self._check_left(sum(self._earlier(draw.digest, retry) is None for draw in draws))
+
+    def _check_left(self, needed: int) -> None:
+        if self._begun + needed > self._limits.requests:
             self.stop, message = StopReason.TURN_LIMIT, f"the session's {self._limits.requests} requests are used up"
             raise BadRequest(message, status=403, code="requests_used_up")
+
+    def _begin(self, ask: Ask, asked: Canonical, watched: bool) -> Pending:
+        self._check_left(1)
         self._begun += 1
         if len(self._turns) >= KEPT_TURNS:
             old = next((turn for turn in self._turns if turn.done), None)
@@ -284,8 +291,12 @@ class Session:
             ids, kinds = [*context.copied, *ids], [int(TokenKind.PROMPT)] * len(context.copied) + kinds
             turn.thread = thread = self._threads.open(ids, number)
             thread.busy = True
-            parents = [known.thread for known in request.turns.values()]
-            self._lines.admit(thread, ask, [base[0], *parents] if base is not None else parents)
+            known = [(turn.thread, turn.end) for turn in request.turns.values()]
+            if came := base or next(reversed(known), None):
+                turns_before = sum(end.tokens < came[1].tokens for end in came[0].ends)
+                thread.parent = came[0], min(turns_before, came[0].turns - 1)  # a prompt may end a turn otherwise
+            parents = [one for one, _ in ([base] if base else []) + known]
+            self._lines.admit(thread, ask, parents, base is not None)
         turn.tell(Begun(count))
         most = min(room, self._limits.turn_tokens, ask.max_tokens or room)
         parser = self._renderer.parser(ask.tools) if ask.prompt is None else ToolParser()  # a completion is all text
@@ -302,6 +313,7 @@ class Session:
         turn.tell(*reading.end())
         answer = reading.answer(Beginning(thread.tokens, count), generation, whole=thread.handle is not None)
         thread.latest = number
+        thread.asked.append(number)
         self._commit(thread, ids, kinds, generation, request, answer)
         self.counters["malformed_calls"] += parser.malformed
         return answer
@@ -328,7 +340,7 @@ class Session:
             self._threads.add(thread, end, after(chain, said))
             whole = self._tokenizer.decode(sampled[: len(sampled) - ended])
             self._recall.add(thread, end, chain, said, answer, sampled, whole)
-            self._lines.note(answer)
+            self._lines.note(thread, answer)
         else:
             self._prompts.add(thread, end, request.ask.prompt, answer)
         self.counters["sampled_tokens"] += len(sampled)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +44,11 @@ async def parsed(
     """
 
     def parse(raw: bytes) -> tuple[Ask, Canonical]:
-        ask = form.parse(raw, before) if form in REFERRING else form.parse(raw)
-        return ask, canonical(ask)
+        try:
+            ask = form.parse(raw, before) if form in REFERRING else form.parse(raw)
+            return ask, canonical(ask)
+        except RecursionError:
+            raise BadRequest("the body is nested too deep") from None
 
     raw = await wire.read_body(request)
     return parse(raw) if len(raw) < wire.LARGE_BYTES else await readers.run(parse, raw)
@@ -64,7 +68,8 @@ async def answered(
     What is answered in Responses is added to `before`.
     """
     ident = Ident(secrets.token_hex(12), ask.model or name, int(time.time()))
-    retry = None if (said := request.headers.get(RETRY_HEADER)) is None else said != "0"
+    count = request.headers.get(RETRY_HEADER, "")
+    retry = count != "0" if count == "0" or re.fullmatch("[1-9][0-9]*", count) else None  # else it says nothing
     if ask.stream:
         return await _streamed(request, form, session, ask, asked, ident, retry, before)
     answers = await _answers(session, ask, asked, retry)
@@ -91,6 +96,7 @@ async def _answers(
     if ask.n == 1:
         return [await session.answer(ask, watch, retry, asked)]
     draws = [dataclasses.replace(asked, digest=asked.digest + i.to_bytes(2)) for i in range(ask.n)]
+    session.check_requests(draws, retry)  # before any of them is drawn, and trained
     return await asyncio.gather(*(session.answer(ask, None, retry, draw) for draw in draws))
 
 

@@ -110,7 +110,9 @@ class Thread:
       opened, latest: numbers of the session's turns: with which it began, and its latest own one.
       tools: whether its program offered tools, or goes on with a trajectory where it did.
       line: the first trajectory of its line; None: of no line of the program's. See `trained`.
-      ends: of its own turns, oldest first.
+      ends, asked: of its own turns, oldest first: where each ends, and its number in the session.
+      parent: (trajectory, number of the turn in it) of the turn that it goes on with.
+      trained: how many of its turns are trained.
       busy: a request continues it.
       handle: the policy's sequence; None: not open, and all tokens are to be sent.
     """
@@ -120,6 +122,9 @@ class Thread:
         self.tools = False
         self.line: Thread | None = None
         self.ends: list[End] = []
+        self.asked: list[int] = []
+        self.parent: tuple[Thread, int] | None = None
+        self.trained = 0
         self.busy = False
         self.handle: Any = None
         self.began = 0  # tokens in front of the first action
@@ -145,10 +150,11 @@ class Thread:
             self.began = len(self)
         self._columns.append_action(self.turns, generation)
         self.ends.append(end)
+        self.trained += 1
 
     def trajectory(self) -> Trajectory:
-        """The whole of it; it always ends with sampled tokens."""
-        return self._columns.trajectory(len(self))
+        """Its trained turns; it always ends with sampled tokens."""
+        return self._columns.trajectory(self.ends[self.trained - 1].tokens)
 
 
 class Threads:

@@ -6,11 +6,12 @@ one talk at a time: it goes on in a new trajectory when its history is summed up
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from jaxagent.gateway.chat import Answer, Ask, BadRequest
+from jaxagent.gateway.chat import Answer, Ask, BadRequest, ChatMessage
 from jaxagent.gateway.threads import Thread
 
 Fate = Literal["drop", "train"]
@@ -50,15 +51,22 @@ class Lines:
         self._main: Thread | None = None
         self._prompts: list[str] = []  # of sampled calls that begin a sub-agent: each admits one conversation
         self._spawned: dict[Thread, str] = {}  # these, with the prompt
+        self._openings: list[Sequence[ChatMessage]] = []  # of the program's conversations: it may ask the same again
+        self._calling: set[Thread] = set()  # lines whose last answer has calls: the program is making them
 
-    def admit(self, thread: Thread, ask: Ask, parents: Sequence[Thread]) -> None:
-        """Gives a new trajectory its line, the first one's or none; `parents`: those with whose turns it begins."""
+    def admit(self, thread: Thread, ask: Ask, parents: Sequence[Thread], history: bool) -> None:
+        """Gives a new trajectory its line, the first one's or none.
+
+        `parents`: those whose turns it has; `history`: it begins with a conversation of the first of them.
+        """
         thread.tools = bool(ask.tools) or any(parent.tools for parent in parents)
         system = "\n".join(message.text for message in ask.messages if message.role == "system")
         texts = [message.text for message in ask.messages if message.role == "user"]
         prompt = next((one for one in self._prompts if any(one in text for text in texts)), None)
-        if (line := next((parent.line for parent in parents if parent.line is not None), None)) is not None:
-            thread.line = line
+        told = any(self._rules.instruction in text for text in texts)
+        line = next((parent.line for parent in parents if parent.line is not None), None)
+        if line is not None:  # a call's id alone is no sign of the program
+            thread.line = line if history or told or system in self._by_system else None
         elif prompt is not None:
             self._prompts.remove(prompt)
             self._spawned[thread] = prompt
@@ -67,11 +75,17 @@ class Lines:
             thread.line = self._main = thread
             self._by_system.setdefault(system, thread)
         elif system and system in self._by_system:
-            thread.line = self._by_system[system]
-        elif self._rules.instruction and any(self._rules.instruction in text for text in texts):
-            thread.line = self._main
+            thread.line = self._idle(self._by_system[system], ask)
+        elif self._rules.instruction and told:
+            thread.line = self._idle(self._main, ask)
+            self._by_system |= {system: thread.line} if thread.line is not None and thread.tools else {}
+        self._openings += [ask.messages] if thread.line is not None and not parents else []
         for parent in parents:  # a summary with which the program goes on is the program's, whatever it was asked as
             parent.tools, parent.line = parent.tools or thread.tools, parent.line or thread.line
+
+    def _idle(self, line: Thread, ask: Ask) -> Thread | None:
+        """The line; None where its program is making calls and so asks nothing new: a command asks."""
+        return None if line in self._calling and ask.messages not in self._openings else line
 
     def leave(self, thread: Thread) -> None:
         """A trajectory that has sampled nothing has begun no line."""
@@ -79,8 +93,12 @@ class Lines:
         self._main = None if self._main is thread else self._main
         self._prompts += [self._spawned.pop(thread)] if thread in self._spawned else []
 
-    def note(self, answer: Answer) -> None:
-        """Looks for calls that begin a sub-agent: the longest of their texts is its task."""
+    def note(self, thread: Thread, answer: Answer) -> None:
+        """Looks for calls, and for those that begin a sub-agent: the longest of their texts is its task."""
+        if thread.line is not None:
+            self._calling = self._calling | {thread.line} if answer.calls else self._calling - {thread.line}
+        elif not thread.tools:  # a summary, it may be, with which a line goes on
+            self._calling = set()
         for call in answer.calls:
             if call.name in self._rules.spawns and not isinstance(call.arguments, str):
                 texts = [value.strip() for value in call.arguments.values() if isinstance(value, str)]
@@ -90,7 +108,8 @@ class Lines:
         """(those that are trained, number of foreign ones, number of side requests that are not trained).
 
         Foreign is also what was asked in the middle of a line, which then went on as if nothing had been: a command
-        has copied the program's words.
+        has copied the program's words; and what was asked behind a turn with which the line then went on otherwise. A
+        trajectory ends in front of such turns.
         """
         side = [thread for thread in threads if not thread.tools] if any(thread.tools for thread in threads) else []
         untrained = side if self._rules.side_requests == "drop" else []
@@ -104,4 +123,28 @@ class Lines:
             return thread.line is not None and not around
 
         kept = [thread for thread in trained if ours(thread)]
-        return kept, len(trained) - len(kept), len(untrained)
+        left = _left([thread for thread in kept if thread not in side])
+        for thread, turn in left:
+            thread.trained = min(thread.trained, turn)
+        cut = {thread for thread, _ in left}
+        return [thread for thread in kept if thread.trained], len(trained) - len(kept) + len(cut), len(untrained)
+
+
+def _left(threads: Sequence[Thread]) -> set[tuple[Thread, int]]:
+    """Turns (trajectory, number of the turn in it) that a program has left, with all that goes on with them.
+
+    Of two that go on with one turn, it has left the one whose last turn was asked before the other's first, unless that
+    one has fewer turns: else one request of a command would be enough to undo a whole talk.
+    """
+    numbers = {(thread, i): number for thread in threads for i, number in enumerate(thread.asked)}
+    before = {(thread, i): (thread, i - 1) if i else thread.parent for thread, i in numbers}
+    size, latest, behind, left = dict.fromkeys(numbers, 1), dict(numbers), collections.defaultdict(list), set()
+    for turn in sorted(numbers, key=numbers.__getitem__, reverse=True):
+        if (parent := before[turn]) in numbers:
+            size[parent] += size[turn]
+            latest[parent] = max(latest[parent], latest[turn])
+            behind[parent].append(turn)
+    for turn in sorted(numbers, key=numbers.__getitem__):
+        others = [one for one in behind[before[turn]] if numbers[one] > latest[turn] and size[one] >= size[turn]]
+        left |= {turn} if others or before[turn] in left else set()
+    return left

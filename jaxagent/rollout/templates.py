@@ -63,6 +63,10 @@ class Plain:
         return list(observation.parts)
 
 
+# What a template raises where a client's tools or calls are not as it takes them.
+REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
 class Chat:
     """A tokenizer's own jinja2 chat template, rendered in a sandbox.
 
@@ -153,7 +157,7 @@ class Chat:
             return self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, tools=tools, **self._strings
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except REFUSALS as error:
             raise ConfigError(f"The chat template failed: {error}") from error
 
 

@@ -26,7 +26,8 @@ NAMES = {
     type(None): "null",
 }
 TYPES = frozenset(NAMES.values())
-MAX_DEPTH = 32  # of references to references
+ANY = "any"  # beside all types: the schema names none
+MAX_DEPTH = 32  # of schemas within schemas
 
 
 class Qwen3Coder(Hermes):
@@ -78,11 +79,13 @@ def _typed(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
 
     Where a text and something else are allowed, what is written as the something else is it.
     """
-    types, listed = _allowed(schema, root)
+    types, listed = _allowed(schema, root, {})
     word = text.strip()
     for value in listed:
         if {text, word} & {_written(value), str(value)}:
             return value
+    if ANY in types or not types:  # what nobody describes stays a text
+        return text
     if "null" in types and word.lower() in ("null", "none"):
         return None
     if "boolean" in types and word.lower() in ("true", "false"):  # templates write Python's True and False
@@ -94,25 +97,36 @@ def _typed(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     return value if "string" not in types or NAMES[type(value)] in types - {"string"} else text
 
 
-def _allowed(schema: Any, root: Mapping[str, Any], depth: int = 0) -> tuple[set[str], list[Any]]:
-    """(the JSON types, the listed values) that a schema allows. An integer counts as a number, and the other way."""
-    if schema is None or schema is False or depth > MAX_DEPTH:
-        return {"string"}, []  # what nobody describes stays a text
-    if not isinstance(schema, Mapping):
-        return set(TYPES), []
-    allowed, listed = set(TYPES), [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]
-    if "type" in schema:
-        allowed = {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
-        allowed |= {"integer", "number"} if allowed & {"integer", "number"} else set()
+def _allowed(schema: Any, root: Mapping[str, Any], seen: dict[int, set[str]], depth: int = 0) -> tuple[set[str], list]:
+    """(the JSON types, the listed values) that a schema allows. An integer counts as a number, and the other way.
+
+    Each schema is read once, however often others refer to it: `seen` has the types of each by its identity. What is no
+    schema says nothing.
+    """
+    if not isinstance(schema, Mapping) or not schema or depth > MAX_DEPTH:
+        return {*TYPES, ANY}, []
+    if id(schema) in seen:
+        return seen[id(schema)], []
+    seen[id(schema)] = set()  # within itself it allows nothing more
+    allowed, listed = {*TYPES, ANY}, [*_list(schema, "enum"), *([schema["const"]] if "const" in schema else ())]
+    names = {name for name in [schema.get("type"), *_list(schema, "type")] if isinstance(name, str)}
+    if names:
+        allowed = names | ({"integer", "number"} if names & {"integer", "number"} else set())
     if listed:
         allowed &= {NAMES[type(value)] for value in listed}
-    every = [*(schema.get("allOf") or ()), *([_referred(schema["$ref"], root)] if "$ref" in schema else ())]
-    for parts in (*([part] for part in every), schema.get("anyOf"), schema.get("oneOf")):
+    every = [*_list(schema, "allOf"), *([_referred(schema["$ref"], root)] if "$ref" in schema else ())]
+    for parts in (*([part] for part in every), _list(schema, "anyOf"), _list(schema, "oneOf")):
         if parts:
-            found = [_allowed(part, root, depth + 1) for part in parts]
+            found = [_allowed(part, root, seen, depth + 1) for part in parts]
             allowed &= set().union(*(types for types, _ in found))
             listed += [value for _, values in found for value in values]
-    return allowed | {"null"} if schema.get("nullable") is True else allowed, listed
+    seen[id(schema)] = allowed = allowed | {"null"} if schema.get("nullable") is True else allowed
+    return allowed, listed
+
+
+def _list(schema: Mapping[str, Any], name: str) -> list[Any]:
+    value = schema.get(name)
+    return value if isinstance(value, list) else []
 
 
 def _referred(pointer: Any, root: Mapping[str, Any]) -> Any:
@@ -124,4 +138,4 @@ def _referred(pointer: Any, root: Mapping[str, Any]) -> Any:
             place = place[step]
         else:
             return {}
-    return place if str(pointer).startswith("#") else {}
+    return place if str(pointer).startswith("#") and isinstance(place, Mapping) else {}

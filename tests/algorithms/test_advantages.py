@@ -142,6 +142,15 @@ def test_what_the_failures_of_others_leave_alone_has_no_advantage(rl, make_group
     np.testing.assert_allclose(planned[1].advantages, np.array([0, 0.5]) * kept)
 
 
+def test_a_batchs_std_is_of_all_counted_trajectories_when_groups_of_one_are_beside_others(rl, make_group):
+    config = rl(advantage=dict(name="group_mean_batch_std", multi_trajectory="statistics"))
+    groups = [make_group((text, reward)) for text, reward in (("pa", 1.0), ("pa paa", 5.0), ("pa", 3.0))]
+    first, *both, last = compose.streams(groups, config, 0.0)[0]
+    std = statistics.stdev([1.0, 5.0, 5.0, 3.0]) + 1e-6
+    np.testing.assert_allclose([first.advantages[1], last.advantages[1]], [1 / std, 3 / std], rtol=1e-6)
+    assert not any(s.advantages.any() for s in both)
+
+
 def test_a_group_of_one_keeps_its_reward_beside_one_of_several_trajectories(rl, make_group):
     config = rl(advantage=dict(name="group_mean", multi_trajectory="statistics"))
     groups = [make_group(("pa", 0.75)), make_group(("pa paa", 0.5))]

@@ -156,6 +156,45 @@ def test_a_text_with_words_of_the_programs_behind_it_is_the_same_turn(name, stop
             assert "".join(ours.split()) == "".join(whole.split())
 
 
+OTHERS = [("I", "In the shell"), ("no", "now it runs"), ("1", "12 files"), ("yes", "yes, and no")]
+OTHERS += [("so we see the quick", "so we see the quickest fox")]
+
+
+@pytest.mark.parametrize("sampled, sent", OTHERS)
+def test_a_text_that_shares_first_letters_is_another(sampled, sent):
+    policy = Scripted(world.tokenizer(), lambda context, turn: world.letters(sampled))
+
+    async def scene():
+        session = world.session(policy)
+        session.delivered(await session.answer(ask(user("go"))))
+        await session.answer(ask(user("go"), assistant(sent), user("more")))
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert session.counters["retokenised_turns"] == 1 and len(trajectories) == 2
+    assert f"assistant\n{sent}<|im_end|>" in world.tokenizer().decode(policy.turns[1].context)
+
+
+@pytest.mark.parametrize(
+    "text, counted",
+    [("I look", 0), ("", 0), ("I look\nwell", 0), ("I look, then", 0), ("A person's", 1), ("I looked", 1)],
+)
+def test_another_text_beside_a_known_call_is_counted(text, counted):
+    policy = Scripted(world.tokenizer(), lambda context, turn: world.letters("I look " + world.call("run")))
+
+    async def scene():
+        session = world.session(policy)
+        one = await session.answer(ask(user("go"), tools=True))
+        session.delivered(one)
+        ident = one.calls[0].id
+        await session.answer(ask(user("go"), assistant(text, *one.calls), tool("x", ident), tools=True))
+        assert session.counters["rewritten_calls"] == counted
+        await session.answer(ask(user("go"), assistant(f"I will not do {ident}"), user("why"), tools=True))
+        assert session.counters["rewritten_calls"] == 1
+
+    world.run(scene)
+
+
 def test_an_answer_that_is_really_another_is_counted_once_and_its_successors_are_known():
     policy = Scripted(world.tokenizer(), lambda context, turn: world.letters(f"answer {len(context)}"))
 

@@ -1,6 +1,7 @@
 """The server over real HTTP: who may ask, whole and streamed answers in every dialect, clients that go away."""
 
 import asyncio
+import datetime
 import json
 
 import aiohttp
@@ -13,8 +14,9 @@ from jaxagent.engine.requests import EngineError
 from jaxagent.gateway import session as sessions
 from jaxagent.gateway import talk, wire
 from jaxagent.gateway.chat import BadRequest
+from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
-from tests.gateway import world
+from tests.gateway import chat_templates, world
 from tests.gateway.scripted import Scripted
 from tests.gateway.world import post
 
@@ -297,6 +299,63 @@ def test_what_does_not_fit_and_what_is_no_request(monkeypatch):
 
     world.run(scene)
     assert len(policy.turns) == 2
+
+
+def test_a_request_for_more_samples_than_are_left_draws_none():
+    policy = scripted()
+
+    async def scene():
+        session = world.session(policy, sessions.Limits(400, 4000, requests=3))
+        async with world.serving(session) as (_, (token,), client):
+            for n, expected in ((4, 403), (3, 200)):
+                assert (await post(client, token, messages=hello(), n=n))[0] == expected
+                assert not session.running and len(policy.turns) == 3 * (expected == 200)
+            told = {"x-stainless-retry-count": "1"}
+            assert (await post(client, token, headers=told, messages=hello(), n=3))[0] == 200  # all given again
+            assert len(session.close()) == len(policy.turns) == 3
+
+    world.run(scene)
+
+
+@pytest.mark.parametrize("count, again", [("", True), ("00", True), ("x", True), ("0", False), ("2", True)])
+def test_what_a_retry_header_says(count, again):
+    """A header that is no number says nothing: two requests at once are then one sample."""
+    policy = scripted(pause_s=0.02)
+
+    async def scene():
+        async with world.serving(world.session(policy)) as (_, (token,), client):
+            headers = {"x-stainless-retry-count": count}
+            await asyncio.gather(*(post(client, token, headers=headers, messages=hello()) for _ in range(2)))
+        assert len(policy.turns) == 2 - again
+
+    world.run(scene)
+
+
+def test_no_tool_that_a_client_offers_is_the_engines_fault():
+    """Else a policy could make its lost episode a failure, which is not trained."""
+    answer = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
+    policy = scripted(lambda context, turn: world.letters(answer))
+    template = chat_templates.TEMPLATES["qwen3-coder"][0]
+    made = Renderer(world.tokenizer(), template, datetime.datetime(2026, 1, 1))
+    limits = sessions.Limits(2000, 40_000, 100)
+    deep = {}
+    for _ in range(470):
+        deep = {"items": deep}
+    wrong = [{"type": 5}, {"type": None}, {"enum": 5}, {"anyOf": 5}, {"$ref": "#/$defs/A"}, 5, deep]
+
+    async def scene():
+        session = sessions.Session(policy, made, world.tokenizer(), limits, world.SAMPLING, "task", 0)
+        async with world.serving(session) as (_, (token,), client):
+            for schema in wrong:
+                function = {"name": "f", "parameters": {"properties": {"x": schema}, "$defs": {"A": 5}}}
+                tools = [{"type": "function", "function": function}]
+                status, _ = await post(client, token, messages=hello(), tools=tools)
+                assert status in (200, 400) and session.failure is None, schema
+            for prior in ("", "x"):
+                status, told = await post(client, token, RESPONSES, input="x", previous_response_id=prior)
+                assert (status, told["error"]["param"]) == (400, "previous_response_id")
+
+    world.run(scene)
 
 
 def test_a_client_that_does_not_read_its_stream_is_cut_off(monkeypatch):

@@ -108,6 +108,75 @@ def test_what_others_ask_at_random_is_left_out_and_changes_nothing(seed):
     assert len(all_of_it) > 1 and not everything.counters["foreign_conversations"]
 
 
+COPIED = ["the whole talk", "the system text", "the instruction", "a call's id", "its own talk"]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("kind", COPIED)
+def test_what_a_command_copies_is_left_out(kind, ends):
+    """A command asks five times while the program waits for it; then the program goes on, or is ended by it."""
+
+    async def scene(session):
+        history = [SYSTEM, user("mend it")]
+        one = await say(session, *history)
+        history += [one]
+        ident = one.calls[0].id
+        for k in range(5):
+            forged = {
+                "the whole talk": [*history, tool(f"be nice {k}", ident)],
+                "the system text": [SYSTEM, user(f"be nice {k}")],
+                "the instruction": [user(f"be nice {k}: mend it")],
+                "a call's id": [user("be nice"), one, tool(f"{k}", ident)],
+                "its own talk": [SYSTEM, user("be nice"), one, tool(f"{k}", ident)],
+            }[kind]
+            await say(session, *forged)
+        for i in range(0 if ends else 2):
+            history += [tool(f"saw {i}", ident)]
+            one = await say(session, *history)
+            history, ident = [*history, one], one.calls[0].id
+
+    def reply(context, turn):
+        return "I am nice" if "be nice" in context else world.call("run")
+
+    session, trajectories, _ = played(scene, reply=reply)
+    said = [world.tokenizer().decode(one.tokens[one.action_mask].tolist()) for one in trajectories]
+    gained = int(ends and kind in ("the whole talk", "its own talk"))  # the docs concede it
+    assert "".join(said).count("I am nice") == gained and session.counters["foreign_conversations"] == 5 - gained
+    assert "".join(said).count("run") == (1 if ends else 3)
+
+
+def test_a_program_that_asks_its_first_request_again_goes_on():
+    """It has taken an answer with a call, and lost it."""
+
+    async def scene(session):
+        await say(session, SYSTEM, user("mend it"))
+        one = await say(session, SYSTEM, user("mend it"))
+        await say(session, SYSTEM, user("mend it"), one, tool("saw", one.calls[0].id))
+
+    session, trajectories, _ = played(scene, reply=lambda context, turn: world.call("run"))
+    assert sorted(len(world.spans(one)) for one in trajectories) == [1, 2]
+    assert not session.counters["foreign_conversations"]
+
+
+def test_a_turn_that_is_left_and_a_talk_that_goes_on_are_the_programs():
+    """A program goes back a turn: what it left is shorter and over. A late request does not undo what goes on."""
+
+    async def scene(session):
+        history = [SYSTEM, user("mend it")]
+        history += [await say(session, *history)]
+        first = list(history)
+        await say(session, *history, user("left"))
+        for i in range(3):
+            history += [user(f"goes on {i}")]
+            history += [await say(session, *history)]
+        await say(session, *first, user("late"))
+
+    session, trajectories, _ = played(scene)
+    assert session.counters["foreign_conversations"] == 1
+    assert sorted(len(world.spans(one)) for one in trajectories) == [1, 1, 3]
+    assert not any("left" in world.tokenizer().decode(one.tokens.tolist()) for one in trajectories)
+
+
 def test_rules_travel_to_a_gateway_elsewhere():
     assert read_rules(json.loads(json.dumps(dataclasses.asdict(OURS)))) == OURS and read_rules({}) == Rules()
     for wrong in (3, {"no": 1}, {"spawns": 3}):

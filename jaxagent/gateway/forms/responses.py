@@ -88,7 +88,8 @@ class _Turn:
 
 def _items(body: Fields, answered: Answered) -> tuple[Item, ...]:
     """The request's items, with what it refers to in its place."""
-    before = answered.history(name, "previous_response_id") if (name := body.take("previous_response_id", str)) else ()
+    name = body.take("previous_response_id", str)
+    before = () if name is None else answered.history(name, "previous_response_id")
     data = body.need("input", str, list)
     told = [{"type": "message", "role": "user", "content": data}] if isinstance(data, str) else data
     checks.items(told, "input", checks.MAX_MESSAGES - len(before))
