@@ -35,7 +35,7 @@ def test_missing_data(tmp_path, capsys):
 
 
 def test_malformed_row_names_file_row_and_column(tmp_path, capsys):
-    write(tmp_path / "data", "train", [task(0), task(1, answers=3)])
+    write(tmp_path / "data", "train", [task(0), task(1, answers={"a": 3})])
     write(tmp_path / "data", "test", [task(2)])
     line = refused(capsys, tmp_path / "run", f"--config.data.source={tmp_path / 'data'}")
     assert "train.jsonl" in line and "line 2" in line and "'answers'" in line

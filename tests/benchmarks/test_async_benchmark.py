@@ -66,7 +66,7 @@ def test_times_of_steps_leave_out_the_warm_up_and_other_stages():
     assert tiny.medians(times)["time/step_s"] == 6.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command(monkeypatch, capsys):
     command = importlib.import_module("benchmarks.async")  # a keyword
     monkeypatch.setattr(command, "STALENESS", (0, 1))

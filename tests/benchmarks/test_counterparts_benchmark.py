@@ -10,7 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_benchmark_ends_with_its_figures():
     words = ["-m", "benchmarks.counterparts", "--episodes=16", "--slots=8", "--repetitions=1"]
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -22,7 +22,7 @@ def test_versions_differ_and_are_a_function_of_their_number():
     assert all((leaf == case.tree(1)[path]).all() and (leaf != other[path]).any() for path, leaf in one.items())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["slow_link", "--quick"])
     slow_link.main()  # ends with an error where an episode differs from one that was played without the link
