@@ -67,8 +67,8 @@ def call(chosen: Any, *arguments: Any, method: str = "__call__") -> Any:
 
 def array(chosen: Any, answer: Any, wanted: Array, method: str = "__call__") -> Any:
     """An answer that is to be such an array of NumPy or of JAX, also a traced one."""
-    known = type(answer) is np.ndarray or hasattr(answer, "aval")  # no masked array, whose mask would be lost
-    if not known or answer.shape != wanted.shape or _kind(answer.dtype) not in wanted.kinds:
+    is_array = type(answer) is np.ndarray or hasattr(answer, "aval")  # no masked one, whose mask would be lost
+    if not is_array or answer.shape != wanted.shape or _kind(answer.dtype) not in wanted.kinds:
         kinds = " or ".join(dict.fromkeys(_KINDS[kind] for kind in wanted.kinds))
         like = f"{wanted.axes} = {wanted.shape} of type {kinds},"
         raise wrong(chosen, f"{wanted.name} {described(answer)}", like, method)

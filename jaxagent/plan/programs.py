@@ -194,11 +194,8 @@ def _compile(name: str, function: Any, *arguments: Any) -> Program:
     lowered = function.lower(*arguments)
     try:
         flops = (lowered.cost_analysis() or {}).get("flops")
-    except (
-        jax.errors.JaxRuntimeError,
-        NotImplementedError,
-    ):  # from jax 0.11 on, a compiler without its chip counts none
-        flops = None
+    except (jax.errors.JaxRuntimeError, NotImplementedError):
+        flops = None  # from jax 0.11 on, a compiler without its chip counts none
     memory = lowered.compile().memory_analysis()
     return Program(
         name,

@@ -113,8 +113,8 @@ def _fix_gpu_products() -> None:
 
     Otherwise it fuses products with their surroundings and times several kernels, program by program: on an H200,
     engine and trainer then differ in 1 to 5 % of bfloat16 log-probs and in half of the float32 ones, and in none with
-    these flags (docs/benchmarks.md). A flag that the user set wins, and so does a
-    file of flags (its name in XLA_FLAGS). XLA reads them before it first touches a device.
+    these flags (docs/benchmarks.md). A flag that the user set wins, and so does a file of flags (its name in
+    XLA_FLAGS). XLA reads them before it first touches a device.
     """
     flags, platforms = os.environ.get("XLA_FLAGS", "").strip(), os.environ.get("JAX_PLATFORMS", "").strip().lower()
     plugins = (f"jax_cuda{version}_plugin" for version in (12, 13))
