@@ -90,6 +90,7 @@ class Progress:
             console=self._console,
         )
         self._task = None
+        self._display_loss_noted = False
         self._live = (
             Live(self._bars, console=self._console, refresh_per_second=4) if self._console.is_terminal else None
         )
@@ -145,11 +146,11 @@ class Progress:
         self._write()
 
     def _line(self, text: str, show: bool = True) -> None:
-        lost = self._display.gone
         if show:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
         self._unwritten.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-        if self._display.gone != lost:
+        if self._display.gone and not self._display_loss_noted:  # the bar's own thread may have been the first to see it
+            self._display_loss_noted = True
             self._unwritten.append(f"The display is gone ({self._display.gone}): the run goes on without it.\n")
         self._write()
 

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -132,6 +133,7 @@ def _without(display: str, path) -> tuple[int, str]:
         assert display == "closed" or os.read(ours, 1)
         if display != "ascii":
             os.close(ours)
+        time.sleep(0.6 if display == "terminal" else 0.0)  # the bar's own thread writes meanwhile
         _, error = child.communicate(b"\n", timeout=60)
     return child.returncode, (error or b"").decode()
 
