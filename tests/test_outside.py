@@ -9,10 +9,8 @@ import os
 import pathlib
 import re
 import shlex
-import socket
 import subprocess
 import sys
-import threading
 import time
 import types
 import zipfile
@@ -358,36 +356,53 @@ def test_a_data_set_is_there_whole_or_not_at_all(tmp_path):
     folder = make(False)
     assert [file.name for file in folder.iterdir()] == ["train.jsonl"] and list(folder.parent.iterdir()) == [folder]
     assert make(True) == folder  # it is there: not written again
-    left = f".{folder.name}.partial-{socket.gethostname()}-"  # as a run leaves it that is killed while it writes
-    folder.rename(folder.with_name(f"{left}0"))
+    left = folder.with_name(f".{folder.name}.partial-0")  # as a run leaves it that is killed while it writes
+    left.mkdir()
+    (left / "lock").touch()
+    folder.rename(left / folder.name)
     assert make(False) == folder and list(folder.parent.iterdir()) == [folder]
 
 
-def test_processes_that_share_a_workdir_and_start_at_once_make_one_data_set(tmp_path, monkeypatch):
-    """With locks, and as on a file system without them, where each makes its own and the first one's is everybody's."""
-    made = []
+@pytest.mark.parametrize("locks", [True, False])
+@pytest.mark.parametrize("alike", [True, False])
+def test_processes_that_start_at_once_in_a_new_workdir_make_one_data_set(tmp_path, monkeypatch, locks, alike):
+    """With locks, and as on file systems without them, where each makes its own, and the quickest one's is everybody's.
+
+    Where no lock is seen, what one process is still writing must not be taken for what a killed one has left.
+    """
+    made, notes, seen = [], [], []
 
     @dataclasses.dataclass(frozen=True)
     class Slow(Generated):
         def write(self, folder, seed, env):
+            number = 0 if alike else len(made)
             made.append(folder)
             folder.mkdir()
             for name in ("train", "test"):
                 time.sleep(0.1)
-                (folder / f"{name}.jsonl").write_text("{}")
+                (folder / f"{name}.jsonl").write_text(f"{{}}{number}")
 
-    # Threads stand for processes: each has a number of its own under /proc, and locks of its own open files.
-    monkeypatch.setattr("os.getpid", threading.get_native_id)
-    for locks in (True, False):
-        if not locks:
-            monkeypatch.setattr("fcntl.flock", mock.Mock(side_effect=OSError))
-        workdir = tmp_path / str(locks)
-        with ThreadPoolExecutor(4) as pool:
-            folders = set(pool.map(lambda place: Slow().folder(place, 0, None, lambda line: None), [str(workdir)] * 4))
-        (folder,) = folders
-        assert sorted(file.name for file in folder.iterdir()) == ["test.jsonl", "train.jsonl"]
-        assert list(workdir.iterdir()) == [folder]
-        assert (len(made) == 1) == locks
+    def begin(number: int) -> None:
+        folder = Slow().folder(str(tmp_path), 0, None, notes.append)
+        tokenizer = parts._tokenizer(cfg, folder, None, world, notes.append)
+        seen.append((folder, (folder / "test.jsonl").read_text(), tokenizer.encode("text"), tokenizer._files))
+
+    no, world = SimpleNamespace(path="", vocab_size=300), SimpleNamespace(tokens=(), corpus=lambda folder: ())
+    cfg = SimpleNamespace(tokenizer=no, model=no, workdir=str(tmp_path))
+    monkeypatch.setattr(parts.texts, "of_dataset", lambda *_: [f"some text {i}" for i in range(1000)])
+    whole, turns = parts.Tokenizer.save_files, iter([0.4, 0.0, 0.0, 0.0])
+    monkeypatch.setattr(
+        parts.Tokenizer, "save_files", lambda *args: time.sleep(next(turns)) or whole(*args)
+    )  # half is there
+    if not locks:
+        monkeypatch.setattr("fcntl.flock", mock.Mock(side_effect=OSError))
+    with ThreadPoolExecutor(4) as pool:  # threads stand for processes: the locks are of open files
+        list(pool.map(begin, range(4)))
+    assert len(seen) == 4 and all(one == seen[0] for one in seen)
+    assert sorted(file.name for file in seen[0][0].iterdir()) == ["test.jsonl", "train.jsonl"]
+    assert set(tmp_path.iterdir()) == {seen[0][0], tmp_path / "tokenizer"}
+    assert (len(made) == 1) == locks
+    assert any("made other files than another process" in note for note in notes) == (not locks and not alike)
 
 
 def test_a_reward_of_ones_own_is_the_search_environments(tmp_path, monkeypatch):

@@ -17,17 +17,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import re
-import shutil
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.errors import failure_line
-from jaxagent.io.files import one_at_a_time
+from jaxagent.io.files import make_folder_once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,32 +77,16 @@ class Generated(SourceConfig):
         folder = Path(workdir) / f"{name}-{digest}"
         if not folder.exists():
             note(f"building the {name} dataset in {folder}")
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with one_at_a_time(folder.with_name(f".{folder.name}.lock")):
-                if not folder.exists():  # else another process of the run was first
-                    self._write_whole(folder, seed, env)
+            if make_folder_once(folder, lambda partial: self._write(partial, seed, env)):
+                note(f"{type(self).__qualname__}.write made other files than another process of this run: theirs count")
         return folder
 
-    def _write_whole(self, folder: Path, seed: int, env: EnvConfig) -> None:
-        """Writes beside `folder` and moves there what is complete: half a data set would look like a whole one."""
-        partial = folder.with_name(f".{folder.name}.partial-{socket.gethostname()}-{os.getpid()}")
-        shutil.rmtree(partial, ignore_errors=True)
+    def _write(self, folder: Path, seed: int, env: EnvConfig) -> None:
         try:
-            self.write(partial, seed, env)
-            if not partial.is_dir():
-                raise ConfigError(f"data.source: {type(self).__qualname__}.write made no folder of tasks.")
-            try:
-                partial.rename(folder)
-            except OSError:
-                if not folder.is_dir():  # else a process of another host was first, whose lock is not seen here
-                    raise
+            self.write(folder, seed, env)
         except (ConfigError, OSError):
             raise
         except Exception as error:  # whatever the user's own class raises
             raise ConfigError(f"data.source: {type(self).__qualname__}.write: {failure_line(error)}.") from error
-        finally:
-            for left in folder.parent.glob(f".{folder.name}.partial-{socket.gethostname()}-*"):
-                if (
-                    left == partial or not Path("/proc", left.name.rpartition("-")[2]).exists()
-                ):  # of a run that was killed
-                    shutil.rmtree(left, ignore_errors=True)
+        if not folder.is_dir():
+            raise ConfigError(f"data.source: {type(self).__qualname__}.write made no folder of tasks.")

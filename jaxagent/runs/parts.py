@@ -29,6 +29,7 @@ from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.setup import EngineSetup
 from jaxagent.envs.base import Attempt, Environment, Message, Opening, check_messages
+from jaxagent.io.files import make_folder_once
 from jaxagent.learner import peers
 from jaxagent.models import global_arrays, hf, kernels, lora, params, peft, sharding
 from jaxagent.models.params import Params
@@ -368,7 +369,9 @@ def _tokenizer(
             lambda prompt: (message.content for message in environment.messages(prompt)),
             environment.corpus(dataset),
         )
-        Tokenizer.train(found, cfg.tokenizer.vocab_size, environment.tokens).save(folder)
+        made = Tokenizer.train(found, cfg.tokenizer.vocab_size, environment.tokens)
+        if make_folder_once(folder, made.save):
+            note(f"another process of this run trained another tokenizer, which counts: {folder}")
     return Tokenizer.load(folder)
 
 
