@@ -32,7 +32,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import fleet_soak_process as process
-from jaxagent.fleet import manifest, settings, supervise, vitals, weights
+from jaxagent.fleet import manifest, restarts, settings, supervise, vitals, weights
 from jaxagent.fleet.book import Book
 from jaxagent.fleet.child import LOGS
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
@@ -204,7 +204,7 @@ class Soak:
 
     def _hangs(self, name: str) -> int:
         """How often the supervisor has found one of a name to hang."""
-        return sum(row["reason"].startswith(f"{name} hangs") for row in _rows(self.folder / supervise.RESTARTS_FILE))
+        return sum(row["reason"].startswith(f"{name} hangs") for row in _rows(self.folder / restarts.FILE))
 
     def _kill(self, name: str) -> None:
         before, pid = self.status(), self.pid(name)
@@ -259,7 +259,7 @@ class Soak:
             what: {"median": round(statistics.median(s), 2), "worst": round(max(s), 2), "of": len(s)}
             for what, s in sorted(self.recovery.items())
         }
-        found = supervise.restarts(self.folder)["restarts"]
+        found = restarts.summary(self.folder)["restarts"]
         return {
             "kills": sum(self.kills.values()),
             "stops": sum(self.stops.values()),
@@ -370,7 +370,7 @@ def verdict(workdir: pathlib.Path, steps: int) -> dict[str, Any]:
         "outcomes": dict(outcomes),
         "lost": lost,
         "doubled": doubled,
-        "hangs_told": sum("hangs" in row["reason"] for row in _rows(folder / supervise.RESTARTS_FILE)),
+        "hangs_told": sum("hangs" in row["reason"] for row in _rows(folder / restarts.FILE)),
     }
 
 

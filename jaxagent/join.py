@@ -6,7 +6,8 @@
 
 `python -m jaxagent.main --config=search_r1 --config.fleet=on` starts all of them on one machine. All get the same
 config file and the same `--config` flags. The environment variable JAXAGENT_FLEET_TOKEN is the secret that they share.
-Exit codes as those of jaxagent.main, and 70 after an error that nobody expected.
+Exit codes as those of jaxagent.main, 75 also for a port that is taken and a file that is not there, and 70 after an
+error that nobody expected.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from jaxagent.config import Config, ConfigError, flags
-from jaxagent.config.command import Parser, count, exit_code, number, quiet_libraries
-from jaxagent.config.errors import EXIT_CODES, ending_signals
+from jaxagent.config import Config, ConfigError, disk, flags
+from jaxagent.config.command import Parser, count, exit_code, number, path_error, quiet_libraries
+from jaxagent.config.errors import EXIT_CODES, PortTakenError, WaitedInVainError, ending_signals
 from jaxagent.config.ranges import at_least
 from jaxagent.fleet import local, server, settings
 from jaxagent.fleet.child import STACKS, VITALS
 from jaxagent.fleet.client import Client, ReplacedError
 from jaxagent.fleet.plan_of import plan_of
-from jaxagent.fleet.supervise import CRASHED
+from jaxagent.fleet.restarts import CRASHED
 from jaxagent.fleet.vitals import Vitals, register_stacks
 from jaxagent.fleet.worker import EngineWorker
 from jaxagent.runs import devices
@@ -46,10 +47,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if path := os.environ.get(STACKS):
         register_stacks(pathlib.Path(path))
     try:
-        return exit_code(lambda: _run(argv))
+        return exit_code(lambda: _unless_for_now(argv))
     except Exception:
         traceback.print_exc()
         return CRASHED
+
+
+def _unless_for_now(argv: Sequence[str]) -> None:
+    """A taken port, or a file that is not there, may be right again in a moment: no mistake of the user's."""
+    try:
+        _run(argv)
+    except PortTakenError as error:
+        raise WaitedInVainError(str(error)) from error
+    except OSError as error:
+        if disk.is_full(error) or (line := path_error(error)) is None:
+            raise
+        raise WaitedInVainError(line) from error
 
 
 def _run(argv: Sequence[str]) -> None:
@@ -69,7 +82,8 @@ def _run(argv: Sequence[str]) -> None:
     # Late imports: what they name loads jax, which the coordinator does without.
     quiet_libraries()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    link = Client(url, token, fleet.patience_s)
+    address = pathlib.Path(cfg.workdir) / settings.FOLDER / server.ADDRESS
+    link = Client(url, token, fleet.patience_s, address)
     try:
         (_train if options.role == "trainer" else _play)(cfg, options, link, token, signs)
     except ReplacedError as error:

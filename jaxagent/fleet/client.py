@@ -14,6 +14,7 @@ import contextlib
 import http.client
 import json
 import logging
+import pathlib
 import random
 import threading
 import time
@@ -58,11 +59,22 @@ class Client:
       url: of the coordinator, "http://host:port".
       token: the shared secret.
       patience_s: how long a call is repeated while it fails.
+      address: the file in which a coordinator that starts again writes where it listens then; not used where it names
+        another coordinator than `url` now.
 
     Methods raise, beside what each says: CoordinatorGoneError, CallError, and ConfigError (the token is wrong).
     """
 
-    def __init__(self, url: str, token: str, patience_s: float = 600.0):
+    def __init__(self, url: str, token: str, patience_s: float = 600.0, address: pathlib.Path | None = None):
+        self._go_to(url)
+        self._address = address if address is not None and _url_in(address) == self.url else None
+        self._token, self._patience_s = token, patience_s
+        self._run, self._name, self._epoch = "", "", 0
+        self._taking = threading.Lock()  # one `take` at a time: a second one would give back what the first one gets
+        self._lines: list[Line] = []  # that no call uses now
+        self._closed = threading.Event()
+
+    def _go_to(self, url: str) -> None:
         parts = urllib.parse.urlsplit(url)
         try:
             port = parts.port or 80
@@ -71,11 +83,6 @@ class Client:
         if parts.scheme != "http" or not parts.hostname or not port or parts.path.strip("/"):
             raise ConfigError(f"'{url}' is no address of a coordinator: write http://HOST:PORT.")
         self.url, self._host, self._port = url.rstrip("/"), parts.hostname, port
-        self._token, self._patience_s = token, patience_s
-        self._run, self._name, self._epoch = "", "", 0
-        self._taking = threading.Lock()  # one `take` at a time: a second one would give back what the first one gets
-        self._lines: list[Line] = []  # that no call uses now
-        self._closed = threading.Event()
 
     def close(self) -> None:
         """No call begins any more, and none is repeated; those under way end within their deadlines."""
@@ -269,6 +276,8 @@ class Client:
                         continue  # the server closes connections that have been idle: this says nothing of it
                     begun = time.monotonic()
             self._closed.wait(pause_s * (0.5 + random.random()))
+            if self._address is not None and (moved := _url_in(self._address)) not in ("", self.url):
+                self._go_to(moved)
             waited += self._counted(begun, seconds + 2 * pause_s)
             if waited > told + TELL_EVERY_S:
                 told = waited
@@ -296,6 +305,13 @@ class Client:
     def _headers(self, attempt: int, more: Mapping[str, str] | None) -> dict[str, str]:
         own = {wire.RUN: self._run, wire.NAME: self._name, wire.EPOCH: str(self._epoch), wire.ATTEMPT: str(attempt)}
         return {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", **own, **(more or {})}
+
+
+def _url_in(address: pathlib.Path) -> str:
+    """Where a coordinator says that it listens; "" where it does not, or somebody has changed the file."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(address.read_text(encoding="utf-8"))["url"])
+    return ""
 
 
 def _path(which: EpisodeId) -> str:

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxagent.config import Config, ConfigError
-from jaxagent.fleet import settings, vitals
+from jaxagent.config.command import bound
+from jaxagent.fleet import restarts, server, settings, vitals
 from jaxagent.fleet.child import Program
 from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.status import played_again
-from jaxagent.fleet.supervise import Gang, Supervisor, restarts
+from jaxagent.fleet.supervise import Gang, Supervisor
 from jaxagent.io import files
 
 ADDRESS_FILE = "address.json"  # where the coordinator listens
@@ -69,7 +70,7 @@ class _Here:
         self._fleet, self._folder, self._module = settings.of(cfg), folder, module
         self._argv = tuple(argv[1:])
         self._address = folder / ADDRESS_FILE
-        self._listen, self._url = self._fleet.listen, ""
+        self._url = ""
         self._devices = devices_of(cfg, gpus())
         if not self._fleet.coordinator:
             self._address.unlink(missing_ok=True)  # of an earlier one
@@ -83,10 +84,12 @@ class _Here:
         return self._url
 
     def coordinator(self, start: int) -> list[Program]:
-        """One that is started again listens where the first one did."""
-        if url := self.url():
-            self._listen = f"{self._listen.rpartition(':')[0]}:{url.rpartition(':')[2]}"
-        return [self._program("coordinator", "coordinator", f"--listen={self._listen}")]
+        """One that is started again listens where the first one did, unless somebody else has that port now."""
+        listen, (host, port) = self._fleet.listen, server.address_of(self._fleet.listen)
+        if (url := self.url()) and not port:
+            with contextlib.suppress(ConfigError), bound(host, before := int(url.rpartition(":")[2])):
+                listen = f"{listen.rpartition(':')[0]}:{before}"
+        return [self._program("coordinator", "coordinator", f"--listen={listen}")]
 
     def trainers(self, start: int) -> list[Program]:
         """All of the gang, which meet at a port of their own."""
@@ -203,7 +206,7 @@ def _free_port() -> int:
 def _add_to_summary(path: pathlib.Path, folder: pathlib.Path) -> None:
     """What was started again, and why, beside what the trainer has written."""
     with contextlib.suppress(FileNotFoundError):
-        told = restarts(folder)
+        told = restarts.summary(folder)
         if (again := played_again(folder)) is not None:
             told["damaged_episodes"] = again
         summary = json.loads(path.read_text(encoding="utf-8")) | {"fleet": told}

@@ -2,8 +2,8 @@
 
 Processes that share fate are a gang: when one of them dies, the others are killed at once, since they would wait for it
 in a collective until a heartbeat of minutes ends them; then the gang starts anew. A hang is found by progress
-(vitals.py), not by heartbeats: stacks of everything are written, and the gang is killed. Who ends by itself with an
-exit code that says why (a mistake in the config, a full disk, the end of training) is not started again.
+(vitals.py), not by heartbeats: stacks of everything are written, and the gang is killed. What is started again, and
+what is final, is said in restarts.py.
 
 No jax and no threads here; nothing is kept, so that a new supervisor goes on where a killed one was.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import selectors
@@ -22,23 +21,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any
 
 from jaxagent.config.errors import EXIT_CODES, WAITED, ending_signals
+from jaxagent.fleet import restarts
 from jaxagent.fleet.child import LOGS, Child, Program
+from jaxagent.fleet.restarts import Lives
 
-RESTARTS_FILE = "restarts.jsonl"
-SAID = (0, 1, 2, *EXIT_CODES.values())  # exit codes of a process that has told why it ends
-CRASHED = 70  # its code where an exception ended it that nobody expected
-CRASHES_AT_ONE_PLACE = 3  # by its own doing; then starting it again is of no use
 LOOK_S = 0.1  # between two looks at everything
 STACKS_S = 10.0  # for writing stacks, at most: a process that starves, or was stopped, has to get a turn first
 STILL_S = 0.2  # without a further byte: stacks are written
 OTHERS_S = 2.0  # for the other processes of a gang to say why they end
 LEAST_FREE = 1 << 20  # bytes: with less a disk counts as full
 END_S = 15.0  # for processes to end after SIGTERM
-LONGEST_DELAY_S = 30.0  # before a start
-GOOD_S = 60.0  # who lived for so long did not fail at its start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +49,10 @@ class Gang:
 @dataclasses.dataclass
 class _Running:
     gang: Gang
+    lives: Lives
     children: list[Child] = dataclasses.field(default_factory=list)
-    starts: int = 0
     not_before: float = 0.0
     over: bool = False  # it will not be started again
-    short: int = 0  # ends in a row soon after a start
-    crashes: int = 0  # ends in a row by its own doing, at one place
-    done: int = -1  # how far it has come
 
 
 class Supervisor:
@@ -71,7 +62,7 @@ class Supervisor:
       gangs: in the order of their start.
       folder: for logs, signs of life and the list of restarts.
       environment: of all processes, beside this one's own.
-      restarts: of one gang at most.
+      most_restarts: of one gang.
       start_s: budget of a process until its first sign of life.
       gone: told the name of every process whose end was seen.
     """
@@ -81,14 +72,14 @@ class Supervisor:
         gangs: Sequence[Gang],
         folder: pathlib.Path,
         environment: Mapping[str, str],
-        restarts: int,
+        most_restarts: int,
         start_s: float,
         gone: Callable[[str], None] = lambda name: None,
     ):
-        self._all = [_Running(gang) for gang in gangs]
+        self._all = [_Running(gang, Lives(most_restarts, gang.leads)) for gang in gangs]
         (self._leader,) = (running for running in self._all if running.gang.leads)
         self._folder, self._environment = folder, dict(environment)
-        self._restarts, self._start_s, self._gone = restarts, start_s, gone
+        self._start_s, self._gone = start_s, gone
         self._asked: signal.Signals | None = None
         self._interrupts = 0
         self._code: int | None = None  # the run's, once it is decided
@@ -118,8 +109,8 @@ class Supervisor:
         self._pump(LOOK_S)
 
     def _start(self, running: _Running) -> None:
-        programs = running.gang.programs(running.starts)
-        running.starts += 1
+        programs = running.gang.programs(running.lives.starts)
+        running.lives.starts += 1
         for program in programs:
             running.children.append(Child(program, self._folder, self._environment, self._start_s))
 
@@ -134,67 +125,56 @@ class Supervisor:
             if running is self._leader:
                 self._code = 0
             elif running.gang.needed:
-                self._again(running, "ended before the run did", crashed=False)
+                self._again(running, 0, f"{running.gang.name} ended before the run did")
             else:
                 running.over = True
             return
         for child in running.children:
             if child.ended() is None and (hang := child.hangs()):
                 self._write_stacks()
-                self._again(running, f"{child.program.name} hangs: it {hang}", crashed=False)
+                self._again(running, restarts.HANGS, f"{child.program.name} hangs: it {hang}")
                 return
 
     def _died(self, running: _Running, child: Child, code: int) -> None:
         """One process of a gang has ended, and not as it should."""
         name = child.program.name
-        if code == WAITED:
-            self._again(running, f"{name}: {self._last_line(child)}", crashed=True)
-        elif code < 0 or code not in SAID:
-            self._again(running, f"{name} {_ending(code)}", crashed=code > 0)
+        told = code in (1, restarts.MISTAKE, WAITED)
+        reason = f"{name}: {self._last_line(child)}" if told else f"{name} {_ending(code)}"
+        if not running.lives.final(code):
+            self._again(running, code, reason)
         elif running is self._leader:
             self._let_others_say(running)
             self._code = code
-        elif code in EXIT_CODES.values():
-            self._again(running, f"{name} {_ending(code)}", crashed=False)
-        elif code == 2:
-            line = self._last_line(child)
-            running.over = True
-            self._say(f"{name} cannot work, and is not started again: {line}")
-            self._close(running)
-            if running.gang.needed or all(r.over for r in self._all if not (r.gang.needed or r.gang.leads)):
-                self._code = 2
         else:
-            self._again(running, f"{name}: {self._last_line(child)}", crashed=True)
+            running.over = True
+            self._say(f"{name} cannot work, and is not started again: {self._last_line(child)}")
+            self._close(running)
+            if running.gang.needed or self._no_engines():
+                self._code = restarts.MISTAKE
 
-    def _again(self, running: _Running, reason: str, crashed: bool) -> None:
+    def _no_engines(self) -> bool:
+        return all(r.over for r in self._all if not (r.gang.needed or r.gang.leads))
+
+    def _again(self, running: _Running, code: int, reason: str) -> None:
         """Ends what is left of a gang, and has it started again where that may help."""
-        lived = max((time.monotonic() - child.started for child in running.children), default=0.0)
+        lived_s = max((time.monotonic() - child.started for child in running.children), default=0.0)
         done = max((sign.done for child in running.children if (sign := child.sign())), default=0)
-        further, running.done = done > running.done, max(done, running.done)
         self._close(running)
         if self._asked is not None and running is self._leader:
             self._say(f"{reason}, when it was to save and end: the last checkpoint counts.")
             self._code = EXIT_CODES[self._asked]
             return
-        worked = done > 0 and not running.gang.leads  # by itself: such a process counts from its own start
-        running.short = 0 if further or worked or lived > GOOD_S else running.short + 1
-        elsewhere = further or (worked and lived > GOOD_S)  # after hours of episodes it stands at no one place
-        running.crashes = 0 if not crashed else 1 if elsewhere else running.crashes + 1
-        used = running.starts - 1
-        hopeless = running.crashes >= CRASHES_AT_ONE_PLACE
-        if hopeless or used >= self._restarts:
-            why = f"{running.crashes} times in a row at one place" if hopeless else f"after {used} restarts"
-            self._say(f"{reason}. It is not started again, {why}; see {self._folder / LOGS}.")
+        pause_s, never = running.lives.ended(code, lived_s, done)
+        if never:
+            self._say(f"{reason}. It is not started again, {never}; see {self._folder / LOGS}.")
             running.over = True
-            others = [r for r in self._all if not (r.gang.needed or r.gang.leads)]
-            if running.gang.leads or running.gang.needed or all(r.over for r in others):
-                self._code = 1
+            if running.gang.leads or running.gang.needed or self._no_engines():
+                self._code = code if code == restarts.MISTAKE else 1
             return
-        delay = 0.0 if running.short < 2 else min(LONGEST_DELAY_S, 0.25 * 2.0 ** (running.short - 2))
-        running.not_before = time.monotonic() + delay
-        self._note_restart(running.gang.name, reason)
-        when = f" in {delay:.3g} s" if delay else ""
-        self._say(f"{reason}: {running.gang.name} starts again{when} ({used + 1} of {self._restarts} times).")
+        running.not_before = time.monotonic() + pause_s
+        restarts.note(self._folder, running.gang.name, reason)
+        when, lives = f" in {pause_s:.3g} s" if pause_s else "", running.lives
+        self._say(f"{reason}: {running.gang.name} starts again{when} ({lives.starts} of {lives.restarts} times).")
 
     # ---------------------------------------------------------------- ending
 
@@ -294,11 +274,6 @@ class Supervisor:
             if child.stacks_bytes() <= asked[child] and child.ended() is None:
                 self._say(f"{child.program.name} has written no stacks within {STACKS_S:g} s; {child.state()}.")
 
-    def _note_restart(self, name: str, reason: str) -> None:
-        row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "process": name, "reason": reason}
-        with contextlib.suppress(OSError), open(self._folder / RESTARTS_FILE, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
     def _last_line(self, child: Child) -> str:
         with contextlib.suppress(OSError), open(self._folder / LOGS / f"{child.program.name}.log", "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
@@ -323,23 +298,9 @@ class Supervisor:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
-def restarts(folder: pathlib.Path) -> dict[str, Any]:
-    """What the summary of a run says: how often what was started again, and why first."""
-    counts: dict[str, int] = {}
-    first: dict[str, str] = {}
-    with contextlib.suppress(FileNotFoundError):
-        for line in (folder / RESTARTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that a kill or a full disk cut off
-                row = json.loads(line)
-                process, reason = row["process"], row["reason"]
-                counts[process] = counts.get(process, 0) + 1
-                first.setdefault(process, reason)
-    return {"restarts": counts, "first_reasons": first}
-
-
 def _ending(code: int) -> str:
     if code < 0:
         with contextlib.suppress(ValueError):
             return f"was ended by {signal.Signals(-code).name}"
         return f"was ended by signal {-code}"
-    return "ended by an unexpected error" if code == CRASHED else f"ended with exit code {code}"
+    return "ended by an unexpected error" if code == restarts.CRASHED else f"ended with exit code {code}"

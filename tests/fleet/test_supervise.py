@@ -5,15 +5,19 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 
 import pytest
 
-from jaxagent.fleet import supervise, vitals
+from jaxagent.config import flags
+from jaxagent.fleet import local, restarts, supervise, vitals
 from jaxagent.fleet.child import Program
+from jaxagent.fleet.client import Client
 from jaxagent.fleet.supervise import Gang, Supervisor
+from tests import tiny_run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
@@ -80,7 +84,7 @@ def test_what_dies_is_started_again_and_the_end_of_the_leader_is_the_end(tmp_pat
     assert supervisor(tmp_path, *gangs, gone=gone.append).run() == 0
     assert len(started("engine")) == 3 and not any(map(alive, started("engine")))
     assert gone == ["engine"] * 3 + ["trainer"] or gone == ["engine"] * 2 + ["trainer", "engine"]
-    told = supervise.restarts(tmp_path / "fleet")
+    told = restarts.summary(tmp_path / "fleet")
     assert told["restarts"] == {"engine": 2}
     assert told["first_reasons"] == {"engine": "engine was ended by SIGKILL"}
     captured = capfd.readouterr()
@@ -107,7 +111,7 @@ def test_a_hang_is_found_by_progress_and_stacks_are_written(tmp_path, started, h
     gangs = gang("engine", FOREVER), gang("trainer", leader, leads=True)
     assert supervisor(tmp_path, *gangs).run() == 0
     assert len(started("trainer")) == 2
-    (reason,) = supervise.restarts(tmp_path / "fleet")["first_reasons"].values()
+    (reason,) = restarts.summary(tmp_path / "fleet")["first_reasons"].values()
     assert reason.startswith("trainer hangs: it trains step 3, without progress for ")
     assert "in in_a_collective" in (tmp_path / "fleet/logs/trainer.stacks").read_text()
     assert "File" in (tmp_path / "fleet/logs/engine.stacks").read_text()
@@ -132,7 +136,7 @@ def test_stacks_are_waited_for_as_long_as_they_may_still_come(tmp_path, started,
 def test_who_waited_in_vain_starts_again_with_its_own_line(tmp_path, started, capfd):
     leader = "if turn == 1:\n    print('error: it waited 9 s for process 1.')\n    sys.exit(75)\n"
     assert supervisor(tmp_path, gang("trainer", leader, leads=True)).run() == 0
-    told = supervise.restarts(tmp_path / "fleet")
+    told = restarts.summary(tmp_path / "fleet")
     assert told["first_reasons"] == {"trainer": "trainer: error: it waited 9 s for process 1."}
 
 
@@ -150,17 +154,17 @@ def test_who_says_why_it_ends_is_not_started_again(tmp_path, started, code):
 
 
 def test_a_trainer_that_fails_at_one_place_is_given_up(tmp_path, started, capfd):
-    crash = f"signs.phase('trains', 9.0, done=min(turn, 3))\nsys.exit({supervise.CRASHED})"
+    crash = f"signs.phase('trains', 9.0, done=min(turn, 3))\nsys.exit({restarts.CRASHED})"
     assert supervisor(tmp_path, gang("trainer", crash, leads=True)).run() == 1
-    assert len(started("trainer")) == 2 + supervise.CRASHES_AT_ONE_PLACE  # it got further twice
+    assert len(started("trainer")) == 2 + restarts.CRASHES_AT_ONE_PLACE  # it got further twice
     assert "3 times in a row at one place" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("good_s", "starts"), [(0.0, 6), (60.0, supervise.CRASHES_AT_ONE_PLACE)])
+@pytest.mark.parametrize(("good_s", "starts"), [(0.0, 6), (60.0, restarts.CRASHES_AT_ONE_PLACE)])
 def test_an_engine_that_worked_for_long_before_every_crash_starts_again(tmp_path, started, monkeypatch, good_s, starts):
     """Each of its lives counts episodes from its own start, and none of them comes further than the first."""
-    monkeypatch.setattr(supervise, "GOOD_S", good_s)
-    worker = f"signs.phase('plays', 60.0, done=9 - turn)\nif turn < 6: sys.exit({supervise.CRASHED})\n"
+    monkeypatch.setattr(restarts, "GOOD_S", good_s)
+    worker = f"signs.phase('plays', 60.0, done=9 - turn)\nif turn < 6: sys.exit({restarts.CRASHED})\n"
     worker += "(folder / 'enough').touch()\n" + FOREVER
     gangs = gang("engine", worker), gang("trainer", "until('enough')", leads=True)
     assert supervisor(tmp_path, *gangs).run() == (0 if good_s == 0.0 else 1)
@@ -315,8 +319,8 @@ def test_what_a_full_disk_swallows_is_told_by_the_supervisor(tmp_path, capfd, mo
 
 def test_what_a_kill_or_a_power_cut_leaves_of_small_files_is_no_reason_to_end(tmp_path):
     row = {"time": "t", "process": "engine-0", "reason": "it was killed"}
-    (tmp_path / supervise.RESTARTS_FILE).write_text(f"{json.dumps(row)}\n{json.dumps(row)[:20]}\n[]\n")
-    assert supervise.restarts(tmp_path) == {
+    (tmp_path / restarts.FILE).write_text(f"{json.dumps(row)}\n{json.dumps(row)[:20]}\n[]\n")
+    assert restarts.summary(tmp_path) == {
         "restarts": {"engine-0": 1},
         "first_reasons": {"engine-0": "it was killed"},
     }
@@ -326,7 +330,85 @@ def test_what_a_kill_or_a_power_cut_leaves_of_small_files_is_no_reason_to_end(tm
 
 
 def test_the_summary_of_no_restarts(tmp_path):
-    assert supervise.restarts(tmp_path) == {"restarts": {}, "first_reasons": {}}
+    assert restarts.summary(tmp_path) == {"restarts": {}, "first_reasons": {}}
     rows = [{"time": "", "process": "engine-0", "reason": reason} for reason in ("first", "second")]
-    (tmp_path / supervise.RESTARTS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert supervise.restarts(tmp_path) == {"restarts": {"engine-0": 2}, "first_reasons": {"engine-0": "first"}}
+    (tmp_path / restarts.FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert restarts.summary(tmp_path) == {"restarts": {"engine-0": 2}, "first_reasons": {"engine-0": "first"}}
+
+
+# ---------------------------------------------------------------- what is final, and what is not
+
+
+CODES = [0, 1, 2, 70, 75, 129, 130, 143, -9, restarts.HANGS]
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_only_a_mistake_at_the_beginning_and_what_a_trainer_has_told_are_final(leads):
+    """Every code, before and after the process has worked once: what worked yesterday is no mistake of the user's."""
+    for worked in (False, True):
+        lives = restarts.Lives(100, leads, starts=1)
+        if worked:
+            assert lives.ended(-9, lived_s=1.0, done=1) == (0.0, "")
+        told = {1, 129, 130, 143} if leads else set()
+        assert {code for code in CODES if lives.final(code)} == told | (set() if worked else {2})
+
+
+def test_a_failure_for_now_is_tried_again_for_minutes_and_a_crash_three_times():
+    for code, least_s in ((75, restarts.VAIN_S), (2, restarts.VAIN_S), (70, 0.0), (1, 0.0)):
+        lives, waited_s, pauses = restarts.Lives(100, starts=1), 0.0, []
+        while not (answer := lives.ended(code, lived_s=1.0, done=0))[1]:
+            pauses.append(answer[0])
+            waited_s += 1.0 + answer[0]
+        assert waited_s + 40 > least_s and (least_s or len(pauses) == restarts.CRASHES_AT_ONE_PLACE - 1), pauses
+        assert pauses == sorted(pauses) and max(pauses) <= restarts.LONGEST_DELAY_S
+    lives = restarts.Lives(3)
+    for lives.starts in (1, 2, 3):
+        assert not lives.ended(-9, 1.0, 0)[1]
+    lives.starts = 4
+    assert lives.ended(-9, 1.0, 0) == (0.0, "after 3 restarts")
+
+
+@pytest.mark.parametrize("code", [2, 75])
+def test_what_a_process_that_has_worked_cannot_do_for_a_moment_does_not_end_the_run(tmp_path, started, capfd, code):
+    """A port that another one has, a header that was lost on the way, a file that is not there yet."""
+    body = "if turn == 1:\n    signs.phase('serves', 60.0, done=1)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    body += (
+        f"if turn < 4:\n    print('error: Cannot listen')\n    sys.exit({code})\n(folder / 'there').touch()\n" + FOREVER
+    )
+    gangs = gang("coordinator", body, needed=True), gang("trainer", "until('there')", leads=True)
+    assert supervisor(tmp_path, *gangs).run() == 0
+    assert len(started("coordinator")) == 4
+    assert "coordinator: error: Cannot listen: coordinator starts again" in capfd.readouterr().err
+
+
+def test_a_coordinator_whose_port_is_taken_moves_and_those_who_wait_for_it_follow(tmp_path, monkeypatch):
+    """The real coordinator, started by the command line that the supervisor makes; a client of before gets through."""
+    monkeypatch.setenv("JAXAGENT_FLEET_TOKEN", "a secret of the tests")
+    argv = tiny_run.argv(tmp_path, "--config.fleet=on")
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    here = local._Here(flags.parse_argv(argv).config, argv, folder, "jaxagent.join")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def start(number: int) -> subprocess.Popen:
+        return subprocess.Popen(here.coordinator(number)[0].command, env=environment, stderr=subprocess.DEVNULL)
+
+    first = start(0)
+    waits(lambda: bool(here.url()))
+    link = Client(here.url(), "a secret of the tests", 30.0, folder / local.ADDRESS_FILE)
+    run, before = link.status()["run"], link.url
+    first.kill()
+    first.wait()
+    with socket.socket() as other:  # as an outgoing connection has it
+        other.bind(("127.0.0.1", int(before.rpartition(":")[2])))
+        second = start(1)
+        try:
+            assert link.status()["run"] == run and link.url != before
+        finally:
+            second.kill()
+            second.wait()
+    in_vain = [sys.executable, "-m", "jaxagent.join", "--role=coordinator", *argv[1:]]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"--listen=127.0.0.1:{taken.getsockname()[1]}"
+        done = subprocess.run([*in_vain, where], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 75 and done.stderr.startswith("error: Cannot listen on 127.0.0.1"), done.stderr
