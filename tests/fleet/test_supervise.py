@@ -13,6 +13,7 @@ import time
 import pytest
 
 from jaxagent.config import flags
+from jaxagent.config.command import bound
 from jaxagent.fleet import local, restarts, supervise, vitals
 from jaxagent.fleet.child import Program
 from jaxagent.fleet.client import Client
@@ -399,8 +400,8 @@ def test_a_coordinator_whose_port_is_taken_moves_and_those_who_wait_for_it_follo
     run, before = link.status()["run"], link.url
     first.kill()
     first.wait()
-    with socket.socket() as other:  # as an outgoing connection has it
-        other.bind(("127.0.0.1", int(before.rpartition(":")[2])))
+    with bound("127.0.0.1", int(before.rpartition(":")[2])) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # an outgoing connection has its port for itself
         second = start(1)
         try:
             assert link.status()["run"] == run and link.url != before
