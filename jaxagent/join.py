@@ -133,7 +133,9 @@ def _train(cfg: Config, options: argparse.Namespace, link: Client, token: str, s
 
 def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, signs: Vitals) -> None:
     name = options.name or f"engine-{socket.gethostname()}-{os.getpid()}"
-    devices.provide(cfg.mesh, cfg.numerics == "exact")
+    own = local.of_engine(cfg)
+    field = "config.mesh" if settings.of(cfg).engine is None else "config.fleet.engine"
+    devices.provide(own.mesh, cfg.numerics == "exact", field)
     from jaxagent.runs import checks
     from jaxagent.runs.fleet import player
     from jaxagent.runs.fleet.facts import facts
@@ -146,7 +148,7 @@ def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, si
         for signum in ending_signals():
             signal.signal(signum, lambda number, frame: _told_to_end(worker, number, asked))
 
-    player.run(cfg, link, token, name, options.host, lambda mesh: facts(cfg, name, options.host, mesh), signs, listen)
+    player.run(own, link, token, name, options.host, lambda mesh: facts(cfg, name, options.host, mesh), signs, listen)
     if asked:
         raise SystemExit(EXIT_CODES[signal.Signals(asked[0])])
 

@@ -31,8 +31,9 @@ from jaxagent.config import ConfigError, nearest
 from jaxagent.config.command import Parser, exit_code, number, seconds
 from jaxagent.config.errors import Stopped, ending_signals
 from jaxagent.config.ranges import at_least
+from jaxagent.fleet.child import Child, Program
 from jaxagent.io import files
-from jaxagent.launch import grid, keep, table
+from jaxagent.launch import grid, table
 from jaxagent.observe.files import LOCK_FILE, REPORT_FILE, SUMMARY_FILE
 
 _ARRAY = """#!/bin/bash
@@ -164,11 +165,12 @@ def execute(run: grid.Run, timeout_s: float, grace_s: float, ending: Ending) -> 
     ending.running = True
     try:
         # In a session of its own, which Ctrl-C at a terminal does not reach: a run that hears it twice saves nothing.
-        child = keep.Child(run.command, run.workdir / "log.txt")
+        child = Child(Program("run", run.command, watched=False, log=run.workdir / "log.txt"), run.workdir, {}, 0.0)
         try:
             told = _watch(child, timeout_s, grace_s, ending)
         finally:
             child.kill()  # what it started, and itself where it has not ended
+            child.close()
     finally:
         ending.running = False
     if told:
@@ -178,10 +180,11 @@ def execute(run: grid.Run, timeout_s: float, grace_s: float, ending: Ending) -> 
     return run.summary is not None
 
 
-def _watch(child: keep.Child, timeout_s: float, grace_s: float, ending: Ending) -> str:
+def _watch(child: Child, timeout_s: float, grace_s: float, ending: Ending) -> str:
     """Waits for a run's end, and asks for it once where it must be; what is to be told of that, "" where nothing is."""
     why, until = "", time.monotonic() + timeout_s
-    while (code := child.wait(0.2)) is None:
+    while (code := child.ended()) is None:
+        time.sleep(0.1)
         late = time.monotonic() > until
         if why and late:
             return f"{why}, and killed after {grace_s:g} s"
@@ -191,8 +194,9 @@ def _watch(child: keep.Child, timeout_s: float, grace_s: float, ending: Ending) 
                 time.monotonic() + grace_s,
             )
             print(f"asked to save and end within {grace_s:g} s; Ctrl-C kills it at once", file=sys.stderr, flush=True)
-            child.terminate()
-    return why and f"{why}, ended with {code}"
+            child.send(signal.SIGTERM)
+            child.send(signal.SIGCONT)  # somebody may have stopped it
+    return why and f"{why}, ended with {code if code >= 0 else 128 - code}"
 
 
 def take_over(base: pathlib.Path, folder: pathlib.Path) -> None:

@@ -9,6 +9,17 @@ from jaxagent.config.ranges import NonNegativeInt, PositiveInt, Seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class FleetEngineConfig:
+    """What each engine process has in place of config.mesh and of the engine's size."""
+
+    data: PositiveInt = 1  # of its mesh
+    fsdp: PositiveInt = 1  # likewise
+    tensor: PositiveInt = 1  # likewise
+    slots: NonNegativeInt = 0  # 0 = engine.slots
+    pages: NonNegativeInt = 0  # 0 = engine.pages
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FleetConfig:
     """Who plays and who trains. How far apart they may be is `rl.staleness`: see docs/asynchronous.md."""
 
@@ -16,6 +27,7 @@ class FleetConfig:
     rule: Literal["pinned", "in_flight"] = "pinned"
     window: PositiveInt = 1  # groups that a finished one may overtake, with `in_flight`; 1 = strict order
     engines: NonNegativeInt = 2  # engine processes that the command starts on this machine; 0 = others start them
+    engine: FleetEngineConfig | None = None  # an engine's own mesh, slots and pages; none = those of the run
     trainers: PositiveInt = 1  # trainer processes, which share one mesh
     # While the trainer waits for a step's batch, its own engine plays episodes of that step, and of none after it.
     lend: bool = False

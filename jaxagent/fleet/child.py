@@ -12,6 +12,7 @@ import dataclasses
 import fcntl
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from jaxagent.fleet.vitals import Sign
 LOGS = "logs"
 VITALS, STACKS = "JAXAGENT_VITALS", "JAXAGENT_STACKS"  # where a process writes its signs, and its stacks when asked
 STATES = {"R": "runs", "S": "waits", "D": "waits for a disk or a device", "T": "is stopped", "Z": "has ended"}
+LEAST_FREE = 1 << 20  # bytes: with less a disk counts as full
 KILL_S = 30.0  # for the system to end a process that got SIGKILL
 _PDEATHSIG = 1  # of prctl
 _READ = 1 << 16  # bytes
@@ -39,6 +41,8 @@ class Program:
     command: tuple[str, ...]
     shown: bool = False  # its output goes to the console, too
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of it alone
+    watched: bool = True  # by its signs of life; else somebody nearer to it does that
+    log: pathlib.Path | None = None  # default: logs/NAME.log
 
 
 class Child:
@@ -56,16 +60,17 @@ class Child:
         self.started = time.monotonic()
         self._start_s = start_s
         self._signs = folder / vitals.FOLDER / f"{program.name}.json"
-        self._signs.parent.mkdir(parents=True, exist_ok=True)
-        self._signs.unlink(missing_ok=True)
-        stacks = folder / LOGS / f"{program.name}.stacks"
-        stacks.parent.mkdir(parents=True, exist_ok=True)
-        self._stacks = stacks
-        self._log = open(stacks.with_suffix(".log"), "ab", buffering=0)  # noqa: SIM115  closed by `close`
-        self.log_bytes = os.fstat(self._log.fileno()).st_size  # of processes of this name before
+        self._stacks = stacks = folder / LOGS / f"{program.name}.stacks"
+        if program.watched:
+            self._signs.parent.mkdir(parents=True, exist_ok=True)
+            self._signs.unlink(missing_ok=True)
+        if program.watched or program.log is None:
+            stacks.parent.mkdir(parents=True, exist_ok=True)
+        self._log = open(program.log or stacks.with_suffix(".log"), "ab", buffering=0)  # noqa: SIM115  closed by `close`
+        self._log_began = os.fstat(self._log.fileno()).st_size  # of processes of this name before
         self._shown: dict[int, int] = {}  # what is read -> where it is shown
         inner = [self._shown_on(1), self._shown_on(2)] if program.shown else [self._log.fileno()] * 2
-        own = {VITALS: str(self._signs), STACKS: str(stacks)}
+        own = {VITALS: str(self._signs), STACKS: str(stacks)} if program.watched else {}
         before = os.getpid()
 
         def bind() -> None:
@@ -108,6 +113,8 @@ class Child:
 
     def hangs(self) -> str:
         """Why it counts as hanging; "" where it does not."""
+        if not self.program.watched:
+            return ""
         sign = self.sign()
         if sign is None:
             waited = time.monotonic() - self.started
@@ -129,6 +136,20 @@ class Child:
         with contextlib.suppress(OSError):
             return self._stacks.stat().st_size
         return 0
+
+    def last_line(self) -> str:
+        """Of what it has written; says so where there is nothing."""
+        folder = pathlib.Path(self._log.name).parent
+        full = ""  # what a process says is lost where its disk is full
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(folder).free < LEAST_FREE:
+                full = f", and the disk of {folder} is full: make room, and the same command goes on"
+        with contextlib.suppress(OSError), open(self._log.name, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(self._log_began, size - 4096))  # what is before is a predecessor's
+            lines = file.read().decode(errors="replace").strip().splitlines()
+            return lines[-1] if lines else f"it said nothing{full}"
+        return f"its log cannot be read{full}"
 
     def state(self) -> str:
         """For people: what the system says that it does."""

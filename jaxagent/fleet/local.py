@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -10,7 +11,7 @@ import secrets
 import socket
 import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import Config, ConfigError
@@ -142,14 +143,19 @@ def gpus() -> list[str]:
     return [str(i) for i in range(len(list(pathlib.Path("/proc/driver/nvidia/gpus").glob("*"))))]
 
 
+def needs(cfg: Config) -> dict[str, int]:
+    """The processes that have devices, and how many each of them needs."""
+    fleet, own = settings.of(cfg), of_engine(cfg).mesh.devices
+    names = ["trainer"] if fleet.trainers == 1 else [f"trainer-{i}" for i in range(fleet.trainers)]
+    return dict.fromkeys(names, cfg.mesh.devices // fleet.trainers) | {f"engine-{i}": own for i in range(fleet.engines)}
+
+
 def devices_of(cfg: Config, found: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The environment by which each process has GPUs of its own: as many as `config.mesh` has, the trainer's first.
+    """The environment by which each process has GPUs of its own: as many as it needs, the trainer's first.
 
     Where there are too few they share what there is, and its memory.
     """
-    fleet, wanted = settings.of(cfg), cfg.mesh.devices
-    names = ["trainer"] if fleet.trainers == 1 else [f"trainer-{i}" for i in range(fleet.trainers)]
-    of = {name: wanted // fleet.trainers for name in names} | {f"engine-{i}": wanted for i in range(fleet.engines)}
+    of = needs(cfg)
     if not found:
         return {}
     if sum(of.values()) > len(found):
@@ -162,13 +168,51 @@ def devices_of(cfg: Config, found: Sequence[str]) -> dict[str, dict[str, str]]:
     return given
 
 
+def of_engine(cfg: Config) -> Config:
+    """The config as an engine process takes it: with the mesh, slots and pages of config.fleet.engine."""
+    if (own := settings.of(cfg).engine) is None:
+        return cfg
+    engine = dataclasses.replace(cfg.engine, slots=own.slots or cfg.engine.slots, pages=own.pages or cfg.engine.pages)
+    mesh = dataclasses.replace(cfg.mesh, data=own.data, fsdp=own.fsdp, tensor=own.tensor, context=1)
+    return dataclasses.replace(cfg, engine=engine, mesh=mesh)
+
+
+def idle(cfg: Config, at_hand: Mapping[str, int]) -> Iterator[str]:
+    """Yields what to tell of devices that a process would leave idle.
+
+    Args:
+      cfg: of the run.
+      at_hand: role -> devices that a launcher gives to one process; 0: it does not know how many.
+
+    Raises:
+      ConfigError: a role has fewer than it needs.
+    """
+    fleet = settings.of(cfg)
+    trainer = "config.mesh" if fleet.trainers == 1 else f"config.mesh over {fleet.trainers} processes"
+    engine = "config.mesh; --config.fleet.engine=on makes engines smaller" if fleet.engine is None else "fleet.engine"
+    of = {name.partition("-")[0]: count for name, count in needs(cfg).items()}
+    for role, field in (("trainer", trainer), ("engine", engine)):
+        here, needed = at_hand.get(role, 0), of.get(role, 0)
+        if 0 < here < needed:
+            raise ConfigError(f"Each {role} process needs {needed} devices ({field}), and would have {here}.")
+        if here > needed > 0:
+            yield f"Each {role} process uses {needed} of its {here} devices: {here - needed} stay idle ({field})."
+
+
 def sharing(cfg: Config, found: Sequence[str]) -> Iterator[str]:
-    """Yields what to tell where processes share GPUs."""
-    if found and not any("CUDA_VISIBLE_DEVICES" in own for own in devices_of(cfg, found).values()):
-        yield (
-            f"this machine has {len(found)} GPUs, fewer than the trainer and {settings.of(cfg).engines} engines of "
-            "config.mesh would have: they share them, and their memory."
-        )
+    """Yields what to tell where processes share GPUs, or leave some idle.
+
+    Raises:
+      ConfigError: one process alone needs more than there are.
+    """
+    of = needs(cfg)
+    if not found or (left := len(found) - sum(of.values())) == 0:
+        return
+    if max(of.values()) > len(found):
+        list(idle(cfg, {"trainer": len(found), "engine": len(found)}))
+    told = ", ".join(f"{name} {count}" for name, count in of.items())
+    how = f"{left} stay idle" if left > 0 else "they share them, and their memory"
+    yield f"this machine has {len(found)} GPUs, and its processes want {sum(of.values())} ({told}): {how}."
 
 
 def token_of(folder: pathlib.Path) -> str:

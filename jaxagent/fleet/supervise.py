@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
+import math
 import pathlib
 import selectors
-import shutil
 import signal
 import sys
 import time
@@ -31,7 +30,6 @@ LOOK_S = 0.1  # between two looks at everything
 STACKS_S = 10.0  # for writing stacks, at most: a process that starves, or was stopped, has to get a turn first
 STILL_S = 0.2  # without a further byte: stacks are written
 OTHERS_S = 2.0  # for the other processes of a gang to say why they end
-LEAST_FREE = 1 << 20  # bytes: with less a disk counts as full
 END_S = 15.0  # for processes to end after SIGTERM
 
 
@@ -44,6 +42,7 @@ class Gang:
     leads: bool = False  # the run ends when it has ended
     needed: bool = False  # the run ends where it cannot work
     ready: Callable[[], bool] = lambda: True  # whether it may be started by now
+    code: Callable[[int], int] = lambda code: code  # what an exit code means, where somebody between has made it
 
 
 @dataclasses.dataclass
@@ -56,7 +55,7 @@ class _Running:
 
 
 class Supervisor:
-    """Runs gangs until the leading one has ended.
+    """Runs gangs until the leading one has ended; where none leads, the last one.
 
     Args:
       gangs: in the order of their start.
@@ -65,6 +64,12 @@ class Supervisor:
       most_restarts: of one gang.
       start_s: budget of a process until its first sign of life.
       gone: told the name of every process whose end was seen.
+      grace_s: for the leading gang to end after a signal; then all is ended at once.
+      begin: starts a program, and gives what has the methods of a `Child`.
+
+    Attributes:
+      asked: the signal that asked for the end.
+      newest_code: that of the process which was, or would have been, started again last; negative for a signal.
     """
 
     def __init__(
@@ -75,12 +80,16 @@ class Supervisor:
         most_restarts: int,
         start_s: float,
         gone: Callable[[str], None] = lambda name: None,
+        grace_s: float = math.inf,
+        begin: Callable[[Program], Child] | None = None,
     ):
         self._all = [_Running(gang, Lives(most_restarts, gang.leads)) for gang in gangs]
-        (self._leader,) = (running for running in self._all if running.gang.leads)
-        self._folder, self._environment = folder, dict(environment)
-        self._start_s, self._gone = start_s, gone
-        self._asked: signal.Signals | None = None
+        self._leader = next((running for running in self._all if running.gang.leads), self._all[-1])
+        self._folder, self._gone, self._grace_s = folder, gone, grace_s
+        self._begin = begin or (lambda program: Child(program, folder, environment, start_s))
+        self._until = math.inf  # from a signal on
+        self.newest_code = 0
+        self.asked: signal.Signals | None = None
         self._interrupts = 0
         self._code: int | None = None  # the run's, once it is decided
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
@@ -112,10 +121,10 @@ class Supervisor:
         programs = running.gang.programs(running.lives.starts)
         running.lives.starts += 1
         for program in programs:
-            running.children.append(Child(program, self._folder, self._environment, self._start_s))
+            running.children.append(self._begin(program))
 
     def _watch(self, running: _Running) -> None:
-        codes = [child.ended() for child in running.children]
+        codes = [code and running.gang.code(code) for code in (child.ended() for child in running.children)]
         for child, code in zip(running.children, codes, strict=True):
             if code not in (None, 0):
                 self._died(running, child, code)
@@ -139,15 +148,15 @@ class Supervisor:
         """One process of a gang has ended, and not as it should."""
         name = child.program.name
         told = code in (1, restarts.MISTAKE, WAITED)
-        reason = f"{name}: {self._last_line(child)}" if told else f"{name} {_ending(code)}"
-        if not running.lives.final(code):
+        reason = f"{name}: {child.last_line()}" if told else f"{name} {_ending(code)}"
+        if not (running.lives.final(code) or (self.asked and running is self._leader and code in EXIT_CODES.values())):
             self._again(running, code, reason)
         elif running is self._leader:
             self._let_others_say(running)
             self._code = code
         else:
             running.over = True
-            self._say(f"{name} cannot work, and is not started again: {self._last_line(child)}")
+            self._say(f"{name} cannot work, and is not started again: {child.last_line()}")
             self._close(running)
             if running.gang.needed or self._no_engines():
                 self._code = restarts.MISTAKE
@@ -157,12 +166,13 @@ class Supervisor:
 
     def _again(self, running: _Running, code: int, reason: str) -> None:
         """Ends what is left of a gang, and has it started again where that may help."""
+        self.newest_code = WAITED if code == restarts.HANGS else code
         lived_s = max((time.monotonic() - child.started for child in running.children), default=0.0)
         done = max((sign.done for child in running.children if (sign := child.sign())), default=0)
         self._close(running)
-        if self._asked is not None and running is self._leader:
+        if self.asked is not None and running is self._leader:
             self._say(f"{reason}, when it was to save and end: the last checkpoint counts.")
-            self._code = EXIT_CODES[self._asked]
+            self._code = EXIT_CODES[self.asked]
             return
         pause_s, never = running.lives.ended(code, lived_s, done)
         if never:
@@ -179,13 +189,15 @@ class Supervisor:
     # ---------------------------------------------------------------- ending
 
     def _answer_signals(self) -> None:
-        if self._asked is None:
+        if self.asked is None:
             return
-        if self._interrupts > 1:
-            self._say("interrupted twice: ended at once; the same command continues from the last checkpoint.")
-            self._code = EXIT_CODES[signal.SIGINT]
+        if self._interrupts > 1 or time.monotonic() > self._until:
+            why = "interrupted twice" if self._interrupts > 1 else f"it has not ended within {self._grace_s:g} s"
+            self._say(f"{why}: ended at once; the same command continues from the last checkpoint.")
+            self._code = EXIT_CODES[self.asked]
+            self._interrupts = 2
         elif not self._leader.children:
-            self._code = EXIT_CODES[self._asked]
+            self._code = EXIT_CODES[self.asked]
 
     def _end(self) -> None:
         """Ends everything: gently, the leader first of all, and then by force."""
@@ -226,9 +238,10 @@ class Supervisor:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         """The leader saves and ends, and the run with it. The second Ctrl-C ends everything at once."""
         self._interrupts += signum == signal.SIGINT
-        first = self._asked is None
-        self._asked = self._asked or signal.Signals(signum)
+        first = self.asked is None
+        self.asked = self.asked or signal.Signals(signum)
         if first:
+            self._until = time.monotonic() + self._grace_s
             for child in self._leader.children:
                 child.send(signum)
 
@@ -273,22 +286,6 @@ class Supervisor:
         for child in asked:
             if child.stacks_bytes() <= asked[child] and child.ended() is None:
                 self._say(f"{child.program.name} has written no stacks within {STACKS_S:g} s; {child.state()}.")
-
-    def _last_line(self, child: Child) -> str:
-        with contextlib.suppress(OSError), open(self._folder / LOGS / f"{child.program.name}.log", "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            content = file.read()[-4096:]
-            written = os.fstat(file.fileno()).st_size > child.log_bytes  # else the last line is a predecessor's
-            lines = content.decode(errors="replace").strip().splitlines() if written else []
-            return lines[-1] if lines else f"it said nothing{self._full()}"
-        return f"its log cannot be read{self._full()}"
-
-    def _full(self) -> str:
-        """Why a log may be empty: what a process says is lost where its disk is full."""
-        with contextlib.suppress(OSError):
-            if shutil.disk_usage(self._folder).free < LEAST_FREE:
-                return f", and the disk of {self._folder} is full: make room, and the same command goes on"
-        return ""
 
     def _say(self, line: str) -> None:
         with contextlib.suppress(OSError):

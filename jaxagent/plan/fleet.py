@@ -80,6 +80,8 @@ def forecast(cfg: Config, pace: Pace) -> Forecast | None:
     ]
     if engines > 1:
         left_out.append("a trainer of several times config.mesh is taken to be so many times as fast")
+    if of(cfg).engine is not None:
+        left_out.append("an engine is taken to have as many devices as config.mesh, and not those of fleet.engine")
     if room < admitted:
         left_out.append(
             f"the engines of this config have room for {room} of the {admitted} episodes that may be played at once: "

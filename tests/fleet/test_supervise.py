@@ -14,7 +14,7 @@ import pytest
 
 from jaxagent.config import flags
 from jaxagent.config.command import bound
-from jaxagent.fleet import local, restarts, supervise, vitals
+from jaxagent.fleet import child, local, restarts, supervise, vitals
 from jaxagent.fleet.child import Program
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.supervise import Gang, Supervisor
@@ -310,7 +310,7 @@ def test_what_a_full_disk_swallows_is_told_by_the_supervisor(tmp_path, capfd, mo
     logs = tmp_path / "fleet/logs"
     logs.mkdir(parents=True)
     (logs / "coordinator.log").write_text("an earlier line\n")
-    monkeypatch.setattr(supervise.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
+    monkeypatch.setattr(child.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
     silent = gang("coordinator", "sys.exit(1)", needed=True)
     assert supervisor(tmp_path, silent, gang("trainer", FOREVER, leads=True)).run() == 1
     said = capfd.readouterr().err

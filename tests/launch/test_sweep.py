@@ -227,16 +227,17 @@ def fake_runs(monkeypatch):
     """Replaces the training command by one that writes a summary; returns the log of what was started."""
     started = []
 
-    def run(command, log):
+    def run(program, *_):
+        command = program.command
         started.append(command)
         workdir = pathlib.Path([a for a in command if "workdir" in a][-1].partition("=")[2])
         seed = int(next(a for a in command if "config.seed" in a).partition("=")[2])
         if "--config.rl.advantage=gae" not in command:  # it dies without a summary
             summary = {"eval/em_before_rl": 0.5, "eval/em_after_rl": 0.8 + 0.1 * seed}
             (workdir / "summary.json").write_text(json.dumps(summary))
-        return types.SimpleNamespace(wait=lambda timeout_s: 0, kill=lambda: None)
+        return types.SimpleNamespace(ended=lambda: 0, kill=lambda: None, close=lambda: None)
 
-    monkeypatch.setattr(sweep.keep, "Child", run)
+    monkeypatch.setattr(sweep, "Child", run)
     return started
 
 
