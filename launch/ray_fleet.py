@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, count, exit_code, number, seconds
 from jaxagent.config.ranges import at_least
+from jaxagent.fleet import local
 from jaxagent.launch import processes
 
 _UNITS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -73,6 +74,12 @@ def _main(argv: Sequence[str] | None) -> int:
         raise ConfigError("--engines is missing, and config.fleet.engines is 0.")
     if not args.min_engines <= args.engines <= args.max_engines:
         raise ConfigError("--min_engines <= --engines <= --max_engines does not hold.")
+    gave = {role: getattr(args, f"{role}_resources") for role in ("trainer", "engine")}
+    devices = {
+        role: int(needs.get("num_gpus", 0) or needs.get("resources", {}).get("TPU", 0)) for role, needs in gave.items()
+    }
+    for note in local.idle(config, devices):
+        print(note, file=sys.stderr)
     if args.print:
         print(shown(run, config.fleet.trainers, args))
         return 0
@@ -83,7 +90,7 @@ def _main(argv: Sequence[str] | None) -> int:
             raise
         raise ConfigError("Ray is not installed: pip install 'jaxagent[ray]'.") from error
     token = os.environ.get(processes.TOKEN) or secrets.token_hex(32)
-    return ray_cluster.run(run, config.fleet.trainers, str(config.workdir), token, args)
+    return ray_cluster.run(run, config, token, args)
 
 
 def shown(run: processes.Run, trainers: int, args: argparse.Namespace) -> str:

@@ -1,95 +1,67 @@
 """What Ray places on a node: an actor that holds one process of a run, and nothing else. No data passes through Ray.
 
-The process is started by `launch.keep`, which starts it again where it stands, watches its progress, and kills it
-when this actor is gone. So whatever ends an actor (its node, its driver, `ray.kill`) ends the process.
+The process ends with its actor, however that ends: its node, its driver, `ray.kill`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import dataclasses
 import pathlib
-import socket
-import subprocess
+import select
+import signal
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 
-HOST = "THIS-NODE"  # in a command: the address of the node where it is started
-_POLL_S = 1.0
+from jaxagent.config import ConfigError
+from jaxagent.config.command import bound
+from jaxagent.fleet.child import Child, Program
+from jaxagent.fleet.vitals import Sign
+
+HOST, PORT = "THIS-NODE", "THIS-PORT"  # in a command: the address of the node where it is started, a free port of it
+LOOK_S = 1.0
+STACKS_S = 2.0  # for writing them
+
+
+def where(port: int = 0) -> tuple[str, int]:
+    """This node's address, and a port of it that is free now: `port`, where it is."""
+    import ray
+
+    for wanted in (port, 0):
+        with contextlib.suppress(ConfigError), bound("", wanted) as free:
+            return ray.util.get_node_ip_address(), free.getsockname()[1]
+    raise ConfigError("No port is free.")
 
 
 class Process:
-    """The actor. Each call is short; what it does not know of is on disk or in the coordinator."""
-
-    def __init__(self):
-        self._keep: subprocess.Popen[bytes] | None = None
-        self._log: pathlib.Path | None = None
-
-    def where(self) -> tuple[str, int]:
-        """This node's address, and a port of it that is free now."""
-        import ray
-
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return ray.util.get_node_ip_address(), free.getsockname()[1]
+    """The actor. Each call is short."""
 
     def start(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], restarts: int, grace_s: float, log: str
-    ) -> str:
-        """Starts the process; returns the node's address.
+        self, program: Program, folder: pathlib.Path, environment: Mapping[str, str], start_s: float, port: int
+    ) -> tuple[str, int]:
+        """Starts a process as a `Child`; returns what its command has for `HOST` and `PORT`. "python" is this one."""
+        address, free = where(port)
+        command = [word.replace(HOST, address).replace(PORT, str(free)) for word in program.command]
+        command[0] = sys.executable if command[0] == "python" else command[0]
+        self._child = Child(dataclasses.replace(program, command=tuple(command)), folder, environment, start_s)
+        return address, free
 
-        Args:
-          name: in messages.
-          command: "python" in front is this actor's own.
-          environment: beside the actor's, which has the devices that Ray chose.
-          restarts: on this node.
-          log: a file for its output; "" = the actor's, which Ray shows in the driver's console.
-        """
-        if log:
-            self._log = pathlib.Path(log)
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-        vitals = pathlib.Path(tempfile.mkdtemp(prefix="jaxagent-")) / name
-        words = [sys.executable, "-m", "jaxagent.launch.keep", "--until_eof", f"--name={name}", f"--vitals={vitals}"]
-        words += [f"--restarts={restarts}", f"--grace_s={grace_s}", *([f"--log={log}"] if log else [])]
-        own = [sys.executable, *command[1:]] if command[0] == "python" else list(command)
-        address, _ = self.where()
-        own = [word.replace(f"--host={HOST}", f"--host={address}") for word in own]
-        self._keep = subprocess.Popen(
-            [*words, "--", *own],
-            env={**os.environ, **environment},
-            stdin=subprocess.PIPE,  # closed when this actor ends
-            start_new_session=True,
-        )
-        return address
+    def look(self) -> tuple[int | None, str, Sign | None, str]:
+        """After a second at most: exit code, why it hangs, newest sign of life, last line; shows what it prints."""
+        child, until = self._child, time.monotonic() + LOOK_S
+        while child.ended() is None and (left := until - time.monotonic()) > 0:
+            select.select(child.readable, [], [], min(left, 0.1))
+            child.pump()
+        if (hang := child.hangs()) and child.write_stacks():
+            time.sleep(STACKS_S)
+        return child.ended(), hang, child.sign(), child.last_line()
 
-    def code(self) -> int | None:
-        """Its exit code when it will not be started again here; None while it lives, after a moment."""
-        assert self._keep is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._keep.wait(timeout=_POLL_S)
-            return code if code >= 0 else 128 - code
-        return None
+    def send(self, signum: int) -> None:
+        """A signal, to the process alone."""
+        self._child.send(signal.Signals(signum))
 
-    def stop(self) -> None:
-        """SIGTERM: the process saves, and ends."""
-        if self._keep is not None:
-            self._keep.terminate()
-
-    def end(self, wait_s: float) -> None:
-        """The process is gone when this returns: closes what `keep` listens to, and waits for it."""
-        if self._keep is None:
-            return
-        assert self._keep.stdin is not None
-        self._keep.stdin.close()
-        try:
-            self._keep.wait(timeout=wait_s)
-        except subprocess.TimeoutExpired:
-            self._keep.kill()  # and the system kills its child
-
-    def last_line(self) -> str:
-        """Of its log, for a message."""
-        with contextlib.suppress(OSError, AttributeError):
-            lines = self._log.read_text(errors="replace", encoding="utf-8")[-4000:].strip().splitlines()  # type: ignore[union-attr]
-            return lines[-1] if lines else ""
-        return ""
+    def kill(self) -> None:
+        """The process, and what it has started, is gone when this returns."""
+        self._child.kill()
+        self._child.close()

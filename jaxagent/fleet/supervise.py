@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
 from jaxagent.config.errors import EXIT_CODES, WAITED, ending_signals
-from jaxagent.fleet import restarts
+from jaxagent.fleet import restarts as rules
 from jaxagent.fleet.child import LOGS, Child, Program
 from jaxagent.fleet.restarts import Lives
 
@@ -61,7 +61,7 @@ class Supervisor:
       gangs: in the order of their start.
       folder: for logs, signs of life and the list of restarts.
       environment: of all processes, beside this one's own.
-      most_restarts: of one gang.
+      restarts: of one gang.
       start_s: budget of a process until its first sign of life.
       gone: told the name of every process whose end was seen.
       grace_s: for the leading gang to end after a signal; then all is ended at once.
@@ -77,13 +77,13 @@ class Supervisor:
         gangs: Sequence[Gang],
         folder: pathlib.Path,
         environment: Mapping[str, str],
-        most_restarts: int,
+        restarts: int,
         start_s: float,
         gone: Callable[[str], None] = lambda name: None,
         grace_s: float = math.inf,
         begin: Callable[[Program], Child] | None = None,
     ):
-        self._all = [_Running(gang, Lives(most_restarts, gang.leads)) for gang in gangs]
+        self._all = [_Running(gang, Lives(restarts, gang.leads)) for gang in gangs]
         self._leader = next((running for running in self._all if running.gang.leads), self._all[-1])
         self._folder, self._gone, self._grace_s = folder, gone, grace_s
         self._begin = begin or (lambda program: Child(program, folder, environment, start_s))
@@ -141,13 +141,13 @@ class Supervisor:
         for child in running.children:
             if child.ended() is None and (hang := child.hangs()):
                 self._write_stacks()
-                self._again(running, restarts.HANGS, f"{child.program.name} hangs: it {hang}")
+                self._again(running, rules.HANGS, f"{child.program.name} hangs: it {hang}")
                 return
 
     def _died(self, running: _Running, child: Child, code: int) -> None:
         """One process of a gang has ended, and not as it should."""
         name = child.program.name
-        told = code in (1, restarts.MISTAKE, WAITED)
+        told = code in (1, rules.MISTAKE, WAITED)
         reason = f"{name}: {child.last_line()}" if told else f"{name} {_ending(code)}"
         if not (running.lives.final(code) or (self.asked and running is self._leader and code in EXIT_CODES.values())):
             self._again(running, code, reason)
@@ -159,14 +159,14 @@ class Supervisor:
             self._say(f"{name} cannot work, and is not started again: {child.last_line()}")
             self._close(running)
             if running.gang.needed or self._no_engines():
-                self._code = restarts.MISTAKE
+                self._code = rules.MISTAKE
 
     def _no_engines(self) -> bool:
         return all(r.over for r in self._all if not (r.gang.needed or r.gang.leads))
 
     def _again(self, running: _Running, code: int, reason: str) -> None:
         """Ends what is left of a gang, and has it started again where that may help."""
-        self.newest_code = WAITED if code == restarts.HANGS else code
+        self.newest_code = WAITED if code == rules.HANGS else code
         lived_s = max((time.monotonic() - child.started for child in running.children), default=0.0)
         done = max((sign.done for child in running.children if (sign := child.sign())), default=0)
         self._close(running)
@@ -179,10 +179,10 @@ class Supervisor:
             self._say(f"{reason}. It is not started again, {never}; see {self._folder / LOGS}.")
             running.over = True
             if running.gang.leads or running.gang.needed or self._no_engines():
-                self._code = code if code == restarts.MISTAKE else 1
+                self._code = code if code == rules.MISTAKE else 1
             return
         running.not_before = time.monotonic() + pause_s
-        restarts.note(self._folder, running.gang.name, reason)
+        rules.note(self._folder, running.gang.name, reason)
         when, lives = f" in {pause_s:.3g} s" if pause_s else "", running.lives
         self._say(f"{reason}: {running.gang.name} starts again{when} ({lives.starts} of {lives.restarts} times).")
 
@@ -300,4 +300,4 @@ def _ending(code: int) -> str:
         with contextlib.suppress(ValueError):
             return f"was ended by {signal.Signals(-code).name}"
         return f"was ended by signal {-code}"
-    return "ended by an unexpected error" if code == restarts.CRASHED else f"ended with exit code {code}"
+    return "ended by an unexpected error" if code == rules.CRASHED else f"ended with exit code {code}"
