@@ -45,9 +45,10 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
         allow_abbrev=False,
     )
     parser.add_argument("--name", default="process", help="what messages and files call it")
-    parser.add_argument("--folder", "--vitals", type=pathlib.Path, metavar="DIR", help="default: a new one in /tmp")
+    parser.add_argument(
+        "--folder", "--vitals", type=pathlib.Path, metavar="DIR", help="without it, progress is not watched"
+    )
     parser.add_argument("--start_s", type=seconds, default=600.0, help="until its first sign of life")
-    parser.add_argument("--unwatched", action="store_true", help="it gives no signs of life")
     parser.add_argument("--restarts", type=number(int, at_least(0)), default=100, help="then its exit code is ours")
     parser.add_argument("--grace_s", type=seconds, default=120.0, help="after SIGTERM, to save")
     parser.add_argument("--said", type=pathlib.Path, metavar="FILE", help="for its exit code, unless asked to end")
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace, command: Sequence[str]) -> int:
         print(f"{processes.shown(command)}\nstarted again {args.restarts} times at most")
         return 0
     folder = args.folder or pathlib.Path(tempfile.mkdtemp(prefix="jaxagent-"))
-    program = Program(args.name, tuple(command), shown=True, watched=not args.unwatched)
+    program = Program(args.name, tuple(command), shown=True, watched=args.folder is not None)
     gang = Gang(args.name, lambda start: [program])
     supervisor = Supervisor([gang], folder, {}, args.restarts, args.start_s, grace_s=args.grace_s)
     try:

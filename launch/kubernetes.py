@@ -27,6 +27,7 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, count, exit_code, number, port
 from jaxagent.config.ranges import at_least
+from jaxagent.fleet import local
 from jaxagent.launch import manifests
 from jaxagent.launch.processes import read
 
@@ -86,6 +87,9 @@ def listing(argv: Sequence[str] | None) -> tuple[dict[str, Any], pathlib.Path | 
     parser.add_argument("--port", type=port, default=8500, help="of the coordinator")
     parser.add_argument("--restarts", type=count, default=100, help="of the trainers, and of each engine of a job")
     parser.add_argument("--start_s", type=count, default=1800, help="until a process first shows progress")
+    parser.add_argument(
+        "--pod_spec", action="append", default=[], metavar="[ROLE:]FILE", help="JSON merged into the spec of its pods"
+    )
     parser.add_argument("--out", type=pathlib.Path, default=None, metavar="FILE", help="default: standard output")
     args, overrides = parser.parse_known_args(argv)
     run, config = read(args.config, overrides, args)
@@ -103,6 +107,15 @@ def listing(argv: Sequence[str] | None) -> tuple[dict[str, Any], pathlib.Path | 
             raise ConfigError(f"{flags[0]} and {flags[1]} exclude each other.")
         if tpu and tpu.hosts != hosts:
             raise ConfigError(f"{flags[0]}: this slice has {tpu.hosts} hosts, which is not {flags[2]} ({hosts}).")
+    chips = {"trainer": args.gpus or (args.tpu.chips if args.tpu else 0)}
+    chips["engine"] = args.engine_gpus or (args.engine_tpu.chips if args.engine_tpu else 0)
+    for note in local.idle(config, chips):
+        print(note, file=sys.stderr)
+    if not (args.pvc or args.storage_class):
+        told = (
+            "several nodes write to the workdir's claim (ReadWriteMany), which many a default storage class cannot have"
+        )
+        print(f"{told}: its pods then stay Pending. --storage_class or --pvc names one that can.", file=sys.stderr)
     pods = manifests.Pods(
         name=args.name,
         namespace=args.namespace,
@@ -116,6 +129,7 @@ def listing(argv: Sequence[str] | None) -> tuple[dict[str, Any], pathlib.Path | 
         cpus=args.cpus,
         memory=args.memory,
         start_s=args.start_s,
+        more=_more(args.pod_spec),
     )
     objects = [] if args.secret else [manifests.secret(pods, secrets.token_hex(32))]
     if not args.pvc:
@@ -145,6 +159,22 @@ def _tpu(text: str) -> manifests.Tpu:
     raise argparse.ArgumentTypeError(
         f"must be type, topology, and chips of a host that divide it, such as tpu-v5p-slice:2x2x4:4, got '{text}'"
     )
+
+
+def _more(words: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """The objects that --pod_spec names, by role; "" for all."""
+    out: dict[str, list[dict[str, Any]]] = {}
+    for word in words:
+        role, colon, path = word.partition(":")
+        role, path = (role, path) if colon and role in ("coordinator", "trainer", "engine") else ("", word)
+        try:
+            found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(f"--pod_spec={word}: {path} is no JSON: {error}.") from error
+        if not isinstance(found, dict):
+            raise ConfigError(f"--pod_spec={word}: {path} must have an object, such as {{'hostNetwork': true}}.")
+        out.setdefault(role, []).append(found)
+    return out
 
 
 def _mount(text: str) -> tuple[str, str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxagent.fleet.child import VITALS
 from jaxagent.launch.processes import OURS, TOKEN, Run
 
-_SIGNS = "/tmp/jaxagent-vitals"  # goes with its container, so that no container reads another one's
+_SIGNS = "/tmp/jaxagent"  # goes with its container, so that no container reads another one's
 _RESTART = "jobset.sigs.k8s.io/restart-attempt"  # label of a JobSet's pods
 _TOLD = [1, 2]  # exit codes of a trainer that has said what is wrong: another start would come to the same
 
@@ -48,6 +48,7 @@ class Pods:
     cpus: str
     memory: str
     start_s: int
+    more: Mapping[str, Sequence[Mapping[str, Any]]]  # role, or "" for all -> what is merged into the spec of its pods
 
     @property
     def url(self) -> str:
@@ -87,7 +88,7 @@ def service(pods: Pods) -> dict[str, Any]:
 
 def coordinator(pods: Pods) -> dict[str, Any]:
     """One pod, which is never there twice: a new one starts when the old one is known to be gone."""
-    command = list(pods.run.coordinator(f"0.0.0.0:{pods.port}"))
+    command = [*_keep(pods, "coordinator", grace_s=30), *pods.run.coordinator(f"0.0.0.0:{pods.port}")]
     pod = _pod(pods, "coordinator", command, Devices(), grace_s=30, cpus="1", memory="4Gi")
     container = pod["spec"]["containers"][0]
     container["ports"] = [{"name": "http", "containerPort": pods.port}]
@@ -114,7 +115,8 @@ def trainers(pods: Pods, processes: int, devices: Devices, restarts: int) -> dic
         "--meet=": f"{first}{port}",
     }
     shell = " ".join(of_a_shell.get(word) or shlex.quote(word) for word in words)
-    pod = _pod(pods, "trainer", ["bash", "-c", f"exec {shell}"], devices, grace_s=180)
+    keep = shlex.join(_keep(pods, "trainer", grace_s=180, restarts=0))
+    pod = _pod(pods, "trainer", ["bash", "-c", f"exec {keep} {shell}"], devices, grace_s=180)
     pod["spec"]["restartPolicy"] = "Never"
     pod["spec"]["containers"][0]["env"].append(
         {"name": "RESTART", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_RESTART}']"}}}
@@ -166,13 +168,20 @@ def engine_job(pods: Pods, engines: int, devices: Devices, restarts: int) -> dic
 
 
 def _engine(pods: Pods, devices: Devices) -> dict[str, Any]:
-    return _pod(pods, "engine", list(pods.run.engine(pods.url, "$(POD_IP)", "$(POD_NAME)")), devices, grace_s=30)
+    command = [*_keep(pods, "engine", grace_s=30), *pods.run.engine(pods.url, "$(POD_IP)", "$(POD_NAME)")]
+    return _pod(pods, "engine", command, devices, grace_s=30)
+
+
+def _keep(pods: Pods, role: str, grace_s: int, restarts: int = 100) -> list[str]:
+    """What watches a pod's process, and starts it again by the rule of all launchers; Kubernetes sees what is final."""
+    words = [f"--name={role}", f"--folder={_SIGNS}", f"--restarts={restarts}", f"--start_s={pods.start_s}"]
+    return ["python", "-m", "jaxagent.launch.keep", *words, f"--grace_s={grace_s - 10}", "--"]
 
 
 def _pod(
     pods: Pods, role: str, command: list[str], devices: Devices, grace_s: int, cpus: str = "", memory: str = ""
 ) -> dict[str, Any]:
-    """A pod's template. It is alive while its process shows progress."""
+    """A pod's template."""
     shared = role != "engine"
     volumes: list[dict[str, Any]] = [
         {"name": "workdir", **({"persistentVolumeClaim": {"claimName": pods.claim}} if shared else {"emptyDir": {}})},
@@ -190,21 +199,17 @@ def _pod(
         limits["nvidia.com/gpu"] = str(devices.gpus)
     if devices.tpu:
         limits["google.com/tpu"] = str(devices.tpu.chips)
-    probe = ["python", "-m", "jaxagent.launch.progress", _SIGNS]
     container: dict[str, Any] = {
         "name": role,
         "image": pods.image,
         "command": command,
         "env": [
             {"name": TOKEN, "valueFrom": {"secretKeyRef": {"name": pods.secret, "key": "token"}}},
-            {"name": VITALS, "value": _SIGNS},
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         ],
         "resources": {"requests": {"cpu": cpus or pods.cpus, "memory": memory or pods.memory}, "limits": limits},
         "volumeMounts": mounts,
-        "startupProbe": _probe([*probe, "--begun"], pods.start_s, grace_s=5),
-        "livenessProbe": _probe(probe, 60, grace_s=5),  # SIGTERM does not end a process that is stuck
     }
     spec: dict[str, Any] = {
         "terminationGracePeriodSeconds": grace_s,
@@ -217,14 +222,18 @@ def _pod(
             "cloud.google.com/gke-tpu-accelerator": devices.tpu.kind,
             "cloud.google.com/gke-tpu-topology": devices.tpu.topology,
         }
+    for more in (*pods.more.get("", ()), *pods.more.get(role, ())):
+        spec = merged(spec, more)
     return {"metadata": {"labels": pods.labels(role)}, "spec": spec}
 
 
-def _probe(command: list[str], within_s: int, grace_s: int) -> dict[str, Any]:
-    return {
-        "exec": {"command": command},
-        "periodSeconds": 20,
-        "timeoutSeconds": 20,
-        "failureThreshold": max(1, within_s // 20),
-        "terminationGracePeriodSeconds": grace_s,
-    }
+def merged(spec: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`spec` with what `more` has besides: objects key by key, lists one behind the other, other values in place."""
+    out = dict(spec)
+    for name, value in more.items():
+        was = out.get(name)
+        if isinstance(was, Mapping) and isinstance(value, Mapping):
+            out[name] = merged(was, value)
+        else:
+            out[name] = [*was, *value] if isinstance(was, list) and isinstance(value, list) else value
+    return out

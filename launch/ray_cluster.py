@@ -75,7 +75,7 @@ class Placed:
                 return
             answer = ray.get(self._call)
         except RayError as error:
-            self._lost((str(error).strip().splitlines() or [type(error).__name__])[0])
+            self._lost((str(error).strip().splitlines() or [type(error).__name__])[-1])
             return
         if self.place is None:
             self.place, self._since = answer, now

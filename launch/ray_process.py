@@ -29,7 +29,7 @@ def where(port: int = 0) -> tuple[str, int]:
     import ray
 
     for wanted in (port, 0):
-        with contextlib.suppress(ConfigError), bound("", wanted) as free:
+        with contextlib.suppress(ConfigError), bound("0.0.0.0", wanted) as free:
             return ray.util.get_node_ip_address(), free.getsockname()[1]
     raise ConfigError("No port is free.")
 

@@ -39,13 +39,6 @@ def test_the_probe_says_it_by_its_exit_code(tmp_path, capsys):
     assert progress.main([str(file)]) == 1 and capsys.readouterr().out == "it waits: no progress for 60 s of 10\n"
 
 
-def test_waits_double_and_begin_anew():
-    backoff = keep.Backoff(10)
-    assert [backoff.after(0.0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert backoff.after(100.0) == 1 and backoff.after(0.0) == 2
-    assert backoff.after(0.0) is None  # that were ten
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -61,60 +54,63 @@ def test_a_mistake_is_one_line(words, message, capsys):
 
 def test_it_shows_what_it_would_start(capsys):
     assert keep.main(["--print", "--restarts=3", "--", "sleep", "a b"]) == 0
-    assert capsys.readouterr().out == "sleep 'a b'\nwatched by its exit alone, started again 3 times at most\n"
+    assert capsys.readouterr().out == "sleep 'a b'\nstarted again 3 times at most\n"
 
 
 def start(*words: str, **more) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "launch.keep", *words]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **more)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, **more)
+
+
+HANG = """
+import os, pathlib, signal, time
+from jaxagent.fleet import vitals
+vitals.register_stacks(os.environ["JAXAGENT_STACKS"])
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+vitals.Vitals(pathlib.Path(os.environ["JAXAGENT_VITALS"])).phase("naps", 0.3)
+time.sleep(600)
+"""
 
 
 @pytest.mark.slow
-def test_what_fails_is_started_again_and_the_end_is_handed_on(tmp_path):
-    program = f'echo x >> "{tmp_path}/starts"; [ $(wc -l < "{tmp_path}/starts") = 2 ] && exit 0; exit 3'
-    kept = start(f"--said={tmp_path}/said", "--name=it", "--", "bash", "-c", program)
-    assert kept.communicate(timeout=60)[1].startswith("it ended with 3 after")
-    assert kept.returncode == 0 and (tmp_path / "said").read_text() == "0\n"
-    kept = start("--", "bash", "-c", "exit 2")  # a mistake
-    assert (kept.communicate(timeout=60)[1], kept.returncode) == ("", 2)
+@pytest.mark.parametrize(
+    ("words", "command", "code", "message"),
+    [
+        ([], ["bash", "-c", "echo >> starts; [ $(wc -l < starts) = 2 ] || exit 3"], 0, "ended with exit code 3"),
+        ([], ["bash", "-c", "exit 2"], 2, ""),  # a mistake, of which it has told
+        (["--restarts=0"], ["bash", "-c", "exit 75"], 75, "after 0 restarts"),
+        (["--restarts=0"], ["bash", "-c", "kill -9 $$"], 137, "was ended by SIGKILL"),
+        (["--restarts=0", "--folder=here"], [sys.executable, "-c", HANG], 75, "hangs: it naps, without progress for"),
+    ],
+)  # fmt: skip
+def test_it_hands_on_how_its_process_ended(words, command, code, message, tmp_path):
+    kept = start(f"--said={tmp_path}/said", *words, "--", *command, cwd=tmp_path)
+    told = kept.communicate(timeout=60)[1]
+    assert kept.returncode == code and message in told, told
+    assert (tmp_path / "said").read_text() == f"{code}\n"
+    if "--folder=here" in words:
+        assert "line 7" in (tmp_path / "here" / "logs" / "process.stacks").read_text()
 
 
 @pytest.mark.slow
-def test_what_makes_no_progress_is_killed_after_it_wrote_its_stacks(tmp_path):
-    program = (
-        "import faulthandler, json, os, signal, time\n"
-        "faulthandler.register(signal.SIGUSR1, open(os.environ['JAXAGENT_STACKS'], 'w'))\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "sign = {'pid': os.getpid(), 'phase': 'naps', 'budget_s': 0.1, 'at': time.monotonic(), 'done': 0}\n"
-        "json.dump(sign, open(os.environ['JAXAGENT_VITALS'], 'w'))\n"
-        "time.sleep(600)"
-    )
-    kept = start("--restarts=0", f"--vitals={tmp_path}/vitals", "--", sys.executable, "-c", program)
-    assert "was stuck (it naps: no progress for" in kept.communicate(timeout=60)[1]
-    assert kept.returncode == keep.STUCK and "line 6" in (tmp_path / "vitals.stacks").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["SIGTERM", "end of its owner", "SIGKILL"])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_it(how, tmp_path):
     """Neither the process nor what it has started; after a SIGKILL the system itself ends the former."""
     program = f"sleep 600 & echo $$ $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pids; wait"
-    kept = start("--until_eof", "--grace_s=5", "--", "bash", "-c", program, stdin=subprocess.PIPE)
+    kept = start("--grace_s=5", f"--said={tmp_path}/said", "--", "bash", "-c", program)
     deadline = time.monotonic() + 60
     while not (tmp_path / "pids").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    if how == "end of its owner":
-        kept.stdin.close()
-    else:
-        kept.send_signal(getattr(signal, how))
+    kept.send_signal(how)
     kept.wait(timeout=60)
-    watched = pids[:1] if how == "SIGKILL" else pids
+    watched = pids[:1] if how == signal.SIGKILL else pids
     while any(pathlib.Path(f"/proc/{pid}").exists() for pid in watched) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = [pid for pid in watched if pathlib.Path(f"/proc/{pid}").exists()]
-    if how == "SIGKILL":
+    if how == signal.SIGKILL:
         os.kill(pids[1], signal.SIGKILL)
-    assert not left
-    assert kept.returncode == {"SIGTERM": 143, "SIGKILL": -9}.get(how, 143)
+    assert not left and not (tmp_path / "said").exists()
+    assert kept.returncode == (143 if how == signal.SIGTERM else -9)

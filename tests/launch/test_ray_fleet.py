@@ -1,8 +1,6 @@
-"""A run on a real Ray cluster of two nodes on this machine, with stand-ins for the roles (fake_join.py)."""
+"""A tiny run's real processes on a real Ray cluster of two nodes on this machine."""
 
 import importlib.util
-import json
-import os
 import pathlib
 import signal
 import subprocess
@@ -12,7 +10,10 @@ import time
 import pytest
 
 from jaxagent.config import ConfigError
+from jaxagent.fleet import vitals
 from launch import ray_fleet
+from tests import tiny_run
+from tests.fleet import tiny_fleet
 from tests.tiny_run import ROOT
 
 RECIPE = "--config=configs/search_r1.py"
@@ -35,6 +36,10 @@ def test_it_shows_what_it_would_start(capsys):
         (["--engines=2", "--max_engines=1"], "--min_engines <= --engines <= --max_engines does not hold"),
         (["--engin=2"], "Unknown flag '--engin=2'. Did you mean '--engines'?"),
         (["--config.rl.stepz=2"], "stepz"),
+        (
+            ["--print", "--config.mesh.fsdp=4", "--trainer_resources=GPU=4", "--engine_resources=GPU=1"],
+            "Each engine process needs 4 devices (config.mesh; --config.fleet.engine=on makes engines smaller)",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(flags, message, capsys):
@@ -50,103 +55,57 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
         ray_fleet._main([RECIPE, "--engines=1"])
 
 
-def until(what, run: subprocess.Popen, timeout_s: float = 180):
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert run.poll() is None, "the run has ended"
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.1)
-    return found
-
-
-def alive(pid: int) -> bool:
+def ended(pid: int) -> bool:
     try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
-        return False
-
-
-class Started:
-    """What the stand-ins have written of their starts."""
-
-    def __init__(self, workdir: pathlib.Path):
-        self.workdir = workdir
-
-    def pids(self, role: str = "") -> list[int]:
-        file = self.workdir / "started.txt"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [int(line.split()[1]) for line in lines if line.startswith(role)]
-
-    def living(self, role: str = "") -> list[int]:
-        return [pid for pid in self.pids(role) if alive(pid)]
-
-    def steps(self) -> int:
-        file = self.workdir / "versions.json"
-        return len(json.loads(file.read_text())) - 1 if file.exists() else 0
-
-
-@pytest.fixture
-def cluster(monkeypatch):
-    """A head that has room for coordinator, two trainers and one engine, and a node for two engines."""
-    if NO_RAY:
-        pytest.skip("Ray is not installed")
-    from ray.cluster_utils import Cluster
-
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("FAKE_STEPS", "40")
-    monkeypatch.setenv("FAKE_HOLD", "30")
-    monkeypatch.setenv("FAKE_EPISODE_S", "0.05")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    small = {"object_store_memory": 80_000_000, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "resources": {"head": 3}, **small})
-    made.small = {"object_store_memory": 80_000_000, "num_cpus": 2}
-    yield made
-    made.shutdown()
+        return True
 
 
 @pytest.mark.slow
-def test_a_run_survives_kills_a_node_that_goes_and_one_that_comes(cluster, tmp_path):
-    """Kill -9 of every role and of an actor, one node removed, one added: the same versions as without."""
-    node = cluster.add_node(**cluster.small)
-    started = Started(tmp_path / "run")
-    command = [sys.executable, "-m", "launch.ray_fleet", f"--address={cluster.address}", RECIPE]
-    command += [f"--config.workdir={started.workdir}", "--config.fleet=on", "--config.fleet.trainers=2"]
-    command += [f"--join={sys.executable} -m tests.launch.fake_join", "--engines=2", "--max_engines=3"]
-    command += ["--trainer_resources=CPU=1,head=1", "--coordinator_resources=CPU=1,head=1"]
-    errors = open(tmp_path / "errors.txt", "w")  # noqa: SIM115
-    run = subprocess.Popen(command, cwd=ROOT, stderr=errors, stdout=errors)
-    try:
-        until(lambda: started.steps() > 2 and len(started.living("engine")) == 3, run)  # the third came with the room
-        for role in ("engine", "coordinator", "trainer"):
-            before = len(started.pids(role))
-            os.kill(started.living(role)[-1], signal.SIGKILL)
-            until(lambda role=role, before=before: len(started.pids(role)) > before, run)
-        keep = int(pathlib.Path(f"/proc/{started.living('engine')[0]}/stat").read_text().rpartition(")")[2].split()[1])
-        actor = int(pathlib.Path(f"/proc/{keep}/stat").read_text().rpartition(")")[2].split()[1])
-        was, before = started.living("engine")[0], len(started.pids("engine"))
-        os.kill(actor, signal.SIGKILL)  # as when Ray takes its worker away
-        until(lambda: not alive(was) and len(started.pids("engine")) > before, run)
-        cluster.remove_node(node)
-        until(lambda: len(started.living("engine")) == 1, run)  # what the head has room for
-        cluster.add_node(**cluster.small)
-        until(lambda: len(started.living("engine")) >= 2, run)
-        (started.workdir / "finish").touch()
-        assert run.wait(timeout=300) == 0
-    finally:
-        run.send_signal(signal.SIGTERM)
-        try:
-            run.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            run.kill()
-        errors.close()
-        print((tmp_path / "errors.txt").read_text()[-6000:])
-        deadline = time.monotonic() + 10
-        while (left := started.living()) and time.monotonic() < deadline:
+@pytest.mark.skipif(NO_RAY, reason="Ray is not installed: pip install 'jaxagent[ray]'")
+def test_a_new_workdir_first_try_and_a_node_that_goes(tmp_path, monkeypatch):
+    """A trainer of two devices, engines of one; before that, Ctrl-C of a run that finds no room."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    for name in ("XLA_FLAGS", "NPROC"):
+        monkeypatch.delenv(name, raising=False)
+    small = {"object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False, **small})
+    node, workdir, log = cluster.add_node(num_cpus=1, **small), tmp_path / "run", tmp_path / "log.txt"
+    flags = ["--config.rl.staleness=1", "--config.mesh.fsdp=2", "--config.fleet.engine=on", "--config.fleet=on"]
+    command = [sys.executable, "-m", "launch.ray_fleet", f"--address={cluster.address}", "--engines=2"]
+    command += tiny_run.argv(workdir, *tiny_fleet.FLAGS, *flags)[1:]
+    pids: set[int] = set()
+
+    def start(*more: str) -> subprocess.Popen:
+        with open(log, "ab") as out:
+            return subprocess.Popen([*command, *more], cwd=ROOT, stderr=out, stdout=out)
+
+    def until(what, run: subprocess.Popen) -> None:
+        deadline = time.monotonic() + 300
+        while not what():
+            assert run.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
+            signs = [vitals.read(path) for path in (workdir / "fleet" / "vitals").glob("*.json")]
+            pids.update(sign.pid for sign in signs if sign is not None)
             time.sleep(0.1)
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-    assert not left
-    assert started.steps() == 40
-    program = "from tests.launch import fake_join; print(*fake_join.expected())"
-    oracle = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert json.loads((started.workdir / "versions.json").read_text()) == oracle.stdout.split()
+
+    run = start("--trainer_resources=CPU=100")
+    try:
+        until(lambda: "Connected to Ray" in log.read_text(), run)
+        time.sleep(2.0)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(20) == 130, log.read_text()
+        run = start()
+        until(lambda: (workdir / "fleet/weights").is_dir() and len(tiny_fleet.digests(workdir)) > 1, run)
+        cluster.remove_node(node)
+        assert run.wait(300) == 0, log.read_text()[-4000:]
+    finally:
+        run.kill()
+        cluster.shutdown()
+    assert len(tiny_fleet.digests(workdir)) == 6 and len(pids) >= 4
+    told = log.read_text()
+    assert told.count("runs on ") >= 4 and ("is lost: " in told) and "cannot work" not in told
+    assert all(map(ended, pids))
