@@ -205,6 +205,8 @@ def _pod(
         "command": command,
         "env": [
             {"name": TOKEN, "valueFrom": {"secretKeyRef": {"name": pods.secret, "key": "token"}}},
+            # Compiled programs outlive the container: with the run's claim, or in an engine's folder with its pod.
+            {"name": "XDG_CACHE_HOME", "value": f"{pods.workdir}/.cache"},
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         ],

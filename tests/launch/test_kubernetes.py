@@ -10,11 +10,15 @@ import pytest
 
 from jaxagent.config import ConfigError
 from launch import kubernetes
+from tests.tiny_run import ROOT
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema checks what is printed")
 
 FLAGS = ["--config=configs/search_r1.py", "--config.workdir=/runs/a", "--name=a", "--image=registry/jaxagent:1"]
 JOBSET = json.loads((pathlib.Path(__file__).parent / "jobset_schema.json").read_text())
+
+
+MORE = pathlib.Path(__file__).parent / "pod_spec.json"
 
 
 def objects(*flags: str) -> dict[str, dict]:
@@ -41,7 +45,7 @@ def check(item: dict) -> None:
     ("flags", "kinds"),
     [
         (
-            ("--engines=4", "--gpus=8", "--engine_gpus=1"),
+            ("--engines=4", "--gpus=8", "--engine_gpus=1", f"--pod_spec={MORE}", f"--pod_spec=engine:{MORE}"),
             "Secret PersistentVolumeClaim Service StatefulSet JobSet Deployment",
         ),
         (
@@ -70,7 +74,7 @@ def test_every_object_is_what_its_schema_wants(flags, kinds):
         ("JobSet", ("spec", "failurePolicy", "restartStrategy"), "Restart"),
         ("JobSet", ("spec", "network", "subDomain"), "x"),
         ("JobSet", ("spec", "replicatedJobs", 0, "template", "spec", "completion"), 2),
-        ("Deployment", ("spec", "template", "spec", "containers", 0, "livenessProbe", "period"), 3),
+        ("Deployment", ("spec", "template", "spec", "containers", 0, "resources", "limit"), 3),
     ],
 )
 def test_the_check_sees_a_field_that_is_wrong(kind, path, value):
@@ -108,6 +112,8 @@ def test_names_lead_from_one_object_to_the_other():
     assert (
         service["spec"]["selector"] == coordinator["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
     )
+    for command in (shell.split(), engines["spec"]["template"]["spec"]["containers"][0]["command"]):
+        assert "jaxagent.launch.keep" in command and "--folder=/tmp/jaxagent" in command
     assert "--listen=0.0.0.0:9000" in template["spec"]["containers"][0]["command"]
     claim, secret = made["PersistentVolumeClaim"]["metadata"]["name"], made["Secret"]["metadata"]["name"]
     for pod in (template, job["template"]["spec"]["template"]):
@@ -117,6 +123,41 @@ def test_names_lead_from_one_object_to_the_other():
         assert environment[0]["valueFrom"]["secretKeyRef"] == {"name": secret, "key": "token"}
         assert pod["spec"]["containers"][0]["volumeMounts"][0] == {"name": "workdir", "mountPath": "/runs/a"}
     assert trainer["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+
+
+def test_a_pod_spec_is_merged_into_the_pods_of_its_role():
+    made = objects(f"--pod_spec={MORE}", f"--pod_spec=engine:{MORE}", "--mount=base:/models")
+    more = json.loads(MORE.read_text())
+    pods = {
+        "coordinator": made["StatefulSet"]["spec"]["template"]["spec"],
+        "trainer": made["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"],
+        "engine": made["Deployment"]["spec"]["template"]["spec"],
+    }
+    for role, pod in pods.items():
+        assert pod["tolerations"] == more["tolerations"] * (2 if role == "engine" else 1), role
+        assert pod["securityContext"] == more["securityContext"] and pod["hostNetwork"] is True
+        assert [volume["name"] for volume in pod["volumes"]][:3] == ["workdir", "shm", "data-0"]
+        assert pod["volumes"][3:], "what is there already stays"
+        assert len(pod["containers"]) == 1
+
+
+def test_the_image_recipe_holds_what_the_pods_start():
+    """No builder here: its instructions are read, and what they name must be there."""
+    lines = (ROOT / "launch" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    found = [line.split(maxsplit=1) for line in lines if line.strip() and not line.startswith("#")]
+    assert {word for word, _ in found} <= {"FROM", "ARG", "COPY", "RUN", "WORKDIR", "ENV", "USER"}
+    assert found[0][0] in ("ARG", "FROM") and [word for word, _ in found].count("FROM") == 1
+    for word, rest in found:
+        if word == "COPY":
+            source = rest.split()[0]
+            assert source.startswith("dist/") or (ROOT / source).exists(), rest
+    version = re.search(r"FROM python:(\d+\.\d+)", "\n".join(lines))[1]
+    setup = (ROOT / "setup.py").read_text()
+    assert tuple(map(int, version.split("."))) >= tuple(
+        map(int, re.search(r'python_requires=">=([\d.]+)"', setup)[1].split("."))
+    )
+    (extra,) = re.findall(r"^ARG EXTRA=(\w+)$", "\n".join(lines), re.MULTILINE)
+    assert re.search(rf'^ +"{extra}": ', setup, re.MULTILINE)
 
 
 def test_a_token_is_new_and_stays_out_of_commands():
@@ -140,6 +181,9 @@ def test_a_token_is_new_and_stays_out_of_commands():
         (["--engins=2"], "Unknown flag '--engins=2'. Did you mean '--engines'"),
         (["--config.rl.stepz=2"], "stepz"),
         (["--memory=lots"], "--memory: must be a quantity"),
+        ([f"--pod_spec={__file__}"], "is no JSON"),
+        (["--config.mesh.fsdp=4", "--gpus=2"], "Each trainer process needs 4 devices .config.mesh., and would have 2"),
+        (["--config.mesh.fsdp=4", "--gpus=4", "--engine_gpus=1"], "Each engine process needs 4 devices"),
     ],
 )
 def test_a_mistake_is_one_line(flags, message):
