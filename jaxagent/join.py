@@ -13,6 +13,7 @@ error that nobody expected.
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import pathlib
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 
 from jaxagent.config import Config, ConfigError, disk, flags
 from jaxagent.config.command import Parser, count, exit_code, number, path_error, quiet_libraries
-from jaxagent.config.errors import EXIT_CODES, PortTakenError, WaitedInVainError, ending_signals
+from jaxagent.config.errors import EXIT_CODES, WaitedInVainError, ending_signals
 from jaxagent.config.ranges import at_least
 from jaxagent.fleet import local, server, settings
 from jaxagent.fleet.child import STACKS, VITALS
@@ -57,7 +58,9 @@ def _unless_for_now(argv: Sequence[str]) -> None:
     """A taken port, or a file that is not there, may be right again in a moment: no mistake of the user's."""
     try:
         _run(argv)
-    except PortTakenError as error:
+    except ConfigError as error:
+        if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+            raise
         raise WaitedInVainError(str(error)) from error
     except OSError as error:
         if disk.is_full(error) or (line := path_error(error)) is None:

@@ -27,9 +27,8 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, count, exit_code, number, port
 from jaxagent.config.ranges import at_least
-from jaxagent.fleet import local
 from jaxagent.launch import manifests
-from jaxagent.launch.processes import read
+from jaxagent.launch.processes import idle_devices, read
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?([KMGTPE]i?|m)?")
@@ -109,7 +108,7 @@ def listing(argv: Sequence[str] | None) -> tuple[dict[str, Any], pathlib.Path | 
             raise ConfigError(f"{flags[0]}: this slice has {tpu.hosts} hosts, which is not {flags[2]} ({hosts}).")
     chips = {"trainer": args.gpus or (args.tpu.chips if args.tpu else 0)}
     chips["engine"] = args.engine_gpus or (args.engine_tpu.chips if args.engine_tpu else 0)
-    for note in local.idle(config, chips):
+    for note in idle_devices(config, chips):
         print(note, file=sys.stderr)
     if not (args.pvc or args.storage_class):
         told = (

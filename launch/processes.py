@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jaxagent.config import Config, ConfigError, flags, nearest
+from jaxagent.fleet import local
 from jaxagent.fleet.settings import TOKEN_VARIABLE
 
 TOKEN = TOKEN_VARIABLE  # the environment variable that holds the secret of a run
@@ -75,6 +76,32 @@ def read(config: str, overrides: Sequence[str], options: object, join: str = JOI
         overrides = ("--config.fleet=on", *overrides)
         settings = flags.parse_argv([*words, *overrides]).config
     return Run(config, tuple(overrides), tuple(shlex.split(join))), settings
+
+
+def idle_devices(config: Config, at_hand: Mapping[str, int]) -> Iterator[str]:
+    """Yields what to tell of devices that a process would leave idle.
+
+    Args:
+      config: of the run.
+      at_hand: role -> devices that a launcher gives to one process; 0: it does not know how many.
+
+    Raises:
+      ConfigError: a role has fewer than it needs.
+    """
+    fleet = config.fleet
+    assert fleet is not None
+    trainer = "config.mesh" if fleet.trainers == 1 else f"config.mesh over {fleet.trainers} processes"
+    engine = "config.mesh; --config.fleet.engine=on makes engines smaller" if fleet.engine is None else "fleet.engine"
+    of_engine = local.of_engine(config).mesh.devices
+    for role, field, needed in (
+        ("trainer", trainer, config.mesh.devices // fleet.trainers),
+        ("engine", engine, of_engine),
+    ):
+        here = at_hand.get(role, 0)
+        if 0 < here < needed:
+            raise ConfigError(f"Each {role} process needs {needed} devices ({field}), and would have {here}.")
+        if here > needed:
+            yield f"Each {role} process uses {needed} of its {here} devices: {here - needed} stay idle ({field})."
 
 
 def shown(command: Sequence[str]) -> str:

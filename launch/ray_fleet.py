@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, count, exit_code, number, seconds
 from jaxagent.config.ranges import at_least
-from jaxagent.fleet import local
 from jaxagent.launch import processes
 
 _UNITS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -78,7 +77,7 @@ def _main(argv: Sequence[str] | None) -> int:
     devices = {
         role: int(needs.get("num_gpus", 0) or needs.get("resources", {}).get("TPU", 0)) for role, needs in gave.items()
     }
-    for note in local.idle(config, devices):
+    for note in processes.idle_devices(config, devices):
         print(note, file=sys.stderr)
     if args.print:
         print(shown(run, config.fleet.trainers, args))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import os
 import re
 import socket
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from jaxagent.config import disk
-from jaxagent.config.errors import WAITED, ConfigError, PortTakenError, Stopped, WaitedInVainError
+from jaxagent.config.errors import WAITED, ConfigError, Stopped, WaitedInVainError
 from jaxagent.config.ranges import SECONDS, Range, at_least, between
 
 
@@ -149,7 +148,7 @@ def bound(host: str, port: int) -> socket.socket:
     A client is refused until the server listens, and does not wait for an answer that takes minutes.
 
     Raises:
-      ConfigError: the port is taken (`PortTakenError`), or the address is not this machine's.
+      ConfigError: the port is taken, or the address is not this machine's.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -162,6 +161,5 @@ def bound(host: str, port: int) -> socket.socket:
             raise
     except (OSError, UnicodeError) as error:  # a name that cannot be one of a machine is a UnicodeError
         why = error.strerror if isinstance(error, OSError) else error
-        kind = PortTakenError if getattr(error, "errno", None) == errno.EADDRINUSE else ConfigError
-        raise kind(f"Cannot listen on {host}, port {port}: {why}.") from error
+        raise ConfigError(f"Cannot listen on {host}, port {port}: {why}.") from error
     return out

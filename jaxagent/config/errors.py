@@ -14,10 +14,6 @@ class ConfigError(ValueError):
     """A user's mistake, told in one line. `main` prints it and exits with code 2."""
 
 
-class PortTakenError(ConfigError):
-    """Something else listens on this port, now."""
-
-
 class WaitedInVainError(RuntimeError):
     """What was waited for did not come in its time: one line that says who waited for what, and for how long.
 

@@ -11,7 +11,7 @@ import secrets
 import socket
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxagent.config import Config, ConfigError
@@ -177,42 +177,13 @@ def of_engine(cfg: Config) -> Config:
     return dataclasses.replace(cfg, engine=engine, mesh=mesh)
 
 
-def idle(cfg: Config, at_hand: Mapping[str, int]) -> Iterator[str]:
-    """Yields what to tell of devices that a process would leave idle.
-
-    Args:
-      cfg: of the run.
-      at_hand: role -> devices that a launcher gives to one process; 0: it does not know how many.
-
-    Raises:
-      ConfigError: a role has fewer than it needs.
-    """
-    fleet = settings.of(cfg)
-    trainer = "config.mesh" if fleet.trainers == 1 else f"config.mesh over {fleet.trainers} processes"
-    engine = "config.mesh; --config.fleet.engine=on makes engines smaller" if fleet.engine is None else "fleet.engine"
-    of = {name.partition("-")[0]: count for name, count in needs(cfg).items()}
-    for role, field in (("trainer", trainer), ("engine", engine)):
-        here, needed = at_hand.get(role, 0), of.get(role, 0)
-        if 0 < here < needed:
-            raise ConfigError(f"Each {role} process needs {needed} devices ({field}), and would have {here}.")
-        if here > needed > 0:
-            yield f"Each {role} process uses {needed} of its {here} devices: {here - needed} stay idle ({field})."
-
-
 def sharing(cfg: Config, found: Sequence[str]) -> Iterator[str]:
-    """Yields what to tell where processes share GPUs, or leave some idle.
-
-    Raises:
-      ConfigError: one process alone needs more than there are.
-    """
+    """Yields what to tell where processes share GPUs, or leave some idle."""
     of = needs(cfg)
-    if not found or (left := len(found) - sum(of.values())) == 0:
-        return
-    if max(of.values()) > len(found):
-        list(idle(cfg, {"trainer": len(found), "engine": len(found)}))
-    told = ", ".join(f"{name} {count}" for name, count in of.items())
-    how = f"{left} stay idle" if left > 0 else "they share them, and their memory"
-    yield f"this machine has {len(found)} GPUs, and its processes want {sum(of.values())} ({told}): {how}."
+    if found and (left := len(found) - sum(of.values())):
+        told = ", ".join(f"{name} {count}" for name, count in of.items())
+        how = f"{left} stay idle" if left > 0 else "they share them, and their memory"
+        yield f"this machine has {len(found)} GPUs, and its processes want {sum(of.values())} ({told}): {how}."
 
 
 def token_of(folder: pathlib.Path) -> str:

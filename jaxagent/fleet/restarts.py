@@ -1,15 +1,9 @@
 """What is started again when it ends, after which pause, and what is final: one rule for all launchers.
 
-| exit code | of the trainer | of another process |
-| --- | --- | --- |
-| 0 | the run is over | an engine's end; a coordinator starts again |
-| 1 (a failure that it has told: a full disk, ...) | final | again, as a crash |
-| 2 (a mistake of the user's) | final | final, and the run's end where nobody is left without it |
-| 2, of a process that has worked before | again, as 75: what worked is no mistake | likewise |
-| 75 (a failure for now: a taken port, ...) | again, for `VAIN_S` and as often as after a crash | likewise |
-| 130, 143, 129 (asked to end) | final | again |
-| a signal, a hang | again | again |
-| any other | again, `CRASHES_AT_ONE_PLACE` times in a row | likewise |
+- 2 (a mistake of the user's) is final, but of a process that has worked before it is a failure for now.
+- 1 (a failure that it has told) and 130, 143, 129 (asked to end) are final of the trainer, and a crash of others.
+- 75 (a failure for now: a taken port, ...): again for `VAIN_S`, and at least as often as after a crash.
+- A signal or a hang: again. Any other code is a crash: `CRASHES_AT_ONE_PLACE` in a row are final.
 
 Who ends soon after its start waits before the next one: 0.25 s, 0.5 s, ... `LONGEST_DELAY_S`.
 """
@@ -48,17 +42,14 @@ class Lives:
     leads: bool = False
     starts: int = 0
     _short: int = 0  # ends in a row soon after a start
-    _crashes: int = 0  # ends in a row by its own doing, at one place
-    _vain: int = 0  # failures for now in a row, at one place
-    _vain_s: float = 0.0  # and for how long
+    _row: int = 0  # ends in a row by its own doing, at one place
+    _vain_s: float = 0.0  # for so long they were failures for now; 0: they are crashes
     _done: int = -1  # how far it has come
     _worked: bool = False
 
     def final(self, code: int) -> bool:
-        """Whether a process that ends so has said all there is to say."""
-        if code == MISTAKE:
-            return not self._worked
-        return self.leads and (code == 1 or code in EXIT_CODES.values())
+        """Whether a process that ends so has said all there is to say. What has worked before is no mistake."""
+        return not self._worked if code == MISTAKE else self.leads and (code == 1 or code in EXIT_CODES.values())
 
     def ended(self, code: int, lived_s: float, done: int) -> tuple[float, str]:
         """(seconds until the next start, ""), or (0, why there is none).
@@ -71,20 +62,18 @@ class Lives:
         further, self._done = done > self._done, max(done, self._done)
         worked = done > 0 and not self.leads  # by itself: such a process counts from its own start
         good = further or (worked and lived_s > GOOD_S)  # after hours of episodes it stands at no one place
-        self._short = 0 if further or worked or lived_s > GOOD_S else self._short + 1
-        vain = code in (WAITED, MISTAKE)
-        crash = code > 0 and not vain and code not in EXIT_CODES.values()
-        self._crashes = 0 if not crash else 1 if good else self._crashes + 1
-        self._vain = 0 if not vain else 1 if good else self._vain + 1
-        pause_s = 0.0 if self._short < 2 else min(LONGEST_DELAY_S, 0.25 * 2.0 ** (self._short - 2))
-        self._vain_s = 0.0 if self._vain < 2 else self._vain_s + lived_s + pause_s
         self._worked = self._worked or done > 0 or lived_s > GOOD_S
-        most = max(self._crashes, self._vain if self._vain_s >= VAIN_S else 0)
-        if most >= CRASHES_AT_ONE_PLACE:
-            return 0.0, f"{most} times in a row at one place"
-        if self.starts > self.restarts:
-            return 0.0, f"after {self.restarts} restarts"
-        return pause_s, ""
+        self._short = 0 if further or worked or lived_s > GOOD_S else self._short + 1
+        pause_s = 0.0 if self._short < 2 else min(LONGEST_DELAY_S, 0.25 * 2.0 ** (self._short - 2))
+        vain = code in (WAITED, MISTAKE)
+        failed = vain or (code > 0 and code not in EXIT_CODES.values())
+        if not failed or good or vain != (self._vain_s > 0):
+            self._row, self._vain_s = 0, 0.0
+        self._row += failed
+        self._vain_s += (lived_s + pause_s) * vain
+        if self._row >= CRASHES_AT_ONE_PLACE and not 0 < self._vain_s < VAIN_S:
+            return 0.0, f"{self._row} times in a row at one place"
+        return (pause_s, "") if self.starts <= self.restarts else (0.0, f"after {self.restarts} restarts")
 
 
 def note(folder: pathlib.Path, name: str, reason: str) -> None:

@@ -115,55 +115,46 @@ def one_at_a_time(path: pathlib.Path) -> Iterator[None]:
 
 
 def make_folder_once(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> bool:
-    """Has `folder` made, whole or not at all, by one of all the processes that want it at once, on however many hosts.
+    """Has a folder made, whole or not at all, by one of all the processes that want it at once, on however many hosts.
 
     On one machine they wait for the first one. Where no lock is seen (another host, a file system without locks) each
     makes its own under a name of its own, and all take the quickest one's.
 
     Args:
-      folder: is not made where it is there already, unless empty.
+      folder: not made where it is there already, unless empty.
       write: makes a folder of this name, which is not there yet.
 
     Returns:
-      Whether what this process made, and what another one made meanwhile, differ in any byte: what is there counts.
+      Whether what another process made meanwhile, which counts, differs in any byte from what this one made.
 
     Raises:
       OSError: the disk is full, or failed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(folder.with_name(f".{folder.name}.lock")):
-        if folder.is_dir() and any(folder.iterdir()):  # another process was first
+        if folder.is_dir() and any(folder.iterdir()):
             return False
-        for left in folder.parent.glob(f".{folder.name}.partial-*"):  # by a process that was killed
-            _remove_unlocked(left)
-        own = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
-        with open(own / "lock", "w", encoding="utf-8") as file:  # as long as this process lives
+        for left in folder.parent.glob(f".{folder.name}.partial-*"):  # by a process that was killed, if it has no lock
+            with contextlib.suppress(OSError), open(left / "lock", "r+", encoding="utf-8") as file:
+                if try_lock(file.fileno()):
+                    shutil.rmtree(left, ignore_errors=True)
+        place = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
+        with open(place / "lock", "w", encoding="utf-8") as file:
             with contextlib.suppress(OSError):
                 try_lock(file.fileno())
             try:
-                write(own / folder.name)
-                try:
-                    (own / folder.name).rename(folder)
-                except OSError:
-                    if not (folder.is_dir() and (own / folder.name).is_dir()):
-                        raise
-                    return _bytes_of(folder) != _bytes_of(own / folder.name)
+                write(own := place / folder.name)
+                own.rename(folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+                return _bytes_of(folder) != _bytes_of(own)
             finally:
-                shutil.rmtree(own, ignore_errors=True)
+                shutil.rmtree(place, ignore_errors=True)
     return False
 
 
-def _remove_unlocked(left: pathlib.Path) -> None:
-    """Where nobody can tell whether somebody still writes in it, it stays."""
-    with contextlib.suppress(OSError), open(left / "lock", "r+", encoding="utf-8") as file:
-        if try_lock(file.fileno()):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _bytes_of(folder: pathlib.Path) -> dict[str, str]:
-    """File -> SHA-256 of its bytes."""
-    found = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with open(path, "rb") as file:
-            found[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+def _bytes_of(folder: pathlib.Path) -> dict[pathlib.Path, bytes]:
+    """Every file's digest. Raises OSError: one cannot be read."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder): hashlib.sha256(path.read_bytes()).digest() for path in paths}
