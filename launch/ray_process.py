@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import pathlib
 import select
 import signal
@@ -55,7 +56,8 @@ class Process:
             child.pump()
         if (hang := child.hangs()) and child.write_stacks():
             time.sleep(STACKS_S)
-        return child.ended(), hang, child.sign(), child.last_line()
+        sign = child.sign()  # without its time, which is of this machine's clock
+        return child.ended(), hang, sign and dataclasses.replace(sign, at=math.inf), child.last_line()
 
     def send(self, signum: int) -> None:
         """A signal, to the process alone."""

@@ -17,7 +17,7 @@ from typing import Any
 from jaxagent.config import Config, ConfigError
 from jaxagent.config.command import bound
 from jaxagent.fleet import restarts, server, settings, vitals
-from jaxagent.fleet.child import Program
+from jaxagent.fleet.child import LOGS, Program
 from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.status import played_again
 from jaxagent.fleet.supervise import Gang, Supervisor
@@ -93,7 +93,16 @@ class _Here:
         return [self._program("coordinator", "coordinator", f"--listen={listen}")]
 
     def trainers(self, start: int) -> list[Program]:
-        """All of the gang, which meet at a port of their own."""
+        """All of the gang, which meet at a port of their own. The first time, says how to look and to join."""
+        if not start:
+            token = self._folder / settings.TOKEN_FILE
+            lines = [
+                f"the coordinator listens on {self.url()}; each process's output is in {self._folder / LOGS}",
+                f'its status: curl -H "Authorization: Bearer $(cat {token})" {self.url()}/v1/status',
+                f"one more engine: JAXAGENT_FLEET_TOKEN=$(cat {token}) python -m jaxagent.join --role=engine "
+                f"--coordinator={self.url()} with the --config flags of this command",
+            ]
+            print("".join(f"fleet: {line}\n" for line in lines), end="", file=sys.stderr, flush=True)
         count = self._fleet.trainers
         if count == 1:
             return [self._program("trainer", "trainer", shown=True)]

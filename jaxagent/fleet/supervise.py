@@ -26,6 +26,7 @@ from jaxagent.fleet import restarts as rules
 from jaxagent.fleet.child import LOGS, Child, Program
 from jaxagent.fleet.restarts import Lives
 
+SILENT_S, SILENT_PART = 30.0, 0.1  # silence that is told: seconds, and of a phase's budget
 LOOK_S = 0.1  # between two looks at everything
 STACKS_S = 10.0  # for writing stacks, at most: a process that starves, or was stopped, has to get a turn first
 STILL_S = 0.2  # without a further byte: stacks are written
@@ -89,6 +90,7 @@ class Supervisor:
         self._begin = begin or (lambda program: Child(program, folder, environment, start_s))
         self._until = math.inf  # from a signal on
         self.newest_code = 0
+        self._silences: dict[str, float] = {}  # process -> the sign since which it is silent, when that was told
         self.asked: signal.Signals | None = None
         self._interrupts = 0
         self._code: int | None = None  # the run's, once it is decided
@@ -139,10 +141,22 @@ class Supervisor:
                 running.over = True
             return
         for child in running.children:
+            self._tell_silence(child)
             if child.ended() is None and (hang := child.hangs()):
                 self._write_stacks()
                 self._again(running, rules.HANGS, f"{child.program.name} hangs: it {hang}")
                 return
+
+    def _tell_silence(self, child: Child) -> None:
+        """Once of every silence, long before it counts as a hang."""
+        sign = child.sign()
+        if sign is None or sign.at == self._silences.get(child.program.name):
+            return
+        silent_s = time.monotonic() - sign.at
+        if max(SILENT_S, SILENT_PART * sign.budget_s) < silent_s < sign.budget_s:
+            self._silences[child.program.name] = sign.at
+            then = f"without progress for {sign.budget_s:.0f} s in this phase it is ended, and starts again"
+            self._say(f"{child.program.name} has been silent for {silent_s:.0f} s (it {sign.phase}); {then}.")
 
     def _died(self, running: _Running, child: Child, code: int) -> None:
         """One process of a gang has ended, and not as it should."""

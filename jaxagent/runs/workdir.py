@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from jaxagent.config import Config, to_dict
+from jaxagent.config import Config, ConfigError, to_dict
 from jaxagent.io import files
 from jaxagent.learner import checkpoint, peers
 from jaxagent.learner.checkpoint import Checkpointer
@@ -358,7 +358,15 @@ class Run:
         return self._compiles_before + self.compiles.after_warm_up
 
     def finish(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes summary.json and report.html."""
+        """Writes summary.json and report.html.
+
+        Raises:
+          ConfigError: the run had ended before this process began, and does not take settings that have changed.
+        """
+        how = "more steps of its last stage go on with it, and another --config.workdir begins another run."
+        if self.changed and not self._opened:
+            told = f"has ended, and does not take: {resume.told(self.changed)}. Either"
+            raise ConfigError(f"The run in '{self.workdir}' {told} {how}")
         summary = dict(summary) | {
             "stage_seconds": {name: round(seconds, 2) for name, seconds in self.stage_seconds.items()},
             "compiles_after_warmup": self.compiles_after_warmup,
@@ -366,8 +374,8 @@ class Run:
         if not peers.is_first():
             return summary
         files.replace_json(self.workdir / SUMMARY_FILE, jsonl.plain(summary))
-        if self.changed and not self._opened:
-            self.progress.note(f"the run has ended, and does not take: {resume.told(self.changed)}")
+        if not self._opened:
+            self.progress.note(f"the run in '{self.workdir}' has ended already, and nothing is done: {how}")
         if unexpected := self.compiles.names_after_warm_up:
             self.progress.note(f"compiled after warm-up: {', '.join(unexpected)}")
         page = self.write_report()

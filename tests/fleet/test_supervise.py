@@ -141,6 +141,15 @@ def test_who_waited_in_vain_starts_again_with_its_own_line(tmp_path, started, ca
     assert told["first_reasons"] == {"trainer": "trainer: error: it waited 9 s for process 1."}
 
 
+def test_who_is_silent_is_told_before_it_counts_as_hanging(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(supervise, "SILENT_S", 0.3)
+    quiet = "signs.phase('plays', 3.0)\ntime.sleep(1)\nsigns.tick()\n(folder / 'enough').touch()\n" + FOREVER
+    gangs = gang("engine", quiet), gang("trainer", "until('enough')", leads=True)
+    assert supervisor(tmp_path, *gangs).run() == 0
+    said = [line for line in capfd.readouterr().err.splitlines() if "silent" in line]
+    assert len(said) == 1 and "engine has been silent for 0 s (it plays); without progress for 3 s" in said[0]
+
+
 def test_progress_within_a_phase_is_no_hang(tmp_path, started):
     leader = "signs.phase('waits for step 3', 0.4)\nfor i in range(30):\n    time.sleep(0.03)\n    signs.tick()\n"
     assert supervisor(tmp_path, gang("trainer", leader, leads=True)).run() == 0
