@@ -1,4 +1,4 @@
-"""The first page is short, and its Python is that of the page which a test runs whole (gateway/test_bring_your_agent)."""
+"""The first page is short, and its Python is that of a page which a test runs (gateway/test_bring_your_agent.py)."""
 
 import re
 

@@ -21,7 +21,6 @@ class Letters:
         return view.actions.count("e") / max(1, len(view.actions))
 
 
-
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["laptop", "laptop-ppo"])
 def test_a_step_of_the_page_is_a_step_of_the_command(preset, tmp_path, capsys):
