@@ -33,8 +33,8 @@ class BuildBackend(Namespaces):
     separates = False  # what it keeps belongs to the one user of all layers
     protects = False  # a step may install programs, whatever user it runs as
 
-    def __init__(self, owner: Owner, compiled: bool = True, network: bool = False, roots: Roots | None = None):
-        super().__init__(owner, compiled)
+    def __init__(self, owner: Owner, network: bool = False, roots: Roots | None = None):
+        super().__init__(owner)
         self.network = network
         self.filter = self.filter_of_root = seccomp.program(pretend=True, tracing=True)
         own = Path(tempfile.mkdtemp(prefix="build-", dir=owner.path))
