@@ -44,5 +44,6 @@ class Apptainer(LocalBackend):
         if spec.layers or bool(spec.image) == bool(spec.root):
             raise ConfigError("apptainer starts sandboxes from a spec's 'image' or 'root', without layers")
         env = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-        argv, directives, group = self.arguments(spec), self.describe_inside(spec), self.make_group(spec.limits)
-        return self.keep(await self.begin(argv, directives, spec, group, entering=True, env=env))
+        return await self.begin(
+            spec, lambda _: (self.arguments(spec), self.describe_inside(spec)), entering=True, env=env
+        )

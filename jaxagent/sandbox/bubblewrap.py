@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shutil
 import threading
 from pathlib import Path
 
+from jaxagent.sandbox import wire
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
+from jaxagent.sandbox.cgroups import Group
 from jaxagent.sandbox.local import NETWORK_SETTINGS, NO_TERMINAL_LIMIT, WRITABLE, LocalBackend, check_root
 from jaxagent.sandbox.owner import Owner
 
@@ -62,27 +65,18 @@ class Bubblewrap(LocalBackend):
     async def start(self, spec: Spec) -> Sandbox:
         """See `base.Backend`."""
         check_root(self.name, spec, layers=False)
-        group = None
         # A given root belongs to the shared user, and bubblewrap cannot show it as another's.
         uids = self.owner.uids if not spec.root else None
         uid = uids.take() if uids is not None else self.uid
 
-        def ended() -> None:
-            if uids is not None:
-                uids.free(uid)
-
-        try:
-            group = self.make_group(spec.limits)
-            arguments, directives = self._arguments(spec), self.describe_inside(spec)
+        def command(group: Group | None) -> tuple[list[str], wire.Directives]:
+            directives = self.describe_inside(spec)
             self.describe_settings(directives, network=False)
-        except BaseException:
-            self.free_group(group)
-            ended()
-            raise
+            return [self._bwrap, *self._arguments(spec)], directives
+
+        ended = functools.partial(uids.free, uid) if uids is not None else lambda: None
         user = uid if os.geteuid() == 0 else None
-        sandbox = await self.begin([self._bwrap, *arguments], directives, spec, group, ended, entering=True, user=user)
-        sandbox.gaps += _set_network(sandbox.pid)
-        return self.keep(sandbox)
+        return await self.begin(spec, command, ended, entering=True, after=_set_network, user=user)
 
     def _arguments(self, spec: Spec) -> list[str]:
         isolation = (

@@ -149,14 +149,14 @@ class ContainerEngine(LocalBackend):
                     "rm", "--force", container
                 )
 
-        sandbox = await self.begin(
-            [*self._command, "start", "--attach", "--interactive", container],
-            self.describe_inside(spec, processes=False),
+        command = [*self._command, "start", "--attach", "--interactive", container]
+        return await self.begin(
             spec,
+            lambda _: (command, self.describe_inside(spec, processes=False)),
+            grouped=False,
             remove=remove,
             env=os.environ,  # the engine's client runs on this host; the container gets none of it
         )
-        return self.keep(sandbox)
 
     def _create(self, spec: Spec) -> str:
         container = self.call(*self.arguments(spec)).split()[-1]

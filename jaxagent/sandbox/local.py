@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox import init_program, seccomp, wire
-from jaxagent.sandbox.base import Backend, Limits, SandboxError, Spec
+from jaxagent.sandbox.base import Backend, Limits, Sandbox, SandboxError, Spec
 from jaxagent.sandbox.cgroups import CONTROLLERS, Group
 from jaxagent.sandbox.connection import LocalSandbox, start_sandbox
 from jaxagent.sandbox.owner import Owner, sandbox_uid
@@ -74,18 +74,6 @@ class LocalBackend(Backend):
             gaps.append("no system call filter for this processor")
         return gaps
 
-    def make_group(self, limits: Limits) -> Group | None:
-        """A control group. Raises SandboxError when one should be there and cannot be made."""
-        try:
-            return self.owner.cgroups.make(limits)
-        except OSError as failure:
-            raise SandboxError(f"no control group can be made: {failure}") from failure
-
-    def free_group(self, group: Group | None) -> None:
-        """Takes it back when all inside has ended."""
-        if group is not None:
-            self.owner.cgroups.free(group)
-
     def describe_inside(self, spec: Spec, processes: bool = True) -> wire.Directives:
         """Environment, resource limits and filter: what the program inside applies to itself in every back end."""
         directives = wire.Directives()
@@ -117,44 +105,55 @@ class LocalBackend(Backend):
 
     async def begin(
         self,
-        argv: Sequence[str],
-        directives: wire.Directives,
         spec: Spec,
-        group: Group | None = None,
+        command: Callable[[Group | None], tuple[Sequence[str], wire.Directives]],
         ended: Callable[[], None] = lambda: None,
+        grouped: bool = True,
         entering: bool = False,
+        after: Callable[[int], tuple[str, ...]] = lambda pid: (),
         **more: Any,
-    ) -> LocalSandbox:
-        """Starts a sandbox by a command.
+    ) -> Sandbox:
+        """Starts a sandbox in a control group of its own, and tells once what its start could not protect.
 
         Args:
-          group: freed when all of the sandbox has ended.
-          ended: called after that, also where the start fails.
-          entering: the host puts the command into the group before it does anything; else it is another's doing.
+          command: of the group, what starts the program inside, and what that is told.
+          ended: called when all of the sandbox has ended, also where it does not start.
+          grouped: False where something else limits it.
+          entering: the host puts the command into the group before it does anything; else it enters by itself.
+          after: makes what is missing once the outermost process runs; returns what cannot be made, in words.
           more: see `connection.start_sandbox`.
 
         Raises:
-          SandboxError: it did not become ready.
+          SandboxError: no group can be made, or the sandbox does not become ready.
         """
+        try:
+            group = self.owner.cgroups.make(spec.limits) if grouped else None
+        except OSError as failure:
+            ended()
+            raise SandboxError(f"no control group can be made: {failure}") from failure
+
+        def on_closed() -> None:
+            if group is not None:
+                self.owner.cgroups.free(group)
+            ended()
+
+        try:
+            argv, directives = command(group)
+        except BaseException:
+            on_closed()
+            raise
         if entering:
             argv = ["sh", "-c", ENTER, *argv]
             more |= {"executable": "/bin/sh", "enter": lambda pid: enter_group(group, pid)}
         if group is not None:
             more["oom_kills"] = group.oom_kills
-
-        def on_closed() -> None:
-            self.free_group(group)
-            ended()
-
         try:
-            return await start_sandbox(argv, directives.encode(), spec, START_TIMEOUT_S, on_closed=on_closed, **more)
+            sandbox = await start_sandbox(argv, directives.encode(), spec, START_TIMEOUT_S, on_closed=on_closed, **more)
         except SandboxError as failure:
             if self.serves_from_root and init_program.is_dynamic(self.program):
                 raise SandboxError(f"{failure} ({init_program.ONE_LIBRARY})") from failure
             raise
-
-    def keep(self, sandbox: LocalSandbox) -> LocalSandbox:
-        """Remembers a sandbox until it is closed, and tells once what its start could not protect."""
+        sandbox.gaps += after(sandbox.pid)
         if lacking := [gap for gap in sandbox.gaps if gap not in self.missing]:
             self.missing = (*self.missing, *lacking)
             logger.warning("%s", self.describe())

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from jaxagent.sandbox import wire
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
+from jaxagent.sandbox.cgroups import Group
 from jaxagent.sandbox.local import LocalBackend, check_root
 from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.root import OPEN
@@ -62,17 +63,13 @@ class Namespaces(LocalBackend):
         return sandbox
 
     async def _start(self, spec: Spec, uid: int, ended: Callable[[], None]) -> Sandbox:
-        group, name = None, self.owner.process_name
-        try:
-            group = self.make_group(spec.limits)
-            directives = self.describe_outside(spec, group.procs() if group else [], uid)
-        except BaseException:
-            self.free_group(group)
-            ended()
-            raise
-        command, program = [name, "launch", name], str(self.program)  # what shows inside does not name the host's path
-        sandbox = await self.begin(command, directives, spec, group, ended, executable=program, auxiliary=True)
-        return self.keep(sandbox)
+        name = self.owner.process_name
+        argv = [name, "launch", name]  # what shows inside does not name the program's place on the host
+
+        def command(group: Group | None) -> tuple[list[str], wire.Directives]:
+            return argv, self.describe_outside(spec, group.procs() if group else [], uid)
+
+        return await self.begin(spec, command, ended, executable=str(self.program), auxiliary=True)
 
     def describe_outside(self, spec: Spec, groups: list[str], uid: int) -> wire.Directives:
         """Everything that the launcher is told.

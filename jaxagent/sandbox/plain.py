@@ -24,19 +24,15 @@ class Plain(LocalBackend):
     async def start(self, spec: Spec) -> Sandbox:
         """See `base.Backend`. The shell starts in a directory of its own, whatever `spec.directory` is."""
         check_root(self.name, spec, layers=False, root=False)
+        program = str(self.program)
         self._started += 1
         directory = self.owner.path / f"plain-{self._started}"
         directory.mkdir(mode=0o700)
         spec = dataclasses.replace(spec, directory=str(directory))
-        group = self.make_group(spec.limits)
-
-        sandbox = await self.begin(
-            [str(self.program), "serve", self.owner.process_name],
-            self.describe_inside(spec, processes=False),
+        return await self.begin(
             spec,
-            group,
+            lambda _: ((program, "serve", self.owner.process_name), self.describe_inside(spec, processes=False)),
             lambda: shutil.rmtree(directory, ignore_errors=True),
             entering=True,
             own_network=False,
         )
-        return self.keep(sandbox)

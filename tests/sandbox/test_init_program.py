@@ -17,8 +17,15 @@ from jaxagent.sandbox.namespaces import Namespaces
 from jaxagent.sandbox.owner import Owner
 
 COMPILER = next(filter(None, map(shutil.which, native.COMPILERS)), None)
-NO_STATIC = f'#!/bin/sh\nfor word; do [ "$word" != -static ] || exit 1; done\nexec {COMPILER} "$@"\n'
+NO_STATIC = f'for word; do [ "$word" != -static ] || exit 1; done; exec {COMPILER} "$@"'
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+
+
+def script(folder, text):
+    """A compiler of our own."""
+    (folder / "cc").write_text(f"#!/bin/sh\n{text}\n")
+    (folder / "cc").chmod(0o755)
+    return str(folder / "cc")
 
 
 @pytest.fixture
@@ -61,15 +68,21 @@ def test_one_of_other_sources_or_another_machine_is_not_taken(places, monkeypatc
 
 
 @needs_compiler
-@pytest.mark.parametrize("cache", ["can be written", "is a file", "nobody has a home"])
-def test_it_is_compiled_once(places, monkeypatch, cache):
+@pytest.mark.parametrize("cache", ["can be written", "is a file", "nobody has a home", "programs must not run there"])
+def test_it_is_compiled_once(places, monkeypatch, tmp_path, cache):
     _, folder, run = places
     if cache == "is a file":
         folder.parent.touch()
     elif cache == "nobody has a home":
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(Path, "home", lambda: Path("~nobody-of-this-name").expanduser())
-    monkeypatch.setattr(native, "COMPILERS", (COMPILER,))
+    elif cache == "programs must not run there":
+        usable = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: usable(path, mode) and Path(path).parent != folder)
+    compiler = COMPILER
+    if cache != "can be written":  # a second is too much to wait each time
+        compiler = script(tmp_path, 'while [ "$1" != -o ]; do shift; done; printf "#!/bin/sh\\n" > "$2"')
+    monkeypatch.setattr(native, "COMPILERS", (compiler,))
     path = init_program.find(run)
     assert path == (folder if cache == "can be written" else run) / native.file_name()
     assert not init_program.is_dynamic(path)
@@ -82,10 +95,8 @@ def test_it_is_compiled_once(places, monkeypatch, cache):
 def test_where_it_cannot_be_had_one_sentence_says_what_to_install(places, monkeypatch, tmp_path, fault):
     run, why = places[2], "there is no C compiler"
     if fault != "nothing":
-        compiler = tmp_path / "cc"
-        compiler.write_text("#!/bin/sh\necho 'In file: error: stdio.h: No such file' >&2; exit 1\n")
-        compiler.chmod(0o755)
-        monkeypatch.setattr(native, "COMPILERS", (str(compiler),))
+        compiler = script(tmp_path, "echo 'In file: error: stdio.h: No such file' >&2; exit 1")
+        monkeypatch.setattr(native, "COMPILERS", (compiler,))
         why = "cc fails: In file: error: stdio.h: No such file"
     if fault == "no folder that can be written":
         for place in (tmp_path / "cache", tmp_path / "other"):
@@ -114,10 +125,7 @@ def test_choosing_says_so_once_and_tries_no_back_end(places, monkeypatch, capsys
 
 @needs_compiler
 def test_a_dynamic_one_serves_and_an_image_with_another_library_is_told(places, monkeypatch, tmp_path, open_folder):
-    compiler = tmp_path / "cc"
-    compiler.write_text(NO_STATIC)
-    compiler.chmod(0o755)
-    monkeypatch.setattr(native, "COMPILERS", (str(compiler),))
+    monkeypatch.setattr(native, "COMPILERS", (script(tmp_path, NO_STATIC),))
     root = open_folder / "another library"
     for directory in ("bin", "proc", "dev", "tmp", "run", "var/tmp", "home/user"):
         (root / directory).mkdir(parents=True)
