@@ -229,7 +229,9 @@ def test_fields_of_earlier_versions_open_and_are_told_where_they_were_in_use(tmp
         assert resume.told(resume.check_config(saved, now, "7", adapting=True)) == f"fleet.{field} {used} -> gone"
         (tmp_path / "config.json").write_text(json.dumps(saved))
         assert to_dict(parse(stored_config(str(tmp_path)))) == to_dict(now)
-        with pytest.raises(ConfigError, match=rf"^Config field 'config\.fleet\.{field}' exists no more: .* Leave it out"):
+        with pytest.raises(
+            ConfigError, match=rf"^Config field 'config\.fleet\.{field}' exists no more: .* Leave it out"
+        ):
             cfg("--config.fleet=on", f"--config.fleet.{field}={used}")
 
 
