@@ -1,10 +1,13 @@
 """The command lines that launchers start are those that `jaxagent.join` reads."""
 
 import argparse
+from types import SimpleNamespace
 
 import pytest
 
 from jaxagent.config import ConfigError, flags
+from jaxagent.fleet import local, settings
+from jaxagent.runs import devices
 from launch import processes
 
 URL = "http://host:8500"
@@ -51,3 +54,59 @@ def test_join_reads_them(processes_of_trainer):
             assert (options.rank, options.processes, options.meet) == (1, 2, "node-0:8501")
         if role != "coordinator":
             assert options.host == {"trainer": "node-1", "engine": "node-2"}[role]
+
+
+@pytest.mark.parametrize(
+    ("flags", "at_hand", "told"),
+    [
+        ("", {"trainer": 4, "engine": 4}, []),
+        ("", {}, []),  # a launcher that does not know
+        ("", {"trainer": 8, "engine": 4}, ["Each trainer process uses 4 of its 8 devices: 4 stay idle (config.mesh)."]),
+        ("", {"trainer": 4, "engine": 1}, "Each engine process needs 4 devices (config.mesh; --config.fleet.engine=on"),
+        ("", {"trainer": 2, "engine": 4}, "Each trainer process needs 4 devices (config.mesh), and would have 2."),
+        ("engine=on", {"trainer": 4, "engine": 1}, []),
+        (
+            "engine=on engine.tensor=2",
+            {"trainer": 4, "engine": 1},
+            "Each engine process needs 2 devices (fleet.engine)",
+        ),
+        ("engine=on trainers=2", {"trainer": 2, "engine": 2}, ["Each engine process uses 1 of its 2 devices: 1 stay"]),
+        ("trainers=2", {"trainer": 1, "engine": 4}, "needs 2 devices (config.mesh over 2 processes), and would have 1"),
+    ],
+)
+def test_every_role_gets_the_devices_that_it_needs_or_the_run_is_refused_before_it_starts(flags, at_hand, told):
+    overrides = [f"--config.fleet.{flag}" for flag in flags.split()]
+    _, config = processes.read("search_r1", ["--config.fleet=on", "--config.mesh.fsdp=4", *overrides], None)
+    if isinstance(told, str):
+        with pytest.raises(ConfigError) as refused:
+            list(processes.idle_devices(config, at_hand))
+        assert told in str(refused.value)
+    else:
+        lines = list(processes.idle_devices(config, at_hand))
+        assert len(lines) == len(told) and all(line.startswith(start) for line, start in zip(lines, told, strict=True))
+
+
+def test_an_engine_of_one_gpu_starts_beside_a_trainer_of_four(monkeypatch):
+    """On a machine with one GPU, as jax sees it; both are of one run, whose digest does not know the engine's mesh."""
+    overrides = [
+        "--config.fleet=on",
+        "--config.mesh.fsdp=4",
+        "--config.fleet.engine=on",
+        "--config.fleet.engine.slots=4",
+    ]
+    _, config = processes.read("search_r1", overrides, None)
+    own = local.of_engine(config)
+    one = [SimpleNamespace(platform="gpu", device_kind="NVIDIA H100")]
+    monkeypatch.setattr(devices, "available", lambda: one)
+    monkeypatch.setattr(devices, "_split_cpu", lambda *_: None)
+    devices.provide(own.mesh)
+    with pytest.raises(ConfigError, match="needs 4 devices"):
+        devices.provide(config.mesh)
+    assert own.engine.slots == 4 and own.engine.pages == config.engine.pages and own.mesh.devices == 1
+    _, without = processes.read("search_r1", overrides[:2], None)
+    assert settings.digest_of(config) == settings.digest_of(without)
+    assert list(local.devices_of(config, list("012345")).values()) == [
+        {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, {"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "5"},
+    ]  # fmt: skip
+    assert not list(local.sharing(config, list("012345")))
+    assert "2 stay idle" in "".join(local.sharing(config, list("01234567")))
