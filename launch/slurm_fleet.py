@@ -37,11 +37,12 @@ from jaxagent.config import Config, ConfigError
 from jaxagent.config.command import exit_code
 from jaxagent.config.errors import EXIT_CODES, WAITED
 from jaxagent.fleet import local, settings, vitals
-from jaxagent.fleet.child import Program
+from jaxagent.fleet.child import LOGS, Program
 from jaxagent.fleet.supervise import Gang, Supervisor
 from jaxagent.launch import processes
 
 PLACES = {"TRAINERS": "1", "ENGINES_PER_NODE": "1", "PORT": "8500", "RESTARTS": "100", "GRACE_S": "120"}
+FIRST = "trainer-0"  # whose signs of life this batch step reads, too
 SRUN = ("srun", "--cpu-bind=none")
 NODE, RANK = "$SLURMD_NODENAME", "$SLURM_PROCID"  # a shell on the node knows them
 _VARIABLE = re.compile(r"(\$SLURM\w+)")
@@ -105,6 +106,11 @@ def nodes(here: Mapping[str, str], only_show: bool) -> tuple[list[str], list[str
     return every[:count], every[count:]
 
 
+def _of_engines(srun: int) -> int:
+    """What ends an srun of engines, other than their own decision, is a node that may come back."""
+    return srun if srun in (0, 2) else WAITED
+
+
 def _names(nodelist: str) -> list[str]:
     asked = ["scontrol", "show", "hostnames", nodelist]
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
@@ -119,7 +125,7 @@ class Job:
         self._run, self._cfg, self._trainers, self._engines, self._here = run, cfg, trainers, engines, here
         self._folder = pathlib.Path(cfg.workdir).absolute() / settings.FOLDER
         self._ends = self._folder / "ends"  # exit codes of trainers: srun tells the highest of those that it killed
-        self._port, self._sign = int(here["PORT"]), self._folder / vitals.FOLDER / "trainer-0.json"
+        self._port, self._sign = int(here["PORT"]), self._folder / vitals.FOLDER / f"{FIRST}.json"
         self._url = f"http://{trainers[0]}:{self._port}"
 
     def run(self) -> int:
@@ -130,7 +136,7 @@ class Job:
             Gang("coordinator", self.coordinator, needed=True),
             Gang("trainers", self.trainers, leads=True, code=self.code),
             *(
-                Gang(f"engines-{k}", lambda _, k=k: self.engines(k), ready=self.opened)
+                Gang(f"engines-{k}", lambda _, k=k: self.engines(k), ready=self.opened, code=_of_engines)
                 for k in range(len(self._engines))
             ),
         ]
@@ -170,7 +176,7 @@ class Job:
             f"--nodelist={','.join(self._trainers)}",
             "--kill-on-bad-exit=1",
         ]
-        return [self._srun("trainers", 0, where, f"trainer-{RANK}", 0, command, said)]
+        return [self._srun(FIRST, 0, where, f"trainer-{RANK}", 0, command, said)]
 
     def engines(self, k: int) -> list[Program]:
         """One srun for a node's engines."""
@@ -215,7 +221,8 @@ class Job:
             for word in keep
         )
         words = [*SRUN, *group, *where, *shlex.split(options), "bash", "-c", f"exec {shell}"]
-        return Program(name, tuple(words), shown=part == 0, watched=False)
+        log = self._folder / LOGS / f"{'trainers' if part == 0 else name}.log"
+        return Program(name, tuple(words), shown=part == 0, watched=False, log=log)
 
 
 if __name__ == "__main__":

@@ -51,16 +51,17 @@ class Lives:
         """Whether a process that ends so has said all there is to say. What has worked before is no mistake."""
         return not self._worked if code == MISTAKE else self.leads and (code == 1 or code in EXIT_CODES.values())
 
-    def ended(self, code: int, lived_s: float, done: int) -> tuple[float, str]:
+    def ended(self, code: int, lived_s: float, done: int | None) -> tuple[float, str]:
         """(seconds until the next start, ""), or (0, why there is none).
 
         Args:
           code: negative for a signal, or `HANGS`.
           lived_s: of its longest-lived process.
-          done: how far it has come, of whatever it counts.
+          done: how far it has come, of whatever it counts; None: nobody here knows.
         """
+        worked = lived_s > GOOD_S if done is None else done > 0 and not self.leads  # by itself, from its own start on
+        done = done or 0
         further, self._done = done > self._done, max(done, self._done)
-        worked = done > 0 and not self.leads  # by itself: such a process counts from its own start
         good = further or (worked and lived_s > GOOD_S)  # after hours of episodes it stands at no one place
         self._worked = self._worked or done > 0 or lived_s > GOOD_S
         self._short = 0 if further or worked or lived_s > GOOD_S else self._short + 1

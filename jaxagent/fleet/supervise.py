@@ -149,7 +149,7 @@ class Supervisor:
 
     def _tell_silence(self, child: Child) -> None:
         """Once of every silence, long before it counts as a hang."""
-        sign = child.sign()
+        sign = child.sign() if child.program.watched else None
         if sign is None or sign.at == self._silences.get(child.program.name):
             return
         silent_s = time.monotonic() - sign.at
@@ -182,7 +182,8 @@ class Supervisor:
         """Ends what is left of a gang, and has it started again where that may help."""
         self.newest_code = WAITED if code == rules.HANGS else code
         lived_s = max((time.monotonic() - child.started for child in running.children), default=0.0)
-        done = max((sign.done for child in running.children if (sign := child.sign())), default=0)
+        unknown = None if any(not child.program.watched for child in running.children) else 0
+        done = max((sign.done for child in running.children if (sign := child.sign())), default=unknown)
         self._close(running)
         if self.asked is not None and running is self._leader:
             self._say(f"{reason}, when it was to save and end: the last checkpoint counts.")

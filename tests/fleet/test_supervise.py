@@ -371,6 +371,9 @@ def test_a_failure_for_now_is_tried_again_for_minutes_and_a_crash_three_times():
             waited_s += 1.0 + answer[0]
         assert waited_s + 40 > least_s and (least_s or len(pauses) == restarts.CRASHES_AT_ONE_PLACE - 1), pauses
         assert pauses == sorted(pauses) and max(pauses) <= restarts.LONGEST_DELAY_S
+    for done, leads in ((1, False), (None, True), (None, False)):  # it works for long before each end
+        lives = restarts.Lives(100, leads, starts=1)
+        assert not any(lives.ended(code, restarts.GOOD_S + 1, done)[1] for code in (70, 75) for _ in range(50))
     lives = restarts.Lives(3)
     for lives.starts in (1, 2, 3):
         assert not lives.ended(-9, 1.0, 0)[1]
