@@ -132,6 +132,7 @@ class Job:
         """Returns the exit code, when nothing of the job is left."""
         self._ends.mkdir(parents=True, exist_ok=True)
         token = {settings.TOKEN_VARIABLE: local.token_of(self._folder)}
+        local.announce(self._url, self._folder)
         gangs = [
             Gang("coordinator", self.coordinator, needed=True),
             Gang("trainers", self.trainers, leads=True, code=self.code),

@@ -93,16 +93,9 @@ class _Here:
         return [self._program("coordinator", "coordinator", f"--listen={listen}")]
 
     def trainers(self, start: int) -> list[Program]:
-        """All of the gang, which meet at a port of their own. The first time, says how to look and to join."""
+        """All of the gang, which meet at a port of their own."""
         if not start:
-            token = self._folder / settings.TOKEN_FILE
-            lines = [
-                f"the coordinator listens on {self.url()}; each process's output is in {self._folder / LOGS}",
-                f'its status: curl -H "Authorization: Bearer $(cat {token})" {self.url()}/v1/status',
-                f"one more engine: JAXAGENT_FLEET_TOKEN=$(cat {token}) python -m jaxagent.join --role=engine "
-                f"--coordinator={self.url()} with the --config flags of this command",
-            ]
-            print("".join(f"fleet: {line}\n" for line in lines), end="", file=sys.stderr, flush=True)
+            announce(self.url(), self._folder)
         count = self._fleet.trainers
         if count == 1:
             return [self._program("trainer", "trainer", shown=True)]
@@ -143,6 +136,18 @@ class _Here:
 
 
 OPENING = "opens data and model"  # the trainer's first phase: until then engines have nothing to open
+
+
+def announce(url: str, folder: pathlib.Path) -> None:
+    """Says where the coordinator listens and what is written where, how to look at the run, and how to join it."""
+    token = f"$(cat {folder / settings.TOKEN_FILE})"
+    lines = [
+        f"the coordinator listens on {url}; each process's output is in {folder / LOGS}",
+        f'its status: curl -H "Authorization: Bearer {token}" {url}/v1/status',
+        f"one more engine: {settings.TOKEN_VARIABLE}={token} python -m jaxagent.join --role=engine --coordinator={url} "
+        "with the --config flags of this command",
+    ]
+    print("".join(f"fleet: {line}\n" for line in lines), end="", file=sys.stderr, flush=True)
 
 
 def gpus() -> list[str]:

@@ -394,7 +394,7 @@ def test_what_a_process_that_has_worked_cannot_do_for_a_moment_does_not_end_the_
     assert "coordinator: error: Cannot listen: coordinator starts again" in capfd.readouterr().err
 
 
-def test_a_coordinator_whose_port_is_taken_moves_and_those_who_wait_for_it_follow(tmp_path, monkeypatch):
+def test_a_coordinator_whose_port_is_taken_moves_and_those_who_wait_for_it_follow(tmp_path, monkeypatch, capfd):
     """The real coordinator, started by the command line that the supervisor makes; a client of before gets through."""
     monkeypatch.setenv("JAXAGENT_FLEET_TOKEN", "a secret of the tests")
     argv = tiny_run.argv(tmp_path, "--config.fleet=on")
@@ -410,6 +410,9 @@ def test_a_coordinator_whose_port_is_taken_moves_and_those_who_wait_for_it_follo
     waits(lambda: bool(here.url()))
     link = Client(here.url(), "a secret of the tests", 30.0, folder / local.ADDRESS_FILE)
     run, before = link.status()["run"], link.url
+    here.trainers(0)
+    told = capfd.readouterr().err  # where to look, and how to join
+    assert all(part in told for part in (f"{before}/v1/status", f"--coordinator={before}", str(folder / "logs")))
     first.kill()
     first.wait()
     with bound("127.0.0.1", int(before.rpartition(":")[2])) as other:
