@@ -67,7 +67,7 @@ class Client:
 
     def __init__(self, url: str, token: str, patience_s: float = 600.0, address: pathlib.Path | None = None):
         self._go_to(url)
-        self._address = address if address is not None and _url_in(address) == self.url else None
+        self._address = address if address is not None and url_in(address) == self.url else None
         self._token, self._patience_s = token, patience_s
         self._run, self._name, self._epoch = "", "", 0
         self._taking = threading.Lock()  # one `take` at a time: a second one would give back what the first one gets
@@ -276,7 +276,7 @@ class Client:
                         continue  # the server closes connections that have been idle: this says nothing of it
                     begun = time.monotonic()
             self._closed.wait(pause_s * (0.5 + random.random()))
-            if self._address is not None and (moved := _url_in(self._address)) not in ("", self.url):
+            if self._address is not None and (moved := url_in(self._address)) not in ("", self.url):
                 self._go_to(moved)
             waited += self._counted(begun, seconds + 2 * pause_s)
             if waited > told + TELL_EVERY_S:
@@ -307,7 +307,7 @@ class Client:
         return {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", **own, **(more or {})}
 
 
-def _url_in(address: pathlib.Path) -> str:
+def url_in(address: pathlib.Path) -> str:
     """Where a coordinator says that it listens; "" where it does not, or somebody has changed the file."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads(address.read_text(encoding="utf-8"))["url"])

@@ -18,6 +18,7 @@ from jaxagent.config import Config, ConfigError
 from jaxagent.config.command import bound
 from jaxagent.fleet import restarts, server, settings, vitals
 from jaxagent.fleet.child import LOGS, Program
+from jaxagent.fleet.client import url_in
 from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.status import played_again
 from jaxagent.fleet.supervise import Gang, Supervisor
@@ -80,8 +81,7 @@ class _Here:
         """Where the coordinator listens, or did before it died; "" while there was none."""
         if self._fleet.coordinator:
             return self._fleet.coordinator
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # somebody removed or changed the file
-            self._url = json.loads(self._address.read_text(encoding="utf-8"))["url"]
+        self._url = url_in(self._address) or self._url
         return self._url
 
     def coordinator(self, start: int) -> list[Program]:
