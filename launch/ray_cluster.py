@@ -21,7 +21,7 @@ from jaxagent.fleet.child import Program
 from jaxagent.fleet.supervise import Gang, Supervisor
 from jaxagent.fleet.vitals import Sign
 from jaxagent.launch.processes import TOKEN, Run
-from jaxagent.launch.ray_process import HOST, PORT, Process, where
+from jaxagent.launch.ray_process import HOST, PORT, Process, at, where
 
 ANSWER_S = 60.0  # an actor that runs, and does not answer for so long, is as good as gone
 ROOM_S = 5.0  # between two looks for room
@@ -151,7 +151,7 @@ class Fleet(Supervisor):
         super()._look()
         coordinator, _, *engines = self._all
         place = next((child.place for child in coordinator.children if child.place), None)
-        if place and (url := f"http://{place[0]}:{place[1]}") != self._url:
+        if place and (url := f"http://{at(*place)}") != self._url:
             moved, self._url, self._port = bool(self._url), url, place[1]
             print(f"ray: the coordinator listens on {url}", file=sys.stderr, flush=True)
             for running in self._all[1:] if moved else ():  # the ledger is on the disk: all go on with the new address
@@ -179,9 +179,9 @@ class Fleet(Supervisor):
         return [Program("coordinator", self._what.coordinator(f"{HOST}:{PORT}"))]
 
     def _gang(self) -> list[Program]:
-        host, port = ray.get(self._meeting) if self._meeting else ("", 0)
+        meet_at = at(*ray.get(self._meeting)) if self._meeting else ""
         self._meeting, count = None, self._trainers
-        meet = [self._what.trainer(self._url, HOST, k, count, f"{host}:{port}") for k in range(count)]
+        meet = [self._what.trainer(self._url, HOST, k, count, meet_at) for k in range(count)]
         return [Program(f"trainer-{k}", command, shown=k == 0) for k, command in enumerate(meet)]
 
     def _engine(self, number: int) -> list[Program]:

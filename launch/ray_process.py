@@ -35,6 +35,11 @@ def where(port: int = 0) -> tuple[str, int]:
     raise ConfigError("No port is free.")
 
 
+def at(host: str, port: int) -> str:
+    """HOST:PORT, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Process:
     """The actor. Each call is short."""
 
@@ -43,7 +48,8 @@ class Process:
     ) -> tuple[str, int]:
         """Starts a process as a `Child`; returns what its command has for `HOST` and `PORT`. "python" is this one."""
         address, free = where(port)
-        command = [word.replace(HOST, address).replace(PORT, str(free)) for word in program.command]
+        here = at(address, free)
+        command = [word.replace(f"{HOST}:{PORT}", here).replace(HOST, address) for word in program.command]
         command[0] = sys.executable if command[0] == "python" else command[0]
         self._child = Child(dataclasses.replace(program, command=tuple(command)), folder, environment, start_s)
         return address, free
