@@ -37,6 +37,10 @@ def broken(cfg: Config) -> Iterator[str]:
                 f"{section}.batch.row_tokens ({batch.row_tokens}) must be a multiple of 2 * mesh.context "
                 f"({2 * cfg.mesh.context})."
             )
+    if own := cfg.fleet and cfg.fleet.engine:
+        for name, size in (("slots", own.slots or cfg.engine.slots), ("pages", own.pages or cfg.engine.pages)):
+            if size % (own.data * own.fsdp):
+                yield f"fleet.engine: {size} {name} are no multiple of data * fsdp ({own.data * own.fsdp})."
     if samples and rl.updates_per_step > rl.tasks_per_step * rl.group_size:
         yield (
             f"rl.updates_per_step ({rl.updates_per_step}) must be at most rl.tasks_per_step * rl.group_size "

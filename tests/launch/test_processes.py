@@ -86,6 +86,13 @@ def test_every_role_gets_the_devices_that_it_needs_or_the_run_is_refused_before_
         assert len(lines) == len(told) and all(line.startswith(start) for line, start in zip(lines, told, strict=True))
 
 
+@pytest.mark.parametrize(("flag", "told"), [("slots=9", "9 slots are no multiple"), ("pages=7", "7 pages are no")])
+def test_an_engine_whose_mesh_does_not_divide_it_is_refused_before_it_starts(flag, told):
+    overrides = ["--config.fleet=on", "--config.fleet.engine=on", "--config.fleet.engine.data=2"]
+    with pytest.raises(ConfigError, match=told):
+        processes.read("search_r1", [*overrides, f"--config.fleet.engine.{flag}"], None)
+
+
 def test_an_engine_of_one_gpu_starts_beside_a_trainer_of_four(monkeypatch):
     """On a machine with one GPU, as jax sees it; both are of one run, whose digest does not know the engine's mesh."""
     overrides = [
