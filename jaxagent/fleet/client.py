@@ -74,16 +74,6 @@ class Client:
         self._lines: list[Line] = []  # that no call uses now
         self._closed = threading.Event()
 
-    def _go_to(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        try:
-            port = parts.port or 80
-        except ValueError:
-            port = 0
-        if parts.scheme != "http" or not parts.hostname or not port or parts.path.strip("/"):
-            raise ConfigError(f"'{url}' is no address of a coordinator: write http://HOST:PORT.")
-        self.url, self._host, self._port = url.rstrip("/"), parts.hostname, port
-
     def close(self) -> None:
         """No call begins any more, and none is repeated; those under way end within their deadlines."""
         self._closed.set()
@@ -294,6 +284,16 @@ class Client:
     def _counted(begun: float, most: float) -> float:
         """Seconds of an attempt, which ends by its own limit: in what is beyond, this process itself was stopped."""
         return min(time.monotonic() - begun, most + STOPPED_S)
+
+    def _go_to(self, url: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        try:
+            port = parts.port or 80
+        except ValueError:
+            port = 0
+        if parts.scheme != "http" or not parts.hostname or not port or parts.path.strip("/"):
+            raise ConfigError(f"'{url}' is no address of a coordinator: write http://HOST:PORT.")
+        self.url, self._host, self._port = url.rstrip("/"), parts.hostname, port
 
     def _idle(self) -> Line:
         """A connection that no other thread uses now."""
