@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxagent.config import EnvConfig, RoleConfig, SamplingConfig
+from jaxagent.config import RoleConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Observation
 from jaxagent.envs.cast import POLICY, NoRoom, RoleError, Said, Spliced, Tokens
@@ -71,27 +71,6 @@ class Voice:
     observation_tokens: int  # what follows a reply is cut to so many
     timeout_s: float  # for one reply
     policys_ids: bool = True  # whether its token ids are the policy's: else tokens pass between the two as text
-
-
-def policy_voice(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    template: Template,
-    config: EnvConfig,
-    sampling: SamplingConfig,
-    timeout_s: float,
-) -> Voice:
-    """How the policy that is trained speaks in conversations that the environment begins."""
-    return Voice(
-        engine=engine,
-        tokenizer=tokenizer,
-        template=template,
-        sampling=sampling,
-        turn_tokens=config.turn_tokens,
-        context_tokens=config.context_tokens,
-        observation_tokens=config.observation_tokens,
-        timeout_s=timeout_s,
-    )
 
 
 SpeakerAt = Callable[[Task, int, int], Speaker]
