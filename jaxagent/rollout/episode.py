@@ -16,7 +16,7 @@ from jaxagent.config import EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Verdict
 from jaxagent.rollout.bookkeeping import counted, judged, one_line
-from jaxagent.rollout.cast import Voice
+from jaxagent.rollout.cast import Engine, Voice
 from jaxagent.rollout.ending import close, ended
 from jaxagent.rollout.forced import NEVER, ForcedTools
 from jaxagent.rollout.templates import Template
@@ -44,7 +44,7 @@ class EpisodeRollout:
     playing: ClassVar[type[Playing]]
 
     begin: Callable[..., Any]
-    policy: Any
+    policy: Engine
     tokenizer: Tokenizer
     template: Template
     config: EnvConfig

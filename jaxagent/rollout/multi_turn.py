@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from jaxagent import contract
-from jaxagent.config import SamplingConfig
 from jaxagent.envs.base import Attempt, Step, check_messages, check_texts
 from jaxagent.envs.cast import NoRoom
 from jaxagent.rollout.bookkeeping import seconds, token_counts, verdict_of
@@ -24,30 +23,6 @@ from jaxagent.rollout.episode import EpisodeRollout, Playing
 from jaxagent.types import Generation, StopReason, Task
 
 OWN_CONVERSATION = 0  # the number of the policy's own; those that the environment begins follow
-
-
-class Policy(Protocol):
-    """What a rollout needs of an engine. `session` is opaque; times are seconds from now."""
-
-    async def open(self, task_id: str, sample: int, group_size: int, domain: str) -> Any:
-        """A new sequence; the last two arguments only say what is urgent."""
-
-    async def generate(
-        self,
-        session: Any,
-        new_tokens: Sequence[int],
-        max_tokens: int,
-        sampling: SamplingConfig,
-        turn: int,
-        deadline_s: float,
-        *,
-        stop_strings: Sequence[str],
-    ) -> Generation:
-        """Samples one turn after appending `new_tokens` to the session's sequence; ends at a stop string."""
-        ...
-
-    def close(self, session: Any) -> None:
-        """Ends the sequence, also in the middle of a turn."""
 
 
 ALONE = Company({}, {})

@@ -43,7 +43,6 @@ def parse(raw: bytes) -> Ask:
         tools=checks.offered(body, tools),
         max_tokens=older if newer is None else newer,
         logprobs=body.take("logprobs", bool, default=False),
-        return_token_ids=body.take("return_token_ids", bool, default=False),
     )
     body.done()
     return Ask(**told, ignored=ignored.names())

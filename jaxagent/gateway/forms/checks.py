@@ -245,8 +245,8 @@ def take_common(body: Fields, most_top_k: int = 2**31 - 1) -> dict[str, Any]:
         body.take("min_p", *NUMBER, default=0.0),
         most_top_k,
     )
-    stream, model = body.take("stream", bool, default=False), body.take("model", str)
-    return {"sampling": told, "seed": seed, "stream": stream, "model": model}
+    flags = {name: body.take(name, bool, default=False) for name in ("stream", "return_token_ids")}
+    return {"sampling": told, "seed": seed, "model": body.take("model", str), **flags}
 
 
 def take_openai(body: Fields) -> dict[str, Any]:

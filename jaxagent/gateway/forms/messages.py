@@ -62,7 +62,6 @@ def parse(raw: bytes, answered: Answered | None = None) -> Ask:
         max_tokens=checks.take_positive(body, "max_tokens"),
         stops=checks.stops(body.take("stop_sequences", list, default=[]), "stop_sequences"),
         stream_usage=True,
-        return_token_ids=body.take("return_token_ids", bool, default=False),
         user=user,
         items=items,
     )

@@ -56,7 +56,6 @@ def parse(raw: bytes, answered: Answered | None = None) -> Ask:
         stops=checks.stops(body.take("stop", str, list, default=[])),
         stream_usage=True,
         logprobs="message.output_text.logprobs" in included,
-        return_token_ids=body.take("return_token_ids", bool, default=False),
         user=body.take("user", str, default=""),
         items=items if body.take("store", bool, default=True) else (),
     )
