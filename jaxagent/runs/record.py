@@ -1,5 +1,6 @@
 """The record of a stage that samples and trains: all that its steps were made of, so that they can be made again.
 
+    <workdir>/record/rl/<digest>.json      a config that steps were made under, by its digest
     <workdir>/record/rl/00000012.step      step 12, whole or not at all
         {"record": 1, "step": 12, ..., "seal": "..."}      one line of JSON, the header
         episodes, packed (fleet/packing.py), one after the other in the order of rounds, groups, attempts
@@ -14,6 +15,7 @@ since another play of the same episode has others.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -59,7 +61,7 @@ class Recorder:
 
     def __init__(
         self, folder: Path, first: int, keep: Literal["all", "newest", "none"], config: str, writes: bool = True,
-        own_code: Mapping[str, str] | None = None,
+        own_code: Mapping[str, str] | None = None, whole: Mapping[str, Any] | None = None,
     ):  # fmt: skip
         """Goes on with step `first`; what an earlier process recorded from there on is written anew.
 
@@ -69,12 +71,15 @@ class Recorder:
           keep: `checkpoint.replay`.
           config: the digest of what in the config decides the numbers of a step.
           own_code: `provenance.own_code` of the config.
+          whole: that config, as `to_dict` makes it: kept beside the steps, by its digest.
           writes: False in a process that only takes part in the digests of weights that all hold together.
         """
         self._folder, self._keep, self._config, self._writes = folder, keep, config, writes
         self._own_code = dict(own_code or {})
         if keep != "none" and writes:
             folder.mkdir(parents=True, exist_ok=True)
+            if whole is not None:
+                files.replace_json(folder / f"{config}.json", whole)
         path = path_of(folder, first - 1)
         try:
             self._seal = _header(path)["seal"] if writes and path.is_file() else ""
@@ -154,6 +159,11 @@ class Recorder:
                     path_of(self._folder, number).unlink()
             self._forgotten = step
 
+    @property
+    def seal(self) -> str:
+        """Of the newest step that is on disk after `wait`; "" where there is none."""
+        return self._seal
+
     def close(self) -> None:
         """Ends the thread when it has written what it was given."""
         self._thread.shutdown()
@@ -231,6 +241,15 @@ def some(folder: Path, step: int, most: int) -> list[Episode]:
 def headers(folder: Path) -> dict[int, dict[str, Any]]:
     """The headers of all steps: cheap, no episode is read."""
     return {step: _header(path_of(folder, step)) for step in steps(folder)}
+
+
+def configs(folder: Path) -> list[dict[str, Any]]:
+    """The configs under which a record's steps were made, as `to_dict` makes them; of old runs none."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(ValueError):  # damaged: whoever looks for its digest does not find it
+            found.append(json.loads(path.read_bytes()))
+    return found
 
 
 def write(folder: Path, step: Step) -> None:

@@ -1,32 +1,37 @@
 """The RL stage run again from a bundle: the loop itself, with groups from the record and nothing that writes.
 
-`loop.rl_stage` cannot tell: its `Run` is a `Rerun`, which begins at a bundle of any age, and its source gives the
-groups that were played then. The weights that come out are compared with the record's digests version by version; at
-the steps that are wanted the episodes are sampled again, with the weights that the engine has then.
+`loop.rl_stage` cannot tell: its `Run` is a `Rerun`, which begins at a bundle of any age or where another one ended, and
+its source gives the groups that were played then. The weights that come out are compared with the record's digests
+version by version, and all that is stored of them with what was made again (stored.py); at the steps that are wanted
+the episodes are sampled again, with the weights that the engine has then.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import dataclasses
+import functools
+import json
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.data import codec
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import weight_digest
 from jaxagent.learner.checkpoint import OneBundle
+from jaxagent.learner.state import TrainState
 from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.files import CHECKPOINTS_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience
-from jaxagent.runs import local, record
+from jaxagent.runs import attempts, local, record
 from jaxagent.runs.again import sample
 from jaxagent.runs.again.compare import Compared, Difference, compare
-from jaxagent.runs.attempts import of_a_group, temperature
 from jaxagent.runs.collect import assembled
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Rollouts, Seams
@@ -43,8 +48,9 @@ class Wanted:
     """What is to be made again."""
 
     steps: Collection[int]
+    end: int  # the version that the last step to be trained makes; that of a step alone is not trained
     episode: str = ""  # "task", or "task#attempt"; "" = all of each step
-    recorded: bool = False  # the environment's side is the record's
+    recorded: str = ""  # why the environment's side is the record's; "" = it is not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +60,18 @@ class Weights:
     version: int
     logged: str
     again: str
-    origin: str  # "restored" of a bundle and gone on from, "stored" in another one, "exported", "trained" again
+    origin: str  # "restored" of a bundle and gone on from, or "trained" again
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes:
+    """Something that the run stored of a version, and the same as it is made again, by SHA-256."""
+
+    version: int
+    place: str  # "bundle 11 (step 4)", "policy/"
+    what: str  # "params", "opt_state", a file
+    stored: str
+    again: str
 
 
 @dataclasses.dataclass
@@ -85,22 +102,27 @@ class Found:
 
     steps: list[StepFound] = dataclasses.field(default_factory=list)
     weights: list[Weights] = dataclasses.field(default_factory=list)
+    bytes: list[Bytes] = dataclasses.field(default_factory=list)
+    claims: list[tuple[int, Difference]] = dataclasses.field(default_factory=list)  # of results, by version
+    evaluated: list[int] = dataclasses.field(default_factory=list)  # versions whose evaluation was made again
+    failed: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # then, in all steps
     record: list[Difference] = dataclasses.field(default_factory=list)  # what the record says against itself
+    unchecked: list[str] = dataclasses.field(default_factory=list)  # what could not be compared, found on the way
 
     @property
     def differences(self) -> list[Difference]:
-        """All of them: of the record, of weights and episodes in the order of steps."""
-        weights = [
-            (
-                found.version,
-                0,
-                Difference(f"version {found.version} ({found.origin})", "weights", found.logged, found.again),
-            )
-            for found in self.weights
-            if found.logged != found.again
+        """All of them: of the record, then of versions and steps in their order."""
+        found = [
+            (w.version, 0, Difference(f"version {w.version} ({w.origin})", "weights", w.logged, w.again))
+            for w in self.weights
+            if w.logged != w.again
         ]
-        episodes = [(step.step, 1, difference) for step in self.steps for difference in step.differences]
-        return [*self.record, *(each[2] for each in sorted([*weights, *episodes], key=lambda each: each[:2]))]
+        found += [
+            (b.version, 1, Difference(b.place, b.what, b.stored, b.again)) for b in self.bytes if b.stored != b.again
+        ]
+        found += [(version, 2, difference) for version, difference in self.claims]
+        found += [(step.step, 3, difference) for step in self.steps for difference in step.differences]
+        return [*self.record, *(each[2] for each in sorted(found, key=lambda each: each[:2]))]
 
 
 class Digests:
@@ -129,34 +151,83 @@ class _Quiet:
 
     stuck = ""
 
-    def tell_step(self, where: str, step: int, failures: object) -> None:
+    def tell(self, where: str, step: int, failures: object) -> None:
         """Nothing."""
+
+    tell_step = tell
+
+
+class Passing(Protocol):
+    """Is told what the chain makes, as it makes it."""
+
+    evaluations: Collection[int]  # versions that are evaluated again
+
+    def metrics(self, version: int, metrics: Mapping[str, Any]) -> None:
+        """A line of metrics.jsonl."""
+
+    def passes(self, version: int, made: Callable[[], Begin]) -> None:
+        """A version, and what gives all that a bundle of it would hold."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Begin:
+    """Where a chain begins, or goes on: a bundle, or what an earlier part of it has come to."""
+
+    host: Mapping[str, Any]  # a bundle's: stage, step, tasks, results
+    number: int = -1  # of the bundle
+    state: TrainState | None = None  # None: the bundle's
+    past: Mapping[int, Any] = dataclasses.field(default_factory=dict)  # what was trained of earlier versions
 
 
 class Rerun(Run):
     """A stage's `Run` that begins at one of its bundles, and writes nothing. Use as a context manager."""
 
-    def __init__(self, cfg: Config, progress: Progress, number: int, host: Mapping[str, Any], digests: Digests):
+    def __init__(self, cfg: Config, progress: Progress, begin: Begin, end: int, digests: Digests, passing: Passing):
+        """Up to the step that makes version `end`; what it has come to is in `left` then."""
         self.cfg, self.workdir, self.progress = cfg, Path(cfg.workdir), progress
-        self.host = copy.deepcopy(dict(host))
+        self.host = copy.deepcopy(dict(begin.host))
         self.results = self.host["results"]
         self.compiles = CompileCounter()
         self.failed = _Quiet()  # type: ignore[assignment]
-        self._number, self._digests = number, digests
+        self.left = begin
+        self._begin, self._end, self._digests, self._passing = begin, end, digests, passing
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Rerun:
         self._stack.enter_context(self.compiles)
-        directory = self.workdir / CHECKPOINTS_FOLDER
-        self.checkpoints = self._stack.enter_context(OneBundle(directory, self._number))
+        if self._begin.state is None:
+            directory = self.workdir / CHECKPOINTS_FOLDER
+            self.checkpoints = self._stack.enter_context(OneBundle(directory, self._begin.number))
+        else:
+            self.checkpoints = types.SimpleNamespace(past=lambda like: self._begin.past)  # type: ignore[assignment]
         return self
 
     def __exit__(self, *failure: object) -> None:
         self._stack.close()
 
-    def steps(self, stage: str, total: int, bundle: Callable[[], Any], **_: Any) -> Iterator[int]:
-        """The steps after the bundle."""
-        yield from range(self.host["step"], total)
+    def restored(self, stage: str, state: TrainState) -> TrainState:
+        """The bundle's, or what an earlier part has come to."""
+        if self._begin.state is None:
+            return super().restored(stage, state)
+        return self._begin.state.replace(frozen=state.frozen)
+
+    def steps(
+        self, stage: str, total: int, bundle: Callable[[], Any], *, first: Callable[[], None] = lambda: None, **_: Any
+    ) -> Iterator[int]:
+        """The steps after the bundle. Raises `Over` when all are made, so that the stage exports nothing."""
+        if self.host["step"] == 0 and 0 in self._passing.evaluations:
+            first()
+
+        def made(version: int) -> Begin:
+            state, tasks, past = bundle()
+            host = {"stage": stage, "step": version, "tasks": dict(tasks), "results": self.results}
+            return Begin(json.loads(json.dumps(host)), state=state, past=past)
+
+        for step in range(self.host["step"], self._end):
+            yield step
+            self._passing.passes(step + 1, functools.partial(made, step + 1))
+        self.left = made(self._end)
+        raise Over
 
     def recorder(self, stage: str) -> Digests:  # type: ignore[override]
         """What compares the versions."""
@@ -164,13 +235,20 @@ class Rerun(Run):
 
     def record(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
         """Metrics are in metrics.jsonl."""
+        self._passing.metrics(step, metrics)
 
     def log_episodes(self, name: str, step: int, episodes: object) -> None:
         """They are logged."""
 
+    def show_episodes(self, episodes: object, token_bytes: object, stage: str, step: int) -> None:
+        """They are shown."""
+
+    def write_report(self) -> None:
+        """It is written."""
+
     def evaluates(self, step: int, total: int) -> bool:
-        """Never: what is evaluated changes nothing."""
-        return False
+        """Where the evaluation is made again: it changes nothing."""
+        return step in self._passing.evaluations
 
     def committed(self) -> int:
         """Nothing is given up."""
@@ -189,19 +267,18 @@ class Played:
         wanted: Wanted,
         found: Found,
         note: Callable[[str], None],
+        steps_before: int,
     ):
-        self._parts, self._driver, self._experience = parts, driver, experience
+        self._parts, self._driver, self._experience, self._before = parts, driver, experience, steps_before
         self._folder, self._wanted, self._found, self._note = folder, wanted, found, note
 
     def batch(self, step: int) -> Rollouts:
         """The recorded groups of a step.
 
         Raises:
-          Over: no wanted step is left.
+          Over: nothing is left to be trained.
           ConfigError: the record is not there, or of other tasks.
         """
-        if all(step > wanted for wanted in self._wanted.steps):
-            raise Over
         recorded = record.read(self._folder, step)
         place = f"step {step}"
         self._found.record += [Difference(place, "record", "whole", damage) for damage in recorded.damage]
@@ -216,6 +293,7 @@ class Played:
                     f"step {step}, round {number}: the run drew the tasks {names[0]} and its record has {names[1]}: "
                     "it is of another run, or was changed."
                 )
+            self._attempts(step, number, groups)
             return groups
 
         rollouts = assembled(self._parts.cfg.rl, self._experience, step, play)
@@ -223,9 +301,25 @@ class Played:
             self._found.record.append(Difference(place, "rounds", str(len(recorded.rounds)), str(len(drawn))))
         if step in self._wanted.steps:
             self._again(step, list(zip(recorded.rounds, drawn, strict=False)))
-            if step == max(self._wanted.steps):
-                raise Over
+        if step == self._wanted.end:
+            raise Over
         return rollouts
+
+    def _attempts(self, step: int, number: int, groups: Sequence[Group]) -> None:
+        """A round has every attempt that the run begins at its tasks, and no chosen ones; counts those that failed."""
+        rl = self._parts.cfg.rl
+        of_group, place = attempts.of_a_group(rl), f"step {step}, round {number}"
+        begin, each_step = attempts.first(rl, step, number, self._before), attempts.first(rl, 1, 0, 0)
+        for at, group in enumerate(groups):
+            self._found.failed.update(str(e.stop_reason) for e in group.episodes if e.stop_reason.is_failure)
+            first = begin + attempts.ahead(at, self._experience.num_tasks, each_step)
+            # What ended outside its rollout is numbered within its group.
+            own = [e.sample if not e.stop_reason.is_failure else first + i for i, e in enumerate(group.episodes)]
+            if own != list(range(first, first + of_group)):
+                wanted = f"{first} to {first + of_group - 1}"
+                self._found.record.append(
+                    Difference(f"{place}, task {group.task.id}", "attempts", " ".join(map(str, own)), wanted)
+                )
 
     def _again(self, step: int, rounds: Sequence[tuple[Sequence[Group], Sequence[Task]]]) -> None:
         found = StepFound(step)
@@ -249,7 +343,7 @@ class Played:
             raise ConfigError(f"--episode: step {step} has no episode '{self._wanted.episode}'. Some of it: {some}.")
         again = sample.play(self._parts, self._rollout(step, logged), logged)
         for one, other in zip(logged, again, strict=True):
-            found.take(compare(one, other, place_of(step, one), self._wanted.recorded))
+            found.take(compare(one, other, place_of(step, one), bool(self._wanted.recorded)))
             for trajectory in other.trajectories:
                 found.version = max(found.version, int(trajectory.policy_versions.max(initial=-1)))
         told = f"{found.episodes} episodes, {found.tokens} tokens, {found.logprobs} log-probs"
@@ -262,13 +356,13 @@ class Played:
 
     def _rollout(self, step: int, logged: Sequence[Episode]) -> Any:
         rl = self._parts.cfg.rl
-        sampling = dataclasses.replace(rl.sampling, temperature=temperature(rl, step))
-        own = self._parts.rollout(self._driver, sampling, of_a_group(rl), rl.tool_epsilon)
+        sampling = dataclasses.replace(rl.sampling, temperature=attempts.temperature(rl, step))
+        own = self._parts.rollout(self._driver, sampling, attempts.of_a_group(rl), rl.tool_epsilon)
         if not self._wanted.recorded:
             return own
         episodes = {(episode.task.id, episode.sample): episode for episode in logged}
         timeout_s = self._parts.cfg.engine.request_timeout_s
-        return sample.Recorded(self._driver, sampling, episodes, of_a_group(rl), timeout_s, type(own))
+        return sample.Recorded(self._driver, sampling, episodes, attempts.of_a_group(rl), timeout_s, type(own))
 
 
 def connect(folder: Path, wanted: Wanted, found: Found, note: Callable[[str], None]) -> Any:
@@ -276,7 +370,9 @@ def connect(folder: Path, wanted: Wanted, found: Found, note: Callable[[str], No
 
     def opened(parts: Parts, saved: Run, driver: Driver, experience: Experience, steps_before: int) -> Seams:
         seams = local.connect(parts, saved, driver, experience, steps_before)
-        return dataclasses.replace(seams, source=Played(parts, driver, experience, folder, wanted, found, note))
+        return dataclasses.replace(
+            seams, source=Played(parts, driver, experience, folder, wanted, found, note, steps_before)
+        )
 
     return opened
 
