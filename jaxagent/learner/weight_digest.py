@@ -28,16 +28,10 @@ def digest(tree: Any) -> str:
 
 
 def sha256(tree: Any) -> str:
-    """64 hex digits of a tree of arrays, by their bytes, names, dtypes and shapes; of weights that which a fleet
-    publishes. One array at a time is on the host."""
+    """64 hex digits of a tree of arrays, by their bytes, names, dtypes and shapes: one array at a time on the host."""
     found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    leaves = (manifest.describe(tuple(map(_key, path)), np.asarray(leaf)) for path, leaf in found)
-    return manifest.manifest("", 0, leaves).digest
-
-
-def _key(entry: Any) -> str | int:
-    """Of a dict, a tuple, or a class with fields."""
-    return next(getattr(entry, name) for name in ("key", "idx", "name") if hasattr(entry, name))
+    named = ((jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in found)
+    return manifest.manifest("", 0, (manifest.describe((name,), np.asarray(leaf)) for name, leaf in named)).digest
 
 
 @jax.jit

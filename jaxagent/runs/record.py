@@ -252,14 +252,6 @@ def configs(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def write(folder: Path, step: Step) -> None:
-    """Writes a step as it is said to be, with digests and seal of its own."""
-    header = {"record": FORMAT, "step": step.number, "config": step.config, "code": step.code}
-    header |= {"before": step.before, "after": step.after, "previous": step.previous}
-    packed = [[[packing.pack(episode) for episode in group.episodes] for group in round_] for round_ in step.rounds]
-    _write(folder, header, step.rounds, packed)
-
-
 def seal_of(header: dict[str, Any]) -> str:
     """The seal of a header: of everything in it but the sizes of bodies, the code, and the seal itself."""
     sealed = {name: header[name] for name in ("record", "step", "config", "before", "after", "previous", "tasks")}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,7 @@ NO_PROMISE = "numerics='fast' promises no equal bits: what is sampled beside an 
 
 
 def certificate(
-    workdir: Workdir,
-    found: Found,
-    asked: dict[str, Any],
-    identity: dict[str, Any],
-    start: int,
-    wanted: Wanted,
-    unscored: Sequence[int],
+    workdir: Workdir, found: Found, asked: dict[str, Any], identity: dict[str, Any], wanted: Wanted
 ) -> dict[str, Any]:
     """The certificate as JSON values.
 
@@ -35,26 +28,27 @@ def certificate(
       found: by the replay.
       asked: what was asked for: a step, or how many, and how they were drawn.
       identity: of the run's parts: model, data, tokenizer.
-      start: the step of the bundle that the chain began at.
       wanted: what was made again.
-      unscored: versions whose evaluations were not.
     """
     differences = found.differences
     exact = workdir.cfg.numerics == "exact"
     newest = workdir.headers[max(workdir.headers)]
-    verifies = "step" not in asked
-    policy = _policy(workdir, found) if verifies else {}
+    policy = _policy(workdir, found) if wanted.verifies else {}
     why = [f"rewards and the reasons of ends were not made again: {wanted.recorded}"] if wanted.recorded else []
-    why += ["the trained policy was not compared"] if verifies and not policy["compared"] else []
+    why += (
+        ["the trained policy was not compared: of its version no later bundle and no export is there, or no record"]
+        if wanted.verifies and not policy["compared"]
+        else []
+    )
     return {
         "certificate": 2,
-        "verdict": "failed" if differences else "incomplete" if why and verifies else "passed",
+        "verdict": "failed" if differences else "incomplete" if why and wanted.verifies else "passed",
         "why": why,
         "promise": "every token and log-prob, bit for bit" if exact else f"none: {NO_PROMISE}",
         "run": {"workdir": workdir.cfg.workdir, "stage": workdir.stage, "steps_recorded": len(workdir.headers)}
-        | {"steps_reached": max(workdir.headers) + 1, "from_version": start},
+        | {"steps_reached": max(workdir.headers) + 1, "from_version": wanted.start},
         "asked": asked,
-        "not_checked": _not_checked(workdir, found, start, wanted, unscored, verifies),
+        "not_checked": _not_checked(workdir, found, wanted),
         "digests": {
             "config": provenance.config_digest(to_dict(workdir.cfg)),
             "code": {"package": provenance.code_digest(), **provenance.commit(Path(__file__).parent)}
@@ -65,26 +59,19 @@ def certificate(
         },
         "checked": {
             "steps": len(found.steps),
-            "episodes": sum(step.episodes for step in found.steps),
-            "tokens": sum(step.tokens for step in found.steps),
-            "logprobs": sum(step.logprobs for step in found.steps),
+            **{name: sum(getattr(step, name) for step in found.steps) for name in ("episodes", "tokens", "logprobs")},
             "largest_logprob_difference": max((step.gap for step in found.steps), default=0.0),
-            "versions_restored": [w.version for w in found.weights if w.origin == "restored"],
-            "versions_trained_again": [w.version for w in found.weights if w.origin == "trained"],
+            "versions_trained_again": [each.version for each in found.weights[1:]],
             "bundles": list(dict.fromkeys(one.version for one in found.bytes if one.place.startswith("bundle"))),
             "evaluations": found.evaluated,
         },
         "policy": policy,
         "steps": [
-            {
-                name: getattr(step, name)
-                for name in ("step", "version", "episodes", "tokens", "logprobs", "not_compared")
-            }
+            {name: value for name, value in vars(step).items() if name not in ("gap", "differences")}
             | {"largest_logprob_difference": step.gap, "equal": not step.differences}
             for step in found.steps
         ],
-        "weights": [dataclasses.asdict(weights) for weights in found.weights],
-        "bytes": [dataclasses.asdict(each) for each in found.bytes],
+        **{name: [dataclasses.asdict(each) for each in getattr(found, name)] for name in ("weights", "bytes")},
         "differences": [dataclasses.asdict(difference) for difference in differences[:SHOWN]],
         "differences_in_all": len(differences),
         "told": list(workdir.told),
@@ -92,11 +79,9 @@ def certificate(
     }
 
 
-def _not_checked(
-    workdir: Workdir, found: Found, start: int, wanted: Wanted, unscored: Sequence[int], verifies: bool
-) -> list[str]:
+def _not_checked(workdir: Workdir, found: Found, wanted: Wanted) -> list[str]:
     """All that an honest reader might take for checked, by name."""
-    cfg, stages = workdir.cfg, workdir.cfg.stages
+    stages, start, unscored = workdir.cfg.stages, wanted.start, found.unscored
     before, after = stages[: stages.index(workdir.stage)], stages[stages.index(workdir.stage) + 1 :]
     trained = range(start, wanted.end)
     lines = [
@@ -117,17 +102,19 @@ def _not_checked(
     for step, why in workdir.left_out.items():
         by_reason.setdefault(why, []).append(step)
     lines += [f"steps {ranges(steps)}: made under another config ({why})" for why, steps in by_reason.items()]
-    if verifies and (early := [step for step in workdir.headers if step < start and step not in workdir.left_out]):
+    if wanted.verifies and (
+        early := [step for step in workdir.headers if step < start and step not in workdir.left_out]
+    ):
         lines.append(f"steps {ranges(early)}: no bundle is left from which they could be trained")
     if unsampled := [step for step in trained if step not in workdir.sampled(start)]:
         lines.append(f"steps {ranges(unsampled)}: never drawn, since the weights that sampled them are not kept")
     if old := [step for step in workdir.bundles if step < start]:
         lines.append(f"bundles of the steps {ranges(old)}")
-    if not verifies:
+    if not wanted.verifies:
         return [*lines, "the trained policy, later bundles, evaluations: --verify compares them", *found.unchecked]
     lines += [f"evaluations after {ranges(unscored)} steps"] if unscored and not wanted.recorded else []
     lines += [f"{' and '.join(after)}: what came after the stage '{workdir.stage}'"] if after else []
-    lines += ["the weights under the adapters: taken as they lie there"] if cfg.model.lora.rank else []
+    lines += ["the weights under the adapters: taken as they lie there"] if workdir.cfg.model.lora.rank else []
     return [*lines, "times, counters and texts: of episodes, of the other logs, of the report", *found.unchecked]
 
 
@@ -136,15 +123,6 @@ def _policy(workdir: Workdir, found: Found) -> dict[str, Any]:
     places = [one.place for one in found.bytes if one.version == workdir.final]
     of_it = ["a bundle" if place.startswith("bundle") else place for place in places]
     return {"version": workdir.final, "ended": workdir.over, "compared": list(dict.fromkeys(of_it))}
-
-
-def _told_of(policy: dict[str, Any], steps: int) -> str:
-    """The line of the page."""
-    what = f"version {policy['version']}" + ("" if policy["ended"] else ", the newest bundle of a run that goes on")
-    if policy["compared"]:
-        return f"{what}: compared in {' and '.join(policy['compared'])}"
-    why = f"the record has {steps} steps" if steps < policy["version"] else "no later bundle and no export is there"
-    return f"{what}: NOT COMPARED, so that nothing is said of the trained policy ({why})"
 
 
 def page(content: dict[str, Any], differences: list[str]) -> str:
@@ -162,12 +140,16 @@ def page(content: dict[str, Any], differences: list[str]) -> str:
         f"{checked['largest_logprob_difference']:g}",
         f"trained again {len(checked['versions_trained_again'])} versions of the weights, from version "
         f"{content['run']['from_version']} on: {equal} of {len(versions)} have the recorded digest",
-        f"stored        {sum(one['stored'] == one['again'] for one in files)} of {len(files)} parts of bundles and "
+        f"stored        {sum(one['logged'] == one['again'] for one in files)} of {len(files)} parts of bundles and "
         "exported files have the SHA-256 of those made again",
         f"evaluated     again after {', '.join(map(str, checked['evaluations'])) or 'no'} steps",
     ]
-    if content["policy"]:
-        lines.append(f"policy        {_told_of(content['policy'], content['run']['steps_reached'])}")
+    if policy := content["policy"]:
+        which = f"version {policy['version']}" + (
+            "" if policy["ended"] else ", the newest bundle of a run that goes on"
+        )
+        where = " and ".join(policy["compared"])
+        lines.append(f"policy        {which}: {f'compared in {where}' if where else 'NOT COMPARED'}")
     for step in content["steps"]:
         left = "".join(f", {count} {why} not compared" for why, count in step["not_compared"].items())
         verdict = "equal" if step["equal"] else "DIFFERENT"

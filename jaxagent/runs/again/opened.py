@@ -23,7 +23,8 @@ HOW_TO_RECORD = (
 
 
 # What of a config no number of an RL step depends on, beside what its digest leaves out.
-_FREE = ("stages", "data.num_eval", "data.eval_source", "concurrent_episodes", *STAGE_SECTIONS)
+_ENGINE = ("slots", "steps_per_dispatch", "prefill_tokens", "pages", "request_timeout_s", "stop_states")
+_FREE = ("stages", "data.num_eval", "data.eval_source", *(f"engine.{name}" for name in _ENGINE), *STAGE_SECTIONS)
 _OWN = ("rl", "opd")  # sections that a step is made again with as they were then
 
 
@@ -83,7 +84,8 @@ class Workdir:
             raise ConfigError(f"--step={step}: the record of '{self.stage}' has the steps {steps[0]} to {steps[-1]}.")
         if starts := [at for at in self._able(step) if self._samples(at, step)]:
             return max(starts)
-        can = f"Steps that can be made again: {ranges([at for at in self.headers if self._reached(at)])}."
+        able = [at for at in self.headers if any(self._samples(start, at) for start in self._able(at))]
+        can = f"Steps that can be made again: {ranges(able)}."
         if step in (others := self.left_out):
             raise ConfigError(
                 f"--step={step} was made under another config than the workdir's config.json, with which the run went "
@@ -129,9 +131,6 @@ class Workdir:
         """Whether a chain from a bundle has the weights that `step` was sampled with."""
         has = start not in self.lagging or start in self.alone or step >= start + self.cfg.rl.staleness
         return has or any(start < at <= step for at in self.alone)
-
-    def _reached(self, step: int) -> bool:
-        return any(self._samples(at, step) for at in self._able(step))
 
 
 def open_workdir(cfg: Config, stage: str) -> Workdir:

@@ -17,7 +17,7 @@ import json
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.data import codec
@@ -38,6 +38,9 @@ from jaxagent.runs.seams import Rollouts, Seams
 from jaxagent.runs.workdir import Run
 from jaxagent.types import Episode, Group, Task
 
+if TYPE_CHECKING:
+    from jaxagent.runs.again.stored import Stored
+
 
 class Over(Exception):
     """Everything that was wanted of the stage has been made again."""
@@ -48,29 +51,25 @@ class Wanted:
     """What is to be made again."""
 
     steps: Collection[int]
+    start: int  # the step of the bundle that the chain begins at
     end: int  # the version that the last step to be trained makes; that of a step alone is not trained
     episode: str = ""  # "task", or "task#attempt"; "" = all of each step
     recorded: str = ""  # why the environment's side is the record's; "" = it is not
 
+    @property
+    def verifies(self) -> bool:
+        """It is of the whole chain, and not of one step."""
+        return self.end > max(self.steps)
+
 
 @dataclasses.dataclass(frozen=True)
-class Weights:
-    """A version of the policy, as it is recorded and as it is now."""
+class Kept:
+    """Something of a version that the run kept, and the same as it is now: texts, of bytes their digests."""
 
     version: int
+    place: str  # "version 4 (trained)" again, or "(restored)" of a bundle; "bundle 11 (step 4)", "policy/"
+    what: str  # "weights", "opt_state", a file, a metric
     logged: str
-    again: str
-    origin: str  # "restored" of a bundle and gone on from, or "trained" again
-
-
-@dataclasses.dataclass(frozen=True)
-class Bytes:
-    """Something that the run stored of a version, and the same as it is made again, by SHA-256."""
-
-    version: int
-    place: str  # "bundle 11 (step 4)", "policy/"
-    what: str  # "params", "opt_state", a file
-    stored: str
     again: str
 
 
@@ -101,10 +100,11 @@ class Found:
     """What a replay has found so far."""
 
     steps: list[StepFound] = dataclasses.field(default_factory=list)
-    weights: list[Weights] = dataclasses.field(default_factory=list)
-    bytes: list[Bytes] = dataclasses.field(default_factory=list)
-    claims: list[tuple[int, Difference]] = dataclasses.field(default_factory=list)  # of results, by version
+    weights: list[Kept] = dataclasses.field(default_factory=list)  # by the digest in the record
+    bytes: list[Kept] = dataclasses.field(default_factory=list)  # of bundles and exported files, by SHA-256
+    results: list[Kept] = dataclasses.field(default_factory=list)  # that differ
     evaluated: list[int] = dataclasses.field(default_factory=list)  # versions whose evaluation was made again
+    unscored: list[int] = dataclasses.field(default_factory=list)  # and those whose was not
     failed: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # then, in all steps
     record: list[Difference] = dataclasses.field(default_factory=list)  # what the record says against itself
     unchecked: list[str] = dataclasses.field(default_factory=list)  # what could not be compared, found on the way
@@ -112,35 +112,28 @@ class Found:
     @property
     def differences(self) -> list[Difference]:
         """All of them: of the record, then of versions and steps in their order."""
-        found = [
-            (w.version, 0, Difference(f"version {w.version} ({w.origin})", "weights", w.logged, w.again))
-            for w in self.weights
-            if w.logged != w.again
-        ]
-        found += [
-            (b.version, 1, Difference(b.place, b.what, b.stored, b.again)) for b in self.bytes if b.stored != b.again
-        ]
-        found += [(version, 2, difference) for version, difference in self.claims]
-        found += [(step.step, 3, difference) for step in self.steps for difference in step.differences]
-        return [*self.record, *(each[2] for each in sorted(found, key=lambda each: each[:2]))]
+        kept = [each for each in (*self.weights, *self.bytes, *self.results) if each.logged != each.again]
+        found = [(each.version, Difference(each.place, each.what, each.logged, each.again)) for each in kept]
+        found += [(step.step, difference) for step in self.steps for difference in step.differences]
+        return [*self.record, *(difference for _, difference in sorted(found, key=lambda each: each[0]))]
 
 
 class Digests:
     """In the place of the record's writer: compares the weights of every version with it."""
 
     def __init__(self, headers: Mapping[int, Mapping[str, Any]], found: Found):
-        self._headers, self._found, self._origin = headers, found, "restored"
+        self._headers, self._found = headers, found
 
     def played(self, rounds: object) -> None:
         """They are the record's."""
 
     def published(self, version: int, params: Any) -> None:
         """Compares the weights after `version` steps."""
-        logged = logged_digest(self._headers, version)
-        if logged is None:
-            return
-        self._found.weights.append(Weights(version, logged, weight_digest.digest(params), self._origin))
-        self._origin = "trained"
+        after = self._headers[version - 1]["after"] if version - 1 in self._headers else None
+        logged = self._headers[version]["before"] if version in self._headers else after
+        if logged is not None and not any(each.version == version for each in self._found.weights):
+            place = f"version {version} ({'trained' if self._found.weights else 'restored'})"
+            self._found.weights.append(Kept(version, place, "weights", logged, weight_digest.digest(params)))
 
     def commit(self, step: int) -> None:
         """Nothing is forgotten."""
@@ -157,18 +150,6 @@ class _Quiet:
     tell_step = tell
 
 
-class Passing(Protocol):
-    """Is told what the chain makes, as it makes it."""
-
-    evaluations: Collection[int]  # versions that are evaluated again
-
-    def metrics(self, version: int, metrics: Mapping[str, Any]) -> None:
-        """A line of metrics.jsonl."""
-
-    def passes(self, version: int, made: Callable[[], Begin]) -> None:
-        """A version, and what gives all that a bundle of it would hold."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Begin:
     """Where a chain begins, or goes on: a bundle, or what an earlier part of it has come to."""
@@ -182,7 +163,7 @@ class Begin:
 class Rerun(Run):
     """A stage's `Run` that begins at one of its bundles, and writes nothing. Use as a context manager."""
 
-    def __init__(self, cfg: Config, progress: Progress, begin: Begin, end: int, digests: Digests, passing: Passing):
+    def __init__(self, cfg: Config, progress: Progress, begin: Begin, end: int, digests: Digests, passing: Stored):
         """Up to the step that makes version `end`; what it has come to is in `left` then."""
         self.cfg, self.workdir, self.progress = cfg, Path(cfg.workdir), progress
         self.host = copy.deepcopy(dict(begin.host))
@@ -237,14 +218,10 @@ class Rerun(Run):
         """Metrics are in metrics.jsonl."""
         self._passing.metrics(step, metrics)
 
-    def log_episodes(self, name: str, step: int, episodes: object) -> None:
-        """They are logged."""
+    def log_episodes(self, *_: object) -> None:  # type: ignore[override]
+        """The run has written it."""
 
-    def show_episodes(self, episodes: object, token_bytes: object, stage: str, step: int) -> None:
-        """They are shown."""
-
-    def write_report(self) -> None:
-        """It is written."""
+    show_episodes = write_report = log_episodes  # type: ignore[assignment]
 
     def evaluates(self, step: int, total: int) -> bool:
         """Where the evaluation is made again: it changes nothing."""
@@ -255,22 +232,18 @@ class Rerun(Run):
         return 0
 
 
+@dataclasses.dataclass(frozen=True)
 class Played:
     """A source that has the groups of a step from the record, and at the wanted steps samples them again."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        driver: Driver,
-        experience: Experience,
-        folder: Path,
-        wanted: Wanted,
-        found: Found,
-        note: Callable[[str], None],
-        steps_before: int,
-    ):
-        self._parts, self._driver, self._experience, self._before = parts, driver, experience, steps_before
-        self._folder, self._wanted, self._found, self._note = folder, wanted, found, note
+    parts: Parts
+    driver: Driver
+    experience: Experience
+    folder: Path  # of the record
+    wanted: Wanted
+    found: Found
+    note: Callable[[str], None]
+    steps_before: int
 
     def batch(self, step: int) -> Rollouts:
         """The recorded groups of a step.
@@ -279,9 +252,9 @@ class Played:
           Over: nothing is left to be trained.
           ConfigError: the record is not there, or of other tasks.
         """
-        recorded = record.read(self._folder, step)
+        recorded = record.read(self.folder, step)
         place = f"step {step}"
-        self._found.record += [Difference(place, "record", "whole", damage) for damage in recorded.damage]
+        self.found.record += [Difference(place, "record", "whole", damage) for damage in recorded.damage]
         drawn: list[list[Task]] = []
 
         def play(number: int, tasks: list[Task]) -> list[Group]:
@@ -296,34 +269,34 @@ class Played:
             self._attempts(step, number, groups)
             return groups
 
-        rollouts = assembled(self._parts.cfg.rl, self._experience, step, play)
+        rollouts = assembled(self.parts.cfg.rl, self.experience, step, play)
         if len(drawn) != len(recorded.rounds):
-            self._found.record.append(Difference(place, "rounds", str(len(recorded.rounds)), str(len(drawn))))
-        if step in self._wanted.steps:
+            self.found.record.append(Difference(place, "rounds", str(len(recorded.rounds)), str(len(drawn))))
+        if step in self.wanted.steps:
             self._again(step, list(zip(recorded.rounds, drawn, strict=False)))
-        if step == self._wanted.end:
+        if step == self.wanted.end:
             raise Over
         return rollouts
 
     def _attempts(self, step: int, number: int, groups: Sequence[Group]) -> None:
         """A round has every attempt that the run begins at its tasks, and no chosen ones; counts those that failed."""
-        rl = self._parts.cfg.rl
+        rl = self.parts.cfg.rl
         of_group, place = attempts.of_a_group(rl), f"step {step}, round {number}"
-        begin, each_step = attempts.first(rl, step, number, self._before), attempts.first(rl, 1, 0, 0)
+        begin, each_step = attempts.first(rl, step, number, self.steps_before), attempts.first(rl, 1, 0, 0)
         for at, group in enumerate(groups):
-            self._found.failed.update(str(e.stop_reason) for e in group.episodes if e.stop_reason.is_failure)
-            first = begin + attempts.ahead(at, self._experience.num_tasks, each_step)
+            self.found.failed.update(str(e.stop_reason) for e in group.episodes if e.stop_reason.is_failure)
+            first = begin + attempts.ahead(at, self.experience.num_tasks, each_step)
             # What ended outside its rollout is numbered within its group.
             own = [e.sample if not e.stop_reason.is_failure else first + i for i, e in enumerate(group.episodes)]
             if own != list(range(first, first + of_group)):
                 wanted = f"{first} to {first + of_group - 1}"
-                self._found.record.append(
+                self.found.record.append(
                     Difference(f"{place}, task {group.task.id}", "attempts", " ".join(map(str, own)), wanted)
                 )
 
     def _again(self, step: int, rounds: Sequence[tuple[Sequence[Group], Sequence[Task]]]) -> None:
         found = StepFound(step)
-        self._found.steps.append(found)
+        self.found.steps.append(found)
         logged: list[Episode] = []
         for groups, tasks in rounds:
             for group, task in zip(groups, tasks, strict=True):
@@ -338,31 +311,31 @@ class Played:
                         found.not_compared[why] = found.not_compared.get(why, 0) + 1
                     else:
                         logged.append(dataclasses.replace(episode, task=task))
-        if self._wanted.episode and not logged and not found.not_compared:
+        if self.wanted.episode and not logged and not found.not_compared:
             some = ", ".join(name_of(e) for groups, _ in rounds for e in groups[0].episodes[:2])
-            raise ConfigError(f"--episode: step {step} has no episode '{self._wanted.episode}'. Some of it: {some}.")
-        again = sample.play(self._parts, self._rollout(step, logged), logged)
+            raise ConfigError(f"--episode: step {step} has no episode '{self.wanted.episode}'. Some of it: {some}.")
+        again = sample.play(self.parts, self._rollout(step, logged), logged)
         for one, other in zip(logged, again, strict=True):
-            found.take(compare(one, other, place_of(step, one), bool(self._wanted.recorded)))
+            found.take(compare(one, other, place_of(step, one), bool(self.wanted.recorded)))
             for trajectory in other.trajectories:
                 found.version = max(found.version, int(trajectory.policy_versions.max(initial=-1)))
         told = f"{found.episodes} episodes, {found.tokens} tokens, {found.logprobs} log-probs"
         equal = "equal" if not found.differences else f"{len(found.differences)} episodes differ"
-        self._note(f"step {step}: {told}: {equal}")
+        self.note(f"step {step}: {told}: {equal}")
 
     def _selected(self, episode: Episode) -> bool:
-        wanted = self._wanted.episode
+        wanted = self.wanted.episode
         return not wanted or wanted in (episode.task.id, name_of(episode))
 
     def _rollout(self, step: int, logged: Sequence[Episode]) -> Any:
-        rl = self._parts.cfg.rl
+        rl = self.parts.cfg.rl
         sampling = dataclasses.replace(rl.sampling, temperature=attempts.temperature(rl, step))
-        own = self._parts.rollout(self._driver, sampling, attempts.of_a_group(rl), rl.tool_epsilon)
-        if not self._wanted.recorded:
+        own = self.parts.rollout(self.driver, sampling, attempts.of_a_group(rl), rl.tool_epsilon)
+        if not self.wanted.recorded:
             return own
         episodes = {(episode.task.id, episode.sample): episode for episode in logged}
-        timeout_s = self._parts.cfg.engine.request_timeout_s
-        return sample.Recorded(self._driver, sampling, episodes, attempts.of_a_group(rl), timeout_s, type(own))
+        timeout_s = self.parts.cfg.engine.request_timeout_s
+        return sample.Recorded(self.driver, sampling, episodes, attempts.of_a_group(rl), timeout_s, type(own))
 
 
 def connect(folder: Path, wanted: Wanted, found: Found, note: Callable[[str], None]) -> Any:
@@ -375,13 +348,6 @@ def connect(folder: Path, wanted: Wanted, found: Found, note: Callable[[str], No
         )
 
     return opened
-
-
-def logged_digest(headers: Mapping[int, Mapping[str, Any]], version: int) -> str | None:
-    """The recorded digest of the weights after `version` steps; None where the record does not reach it."""
-    if version in headers:
-        return headers[version]["before"]
-    return headers[version - 1]["after"] if version - 1 in headers else None
 
 
 def name_of(episode: Episode) -> str:

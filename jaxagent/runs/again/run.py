@@ -64,15 +64,12 @@ def run(cfg: Config, options: Options, rl_stage: StageRun) -> dict[str, Any]:
         resume.check_identity(workdir.hosts[start].get("identity", {}), parts.identity(), cfg, workdir.hosts[start])
         recorded = "--recorded was said" if options.recorded else _not_repeatable(parts, progress.note)
         asked["environment"] = "from the record" if recorded else "run again"
-        wanted = Wanted(steps, end, options.episode, recorded)
-        stored = Stored(workdir, parts, steps if options.step is None else (), not recorded, start, found)
-        if options.step is not None:
-            stored.evaluations = ()
-        _chain(workdir, parts, start, wanted, stored, found, progress, rl_stage)
+        wanted = Wanted(steps, start, end, options.episode, recorded)
+        _chain(workdir, parts, wanted, found, progress, rl_stage)
         if not found.differences and not any(step.episodes for step in found.steps):
             failed = sum(sum(step.not_compared.values()) for step in found.steps)
             raise ConfigError(f"Nothing of the steps {steps} can be made again: all {failed} episodes failed then.")
-        content = certificate.certificate(workdir, found, asked, parts.identity(), start, wanted, stored.left_out)
+        content = certificate.certificate(workdir, found, asked, parts.identity(), wanted)
     differences = list(map(str, found.differences))
     text = certificate.page(content, differences)
     print(text, end="")
@@ -107,27 +104,12 @@ def _not_repeatable(parts: Parts, note: Callable[[str], None]) -> str:
     return f"{who[0]} may answer otherwise at another time" if who else ""
 
 
-@contextlib.contextmanager
-def _engine(parts: Parts):
-    """An engine with weights that the first version replaces, and those."""
-    params = parts.base_params() if parts.cfg.model.lora.rank else parts.init_params()
-    with parts.engine(params, 0) as driver:
-        parts.roles.start()
-        yield driver, params
-
-
 def _chain(
-    workdir: Workdir,
-    parts: Parts,
-    start: int,
-    wanted: Wanted,
-    stored: Stored,
-    found: Found,
-    progress: Progress,
-    rl_stage: StageRun,
+    workdir: Workdir, parts: Parts, wanted: Wanted, found: Found, progress: Progress, rl_stage: StageRun
 ) -> None:
     """Runs the stage again from one bundle to the end that is wanted, and from no other bundle."""
-    number, digests = workdir.bundles[start], Digests(workdir.headers, found)
+    start, number = wanted.start, workdir.bundles[wanted.start]
+    digests, stored = Digests(workdir.headers, found), Stored(workdir, parts, wanted, found)
     place = f"bundle {number} (step {start})"
     progress.note(f"{place}: training the steps up to {max(wanted.end - 1, start)} again")
     try:
@@ -138,7 +120,9 @@ def _chain(
         return
     connect = rerun.connect(workdir.folder, wanted, found, progress.note)
     begin = Begin(workdir.hosts[start], number)
-    with _engine(parts) as (driver, params):
+    params = parts.base_params() if parts.cfg.model.lora.rank else parts.init_params()  # the bundle's replace them
+    with parts.engine(params, 0) as driver:
+        parts.roles.start()
         for part in workdir.segments(start, max(wanted.end, *(step + 1 for step in wanted.steps))):
             own = dataclasses.replace(parts, cfg=as_opd(part.cfg) if workdir.stage == OPD else part.cfg)
             begin = dataclasses.replace(begin, past={} if part.alone else begin.past)

@@ -7,10 +7,9 @@ they are. Evaluations are greedy, or seeded as all sampling is, so those that ar
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import jax
 
 from jaxagent.algorithms.entropy import EntropyControl
 from jaxagent.config import ConfigError
-from jaxagent.learner import checkpoint, weight_digest
+from jaxagent.learner import checkpoint, digests, weight_digest
 from jaxagent.learner.checkpoint import OneBundle
 from jaxagent.learner.state import TrainState
 from jaxagent.models import peft
@@ -26,7 +25,7 @@ from jaxagent.observe import jsonl
 from jaxagent.observe.files import CHECKPOINTS_FOLDER, METRICS_FILE, OUTDATED_FILE, POLICY_FOLDER, SUMMARY_FILE
 from jaxagent.runs.again.compare import Difference
 from jaxagent.runs.again.opened import Workdir
-from jaxagent.runs.again.rerun import Begin, Bytes, Found
+from jaxagent.runs.again.rerun import Begin, Found, Kept, Wanted
 from jaxagent.runs.parts import Parts
 
 # Of a line of metrics.jsonl: functions of the recorded episodes and the weights, and of no clock.
@@ -34,27 +33,18 @@ RESULTS = ("reward/", "stop/", "eval/", "episode/count", "episode/turns", "episo
 
 
 class Stored:
-    """Compares as a chain passes. See `rerun.Passing`."""
+    """Is told what a chain makes, and compares it."""
 
-    def __init__(self, workdir: Workdir, parts: Parts, sampled: Collection[int], plays: bool, start: int, found: Found):
-        """Reads metrics.jsonl.
-
-        Args:
-          workdir: of the run.
-          parts: its own.
-          sampled: steps that are sampled again: their evaluations are made again too, and the stage's first and last.
-          plays: whether the environment can be run again: else nothing is evaluated.
-          start: the step of the bundle that the chain begins at.
-          found: is told.
-        """
+    def __init__(self, workdir: Workdir, parts: Parts, wanted: Wanted, found: Found):
+        """Reads metrics.jsonl. Evaluations are made again after wanted steps, and the stage's first and last."""
         self._workdir, self._parts, self._found = workdir, parts, found
         lines = jsonl.read(Path(workdir.cfg.workdir) / METRICS_FILE)
         self._lines = {line["step"]: line for line in lines if line["stage"] == workdir.stage}
-        scored = [step for step, line in self._lines.items() if "eval/n" in line and start <= step <= workdir.end]
+        scored = [step for step, line in self._lines.items() if "eval/n" in line and wanted.start <= step]
         self._last = max(scored, default=-1)
-        wanted = {step for step in scored if step - 1 in sampled or step == self._last or step == 0}
-        self.evaluations: Collection[int] = wanted if plays else ()
-        self.left_out = sorted(step for step, line in self._lines.items() if "eval/n" in line and step not in wanted)
+        again = {step for step in scored if step - 1 in wanted.steps or step in (0, self._last)}
+        self.evaluations = again if wanted.verifies and not wanted.recorded else set()
+        found.unscored += sorted(step for step, line in self._lines.items() if "eval/n" in line and step not in again)
 
     def metrics(self, version: int, metrics: Mapping[str, Any]) -> None:
         """Compares the results in a line of metrics.jsonl."""
@@ -68,7 +58,7 @@ class Stored:
         for name in names:
             if logged[name] != now[name]:
                 place = f"{METRICS_FILE}, {self._workdir.stage}, {version} steps"
-                self._found.claims.append((version, Difference(place, name, str(logged[name]), str(now[name]))))
+                self._found.results.append(Kept(version, place, name, str(logged[name]), str(now[name])))
 
     def passes(self, version: int, made: Callable[[], Begin]) -> None:
         """Compares the bundle of a version, and what the run has exported of its last one."""
@@ -106,27 +96,25 @@ class Stored:
                 self._found.record.append(Difference(place, name, str(stored)[:80], str(again)[:80]))
 
     def _compare(self, version: int, place: str, what: str, stored: Any, again: Any) -> None:
-        digests = weight_digest.sha256(stored), weight_digest.sha256(again)
-        self._found.bytes.append(Bytes(version, place, what, *digests))
+        one, other = weight_digest.sha256(stored), weight_digest.sha256(again)
+        self._found.bytes.append(Kept(version, place, what, one, other))
 
     def _exported(self, version: int, state: TrainState) -> None:
         """Exports once more, and compares the files."""
         workdir, parts = Path(self._workdir.cfg.workdir), self._parts
-        adapter = workdir / "adapter" / peft.WEIGHTS_FILE
-        with tempfile.TemporaryDirectory(dir=workdir, prefix=".replay-") as temporary:
-            again = Path(temporary)
-            pairs: list[tuple[Path, Path]] = []
-            if (policy := workdir / POLICY_FOLDER).is_dir():
-                parts.export(state.policy, again / POLICY_FOLDER)
-                pairs = [(policy / path.name, path) for path in sorted((again / POLICY_FOLDER).iterdir())]
-                more = {path.name for path in policy.iterdir()} - {path.name for _, path in pairs} - {OUTDATED_FILE}
-                self._found.unchecked += [f"{POLICY_FOLDER}/{name}: no export makes it" for name in sorted(more)]
-            if parts.cfg.model.lora.rank and adapter.is_file():
-                parts.export_adapter(state.params, again / "adapter")
-                pairs.append((adapter, again / "adapter" / adapter.name))
-            for stored, new in pairs:
-                place = f"{stored.parent.name}/"
-                self._found.bytes.append(Bytes(version, place, stored.name, _sha256(stored), _sha256(new)))
+        exports = {POLICY_FOLDER: lambda folder: parts.export(state.policy, folder)}
+        if parts.cfg.model.lora.rank:
+            exports["adapter"] = lambda folder: parts.export_adapter(state.params, folder)
+        for name in [name for name in exports if (workdir / name).is_dir()]:
+            with tempfile.TemporaryDirectory(dir=workdir, prefix=".replay-") as again:
+                exports[name](Path(again))
+                stored, new = digests.of(workdir / name), digests.of(Path(again))
+            new.pop(peft.CONFIG_FILE, "")  # says where the base lies
+            self._found.bytes += [
+                Kept(version, f"{name}/", file, stored.get(file, "not there"), new[file]) for file in new
+            ]
+            more = stored.keys() - new.keys() - {OUTDATED_FILE}
+            self._found.unchecked += [f"{name}/{file}: it is not made again" for file in sorted(more)]
 
     def _summary(self, results: Mapping[str, Any]) -> None:
         """Compares the scores in summary.json that were made again."""
@@ -134,15 +122,6 @@ class Stored:
         ends = [f"_after_{stage}"] if self._last in self.evaluations else []
         ends += [f"_before_{stage}"] if 0 in self.evaluations else []
         said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        for name in [name for name in said if name.startswith("eval/") and name.endswith(tuple(ends)) and ends]:
+        for name in [name for name in said if name.startswith("eval/") and name.endswith(tuple(ends))]:
             if said[name] != (again := jsonl.plain(results.get(name))):
-                self._found.claims.append(
-                    (self._workdir.end, Difference(SUMMARY_FILE, name, str(said[name]), str(again)))
-                )
-
-
-def _sha256(path: Path) -> str:
-    if not path.is_file():
-        return "not there"
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+                self._found.results.append(Kept(self._workdir.end, SUMMARY_FILE, name, str(said[name]), str(again)))
