@@ -56,7 +56,8 @@ class Step:
 class Recorder:
     """Writes a record while the stage runs: `played`, `published` and `commit` once in every step.
 
-    One thread packs and writes, while the learner's thread waits for the device.
+    One thread packs and writes, while the learner's thread waits for the device. `seal` is the newest step's that is on
+    disk after `wait`, "" where there is none.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Recorder:
                 files.replace_json(folder / f"{config}.json", whole)
         path = path_of(folder, first - 1)
         try:
-            self._seal = _header(path)["seal"] if writes and path.is_file() else ""
+            self.seal = _header(path)["seal"] if writes and path.is_file() else ""
         except ConfigError as error:
             raise ConfigError(f"{error} Delete it to go on: what lies before it cannot be made again then.") from None
         for old in [number for number in steps(folder) if number >= first] if writes else []:
@@ -119,10 +120,10 @@ class Recorder:
         self.wait()
 
         def write() -> None:
-            self._seal = _write(
+            self.seal = _write(
                 self._folder,
                 {"record": FORMAT, "step": version - 1, "config": self._config, "code": provenance.code_digest()}
-                | {"before": before, "after": after, "previous": self._seal, "own_code": self._own_code},
+                | {"before": before, "after": after, "previous": self.seal, "own_code": self._own_code},
                 rounds,
                 packed.result(),
             )
@@ -158,11 +159,6 @@ class Recorder:
                 if number < step:
                     path_of(self._folder, number).unlink()
             self._forgotten = step
-
-    @property
-    def seal(self) -> str:
-        """Of the newest step that is on disk after `wait`; "" where there is none."""
-        return self._seal
 
     def close(self) -> None:
         """Ends the thread when it has written what it was given."""

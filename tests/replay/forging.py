@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import zlib
 from collections.abc import Callable
 
 import jax
@@ -71,9 +72,8 @@ def lines(path: pathlib.Path, change: Callable[[dict], dict]) -> None:
     path.write_text("".join(row + "\n" for row in rows))
 
 
-def colliding(leaf: np.ndarray, name: str) -> None:
-    """Swaps the bits of two elements so that `weight_digest.digest` stays what it was."""
-    import zlib
+def places(leaf: np.ndarray, name: str) -> np.ndarray:
+    """u32[N]: what `weight_digest.digest` mixes into the bits of each element of a leaf."""
 
     def mixed(x: np.ndarray) -> np.ndarray:
         x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
@@ -81,7 +81,12 @@ def colliding(leaf: np.ndarray, name: str) -> None:
         return x ^ (x >> np.uint32(16))
 
     begin = zlib.crc32(f"{name} {leaf.dtype} {leaf.shape}".encode())
-    place = mixed((np.arange(leaf.size, dtype=np.uint64) + begin).astype(np.uint32))
+    return mixed((np.arange(leaf.size, dtype=np.uint64) + begin).astype(np.uint32))
+
+
+def colliding(leaf: np.ndarray, name: str) -> None:
+    """Exchanges two elements so that `weight_digest.digest` stays what it was, and their bits nearly so."""
+    place = places(leaf, name)
     order = np.argsort(place)
     near = int(np.argmin(place[order][1:] ^ place[order][:-1]))
     one, other = order[near], order[near + 1]

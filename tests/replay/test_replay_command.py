@@ -55,10 +55,10 @@ def test_a_finished_run_is_verified_with_a_certificate(run, capsys):
     assert [one["version"] for one in certificate["steps"]] == steps
     assert checked["versions_trained_again"] == [1, 2, 3, 4]
     assert checked["bundles"] == [3, 4] and {0, 4} <= set(checked["evaluations"]) <= {0, 2, 4}
-    assert {one["what"] for one in certificate["bytes"] if one["place"] == "bundle 11 (step 4)"} == {
+    assert {one["field"] for one in certificate["bytes"] if one["place"] == "bundle 11 (step 4)"} == {
         "step", "params", "opt_state",
     }  # fmt: skip
-    assert {one["what"] for one in certificate["bytes"] if one["place"] == "policy/"} == {
+    assert {one["field"] for one in certificate["bytes"] if one["place"] == "policy/"} == {
         path.name for path in (run / "policy").iterdir()
     }
     by_version = {version: [step.before for step in recorded if step.number == version] for version in steps}
@@ -271,7 +271,7 @@ def test_everything_that_a_step_depends_on_is_made_again(tmp_path, monkeypatch, 
     certificate = json.loads((workdir / "replay/verify-6-1.json").read_text())
     assert [one["version"] for one in certificate["steps"]] == [0, 0, 1, 2, 3, 4]
     assert certificate["run"]["from_version"] == 0
-    assert {one["what"] for one in certificate["bytes"]} >= {"version 2 before it", "reference"}  # of bundle 3
+    assert {one["field"] for one in certificate["bytes"]} >= {"version 2 before it", "reference"}  # of bundle 3
     # What is trained on another token is another policy, and the record says of what.
     forging.episodes(workdir, 1, lambda place, episode: with_other_token(episode))
     capsys.readouterr()

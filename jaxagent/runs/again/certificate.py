@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import to_dict
-from jaxagent.io import files as io_files
+from jaxagent.io import files
 from jaxagent.runs import provenance
+from jaxagent.runs.again.compare import Difference
 from jaxagent.runs.again.opened import Workdir, ranges
 from jaxagent.runs.again.rerun import Found, Wanted
 
@@ -86,35 +88,30 @@ def _not_checked(workdir: Workdir, found: Found, wanted: Wanted) -> list[str]:
     trained = range(start, wanted.end)
     lines = [
         "code: which code made the run; this code, with these packages, has made it again",
-        f"all before version {start}: its weights, optimiser state and place in the data are taken from bundle "
-        f"{workdir.bundles[start]}" + (f", whatever {' and '.join(before)} were" if before else ""),
-        "data: the tasks, tokenizer and corpus are those that the bundle names; who can rewrite it can rewrite that",
-        "that no record was made in place of this one: only a seal that somebody else holds since then shows it",
+        f"all before version {start}: its weights, optimiser state and place in the data are as bundle "
+        f"{workdir.bundles[start]} has them" + (f", however {' and '.join(before)} made them" if before else ""),
+        "data: tasks, tokenizer and corpus have the digests that the bundle gives; nobody asks where they are from",
+        "another record in the place of this one: it is seen by who holds a seal that the run printed",
     ]
     if others := sorted(set(trained) - set(wanted.steps)):
         lines.append(f"tokens of the steps {ranges(others)}: trained on as they are recorded, and not sampled again")
     if failed := found.failed:
         counts = ", ".join(f"{count} {why}" for why, count in sorted(failed.items()))
-        lines.append(f"failures: whether the attempts that failed then had to ({counts})")
+        lines.append(f"failures: whether these attempts had to fail ({counts})")
     if wanted.recorded:
         lines.append(f"rewards, reasons of ends, and evaluations: {wanted.recorded}")
-    by_reason: dict[str, list[int]] = {}
-    for step, why in workdir.left_out.items():
-        by_reason.setdefault(why, []).append(step)
-    lines += [f"steps {ranges(steps)}: made under another config ({why})" for why, steps in by_reason.items()]
-    if wanted.verifies and (
-        early := [step for step in workdir.headers if step < start and step not in workdir.left_out]
-    ):
-        lines.append(f"steps {ranges(early)}: no bundle is left from which they could be trained")
+    for why in dict.fromkeys(workdir.left_out.values()):
+        steps = [step for step, other in workdir.left_out.items() if other == why]
+        lines.append(f"steps {ranges(steps)}: made under another config ({why})")
+    if wanted.verifies and (early := [step for step in range(start) if step not in workdir.left_out]):
+        lines.append(f"steps {ranges(early)}: the record of them, or a bundle before them, is not kept")
     if unsampled := [step for step in trained if step not in workdir.sampled(start)]:
         lines.append(f"steps {ranges(unsampled)}: never drawn, since the weights that sampled them are not kept")
-    if old := [step for step in workdir.bundles if step < start]:
-        lines.append(f"bundles of the steps {ranges(old)}")
     if not wanted.verifies:
         return [*lines, "the trained policy, later bundles, evaluations: --verify compares them", *found.unchecked]
     lines += [f"evaluations after {ranges(unscored)} steps"] if unscored and not wanted.recorded else []
     lines += [f"{' and '.join(after)}: what came after the stage '{workdir.stage}'"] if after else []
-    lines += ["the weights under the adapters: taken as they lie there"] if workdir.cfg.model.lora.rank else []
+    lines += ["the weights under the adapters: they are as they lie there"] if workdir.cfg.model.lora.rank else []
     return [*lines, "times, counters and texts: of episodes, of the other logs, of the report", *found.unchecked]
 
 
@@ -125,10 +122,10 @@ def _policy(workdir: Workdir, found: Found) -> dict[str, Any]:
     return {"version": workdir.final, "ended": workdir.over, "compared": list(dict.fromkeys(of_it))}
 
 
-def page(content: dict[str, Any], differences: list[str]) -> str:
+def page(content: dict[str, Any], differences: Sequence[Difference]) -> str:
     """The same for people."""
     checked, digests = content["checked"], content["digests"]
-    versions, files = content["weights"], content["bytes"]
+    versions, stored = content["weights"], content["bytes"]
     equal = sum(one["logged"] == one["again"] for one in versions)
     again = content["made_again_with"]
     lines = [
@@ -140,7 +137,7 @@ def page(content: dict[str, Any], differences: list[str]) -> str:
         f"{checked['largest_logprob_difference']:g}",
         f"trained again {len(checked['versions_trained_again'])} versions of the weights, from version "
         f"{content['run']['from_version']} on: {equal} of {len(versions)} have the recorded digest",
-        f"stored        {sum(one['logged'] == one['again'] for one in files)} of {len(files)} parts of bundles and "
+        f"stored        {sum(one['logged'] == one['again'] for one in stored)} of {len(stored)} parts of bundles and "
         "exported files have the SHA-256 of those made again",
         f"evaluated     again after {', '.join(map(str, checked['evaluations'])) or 'no'} steps",
     ]
@@ -183,6 +180,6 @@ def write(workdir: Path, name: str, content: dict[str, Any], text: str) -> Path:
     folder = workdir / FOLDER
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
-    io_files.replace(folder / f"{name}.txt", text)
-    io_files.replace_json(path, content)
+    files.replace(folder / f"{name}.txt", text)
+    files.replace_json(path, content)
     return path

@@ -22,9 +22,16 @@ HOW_TO_RECORD = (
 )
 
 
-# What of a config no number of an RL step depends on, beside what its digest leaves out.
-_ENGINE = ("slots", "steps_per_dispatch", "prefill_tokens", "pages", "request_timeout_s", "stop_states")
-_FREE = ("stages", "data.num_eval", "data.eval_source", *(f"engine.{name}" for name in _ENGINE), *STAGE_SECTIONS)
+# What of a config no number of an RL step depends on.
+_SIZES = ("slots", "steps_per_dispatch", "prefill_tokens", "pages", "request_timeout_s", "stop_states")
+_FREE = (
+    *provenance.UNREAD,
+    "stages",
+    "data.num_eval",
+    "data.eval_source",
+    *map("engine.{}".format, _SIZES),
+    *STAGE_SECTIONS,
+)
 _OWN = ("rl", "opd")  # sections that a step is made again with as they were then
 
 
@@ -200,8 +207,7 @@ def _of_then(cfg: Config, then: Mapping[str, Any] | None) -> Config | str:
     """The run's config with the stage's own settings of then; what else was another, where that decides numbers."""
     if then is None:
         return "nothing keeps what it was"
-    free = (*provenance.UNREAD, *_FREE)
-    changes = [each for each in resume.changes(then, cfg) if not _within(each[0], free) or _within(each[0], _OWN)]
+    changes = [each for each in resume.changes(then, cfg) if not _within(each[0], _FREE) or _within(each[0], _OWN)]
     if others := [each for each in changes if not _within(each[0], _OWN)]:
         return resume.told(others)
     now = to_dict(cfg)

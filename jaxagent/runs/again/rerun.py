@@ -63,14 +63,10 @@ class Wanted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
-    """Something of a version that the run kept, and the same as it is now: texts, of bytes their digests."""
+class Kept(Difference):
+    """Something of a version that the run kept, beside the same as it is now, which may be equal; bytes by digest."""
 
     version: int
-    place: str  # "version 4 (trained)" again, or "(restored)" of a bundle; "bundle 11 (step 4)", "policy/"
-    what: str  # "weights", "opt_state", a file, a metric
-    logged: str
-    again: str
 
 
 @dataclasses.dataclass
@@ -112,8 +108,8 @@ class Found:
     @property
     def differences(self) -> list[Difference]:
         """All of them: of the record, then of versions and steps in their order."""
-        kept = [each for each in (*self.weights, *self.bytes, *self.results) if each.logged != each.again]
-        found = [(each.version, Difference(each.place, each.what, each.logged, each.again)) for each in kept]
+        kept = (*self.weights, *self.bytes, *self.results)
+        found: list[tuple[int, Difference]] = [(each.version, each) for each in kept if each.logged != each.again]
         found += [(step.step, difference) for step in self.steps for difference in step.differences]
         return [*self.record, *(difference for _, difference in sorted(found, key=lambda each: each[0]))]
 
@@ -133,7 +129,7 @@ class Digests:
         logged = self._headers[version]["before"] if version in self._headers else after
         if logged is not None and not any(each.version == version for each in self._found.weights):
             place = f"version {version} ({'trained' if self._found.weights else 'restored'})"
-            self._found.weights.append(Kept(version, place, "weights", logged, weight_digest.digest(params)))
+            self._found.weights.append(Kept(place, "weights", logged, weight_digest.digest(params), version))
 
     def commit(self, step: int) -> None:
         """Nothing is forgotten."""

@@ -70,12 +70,10 @@ def run(cfg: Config, options: Options, rl_stage: StageRun) -> dict[str, Any]:
             failed = sum(sum(step.not_compared.values()) for step in found.steps)
             raise ConfigError(f"Nothing of the steps {steps} can be made again: all {failed} episodes failed then.")
         content = certificate.certificate(workdir, found, asked, parts.identity(), wanted)
-    differences = list(map(str, found.differences))
-    text = certificate.page(content, differences)
+    text = certificate.page(content, found.differences)
     print(text, end="")
     if options.verify is not None:
-        drawn = content["digests"]["record"][:12] if options.draw is None else options.draw
-        name = f"verify-{options.verify}-{drawn}"
+        name = f"verify-{options.verify}-{content['digests']['record'][:12] if options.draw is None else options.draw}"
         print(f"certificate: {certificate.write(Path(cfg.workdir), name, content, text)}")
     return content
 
@@ -85,14 +83,14 @@ def _asked(workdir: Workdir, options: Options) -> tuple[list[int], dict[str, Any
     if options.step is not None:
         return [options.step], {"step": options.step} | ({"episode": options.episode} if options.episode else {})
     if not (can := workdir.sampled(workdir.first)):
-        workdir.bundle_for(workdir.end - 1)  # says why
+        raise ConfigError(f"No bundle has the weights that sampled any of the steps from {workdir.first} on.")
     # Not to be chosen by who asks, nor, once somebody else holds the newest seal, by who made the record.
     seal = workdir.headers[workdir.end - 1]["seal"]
     chosen = random.Random(f"replay/{seal}/{'' if options.draw is None else options.draw}")
     steps = sorted(chosen.sample(can, min(options.verify or 0, len(can))))
     drawn = f"the newest seal {seal[:12]}" + ("" if options.draw is None else f" and {options.draw}")
-    told = {"steps": " ".join(map(str, steps)), "of": len(can), "recorded": len(workdir.headers), "drawn with": drawn}
-    return steps, told
+    asked = {"steps": " ".join(map(str, steps)), "of": len(can), "recorded": len(workdir.headers)}
+    return steps, asked | {"drawn with": drawn}
 
 
 def _not_repeatable(parts: Parts, note: Callable[[str], None]) -> str:

@@ -29,7 +29,8 @@ from jaxagent.runs.again.rerun import Begin, Found, Kept, Wanted
 from jaxagent.runs.parts import Parts
 
 # Of a line of metrics.jsonl: functions of the recorded episodes and the weights, and of no clock.
-RESULTS = ("reward/", "stop/", "eval/", "episode/count", "episode/turns", "episode/tokens", "logprob_gap/max")
+GAP = "logprob_gap/max"  # of all recorded log-probs from the weights that are made again, drawn or not
+RESULTS = ("reward/", "stop/", "eval/", "episode/count", "episode/turns", "episode/tokens", GAP)
 
 
 class Stored:
@@ -49,7 +50,8 @@ class Stored:
     def metrics(self, version: int, metrics: Mapping[str, Any]) -> None:
         """Compares the results in a line of metrics.jsonl."""
         logged, now = self._lines.get(version, {}), jsonl.plain(metrics)
-        names = [name for name in now if name.startswith(RESULTS) and name in logged]
+        unknown = "" if now.get(GAP) is not None else GAP  # of a version that is not kept
+        names = [name for name in now if name.startswith(RESULTS) and name in logged and name != unknown]
         if "eval/n" in now:
             self._found.evaluated.append(version)
             if version != self._last and logged["eval/n"] != now["eval/n"]:
@@ -58,24 +60,26 @@ class Stored:
         for name in names:
             if logged[name] != now[name]:
                 place = f"{METRICS_FILE}, {self._workdir.stage}, {version} steps"
-                self._found.results.append(Kept(version, place, name, str(logged[name]), str(now[name])))
+                self._found.results.append(Kept(place, name, str(logged[name]), str(now[name]), version))
 
     def passes(self, version: int, made: Callable[[], Begin]) -> None:
         """Compares the bundle of a version, and what the run has exported of its last one."""
         number, last = self._workdir.bundles.get(version), version == self._workdir.end
-        if number is None and not last:
+        directory = Path(self._workdir.cfg.workdir) / CHECKPOINTS_FOLDER
+        there = number is not None and (directory / str(number)).is_dir()  # the run may have deleted it meanwhile
+        if not there and not last:
             return
         now = made()
         assert now.state is not None
-        if number is not None:
-            self._bundle(number, version, now, now.state)
+        if number is not None and there:
+            self._bundle(directory, number, version, now, now.state)
         if last and self._workdir.over and version == self._workdir.final:
             self._summary(now.host["results"])
             if self._workdir.stage == self._workdir.cfg.stages[-1]:
                 self._exported(version, now.state)
 
-    def _bundle(self, number: int, version: int, now: Begin, state: TrainState) -> None:
-        place, directory = f"bundle {number} (step {version})", Path(self._workdir.cfg.workdir) / CHECKPOINTS_FOLDER
+    def _bundle(self, directory: Path, number: int, version: int, now: Begin, state: TrainState) -> None:
+        place = f"bundle {number} (step {version})"
         try:
             if not checkpoint.check(directory, number):
                 self._found.unchecked.append(f"{place}: it has no digests of its files, but what it holds is compared")
@@ -84,8 +88,10 @@ class Stored:
                     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), ours)
                     self._compare(version, place, name, checkpoint.read_field(directory, number, name, like), ours)
             with OneBundle(directory, number) as bundle:
-                for of, past in bundle.past(state.params).items() if now.past else ():
-                    self._compare(version, place, f"version {of} before it", past, now.past.get(of, {}))
+                past = bundle.past(state.params)
+            for of in past.keys() & now.past.keys():
+                self._compare(version, place, f"version {of} before it", past[of], now.past[of])
+            self._found.unchecked += [f"{place}: version {of} before it" for of in past.keys() - now.past.keys()]
         except ConfigError as error:
             self._found.record.append(Difference(place, "files", "as their digests say", str(error)))
             return
@@ -97,7 +103,7 @@ class Stored:
 
     def _compare(self, version: int, place: str, what: str, stored: Any, again: Any) -> None:
         one, other = weight_digest.sha256(stored), weight_digest.sha256(again)
-        self._found.bytes.append(Kept(version, place, what, one, other))
+        self._found.bytes.append(Kept(place, what, one, other, version))
 
     def _exported(self, version: int, state: TrainState) -> None:
         """Exports once more, and compares the files."""
@@ -110,18 +116,18 @@ class Stored:
                 exports[name](Path(again))
                 stored, new = digests.of(workdir / name), digests.of(Path(again))
             new.pop(peft.CONFIG_FILE, "")  # says where the base lies
-            self._found.bytes += [
-                Kept(version, f"{name}/", file, stored.get(file, "not there"), new[file]) for file in new
-            ]
+            place, none = f"{name}/", "not there"
+            self._found.bytes += [Kept(place, file, stored.get(file, none), new[file], version) for file in new]
             more = stored.keys() - new.keys() - {OUTDATED_FILE}
             self._found.unchecked += [f"{name}/{file}: it is not made again" for file in sorted(more)]
 
     def _summary(self, results: Mapping[str, Any]) -> None:
         """Compares the scores in summary.json that were made again."""
         path, stage = Path(self._workdir.cfg.workdir) / SUMMARY_FILE, self._workdir.stage
-        ends = [f"_after_{stage}"] if self._last in self.evaluations else []
-        ends += [f"_before_{stage}"] if 0 in self.evaluations else []
+        ends = tuple(
+            f"_{when}_{stage}" for when, at in (("after", self._last), ("before", 0)) if at in self.evaluations
+        )
         said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        for name in [name for name in said if name.startswith("eval/") and name.endswith(tuple(ends))]:
+        for name in [name for name in said if name.startswith("eval/") and name.endswith(ends)]:
             if said[name] != (again := jsonl.plain(results.get(name))):
-                self._found.results.append(Kept(self._workdir.end, SUMMARY_FILE, name, str(said[name]), str(again)))
+                self._found.results.append(Kept(SUMMARY_FILE, name, str(said[name]), str(again), self._workdir.end))
