@@ -15,6 +15,7 @@ import pytest
 from jaxagent import evaluate, replay
 from jaxagent import main as cli
 from jaxagent.config import parse, to_dict
+from jaxagent.rollout import statistics
 from jaxagent.runs import provenance, record
 from jaxagent.types import StopReason
 from tests import tiny_run
@@ -120,10 +121,17 @@ def test_what_a_certificate_does_not_check_is_named_in_it(run):
     path.write_text(json.dumps(ours))
     digest = provenance.config_digest(to_dict(parse(evaluate.stored_config(str(run)))))
     forging.sealed(run, lambda step: dataclasses.replace(step, config=digest, code="0" * 64))
+    forging.episodes(
+        run, 3, lambda place, e: e if place in (0, 4) else dataclasses.replace(e, stop_reason=StopReason.TIMEOUT)
+    )
+    told = statistics.episode_metrics(record.read(run / "record/rl", 3).rounds[0])
+    told = {name: value for name, value in told.items() if name.startswith(("stop/", "reward/", "episode/"))}
+    forging.lines(run / "metrics.jsonl", lambda row: row | (told if (row["stage"], row["step"]) == ("rl", 4) else {}))
     code, certificate = verified(run)
     assert code == 0 and certificate["verdict"] == "passed"
     unseen = certificate["not_checked"]
     assert any(line.startswith("code: ") for line in unseen)
+    assert "failures: whether these attempts had to fail (6 timeout)" in unseen
     assert any("are as bundle 7 has them, however warm_start made them" in line for line in unseen)
     assert any(line.startswith("another record in the place of this one") for line in unseen)
     text = (run / f"replay/verify-1-{certificate['digests']['record'][:12]}.txt").read_text()

@@ -24,14 +24,8 @@ HOW_TO_RECORD = (
 
 # What of a config no number of an RL step depends on.
 _SIZES = ("slots", "steps_per_dispatch", "prefill_tokens", "pages", "request_timeout_s", "stop_states")
-_FREE = (
-    *provenance.UNREAD,
-    "stages",
-    "data.num_eval",
-    "data.eval_source",
-    *map("engine.{}".format, _SIZES),
-    *STAGE_SECTIONS,
-)
+_ELSEWHERE = ("stages", "data.num_eval", "data.eval_source", *map("engine.{}".format, _SIZES))
+_FREE = (*provenance.UNREAD, *STAGE_SECTIONS, *_ELSEWHERE)
 _OWN = ("rl", "opd")  # sections that a step is made again with as they were then
 
 
@@ -118,7 +112,6 @@ class Workdir:
         parts: list[Segment] = []
         for step in range(start, end):
             cfg, alone = self.configs[self.headers[step]["config"]], step in self.alone
-            assert not isinstance(cfg, str)
             if parts and not alone and parts[-1].cfg == cfg:
                 parts[-1] = dataclasses.replace(parts[-1], end=step + 1)
             else:

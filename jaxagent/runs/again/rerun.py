@@ -285,10 +285,8 @@ class Played:
             # What ended outside its rollout is numbered within its group.
             own = [e.sample if not e.stop_reason.is_failure else first + i for i, e in enumerate(group.episodes)]
             if own != list(range(first, first + of_group)):
-                wanted = f"{first} to {first + of_group - 1}"
-                self.found.record.append(
-                    Difference(f"{place}, task {group.task.id}", "attempts", " ".join(map(str, own)), wanted)
-                )
+                task, wanted = f"{place}, task {group.task.id}", f"{first} to {first + of_group - 1}"
+                self.found.record.append(Difference(task, "attempts", " ".join(map(str, own)), wanted))
 
     def _again(self, step: int, rounds: Sequence[tuple[Sequence[Group], Sequence[Task]]]) -> None:
         found = StepFound(step)

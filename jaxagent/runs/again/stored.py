@@ -124,9 +124,8 @@ class Stored:
     def _summary(self, results: Mapping[str, Any]) -> None:
         """Compares the scores in summary.json that were made again."""
         path, stage = Path(self._workdir.cfg.workdir) / SUMMARY_FILE, self._workdir.stage
-        ends = tuple(
-            f"_{when}_{stage}" for when, at in (("after", self._last), ("before", 0)) if at in self.evaluations
-        )
+        made = {"before": 0, "after": self._last}
+        ends = tuple(f"_{when}_{stage}" for when, at in made.items() if at in self.evaluations)
         said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         for name in [name for name in said if name.startswith("eval/") and name.endswith(ends)]:
             if said[name] != (again := jsonl.plain(results.get(name))):
