@@ -94,7 +94,7 @@ def _not_checked(workdir: Workdir, found: Found, wanted: Wanted) -> list[str]:
         "another record in the place of this one: it is seen by who holds a seal that the run printed",
     ]
     if others := sorted(set(trained) - set(wanted.steps)):
-        lines.append(f"tokens of the steps {ranges(others)}: trained on as they are recorded, and not sampled again")
+        lines.append(f"tokens, rewards and ends in the steps {ranges(others)}: learnt from as recorded, not made again")
     if failed := found.failed:
         counts = ", ".join(f"{count} {why}" for why, count in sorted(failed.items()))
         lines.append(f"failures: whether these attempts had to fail ({counts})")
