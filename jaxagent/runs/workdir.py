@@ -85,6 +85,7 @@ class Run:
         self._compiles_before = self.host.get("compiles_after_warmup", 0)
         self._saved_stages: set[str] = set()
         self._recorded: set[str] = set()  # stages whose first bundle stays
+        self._recorders: dict[str, Recorder] = {}
         self.failed = FailedEpisodes(cfg.env.max_failed_steps, self.results, progress.note)
         self._complained: set[str] = set()
         # Bundles are numbered in the order in which they are made: a stage's step s is bundle _first_bundle + s.
@@ -260,9 +261,11 @@ class Run:
     def recorder(self, stage: str) -> Recorder:
         """Keeps what the steps of a stage are made of, from where it goes on, as far as `checkpoint.replay` says."""
         keep, folder = self.cfg.checkpoint.replay, self.workdir / RECORD_FOLDER / stage
-        config = provenance.config_digest(to_dict(self.cfg))
-        recorder = Recorder(folder, self.step_of(stage), keep, config, peers.is_first(), self._own_code)
+        whole = to_dict(self.cfg)
+        config = provenance.config_digest(whole)
+        recorder = Recorder(folder, self.step_of(stage), keep, config, peers.is_first(), self._own_code, whole)
         self._stack.callback(recorder.close)
+        self._recorders[stage] = recorder
         if keep == "all":
             self._recorded.add(stage)
         return recorder
@@ -302,6 +305,8 @@ class Run:
         with self.compiles.warm_up() if first else contextlib.nullcontext():
             self.checkpoints.save(self._last_bundle, state, host, past)
         self._saved = stage, step
+        if stage in self._recorders and (seal := self._recorders[stage].seal):
+            self.progress.note(f"{stage} step {step} saved; seal {seal}")  # for who will hold the run to it
         if self.terminating:
             self._wait()
             self.end_if_asked(step)
