@@ -285,6 +285,11 @@ class Client:
         """Seconds of an attempt, which ends by its own limit: in what is beyond, this process itself was stopped."""
         return min(time.monotonic() - begun, most + STOPPED_S)
 
+    def ask(self, method: str, path: str, row: Mapping[str, Any] | None, seconds: float) -> dict[str, Any]:
+        """Any call, whose answer is waited for no longer than so."""
+        body = b"" if row is None else json.dumps(row).encode()
+        return _object(self._ask(method, path, body, seconds).body)
+
     def _go_to(self, url: str) -> None:
         parts = urllib.parse.urlsplit(url)
         try:

@@ -10,15 +10,13 @@ import pathlib
 import secrets
 import socket
 import sys
-import urllib.request
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.config.command import bound
 from jaxagent.fleet import restarts, server, settings, vitals
 from jaxagent.fleet.child import LOGS, Program
-from jaxagent.fleet.client import url_in
+from jaxagent.fleet.client import Client, url_in
 from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.status import played_again
 from jaxagent.fleet.supervise import Gang, Supervisor
@@ -28,7 +26,7 @@ ADDRESS_FILE = "address.json"  # where the coordinator listens
 LOCK_FILE = ".lock"
 SUMMARY_FILE = "summary.json"  # of the workdir
 LOCAL = "127.0.0.1"
-ASK_S = 1.0  # for one answer of the coordinator
+ASK_S = 1.0  # for one answer of the coordinator: whoever watches must not wait
 
 
 def run(cfg: Config, argv: Sequence[str], module: str = "jaxagent.join") -> int:
@@ -116,17 +114,11 @@ class _Here:
         """The coordinator gives an engine's episodes to others at once, and not when its lease runs out."""
         if not name.startswith("engine") or not self.url():
             return
-        with contextlib.suppress(OSError, ValueError, KeyError):  # it is away: then the lease runs out
-            for member, row in self._ask("/v1/status")["members"]["engine"].items():
+        link = Client(self.url(), token_of(self._folder), ASK_S)
+        with contextlib.suppress(OSError, RuntimeError, ValueError, KeyError):  # it is away: then the lease runs out
+            for member, row in link.ask("GET", "/v1/status", None, ASK_S)["members"]["engine"].items():
                 if (row["process"], row["host"]) == (name, LOCAL):
-                    self._ask("/v1/leave", {"name": member})
-
-    def _ask(self, path: str, row: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One try, since whoever watches must not wait."""
-        headers = {"Authorization": f"Bearer {token_of(self._folder)}", "Content-Type": "application/json"}
-        body = None if row is None else json.dumps(row).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url() + path, body, headers), timeout=ASK_S) as answer:
-            return json.load(answer)
+                    link.ask("POST", "/v1/leave", {"name": member}, ASK_S)
 
     def _program(self, role: str, name: str, *more: str, shown: bool = False) -> Program:
         where = [] if role == "coordinator" else [f"--coordinator={self.url()}"]

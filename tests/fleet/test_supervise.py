@@ -17,8 +17,10 @@ from jaxagent.config.command import bound
 from jaxagent.fleet import child, local, restarts, supervise, vitals
 from jaxagent.fleet.child import Program
 from jaxagent.fleet.client import Client
+from jaxagent.fleet.plan import Plan
 from jaxagent.fleet.supervise import Gang, Supervisor
 from tests import tiny_run
+from tests.fleet import served
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
@@ -428,3 +430,25 @@ def test_a_coordinator_whose_port_is_taken_moves_and_those_who_wait_for_it_follo
         where = f"--listen=127.0.0.1:{taken.getsockname()[1]}"
         done = subprocess.run([*in_vain, where], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 75 and done.stderr.startswith("error: Cannot listen on 127.0.0.1"), done.stderr
+
+
+def test_an_engine_whose_end_was_seen_has_left_at_once_and_a_coordinator_that_is_away_holds_nobody_up(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("JAXAGENT_FLEET_TOKEN", served.TOKEN)
+    argv = tiny_run.argv(tmp_path, "--config.fleet=on")
+    plan = Plan(steps=2, groups_per_step=2, attempts=2, staleness=1, lease_s=600.0)
+    with served.Served(tmp_path, plan) as coordinator:
+        here = local._Here(flags.parse_argv(argv).config, argv, tmp_path, "jaxagent.join")
+        coordinator.stop()
+        coordinator.start()  # the command has removed what an earlier one wrote
+        link = coordinator.client()
+        for name, host in (("engine-0", "127.0.0.1"), ("engine-1", "127.0.0.1"), ("engine-0", "elsewhere")):
+            coordinator.client().join("engine", {**served.FACTS, "process": name, "host": host})
+        here.gone("engine-0")
+        here.gone("trainer")
+        left = [(row["process"], row["host"]) for row in link.status()["members"]["engine"].values()]
+        assert left == [("engine-1", "127.0.0.1"), ("engine-0", "elsewhere")]
+    before = time.monotonic()
+    here.gone("engine-1")
+    assert time.monotonic() - before < 10
