@@ -149,8 +149,8 @@ def other_rounding(saved: Mapping[str, Any] | None, now: Mapping[str, Any], cfg:
         affinity = f" (taskset -c 0-{saved['threads'] - 1})" if "threads " in what and saved.get("threads") else ""
         raise ConfigError(
             f"Checkpoint {checkpoint} was made where numbers round otherwise: {what}. With numerics='exact' a run goes "
-            f"on with the bits of one machine: start it where these are as they were{affinity}, or take other bits from "
-            "here on with --config.resume.numerics=accept, which run.json keeps and certificates say."
+            f"on with the bits of one machine: start it where these are as they were{affinity}, or take other bits "
+            "from here on with --config.resume.numerics=accept, which run.json keeps and certificates say."
         )
     return what
 

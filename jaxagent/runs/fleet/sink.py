@@ -15,14 +15,16 @@ import contextlib
 import dataclasses
 import pathlib
 import shutil
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
+import jax
 import numpy as np
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.engine.driver import Driver
-from jaxagent.fleet import manifest, weights
+from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.leaves import Path
 from jaxagent.fleet.vitals import Vitals
@@ -30,9 +32,11 @@ from jaxagent.fleet.wire import TaskRef
 from jaxagent.learner import peers
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
+from jaxagent.rollout.workers import STOP_TIMEOUT_S
 from jaxagent.runs.fleet import trees
 from jaxagent.runs.fleet.adapters import digest_of_merged
 
+LOOK_S = 0.5  # between two looks at what another thread does
 Tasks = Mapping[int, Sequence[Sequence[TaskRef]]]  # of steps: those of each round
 
 
@@ -61,20 +65,51 @@ class Content:
     merged: str = ""  # digest of what they make of them: adapters.digest_of_merged
 
 
-def content(state: TrainState, base: str = "") -> Content:
+def dtype_of(cfg: Config, folder: pathlib.Path) -> str:
+    """In which full weights are published: the one that engines compute in. Cast here, they have the same bits there.
+
+    A run whose first version is in the trainer's own goes on with that: its steps may be repeated.
+    """
+    model = cfg.model
+    dtype = "bfloat16" if "bfloat16" in (model.compute_dtype, model.param_dtype) else "float32"
+    with contextlib.suppress(manifest.WeightsError), weight_reader.Held(weights.path_of(folder, weights.FIRST)) as held:
+        return dtype if any(leaf.dtype == dtype for leaf in held.manifest.leaves) else model.param_dtype
+    return dtype
+
+
+def content(state: TrainState, dtype: str, base: str = "") -> Content:
     """What the trainer publishes of its state. Where other processes hold parts of it, each has to call this.
 
     Args:
       state: the trainer's.
+      dtype: of full weights.
       base: under LoRA, the digest of its frozen weights.
     """
     if not base:
-        return Content(trees.to_host(state.policy))
+        return Content(trees.to_host(jax.tree.map(lambda leaf: leaf.astype(dtype), state.policy)))
     return Content(trees.to_host(state.params), base, digest_of_merged(state.policy, state.params))
 
 
+class _Publication(threading.Thread):
+    """A version on its way to the disk and to the coordinator, while the next step begins."""
+
+    def __init__(self, tell: Callable[[], None]):
+        super().__init__(name="publishes", daemon=True)
+        self._tell = tell
+        self.failure: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """In the thread."""
+        try:
+            self._tell()
+        except BaseException as failure:  # raised again by whoever waits for this
+            self.failure = failure
+
+
 class Versions:
-    """A sink (runs/seams.py) that publishes.
+    """A sink (runs/seams.py) that publishes: in the step itself what may be a repetition, and beside the next one what
+    is new, since nobody can have that already.
 
     Args:
       cfg: the run's.
@@ -110,11 +145,16 @@ class Versions:
         self._signs, self._note, self._probe, self._trained = signs, note, probe, trained
         self._bundled = bundled
         self._base = ""  # digest of the frozen weights, once they are on disk
+        self._dtype = dtype_of(cfg, folder)
+        self._newest = -1  # that this process has published
+        self._repeats = True  # the newest one was there already, for all that is known
+        self._under_way: _Publication | None = None
+        self._chunks = 0  # that are on disk
 
     def publish(self, version: int, state: TrainState) -> None:
         """See `Sink`. Versions that nobody asks for any more are deleted.
 
-        Raises:
+        Raises, also of the version before:
           ConfigError: the version was published before, and a repetition of its steps has come out differently; or the
             coordinator does not know the steps before it.
           OSError: the disk is full, or failed.
@@ -122,10 +162,40 @@ class Versions:
         self._driver.update_params(state.policy, version)
         if self._cfg.model.lora.rank and not self._base:
             self._base = self._publish_base(trees.to_host(state.frozen.base))
-        found = content(state, self._base)
+        self.finish()
+        found = content(state, self._dtype, self._base)
         if peers.is_first():
-            self._tell(version, found)
-        self._signs.phase(f"goes on after version {version}", self._fleet.start_s, done=version)
+            staleness = self._cfg.rl.staleness
+            before = {earlier for step in self._bundled() for earlier in range(step - staleness, step)}
+            if self._repeats:
+                self._tell(version, found, before, self._tasks)
+            else:  # the tasks as they are known now
+                tasks = {version: self._tasks(version)}
+                self._under_way = _Publication(lambda: self._tell(version, found, before, tasks.__getitem__))
+        # Once: what the first step compiles, and what the end of the stage writes.
+        once = self._newest < 0 or version == self._cfg.rl.steps
+        self._newest = version
+        self._signs.phase(_after(version), self._fleet.start_s if once else self._fleet.hang_s, done=version)
+
+    def check(self) -> None:
+        """Raises what a publication that is over has failed of."""
+        if self._under_way is not None and not self._under_way.is_alive():
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits until the newest version is on disk and told. Raises as `publish`."""
+        if self._under_way is None:
+            return
+        chunks, self._under_way, publication = self._chunks, None, self._under_way
+        if publication.is_alive():
+            self._signs.phase(f"publishes version {self._newest}", self._fleet.hang_s)
+        while publication.is_alive():
+            publication.join(LOOK_S)
+            if chunks != self._chunks:
+                self._signs.tick()
+            chunks = self._chunks
+        if publication.failure is not None:
+            raise publication.failure
 
     def _publish_base(self, tree: dict[Path, np.ndarray]) -> str:
         """Writes the weights that adapters change; their digest."""
@@ -141,13 +211,14 @@ class Versions:
                 ) from None
         return digest
 
-    def _tell(self, version: int, found: Content) -> None:
+    def _tell(self, version: int, found: Content, before: set[int], tasks: Callable[[int], Tasks]) -> None:
         """Process 0 of the trainer speaks for all."""
         if version == 0:
             self._probe()
         digest = self._written(version, found)
         if digest is not None:
-            answer = self._link.publish(version, digest, self._lineage, self._tasks(version))
+            answer = self._link.publish(version, digest, self._lineage, tasks(version))
+            self._repeats = answer.outcome is not Outcome.STORED
             if answer.outcome is Outcome.CONFLICT:
                 self._differs(version, answer.reason)
             elif answer.outcome is Outcome.REFUSED:
@@ -156,9 +227,7 @@ class Versions:
                     f"({answer.reason}) They were done without config.fleet, or the ledger was removed: go on without "
                     "config.fleet, or use another workdir."
                 )
-        staleness = self._cfg.rl.staleness
-        before = {earlier for step in self._bundled() for earlier in range(step - staleness, step)}
-        weights.delete(self._folder, version - staleness - 1, {weights.FIRST, *before})
+        weights.delete(self._folder, version - self._cfg.rl.staleness - 1, {weights.FIRST, *before})
 
     def past(self) -> Mapping[int, Params]:
         """None for bundles: versions are on disk until nobody asks for them any more."""
@@ -174,12 +243,31 @@ class Versions:
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[None]:
-        """For evaluation: the driver of this process plays nothing else."""
-        yield
+        """For evaluation: the driver of this process plays nothing else. What goes on there is its sign of life."""
+        over = threading.Event()
+
+        def look() -> None:
+            before: Mapping[str, float] = {}
+            while not over.wait(LOOK_S):
+                stats = {name: count for name, count in self._driver.stats().items() if name != "free_slot_s"}
+                if stats != before:
+                    self._signs.tick()
+                before = stats
+
+        budget_s = max(self._fleet.hang_s, self._cfg.env.episode_timeout_s + 2 * STOP_TIMEOUT_S)
+        self._signs.phase(f"evaluates version {self._newest}", budget_s)
+        watching = threading.Thread(target=look, name="evaluates", daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watching.join()
+        self._signs.phase(_after(self._newest), self._fleet.hang_s)
 
     def _written(self, version: int, found: Content) -> str | None:
         """Writes a version; its digest, or None: another one is published, and stays."""
-        of = found.tree, self._lineage, version, found.base, found.merged
+        of = found.tree, self._lineage, version, found.base, found.merged, self._tick
         try:
             return weights.publish(self._folder, *of).digest
         except weights.OtherRunError as other:
@@ -194,6 +282,9 @@ class Versions:
         # A trainer that died before it told anyone wrote the other one.
         shutil.rmtree(weights.path_of(self._folder, version))
         return weights.publish(self._folder, *of).digest
+
+    def _tick(self) -> None:
+        self._chunks += 1
 
     def _differs(self, version: int, reason: str) -> None:
         """A repetition has come out differently: a defect with exact numerics, and to be expected with fast ones."""
@@ -210,6 +301,10 @@ class Versions:
         )
 
 
+def _after(version: int) -> str:
+    return f"goes on after version {version}"
+
+
 class Kept:
     """A ledger (runs/seams.py) that lets the coordinator forget what no bundle needs."""
 
@@ -218,6 +313,5 @@ class Kept:
 
     def commit(self, step: int) -> None:
         """See `Ledger`."""
-        if step > self._step and peers.is_first():
-            self._link.keep(step)
-            self._step = step
+        if step > self._step and peers.is_first() and self._link.keep(step).outcome is not Outcome.REFUSED:
+            self._step = step  # refused: that version is still on its way
