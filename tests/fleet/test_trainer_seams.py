@@ -11,7 +11,7 @@ import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import join
-from jaxagent.config import ConfigError, parse
+from jaxagent.config import ConfigError, ResumeConfig, parse
 from jaxagent.config.errors import WAITED
 from jaxagent.config.fleet import FleetConfig
 from jaxagent.fleet import local, packing, settings, vitals, weight_reader, weights
@@ -371,6 +371,9 @@ def test_with_fast_numerics_what_was_published_stays(tmp_path):
     weights.publish(tmp_path / "w", {("w",): np.full(4, 7, np.float32)}, "run", 1)  # died before it told anyone
     of.publish(1, state(1))
     assert 1 in link.digests and len(said) == 1
+    accepting = dataclasses.replace(CFG, resume=ResumeConfig(numerics="accept"))  # on another machine: likewise
+    published(tmp_path, link, said, accepting).publish(0, state(2))
+    assert link.digests[0] == before[0] and len(said) == 2
 
 
 def test_what_no_bundle_needs_is_forgotten_once():

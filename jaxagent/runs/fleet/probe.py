@@ -105,7 +105,8 @@ def renew(folder: pathlib.Path, driver: Driver, again: Callable[[], None], first
       again: `record`.
       first: version 0; None: it is not to be had, and from now on engines are compared by their facts alone.
     """
-    (folder / FILE).unlink(missing_ok=True)
+    if peers.is_first():
+        (folder / FILE).unlink(missing_ok=True)
     if first is None:
         return "engines cannot be compared by what they sample any more: their facts alone are"
     driver.update_params(first, 0)

@@ -146,6 +146,7 @@ class Versions:
         self._bundled = bundled
         self._base = ""  # digest of the frozen weights, once they are on disk
         self._dtype = dtype_of(cfg, folder)
+        self._exact = cfg.numerics == "exact" and cfg.resume.numerics != "accept"
         self._newest = -1  # that this process has published
         self._repeats = True  # the newest one was there already, for all that is known
         self._under_way: _Publication | None = None
@@ -276,7 +277,7 @@ class Versions:
                 "was removed or replaced: put it back from a copy, go on without config.fleet, or use another workdir."
             ) from None
         except weights.ConflictError as conflict:
-            if self._cfg.numerics == "exact" or self._link.weights(version) is not None:
+            if self._exact or self._link.weights(version) is not None:
                 self._differs(version, str(conflict))
                 return None
         # A trainer that died before it told anyone wrote the other one.
@@ -288,7 +289,7 @@ class Versions:
 
     def _differs(self, version: int, reason: str) -> None:
         """A repetition has come out differently: a defect with exact numerics, and to be expected with fast ones."""
-        if self._cfg.numerics == "exact":
+        if self._exact:
             raise ConfigError(
                 f"Version {version} was published before, and training it again from the same episodes gave other "
                 f"weights, where numerics='exact' promises equal ones: {reason} Code, libraries or processor are not "
@@ -296,7 +297,7 @@ class Versions:
                 "workdir."
             )
         self._note(
-            f"version {version} came out differently when its steps were repeated (numerics='fast'): what engines have "
+            f"version {version} came out differently when its steps were repeated: what engines have "
             "stays as it is, and what they play with it keeps its own log-probs."
         )
 
