@@ -148,8 +148,7 @@ class Progress:
         if show:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
         self._unwritten.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-        # The bar's own thread may have been the first to see it.
-        if self._display.gone and not self._display_loss_noted:
+        if self._display.gone and not self._display_loss_noted:  # the bar may have seen it first
             self._display_loss_noted = True
             self._unwritten.append(f"The display is gone ({self._display.gone}): the run goes on without it.\n")
         self._write()

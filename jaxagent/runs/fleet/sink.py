@@ -11,6 +11,7 @@ Under LoRA a version is adapters alone. The frozen weights that they change are 
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import pathlib
@@ -90,23 +91,6 @@ def content(state: TrainState, dtype: str, base: str = "") -> Content:
     return Content(trees.to_host(state.params), base, digest_of_merged(state.policy, state.params))
 
 
-class _Publication(threading.Thread):
-    """A version on its way to the disk and to the coordinator, while the next step begins."""
-
-    def __init__(self, tell: Callable[[], None]):
-        super().__init__(name="publishes", daemon=True)
-        self._tell = tell
-        self.failure: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        """In the thread."""
-        try:
-            self._tell()
-        except BaseException as failure:  # raised again by whoever waits for this
-            self.failure = failure
-
-
 class Versions:
     """A sink (runs/seams.py) that publishes: in the step itself what may be a repetition, and beside the next one what
     is new, since nobody can have that already.
@@ -149,7 +133,8 @@ class Versions:
         self._exact = cfg.numerics == "exact" and cfg.resume.numerics != "accept"
         self._newest = -1  # that this process has published
         self._repeats = True  # the newest one was there already, for all that is known
-        self._under_way: _Publication | None = None
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "publishes")
+        self._under_way: concurrent.futures.Future[None] | None = None
         self._chunks = 0  # that are on disk
 
     def publish(self, version: int, state: TrainState) -> None:
@@ -172,7 +157,7 @@ class Versions:
                 self._tell(version, found, before, self._tasks)
             else:  # the tasks as they are known now
                 tasks = {version: self._tasks(version)}
-                self._under_way = _Publication(lambda: self._tell(version, found, before, tasks.__getitem__))
+                self._under_way = self._pool.submit(self._tell, version, found, before, tasks.__getitem__)
         # Once: what the first step compiles, and what the end of the stage writes.
         once = self._newest < 0 or version == self._cfg.rl.steps
         self._newest = version
@@ -180,23 +165,22 @@ class Versions:
 
     def check(self) -> None:
         """Raises what a publication that is over has failed of."""
-        if self._under_way is not None and not self._under_way.is_alive():
+        if self._under_way is not None and self._under_way.done():
             self.finish()
 
     def finish(self) -> None:
         """Waits until the newest version is on disk and told. Raises as `publish`."""
         if self._under_way is None:
             return
-        chunks, self._under_way, publication = self._chunks, None, self._under_way
-        if publication.is_alive():
+        publication, self._under_way = self._under_way, None
+        if not publication.done():
             self._signs.phase(f"publishes version {self._newest}", self._fleet.hang_s)
-        while publication.is_alive():
-            publication.join(LOOK_S)
+        chunks = self._chunks
+        while not concurrent.futures.wait([publication], LOOK_S).done:
             if chunks != self._chunks:
                 self._signs.tick()
             chunks = self._chunks
-        if publication.failure is not None:
-            raise publication.failure
+        publication.result()
 
     def _publish_base(self, tree: dict[Path, np.ndarray]) -> str:
         """Writes the weights that adapters change; their digest."""
