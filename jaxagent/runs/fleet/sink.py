@@ -14,6 +14,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import math
 import pathlib
 import shutil
 import threading
@@ -135,7 +136,7 @@ class Versions:
         self._repeats = True  # the newest one was there already, for all that is known
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "publishes")
         self._under_way: concurrent.futures.Future[None] | None = None
-        self._chunks = 0  # that are on disk
+        self._waits = True  # for chunks to come to the disk, which are its signs of life then
 
     def publish(self, version: int, state: TrainState) -> None:
         """See `Sink`. Versions that nobody asks for any more are deleted.
@@ -156,7 +157,7 @@ class Versions:
             if self._repeats:
                 self._tell(version, found, before, self._tasks)
             else:  # the tasks as they are known now
-                tasks = {version: self._tasks(version)}
+                tasks, self._waits = {version: self._tasks(version)}, False
                 self._under_way = self._pool.submit(self._tell, version, found, before, tasks.__getitem__)
         # Once: what the first step compiles, and what the end of the stage writes.
         once = self._newest < 0 or version == self._cfg.rl.steps
@@ -172,14 +173,9 @@ class Versions:
         """Waits until the newest version is on disk and told. Raises as `publish`."""
         if self._under_way is None:
             return
-        publication, self._under_way = self._under_way, None
+        publication, self._under_way, self._waits = self._under_way, None, True
         if not publication.done():
             self._signs.phase(f"publishes version {self._newest}", self._fleet.hang_s)
-        chunks = self._chunks
-        while not concurrent.futures.wait([publication], LOOK_S).done:
-            if chunks != self._chunks:
-                self._signs.tick()
-            chunks = self._chunks
         publication.result()
 
     def _publish_base(self, tree: dict[Path, np.ndarray]) -> str:
@@ -240,6 +236,8 @@ class Versions:
                 before = stats
 
         budget_s = max(self._fleet.hang_s, self._cfg.env.episode_timeout_s + 2 * STOP_TIMEOUT_S)
+        if not peers.is_first():  # it waits for what process 0 plays, for as long as that may take
+            budget_s = math.inf
         self._signs.phase(f"evaluates version {self._newest}", budget_s)
         watching = threading.Thread(target=look, name="evaluates", daemon=True)
         watching.start()
@@ -269,7 +267,8 @@ class Versions:
         return weights.publish(self._folder, *of).digest
 
     def _tick(self) -> None:
-        self._chunks += 1
+        if self._waits:
+            self._signs.tick()
 
     def _differs(self, version: int, reason: str) -> None:
         """A repetition has come out differently: a defect with exact numerics, and to be expected with fast ones."""
