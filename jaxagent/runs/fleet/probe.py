@@ -97,13 +97,9 @@ def record(folder: pathlib.Path, parts: Parts, driver: Driver, facts: Mapping[st
 
 
 def renew(folder: pathlib.Path, driver: Driver, again: Callable[[], None], first: Params | None) -> str:
-    """Has the trainer sample the probe anew, whose numbers round otherwise from now on; what to tell of that.
+    """Has the trainer sample the probe anew (`again` records it), whose numbers round otherwise from now on.
 
-    Args:
-      folder: of the probe.
-      driver: of this process; it has version 0 inside afterwards.
-      again: `record`.
-      first: version 0; None: it is not to be had, and from now on engines are compared by their facts alone.
+    Returns what to tell of that. The driver has version 0 (`first`) inside afterwards; None: it is not to be had.
     """
     if peers.is_first():
         (folder / FILE).unlink(missing_ok=True)
