@@ -192,6 +192,10 @@ def test_what_rounds_differently_is_told():
     assert len(flags) == 1 and flags[0].startswith("XLA_FLAGS: ") and "--a" in flags[0]
     old = {name: value for name, value in here.items() if name not in opened._ROUNDING}
     assert opened._told([old], {}, {}) == []  # a run of before said nothing of them
+    went_on = {"other_rounding": "threads 2 -> 1", "resumed_at": {"stage": "rl", "step": 4}}
+    assert opened._told([here, here | went_on], {}, {}) == [
+        "the run went on with other bits: rl, from step 4 on: threads 2 -> 1"
+    ]
 
 
 def test_steps_that_other_code_of_ones_own_made_are_told():

@@ -263,6 +263,7 @@ def _told(
         )
     if again := [step for step, header in headers.items() if not header["previous"] and step > min(headers)]:
         told.append(f"steps were left out: the record begins again at {ranges(again)}, and its seals with it")
+    told += [f"the run went on with other bits: {line}" for line in provenance.accepted(starts)]
     if starts:
         now = provenance.packages()
         for name, then in starts[-1].get("packages", {}).items():
