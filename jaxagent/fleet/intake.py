@@ -21,7 +21,7 @@ class BusyError(RuntimeError):
 
 
 class DamagedBodyError(ValueError):
-    """An episode's body is not what its digest says: send it again."""
+    """A call or its body is not what its digest says: send it again."""
 
 
 class FullDiskError(RuntimeError):
@@ -46,7 +46,8 @@ class Intake:
         """The object of a call.
 
         Raises:
-          BadMessageError: no JSON object, or it did not arrive.
+          BadMessageError: no JSON object.
+          DamagedBodyError: it is not what was sent, or did not arrive.
         """
         body = await self._body(request, wire.MAX_CALL_BYTES, CALL_BODY_S)
         self.release(body)
@@ -59,27 +60,31 @@ class Intake:
         return found
 
     async def _body(self, request: web.Request, most: int, seconds: float) -> bytes:
-        """Raises BadMessageError: too slow, cut off or compressed; BusyError: too much at once."""
+        """Raises DamagedBodyError: too slow, cut off, not what was sent; BusyError: too much at once."""
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BadMessageError("Content-Encoding is not supported: send the body as it is")
         if (request.content_length or 0) > most:
             raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
         found, kept = bytearray(), False
+        came = wire.sum_of_call(request.method, request.raw_path, request.headers)
         try:
             async with asyncio.timeout(seconds):
                 async for chunk in request.content.iter_any():
                     found += chunk
+                    came.update(chunk)
                     self.held += len(chunk)
                     if len(found) > most:
                         raise web.HTTPRequestEntityTooLarge(most, len(found))
                     if self.held > MOST_IN_MEMORY:
                         raise BusyError(f"bodies of {MOST_IN_MEMORY} bytes are in memory already")
+            if request.headers.get(wire.SUM) != came.hexdigest():
+                raise DamagedBodyError(f"the call is not what its {wire.SUM} says")
             kept = True
             return bytes(found)
         except TimeoutError:
-            raise BadMessageError(f"the body did not arrive within {seconds:g} s") from None
+            raise DamagedBodyError(f"the body did not arrive within {seconds:g} s") from None
         except web.RequestPayloadError as failure:
-            raise BadMessageError(f"the body cannot be read: {failure}") from None
+            raise DamagedBodyError(f"the body cannot be read: {failure}") from None
         finally:
             if not kept:
                 self.held -= len(found)

@@ -19,7 +19,7 @@ class Reply(NamedTuple):
     """An answer."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Mapping[str, str]  # names as in "Fleet-Sum", whatever a proxy has made of them
     body: bytes
 
 
@@ -63,7 +63,7 @@ class Line:
                 raise http.client.HTTPException("the answer was cut off")
             if answer.will_close:
                 self.close()
-            return Reply(answer.status, dict(answer.headers.items()), content)
+            return Reply(answer.status, {name.title(): value for name, value in answer.headers.items()}, content)
         except BaseException:
             self.close()
             raise

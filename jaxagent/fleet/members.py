@@ -6,6 +6,7 @@ Who plays what is not known here (leases.py); this is for refusing what does not
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,11 @@ REMEMBERED = 1000  # members that left
 
 
 class RefusedError(Exception):
-    """A process may not join; says why, and what to do."""
+    """A process may not do this; says why, and what to do."""
+
+
+class ReplacedError(RuntimeError):
+    """Another trainer process has taken this one's place: it must end."""
 
 
 @dataclasses.dataclass
@@ -38,6 +43,7 @@ class Member:
     waited_s: float = 0.0  # for an answer to `take` (nothing in hand) or to `batch`, as the server saw it
     drain: bool = False
     differs: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # fact -> [the run's, its own]
+    key: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))  # that only the process itself has
 
 
 class Members:
@@ -53,7 +59,8 @@ class Members:
         self._run, self._config, self._strict = run, config, strict
         self._all: dict[str, Member] = {}
         self._reference: Member | None = None  # the trainer, or the engine that came first
-        self._replaced: dict[str, str] = {}  # trainers that another one has replaced
+        self._trainers: dict[str, int] = {}  # the rank of each that was ever there
+        self._newest: dict[int, str] = {}  # the trainer of each rank: of those that were ever there, the newest process
         self._count = 0
         self.waited_s: dict[str, float] = dict.fromkeys(ROLES, 0.0)  # of all that were ever there
 
@@ -92,11 +99,16 @@ class Members:
         member = Member(name, role, dict(facts), now, now, differs=self._differences(role, facts))
         out = list[str]()
         if role == "trainer":
-            rank = facts.get("rank", 0)
+            self._trainers[name] = rank = facts.get("rank", 0)
+            self._newest[rank] = name
             for other in self.of("trainer"):
                 if other.facts.get("rank", 0) == rank:
-                    self._replaced[other.name] = name
                     self.remove(other.name)
+            for former in list(self._trainers)[:-REMEMBERED]:
+                del self._trainers[former]
+            if not _compares(role, facts):
+                self._all[name] = member
+                return out
             self._reference, member.differs = member, {}
             for engine in self.of("engine"):
                 engine.differs = self._differences("engine", engine.facts)
@@ -104,18 +116,32 @@ class Members:
         elif self._reference is None:
             self._reference = member
         self._all[name] = member
-        for former in list(self._replaced)[:-REMEMBERED]:
-            del self._replaced[former]
         return out
 
-    def new_name(self, epoch: int) -> str:
-        """For a trainer; engines have those of the leases."""
-        self._count += 1
-        return f"{epoch}-t{self._count}"
+    def name_of_trainer(self, epoch: int, was: str, rank: int) -> str:
+        """For a trainer that joins: a process keeps its first one, by which it is older or newer than others.
 
-    def replaced(self, name: str) -> str:
-        """The trainer that has joined in place of this one; "" where none has."""
-        return self._replaced.get(name, "")
+        Args:
+          epoch: of the coordinator.
+          was: the name that the process had; "": it is a new one, and takes the place of all of its rank.
+          rank: of the process in its gang.
+
+        Raises:
+          ReplacedError: a newer process has joined, whether that one lives or not.
+        """
+        newest = self._newest.get(rank, "")
+        if (age := _age(was)) is None:
+            self._count += 1
+            return f"{epoch}-t{self._count}"
+        if newest and age < (_age(newest) or age):
+            raise ReplacedError(_told_replaced(was, newest))
+        return was
+
+    def check_newest(self, name: str) -> None:
+        """Raises ReplacedError: another trainer has joined in place of this one."""
+        newest = self._newest.get(self._trainers.get(name, -1), name)
+        if newest != name:
+            raise ReplacedError(_told_replaced(name, newest))
 
     def get(self, name: str) -> Member | None:
         """Who has the name."""
@@ -157,6 +183,8 @@ class Members:
 
     def _differences(self, role: str, facts: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Facts that are not those of the reference; of an engine, also those that are not the first engine's."""
+        if not _compares(role, facts):
+            return {}
         pairs: list[tuple[Member | None, tuple[str, ...]]] = [(self._reference, COMPARED)]
         if role == "engine" and UNTIL not in facts:  # the trainer's own: others are compared with it by their probes
             pairs.append((next((other for other in self.of("engine") if UNTIL not in other.facts), None), ENGINES))
@@ -167,6 +195,21 @@ class Members:
             for name in names
             if other.facts.get(name) != facts.get(name)
         }
+
+
+def _compares(role: str, facts: Mapping[str, Any]) -> bool:
+    """A trainer that joins only to say that its run is over has no device, and tells nothing to compare."""
+    return role != "trainer" or not facts.keys().isdisjoint(COMPARED)
+
+
+def _age(name: str) -> tuple[int, int] | None:
+    """When a trainer's process joined first: the coordinator's epoch, and which one it was then. None: no trainer."""
+    epoch, _, count = name.partition("-t")
+    return (int(epoch), int(count)) if epoch.isdecimal() and count.isdecimal() else None
+
+
+def _told_replaced(name: str, newest: str) -> str:
+    return f"trainer {name} has been replaced by {newest}, which joined later: this one must end."
 
 
 def _versions(member: Member) -> list[int]:

@@ -6,6 +6,7 @@ What stores a result or judges a group goes on when its client has gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import shutil
@@ -27,7 +28,9 @@ from jaxagent.types import Episode
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
 Judge = Callable[[list[Episode]], bool]
-LOOK_S = 0.2  # a long poll for episodes asks again: time alone can make another worker's step free
+LOOK_S = 0.2  # between two looks for whom there is something: time alone can make another worker's step free
+PAUSE_S = 0.01  # at least between two looks, however often something changes
+WOKEN = 32  # engines that are woken at once, before it is looked whether something is left
 JUDGE_TRIES = 3  # of a group whose files cannot be read, and then can
 OVER_S = 0.5  # before the answer that there is nothing any more: who asks at once again is no load
 RESERVE_BYTES = 64 * 2**20  # of the disk that episodes leave to the ledger
@@ -44,7 +47,6 @@ class Playing:
 
     def __init__(self, core: Core, judge: Judge | None):
         self.core, self._judge = core, judge
-        self._polls: dict[str, object] = {}  # the newest `take` of each worker; an older one gives up
         self._storing: dict[EpisodeId, asyncio.Task[Answer]] = {}
 
     def begin(self) -> None:
@@ -60,10 +62,13 @@ class Playing:
         begun = now = self.core.clock()
         end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
         member, jobs = self.core.known(name, now), list[wire.Job]()
-        mine = self._polls[name] = object()
+        asking, mine = self.core.asking, asyncio.Event()
+        if older := asking.get(name):
+            older.set()  # the newest `take` of a worker is the one that counts
+        asking[name] = mine
         held = frozenset(holding)
         try:
-            while not self.core.closing and self._polls.get(name) is mine:
+            while not self.core.closing and asking.get(name) is mine:
                 if self.core.ended or member.drain:  # which it learns with its next beat
                     await asyncio.sleep(min(end - now, OVER_S))
                     break
@@ -71,15 +76,35 @@ class Playing:
                 less = self.core.book.rules.held(name) & held != held
                 if jobs or now >= end or (less and now > begun):  # it holds less than it said: it asks anew
                     break
-                await self.core.work.wait(min(end - now, LOOK_S))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(end - now):
+                        await mine.wait()
+                mine.clear()
                 now = self.core.clock()
         finally:
-            if self._polls.get(name) is mine:
-                del self._polls[name]
+            if asking.get(name) is mine:
+                del asking[name]
         if not holding:
             self.core.members.waited(name, self.core.clock() - begun)
         await self.core.written()
         return reply({"jobs": list(map(wire.job_to, jobs))})
+
+    async def looks(self) -> None:
+        """Wakes engines that wait for episodes when one of them would get some, and no others; for ever."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self.core.stirred.wait()
+            self.core.stirred.clear()
+            names = list(self.core.asking)
+            for first in range(0, len(names), WOKEN):
+                if not self.core.book.rules.opening(self.core.clock(), self.core.asking):
+                    break
+                for name in names[first : first + WOKEN]:
+                    if name in self.core.asking:
+                        self.core.asking[name].set()
+                await asyncio.sleep(0)  # they take what there is
+            await asyncio.sleep(PAUSE_S)
 
     async def put(self, request: web.Request) -> web.Response:
         """PUT: a result."""
@@ -96,7 +121,9 @@ class Playing:
                 raise
         task = self.core.spawn(self.store(which, lease, version, Packed(digest, body)))
         self._storing[which] = task
-        return reply(wire.answer_to(await asyncio.shield(task)))
+        answer = await asyncio.shield(task)
+        self.core.look_again(request.headers.get(wire.NAME, ""))
+        return reply(wire.answer_to(answer))
 
     async def store(self, which: EpisodeId, lease: str, version: int, packed: Packed) -> Answer:
         """First a look at the body, since an outcome hangs on its digest; then the file, the line, and the word."""
@@ -128,7 +155,7 @@ class Playing:
         elif answer.outcome is Outcome.REFUSED:
             logger.warning("refused: %s", answer.reason)
         elif answer.complete:
-            self.core.ring()
+            self.core.stir()
         return answer
 
     def _played_again(self, which: EpisodeId, answer: Answer) -> None:
@@ -169,7 +196,7 @@ class Playing:
             return self.core.fail(f"group {tuple(group)} cannot be judged: {failure_line(error)}")
         self.core.book.rules.close(group, usable)
         await self.core.written()
-        self.core.ring()
+        self.core.stir()
 
     async def _mend(self, group: GroupId) -> bool:
         """Has what is damaged of a group played again; then it is complete again, and judged. False: nothing is."""

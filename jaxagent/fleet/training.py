@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 
 from aiohttp import web
 
 from jaxagent.config.errors import failure_line
 from jaxagent.fleet import episodes, wire
-from jaxagent.fleet.admission import Answer, Outcome
+from jaxagent.fleet.admission import Answer, Outcome, UnknownWorkerError
 from jaxagent.fleet.core import CoordinatorError, Core
 from jaxagent.fleet.intake import reply
+from jaxagent.fleet.members import RefusedError
 from jaxagent.fleet.record import BoundError
 from jaxagent.fleet.status import note_damaged
 from jaxagent.fleet.wire import BadMessageError
@@ -20,17 +22,26 @@ logger = logging.getLogger("jaxagent.fleet.coordinator")
 
 
 class Training:
-    """Handlers. A trainer that another one has replaced is refused."""
+    """Handlers. They are for who has joined as the trainer, and was not replaced since."""
 
     def __init__(self, core: Core):
         self.core = core
         self._compacting = asyncio.Lock()
 
     def _trainer(self, request: web.Request) -> str:
-        """The name of a trainer that calls. Raises ReplacedError."""
-        name = request.headers.get(wire.NAME, "")
-        if self.core.members.get(name) is not None or self.core.members.replaced(name):
-            self.core.known(name, self.core.clock())
+        """The name of the trainer that calls.
+
+        Raises:
+          ReplacedError: another one has joined in its place.
+          UnknownWorkerError: it must join.
+          RefusedError: it is no trainer.
+        """
+        name, key = request.headers.get(wire.NAME, ""), request.headers.get(wire.KEY, "")
+        member = self.core.known(name, self.core.clock())
+        if member.role != "trainer":
+            raise RefusedError(f"{member.role} {name} asks for {request.path}, which is the trainer's alone.")
+        if not hmac.compare_digest(member.key.encode(), key.encode("utf-8", "replace")):
+            raise UnknownWorkerError(f"this process is not {name}: join.")
         return name
 
     async def batch(self, request: web.Request) -> web.Response:
@@ -69,10 +80,15 @@ class Training:
             logger.info("%s", self.core.watch.published(version, self.core.members))
             self.core.ring()
         elif answer.outcome is Outcome.DUPLICATE:
-            self.core.work.ring()  # it may have brought the tasks of further steps
+            self.core.stirred.set()  # it may have brought the tasks of further steps
         else:
             logger.error("%s: %s", answer.outcome.name, answer.reason)
-        return reply(wire.answer_to(answer))
+        stored = (
+            {"digest": self.core.book.rules.record.versions[version], "lineage": self.core.book.lineage(version)}
+            if answer.outcome in (Outcome.STORED, Outcome.DUPLICATE)
+            else {}
+        )
+        return reply(wire.answer_to(answer) | stored)
 
     async def damaged(self, request: web.Request) -> web.Response:
         """POST: an episode of a batch cannot be read. LATE: it can be read here, or is another one by now."""

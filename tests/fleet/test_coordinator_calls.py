@@ -14,7 +14,7 @@ import zlib
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet import api, book, fence, intake, ledger, members, packing, playing, server, wire
+from jaxagent.fleet import api, book, client as calls, fence, intake, ledger, members, packing, playing, server, wire
 from jaxagent.fleet.admission import Outcome, UnknownWorkerError, Work
 from jaxagent.fleet.client import CallError, Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.ledger import Ledger
@@ -36,17 +36,22 @@ def served(tmp_path):
 
 
 def raw(served, method, path, body=None, headers=None):
-    """A request as anybody can send it."""
+    """A request as anybody can send it, who knows how a call is summed."""
     line = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+    headers = HEADERS if headers is None else headers
+    if isinstance(body, (str, bytes)):
+        came = wire.sum_of_call(method, path, headers)
+        came.update(body.encode() if isinstance(body, str) else body)
+        headers = {wire.SUM: came.hexdigest(), **headers}
     with contextlib.closing(line):
-        line.request(method, path, body, HEADERS if headers is None else headers)
+        line.request(method, path, body, headers)
         reply = line.getresponse()
         return reply.status, json.loads(reply.read())
 
 
 def began(served, tasks=None):
     """Version 0 is there, and an engine."""
-    client = served.client()
+    client = served.both()
     answer = client.publish(0, "w0", "lineage", tasks_of(served.plan, 0) if tasks is None else tasks)
     assert answer.outcome is Outcome.STORED
     return client, client.join("engine", FACTS).name
@@ -275,7 +280,7 @@ def test_a_trainer_that_was_replaced_is_told_so(served):
 
 
 def test_tasks_must_be_those_of_the_steps_that_a_version_admits_and_the_same_again(served):
-    client = served.client()
+    client = served.trainer()
     right = tasks_of(PLAN, 0)
     for tasks, word in (
         ({}, "steps [0, 1], not of []"),
@@ -360,9 +365,11 @@ def test_results_that_nobody_may_hand_in(served):
     ],
 )
 def test_a_malformed_call_is_told_its_field(served, path, row, field):
-    name = served.client().join("engine", FACTS).name
+    name, trainer = served.client().join("engine", FACTS).name, served.client().join("trainer", FACTS)
     row = {key: name if value == "NAME" else value for key, value in row.items()}
-    code, told = raw(served, "POST", path, json.dumps(row))
+    code, told = raw(
+        served, "POST", path, json.dumps(row), HEADERS | {wire.NAME: trainer.name, wire.KEY: trainer.key}
+    )
     assert code == 400 and told["kind"] == "malformed" and field in told["error"]
     assert served.client().status()["run"]  # it goes on
 
@@ -374,7 +381,7 @@ def test_strangers_that_ask_for_work_leave_nothing_behind(tmp_path, monkeypatch)
         for name in ("9-1", "9-2"):
             assert raw(served, "POST", "/v1/take", json.dumps({"name": name, "places": 1}))[0] == 410
     (handlers,) = made
-    assert not handlers._polls
+    assert not handlers.core.asking
 
 
 def test_what_is_no_call_at_all(served):
@@ -394,7 +401,7 @@ def test_the_token_comes_first(served, tmp_path):
         assert raw(served, "GET", "/v1/nothing", headers=headers)[0] == 401
     with pytest.raises(ConfigError, match="token is wrong"):
         Client(served.url, "another token of the tests").status()
-    assert served.client().status()["calls"]["wrong_tokens"] == 7
+    assert served.client().status()["calls"]["wrong_tokens"] == 6 + calls.WRONG_TOKENS
     with pytest.raises(ConfigError, match="16 characters"):
         server.run(tmp_path / "other", PLAN, "short")
 
@@ -418,7 +425,7 @@ def test_a_body_that_never_comes_holds_nobody_up(served, monkeypatch):
         slow.sendall(b"POST /v1/beat HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n")
         slow.sendall(f"Authorization: Bearer {TOKEN}\r\n\r\n{{".encode())
         served.client().status()
-        assert b"400" in slow.recv(1000)
+        assert b"422" in slow.recv(1000)  # as after any other loss on the way, it is sent again
 
 
 def test_a_head_that_never_ends_is_cut_off(tmp_path, monkeypatch):
@@ -504,7 +511,7 @@ def test_no_answer_leaves_before_its_line_is_on_disk(served, monkeypatch):
     calls = [
         lambda: client.put(job.work, 0, packed(job.work.episode, "w")),
         lambda: client.put(other.work, 0, packed(other.work.episode, "w")),
-        lambda: served.client().batch(0, wait_s=20),
+        lambda: client.batch(0, wait_s=20),
         lambda: served.client().beat(name, []),  # of itself it writes nothing
     ]
     threads = [threading.Thread(target=lambda call=call: answers.append(call())) for call in calls]
@@ -522,7 +529,7 @@ def test_a_coordinator_that_was_taken_over_ends(served, tmp_path):
     client, _ = began(served)
     fence.take(tmp_path / server.LEDGER)
     with pytest.raises(CoordinatorGoneError):
-        served.client(patience_s=0.1).publish(0, "w0", "lineage", tasks_of(PLAN, 0))
+        served.trainer(patience_s=0.1).publish(0, "w0", "lineage", tasks_of(PLAN, 0))
     assert "epoch 2 has taken over" in str(served.ended())
     assert client
 
@@ -639,7 +646,7 @@ def test_a_run_that_is_given_more_steps_plays_them_when_their_tasks_have_come(tm
         assert "all steps" in client.status()["ended"]
     longer = dataclasses.replace(plan, steps=6)
     with Served(tmp_path, longer) as served:
-        client = served.client()
+        client = served.both()
         name = client.join("engine", FACTS).name
         assert client.take(name, 4, []) == []  # nobody has said which tasks steps 3 and 4 have
         both = tasks_of(longer, 2) | tasks_of(longer, 3)
@@ -662,7 +669,7 @@ def test_a_run_that_is_given_fewer_steps_ends_earlier_and_forgets_nothing(tmp_pa
     with Served(tmp_path, dataclasses.replace(plan, steps=3)) as served:
         began(served)
     with Served(tmp_path, plan) as served:  # which had more in between: the ledger's first line has 3
-        client = served.client()
+        client = served.both()
         name = client.join("engine", FACTS).name
         for step in range(3):
             play(client, name)
@@ -675,7 +682,7 @@ def test_a_run_that_is_given_fewer_steps_ends_earlier_and_forgets_nothing(tmp_pa
         Served(tmp_path, dataclasses.replace(plan, steps=2)).start()
     shorter = dataclasses.replace(plan, steps=4)
     with Served(tmp_path, shorter) as served:
-        client = served.client()
+        client = served.both()
         name = client.join("engine", FACTS).name
         assert client.publish(3, "w3", "lineage", tasks_of(shorter, 3)).outcome is Outcome.DUPLICATE
         play(client, name)
@@ -688,7 +695,7 @@ def test_a_run_that_is_given_fewer_steps_ends_earlier_and_forgets_nothing(tmp_pa
         assert client.publish(4, "w4", "lineage", {}).outcome is Outcome.STORED
         assert client.status()["ended"] == "all steps are trained"
     with Served(tmp_path, plan) as served:  # and more again: what was played is still there
-        client = served.client()
+        client = served.both()
         name = client.join("engine", FACTS).name
         assert client.publish(4, "w4", "lineage", tasks_of(plan, 3) | tasks_of(plan, 4)).outcome is Outcome.DUPLICATE
         assert {job.work.episode.group.step for job in play(client, name)} == {5}

@@ -111,6 +111,7 @@ class Batches:
         while True:
             asked = time.monotonic()
             found = self._wait(step, started)
+            self._check_batch(step, found)
             waited += time.monotonic() - asked
             self._signs.phase(f"trains step {step}", budget_s, done=step)
             played, wrong = self._read(found, here)
@@ -184,6 +185,20 @@ class Batches:
         again = f"; {damaged} damaged episodes are to be played again" if damaged else ""
         told = f"{what}{again}; {playing} episodes are played by {len(engines)} engines"
         return told + (f" ({doing})" if doing else "")
+
+    def _check_batch(self, step: int, found: Batch) -> None:
+        """Raises CallError where it is none of this run's: it is asked for again when the process has started again."""
+        groups, most = (*found.groups, *found.left_out), self._rl.tasks_per_step
+        whole = {EpisodeId(group, sample) for group in groups for sample in range(self._rl.group_size)}
+        few = len(found.groups) < most and self._rl.refill is None
+        strays = self._fleet.window == 1 and any(group.step != step for group in groups)
+        doubled = len(set(groups)) < len(groups)
+        if found.step != step or few or len(found.groups) > most or strays or doubled or found.results.keys() != whole:
+            raise CallError(
+                f"step {step}: the coordinator has sent a batch of step {found.step} with {len(set(found.groups))} "
+                f"groups and {len(found.results)} episodes, which is none of this run's: {most} groups of "
+                f"{self._rl.group_size} are. Its code or its machine's memory errs."
+            )
 
     # ---------------------------------------------------------------- reading
 

@@ -73,6 +73,9 @@ class Trainer:
         self._opened.close()
         if kind is None and peers.is_first():
             with contextlib.suppress(CoordinatorGoneError):
+                if not self._joined_as:  # there was nothing left to train
+                    here = {"process": self._name, "host": self._host, "config": settings.digest_of(self._cfg)}
+                    self._link.join(ROLE, here)
                 self._link.end("the trainer has ended")
 
     def connect(self, parts: Parts, saved: Run, driver: Driver, experience: Experience, steps_before: int) -> Seams:
