@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to the coordinator, kept between calls, with a deadline for every call as a whole.
+"""One HTTP/1.1 connection, kept between calls, with a deadline for every call as a whole.
 
 `http.client` alone has a time-out for each read, which a server that drips bytes never meets.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import math
 import socket
 import time
 from collections.abc import Mapping
@@ -28,10 +29,11 @@ class Line:
 
     Args:
       host, port: of the server.
+      quiet_s: in which something must come, or go, and the connection be there.
     """
 
-    def __init__(self, host: str, port: int):
-        self._http = http.client.HTTPConnection(host, port)
+    def __init__(self, host: str, port: int, quiet_s: float = math.inf):
+        self._http, self._quiet_s = http.client.HTTPConnection(host, port), quiet_s
         self._wire: _Wire | None = None
         self.used = False  # whether an answer came over it before the newest request
 
@@ -50,9 +52,10 @@ class Line:
         try:
             self.used = self._wire is not None
             if self._wire is None:
-                raw = socket.create_connection((self._http.host, self._http.port), min(CONNECT_S, seconds))
+                limit_s = min(CONNECT_S, self._quiet_s, seconds)
+                raw = socket.create_connection((self._http.host, self._http.port), limit_s)
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._wire = self._http.sock = _Wire(raw)
+                self._wire = self._http.sock = _Wire(raw, self._quiet_s)
             self._wire.deadline = deadline
             self._http.request(method, path, body, dict(headers))
             answer = self._http.getresponse()
@@ -71,7 +74,7 @@ class Line:
     def close(self) -> None:
         """Ends the connection."""
         if self._wire is not None:
-            self._wire.close()
+            self._wire.end()
             self._wire = None
         self._http.close()
 
@@ -79,8 +82,8 @@ class Line:
 class _Wire:
     """A socket as `http.client` uses it, with one deadline for all that is sent and received until the next one."""
 
-    def __init__(self, raw: socket.socket):
-        self._raw = raw
+    def __init__(self, raw: socket.socket, quiet_s: float):
+        self._raw, self._quiet_s = raw, quiet_s
         self.deadline = 0.0
 
     def sendall(self, data: Any) -> None:
@@ -95,13 +98,16 @@ class _Wire:
         return self._raw.recv_into(buffer)
 
     def close(self) -> None:
+        """Nothing: `http.client` calls it before it has read the body of a server that ends the connection."""
+
+    def end(self) -> None:
         self._raw.close()
 
     def _set(self) -> None:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the deadline of the call is over")
-        self._raw.settimeout(left)
+        self._raw.settimeout(min(left, self._quiet_s))
 
 
 class _Reader(io.RawIOBase):

@@ -37,9 +37,10 @@ class Training:
           RefusedError: it is no trainer.
         """
         name, key = request.headers.get(wire.NAME, ""), request.headers.get(wire.KEY, "")
-        member = self.core.known(name, self.core.clock())
-        if member.role != "trainer":
-            raise RefusedError(f"{member.role} {name} asks for {request.path}, which is the trainer's alone.")
+        member = self.core.known(name, self.core.clock()) if name else None
+        if member is None or member.role != "trainer":
+            who = f"{member.role} {name}" if member else "a process that has not joined"
+            raise RefusedError(f"{who} asks for {request.path}, which is the trainer's alone.")
         if not hmac.compare_digest(member.key.encode(), key.encode("utf-8", "replace")):
             raise UnknownWorkerError(f"this process is not {name}: join.")
         return name

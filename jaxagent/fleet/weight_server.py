@@ -23,7 +23,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
+from jaxagent.config.command import bound
 from jaxagent.fleet.weights import BASE, MANIFEST, path_of
+from jaxagent.fleet.wire import ANY, url_of
 
 SHARED = ("probe.json",)
 MOST = 32  # answers at once
@@ -44,13 +46,13 @@ class WeightServer:
     Args:
       folders: of versions; looked through in this order.
       token: of the run.
-      host, port: where to listen; port 0 = a free one.
+      host, port: where to listen; port 0 = a free one, host 0.0.0.0 = on all addresses, those of IPv6 too.
       address: the host's name as others reach it; "" = `host`.
       most: answers at once.
       offer: gives the offer of a version, or raises LookupError that says why there is none.
 
     Raises:
-      OSError: the address is taken.
+      ConfigError: the address is taken, or not this machine's.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class WeightServer:
 
         self._http = _Server((host, port), Handler)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(LOOK_S,), name="weights", daemon=True)
-        self.url = f"http://{address or host}:{self._http.server_address[1]}"
+        self.url = url_of(address or host, self._http.server_address[1])
 
     def __enter__(self) -> WeightServer:
         self._thread.start()
@@ -151,7 +153,11 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]):
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        super().__init__(address, handler)
+        super().__init__(address, handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = bound("" if address[0] in ANY else address[0], address[1])
+        self.server_address = self.socket.getsockname()
+        self.server_activate()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """In the thread that accepts."""

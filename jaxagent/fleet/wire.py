@@ -25,7 +25,14 @@ LONGEST_POLL_S = 20.0
 CALL_S = 30.0  # longest time for an answer, beyond that of the poll
 BODY_S = 120.0  # longest time for an episode's body
 
+ANY = ("", "0.0.0.0", "::")  # where who listens there listens on all addresses of its machine
+
 T = TypeVar("T")
+
+
+def url_of(host: str, port: int) -> str:
+    """An IPv6 address stands in brackets, which it may have already."""
+    return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"
 
 
 def sum_of_call(method: str, path: str, headers: Mapping[str, str]) -> hashlib._Hash:

@@ -1,9 +1,6 @@
-"""Calls over a link that flips bits, between the real client and a real coordinator: never anything else than was sent."""
+"""Calls over a link that flips bits, between the real client and a real coordinator: never another effect or answer."""
 
-import logging
 import random
-import threading
-import time
 
 import pytest
 
@@ -87,8 +84,8 @@ def test_a_token_is_wrong_when_it_is_so_again_and_again(tmp_path):
     with Served(tmp_path, PLAN) as served, Flips(served.port) as link:
         client = Client(link.url, TOKEN, WAIT_S)
         client.status()
-        head = len(b"GET /v1/status HTTP/1.1\r\nHost: 127.0.0.1:12345\r\nAccept-Encoding: identity\r\nAuthorization: Bea")
-        link.aim("asked", head + 10, 0)
+        before = "GET /v1/status HTTP/1.1", f"Host: {link.url[7:]}", "Accept-Encoding: identity", "Content-Length: 0"
+        link.aim("asked", len("\r\n".join((*before, "Authorization: Bearer a t"))), 0)
         assert client.status()["calls"]["wrong_tokens"] == 1
 
 
@@ -128,6 +125,3 @@ def test_what_is_no_coordinator_of_this_code_is_said(tmp_path, monkeypatch):
         patched.setattr(calls.Line, "ask", without)
         with pytest.raises(calls.CoordinatorGoneError, match=r"damaged, or is no coordinator's of this code"):
             served.client(patience_s=0.1).status()
-
-
-assert logging and threading and time

@@ -137,6 +137,20 @@ def test_chunks_of_a_version_that_is_being_copied_are_handed_on_and_its_manifest
         assert get(f"{server.url}/v1/manifest/3")[0] == 404
 
 
+@pytest.mark.parametrize("host", ["::1", "0.0.0.0"])
+def test_weights_are_served_by_ipv6_and_fetched_from_an_address_in_brackets(tmp_path, host):
+    try:
+        with socket.socket(socket.AF_INET6) as line:
+            line.bind(("::1", 0))
+    except OSError as why:
+        pytest.skip(f"this machine has no ::1: {why}")
+    publish(tmp_path / "trainer", TREE, "run", 3)
+    with WeightServer([tmp_path / "trainer"], TOKEN, host, address="::1") as server:
+        assert server.url.startswith("http://[::1]:") and equal(fetched(tmp_path / "engine", server.url))
+        if host == "0.0.0.0":
+            assert get(server.url.replace("[::1]", "127.0.0.1") + "/v1/manifest/3")[0] == 200
+
+
 def test_more_readers_than_places_are_told_to_come_again(tmp_path, monkeypatch):
     publish(tmp_path / "trainer", TREE, "run", 3)
     monkeypatch.setattr("jaxagent.fleet.weight_server.WAIT_S", 0.01)
