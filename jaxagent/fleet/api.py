@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import pathlib
 import shutil
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
@@ -176,8 +175,5 @@ class Api:
 
     async def _status(self) -> dict[str, Any]:
         told = status(self.core.book, self.core.members, self.core.watch, self.core.clock(), self.core.ended)
-        return told | {"disk_free_mib": await self.core.in_thread(self.core.disk, _free_mib, self.core.folder)}
-
-
-def _free_mib(folder: pathlib.Path) -> int:
-    return shutil.disk_usage(folder).free >> 20
+        free = (await self.core.in_thread(self.core.disk, shutil.disk_usage, self.core.folder)).free
+        return told | {"disk_free_mib": free >> 20}

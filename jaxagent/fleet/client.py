@@ -49,10 +49,6 @@ class CallError(RuntimeError):
     """The coordinator refuses the call. The message is its reason."""
 
 
-class DamagedAnswerError(OSError):
-    """An answer is not what the coordinator sent: the call is made again."""
-
-
 class ReplacedError(CallError):
     """Another trainer process has joined in place of this one: it must end."""
 
@@ -81,7 +77,8 @@ class Client:
         self.url, self._host, self._port = url.rstrip("/"), parts.hostname, port
         self._token, self._patience_s = token, patience_s
         self._run, self._name, self._key = "", "", ""
-        self._trains: tuple[Mapping[str, Any], threading.Lock] | None = None  # facts of a trainer, to join again
+        self._trains: Mapping[str, Any] | None = None  # facts of a trainer, which joins again
+        self._joining = threading.Lock()
         self._damaged = 0  # answers that came in damaged
         self._taking = threading.Lock()  # one `take` at a time: a second one would give back what the first one gets
         self._lines: list[Line] = []  # that no call uses now
@@ -112,8 +109,7 @@ class Client:
         row |= {"run": self._run, "was": self._name}
         joined = wire.joined_of(_object(self._ask("POST", "/v1/join", _body(row), wire.CALL_S).body))
         self._run, self._name, self._key = joined.run, joined.name, joined.key
-        if role == "trainer" and self._trains is None:
-            self._trains = facts, threading.Lock()
+        self._trains = facts if role == "trainer" else None
         return joined
 
     def beat(
@@ -137,7 +133,8 @@ class Client:
           UnknownWorkerError: it is an engine, and must join again.
           ReplacedError: it is a trainer, and another one has joined in its place.
         """
-        row = {"name": name, "holding": list(holding), "phase": phase, "phase_s": phase_s, "numbers": numbers or {}}
+        row = {"name": name, "holding": list(holding), "phase": phase, "phase_s": phase_s}
+        row["numbers"] = {**(numbers or {}), "damaged_answers": self._damaged}
         return wire.beat_of(self._call("POST", "/v1/beat", row))
 
     def leave(self, name: str) -> bool:
@@ -223,10 +220,10 @@ class Client:
         """
         row = {"version": version, "digest": digest, "lineage": lineage, "tasks": wire.tasks_to(tasks)}
         told = self._call("POST", "/v1/publish", row)
-        answer, stored = wire.answer_of(told), (told.get("digest"), told.get("lineage"))
-        if answer.outcome in (Outcome.STORED, Outcome.DUPLICATE) and stored != (digest, lineage):
+        answer, kept = wire.answer_of(told), told.get("digest")
+        if answer.outcome in (Outcome.STORED, Outcome.DUPLICATE) and kept != digest:
             raise CallError(
-                f"{self.url} has kept {stored} for version {version}, and was told {(digest, lineage)}: that machine's "
+                f"{self.url} has kept digest {kept} for version {version}, and was told {digest}: that machine's "
                 "memory or disk errs, and engines would refuse the version. Begin anew in another workdir, elsewhere."
             )
         return answer
@@ -253,17 +250,16 @@ class Client:
     # ---------------------------------------------------------------- inside
 
     def _call(self, method: str, path: str, row: Mapping[str, Any], wait_s: float = 0.0) -> dict[str, Any]:
-        while True:
-            key = self._key
-            try:
-                return _object(self._ask(method, path, _body(row), wire.CALL_S + wait_s).body)
-            except UnknownWorkerError:
-                if self._trains is None:
-                    raise
-            facts, joining = self._trains
-            with joining:
-                if key == self._key:  # no other thread has joined since
-                    self.join("trainer", facts)
+        key = self._key
+        try:
+            return _object(self._ask(method, path, _body(row), wire.CALL_S + wait_s).body)
+        except UnknownWorkerError:
+            if self._trains is None:
+                raise
+        with self._joining:
+            if key == self._key:  # no other thread has joined since
+                self.join("trainer", self._trains)
+        return self._call(method, path, row, wait_s)
 
     def _ask(
         self,
@@ -290,8 +286,7 @@ class Client:
                 if reply.status == 200 or reply.status in also:
                     return reply
                 wrong_tokens = wrong_tokens + 1 if reply.status == 401 else 0
-                too_large = reply.status == 413 and len(body) > wire.MAX_CALL_BYTES  # and not its length damaged
-                again = AGAIN if too_large else (*AGAIN, 413)
+                again = (*AGAIN, 413) if len(body) <= wire.MAX_CALL_BYTES else AGAIN  # 413: its length came in damaged
                 if reply.status not in again and not 0 < wrong_tokens < WRONG_TOKENS:
                     raise _error(reply, self.url + path)
                 failed = f"{reply.status} {_told(reply)[1]}"
@@ -328,7 +323,7 @@ class Client:
             return Line(self._host, self._port)
 
     def _check(self, reply: Reply, method: str, path: str, sent: Mapping[str, str], line: Line) -> None:
-        """Raises DamagedAnswerError where an answer is not what was sent, or is another call's."""
+        """Raises HTTPException where an answer is not what was sent, or is another call's."""
         asked, digest = wire.sum_of_call(method, path, sent), reply.headers.get(wire.DIGEST, "")
         if reply.headers.get(wire.SUM) == wire.sum_of_answer(asked, reply.status, digest, reply.body):
             return
@@ -339,7 +334,7 @@ class Client:
                 "An answer of %s came in damaged, and is asked for again: a link, a proxy or a memory on the way errs. "
                 "Said once for this process.", self.url,
             )  # fmt: skip
-        raise DamagedAnswerError(f"the answer ({reply.status}) came in damaged, or is no coordinator's of this code")
+        raise http.client.HTTPException(f"the answer ({reply.status}) came in damaged, or is of other code")
 
     def _headers(self, method: str, path: str, body: bytes, attempt: int, more: Mapping[str, str] | None):
         """Of a request. No two have the same, so no answer to an earlier one passes for this one's."""

@@ -49,8 +49,8 @@ class Core:
 
     def __init__(self, book: Book, folder: pathlib.Path, members: Members, clock: Callable[[], float] = time.monotonic):
         self.book, self.folder, self.members, self.clock = book, folder, members, clock
-        self.asking, self.stirred = dict[str, asyncio.Event](), asyncio.Event()
-        self.news, self.intake, self.watch = Bell(), Intake(), Watch(clock)
+        self.asking, self.stirred, self.news = dict[str, Bell](), Bell(), Bell()
+        self.intake, self.watch = Intake(), Watch(clock)
         self.said, self.closing = "", False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.disk = concurrent.futures.ThreadPoolExecutor(THREADS, "disk")
@@ -69,17 +69,16 @@ class Core:
 
     def ring(self) -> None:
         """Everybody who waits looks again."""
-        for asking in self.asking.values():
-            asking.set()
-        self.news.ring()
+        for waiting in (self.news, *self.asking.values()):
+            waiting.set()
 
     def stir(self) -> None:
         """There may be something to play, or to train."""
         self.stirred.set()
-        self.news.ring()
+        self.news.set()
 
     def look_again(self, name: str) -> None:
-        """An engine that waits for episodes has less in hand than it said."""
+        """The long poll of this engine looks again, if there is one."""
         if (asking := self.asking.get(name)) is not None:
             asking.set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -102,21 +103,12 @@ def failure(kind: str, message: str, status: int) -> web.Response:
     return reply({"kind": kind, "error": message}, status)
 
 
-class Bell:
-    """Wakes everybody who waits for a change."""
+class Bell(asyncio.Event):
+    """Wakes who waits for a change. What rings while he looks around is not lost."""
 
-    def __init__(self) -> None:
-        self._next = asyncio.Event()
-
-    def ring(self) -> None:
-        """Sets the present event; who waits afterwards waits for the following one."""
-        self._next.set()
-        self._next = asyncio.Event()
-
-    async def wait(self, seconds: float) -> None:
-        """Until it rings, or for so long."""
-        try:
+    async def rings(self, seconds: float) -> None:
+        """Waits until it is set, or for so long."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
-                await self._next.wait()
-        except TimeoutError:
-            pass
+                await self.wait()
+        self.clear()

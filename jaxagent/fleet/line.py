@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import http.client
-import io
 import math
 import socket
 import time
@@ -55,7 +54,8 @@ class Line:
                 limit_s = min(CONNECT_S, self._quiet_s, seconds)
                 raw = socket.create_connection((self._http.host, self._http.port), limit_s)
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._wire = self._http.sock = _Wire(raw, self._quiet_s)
+                self._wire = self._http.sock = _Wire(fileno=raw.detach())
+                self._wire.quiet_s = self._quiet_s
             self._wire.deadline = deadline
             self._http.request(method, path, body, dict(headers))
             answer = self._http.getresponse()
@@ -73,51 +73,25 @@ class Line:
 
     def close(self) -> None:
         """Ends the connection."""
-        if self._wire is not None:
-            self._wire.end()
-            self._wire = None
+        self._wire = None
         self._http.close()
 
 
-class _Wire:
-    """A socket as `http.client` uses it, with one deadline for all that is sent and received until the next one."""
+class _Wire(socket.socket):
+    """A socket with one deadline for all that is sent and received until the next one."""
 
-    def __init__(self, raw: socket.socket, quiet_s: float):
-        self._raw, self._quiet_s = raw, quiet_s
-        self.deadline = 0.0
+    deadline, quiet_s = 0.0, math.inf
 
-    def sendall(self, data: Any) -> None:
+    def sendall(self, *data: Any) -> None:
         self._set()
-        self._raw.sendall(data)  # its time-out is for the whole
+        super().sendall(*data)  # its time-out is for the whole
 
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self))
-
-    def receive(self, buffer: Any) -> int:
+    def recv_into(self, *buffer: Any) -> int:
         self._set()
-        return self._raw.recv_into(buffer)
-
-    def close(self) -> None:
-        """Nothing: `http.client` calls it before it has read the body of a server that ends the connection."""
-
-    def end(self) -> None:
-        self._raw.close()
+        return super().recv_into(*buffer)
 
     def _set(self) -> None:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the deadline of the call is over")
-        self._raw.settimeout(min(left, self._quiet_s))
-
-
-class _Reader(io.RawIOBase):
-    """What comes in."""
-
-    def __init__(self, wire: _Wire):
-        self._wire = wire
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._wire.receive(buffer)
+        self.settimeout(min(left, self.quiet_s))

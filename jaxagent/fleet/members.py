@@ -6,6 +6,7 @@ Who plays what is not known here (leases.py); this is for refusing what does not
 from __future__ import annotations
 
 import dataclasses
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ ROLES = ("trainer", "engine")
 COMPARED = ("jax", "jaxlib", "xla_flags", "cpu_features", "threads", "device_kind", "program")
 ENGINES = ("mesh",)  # likewise, but of engines only: the trainer's is its own
 UNTIL = "until"  # a fact of the trainer's own engine, which it lends: the step that it waits for
-REMEMBERED = 1000  # members that left
+_TRAINER = re.compile(r"(\d{1,9})-t(\d{1,9})-(\d{1,9})")  # the coordinator's epoch, which one it was then, its rank
 
 
 class RefusedError(Exception):
@@ -59,8 +60,7 @@ class Members:
         self._run, self._config, self._strict = run, config, strict
         self._all: dict[str, Member] = {}
         self._reference: Member | None = None  # the trainer, or the engine that came first
-        self._trainers: dict[str, int] = {}  # the rank of each that was ever there
-        self._newest: dict[int, str] = {}  # the trainer of each rank: of those that were ever there, the newest process
+        self._newest: dict[str, str] = {}  # by rank: the newest trainer process that ever was there
         self._count = 0
         self.waited_s: dict[str, float] = dict.fromkeys(ROLES, 0.0)  # of all that were ever there
 
@@ -99,16 +99,12 @@ class Members:
         member = Member(name, role, dict(facts), now, now, differs=self._differences(role, facts))
         out = list[str]()
         if role == "trainer":
-            self._trainers[name] = rank = facts.get("rank", 0)
+            rank = name.rpartition("-")[2]
+            self.remove(self._newest.get(rank, ""))
             self._newest[rank] = name
-            for other in self.of("trainer"):
-                if other.facts.get("rank", 0) == rank:
-                    self.remove(other.name)
-            for former in list(self._trainers)[:-REMEMBERED]:
-                del self._trainers[former]
-            if not _compares(role, facts):
-                self._all[name] = member
-                return out
+        if not _compares(role, facts):
+            pass
+        elif role == "trainer":
             self._reference, member.differs = member, {}
             for engine in self.of("engine"):
                 engine.differs = self._differences("engine", engine.facts)
@@ -119,29 +115,22 @@ class Members:
         return out
 
     def name_of_trainer(self, epoch: int, was: str, rank: int) -> str:
-        """For a trainer that joins: a process keeps its first one, by which it is older or newer than others.
+        """For a trainer that joins: a process keeps the one that it `was`, which says how new it is among its rank.
 
-        Args:
-          epoch: of the coordinator.
-          was: the name that the process had; "": it is a new one, and takes the place of all of its rank.
-          rank: of the process in its gang.
-
-        Raises:
-          ReplacedError: a newer process has joined, whether that one lives or not.
+        Raises ReplacedError, as `check_newest`.
         """
-        newest = self._newest.get(rank, "")
-        if (age := _age(was)) is None:
+        if not _TRAINER.fullmatch(was):
             self._count += 1
-            return f"{epoch}-t{self._count}"
-        if newest and age < (_age(newest) or age):
-            raise ReplacedError(_told_replaced(was, newest))
+            was = f"{epoch}-t{self._count}-{rank}"
+        self.check_newest(was)
         return was
 
     def check_newest(self, name: str) -> None:
-        """Raises ReplacedError: another trainer has joined in place of this one."""
-        newest = self._newest.get(self._trainers.get(name, -1), name)
-        if newest != name:
-            raise ReplacedError(_told_replaced(name, newest))
+        """Raises ReplacedError: a newer process has joined as this trainer, whether that one lives or not."""
+        found = _TRAINER.fullmatch(name)
+        newest = _TRAINER.fullmatch(self._newest.get(found[3], "")) if found else None
+        if found and newest and [*map(int, found.groups())] < [*map(int, newest.groups())]:
+            raise ReplacedError(f"trainer {name} has been replaced by {newest[0]}, which joined later: it must end.")
 
     def get(self, name: str) -> Member | None:
         """Who has the name."""
@@ -200,16 +189,6 @@ class Members:
 def _compares(role: str, facts: Mapping[str, Any]) -> bool:
     """A trainer that joins only to say that its run is over has no device, and tells nothing to compare."""
     return role != "trainer" or not facts.keys().isdisjoint(COMPARED)
-
-
-def _age(name: str) -> tuple[int, int] | None:
-    """When a trainer's process joined first: the coordinator's epoch, and which one it was then. None: no trainer."""
-    epoch, _, count = name.partition("-t")
-    return (int(epoch), int(count)) if epoch.isdecimal() and count.isdecimal() else None
-
-
-def _told_replaced(name: str, newest: str) -> str:
-    return f"trainer {name} has been replaced by {newest}, which joined later: this one must end."
 
 
 def _versions(member: Member) -> list[int]:

@@ -6,7 +6,6 @@ What stores a result or judges a group goes on when its client has gone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import shutil
@@ -20,7 +19,7 @@ from jaxagent.fleet import packing, wire
 from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.core import Core
 from jaxagent.fleet.episodes import DamagedEpisodeError, name_of
-from jaxagent.fleet.intake import DamagedBodyError, FullDiskError, failure, reply
+from jaxagent.fleet.intake import Bell, DamagedBodyError, FullDiskError, failure, reply
 from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.status import note_damaged
@@ -62,9 +61,8 @@ class Playing:
         begun = now = self.core.clock()
         end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
         member, jobs = self.core.known(name, now), list[wire.Job]()
-        asking, mine = self.core.asking, asyncio.Event()
-        if older := asking.get(name):
-            older.set()  # the newest `take` of a worker is the one that counts
+        asking, mine = self.core.asking, Bell()
+        self.core.look_again(name)  # the newest `take` of a worker is the one that counts
         asking[name] = mine
         held = frozenset(holding)
         try:
@@ -76,10 +74,7 @@ class Playing:
                 less = self.core.book.rules.held(name) & held != held
                 if jobs or now >= end or (less and now > begun):  # it holds less than it said: it asks anew
                     break
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(end - now):
-                        await mine.wait()
-                mine.clear()
+                await mine.rings(end - now)
                 now = self.core.clock()
         finally:
             if asking.get(name) is mine:
@@ -92,17 +87,12 @@ class Playing:
     async def looks(self) -> None:
         """Wakes engines that wait for episodes when one of them would get some, and no others; for ever."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self.core.stirred.wait()
-            self.core.stirred.clear()
-            names = list(self.core.asking)
-            for first in range(0, len(names), WOKEN):
-                if not self.core.book.rules.opening(self.core.clock(), self.core.asking):
-                    break
-                for name in names[first : first + WOKEN]:
-                    if name in self.core.asking:
-                        self.core.asking[name].set()
+            await self.core.stirred.rings(LOOK_S)
+            waiting, asking = list(self.core.asking), self.core.asking
+            while waiting and self.core.book.rules.opening(self.core.clock(), asking):
+                for name in waiting[:WOKEN]:
+                    self.core.look_again(name)
+                del waiting[:WOKEN]
                 await asyncio.sleep(0)  # they take what there is
             await asyncio.sleep(PAUSE_S)
 

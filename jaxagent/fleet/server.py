@@ -15,7 +15,6 @@ import logging.handlers
 import os
 import pathlib
 import queue
-import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -66,8 +65,7 @@ def run(
     """
     folder = pathlib.Path(folder)
     host, port = address_of(listen)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is an open file
+    connections.raise_descriptors()  # a connection is an open file
     with bound(host, port) as address, log(folder):
 
         def clock() -> float:

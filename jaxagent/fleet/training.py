@@ -29,13 +29,7 @@ class Training:
         self._compacting = asyncio.Lock()
 
     def _trainer(self, request: web.Request) -> str:
-        """The name of the trainer that calls.
-
-        Raises:
-          ReplacedError: another one has joined in its place.
-          UnknownWorkerError: it must join.
-          RefusedError: it is no trainer.
-        """
+        """The name of the trainer that calls. Raises ReplacedError; UnknownWorkerError; RefusedError: it is none."""
         name, key = request.headers.get(wire.NAME, ""), request.headers.get(wire.KEY, "")
         member = self.core.known(name, self.core.clock()) if name else None
         if member is None or member.role != "trainer":
@@ -61,7 +55,7 @@ class Training:
                 raise CoordinatorError(str(error)) from None
             if found is not None or now >= end or self.core.closing:
                 break
-            await self.core.news.wait(end - now)
+            await self.core.news.rings(end - now)
             now = self.core.clock()
         waited = self.core.clock() - begun
         self.core.members.waited(name, waited)
@@ -84,12 +78,9 @@ class Training:
             self.core.stirred.set()  # it may have brought the tasks of further steps
         else:
             logger.error("%s: %s", answer.outcome.name, answer.reason)
-        stored = (
-            {"digest": self.core.book.rules.record.versions[version], "lineage": self.core.book.lineage(version)}
-            if answer.outcome in (Outcome.STORED, Outcome.DUPLICATE)
-            else {}
-        )
-        return reply(wire.answer_to(answer) | stored)
+        versions = self.core.book.rules.record.versions
+        kept = {"digest": versions[version]} if version < len(versions) else {}
+        return reply(wire.answer_to(answer) | kept)
 
     async def damaged(self, request: web.Request) -> web.Response:
         """POST: an episode of a batch cannot be read. LATE: it can be read here, or is another one by now."""

@@ -228,7 +228,8 @@ class WeightFetcher:
         lines = self._threads.__dict__  # the connections of this thread
         try:
             if (line := lines.get(url)) is None:
-                line = lines[url] = _line(url)
+                parts = urllib.parse.urlsplit(url)
+                line = lines[url] = Line(parts.hostname or "", parts.port or 80, CONNECT_S)
             reply = _asked(line, path, self._headers, max(most_bytes, LEAST_ANSWER_BYTES), deadline_s)
         except (OSError, http.client.HTTPException, ValueError) as failure:
             raise SourceError(f"{url}{path}: {type(failure).__name__}: {failure}") from None
@@ -236,11 +237,6 @@ class WeightFetcher:
             return reply.body
         error = _AbsentError if reply.status in (404, 503) else SourceError
         raise error(f"{url}{path} answered {reply.status}: {reply.body[:100].decode('utf-8', 'replace')}")
-
-
-def _line(url: str) -> Line:
-    parts = urllib.parse.urlsplit(url)
-    return Line(parts.hostname or "", parts.port or 80, CONNECT_S)
 
 
 def _asked(line: Line, path: str, headers: Mapping[str, str], most: int, seconds: float) -> Reply:

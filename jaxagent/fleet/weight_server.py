@@ -2,7 +2,7 @@
 
     GET /v1/manifest/{version}    what the version is; 404 where it is not here whole
     GET /v1/base/0                the same of the frozen weights under a run's adapters
-    GET /v1/chunk/{SHA-256}       a chunk's bytes, also of a version that is still being copied; ranges are honoured
+    GET /v1/chunk/{SHA-256}       a chunk's bytes, also of a version that is still being copied
     GET /v1/file/{name}           a file beside the versions, of those that are SHARED
     GET /v1/offer/{version}       of a trainer: how to pull the version from its devices, once; 404 says why not
                                   (runs/fleet/transfer.py)
@@ -37,7 +37,6 @@ LOOK_S = 0.2  # between two looks whether it is to end
 _WHAT = r"(?P<of>manifest|base)/(?P<version>\d{1,9})|chunk/(?P<digest>[0-9a-f]{64})|file/(?P<name>[a-z][a-z_.]{0,60})"
 _PATH = re.compile(f"/v1/(?:{_WHAT})")
 _OFFER = re.compile(r"/v1/offer/(\d{1,9})")
-_RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})?")
 
 
 class WeightServer:
@@ -212,20 +211,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _send(self, file: BinaryIO) -> None:
         size = file.seek(0, 2)
-        start, end, status = 0, size, 200
-        if asked := _RANGE.fullmatch(self.headers.get("Range", "")):
-            start, end, status = int(asked[1]), min(size, int(asked[2] or size) + 1), 206
-            if start >= end:
-                return self._say(416, "no such range", {"Content-Range": f"bytes */{size}"})
-        self.send_response(status)
+        self.send_response(200)
         self.send_header("Content-Type", "application/octet-stream")
-        self.send_header("Content-Length", str(end - start))
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
+        self.send_header("Content-Length", str(size))
         self.end_headers()
         self.wfile.flush()
         try:
-            sent = self.connection.sendfile(file, start, end - start) if end > start else 0
+            sent = self.connection.sendfile(file) if size else 0
         except OSError:  # the reader is gone, or too slow
             self.close_connection = True
             return

@@ -42,13 +42,9 @@ def sum_of_call(method: str, path: str, headers: Mapping[str, str]) -> hashlib._
 
 
 def sum_of_answer(asked: hashlib._Hash, status: int, digest: str, body: bytes) -> str:
-    """SHA-256 of an answer: also of what was asked, as it came in, so that no other call's answer passes for it.
+    """SHA-256 of an answer with its status, its header DIGEST ("": none) and its body.
 
-    Args:
-      asked: `sum_of_call`, without the body.
-      status: of the answer.
-      digest: its header DIGEST; "" where it has none.
-      body: of the answer.
+    And of what was asked as it came in, `sum_of_call` without the body, so that no other call's answer passes for it.
     """
     return hashlib.sha256(f"{asked.hexdigest()}\n{status}\n{digest}\n".encode() + body).hexdigest()
 

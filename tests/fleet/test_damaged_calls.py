@@ -12,14 +12,14 @@ from jaxagent.fleet.plan import Plan
 from tests.fleet.flips import Flips
 from tests.fleet.served import FACTS, TOKEN, WAIT_S, Served, Trainer, engines, oracle, packed, tasks_of
 
-PLAN = Plan(steps=6, groups_per_step=2, attempts=2, staleness=1)
-BITS = 150  # of each call that are hit, each way
+PLAN = Plan(steps=4, groups_per_step=2, attempts=2, staleness=1)
+BITS = 90  # of each call that are hit, each way
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """A damaged length leaves both sides waiting for bytes that never come."""
-    monkeypatch.setattr(wire, "CALL_S", 0.5)
+    monkeypatch.setattr(wire, "CALL_S", 0.4)
     monkeypatch.setattr(wire, "BODY_S", 0.3)
     monkeypatch.setattr(intake, "CALL_BODY_S", 0.3)
     monkeypatch.setattr(calls, "FIRST_PAUSE_S", 0.002)
@@ -28,7 +28,7 @@ def quick(monkeypatch):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_run_over_a_link_that_flips_bits_comes_to_what_a_plain_loop_comes_to(tmp_path, caplog, seed):
-    with Served(tmp_path, PLAN) as served, Flips(served.port, 0.1, seed) as link:
+    with Served(tmp_path, PLAN) as served, Flips(served.port, 0.2, seed) as link:
         with engines(link.url, 2) as workers:
             trainer = Trainer(Client(link.url, TOKEN, WAIT_S), PLAN)
             trainer.run()
@@ -36,7 +36,7 @@ def test_a_run_over_a_link_that_flips_bits_comes_to_what_a_plain_loop_comes_to(t
     assert trainer.versions == oracle(PLAN).versions
     assert [batch.groups for batch in trainer.batches] == oracle(PLAN).batches
     assert stored["conflicts"] == [] and "refused" not in stored["calls"], stored["calls"]
-    assert len(workers) == 2 and min(link.flips.values()) > 10, link.flips
+    assert len(workers) == 2 and min(link.flips.values()) > 5, link.flips
     for process in ("a call of", "An answer of"):  # told, and not again and again
         assert sum(process in line for line in caplog.messages) <= 3, caplog.messages
     assert stored["calls"]["answered_damaged"] > 0 and "came in damaged" in caplog.text
@@ -93,7 +93,7 @@ def test_a_coordinator_that_keeps_another_digest_than_it_was_told_is_no_one_to_g
     with Served(tmp_path, PLAN) as served:
         trainer = served.trainer()
         monkeypatch.setattr(wire, "text", lambda row, key, *more: "w9" if key == "digest" else row[key])
-        with pytest.raises(CallError, match=r"has kept \('w9', 'lineage'\) for version 0, and was told \('w0'"):
+        with pytest.raises(CallError, match=r"has kept digest w9 for version 0, and was told w0:"):
             trainer.publish(0, "w0", "lineage", tasks_of(PLAN, 0))
 
 
@@ -123,5 +123,5 @@ def test_what_is_no_coordinator_of_this_code_is_said(tmp_path, monkeypatch):
 
     with Served(tmp_path, PLAN) as served, monkeypatch.context() as patched:
         patched.setattr(calls.Line, "ask", without)
-        with pytest.raises(calls.CoordinatorGoneError, match=r"damaged, or is no coordinator's of this code"):
+        with pytest.raises(calls.CoordinatorGoneError, match=r"damaged, or is of other code"):
             served.client(patience_s=0.1).status()

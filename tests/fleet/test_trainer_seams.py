@@ -108,7 +108,7 @@ def test_a_batch_that_is_none_of_this_runs_is_not_trained(tmp_path, wrong):
     link.store()
     assert batches(tmp_path, link, []).batch(3)
     link.found = dataclasses.replace(link.found, **wrong(link.found))
-    with pytest.raises(CallError, match=r"step 3: the coordinator has sent a batch of step \d with \d groups and"):
+    with pytest.raises(CallError, match=r"step 3: the coordinator has sent a batch of step \d with \d of 2 groups and"):
         batches(tmp_path, link, []).batch(3)
 
 

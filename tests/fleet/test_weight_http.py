@@ -113,9 +113,6 @@ def test_what_is_served_and_to_whom(tmp_path, trainer):
     path = f"{trainer.url}/v1/chunk/{chunk.digest}"
     status, body = get(path)
     assert status == 200 and manifest.chunk_of(body) == chunk
-    assert get(path, Range="bytes=5-9") == (206, body[5:10])
-    assert get(path, Range="bytes=60-") == (206, body[60:])
-    assert get(path, Range="bytes=64-")[0] == 416
     assert get(path, token="another")[0] == get(path, token="")[0] == 401
     (tmp_path / "trainer" / "other.json").write_text("not shared")
     wrong = ["/v1/manifest/4", f"/v1/chunk/{'0' * 64}", "/v1/chunk/../../x", "/v1/file/../x", "/", "/v1"]

@@ -188,16 +188,14 @@ class Batches:
 
     def _check_batch(self, step: int, found: Batch) -> None:
         """Raises CallError where it is none of this run's: it is asked for again when the process has started again."""
-        groups, most = (*found.groups, *found.left_out), self._rl.tasks_per_step
-        whole = {EpisodeId(group, sample) for group in groups for sample in range(self._rl.group_size)}
-        few = len(found.groups) < most and self._rl.refill is None
-        strays = self._fleet.window == 1 and any(group.step != step for group in groups)
-        doubled = len(set(groups)) < len(groups)
-        if found.step != step or few or len(found.groups) > most or strays or doubled or found.results.keys() != whole:
+        groups, wanted, attempts = (*found.groups, *found.left_out), self._rl.tasks_per_step, range(self._rl.group_size)
+        count = len(found.groups) == wanted or (len(found.groups) < wanted and self._rl.refill is not None)
+        own = found.step == step and (self._fleet.window > 1 or all(group.step == step for group in groups))
+        whole = found.results.keys() == {EpisodeId(group, sample) for group in groups for sample in attempts}
+        if not (count and own and whole and len(set(groups)) == len(groups)):
             raise CallError(
-                f"step {step}: the coordinator has sent a batch of step {found.step} with {len(set(found.groups))} "
-                f"groups and {len(found.results)} episodes, which is none of this run's: {most} groups of "
-                f"{self._rl.group_size} are. Its code or its machine's memory errs."
+                f"step {step}: the coordinator has sent a batch of step {found.step} with {len(set(found.groups))} of "
+                f"{wanted} groups and {len(found.results)} episodes, none of this run's: its code or its memory errs."
             )
 
     # ---------------------------------------------------------------- reading

@@ -17,7 +17,6 @@ from typing import Any
 from jaxagent.config import Config, ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.fleet import settings
-from jaxagent.fleet.admission import UnknownWorkerError
 from jaxagent.fleet.client import Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.plan import Plan
 from jaxagent.fleet.plan_of import plan_of
@@ -174,8 +173,6 @@ class Trainer:
             phase, phase_s = self._signs.now()
             try:
                 self._link.beat(self._joined_as, (), phase, phase_s, {})
-            except UnknownWorkerError:
-                self._joined_as = self._link.join(ROLE, self._facts).name
             except ReplacedError as error:  # the loop's next call says so, too, and ends the process
                 logger.error("%s", error)
                 return
