@@ -151,14 +151,17 @@ def idle(folder: pathlib.Path, engines: int, seconds: float) -> dict[str, float]
         before = cpu_s(process.pid)
         time.sleep(seconds)
         took = cpu_s(process.pid) - before
+        before = cpu_s(process.pid)
         client.publish(0, "w0", "load", {0: [[TaskRef(k, f"t{k}") for k in range(engines)]]})
         begun = time.time()
         woken = [at for one in waiting for at in one.result(600)]
+        woke = cpu_s(process.pid) - before
         lag = client.status()["loop_lag_s"]["last_minute_most"]
     return {
         "engines": engines,
         "idle_cores": round(took / seconds, 4),
         "wake_ms": round(1e3 * (max(woken) - begun), 1),
+        "wake_cpu_ms": round(1e3 * woke, 1),
         "loop_lag_ms": round(1e3 * lag, 1),
     }
 

@@ -72,7 +72,7 @@ def test_an_empty_one_gets_nothing_of_a_later_step():
 
 def test_the_coordinator_learns_it_when_it_joins(tmp_path):
     with Served(tmp_path, Plan(6, 2, 1, staleness=1)) as served:
-        client = served.client()
+        client = served.both()
         client.publish(0, "w0", "lineage", tasks_of(served.plan, 0))
         name = client.join("engine", FACTS | {UNTIL: 0}).name
         assert [job.work.episode.group.step for job in play(client, name)] == [0, 0]
