@@ -111,9 +111,7 @@ class Playing:
                 raise
         task = self.core.spawn(self.store(which, lease, version, Packed(digest, body)))
         self._storing[which] = task
-        answer = await asyncio.shield(task)
-        self.core.look_again(request.headers.get(wire.NAME, ""))
-        return reply(wire.answer_to(answer))
+        return reply(wire.answer_to(await asyncio.shield(task)))
 
     async def store(self, which: EpisodeId, lease: str, version: int, packed: Packed) -> Answer:
         """First a look at the body, since an outcome hangs on its digest; then the file, the line, and the word."""

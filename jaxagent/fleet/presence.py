@@ -68,8 +68,7 @@ class Presence:
         if member.role == "engine":
             holding = wire.entries(row, "holding", wire.lease)
             fetching = member.phase == WEIGHTS and member.phase_s < self.core.book.plan.lease_s
-            if cancel := self.core.book.rules.beat(now, name, holding, fetching).cancel:
-                self.core.look_again(name)
+            cancel = self.core.book.rules.beat(now, name, holding, fetching).cancel
         member.numbers = wire.numbers(row, "numbers")
         await self.core.written()
         rules = self.core.book.rules

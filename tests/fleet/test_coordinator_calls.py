@@ -222,11 +222,18 @@ def test_a_process_of_another_run_may_not_join(served, facts, role, word):
 def test_who_said_that_it_holds_what_has_been_stored_since_need_not_wait_for_more(served):
     """An engine asks while its last result is on its way: when that is stored, it is empty and may get another step."""
     client, name = began(served)
-    jobs = client.take(name, 99, [])
-    for job in jobs:
-        client.put(job.work, job.work.version, packed(job.work.episode, "w"))
+    jobs, held = client.take(name, 99, []), []
     begun = time.monotonic()
-    assert client.take(name, 99, [jobs[-1].work.lease], wait_s=20) == [], "it asks again, with what it holds now"
+    for job in jobs:
+        held = [job.work.lease]
+        asking = threading.Thread(target=lambda held=held: client.take(name, 99, held, wait_s=20))
+        if job is jobs[-1]:
+            asking.start()
+            time.sleep(0.3)
+        client.put(job.work, job.work.version, packed(job.work.episode, "w"))
+    asking.join(5)
+    assert not asking.is_alive(), "it asks again, with what it holds now"
+    assert client.take(name, 99, held, wait_s=20) == []
     assert {job.work.episode.group.step for job in client.take(name, 99, [])} == {1}
     assert time.monotonic() - begun < 10
 
@@ -312,6 +319,7 @@ def test_who_has_not_joined_as_the_trainer_ends_nothing_and_publishes_nothing(se
 def test_a_trainer_that_finds_its_run_over_joins_to_say_so_and_nobody_is_compared_with_it(tmp_path):
     with Served(tmp_path, PLAN, exact=True) as served:
         engine, trainer = served.client(), served.client()
+        assert served.trainer()  # that another start of the same command has followed
         name = engine.join("engine", FACTS).name
         trainer.join("trainer", {"config": FACTS["config"], "host": "here"})
         trainer.end("all is trained")
