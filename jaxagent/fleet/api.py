@@ -30,7 +30,7 @@ from jaxagent.fleet.training import Training
 from jaxagent.fleet.wire import BadMessageError
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.Response]]
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 FINISH_S = 5.0  # for what is under way when it ends
 LEAST_TOKEN = 16  # characters
@@ -111,13 +111,13 @@ class Api:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.Response:
         answer = await self._answer(request, handler)
-        assert isinstance(answer.body, bytes)
+        assert isinstance(answer, web.Response) and isinstance(answer.body, bytes)
         asked = wire.sum_of_call(request.method, request.raw_path, request.headers)
         digest = answer.headers.get(wire.DIGEST, "")
         answer.headers[wire.SUM] = wire.sum_of_answer(asked, answer.status, digest, answer.body)
         return answer
 
-    async def _answer(self, request: web.Request, handler: Handler) -> web.Response:
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         counts = self.core.watch.counts
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._token):
@@ -138,9 +138,7 @@ class Api:
             counts[f"answered_{kind}"] += 1
             if kind == "damaged" and counts["answered_damaged"] == 1:
                 who = f"{request.headers.get(wire.NAME, '')!r:.80} at {request.remote}"
-                logger.warning(
-                    "a call of %s came in damaged (%s): it is sent again; said once, calls has all", who, error
-                )
+                logger.warning("a call of %s came in damaged (%s): it is sent again; this is said once", who, error)
             return failure(kind, str(error), code)
         except TimeoutError:
             return failure("busy", f"{request.method} {request.path} took too long", 503)

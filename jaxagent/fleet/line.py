@@ -86,9 +86,9 @@ class _Wire(socket.socket):
         self._set()
         super().sendall(*data)  # its time-out is for the whole
 
-    def recv_into(self, *buffer: Any) -> int:
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         self._set()
-        return super().recv_into(*buffer)
+        return super().recv_into(buffer, nbytes, flags)
 
     def _set(self) -> None:
         left = self.deadline - time.monotonic()

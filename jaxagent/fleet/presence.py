@@ -7,7 +7,7 @@ import logging
 
 from aiohttp import web
 
-from jaxagent.fleet import members, wire
+from jaxagent.fleet import wire
 from jaxagent.fleet.admission import Beat
 from jaxagent.fleet.core import Core
 from jaxagent.fleet.intake import reply
@@ -35,17 +35,14 @@ class Presence:
             logger.warning("%s on %s may not join: %s", role, facts.get("host", "?"), error)
             raise
         now, rules, was = self.core.clock(), self.core.book.rules, wire.text(row, "was", "")
+        name, told = "", Beat(rules.record.published, ())
         if role == "trainer":
-            rank = wire.whole(facts, "rank", 0)
-            name = self.core.members.name_of_trainer(self.core.book.epoch, was, rank)
+            name = self.core.members.name_of_trainer(self.core.book.epoch, was, wire.whole(facts, "rank", 0))
+            self.core.said = ""  # one that comes back goes on
         if was:
             self.core.gone(was, "joins again")
         if role == "engine":
-            until = wire.whole(facts, members.UNTIL) if members.UNTIL in facts else None
-            name, told = rules.join(now, holding, until)
-        else:
-            told = Beat(rules.record.published, ())
-            self.core.said = ""  # a trainer that comes back goes on
+            name, told = rules.join(now, holding)
         for other in self.core.members.add(name, role, facts, now):
             self.core.gone(other, f"differs from the trainer: {self._differs(other)}")
         member = self.core.members.get(name)
@@ -88,7 +85,7 @@ class Presence:
         member = self.core.members.get(name)
         if member is not None:
             member.drain = True
-            self.core.ring()
+            self.core.look_again(name)
             logger.info("%s %s is to finish what it has and leave", member.role, name)
         return reply({"drains": member is not None})
 

@@ -142,7 +142,7 @@ def status(book: Book, members: Members, watch: Watch, now: float, ended: str) -
 
 def metrics(told: Mapping[str, Any]) -> str:
     """The numbers of a status, in Prometheus' text form: no name, host or secret of a process."""
-    rows: dict[str, dict[str, float]] = {
+    rows: dict[str, Mapping[str, Any]] = {
         'steps{of="%s"}': told["steps"],
         'processes{role="%s"}': {role: len(told["members"][role]) for role in ROLES},
         'episodes{state="%s"}': told["episodes"],

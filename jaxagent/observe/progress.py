@@ -45,7 +45,6 @@ _AFTER_SCORE = (
     "fleet/trainer_wait_s",
     "fleet/engine_idle_frac",
     "fleet/engines",
-    "fleet/lent_episodes",
 )
 # Shown once they are not 0.
 FAILURES = ("stop/env_error", "stop/timeout", "stop/engine_error", "eval/failed", "eval/failed_sampled", "failed")
