@@ -112,6 +112,8 @@ def test_an_answer_to_an_earlier_call_is_none_to_a_later_one(tmp_path, monkeypat
         assert first.outcome is Outcome.STORED
         again = trainer.publish(0, "w0", "lineage", tasks_of(PLAN, 0))
         assert again.outcome is Outcome.DUPLICATE and len(kept) == 3 and "came in damaged" in caplog.text
+        trainer.beat(trainer._name, [])
+        assert served.client().status()["members"]["trainer"][trainer._name]["numbers"] == {"damaged_answers": 1}
 
 
 def test_what_is_no_coordinator_of_this_code_is_said(tmp_path, monkeypatch):
