@@ -100,7 +100,7 @@ setup(
     package_dir={f"jaxagent.{folder}": folder for folder in BESIDE},
     package_data={
         "jaxagent": ["py.typed"],
-        "jaxagent.launch": ["*.sh"],
+        "jaxagent.launch": ["*.sh", "Dockerfile"],
         "jaxagent.observe": ["*.css", "*.js"],
         "jaxagent.sandbox": ["native/*.c", "native/*.h"],
     },
