@@ -69,11 +69,17 @@ FLAGS = [flag for flag in tiny_run.TERMINAL_FLAGS.split() if "numerics" not in f
 FLEET = ["--config.fleet=on", "--config.fleet.engines=2", "--config.fleet.restarts=10000"]
 
 
-def soak(folder: pathlib.Path, kills: int, steps: int, seed: int, seconds: float = 1e9) -> dict[str, Any]:
-    """Makes what is left of so many kills, for so long at most. Returns what the last line says."""
+def soak(
+    folder: pathlib.Path, kills: int, steps: int, seed: int, seconds: float = 1e9, more: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Makes what is left of so many kills, for so long at most. Returns what the last line says.
+
+    Args:
+      more: flags of all runs.
+    """
     ends, folder = time.monotonic() + seconds, folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    with Worker(folder) as worker:
+    with Worker(folder, more) as worker:
         expected = folder / "undisturbed"
         if not ended(expected):
             _wait(start(expected, worker, steps), expected)
@@ -113,7 +119,7 @@ def start(workdir: pathlib.Path, worker: Worker, steps: int, *more: str) -> subp
 class Worker:
     """The worker of sandboxes, which somebody starts again when it has died: here."""
 
-    def __init__(self, folder: pathlib.Path):
+    def __init__(self, folder: pathlib.Path, more: Sequence[str] = ()):
         self._folder, self._token = folder, folder / "token"
         if not self._token.exists():
             self._token.write_text(secrets.token_hex(16), encoding="utf-8")
@@ -121,7 +127,8 @@ class Worker:
                 probe.bind(("127.0.0.1", 0))
                 (folder / "port").write_text(str(probe.getsockname()[1]), encoding="utf-8")
         self.url = f"http://127.0.0.1:{(folder / 'port').read_text(encoding='utf-8')}"
-        self.flags = [f"--config.env.sandbox.workers={self.url}", f"--config.env.sandbox.token_file={self._token}"]
+        own = {"workers": self.url, "token_file": self._token}
+        self.flags = [*more, *(f"--config.env.sandbox.{name}={value}" for name, value in own.items())]  # of all runs
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Worker:
@@ -198,8 +205,12 @@ class Run:
             until = until if self._published() else time.monotonic() + DUE_S
             time.sleep(LOOK_S)
         time.sleep(PAUSE_S * chance.random())
-        self._kill(chance.choices(list(SHARES), list(SHARES.values()))[0], chance)
+        self._kill(self.victim(chance), chance)
         return True
+
+    def victim(self, chance: random.Random) -> str:
+        """Whom to kill next."""
+        return chance.choices(list(SHARES), list(SHARES.values()))[0]
 
     def _kill(self, name: str, chance: random.Random) -> None:
         row: dict[str, Any] = {"run": self._number, "role": name.partition("-")[0], "steps": self._steps_done()}
