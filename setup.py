@@ -1,8 +1,11 @@
 """Packaging of jaxagent. `pip install -e '.[test]'` for development, `.[cuda]` or `.[tpu]` on accelerators."""
 
+import runpy
 from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
 
 # torch is the parity oracle only. This version installs a CPU build from the package index; others bring CUDA.
 TORCH = "torch==2.13.0"
@@ -24,6 +27,49 @@ TEST = [
 TEST += ["anthropic", "openai-agents", "transformers>=5", *DENSE, *GGUF]
 # Folders beside jaxagent/ that are its subpackages: see jaxagent/__init__.py.
 BESIDE = ("configs", "launch", "data_pipelines")
+NATIVE = "jaxagent/sandbox/native"
+
+
+class BuildWithProgram(build_py):
+    """Also compiles the program that serves a sandbox from inside, where a C compiler is at hand.
+
+    Without it, as in an editable install and from a source archive, it is compiled when it is first needed.
+    """
+
+    program: Path | None = None
+
+    def run(self) -> None:
+        """Called by setuptools."""
+        super().run()
+        if self.editable_mode:
+            return
+        native = runpy.run_path(str(Path(__file__).with_name("jaxagent") / "sandbox/native/__init__.py"))
+        folder = Path(self.build_lib, NATIVE)
+        for other in folder.glob("*.bin"):  # of an earlier build
+            other.unlink()
+        program = folder / native["file_name"]()
+        if why := native["compile_to"](program, static=True):
+            print(f"The wheel brings no program for sandboxes, so a machine that uses them needs a C compiler: {why}")
+        else:
+            self.program = program
+
+
+class WheelOfPlatform(bdist_wheel):
+    """A wheel with a compiled program is for one kind of processor, and for any Python there."""
+
+    def run(self) -> None:
+        """Called by setuptools."""
+        self.run_command("build_py")
+        if self.get_finalized_command("build_py").program is not None:
+            self.root_is_pure = False
+            self.distribution.has_ext_modules = lambda: True  # so that it is installed where machine code belongs
+        super().run()
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Python, ABI and platform, as the wheel's name says them."""
+        python, abi, platform = super().get_tag()
+        return (python, abi, platform) if self.root_is_pure else (self.python_tag, "none", platform)
+
 
 setup(
     name="jaxagent",
@@ -49,6 +95,7 @@ setup(
             for package in find_namespace_packages(include=[folder, f"{folder}.*"], exclude=["*.__pycache__"])
         ),
     ],
+    cmdclass={"build_py": BuildWithProgram, "bdist_wheel": WheelOfPlatform},
     entry_points={"console_scripts": ["jaxagent=jaxagent.__main__:main"]},
     package_dir={f"jaxagent.{folder}": folder for folder in BESIDE},
     package_data={

@@ -1,12 +1,11 @@
-"""How long does a version take from a trainer's device to an engine's: by files, by HTTP, or from device to device?
+"""How long does a version take from a trainer's device to an engine's: by files, or by HTTP?
 
     python -m benchmarks.handover [--layers=7] [--repeats=5]
 
 Two processes on this machine, one device each, float32 weights (`mib`). `publish_s`: the trainer writes the version to
 disk, which comes first in any case. Then the seconds until the engine has it on its device, every byte compared:
-`folder_s` reads the trainer's files, `http_s` copies them into a folder of the engine's and reads that, `device_s`
-pulls. `device_unchecked_s` is the part of it before the bytes are compared. `trainer_mib` is what the trainer's memory
-grew by with its offers: JAX's own buffers, in the host's memory. Medians; the last line is JSON.
+`folder_s` reads the trainer's files, `http_s` copies them into a folder of the engine's and reads that. Medians; the
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ from jaxagent.fleet.weight_server import WeightServer
 from jaxagent.fleet.wire import Sources
 from jaxagent.models import params, sharding
 from jaxagent.models.spec import ModelSpec
-from jaxagent.runs.fleet import transfer, trees
+from jaxagent.runs.fleet import trees
 from jaxagent.runs.fleet.held import place
 from jaxagent.runs.fleet.places import Places
-from jaxagent.runs.fleet.transfer import Offers, Puller
 
 TOKEN, LIMIT_S = "a token", 300.0
 
@@ -47,13 +45,8 @@ def spec_of(layers: int) -> ModelSpec:
     return dataclasses.replace(tiny_model.SPEC, num_layers=layers, embed_dim=1024, **sizes)
 
 
-def resident_mib() -> float:
-    """Of this process."""
-    return int(pathlib.Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096 / 2**20
-
-
 def trainer(folder: pathlib.Path, layers: int) -> None:
-    """Publishes a version, offers it, and answers a line with its growth since then."""
+    """Publishes a version, and serves it until it is told to end."""
     spec, mesh = spec_of(layers), sharding.make_mesh(MeshConfig(1, 1, 1, 1))
     rng, specs = np.random.default_rng(0), params.param_specs(spec)
     tree = {path: rng.random(array.shape, np.float32) for path, array in trees.paths(specs).items()}
@@ -61,14 +54,11 @@ def trainer(folder: pathlib.Path, layers: int) -> None:
     del tree
     began = time.monotonic()
     value = weights.publish(folder, trees.to_host(policy), "run", 0)
-    seconds, before = time.monotonic() - began, resident_mib()
-    offers = Offers("127.0.0.1", mesh)
-    offers.keep(0, policy)
-    with WeightServer([folder], TOKEN, offer=offers.offer) as server:
+    seconds = time.monotonic() - began
+    with WeightServer([folder], TOKEN) as server:
         told = {"url": server.url, "digest": value.digest, "size": value.size, "publish_s": seconds}
         print(json.dumps(told), flush=True)
         sys.stdin.readline()
-        print(resident_mib() - before, flush=True)
 
 
 def engine(seen: pathlib.Path, folder: pathlib.Path, layers: int, repeats: int, told: dict[str, Any]) -> dict[str, Any]:
@@ -76,28 +66,15 @@ def engine(seen: pathlib.Path, folder: pathlib.Path, layers: int, repeats: int, 
     spec, mesh = spec_of(layers), sharding.make_mesh(MeshConfig(1, 1, 1, 1))
     sources = Sources(0, told["digest"], "run", (told["url"],))
     specs, nowhere = trees.paths(params.param_specs(spec)), folder / "nowhere"
-    unchecked, check, began = [], transfer.check, 0.0
-
-    def timed(*of: Any) -> None:
-        unchecked.append(time.monotonic() - began)
-        check(*of)
-
-    transfer.check = timed
-    fetcher = WeightFetcher(folder / "pulls", TOKEN)
-    puller = Puller(spec, mesh, fetcher, "127.0.0.1", LIMIT_S)
-    found: dict[str, list[float]] = {"folder_s": [], "http_s": [], "device_s": []}
+    found: dict[str, list[float]] = {"folder_s": [], "http_s": []}
     for repeat in range(repeats + 1):
         for name, times in found.items():
             own = folder / f"{name}-{repeat}"
             places = Places(seen if name == "folder_s" else nowhere, own, WeightFetcher(own, TOKEN), LIMIT_S)
             began = time.monotonic()
-            if name == "device_s":
-                assert puller.params(sources) is not None
-            else:
-                place(places.read(lambda: sources, specs)[1], spec, mesh)
+            place(places.read(lambda: sources, specs)[1], spec, mesh)
             times.append(time.monotonic() - began)
-    medians = {name: statistics.median(times[1:]) for name, times in found.items()}  # the first ones also connect
-    return medians | {"device_unchecked_s": statistics.median(unchecked[1:])}
+    return {name: statistics.median(times[1:]) for name, times in found.items()}  # the first ones also connect
 
 
 def main() -> None:
@@ -119,12 +96,9 @@ def main() -> None:
                 assert process.stdin is not None and process.stdout is not None
                 told = json.loads(process.stdout.readline())
                 found = engine(folder / "w", folder, args.layers, args.repeats, told)
-                process.stdin.write("\n")
-                process.stdin.flush()
-                grown = float(process.stdout.readline())
             finally:
                 process.kill()
-    row = {"mib": told["size"] / 2**20, "publish_s": told["publish_s"], **found, "trainer_mib": grown}
+    row = {"mib": told["size"] / 2**20, "publish_s": told["publish_s"], **found}
     row |= {"device": jax.devices()[0].device_kind}
     print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}))
 

@@ -42,10 +42,6 @@ REFUSED = [
     {"fleet": {"rule": "in_flight", "window": 99}},
     {"fleet": {"trainers": 2}},  # of a mesh of one device
     {"fleet": {"hang_s": 10.0}},  # less than patience_s
-    {"fleet": {"lend": True, "trainers": 2}, "mesh.fsdp": 2},
-    {"fleet": {"transfer": "device", "trainers": 2}, "mesh.fsdp": 2},
-    {"fleet": {"transfer": "device"}, **ADAPTERS},
-    {"fleet": {"lend": True, "rule": "in_flight", "window": 2}},
     {"stages": ("rl", "warm_start", "rl")},
     {"stages": ("warm_start", "opd")},  # no teacher
     {"stages": ("warm_start", "rl", "rft"), **ADAPTERS},

@@ -225,7 +225,7 @@ def test_the_example_plays_a_group_and_takes_a_step(tmp_path, monkeypatch, capsy
     assert names["state"].step == 1
 
 
-@pytest.mark.parametrize("name", ["one_episode", "search_over_http"])
+@pytest.mark.parametrize("name", ["one_episode", "rl_loop", "search_over_http"])
 def test_an_example_says_what_it_is(monkeypatch, capsys, name):
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
     monkeypatch.setitem(sys.modules, "openai", None)  # not installed

@@ -9,7 +9,9 @@ import shutil
 import pytest
 
 from jaxagent import main as cli
-from jaxagent.config import ConfigError, flags, to_dict
+from jaxagent.config import ConfigError, flags, parse, to_dict
+from jaxagent.config.errors import REMOVED
+from jaxagent.evaluate import stored_config
 from jaxagent.learner import digests
 from jaxagent.observe.files import RUN_FILE
 from jaxagent.runs import provenance, resume
@@ -214,6 +216,23 @@ def test_changes_that_are_taken_are_told(then, now, told):
     before, after = (cfg(*(f"--config.{change}" for change in changes)) for changes in (then, now))
     saved = json.loads(json.dumps(to_dict(before)))  # as a bundle has it
     assert resume.told(resume.check_config(saved, after, "7", adapting=True)) == told
+
+
+def test_fields_of_earlier_versions_open_and_are_told_where_they_were_in_use(tmp_path):
+    now = cfg("--config.fleet=on", "--config.rl.staleness=1")
+    for field, used in (("lend", True), ("in_flight", "auto"), ("transfer", "device")):
+        saved = json.loads(json.dumps(to_dict(now)))
+        unused = REMOVED[f"fleet.{field}"][0]
+        saved["fleet"][field] = unused
+        assert resume.told(resume.check_config(saved, now, "7", adapting=True)) == ""
+        saved["fleet"][field] = used
+        assert resume.told(resume.check_config(saved, now, "7", adapting=True)) == f"fleet.{field} {used} -> gone"
+        (tmp_path / "config.json").write_text(json.dumps(saved))
+        assert to_dict(parse(stored_config(str(tmp_path)))) == to_dict(now)
+        with pytest.raises(
+            ConfigError, match=rf"^Config field 'config\.fleet\.{field}' exists no more: .* Leave it out"
+        ):
+            cfg("--config.fleet=on", f"--config.fleet.{field}={used}")
 
 
 def test_adapters_keep_their_scale():

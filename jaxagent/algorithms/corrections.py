@@ -9,7 +9,7 @@ trajectory, still counts in the denominator. NumPy. Axis letter: T action tokens
                                                     Training" (Yao et al., 2025), low 0, high 2
   mask      w = rho inside [low, high], 0 outside   IcePop: "Every Step Evolves" (Ling team, arXiv 2510.18855)
 
-Masked importance sampling (MIS) as slime has it is `mask` with a veto and with weights divided by `batch_mean`.
+Masked importance sampling (MIS) as slime has it is `mask` with a veto and with normalised weights.
 """
 
 from __future__ import annotations
@@ -33,96 +33,11 @@ _MAX_LOG_RATIO = 20.0  # of a ratio, before exp
 _SMALLEST_MEAN = 1e-8  # slime's: nothing is divided by less
 
 
-def importance_weights(
-    old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray, name: str, level: str, low: float, high: float
-) -> np.ndarray:
-    """The factor of each action token.
-
-    Args:
-      old_logprobs, behaviour_logprobs: float[T] of the action tokens of one trajectory.
-      name: "truncate" or "mask".
-      level: rho of a token is its own ("token"), the product over the trajectory ("sequence", unbiased) or their
-        geometric mean ("geometric").
-      low, high: bounds of rho.
-
-    Returns:
-      f64[T].
-
-    Raises:
-      ValueError: unknown name or level.
-    """
-    _check(old_logprobs, behaviour_logprobs)
-    log_rho = old_logprobs.astype(np.float64) - behaviour_logprobs.astype(np.float64)
-    match level:
-        case "token":
-            pass
-        case "sequence":
-            log_rho = np.full_like(log_rho, np.sum(log_rho))
-        case "geometric":
-            log_rho = np.full_like(log_rho, np.sum(log_rho) / max(len(log_rho), 1))
-        case _:
-            raise ValueError(f"unknown correction level '{level}'")
-    rho = np.exp(np.clip(log_rho, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
-    match name:
-        case "truncate":
-            return np.clip(rho, low, high)
-        case "mask":
-            return np.where((rho >= low) & (rho <= high), rho, 0.0)
-    raise ValueError(f"unknown correction '{name}'")
-
-
-def vetoed(old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray, veto: float) -> bool:
-    """Whether a trajectory is rejected: some token's rho is below `veto`, the learner could hardly have sampled it.
-
-    The veto of masked importance sampling (MIS); published threshold 1e-4. 0 = never. Args as above.
-    """
-    _check(old_logprobs, behaviour_logprobs)
-    log_rho = old_logprobs.astype(np.float64) - behaviour_logprobs.astype(np.float64)
-    return bool(veto > 0 and np.any(log_rho < np.log(veto)))
-
-
-def batch_mean(
-    old_logprobs: Sequence[np.ndarray],
-    behaviour_logprobs: Sequence[np.ndarray],
-    name: str,
-    level: str,
-    low: float,
-    high: float,
-) -> float:
-    """The mean of a batch's bounded ratios before anything is masked or vetoed: what normalised weights are divided by.
-
-    Over tokens where each has its own ratio, over trajectories where each has one, as slime and verl average.
-
-    Args:
-      old_logprobs, behaviour_logprobs: per trajectory, as `importance_weights`; also of vetoed ones.
-      name, level, low, high: as there; "mask" bounds by `high` alone here.
-
-    Returns:
-      1 where there is nothing to average, or nothing but 0.
-    """
-    low = 0.0 if name == "mask" else low
-    pairs = [pair for pair in zip(old_logprobs, behaviour_logprobs, strict=True) if len(pair[0])]
-    bounded = [importance_weights(*pair, "truncate", level, low, high) for pair in pairs]
-    if level != "token":
-        bounded = [weights[:1] for weights in bounded]
-    mean = float(np.mean(np.concatenate(bounded))) if bounded else 1.0
-    return mean if mean > _SMALLEST_MEAN else 1.0
-
-
-def _check(old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> None:
-    import chex  # loads jax, which the entries below do without
-
-    chex.assert_rank([old_logprobs, behaviour_logprobs], 1)
-    chex.assert_equal_shape([old_logprobs, behaviour_logprobs])
-    chex.assert_type([old_logprobs, behaviour_logprobs], float)
-
-
 @dataclasses.dataclass(frozen=True)
 class Importance:
-    """Weights that are known before the update."""
+    """Weights that are known before the update, of log-probs float[T] of the action tokens of one trajectory."""
 
     reads_old: ClassVar[bool] = True
-    name: ClassVar[str]  # of `importance_weights`
     level: Literal["token", "sequence", "geometric"] = "token"  # whose ratio: a token's, its sequence's product or mean
     low: ZeroToOne = 0.0  # a ratio of 1, on-policy, always counts in full
     high: Annotated[float, at_least(1)] = 2.0
@@ -130,17 +45,73 @@ class Importance:
     normalise: bool = False  # divide the weights by their mean over the rollout batch
 
     def __call__(self, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.ndarray:
-        """`importance_weights`, before the veto and the mean."""
-        return importance_weights(old_logprobs, behaviour_logprobs, self.name, self.level, self.low, self.high)
+        """The factor of each action token, f64[T], before the veto and the mean."""
+        return self.weigh(self._ratios(old_logprobs, behaviour_logprobs))
+
+    def weigh(self, rho: np.ndarray) -> np.ndarray:
+        """The weights of ratios, f64[T] both."""
+        return np.clip(rho, self.low, self.high)
+
+    def averaged(self, rho: np.ndarray) -> np.ndarray:
+        """The bounded ratios of which `mean` is the mean, f64[T]."""
+        return self.weigh(rho)
 
     def vetoes(self, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> bool:
-        """`vetoed`."""
-        return vetoed(old_logprobs, behaviour_logprobs, self.veto)
+        """Whether the trajectory is rejected: the learner could hardly have sampled a token whose rho is below `veto`.
+
+        The veto of masked importance sampling (MIS); published threshold 1e-4.
+        """
+        log_rho = _log_ratio(old_logprobs, behaviour_logprobs)
+        return bool(self.veto > 0 and np.any(log_rho < np.log(self.veto)))
 
     def mean(self, old_logprobs: Sequence[np.ndarray], behaviour_logprobs: Sequence[np.ndarray]) -> float:
-        """What the weights of a batch are divided by: `batch_mean` where they are normalised, else 1."""
-        bounds = (self.name, self.level, self.low, self.high)
-        return batch_mean(old_logprobs, behaviour_logprobs, *bounds) if self.normalise else 1.0
+        """What the weights are divided by: the mean of the batch's bounded ratios before anything is masked or vetoed.
+
+        Over tokens where each has its own ratio, over trajectories where each has one, as slime and verl average.
+        1 where nothing is normalised, and where there is nothing to average, or nothing but 0.
+        """
+        if not self.normalise:
+            return 1.0
+        pairs = [pair for pair in zip(old_logprobs, behaviour_logprobs, strict=True) if len(pair[0])]
+        ratios = [self.averaged(self._ratios(*pair)) for pair in pairs]
+        if self.level != "token":
+            ratios = [of_one[:1] for of_one in ratios]
+        mean = float(np.mean(np.concatenate(ratios))) if ratios else 1.0
+        return mean if mean > _SMALLEST_MEAN else 1.0
+
+    def _ratios(self, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.ndarray:
+        log_rho = _log_ratio(old_logprobs, behaviour_logprobs)
+        if self.level != "token":
+            total = np.sum(log_rho)
+            log_rho = np.full_like(log_rho, total if self.level == "sequence" else total / max(len(log_rho), 1))
+        return np.exp(np.clip(log_rho, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
+
+
+class Truncate(Importance):
+    """TIS (Yao et al., 2025): the ratio, bounded. Defaults: token, 0 to 2."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask(Importance):
+    """IcePop (arXiv 2510.18855): the ratio inside its bounds, 0 outside. The mean is of those bounded by high alone."""
+
+    low: ZeroToOne = 0.5
+    high: Annotated[float, at_least(1)] = 5.0
+
+    def weigh(self, rho: np.ndarray) -> np.ndarray:
+        return np.where((rho >= self.low) & (rho <= self.high), rho, 0.0)
+
+    def averaged(self, rho: np.ndarray) -> np.ndarray:
+        return np.minimum(rho, self.high)
+
+
+def _log_ratio(old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.ndarray:
+    import chex  # loads jax, which a config is read without
+
+    chex.assert_rank([old_logprobs, behaviour_logprobs], 1)
+    chex.assert_equal_shape([old_logprobs, behaviour_logprobs])
+    chex.assert_type([old_logprobs, behaviour_logprobs], float)
+    return old_logprobs.astype(np.float64) - behaviour_logprobs.astype(np.float64)
 
 
 def factors_of(correction: Importance, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.ndarray | None:
@@ -185,32 +156,22 @@ def factors_of_samples(learnt: Sequence[Sample], choice: Any) -> tuple[list[Fact
     return [Factor(factor / mean, veto) for factor, veto in zip(factors, vetoed, strict=True)], counts
 
 
-class Truncate(Importance):
-    """TIS (Yao et al., 2025): the ratio, bounded. Defaults: token, 0 to 2."""
-
-    name: ClassVar[str] = "truncate"
-
-
-@dataclasses.dataclass(frozen=True)
-class Mask(Importance):
-    """IcePop (arXiv 2510.18855): the ratio inside its bounds, 0 outside."""
-
-    name: ClassVar[str] = "mask"
-    low: ZeroToOne = 0.5
-    high: Annotated[float, at_least(1)] = 5.0
-
-
 @dataclasses.dataclass(frozen=True)
 class OPSM:
-    """Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, section 3.1): looks at the policy as it moves."""
+    """Off-policy sequence masking: 0 where A < 0 and the sequence's mean of log p_old - log p exceeds delta, else 1.
 
-    delta: NonNegativeFloat = 1e-4  # drift of a sequence, nats per token, from which bad ones are masked; slime's
+    What the policy, looked at as it moves, has already left behind is not pushed down further. "DeepSeek-V3.2" (arXiv
+    2512.02556), section 3.1. The denominator of the loss is not changed.
+    """
+
+    delta: NonNegativeFloat = 1e-4  # nats per token; slime's
 
     def __call__(self, tokens: Tokens) -> jax.Array:
         """The factors of the per-token loss, f32[...]."""
-        from jaxagent.algorithms.policy_loss import opsm_factor
+        import jax.numpy as jnp
 
-        return opsm_factor(tokens, self.delta)
+        drift = tokens.sequence_mean(tokens.old_logprobs - tokens.logprobs)
+        return jnp.where((tokens.advantages < 0) & (drift > self.delta), 0.0, 1.0)
 
 
 CORRECTIONS: dict[str, type] = {"truncate": Truncate, "mask": Mask, "opsm": OPSM}

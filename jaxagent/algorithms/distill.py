@@ -82,31 +82,12 @@ def renormalise(scores: jax.Array, support: jax.Array, temperature: float) -> ja
     return jnp.where(support, jax.nn.log_softmax(jnp.where(support, scores, _EXCLUDED)), 0.0)
 
 
-def reverse_kl(student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
-    """KL(p || q) = sum p (log p - log q), f32[...], of log-probs f32[..., V] that `renormalise` gave."""
-    return _kl(student, jax.lax.stop_gradient(teacher), support)
-
-
-def forward_kl(student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
-    """KL(q || p) = sum q (log q - log p), f32[...], of log-probs f32[..., V] that `renormalise` gave."""
-    return _kl(jax.lax.stop_gradient(teacher), student, support)
-
-
-def jsd(student: jax.Array, teacher: jax.Array, support: jax.Array, beta: float) -> jax.Array:
-    """beta KL(q || m) + (1 - beta) KL(p || m) with m = beta q + (1 - beta) p, f32[...]: generalised Jensen-Shannon.
-
-    See GKD (Agarwal et al., arXiv 2306.13649), eq. 1. Bounded; divided by beta it tends to the forward KL as beta goes
-    to 0, divided by 1 - beta to the reverse KL as beta goes to 1.
-
-    Args:
-      student, teacher: f32[..., V] log-probs that `renormalise` gave.
-      support: bool[..., V].
-      beta: in (0, 1).
-    """
-    chex.assert_equal_shape([student, teacher])
-    teacher = jax.lax.stop_gradient(teacher)
-    mixture = jnp.logaddexp(teacher + np.log(beta), student + np.log1p(-beta))
-    return beta * _kl(teacher, mixture, support) + (1.0 - beta) * _kl(student, mixture, support)
+def kl(a: jax.Array, b: jax.Array, support: jax.Array) -> jax.Array:
+    """KL(a || b) = sum exp(a) (a - b) over the support, f32[...], of log-probs f32[..., V] that `renormalise` gave."""
+    chex.assert_equal_shape([a, b])
+    chex.assert_equal_rank([a, support])
+    chex.assert_type([a, b, support], [float, float, bool])
+    return jnp.sum(jnp.where(support, jnp.exp(a) * (a - b), 0.0), axis=-1)
 
 
 def divergences(divergence: Any, student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
@@ -159,11 +140,3 @@ def metrics(trajectories: Sequence[Trajectory], teacher: Sequence[Scores]) -> di
         "distill/reverse_kl": kl / tokens if tokens else None,
         "distill/agreement": agree / tokens if tokens else None,
     }
-
-
-def _kl(a: jax.Array, b: jax.Array, support: jax.Array) -> jax.Array:
-    """sum exp(a) (a - b) over the support."""
-    chex.assert_equal_shape([a, b])
-    chex.assert_equal_rank([a, support])
-    chex.assert_type([a, b, support], [float, float, bool])
-    return jnp.sum(jnp.where(support, jnp.exp(a) * (a - b), 0.0), axis=-1)

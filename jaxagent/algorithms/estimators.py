@@ -1,29 +1,51 @@
-"""What `rl.advantage` can name: how much better than expected something was, each with its constants.
+"""What `rl.advantage` can name: how much better than expected something was, each formula with its constants.
 
-    GroupAdvantage   one number per attempt, compared with the others at its task       advantages.py, best_of_k.py
-    TurnAdvantage    one per turn, from process rewards                                 process.py
-    TokenAdvantage   one per action token, along a trajectory; with a critic or without gae.py, turn_gae.py
+    GroupAdvantage   one number per attempt, compared with the others at its task
+    TurnAdvantage    one per turn, from process rewards
+    TokenAdvantage   one per action token, along a trajectory; with a critic or without: in gae.py
 
 An advantage of your own extends one of these three, in a module of yours, and is named by its path:
 `--config.rl.advantage=my_package.my_module:MyAdvantage`. `estimate.py` does everything around the formulas.
 No jax before an entry is called: a config is read without it.
-Axis letters: N tasks, G attempts per group, K turns, T tokens.
+Axis letters: N tasks, G attempts per group, K turns.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from jaxagent import contract
-from jaxagent.algorithms.value_losses import Squared
-from jaxagent.config.choice import Choice
-from jaxagent.config.learner import OptimizerConfig
-from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ZeroToOne
+from jaxagent.algorithms.advantages import (
+    STD_EPSILON,
+    alone,
+    check_groups,
+    group_mean,
+    group_mean_std,
+    group_std,
+    root,
+)
+from jaxagent.algorithms.gae import (
+    GAE,
+    AdaptiveGAE,
+    BilevelGAE,
+    Estimate,
+    Return,
+    TokenAdvantage,
+    TokenPath,
+    TurnGAE,
+    TurnVTrace,
+    VTrace,
+)
+from jaxagent.algorithms.gae import CriticConfig as CriticConfig  # for classes of a user's own
+from jaxagent.config.ranges import NonNegativeFloat, PositiveInt, ZeroToOne
 
 Array = Any  # numpy.ndarray or jax.Array
+
+
+# -------------------------------------------------------------------- one number per attempt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +59,7 @@ class Comparison:
 class GroupAdvantage(Comparison):
     """One number per attempt: rewards float[N, G] and mask bool[N, G] of those that count -> float[N, G], 0 elsewhere.
 
-    Runs on NumPy. What a group of one attempt and an attempt left alone have: `advantages.py`.
+    Runs on NumPy.
     """
 
     multi_trajectory: Literal["full", "divide", "statistics"] = "full"  # an episode of several: see estimate.py
@@ -47,107 +69,175 @@ class GroupAdvantage(Comparison):
 
 
 class GroupMeanStd(GroupAdvantage):
-    """GRPO (arXiv 2402.03300): the group's mean is taken off, and the rest divided by its standard deviation."""
+    """GRPO: "DeepSeekMath" (Shao et al., arXiv 2402.03300), section 4.1.2."""
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        from jaxagent.algorithms.advantages import group_mean_std
-
         return group_mean_std(rewards, mask)
 
 
 class GroupMean(GroupAdvantage):
-    """Dr. GRPO (arXiv 2503.20783): the group's mean is taken off."""
+    """Dr. GRPO: "Understanding R1-Zero-Like Training" (Liu et al., arXiv 2503.20783), section 3.2."""
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        from jaxagent.algorithms.advantages import group_mean
-
         return group_mean(rewards, mask)
 
 
 class GroupMeanBatchStd(GroupAdvantage):
-    """Batch scaling (arXiv 2508.08221): the group's mean is taken off, and the rest divided by the batch's std."""
+    """A = (R - mean(R)) / (std + 1e-6): the mean is the group's, the unbiased std that of all counted rewards at once.
+
+    Easy and hard groups keep their proportions: "Tricks or Traps?" (Liu et al., arXiv 2508.08221), section 4; TRL's
+    scale_rewards="batch" has 1e-4 for 1e-6. Of fewer than two counted rewards the scale is 1.
+    """
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        from jaxagent.algorithms.advantages import group_mean_batch_std
-
-        return group_mean_batch_std(rewards, mask)
+        centred = group_mean(rewards, mask)
+        xp = rewards.__array_namespace__()
+        rewards, count = xp.where(mask, rewards, 0.0), xp.sum(mask)
+        off = xp.where(mask, rewards - xp.sum(rewards) / xp.maximum(count, 1), 0.0)
+        std = root(xp.sum(off * off) / xp.maximum(count - 1, 1))
+        return centred / xp.where(count < 2, 1.0, std + STD_EPSILON)
 
 
 class MaxRL(GroupAdvantage):
-    """MaxRL (Tajwar et al., 2026): the group's mean is taken off, and the rest divided by it."""
+    """A = (R - mean(R)) / (mean(R) + 1e-6), for rewards from 0 on: the rarer a success, the more it weighs.
+
+    "Maximum Likelihood Reinforcement Learning" (Tajwar et al., 2026), as SkyRL has it: of rewards of 0 and 1 the
+    gradient is that of log p(success). A group whose mean is not above 0 has A = 0; so negative rewards say nothing
+    of a group, where the formula would turn its signs.
+    """
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        from jaxagent.algorithms.advantages import group_mean_by_mean
-
-        return group_mean_by_mean(rewards, mask)
+        centred = group_mean(rewards, mask)
+        xp = rewards.__array_namespace__()
+        rewards, count = xp.where(mask, rewards, 0.0), xp.sum(mask, axis=1, keepdims=True)
+        mean = xp.sum(rewards, axis=1, keepdims=True) / xp.maximum(count, 1)
+        scale = xp.where(count < 2, 1.0, mean + STD_EPSILON)
+        return xp.where(scale > STD_EPSILON, centred / xp.where(scale > STD_EPSILON, scale, 1.0), 0.0)
 
 
 class LeaveOneOut(GroupAdvantage):
-    """RLOO (arXiv 2402.14740): the mean of the others is taken off."""
+    """A = R - mean of the OTHERS' R = G / (G - 1) * (R - mean(R)).
+
+    RLOO: "Back to Basics" (Ahmadian et al., arXiv 2402.14740), eq. 7 (after Kool et al., 2019).
+    """
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        from jaxagent.algorithms.advantages import leave_one_out
+        xp = rewards.__array_namespace__()
+        count = xp.sum(mask, axis=1, keepdims=True)
+        return group_mean(rewards, mask) * xp.where(count < 2, 1.0, count / xp.maximum(count - 1, 1))
 
-        return leave_one_out(rewards, mask)
 
+class LeaveOneOutStd(LeaveOneOut):
+    """A = (R - mean of the others' R) / (std(R) + 1e-6): one unbiased std, of the whole group.
 
-class LeaveOneOutStd(GroupAdvantage):
-    """Polar: as RLOO, divided by the group's standard deviation."""
+    Polar's bridge to the trainer (NVIDIA-NeMo/ProRL-Agent-Server): leave-one-out and group scale together.
+    """
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        from jaxagent.algorithms.advantages import leave_one_out_std
-
-        return leave_one_out_std(rewards, mask)
+        return super().__call__(rewards, mask) / group_std(rewards, mask)
 
 
 class NoBaseline(GroupAdvantage):
-    """The reward itself (Williams, 1992)."""
+    """A = R (Williams, "Simple statistical gradient-following algorithms", 1992)."""
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        from jaxagent.algorithms.advantages import no_baseline
-
-        return no_baseline(rewards, mask)
+        check_groups(rewards, mask)
+        return rewards.__array_namespace__().where(mask & ~alone(mask), rewards, 0.0)
 
 
 class NoReward(GroupAdvantage):
-    """0: the reward is measured and not trained on."""
+    """A = 0: the reward is measured and not trained on, as in distillation alone."""
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        from jaxagent.algorithms.advantages import no_reward
-
-        return no_reward(rewards, mask)
+        check_groups(rewards, mask)
+        return rewards.__array_namespace__().zeros_like(rewards)
 
 
 @dataclasses.dataclass(frozen=True)
 class BestOfK(GroupAdvantage):
-    """The best of k attempts counts."""
+    """The best of k attempts counts: from ALL subsets of k attempts that count, counted and not drawn.
+
+    Fewer than k attempts make one subset.
+    """
 
     k: PositiveInt = 4  # attempts per subset, at most rl.group_size
 
 
 class MaxAtK(BestOfK):
-    """Pass@K Policy Optimization (arXiv 2505.15201): what an attempt adds to the best of k."""
+    """A_i = n / C(n, k) * sum over subsets I with i of max(I) - max(I without i): what i adds to the best of k.
+
+    "Pass@K Policy Optimization" (Walder and Karkhanis, arXiv 2505.15201), eq. 33, its unbiased estimator of lowest
+    variance, times n: the paper sums over attempts where a loss here is their mean. With k = 1, A = R.
+    """
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        from jaxagent.algorithms.best_of_k import max_at_k
-
-        return max_at_k(rewards, mask, self.k)
+        xp = rewards.__array_namespace__()
+        rewards, before, rank, n, size = _ordered(rewards, mask, self.k)
+        # i adds something to the subsets in which it comes last: over j, the next best, with rank[j] to choose from.
+        below = _choose(rank, size - 2, self.k)
+        gaps = xp.where(before, rewards[:, :, None] - rewards[:, None, :], 0.0)
+        added = xp.sum(gaps * below[:, None, :], axis=2) * (n / _choose(n, size, self.k))
+        return xp.where(mask & ~alone(mask), xp.where(size < 2, rewards, added), 0.0)
 
 
 class PassAtK(BestOfK):
-    """Pass@k Training (arXiv 2508.10751): GRPO whose samples are subsets of k attempts."""
+    """A_i = (E[max(I) | i in I] - E[max(I)]) / (std of max(I) + 1e-6), over all subsets I of k attempts.
+
+    "Pass@k Training" (Chen et al., arXiv 2508.10751): GRPO whose samples are subsets and whose reward is their best,
+    an attempt having the mean over its subsets. For rewards 0 and 1 this is the paper's closed form: with m wrong
+    attempts and p = 1 - C(m, k) / C(n, k), right ones have (1 - p) / sqrt(p (1 - p)) and wrong ones
+    (1 - p - C(m - 1, k - 1) / C(n - 1, k - 1)) / sqrt(p (1 - p)). Any other reward may be used too.
+    """
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        from jaxagent.algorithms.best_of_k import pass_at_k
+        xp = rewards.__array_namespace__()
+        rewards, before, rank, n, size = _ordered(rewards, mask, self.k)
+        last = _choose(rank, size - 1, self.k)
+        best = xp.where(mask, last / _choose(n, size, self.k), 0.0)  # share of subsets it is the best of
+        over = rewards - xp.sum(best * rewards, axis=1, keepdims=True)
+        std = root(xp.sum(best * over * over, axis=1, keepdims=True))
+        # Of the subsets with i: those in which i itself comes last, and those in which some j after it does.
+        other = _choose(xp.maximum(rank - 1, 0), size - 2, self.k) * over
+        later = xp.sum(xp.where(before, other[:, :, None], 0.0), axis=1)
+        with_i = (last * over + later) / _choose(n - 1, size - 1, self.k)
+        counted = xp.sum(mask, axis=1, keepdims=True)
+        return xp.where(mask & ~alone(mask), xp.where(counted < 2, rewards, with_i / (std + STD_EPSILON)), 0.0)
 
-        return pass_at_k(rewards, mask, self.k)
+
+def _ordered(rewards: Array, mask: Array, k: int) -> tuple[Array, Array, Array, Array, Array]:
+    """Rewards with 0 where masked; whether j comes before i, [N, i, j]; ranks [N, G]; n and size of subsets, [N, 1].
+
+    Equal rewards are ordered by index: no sum above depends on it.
+    """
+    check_groups(rewards, mask)
+    xp = rewards.__array_namespace__()
+    rewards = xp.where(mask, rewards, 0.0)
+    index = xp.arange(rewards.shape[1])
+    one, other = rewards[:, :, None], rewards[:, None, :]
+    before = (other < one) | ((other == one) & (index[None, :] < index[:, None]))
+    before = before & mask[:, :, None] & mask[:, None, :]
+    n = xp.maximum(xp.sum(mask, axis=1, keepdims=True), 1)
+    return rewards, before, xp.sum(before, axis=2), n, xp.minimum(n, k)
+
+
+def _choose(n: Array, k: Array, most: int) -> Array:
+    """The binomial coefficient C(n, k) of integers n >= 0 and k <= most, as a float; 0 for k < 0."""
+    xp = n.__array_namespace__()
+    product = xp.where(k < 0, 0.0, 1.0)
+    for t in range(most):
+        product = product * xp.where(t < k, (n - t) / xp.where(t < k, k - t, 1), 1.0)
+    return product
+
+
+# -------------------------------------------------------------------- one number per turn
 
 
 @dataclasses.dataclass(frozen=True)
 class TurnAdvantage(Comparison):
     """One number per turn: rewards float[N, G, K] and mask bool[N, G, K] -> float[N, G, K], 0 where masked out.
 
-    One that reads states is called with them too, i64[N, G, K]: turns of a group with equal numbers began in one state.
+    The episode's reward is in its last turn's. One that reads states is called with them too, i64[N, G, K]: turns of a
+    group with equal numbers began in one state.
     """
 
     reads_states: ClassVar[bool] = False
@@ -157,54 +247,60 @@ class TurnAdvantage(Comparison):
 
 
 class TurnMeanStd(TurnAdvantage):
-    """GRPO with process supervision (arXiv 2402.03300, section 4.1.3); a step is a turn."""
+    """A_k = sum over turns j >= k of (r_j - mean) / (std + 1e-6): mean and unbiased std over ALL turns of the group.
+
+    GRPO with process supervision: "DeepSeekMath" (Shao et al., arXiv 2402.03300), section 4.1.3; a step is a turn. A
+    group planned with one attempt keeps its reward where that has one turn in all.
+    """
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        from jaxagent.algorithms.process import turn_mean_std
-
-        return turn_mean_std(rewards, mask)
+        _check_turns(rewards, mask)
+        xp = rewards.__array_namespace__()
+        flat = (rewards.shape[0], rewards.shape[1] * rewards.shape[2])
+        normal = xp.reshape(group_mean_std(xp.reshape(rewards, flat), xp.reshape(mask, flat)), rewards.shape)
+        if rewards.shape[1] == 1:
+            normal = xp.where(xp.sum(mask, axis=2, keepdims=True) < 2, xp.where(mask, rewards, 0.0), normal)
+        compared = mask & ~alone(xp.any(mask, axis=2))[:, :, None]
+        return xp.where(compared, xp.flip(xp.cumsum(xp.flip(normal, 2), axis=2), 2), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class GiGPO(TurnAdvantage):
-    """Group-in-group (arXiv 2505.10978): the attempt among the group's, and the turn among those from its state."""
+    """A_k = A_attempt + step_weight * A_state, each (x - mean) / (unbiased std + 1e-6), on NumPy.
+
+    "Group-in-Group Policy Optimization" (Feng et al., arXiv 2505.10978), eqs. 3 to 8. Of the attempt, x is the sum of
+    its rewards among the group's attempts; of the state, x = sum over turns j >= k of gamma^(j - k) r_j among the turns
+    of the group that began in the same state, where one alone has 0.
+    """
 
     reads_states: ClassVar[bool] = True
     gamma: ZeroToOne = 0.95  # discount per turn of the return that follows a turn
     step_weight: NonNegativeFloat = 1.0  # of the turn's part
 
     def __call__(self, rewards: Array, mask: Array, states: Array) -> Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        from jaxagent.algorithms.process import group_in_group
-
-        return group_in_group(rewards, mask, states, self.gamma, self.step_weight)
-
-
-class TokenPath(NamedTuple):
-    """One padded trajectory. What stands outside the mask is never read."""
-
-    rewards: Array  # f32[T] for emitting each token: the episode's on the last action, KL in the reward on each
-    values: Array  # f32[T] the critic's, of the state each token was sampled in; 0 without a critic
-    mask: Array  # bool[T] action tokens
-    turns: Array  # i32[T] the turn each belongs to
-    log_rho: Array  # f32[T] log p_old - log p_behaviour; 0 where the algorithm does not ask for it
-
-
-class Estimate(NamedTuple):
-    """What an advantage along tokens says of a trajectory; 0 outside the mask."""
-
-    advantages: Array  # f32[T]
-    returns: Array  # f32[T] the critic's regression targets
-    learnt: Array  # bool[T] where the critic learns them
+        _check_turns(rewards, mask, states)
+        rewards, counted = np.where(mask, rewards, 0.0), mask.any(axis=2)
+        returns, steps = rewards.copy(), np.zeros_like(rewards)
+        for k in range(rewards.shape[2] - 2, -1, -1):
+            returns[:, :, k] += self.gamma * returns[:, :, k + 1]
+        for n in range(len(rewards)):
+            for state in np.unique(states[n][mask[n]]):
+                same = mask[n] & (states[n] == state)
+                if same.sum() > 1:
+                    steps[n][same] = group_mean_std(returns[n][same][None], np.ones((1, same.sum()), bool))[0]
+        whole = group_mean_std(rewards.sum(axis=2), counted)[:, :, None]
+        return np.where(mask & ~alone(counted)[:, :, None], whole + self.step_weight * steps, 0.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class TokenAdvantage:
-    """One number per action token. Pure and jittable; vmapped over trajectories, and static under jit."""
+def _check_turns(*arrays: Array) -> None:
+    import chex
 
-    reads_old: ClassVar[bool] = False  # whether it reads `TokenPath.log_rho`
+    chex.assert_rank(arrays, 3)
+    chex.assert_equal_shape(arrays)
+    chex.assert_type(arrays, [float, bool, int][: len(arrays)])
 
-    def __call__(self, path: TokenPath) -> Estimate:
-        raise NotImplementedError
+
+# -------------------------------------------------------------------- all of them
 
 
 def compared(
@@ -224,138 +320,6 @@ def estimated(advantage: TokenAdvantage, path: TokenPath) -> Estimate:
     kinds = {"advantages": "f", "returns": "f", "learnt tokens": "bf"}
     wanted = [contract.Array(name, "one number per token, [T]", path.mask.shape, kinds[name]) for name in kinds]
     return Estimate(*contract.arrays(advantage, contract.call(advantage, path), *wanted))
-
-
-_ADAMW = OptimizerConfig(
-    1e-5, "constant", warmup_steps=15, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.01, grad_clip=1.0
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class CriticConfig:
-    """The value function: the policy's model code with a scalar head. Defaults: Search-R1's PPO (arXiv 2503.09516)."""
-
-    loss: Annotated[Any, Choice("jaxagent.algorithms.value_losses:VALUE_LOSSES")] = dataclasses.field(
-        default_factory=Squared
-    )
-    value_coefficient: NonNegativeFloat = 1.0
-    warmup_updates: NonNegativeInt = 0  # critic-only updates before the policy moves
-    warmup_epochs: PositiveInt = 1  # passes of the critic over each update's data until then; afterwards one
-    optimizer: OptimizerConfig = _ADAMW
-
-
-@dataclasses.dataclass(frozen=True)
-class Return(TokenAdvantage):
-    """A_t = sum over action tokens k >= t of gamma^(k - t) r_k: no critic. GAE with values 0 and lambda 1.
-
-    "REINFORCE++" (Hu et al., arXiv 2501.03262), eq. 6, whitened afterwards by `rl.whiten_advantages`.
-    """
-
-    gamma: ZeroToOne = 1.0  # discount per action token
-
-    def __call__(self, path: TokenPath) -> Estimate:
-        import jax.numpy as jnp
-
-        from jaxagent.algorithms.gae import gae
-
-        return Estimate(*gae(path.rewards, jnp.zeros_like(path.values), path.mask, self.gamma, 1.0), path.mask)
-
-
-@dataclasses.dataclass(frozen=True)
-class GAE(TokenAdvantage):
-    """Generalised advantage estimation over action tokens (`gae.gae`)."""
-
-    gamma: ZeroToOne = 1.0  # discount per action token
-    lam: ZeroToOne = 1.0
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
-
-    def __call__(self, path: TokenPath) -> Estimate:
-        from jaxagent.algorithms.gae import gae
-
-        return Estimate(*gae(path.rewards, path.values, path.mask, self.gamma, self.lam), path.mask)
-
-
-@dataclasses.dataclass(frozen=True)
-class AdaptiveGAE(TokenAdvantage):
-    """GAE with lambda = 1 - 1 / (alpha * action tokens) for the policy and another lambda for the critic's targets.
-
-    "VAPO" (Yue et al., arXiv 2504.05118), section 4.2. Below 1 / alpha tokens the formula is negative: lambda is 0.
-    """
-
-    gamma: ZeroToOne = 1.0  # discount per action token
-    alpha: PositiveFloat = 0.05
-    returns_lam: ZeroToOne = 1.0  # lambda of the critic's targets
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
-
-    def __call__(self, path: TokenPath) -> Estimate:
-        import jax.numpy as jnp
-
-        from jaxagent.algorithms.gae import gae
-
-        length = jnp.maximum(jnp.sum(path.mask), 1)
-        lam = jnp.maximum(1.0 - 1.0 / (self.alpha * length), 0.0)
-        advantages, _ = gae(path.rewards, path.values, path.mask, self.gamma, lam)
-        _, returns = gae(path.rewards, path.values, path.mask, self.gamma, self.returns_lam)
-        return Estimate(advantages, returns, path.mask)
-
-
-@dataclasses.dataclass(frozen=True)
-class TurnGAE(TokenAdvantage):
-    """GAE whose step is a turn (`turn_gae.turn_gae`)."""
-
-    gamma: ZeroToOne = 1.0  # discount per turn
-    lam: ZeroToOne = 1.0
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
-
-    def __call__(self, path: TokenPath) -> Estimate:
-        from jaxagent.algorithms.turn_gae import turn_gae
-
-        return Estimate(*turn_gae(*path[:4], self.gamma, self.lam))
-
-
-@dataclasses.dataclass(frozen=True)
-class BilevelGAE(TokenAdvantage):
-    """GAE over turns, then over the tokens of each (`turn_gae.bilevel_gae`)."""
-
-    gamma: ZeroToOne = 1.0  # discount per action token
-    lam: ZeroToOne = 1.0
-    turn_gamma: ZeroToOne = 1.0  # discount per turn
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
-
-    def __call__(self, path: TokenPath) -> Estimate:
-        from jaxagent.algorithms.turn_gae import bilevel_gae
-
-        return Estimate(*bilevel_gae(*path[:4], self.gamma, self.lam, self.turn_gamma), path.mask)
-
-
-@dataclasses.dataclass(frozen=True)
-class VTrace(TokenAdvantage):
-    """IMPALA's V-trace (arXiv 1802.01561) over tokens (`turn_gae.vtrace`): importance weights of its own."""
-
-    reads_old: ClassVar[bool] = True
-    gamma: ZeroToOne = 1.0  # discount per action token
-    lam: ZeroToOne = 1.0
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
-
-    def __call__(self, path: TokenPath) -> Estimate:
-        from jaxagent.algorithms.turn_gae import vtrace
-
-        return Estimate(*vtrace(*path[:3], path.log_rho, self.gamma, self.lam), path.mask)
-
-
-@dataclasses.dataclass(frozen=True)
-class TurnVTrace(TokenAdvantage):
-    """V-trace whose step is a turn (`turn_gae.turn_vtrace`)."""
-
-    reads_old: ClassVar[bool] = True
-    gamma: ZeroToOne = 1.0  # discount per turn
-    lam: ZeroToOne = 1.0
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
-
-    def __call__(self, path: TokenPath) -> Estimate:
-        from jaxagent.algorithms.turn_gae import turn_vtrace
-
-        return Estimate(*turn_vtrace(*path, self.gamma, self.lam))
 
 
 ADVANTAGES: dict[str, type] = {

@@ -1,7 +1,8 @@
-"""What `rl.objective` can name: how an advantage moves the policy, each with its constants.
+"""What `rl.objective` can name: how an advantage moves the policy, per token, each formula with its constants.
 
-An entry is called with `policy_loss.Tokens` and gives `policy_loss.Losses`; the formulas are in `policy_loss.py`. An
-objective of your own is such a class in a module of yours, `--config.rl.objective=my_package.my_module:MyObjective`.
+An entry is called with `policy_loss.Tokens` and gives `policy_loss.Losses`: the losses, and 1 where clipping stops or
+caps the gradient; the learner's weights do every reduction. r is `Tokens.ratio`, A the advantage, sg stops a gradient.
+An objective of your own is such a class in a module of yours, `--config.rl.objective=my_package.my_module:MyObjective`.
 No jax before an entry is called: a config is read without it.
 """
 
@@ -15,127 +16,184 @@ from jaxagent.config.ranges import NonNegativeFloat, PositiveFloat, ZeroToOne, m
 if TYPE_CHECKING:
     from jaxagent.algorithms.policy_loss import Losses, Tokens
 
+_MAX_LOG_RATIO = 20.0  # of a sequence's mean, before exp
+
 
 @dataclasses.dataclass(frozen=True)
 class PPOClip:
-    """PPO (arXiv 1707.06347). DAPO (arXiv 2503.14476) has clip_high 0.28."""
+    """PPO's pessimistic surrogate: max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A).
+
+    See "Proximal Policy Optimization Algorithms" (Schulman et al., arXiv 1707.06347), eq. 7; different bounds as in
+    "DAPO" (Yu et al., arXiv 2503.14476), eq. 10, which has clip_high 0.28.
+    """
 
     clip_low: ZeroToOne = 0.2  # the importance ratio's range is [1 - clip_low, 1 + clip_high]
     clip_high: NonNegativeFloat = 0.2
 
     def __call__(self, tokens: Tokens) -> Losses:
-        from jaxagent.algorithms.policy_loss import clipped_policy_loss
+        import jax.numpy as jnp
 
-        return clipped_policy_loss(*tokens[:3], self.clip_low, self.clip_high)
+        plain = -tokens.ratio * tokens.advantages
+        clipped = -jnp.clip(tokens.ratio, 1.0 - self.clip_low, 1.0 + self.clip_high) * tokens.advantages
+        return jnp.maximum(plain, clipped), (clipped > plain).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class DualClip(PPOClip):
-    """PPO's, with a cap where the advantage is negative (arXiv 1912.09729); constants of verl's default loss."""
+    """PPO's loss, but never more than -clip_dual A where A < 0. The constants are those of verl's default loss.
+
+    See "Mastering Complex Control in MOBA Games with Deep Reinforcement Learning" (Ye et al., arXiv 1912.09729), eq. 5.
+    """
 
     clip_dual: Annotated[float, more_than(1)] = 3.0  # the loss is at most so many times the advantage's size
 
     def __call__(self, tokens: Tokens) -> Losses:
-        from jaxagent.algorithms.policy_loss import dual_clip_loss
+        import jax.numpy as jnp
 
-        return dual_clip_loss(*tokens[:3], self.clip_low, self.clip_high, self.clip_dual)
+        loss, clipped = super().__call__(tokens)
+        bound = -self.clip_dual * tokens.advantages
+        capped = (tokens.advantages < 0) & (loss > bound)
+        return jnp.where(capped, bound, loss), jnp.where(capped, 1.0, clipped)
 
 
 @dataclasses.dataclass(frozen=True)
 class GSPO:
-    """The ratio is the sequence's, which moves less than a token's (arXiv 2507.18071, section 5.1)."""
+    """PPO's loss with the sequence's ratio, exp(mean over the sequence of log p - log p_old), which moves less.
+
+    The token form of "Group Sequence Policy Optimization" (Zheng et al., arXiv 2507.18071), eq. 14: the value of every
+    token's ratio is s, its gradient s * grad log p of that token. Summed with equal weights over a sequence whose
+    tokens share one advantage this is the sequence form (eq. 5); with other weights or with advantages of single
+    tokens each token keeps its own. The constants are of section 5.1.
+    """
 
     clip_low: ZeroToOne = 3e-4  # the ratio's range is [1 - clip_low, 1 + clip_high]
     clip_high: NonNegativeFloat = 4e-4
 
     def __call__(self, tokens: Tokens) -> Losses:
-        from jaxagent.algorithms.policy_loss import sequence_ratio_loss
+        import jax
+        import jax.numpy as jnp
 
+        own = tokens.logprobs - jax.lax.stop_gradient(tokens.logprobs)  # 0, with the gradient of log p
         mean = tokens.sequence_mean(tokens.logprobs - tokens.old_logprobs)
-        return sequence_ratio_loss(*tokens[:3], mean, self.clip_low, self.clip_high)
+        mean = jnp.clip(jax.lax.stop_gradient(mean), -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        whole = tokens._replace(logprobs=mean + own, old_logprobs=jnp.zeros_like(mean))
+        return PPOClip(self.clip_low, self.clip_high)(whole)
 
 
 @dataclasses.dataclass(frozen=True)
 class GMPO:
-    """The ratio is the geometric mean of a sequence's clipped ones (arXiv 2507.20673, section 4)."""
+    """-s A, s = exp(mean over the sequence of the pessimistic log r): min(log r, clip_high) where A > 0, else
+    max(log r, -clip_low).
+
+    "Geometric-Mean Policy Optimization" (Zhao et al., arXiv 2507.20673), eq. 4, in its token form, as GSPO's: every
+    token's value is s, and its gradient s * grad log p of that token, none where it is clipped. Summed with equal
+    weights over a sequence of one advantage this is the sequence form, which verl has. The constants are of section 4.
+    """
 
     clip_low: NonNegativeFloat = 0.4  # the logarithm of a token's ratio is in [-clip_low, clip_high]
     clip_high: NonNegativeFloat = 0.4
 
     def __call__(self, tokens: Tokens) -> Losses:
-        from jaxagent.algorithms.policy_loss import geometric_mean_loss
+        import jax
+        import jax.numpy as jnp
 
-        return geometric_mean_loss(tokens, self.clip_low, self.clip_high)
+        log_ratio, positive = tokens.logprobs - tokens.old_logprobs, tokens.advantages > 0
+        bounded = jnp.where(positive, jnp.minimum(log_ratio, self.clip_high), jnp.maximum(log_ratio, -self.clip_low))
+        mean = jnp.clip(jax.lax.stop_gradient(tokens.sequence_mean(bounded)), -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        own = bounded - jax.lax.stop_gradient(bounded)  # 0, with the gradient of log p where it is not clipped
+        return -jnp.exp(mean + own) * tokens.advantages, (bounded != log_ratio).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class DPPO:
-    """A token's trust region is its probability's, not its ratio's (binary TV, arXiv 2602.04879); verl's constants."""
+    """-sg(min(r, cap)) A log p, and 0 where p itself, not the ratio, has gone too far in A's direction.
+
+    That is p - p_old > high where A > 0, else p - p_old < -low (binary total variation). A rare token, whose ratio
+    moves fast, is not masked for it. "Rethinking the Trust Region in LLM Reinforcement Learning" (arXiv 2602.04879), as
+    verl has it, with verl's constants.
+    """
 
     low: ZeroToOne = 0.2  # by how much a token's probability may have fallen where A < 0
     high: ZeroToOne = 0.2  # and risen where A > 0
     cap: PositiveFloat = 20.0  # of the ratio, as a number
 
     def __call__(self, tokens: Tokens) -> Losses:
-        from jaxagent.algorithms.policy_loss import probability_mask_loss
+        import jax
+        import jax.numpy as jnp
 
-        return probability_mask_loss(*tokens[:3], self.low, self.high, self.cap)
+        moved = jax.lax.stop_gradient(jnp.exp(tokens.logprobs) - jnp.exp(tokens.old_logprobs))
+        ratio = jax.lax.stop_gradient(jnp.minimum(tokens.ratio, self.cap))
+        outside = jnp.where(tokens.advantages > 0, moved > self.high, moved < -self.low)
+        return jnp.where(outside, 0.0, -ratio * tokens.advantages * tokens.logprobs), outside.astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class CISPO:
-    """A clipped ratio keeps its gradient (arXiv 2506.13585): no lower bound; the paper does not give the upper one."""
+    """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p: a clipped token keeps its gradient, capped.
+
+    See "MiniMax-M1" (arXiv 2506.13585), eq. 4. Published without a lower bound; the paper does not give the upper one.
+    """
 
     clip_low: ZeroToOne = 1.0  # the ratio's range is [1 - clip_low, 1 + clip_high]
     clip_high: NonNegativeFloat = 0.28
 
     def __call__(self, tokens: Tokens) -> Losses:
-        from jaxagent.algorithms.policy_loss import cispo_loss
+        import jax
+        import jax.numpy as jnp
 
-        return cispo_loss(*tokens[:3], self.clip_low, self.clip_high)
+        ratio = jax.lax.stop_gradient(tokens.ratio)
+        bounded = jnp.clip(ratio, 1.0 - self.clip_low, 1.0 + self.clip_high)
+        return -bounded * tokens.advantages * tokens.logprobs, (bounded != ratio).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class SoftGate:
-    """SAPO (arXiv 2511.20347): a gate that closes softly instead of a clip."""
+    """SAPO: -(4 / tau) sigmoid(tau (r - 1)) A. A gate that closes softly instead of a clip.
+
+    The gradient is -4 s (1 - s) A r grad log p with s = sigmoid(tau (r - 1)), that of -r A at r = 1 and less the
+    farther r is from it. See "Soft Adaptive Policy Optimization" (Gao et al., arXiv 2511.20347).
+    """
 
     tau_positive: PositiveFloat = 1.0  # how fast the gate closes where the advantage is positive
     tau_negative: PositiveFloat = 1.05  # and elsewhere
 
     def __call__(self, tokens: Tokens) -> Losses:
-        from jaxagent.algorithms.policy_loss import soft_gate_loss
+        import jax
+        import jax.numpy as jnp
 
-        return soft_gate_loss(*tokens[:3], self.tau_positive, self.tau_negative)
+        tau = jnp.where(tokens.advantages > 0, self.tau_positive, self.tau_negative)
+        gate = jax.nn.sigmoid(tau * (tokens.ratio - 1.0)) * (4.0 / tau)
+        return -gate * tokens.advantages, jnp.zeros_like(gate)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImportanceSampling:
-    """The policy gradient with the ratio as it is, without any bound."""
+    """-r A: the policy gradient corrected for the policy that sampled, with no bound on how far it goes."""
 
     def __call__(self, tokens: Tokens) -> Losses:
-        from jaxagent.algorithms.policy_loss import importance_sampling_loss
+        import jax.numpy as jnp
 
-        return importance_sampling_loss(*tokens[:3])
+        return -tokens.ratio * tokens.advantages, jnp.zeros_like(tokens.logprobs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reinforce:
-    """The policy gradient without a ratio (Williams, 1992): of a step's updates only the first is exact."""
+    """-A log p (Williams, 1992): no ratio, so that of a step's updates only the first is exact."""
 
     def __call__(self, tokens: Tokens) -> Losses:
-        from jaxagent.algorithms.policy_loss import reinforce_loss
+        import jax.numpy as jnp
 
-        return reinforce_loss(tokens.logprobs, tokens.advantages)
+        return -tokens.advantages * tokens.logprobs, jnp.zeros_like(tokens.logprobs)
 
 
 @dataclasses.dataclass(frozen=True)
 class NoObjective:
-    """Auxiliary terms alone are trained."""
+    """0: auxiliary terms alone are trained."""
 
     def __call__(self, tokens: Tokens) -> Losses:
-        from jaxagent.algorithms.policy_loss import no_policy_loss
+        import jax.numpy as jnp
 
-        return no_policy_loss(tokens.logprobs)
+        return jnp.zeros_like(tokens.logprobs), jnp.zeros_like(tokens.logprobs)
 
 
 OBJECTIVES: dict[str, type] = {

@@ -95,30 +95,44 @@ class ReverseKL(Divergence):
     """KL(student || teacher): the student keeps to what the teacher finds likely (MiniLLM, arXiv 2306.08543)."""
 
     def __call__(self, student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
-        from jaxagent.algorithms.distill import reverse_kl
+        import jax
 
-        return reverse_kl(student, teacher, support)
+        from jaxagent.algorithms.distill import kl
+
+        return kl(student, jax.lax.stop_gradient(teacher), support)
 
 
 class ForwardKL(Divergence):
     """KL(teacher || student): the student covers all that the teacher does."""
 
     def __call__(self, student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
-        from jaxagent.algorithms.distill import forward_kl
+        import jax
 
-        return forward_kl(student, teacher, support)
+        from jaxagent.algorithms.distill import kl
+
+        return kl(jax.lax.stop_gradient(teacher), student, support)
 
 
 @dataclasses.dataclass(frozen=True)
 class JSD(Divergence):
-    """The generalised Jensen-Shannon divergence (GKD, arXiv 2306.13649)."""
+    """beta KL(q || m) + (1 - beta) KL(p || m), m = beta q + (1 - beta) p: the generalised Jensen-Shannon divergence.
+
+    See GKD (Agarwal et al., arXiv 2306.13649), eq. 1; p is the student's. Bounded; divided by beta it tends to the
+    forward KL as beta goes to 0, divided by 1 - beta to the reverse KL as beta goes to 1.
+    """
 
     beta: Annotated[float, between(0, 1, without="both")] = 0.5  # the teacher's share of the mixture
 
     def __call__(self, student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
-        from jaxagent.algorithms.distill import jsd
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
 
-        return jsd(student, teacher, support, self.beta)
+        from jaxagent.algorithms.distill import kl
+
+        teacher = jax.lax.stop_gradient(teacher)
+        mixture = jnp.logaddexp(teacher + np.log(self.beta), student + np.log1p(-self.beta))
+        return self.beta * kl(teacher, mixture, support) + (1.0 - self.beta) * kl(student, mixture, support)
 
 
 LOSSES: dict[str, type] = {"sampled": Sampled, "reverse_kl": ReverseKL, "forward_kl": ForwardKL, "jsd": JSD}

@@ -29,6 +29,7 @@ from jaxagent.config.model import check_folder as check_folder
 from jaxagent.config.parse import absent as absent
 from jaxagent.config.parse import parse as parse
 from jaxagent.config.parse import to_dict as to_dict
+from jaxagent.config.parse import without_removed as without_removed
 from jaxagent.config.rl import DistillConfig as DistillConfig
 from jaxagent.config.rl import EchoConfig as EchoConfig
 from jaxagent.config.rl import EntropyControlConfig as EntropyControlConfig

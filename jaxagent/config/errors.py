@@ -48,11 +48,19 @@ _ELSEWHERE = {
     "env.context_tokens": "max_prompt_length max_model_len",
     "workdir": "output_dir",
 }
+# Fields of earlier versions: the value that changed nothing, and what holds for all runs now.
+REMOVED = {
+    "fleet.lend": (False, "the trainer's own engine plays evaluations alone"),
+    "fleet.in_flight": ("fixed", "an engine plays env.concurrent_episodes at once"),
+    "fleet.transfer": ("files", "engines take weights from files"),
+}
 _OURS = {name: ours for ours, names in _ELSEWHERE.items() for name in names.split()}
 
 
 def unknown_field(path: str, name: str, valid: typing.Iterable[str]) -> ConfigError:
     """What to say of a field that the section at `path` does not have: what we call it, or the nearest name."""
+    if now := REMOVED.get(f"{path}.{name}".removeprefix("config.")):
+        return ConfigError(f"Config field '{path}.{name}' exists no more: {now[1]}. Leave it out.")
     valid = list(valid)
     ours = "" if difflib.get_close_matches(name, valid, n=1, cutoff=0.8) else _OURS.get(name, "")
     own = ours.rpartition(".")[2]  # of another stage's section, perhaps

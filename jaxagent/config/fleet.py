@@ -17,14 +17,6 @@ class FleetConfig:
     window: PositiveInt = 1  # groups that a finished one may overtake, with `in_flight`; 1 = strict order
     engines: NonNegativeInt = 2  # engine processes that the command starts on this machine; 0 = others start them
     trainers: PositiveInt = 1  # trainer processes, which share one mesh
-    # While the trainer waits for a step's batch, its own engine plays episodes of that step, and of none after it.
-    lend: bool = False
-    # Episodes that an engine plays at once: as many as `env.concurrent_episodes` says, or as many as pay, up to there:
-    # more while slots are free, fewer where prefilling again what lost its pages costs more than that (auto).
-    in_flight: Literal["fixed", "auto"] = "fixed"
-    # How an engine takes a version: from files, its own or the trainer's or over HTTP; or from the trainer's devices
-    # into its own, laid out alike, and from files where that does not work. Both compare every byte.
-    transfer: Literal["files", "device"] = "files"
     coordinator: str = ""  # http://host:port of a coordinator that runs already; "" = the command starts one
     listen: str = "127.0.0.1:0"  # where the coordinator of the command listens; port 0 = a free one
     lease_s: Seconds = 10.0  # an engine process that is silent for so long has lost its episodes

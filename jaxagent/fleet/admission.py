@@ -99,23 +99,19 @@ class Coordinator:
 
     # ---------------------------------------------------------------- workers
 
-    def join(
-        self, now: float, holding: Iterable[tuple[str, EpisodeId]] = (), until: int | None = None
-    ) -> tuple[str, Beat]:
+    def join(self, now: float, holding: Iterable[tuple[str, EpisodeId]] = ()) -> tuple[str, Beat]:
         """A worker process begins, or comes back. Returns its id, and what `beat` does.
 
         Args:
           now: seconds, of any clock that does not run backwards.
           holding: lease and episode of all that it plays: it goes on with those that nobody else plays.
-          until: the last step whose episodes it plays: of the trainer's own engine, which it lends while it waits for
-            that step. None: of any step.
 
         Raises:
           ValueError: what it calls a lease is none.
         """
         self.expire(now)
         name = self._leases.new_id()
-        self._leases.workers[name] = Worker(now, until=until)
+        self._leases.workers[name] = Worker(now)
         given_up = [lease for lease, episode in holding if not self._leases.adopt(name, lease, episode)]
         return name, Beat(self.record.published, tuple(given_up))
 
@@ -171,7 +167,7 @@ class Coordinator:
         A guess that costs nothing but a fetch: by the time that it is empty, others may have taken that work.
         """
         worker = self._leases.workers.get(name)
-        if worker is None or worker.step is None or worker.until is not None:
+        if worker is None or worker.step is None:
             return -1
         step = self._of_an_empty(worker, [step for step in self._leases.waiting() if step != worker.step])
         return -1 if step is None else self.plan.version(step)
@@ -347,22 +343,17 @@ class Coordinator:
         without being assigned. It helps another step only when that one's engines are full, or have not asked for a
         while: an engine that helps keeps that step's version until its longest episode ends. Where weights come slowly
         all would else help whoever still fetches them, and no cohort would be left.
-
-        What the trainer lends gets the oldest episodes up to the step that the trainer waits for, whoever plays that
-        step: when the batch is there, it has nothing left in hand.
         """
-        waiting = [step for step in self._leases.waiting() if worker.until is None or step <= worker.until]
+        waiting = self._leases.waiting()
         if not waiting or self.plan.rule == "in_flight":
             return waiting[0] if waiting else None
         if worker.step is not None:
             return worker.step if worker.step in waiting else None
-        if worker.until is not None:
-            return waiting[0]
         return self._of_an_empty(worker, waiting)
 
     def _of_an_empty(self, worker: Worker, waiting: list[int]) -> int | None:
         """Of the steps that wait, the one that an empty engine goes to."""
-        share = -(-len(self._leases.engines()) // (self.plan.staleness + 1))
+        share = -(-len(self._leases.workers) // (self.plan.staleness + 1))
         helped = None
         for step in waiting:
             players = self._leases.players(step)

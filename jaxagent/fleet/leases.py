@@ -22,7 +22,6 @@ class Worker:
     step: int | None = None  # with `pinned`: whose groups it plays; None: it is empty
     free: int = 0  # places that it had when it asked last and that were not filled since
     asked: float = -math.inf  # when that was, or when it last said that weights come, for what it has
-    until: int | None = None  # the trainer's own engine, which helps while it waits for this step; None: any other
 
 
 class Leases:
@@ -110,11 +109,7 @@ class Leases:
 
     def players(self, step: int) -> list[Worker]:
         """With `pinned`: engines that play a step's groups."""
-        return [worker for worker in self.engines() if worker.step == step]
-
-    def engines(self) -> list[Worker]:
-        """All workers but the trainer's own, which comes and goes from step to step and has no share of them."""
-        return [worker for worker in self.workers.values() if worker.until is None]
+        return [worker for worker in self.workers.values() if worker.step == step]
 
     def running(self) -> dict[EpisodeId, str]:
         """The worker of every episode that is being played."""

@@ -15,7 +15,6 @@ ROLES = ("trainer", "engine")
 # With rule `pinned` and exact numerics these are equal in all engines and trainers: a token's bits hang on them.
 COMPARED = ("jax", "jaxlib", "xla_flags", "cpu_features", "threads", "device_kind", "program")
 ENGINES = ("mesh",)  # likewise, but of engines only: the trainer's is its own
-UNTIL = "until"  # a fact of the trainer's own engine, which it lends: the step that it waits for
 REMEMBERED = 1000  # members that left
 
 
@@ -141,8 +140,7 @@ class Members:
         member = self._all.get(name)
         if member is not None:
             member.waited_s += seconds
-            if UNTIL not in member.facts:  # the trainer's own: it is idle whenever it is not lent
-                self.waited_s[member.role] += seconds
+            self.waited_s[member.role] += seconds
 
     def sources(self, version: int, asks: str) -> list[str]:
         """Where a version's weights may be had: engines that say they hold it, the idlest first, then trainers."""
@@ -158,8 +156,8 @@ class Members:
     def _differences(self, role: str, facts: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Facts that are not those of the reference; of an engine, also those that are not the first engine's."""
         pairs: list[tuple[Member | None, tuple[str, ...]]] = [(self._reference, COMPARED)]
-        if role == "engine" and UNTIL not in facts:  # the trainer's own: others are compared with it by their probes
-            pairs.append((next((other for other in self.of("engine") if UNTIL not in other.facts), None), ENGINES))
+        if role == "engine":
+            pairs.append((next(iter(self.of("engine")), None), ENGINES))
         return {
             name: [other.facts.get(name), facts.get(name)]
             for other, names in pairs

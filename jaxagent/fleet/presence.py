@@ -7,7 +7,7 @@ import logging
 
 from aiohttp import web
 
-from jaxagent.fleet import members, wire
+from jaxagent.fleet import wire
 from jaxagent.fleet.admission import Beat
 from jaxagent.fleet.core import Core
 from jaxagent.fleet.intake import reply
@@ -38,8 +38,7 @@ class Presence:
         if was := wire.text(row, "was", ""):
             self.core.gone(was, "joins again")
         if role == "engine":
-            until = wire.whole(facts, members.UNTIL) if members.UNTIL in facts else None
-            name, told = rules.join(now, holding, until)
+            name, told = rules.join(now, holding)
         else:
             name, told = self.core.members.new_name(self.core.book.epoch), Beat(rules.record.published, ())
             self.core.said = ""  # a trainer that comes back goes on

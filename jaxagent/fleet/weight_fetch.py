@@ -145,10 +145,6 @@ class WeightFetcher:
 
     # ---------------------------------------------------------------- one version
 
-    def offer(self, url: str, version: int) -> bytes:
-        """How a version is pulled from the devices of the trainer, who is at `url`. Raises SourceError."""
-        return self._get(url, f"/v1/offer/{version}", MOST_MANIFEST_BYTES, ANSWER_S)
-
     def manifest_of(
         self, sources: Sources, base: str | None, like: Mapping[manifest.Path, weight_reader.Typed] | None
     ) -> Manifest:

@@ -4,8 +4,6 @@
     GET /v1/base/0                the same of the frozen weights under a run's adapters
     GET /v1/chunk/{SHA-256}       a chunk's bytes, also of a version that is still being copied; ranges are honoured
     GET /v1/file/{name}           a file beside the versions, of those that are SHARED
-    GET /v1/offer/{version}       of a trainer: how to pull the version from its devices, once; 404 says why not
-                                  (runs/fleet/transfer.py)
 
 Every request carries the run's token. Who asks for what is not here gets 404, never something else. No more than MOST
 requests are answered at once; others are told to come again (503), and there are MOST_CONNECTIONS. What a chunk is its
@@ -20,7 +18,7 @@ import http.server
 import pathlib
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from jaxagent.fleet.weights import BASE, MANIFEST, path_of
@@ -34,7 +32,6 @@ RETRY_S = 1
 LOOK_S = 0.2  # between two looks whether it is to end
 _WHAT = r"(?P<of>manifest|base)/(?P<version>\d{1,9})|chunk/(?P<digest>[0-9a-f]{64})|file/(?P<name>[a-z][a-z_.]{0,60})"
 _PATH = re.compile(f"/v1/(?:{_WHAT})")
-_OFFER = re.compile(r"/v1/offer/(\d{1,9})")
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})?")
 
 
@@ -47,7 +44,6 @@ class WeightServer:
       host, port: where to listen; port 0 = a free one.
       address: the host's name as others reach it; "" = `host`.
       most: answers at once.
-      offer: gives the offer of a version, or raises LookupError that says why there is none.
 
     Raises:
       OSError: the address is taken.
@@ -61,11 +57,9 @@ class WeightServer:
         port: int = 0,
         address: str = "",
         most: int = MOST,
-        offer: Callable[[int], bytes] | None = None,
     ):
         self._folders = [pathlib.Path(folder) for folder in folders]
         self._token = token.encode()
-        self.offer = offer
         self._places = threading.BoundedSemaphore(most)
         self._lock = threading.Lock()
         self._sent = self._refused = self._sending = 0
@@ -186,23 +180,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if not place:
                 self.weights.count(0)
                 return self._say(503, "busy", {"Retry-After": str(RETRY_S)})
-            if asked := _OFFER.fullmatch(self.path):
-                return self._offer(int(asked[1]))
             file = self.weights.find(self.path)
             if file is None:
                 return self._say(404, "not here")
             with file:
                 self._send(file)
-
-    def _offer(self, version: int) -> None:
-        if self.weights.offer is None:
-            return self._say(404, "this process offers nothing from its devices")
-        try:
-            self._say(200, self.weights.offer(version))
-        except LookupError as why:
-            self._say(404, str(why.args[0]))
-        except Exception as failure:  # the engine has other ways, and is told why this one is none
-            self._say(503, f"{type(failure).__name__}: {failure}")
 
     def _send(self, file: BinaryIO) -> None:
         size = file.seek(0, 2)

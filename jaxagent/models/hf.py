@@ -193,7 +193,8 @@ def _check(tensors: Mapping[str, tuple[str, Any]], spec: ModelSpec) -> None:
             name = array.hf.name.format(layer=layer)
             if name not in tensors:
                 where = ", ".join(sorted({file for file, _ in tensors.values()}))
-                raise ConfigError(f"Tensor '{name}' is missing from {where}.")
+                tied = " A model whose head is its embeddings has tie_word_embeddings = true in its config.json."
+                raise ConfigError(f"Tensor '{name}' is missing from {where}.{tied if name == HEAD else ''}")
             file, stored = tensors[name]
             if stored.get_dtype() not in DTYPES:
                 raise ConfigError(

@@ -45,7 +45,6 @@ _AFTER_SCORE = (
     "fleet/trainer_wait_s",
     "fleet/engine_idle_frac",
     "fleet/engines",
-    "fleet/lent_episodes",
 )
 # Shown once they are not 0.
 FAILURES = ("stop/env_error", "stop/timeout", "stop/engine_error", "eval/failed", "eval/failed_sampled", "failed")
@@ -149,7 +148,7 @@ class Progress:
         if show:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
         self._unwritten.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-        if self._display.gone and not self._display_loss_noted:  # the bar's own thread may have been the first to see it
+        if self._display.gone and not self._display_loss_noted:  # the bar may have seen it first
             self._display_loss_noted = True
             self._unwritten.append(f"The display is gone ({self._display.gone}): the run goes on without it.\n")
         self._write()

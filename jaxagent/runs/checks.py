@@ -156,27 +156,6 @@ def _check_fleet(cfg: Config, fleet: FleetConfig) -> None:
             f"fleet.trainers ({fleet.trainers}) must divide the devices of config.mesh ({devices}): every process has "
             "as many."
         )
-    if fleet.lend and fleet.trainers > 1:
-        raise ConfigError(
-            f"fleet.lend: of the {fleet.trainers} processes of fleet.trainers only the first one has an engine, on its "
-            "own devices alone. Lend the devices of a trainer of one process, or set fleet.lend=false."
-        )
-    if fleet.lend and fleet.window > 1:
-        raise ConfigError(
-            f"fleet.lend: with fleet.window={fleet.window} a step may be trained before all that the trainer plays for "
-            "it is played, and the rest would be played again. Set one of them otherwise."
-        )
-    if fleet.transfer == "device" and fleet.trainers > 1:
-        raise ConfigError(
-            f"fleet.transfer='device': each of the {fleet.trainers} processes of fleet.trainers has a part of the "
-            "weights on its devices, and engines pull from one process. Train in one process, or use "
-            "fleet.transfer=files."
-        )
-    if fleet.transfer == "device" and cfg.model.lora.rank:
-        raise ConfigError(
-            "fleet.transfer='device': with model.lora.rank a version is adapters alone, which are small, and engines "
-            "take them from files. Use fleet.transfer=files."
-        )
     if fleet.hang_s <= fleet.patience_s:
         raise ConfigError(
             f"fleet.hang_s ({fleet.hang_s:g}) must be more than fleet.patience_s ({fleet.patience_s:g}): who waits for "

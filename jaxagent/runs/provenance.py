@@ -87,8 +87,8 @@ def processor() -> str:
 @functools.cache
 def code_digest() -> str:
     """SHA-256 over every file of this package, by name and content; what is compiled or cached is left out."""
-    package, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(path for path in package.rglob("*") if path.is_file() and path.suffix not in (".pyc", ".so")):
+    package, digest, made = Path(__file__).parents[1], hashlib.sha256(), (".pyc", ".so", ".bin")
+    for path in sorted(path for path in package.rglob("*") if path.is_file() and path.suffix not in made):
         name, content = path.relative_to(package).as_posix().encode(), path.read_bytes()
         digest.update(b"%d %s %d " % (len(name), name, len(content)) + content)
     return digest.hexdigest()

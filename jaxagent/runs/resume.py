@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxagent.config import Config, ConfigError, to_dict
+from jaxagent.config.errors import REMOVED
 from jaxagent.config.run import STAGE_SECTIONS
 
 _WEIGHTS = "the weights would compute another function"
@@ -57,13 +58,19 @@ def changes(saved: Mapping[str, Any], cfg: Config) -> list[tuple[str, Any, Any]]
     """(field, then, now) of every config field that differs, but for the workdir, which may be moved.
 
     Of a choice that is another one now the names, and of a section that was or is off None and "on": not their fields.
+    What a field said that exists no more counts where that was in use.
 
     Args:
-      saved: the config in a bundle, as `to_dict` made it. A field that it lacks, or that exists no more, is left out.
+      saved: the config in a bundle, as `to_dict` made it. A field that it lacks is left out.
       cfg: the config now.
     """
     unsaid = ("workdir", *STAGE_SECTIONS)  # that a stage's section is there or not, `stages` says
-    return [change for change in _differences(saved, to_dict(cfg), "") if change[0] not in unsaid]
+    differences = [change for change in _differences(saved, to_dict(cfg), "") if change[0] not in unsaid]
+    for field, (unused, _) in REMOVED.items():
+        section, name = field.split(".")
+        if (then := (saved.get(section) or {}).get(name, unused)) != unused:
+            differences.append((field, then, "gone"))
+    return differences
 
 
 def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adapting: bool) -> list[tuple[str, Any, Any]]:

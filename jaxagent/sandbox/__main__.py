@@ -13,7 +13,8 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from jaxagent.sandbox import choose
+from jaxagent.config import ConfigError
+from jaxagent.sandbox import choose, init_program
 from jaxagent.sandbox.base import SandboxError
 from jaxagent.sandbox.owner import Owner
 
@@ -28,7 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {failure}", file=sys.stderr)
         return 1
     try:
+        init_program.find(owner.path)  # all of them need it
         working = asyncio.run(_try_all(owner))
+    except ConfigError as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
     finally:
         owner.close()
     print(f"a run takes: {working[0]}" if working else "none works here: docs/sandboxes.md says what each needs")

@@ -7,8 +7,7 @@ import shutil
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
-from jaxagent.sandbox.connection import start_sandbox
-from jaxagent.sandbox.local import ENTER, NO_TERMINAL_LIMIT, START_TIMEOUT_S, LocalBackend, enter_group
+from jaxagent.sandbox.local import NO_TERMINAL_LIMIT, LocalBackend
 from jaxagent.sandbox.owner import Owner
 
 PROGRAM = "/tmp/.jaxagent-init"
@@ -17,8 +16,8 @@ PROGRAM = "/tmp/.jaxagent-init"
 class Apptainer(LocalBackend):
     """See `base.Backend`. Raises SandboxError where there is no apptainer (or singularity)."""
 
-    def __init__(self, owner: Owner, compiled: bool = True):
-        super().__init__(owner, compiled)
+    def __init__(self, owner: Owner):
+        super().__init__(owner)
         self.name = "apptainer"
         self._program = shutil.which("apptainer") or shutil.which("singularity") or ""
         if not self._program:
@@ -38,23 +37,13 @@ class Apptainer(LocalBackend):
         words = [self._program, "exec", "--containall", "--cleanenv", "--writable-tmpfs", "--no-home", "--no-privs"]
         words += ["--net", "--network", "none", "--hostname", spec.hostname, "--userns", "--no-init"]
         words += ["--bind", f"{self.public_program()}:{PROGRAM}:ro", spec.root or spec.image]
-        return [*words, *self.command_inside(PROGRAM)]
+        return [*words, PROGRAM, "serve", self.owner.process_name]
 
     async def start(self, spec: Spec) -> Sandbox:
         """See `base.Backend`. Inside, programs run as this user: `spec.uid` is not changed."""
         if spec.layers or bool(spec.image) == bool(spec.root):
             raise ConfigError("apptainer starts sandboxes from a spec's 'image' or 'root', without layers")
-        group = self.make_group(spec.limits)
-
-        sandbox = await start_sandbox(
-            ["sh", "-c", ENTER, *self.arguments(spec)],
-            self.describe_inside(spec).encode(),
-            spec,
-            START_TIMEOUT_S,
-            on_closed=lambda: self.free_group(group),
-            oom_kills=self.count_oom_kills(group),
-            executable="/bin/sh",
-            enter=lambda pid: enter_group(group, pid),
-            env={name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},
+        env = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        return await self.begin(
+            spec, lambda _: (self.arguments(spec), self.describe_inside(spec)), entering=True, env=env
         )
-        return self.keep(sandbox)

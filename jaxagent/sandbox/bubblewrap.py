@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shutil
 import threading
 from pathlib import Path
 
+from jaxagent.sandbox import wire
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
-from jaxagent.sandbox.connection import start_sandbox
-from jaxagent.sandbox.local import (
-    ENTER,
-    NETWORK_SETTINGS,
-    NO_TERMINAL_LIMIT,
-    START_TIMEOUT_S,
-    WRITABLE,
-    LocalBackend,
-    check_root,
-    enter_group,
-)
+from jaxagent.sandbox.cgroups import Group
+from jaxagent.sandbox.local import NETWORK_SETTINGS, NO_TERMINAL_LIMIT, WRITABLE, LocalBackend, check_root
 from jaxagent.sandbox.owner import Owner
 
 NEW_NETWORK = 0x40000000
+PROGRAM = "/run/jaxagent/init"
 
 
 def _set_network(pid: int) -> tuple[str, ...]:
@@ -54,8 +48,8 @@ def _set_network(pid: int) -> tuple[str, ...]:
 class Bubblewrap(LocalBackend):
     """See `base.Backend`. Raises SandboxError where there is no bubblewrap."""
 
-    def __init__(self, owner: Owner, compiled: bool = True):
-        super().__init__(owner, compiled)
+    def __init__(self, owner: Owner):
+        super().__init__(owner)
         self.name = "bubblewrap"
         self._bwrap = shutil.which("bwrap") or ""
         if not self._bwrap:
@@ -71,36 +65,18 @@ class Bubblewrap(LocalBackend):
     async def start(self, spec: Spec) -> Sandbox:
         """See `base.Backend`."""
         check_root(self.name, spec, layers=False)
-        group = None
         # A given root belongs to the shared user, and bubblewrap cannot show it as another's.
         uids = self.owner.uids if not spec.root else None
         uid = uids.take() if uids is not None else self.uid
 
-        def on_closed() -> None:
-            self.free_group(group)
-            if uids is not None:
-                uids.free(uid)
-
-        try:
-            group = self.make_group(spec.limits)
-            arguments, directives = self._arguments(spec), self.describe_inside(spec)
+        def command(group: Group | None) -> tuple[list[str], wire.Directives]:
+            directives = self.describe_inside(spec)
             self.describe_settings(directives, network=False)
-        except BaseException:
-            on_closed()
-            raise
-        sandbox = await start_sandbox(
-            ["sh", "-c", ENTER, self._bwrap, *arguments],
-            directives.encode(),
-            spec,
-            START_TIMEOUT_S,
-            on_closed=on_closed,
-            oom_kills=self.count_oom_kills(group),
-            executable="/bin/sh",
-            user=uid if os.geteuid() == 0 else None,
-            enter=lambda pid: enter_group(group, pid),
-        )
-        sandbox.gaps += _set_network(sandbox.pid)
-        return self.keep(sandbox)
+            return [self._bwrap, *self._arguments(spec)], directives
+
+        ended = functools.partial(uids.free, uid) if uids is not None else lambda: None
+        user = uid if os.geteuid() == 0 else None
+        return await self.begin(spec, command, ended, entering=True, after=_set_network, user=user)
 
     def _arguments(self, spec: Spec) -> list[str]:
         isolation = (
@@ -118,6 +94,5 @@ class Bubblewrap(LocalBackend):
         for path, parts in WRITABLE.items():
             words += ["--size", str(spec.limits.disk_bytes // parts), "--tmpfs", path]
         words += ["--remount-ro", "/dev"]
-        program = self.public_program()
-        inside = f"/run/jaxagent/{program.name}"
-        return [*words, "--ro-bind", str(program), inside, "--", *self.command_inside(inside)]
+        words += ["--ro-bind", str(self.public_program()), PROGRAM, "--", PROGRAM, "serve", self.owner.process_name]
+        return words

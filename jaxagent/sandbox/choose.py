@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from jaxagent.config import ConfigError, nearest
+from jaxagent.sandbox import init_program
 from jaxagent.sandbox.apptainer import Apptainer
 from jaxagent.sandbox.base import Backend, SandboxError, Spec
 from jaxagent.sandbox.bubblewrap import Bubblewrap
@@ -17,7 +18,6 @@ from jaxagent.sandbox.plain import Plain
 PROBE_TIMEOUT_S = 120.0
 SAFE: dict[str, Callable[[Owner], Backend]] = {  # best first
     "namespaces": Namespaces,
-    "namespaces-python": lambda owner: Namespaces(owner, compiled=False),
     "bubblewrap": Bubblewrap,
     "podman": lambda owner: ContainerEngine(owner, ("podman",)),
     "podman-cgroupfs": lambda owner: ContainerEngine(owner, CGROUPFS),
@@ -25,6 +25,7 @@ SAFE: dict[str, Callable[[Owner], Backend]] = {  # best first
     "apptainer": Apptainer,
 }
 UNSAFE: dict[str, Callable[[Owner], Backend]] = {"plain": Plain}
+FORMER = {"namespaces-python": "namespaces"}  # in configs of runs that began before
 
 
 async def probe(make: Callable[[Owner], Backend], owner: Owner, spec: Spec | None = None) -> Backend:
@@ -64,11 +65,13 @@ async def choose_backend(
       names: keys of `SAFE`, best first. Remote workers are not looked for: see `remote.Remote`.
 
     Raises:
-      ConfigError: an unknown name, or nothing works; each back end's reason is in the message.
+      ConfigError: an unknown name, or nothing works; each back end's reason is in the message. Or the program that
+        every back end needs is not here: see `init_program.find`.
     """
     known = {**SAFE, **(UNSAFE if unsafe else {})}
     reasons = []
-    for name in [*names, *(n for n in UNSAFE if unsafe and n not in names)]:
+    await asyncio.to_thread(init_program.find, owner.path)  # else it would be the reason of each of them
+    for name in dict.fromkeys([*(FORMER.get(name, name) for name in names), *(UNSAFE if unsafe else ())]):
         if name not in known:
             hint = " (it needs the unsafe flag)" if name in UNSAFE else nearest(name, known)
             raise ConfigError(f"sandbox back end '{name}' is not known{hint}")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
-from jaxagent.sandbox.connection import OOM_SCORE, start_sandbox
-from jaxagent.sandbox.local import NO_TERMINAL_LIMIT, START_TIMEOUT_S, WRITABLE, LocalBackend
+from jaxagent.sandbox.connection import OOM_SCORE
+from jaxagent.sandbox.local import NO_TERMINAL_LIMIT, WRITABLE, LocalBackend
 from jaxagent.sandbox.owner import LABEL, Owner
 from jaxagent.sandbox.root import Roots
 
@@ -39,8 +39,8 @@ class ContainerEngine(LocalBackend):
       SandboxError: it is not installed or does not answer.
     """
 
-    def __init__(self, owner: Owner, command: tuple[str, ...], compiled: bool = True):
-        super().__init__(owner, compiled)
+    def __init__(self, owner: Owner, command: tuple[str, ...]):
+        super().__init__(owner)
         self.name = command[0]
         if not shutil.which(command[0]):
             raise SandboxError(f"{command[0]} is not installed")
@@ -114,7 +114,7 @@ class ContainerEngine(LocalBackend):
         if self.name == "podman":  # always on this host; docker may be on another, so there it is copied in
             words += ["--volume", f"{self.public_program()}:{PROGRAM}:ro"]
         words += self._root(spec)
-        return [*words, *self.command_inside(PROGRAM)]
+        return [*words, PROGRAM, "serve", self.owner.process_name]
 
     def _root(self, spec: Spec) -> list[str]:
         if spec.image:
@@ -149,15 +149,14 @@ class ContainerEngine(LocalBackend):
                     "rm", "--force", container
                 )
 
-        sandbox = await start_sandbox(
-            [*self._command, "start", "--attach", "--interactive", container],
-            self.describe_inside(spec, processes=False).encode(),
+        command = [*self._command, "start", "--attach", "--interactive", container]
+        return await self.begin(
             spec,
-            START_TIMEOUT_S,
+            lambda _: (command, self.describe_inside(spec, processes=False)),
+            grouped=False,
             remove=remove,
             env=os.environ,  # the engine's client runs on this host; the container gets none of it
         )
-        return self.keep(sandbox)
 
     def _create(self, spec: Spec) -> str:
         container = self.call(*self.arguments(spec)).split()[-1]

@@ -1,74 +1,53 @@
-"""The program that serves a sandbox from inside, as its process 1: compiled from `native/`, or the same in Python.
-
-The compiled one is made when it is first needed, kept by the hash of its source and shared by all runs of a user. The
-one in Python is an archive of `init/`, for hosts and images where nothing can be compiled.
-"""
+"""Where the program that serves a sandbox from inside lies on this machine: see `native/__init__.py`."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
+import contextlib
 import os
-import py_compile
-import shutil
-import subprocess
-import tempfile
-import zipfile
 from pathlib import Path
 
+from jaxagent.config import ConfigError
 from jaxagent.io.files import cache_directory
+from jaxagent.sandbox import native
 
-SOURCE = Path(__file__).parent / "native"
-PYTHON_SOURCE = Path(__file__).parent / "init"
-PACKAGES = ("jaxagent", "jaxagent/sandbox", "jaxagent/sandbox/init")  # as in the source tree, so imports are the same
-START = b"from jaxagent.sandbox.init.main import main\n\nmain()\n"
-PYTHON_FLAGS = ("-I", "-S")  # neither the environment nor site-packages decide what is imported
-COMPILE_TIMEOUT_S = 300.0
-
-
-@functools.cache
-def compiled() -> Path | None:
-    """The compiled program, or None where it cannot be compiled (no compiler, no C library)."""
-    sources = sorted(SOURCE.glob("*.c"))
-    digest = hashlib.sha256()
-    for path in [*sources, *sorted(SOURCE.glob("*.h"))]:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    digest.update(os.uname().machine.encode())
-    try:
-        directory = cache_directory()
-        directory.mkdir(parents=True, exist_ok=True)
-        target = directory / f"sandbox-{digest.hexdigest()[:20]}"
-        if target.exists():
-            return target
-        compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-        if compiler is None:
-            return None
-        with tempfile.TemporaryDirectory(dir=directory) as work:
-            made = Path(work) / "init"
-            for static in (["-static"], []):  # a static one also runs in images that have another C library
-                command = [compiler, "-O2", *static, "-o", str(made), *map(str, sources)]
-                done = subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S)
-                if done.returncode == 0:
-                    made.chmod(0o755)
-                    made.rename(target)  # atomic: other processes see all of it or nothing
-                    return target
-    except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: no home directory
-        return None
-    return None
+WHEEL = "the wheel of jaxagent for this platform"
+ONE_LIBRARY = (
+    "the program that serves sandboxes from inside could only be linked to this machine's C library, and does not run "
+    f"in an image with another one: install the C library for static programs (libc6-dev, glibc-static), or {WHEEL}"
+)
 
 
-def write_archive(path: Path) -> None:
-    """Writes the program in Python as one file, which `python -I -S` runs without anything else of jaxagent.
+def find(folder: Path) -> Path:
+    """The program: as the installed package has it, as this user's cache has it, or compiled now.
 
-    It holds every module as source and as bytecode of this Python; another one compiles the source at each start.
+    Args:
+      folder: of this run; the program lies there where the cache cannot hold it, and where it needs this machine's C
+        library: then its name begins with "dynamic".
+
+    Raises:
+      ConfigError: it is nowhere, and cannot be compiled.
     """
-    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH  # there is no file to compare its time with
-    with zipfile.ZipFile(path, "w") as archive, tempfile.TemporaryDirectory() as work:  # nothing inside needs zlib
-        archive.writestr("__main__.py", START)
-        for package in PACKAGES[:-1]:
-            archive.writestr(f"{package}/__init__.py", b"")
-        for module in sorted(PYTHON_SOURCE.glob("*.py")):
-            archive.writestr(f"{PACKAGES[-1]}/{module.name}", module.read_bytes())
-            bytecode = Path(work) / f"{module.stem}.pyc"
-            py_compile.compile(str(module), str(bytecode), doraise=True, invalidation_mode=unchecked)
-            archive.writestr(f"{PACKAGES[-1]}/{bytecode.name}", bytecode.read_bytes())
+    name, places, why = native.file_name(), [folder], ""
+    with contextlib.suppress(RuntimeError):  # the user has no home
+        places.insert(0, cache_directory())
+    for path in (native.FOLDER / name, *(place / name for place in places), folder / f"dynamic-{name}"):
+        if os.access(path, os.X_OK):
+            return path
+    for place in places:
+        try:
+            for path in (place / name, folder / f"dynamic-{name}"):
+                if not (why := native.compile_to(path, static=path.name == name)):
+                    return path
+            break
+        except OSError as failure:
+            why = f"{failure.filename or place}: {failure.strerror}"
+    raise ConfigError(
+        f"sandboxes need a small program in C, which this installation does not bring for {os.uname().machine} and "
+        f"which cannot be compiled here ({why}): install a C compiler with its C library, such as gcc and libc6-dev, "
+        f"or {WHEEL}"
+    )
+
+
+def is_dynamic(program: Path) -> bool:
+    """Whether it needs this machine's C library."""
+    return program.name.startswith("dynamic")

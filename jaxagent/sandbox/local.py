@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import resource
 import shutil
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox import init_program, seccomp, wire
-from jaxagent.sandbox.base import Backend, Limits, SandboxError, Spec
+from jaxagent.sandbox.base import Backend, Limits, Sandbox, SandboxError, Spec
 from jaxagent.sandbox.cgroups import CONTROLLERS, Group
-from jaxagent.sandbox.connection import LocalSandbox
+from jaxagent.sandbox.connection import LocalSandbox, start_sandbox
 from jaxagent.sandbox.owner import Owner, sandbox_uid
 from jaxagent.sandbox.root import Roots
 
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 # The host puts the waiting shell into its control groups before it becomes the program.
 ENTER = 'read -r go || exit 70; exec "$0" "$@"'
-PYTHON = "/usr/bin/python3"  # inside, where there is no compiled program
 NO_TERMINAL_LIMIT = "one sandbox can take all terminals of the host"
 # Of a sandbox's own namespaces, below /proc/sys. The network's are about memory that is charged to no control group: of
 # connections that nobody has accepted yet, of options, and of copies of what was sent that wait with its time.
@@ -45,14 +45,20 @@ WITHOUT = {
 class LocalBackend(Backend):
     """A back end whose sandboxes are processes of this host."""
 
-    def __init__(self, owner: Owner, compiled: bool = True):
+    serves_from_root = True  # the program inside starts in the sandbox's root: a dynamic one with its C library
+
+    def __init__(self, owner: Owner):
         self.owner = owner
-        self.program = init_program.compiled() if compiled else None  # None: the same in Python
         self.uid = sandbox_uid()
         self.roots = Roots(owner.path, self.uid)
         self.filter = seccomp.program()
         self.filter_of_root = seccomp.program(tracing=True)
         self._running: set[LocalSandbox] = set()
+
+    @functools.cached_property
+    def program(self) -> Path:
+        """What serves a sandbox from inside. Raises ConfigError where it is not here and cannot be compiled."""
+        return init_program.find(self.owner.path)
 
     def common_gaps(self) -> list[str]:
         """Protections that this host and user cannot give, whatever the back end."""
@@ -67,22 +73,6 @@ class LocalBackend(Backend):
         if not self.filter:
             gaps.append("no system call filter for this processor")
         return gaps
-
-    def make_group(self, limits: Limits) -> Group | None:
-        """A control group. Raises SandboxError when one should be there and cannot be made."""
-        try:
-            return self.owner.cgroups.make(limits)
-        except OSError as failure:
-            raise SandboxError(f"no control group can be made: {failure}") from failure
-
-    def count_oom_kills(self, group: Group | None) -> Callable[[], int | None]:
-        """What `start_sandbox` wants: counts processes killed for memory."""
-        return group.oom_kills if group is not None else lambda: None
-
-    def free_group(self, group: Group | None) -> None:
-        """Takes it back when all inside has ended."""
-        if group is not None:
-            self.owner.cgroups.free(group)
 
     def describe_inside(self, spec: Spec, processes: bool = True) -> wire.Directives:
         """Environment, resource limits and filter: what the program inside applies to itself in every back end."""
@@ -105,32 +95,65 @@ class LocalBackend(Backend):
 
     def public_program(self) -> Path:
         """A copy of the program that serves a sandbox, which the sandboxes' user can read and run."""
-        path = self.owner.path / ("init" if self.program else "init.pyz")
+        path = self.owner.path / "init"
         if not path.exists():
             part = path.with_suffix(".part")
-            if self.program:
-                shutil.copyfile(self.program, part)
-            else:
-                init_program.write_archive(part)
+            shutil.copyfile(self.program, part)
             part.chmod(0o755)
             part.rename(path)
         return path
 
-    def command_on_host(self, mode: str) -> tuple[list[str], str]:
-        """Arguments and executable that start the program on this host, with `mode` "launch" or "serve"."""
-        name = self.owner.process_name
-        if self.program:
-            return [name, mode, name], str(self.program)
-        python = [sys.executable, *init_program.PYTHON_FLAGS, str(self.public_program())]
-        return [*python, mode, name], sys.executable
+    async def begin(
+        self,
+        spec: Spec,
+        command: Callable[[Group | None], tuple[Sequence[str], wire.Directives]],
+        ended: Callable[[], None] = lambda: None,
+        grouped: bool = True,
+        entering: bool = False,
+        after: Callable[[int], tuple[str, ...]] = lambda pid: (),
+        **more: Any,
+    ) -> Sandbox:
+        """Starts a sandbox in a control group of its own, and tells once what its start could not protect.
 
-    def command_inside(self, path: str) -> list[str]:
-        """The command that serves from inside a sandbox that something else made, in which the program is at `path`."""
-        python = [] if self.program else [PYTHON, *init_program.PYTHON_FLAGS]
-        return [*python, path, "serve", self.owner.process_name]
+        Args:
+          command: of the group, what starts the program inside, and what that is told.
+          ended: called when all of the sandbox has ended, also where it does not start.
+          grouped: False where something else limits it.
+          entering: the host puts the command into the group before it does anything; else it enters by itself.
+          after: makes what is missing once the outermost process runs; returns what cannot be made, in words.
+          more: see `connection.start_sandbox`.
 
-    def keep(self, sandbox: LocalSandbox) -> LocalSandbox:
-        """Remembers a sandbox until it is closed, and tells once what its start could not protect."""
+        Raises:
+          SandboxError: no group can be made, or the sandbox does not become ready.
+        """
+        try:
+            group = self.owner.cgroups.make(spec.limits) if grouped else None
+        except OSError as failure:
+            ended()
+            raise SandboxError(f"no control group can be made: {failure}") from failure
+
+        def on_closed() -> None:
+            if group is not None:
+                self.owner.cgroups.free(group)
+            ended()
+
+        try:
+            argv, directives = command(group)
+        except BaseException:
+            on_closed()
+            raise
+        if entering:
+            argv = ["sh", "-c", ENTER, *argv]
+            more |= {"executable": "/bin/sh", "enter": lambda pid: enter_group(group, pid)}
+        if group is not None:
+            more["oom_kills"] = group.oom_kills
+        try:
+            sandbox = await start_sandbox(argv, directives.encode(), spec, START_TIMEOUT_S, on_closed=on_closed, **more)
+        except SandboxError as failure:
+            if self.serves_from_root and init_program.is_dynamic(self.program):
+                raise SandboxError(f"{failure} ({init_program.ONE_LIBRARY})") from failure
+            raise
+        sandbox.gaps += after(sandbox.pid)
         if lacking := [gap for gap in sandbox.gaps if gap not in self.missing]:
             self.missing = (*self.missing, *lacking)
             logger.warning("%s", self.describe())

@@ -4,8 +4,6 @@ New user, pid, mount, net, ipc and uts namespaces; an overlay over read-only lay
 size; a host user id for each sandbox, to which the layers of one user on disk are mapped; no_new_privs, no
 capabilities, a seccomp filter, an empty environment; control groups where they can be made, else resource limits. The
 outermost process dies with the thread that started it.
-
-The launcher is compiled from `native/`, or where there is no compiler the same program in Python (`init_program.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from collections.abc import Callable
 
 from jaxagent.sandbox import wire
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
-from jaxagent.sandbox.connection import start_sandbox
-from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_root
+from jaxagent.sandbox.cgroups import Group
+from jaxagent.sandbox.local import LocalBackend, check_root
 from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.root import OPEN
 
@@ -27,21 +25,18 @@ ONE_USER = "sandboxes share a host user id (layers that cannot be id-mapped here
 
 
 class Namespaces(LocalBackend):
-    """See `base.Backend`.
-
-    Args:
-      compiled: False for the launcher in Python even where a compiler is at hand.
-    """
+    """See `base.Backend`."""
 
     separates = True  # where it can be done, each sandbox has a host user id of its own
     network = False  # the host's, which only steps of a build may have
     protects = True  # an agent that is not user 0 cannot change the root's programs and configuration
 
-    def __init__(self, owner: Owner, compiled: bool = True):
-        super().__init__(owner, compiled)
-        self.name = "namespaces" if self.program else "namespaces-python"
+    serves_from_root = False
+
+    def __init__(self, owner: Owner):
+        super().__init__(owner)
+        self.name = "namespaces"
         self.missing = tuple(self.common_gaps())
-        self._argv, self._executable = self.command_on_host("launch")
         self._mount_point = owner.path / "mount"
         self._mount_point.mkdir(exist_ok=True)
         self._mount_point.chmod(0o755)
@@ -68,29 +63,13 @@ class Namespaces(LocalBackend):
         return sandbox
 
     async def _start(self, spec: Spec, uid: int, ended: Callable[[], None]) -> Sandbox:
-        group = None
+        name = self.owner.process_name
+        argv = [name, "launch", name]  # what shows inside does not name the program's place on the host
 
-        def on_closed() -> None:
-            self.free_group(group)
-            ended()
+        def command(group: Group | None) -> tuple[list[str], wire.Directives]:
+            return argv, self.describe_outside(spec, group.procs() if group else [], uid)
 
-        try:
-            group = self.make_group(spec.limits)
-            directives = self.describe_outside(spec, group.procs() if group else [], uid).encode()
-        except BaseException:
-            on_closed()
-            raise
-        sandbox = await start_sandbox(
-            self._argv,
-            directives,
-            spec,
-            START_TIMEOUT_S,
-            on_closed=on_closed,
-            oom_kills=self.count_oom_kills(group),
-            executable=self._executable,
-            auxiliary=True,
-        )
-        return self.keep(sandbox)
+        return await self.begin(spec, command, ended, executable=str(self.program), auxiliary=True)
 
     def describe_outside(self, spec: Spec, groups: list[str], uid: int) -> wire.Directives:
         """Everything that the launcher is told.

@@ -112,6 +112,14 @@ def _copy_public(source: Path, target: Path) -> None:
         target.chmod(0o644)
 
 
+def give(host_uid: int, *paths: Path) -> None:
+    """Files and folders of a layer become the sandboxes' user's, where that is another; everybody may read them."""
+    for path in paths:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        if os.geteuid() == 0:
+            os.chown(path, host_uid, host_uid)
+
+
 def _folders(root: Root, name: str) -> list[Path]:
     """Where the layers may have it, the highest first."""
     return [Path(layer, name) for layer in reversed(root.layers)]
@@ -153,10 +161,7 @@ class Roots:
                 (layer / "etc").mkdir()
                 text = "\n".join(filter(None, [text.rstrip("\n"), f"127.0.0.1 {' '.join(names)}\n"]))
                 (layer / "etc/hosts").write_text(text, encoding="utf-8", errors="surrogateescape")
-                for path, mode in ((layer, 0o755), (layer / "etc", 0o755), (layer / "etc/hosts", 0o644)):
-                    path.chmod(mode)
-                    if os.geteuid() == 0:
-                        os.chown(path, self._host_uid, self._host_uid)
+                give(self._host_uid, layer, layer / "etc", layer / "etc/hosts")
                 self._named[root, hostname] = Root((*root.layers, str(layer)), root.binds)
         return self._named[root, hostname]
 
@@ -180,11 +185,9 @@ class Roots:
                     read_only.append((f"/{name}", f"/{name}"))
             if links:
                 cover = Path(tempfile.mkdtemp(prefix="cover-", dir=self._directory))
-                for path in (cover, *(cover / name for name in links)):
-                    path.mkdir(exist_ok=True)
-                    path.chmod(0o755)
-                    if os.geteuid() == 0:
-                        os.chown(path, self._host_uid, self._host_uid)
+                for name in links:
+                    (cover / name).mkdir()
+                give(self._host_uid, cover, *cover.iterdir())
                 layers = (*layers, str(cover))
             self._protected[root] = Root(layers, root.binds, tuple(read_only))
         return self._protected[root]

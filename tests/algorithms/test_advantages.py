@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from jaxagent.algorithms import compose
 from jaxagent.algorithms.advantages import (
     group_mean,
-    group_mean_batch_std,
-    group_mean_by_mean,
     group_mean_std,
     whiten,
     zero_signal,
@@ -75,11 +73,11 @@ class OtherBaselines(chex.TestCase):
 
 def test_a_rare_success_weighs_most_where_the_mean_divides_and_negative_rewards_say_nothing_there():
     rewards = np.array([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0], [0.0] * 4, [-1.0, -1.0, -1.0, 0.5]])
-    got = group_mean_by_mean(rewards, np.ones((4, 4), bool))
+    got = GROUP["maxrl"](rewards, np.ones((4, 4), bool))
     np.testing.assert_allclose(got[:2], [[3, -1, -1, -1], [1 / 3, 1 / 3, 1 / 3, -1]], rtol=1e-5)
     assert not got[2:].any()
     # Batch scaling keeps the proportions of groups: 4 ones of 12 rewards, whose unbiased variance is 8 / 33.
-    scaled = group_mean_batch_std(rewards[:3], np.ones((3, 4), bool))
+    scaled = GROUP["group_mean_batch_std"](rewards[:3], np.ones((3, 4), bool))
     np.testing.assert_allclose(scaled, group_mean(rewards[:3], np.ones((3, 4), bool)) / (8 / 33) ** 0.5, rtol=1e-5)
 
 

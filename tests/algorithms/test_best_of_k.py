@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.algorithms import checks, compose
-from jaxagent.algorithms.best_of_k import max_at_k, pass_at_k
 from jaxagent.config import ConfigError
 from tests.algorithms.entries import BEST_OF_K
 
@@ -76,7 +75,7 @@ def test_equals_every_subset_written_out(seed, name, k, levels):
 def test_zero_and_one_rewards_give_the_papers_closed_form(right):
     n, k, wrong = 8, 4, 8 - right
     p = 1 - math.comb(wrong, k) / math.comb(n, k)
-    got = pass_at_k(np.array([[1.0] * right + [0.0] * wrong]), np.ones((1, n), bool), k)[0]
+    got = BEST_OF_K["pass_at_k"](k=k)(np.array([[1.0] * right + [0.0] * wrong]), np.ones((1, n), bool))[0]
     std = math.sqrt(p * (1 - p)) + 1e-6
     expected = [(1 - p) / std] * right + [(1 - p - math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1)) / std] * wrong
     np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
@@ -88,7 +87,7 @@ def test_the_expected_gradient_is_that_of_max_at_k():
     score = np.array([-1 / (1 - p), 1 / p])  # d log p(action) / dp
     expected = 0.0
     for actions in itertools.product((0, 1), repeat=n):
-        advantages = max_at_k(rewards[list(actions)][None], np.ones((1, n), bool), k)[0]
+        advantages = BEST_OF_K["max_at_k"](k=k)(rewards[list(actions)][None], np.ones((1, n), bool))[0]
         probability = np.prod([p if a else 1 - p for a in actions])
         expected += probability * np.mean(advantages * score[list(actions)])
     np.testing.assert_allclose(expected, k * (1 - p) ** (k - 1), rtol=1e-12)  # d/dp of 1 - (1 - p)^k

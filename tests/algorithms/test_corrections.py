@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.algorithms import compose
-from jaxagent.algorithms.corrections import batch_mean, importance_weights, vetoed
-from jaxagent.algorithms.policy_loss import Tokens, opsm_factor
+from jaxagent.algorithms.corrections import CORRECTIONS, OPSM, Mask
+from jaxagent.algorithms.policy_loss import Tokens
 from jaxagent.algorithms.streams import ModelScores, action_mask, sampled_trajectories
 
 RHO = np.log(np.array([1.0, 3.0, 0.25]))  # product 0.75
@@ -34,13 +34,14 @@ RHO = np.log(np.array([1.0, 3.0, 0.25]))  # product 0.75
     ],
 )
 def test_by_hand(name, level, low, high, expected):
-    got = importance_weights(RHO - 2.0, np.full(3, -2.0), name, level, low, high)
+    got = CORRECTIONS[name](level=level, low=low, high=high)(RHO - 2.0, np.full(3, -2.0))
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
 def test_veto_by_hand():
-    assert vetoed(RHO - 2.0, np.full(3, -2.0), 0.3) and not vetoed(RHO - 2.0, np.full(3, -2.0), 0.2)
-    assert not vetoed(np.array([-99.0]), np.zeros(1), 0.0)
+    logprobs = RHO - 2.0, np.full(3, -2.0)
+    assert Mask(veto=0.3).vetoes(*logprobs) and not Mask(veto=0.2).vetoes(*logprobs)
+    assert not Mask(veto=0.0).vetoes(np.array([-99.0]), np.zeros(1))
 
 
 @settings(max_examples=60, deadline=None)
@@ -53,17 +54,11 @@ def test_equals_plain_python(seed, name, level):
     behaviour = rng.normal(-2, 0.5, n).astype(np.float32)
     old = (behaviour + rng.normal(0, spread, n)).astype(np.float32)
     logs = [float(a) - float(b) for a, b in zip(old, behaviour, strict=True)]
-    for i, weight in enumerate(importance_weights(old, behaviour, name, level, 0.5, 2.0)):
+    for i, weight in enumerate(CORRECTIONS[name](level=level, low=0.5, high=2.0)(old, behaviour)):
         log = {"token": logs[i], "sequence": sum(logs), "geometric": sum(logs) / n}[level]
         rho = math.exp(min(max(log, -20.0), 20.0))
         expected = min(max(rho, 0.5), 2.0) if name == "truncate" else rho * (0.5 <= rho <= 2.0)
         assert weight == pytest.approx(expected, rel=1e-9)
-
-
-def test_unknown_names():
-    for name, level in (("clip", "token"), ("mask", "turn")):
-        with pytest.raises(ValueError, match="unknown correction"):
-            importance_weights(np.zeros(1), np.zeros(1), name, level, 0.0, 1.0)
 
 
 def _old(kinds: str, *ratios: float) -> np.ndarray:
@@ -100,11 +95,15 @@ def test_what_is_masked_or_vetoed_stays_in_the_denominator(rl, make_group):
 
 def test_the_mean_is_over_whatever_has_a_ratio_of_its_own():
     old, behaviour = [np.log([2.0]), np.log([0.5, 1.0, 1.0]), np.zeros(0)], [np.zeros(1), np.zeros(3), np.zeros(0)]
-    assert batch_mean(old, behaviour, "truncate", "token", 0.0, 1.5) == pytest.approx((1.5 + 0.5 + 1 + 1) / 4)
-    assert batch_mean(old, behaviour, "truncate", "sequence", 0.0, 9.0) == pytest.approx((2 + 0.5) / 2)
-    assert batch_mean(old, behaviour, "mask", "geometric", 0.9, 9.0) == pytest.approx((2 + 0.5 ** (1 / 3)) / 2)
-    assert batch_mean([], [], "mask", "token", 0.0, 2.0) == 1.0
-    assert batch_mean([np.full(1, -99.0)], [np.zeros(1)], "mask", "token", 0.0, 2.0) == 1.0  # not a division by 2e-9
+
+    def mean(name, level, low, high, old=old, behaviour=behaviour):
+        return CORRECTIONS[name](level=level, low=low, high=high, normalise=True).mean(old, behaviour)
+
+    assert mean("truncate", "token", 0.0, 1.5) == pytest.approx((1.5 + 0.5 + 1 + 1) / 4)
+    assert mean("truncate", "sequence", 0.0, 9.0) == pytest.approx((2 + 0.5) / 2)
+    assert mean("mask", "geometric", 0.9, 9.0) == pytest.approx((2 + 0.5 ** (1 / 3)) / 2)
+    assert mean("mask", "token", 0.0, 2.0, [], []) == 1.0
+    assert mean("mask", "token", 0.0, 2.0, [np.full(1, -99.0)], [np.zeros(1)]) == 1.0  # not a division by 2e-9
 
 
 def slime_weights(old: list[np.ndarray], behaviour: list[np.ndarray]) -> list[np.ndarray]:
@@ -164,7 +163,7 @@ class Opsm(chex.TestCase):
 
         def factor(logprobs, delta):
             pairs = lambda x: jnp.repeat(x.reshape(1, 3, 2).mean(-1), 2, axis=1)  # noqa: E731
-            return opsm_factor(Tokens(logprobs, old, advantages, pairs), delta)
+            return OPSM(delta)(Tokens(logprobs, old, advantages, pairs))
 
         np.testing.assert_array_equal(self.variant(factor)(old - drift, 0.1), [[0, 0, 1, 1, 1, 1]])
         np.testing.assert_array_equal(self.variant(factor)(old - drift, 0.25), np.ones((1, 6)))

@@ -24,17 +24,17 @@ import pytest
 from absl.testing import parameterized
 
 from jaxagent import algorithms, config
-from jaxagent.algorithms import distill, kl, value_loss
+from jaxagent.algorithms import distill, kl
 from jaxagent.algorithms.advantages import root, whiten, zero_signal
 from jaxagent.algorithms.aggregate import SequenceMean
-from jaxagent.algorithms.estimators import TokenPath
+from jaxagent.algorithms.corrections import OPSM
+from jaxagent.algorithms.estimators import TokenPath, TurnMeanStd
+from jaxagent.algorithms.gae import turn_starts
 from jaxagent.algorithms.objectives import OBJECTIVES
-from jaxagent.algorithms.policy_loss import Tokens, opsm_factor
-from jaxagent.algorithms.process import turn_mean_std
+from jaxagent.algorithms.policy_loss import tokens_of
 from jaxagent.algorithms.segments import sequence_mean
 from jaxagent.algorithms.teachers import JSD, ForwardKL, ReverseKL
-from jaxagent.algorithms.turn_gae import turn_starts
-from jaxagent.algorithms.value_bins import Bins, categorical_value_loss
+from jaxagent.algorithms.value_losses import VALUE_LOSSES, Squared
 from jaxagent.config.parse import hints, kind
 from tests.algorithms.entries import BEST_OF_K, GROUP, TOKEN
 
@@ -76,7 +76,7 @@ def guarded(function):
 
 
 def tokens(mask, *inputs):
-    return Tokens(*inputs, lambda x: sequence_mean(jax.lax.stop_gradient(x), mask, jnp.asarray(SEQUENCE)))
+    return tokens_of(*inputs, mask, jnp.asarray(SEQUENCE))
 
 
 def discounted(r, v, log_rho):
@@ -96,13 +96,10 @@ def divergence(name, p, q):
     return (values[name],)
 
 
-BINS = Bins(low=-1.0, high=1.0, bins=4, sigma=0.75)
-
-
 def in_bins(name):
     def run(mask, value, returns):
         logits = value[..., None] * jnp.arange(4.0)
-        return categorical_value_loss(logits, returns, BINS, name)
+        return VALUE_LOSSES[name](low=-1.0, high=1.0, bins=4)(logits, returns, returns)[0]
 
     return run
 
@@ -111,7 +108,7 @@ CASES = {
     **{name: Case(grouped(function), 1, numpy=True) for name, function in GROUP.items()},
     **{name: Case(grouped(entry(k=3)), 1, numpy=True) for name, entry in BEST_OF_K.items()},
     "turn_mean_std": Case(
-        lambda mask, r: (turn_mean_std(r.reshape(4, 2, 3), mask.reshape(4, 2, 3)).reshape(4, 6),), 1, numpy=True
+        lambda mask, r: (TurnMeanStd()(r.reshape(4, 2, 3), mask.reshape(4, 2, 3)).reshape(4, 6),), 1, numpy=True
     ),
     "whiten": Case(grouped(whiten), 1, numpy=True),
     "aggregate": Case(
@@ -127,14 +124,14 @@ CASES = {
         name: Case(guarded(lambda m, *x, f=entry: f()(tokens(m, *x))[0]), 3)
         for name, entry in OBJECTIVES.items()
     },
-    "opsm": Case(guarded(lambda m, *x: opsm_factor(tokens(m, *x), 0.1)), 3, differentiable=False),
+    "opsm": Case(guarded(lambda m, *x: OPSM(0.1)(tokens(m, *x))), 3, differentiable=False),
     **{
         f"kl_{name}": Case(guarded(lambda m, p, q, name=name: kl.kl_loss(p, q, name)), 2,
                            reference=functools.partial(divergence, name))
         for name in KL_ESTIMATORS
     },
     "clipped_value_loss": Case(
-        guarded(lambda m, *x: value_loss.clipped_value_loss(*x, 0.5)[0]), 3, reference=clipped_regression
+        guarded(lambda m, *x: Squared(0.5)(*x)[0]), 3, reference=clipped_regression
     ),
     "hl_gauss": Case(guarded(in_bins("hl_gauss")), 2),
     "two_hot": Case(guarded(in_bins("two_hot")), 2),
@@ -209,7 +206,7 @@ def inputs_that_are_numbers():
     cases = {f"objective {name}": (lambda *x, f=entry: f()(tokens(jnp.ones(SHAPE, bool), *x))[0], 2)
              for name, entry in OBJECTIVES.items()}  # fmt: skip
     cases |= {f"kl {name}": (lambda p, q, name=name: kl.kl_loss(p, q, name), 1) for name in KL_ESTIMATORS}
-    cases["clipped value"] = (lambda *x: value_loss.clipped_value_loss(*x, 0.5)[0], 2)
+    cases["clipped value"] = (lambda *x: Squared(0.5)(*x)[0], 2)
     for name in ("hl_gauss", "two_hot"):
         cases[name] = (functools.partial(in_bins(name), None), 1)
     everything = jnp.ones(SHAPE, bool)
@@ -265,15 +262,7 @@ def test_the_root_of_zero_has_a_finite_gradient():
 
 # Public functions that tests reach by another name: that of a choice, or of what calls them.
 REACHED = {
-    "no_policy_loss": "none",
-    "dual_clip_loss": "dual_clip",
-    "sequence_ratio_loss": "gspo",
-    "geometric_mean_loss": "gmpo",
-    "cispo_loss": "cispo",
-    "soft_gate_loss": "sapo",
-    "importance_sampling_loss": "importance_sampling",
-    "reinforce_loss": "reinforce",
-    "bilevel_gae": "gae_bilevel",
+    "group_std": "leave_one_out_std",
     "kl_penalty": "test_kl_in_reward_is_taken_from_the_reward",
     "signals": "streams",
     "walk": "trajectories",

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.algorithms import checks, compose
-from jaxagent.algorithms.estimators import GiGPO
-from jaxagent.algorithms.process import by_turn, group_in_group, states, token_rewards, turn_mean_std
+from jaxagent.algorithms.estimators import GiGPO, TurnMeanStd
+from jaxagent.algorithms.process import by_turn, states, token_rewards
 from jaxagent.algorithms.streams import ModelScores
 from jaxagent.types import Group, StopReason
 
@@ -50,17 +50,17 @@ class ByHand(chex.TestCase):
         # Turns 3, 1 and 2: mean 2, unbiased std 1. The third attempt failed; the fourth has no turn.
         rewards = jnp.array([[[3.0, 1.0], [2.0, 7.0], [5.0, 5.0], [6.0, 6.0]]])
         mask = jnp.array([[[1, 1], [1, 0], [0, 0], [0, 0]]], bool)
-        got = self.variant(turn_mean_std)(rewards, mask)
+        got = self.variant(TurnMeanStd())(rewards, mask)
         np.testing.assert_allclose(got[0], [[0.0, -1.0], [0, 0], [0, 0], [0, 0]], atol=1e-5)
-        lone = self.variant(turn_mean_std)(rewards, mask & (rewards == 3.0))
+        lone = self.variant(TurnMeanStd())(rewards, mask & (rewards == 3.0))
         assert not lone.any()  # the others failed
-        lone = self.variant(turn_mean_std)(rewards, mask & jnp.array([True, False, False, False])[:, None])
+        lone = self.variant(TurnMeanStd())(rewards, mask & jnp.array([True, False, False, False])[:, None])
         assert not lone.any()  # of two turns
-        planned = self.variant(turn_mean_std)(rewards[:, :1], jnp.array([[[True, False]]]))
+        planned = self.variant(TurnMeanStd())(rewards[:, :1], jnp.array([[[True, False]]]))
         np.testing.assert_allclose(planned[0, 0], [3.0, 0.0])
 
 
-compiled = jax.jit(turn_mean_std)
+compiled = jax.jit(TurnMeanStd())
 
 
 @settings(max_examples=40, deadline=None)
@@ -77,7 +77,7 @@ def test_equals_a_loop_over_the_turns_that_count(seed, keep, equal):
         for s in range(3):
             for k in np.flatnonzero(mask[g, s] * (mask[g].any(axis=1).sum() > 1)):  # one left alone has none
                 expected[g, s, k] = sum((rewards[g, s, j] - mean) / std for j in range(k, 4) if mask[g, s, j])
-    np.testing.assert_allclose(turn_mean_std(rewards, mask), expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(TurnMeanStd()(rewards, mask), expected, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(compiled(rewards.astype(np.float32), mask), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -168,4 +168,3 @@ def test_gigpo_equals_the_papers_formula_turn_by_turn(seed, keep):
             among = [float(follow(*turn)) for turn in turns if began[n][turn] == began[n, s, k]]
             expected[n, s, k] = normal(sums[s], list(sums.values())) + 0.7 * normal(float(follow(s, k)), among)
     np.testing.assert_allclose(entry(rewards, mask, began), expected, rtol=1e-9, atol=1e-9)
-    assert group_in_group(rewards, mask, began, 0.9, 0.0).shape == mask.shape

@@ -13,57 +13,50 @@ from jaxagent.algorithms import (
     kl,
     outcome,
     policy_loss,
-    process,
     segments,
-    turn_gae,
-    value_bins,
-    value_loss,
+    teachers,
+    value_losses,
 )
-from tests.algorithms.entries import BEST_OF_K
+from jaxagent.algorithms.estimators import TokenPath
+from tests.algorithms.entries import BEST_OF_K, TOKEN, TURN
 from tests.algorithms.entries import GROUP as GROUP_ENTRIES
 from tests.wrong_arrays import B, F, I, array, refuses
 
 T, FLAGS, IDS = array(F, 3), array(B, 3), array(I, 3)
 GROUP = array(F, 2, 3), array(B, 2, 3)
 TOKENS = array(F, 2, 3), array(F, 2, 3), array(F, 2, 3)
-BINS = value_bins.Bins(0.0, 1.0, 3, 0.75)
+PATH = T, T, FLAGS, IDS, T
+TURNS = array(F, 2, 2, 3), array(B, 2, 2, 3), array(I, 2, 2, 3)
+# What these do not read.
+UNREAD = {name: tuple(f"{kind} of argument {i}" for i in which for kind in ("rank", "shape", "dtype"))
+          for name, which in {"gae": (3, 4), "gae_adaptive": (3, 4), "return": (1, 3, 4), "gae_turns": (4,),
+                              "vtrace": (3,)}.items()}  # fmt: skip
 CASES = [
     (gae.check_tokens, (FLAGS, T, T)),
     (gae.gae, (T, T, FLAGS, 0.9, 0.8)),
-    (turn_gae.turn_starts, (FLAGS, IDS)),
-    (turn_gae.turn_gae, (T, T, FLAGS, IDS, 0.9, 0.8)),
-    (turn_gae.turn_vtrace, (T, T, FLAGS, IDS, T, 0.9, 0.8)),
-    (turn_gae.bilevel_gae, (T, T, FLAGS, IDS, 0.9, 0.8, 0.7)),
-    (turn_gae.vtrace, (T, T, FLAGS, T, 0.9, 0.8)),
+    (gae.turn_starts, (FLAGS, IDS)),
+    *((lambda *x, f=entry: f()(TokenPath(*x)), PATH, UNREAD.get(name, ())) for name, entry in TOKEN.items()),
     (advantages.check_groups, GROUP),
     *((entry, GROUP) for entry in GROUP_ENTRIES.values()),
     *((entry(k=2), GROUP) for entry in BEST_OF_K.values()),
     (advantages.zero_signal, GROUP),
     (advantages.whiten, GROUP),
-    (process.turn_mean_std, (array(F, 2, 2, 3), array(B, 2, 2, 3))),
-    (process.group_in_group, (array(F, 2, 2, 3), array(B, 2, 2, 3), array(I, 2, 2, 3), 0.9, 1.0)),
-    (corrections.importance_weights, (T, T, "truncate", "token", 0.0, 2.0)),
-    (corrections.vetoed, (T, T, 1e-4)),
+    *((entry(), TURNS[: 2 + entry.reads_states]) for entry in TURN.values()),
+    *((entry(), (T, T)) for entry in (corrections.Truncate, corrections.Mask)),
+    (corrections.Mask(veto=1e-4).vetoes, (T, T)),
     (kl.kl_estimate, (T, T, "k3")),
     (kl.kl_loss, (T, T, "k1")),
     (outcome.auc, (T, FLAGS)),
     (outcome.accuracy, (T, FLAGS, 0.0)),
     (outcome.best_threshold, (T, FLAGS)),
-    (policy_loss.clipped_policy_loss, (*TOKENS, 0.2, 0.3)),
-    (policy_loss.dual_clip_loss, (*TOKENS, 0.2, 0.3, 3.0)),
-    (policy_loss.sequence_ratio_loss, (*TOKENS, array(F, 2, 3), 0.2, 0.3)),
-    (policy_loss.cispo_loss, (*TOKENS, 0.2, 0.3)),
-    (policy_loss.probability_mask_loss, (*TOKENS, 0.2, 0.3, 20.0)),
-    (policy_loss.soft_gate_loss, (*TOKENS, 1.0, 1.05)),
-    (policy_loss.importance_sampling_loss, TOKENS),
-    (policy_loss.reinforce_loss, TOKENS[:2]),
+    (policy_loss.tokens_of, (*TOKENS, array(B, 2, 3), array(I, 2, 3))),
     (segments.sequence_mean, (array(F, 2, 3), array(B, 2, 3), array(I, 2, 3))),
     (distill.sampled_advantages, (T, T, FLAGS)),
-    (distill.jsd, (array(F, 2, 3), array(F, 2, 3), array(B, 2, 3), 0.5), ("shape of argument 2",)),
-    (distill.reverse_kl, (array(F, 2, 3), array(F, 2, 3), array(B, 2, 3)), ("shape of argument 2",)),
-    (value_bins.categorical_value_loss, (array(F, 2, 3), array(F, 2), BINS, "two_hot")),
-    (value_loss.clipped_value_loss, (*TOKENS, 0.5)),
-]
+    *((entry(), (array(F, 2, 3), array(F, 2, 3), array(B, 2, 3)), ("shape of argument 2",))
+      for entry in (teachers.JSD, teachers.ReverseKL, teachers.ForwardKL)),
+    (lambda *x: value_losses.TwoHot(bins=3)(x[0], x[1], x[1]), (array(F, 2, 3), array(F, 2))),
+    (value_losses.Squared(), TOKENS),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("function", "arguments", "taken"), [(*case, ())[:3] for case in CASES])

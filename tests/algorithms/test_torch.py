@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.algorithms.corrections import importance_weights
-from jaxagent.algorithms.gae import gae
-from jaxagent.algorithms.policy_loss import clipped_policy_loss
-from jaxagent.algorithms.turn_gae import vtrace
+from jaxagent.algorithms.corrections import Truncate
+from jaxagent.algorithms.gae import TokenPath, VTrace, gae
+from jaxagent.algorithms.objectives import PPOClip
+from jaxagent.algorithms.policy_loss import Tokens
 
 torch = pytest.importorskip("torch", reason="the other witness of the algorithms' gradients needs torch")
 
@@ -56,7 +56,7 @@ def torch_vtrace(r, v, log_rho):
 
 CASES = {
     "gae": (2, lambda mask, r, v: gae(r, v, mask, GAMMA, LAM), torch_gae),
-    "vtrace": (3, lambda mask, r, v, rho: vtrace(r, v, mask, rho, GAMMA, LAM), torch_vtrace),
+    "vtrace": (3, lambda mask, r, v, rho: VTrace(GAMMA, LAM)(TokenPath(r, v, mask, mask, rho))[:2], torch_vtrace),
 }
 
 
@@ -91,7 +91,7 @@ def test_recursions(name):
 @jax.jit
 @jax.value_and_grad
 def corrected(logprobs, old, advantages, weights):
-    return jnp.sum(weights * clipped_policy_loss(logprobs, old, advantages, 0.2, 0.28)[0])
+    return jnp.sum(weights * PPOClip(0.2, 0.28)(Tokens(logprobs, old, advantages, lambda x: x))[0])
 
 
 def test_truncated_importance_sampling():
@@ -101,7 +101,7 @@ def test_truncated_importance_sampling():
         behaviour = rng.normal(-2, 0.5, T).astype(np.float32)
         old = (behaviour + np.append(rng.normal(0, 0.8, T - 2), [1.0, -1.0])).astype(np.float32)  # e: cut to 2; 1 / e
         logprobs, a = (old + rng.normal(0, 0.3, T)).astype(np.float32), rng.normal(size=T).astype(np.float32)
-        weights = importance_weights(old, behaviour, "truncate", "token", 0.0, 2.0)
+        weights = Truncate()(old, behaviour)
         assert (weights == 2.0).any() and (weights < 2.0).any()
         value, gradient = corrected(jnp.asarray(logprobs), old, a, weights.astype(np.float32))
         lp, before, sampled, adv = (torch.from_numpy(x.astype(np.float64)) for x in (logprobs, old, behaviour, a))

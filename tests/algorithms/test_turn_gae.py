@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.algorithms import compose
-from jaxagent.algorithms.estimators import AdaptiveGAE, TokenPath
+from jaxagent.algorithms.estimators import AdaptiveGAE, TokenPath, TurnVTrace, VTrace
 from jaxagent.algorithms.gae import gae
 from jaxagent.algorithms.streams import ModelScores
-from jaxagent.algorithms.turn_gae import turn_vtrace, vtrace
 from tests.algorithms.entries import TOKEN
 
 # Two turns, of two and one actions, an observation between: nan is never read.
@@ -172,8 +171,9 @@ def test_vtrace_over_turns_of_one_token_is_vtrace():
     rng = np.random.default_rng(0)
     rewards, values, log_rho = (jnp.asarray(x) for x in rng.normal(size=(3, T)).astype(np.float32))
     mask = jnp.asarray(rng.random(T) < 0.6)
-    *got, learnt = turn_vtrace(rewards, values, mask, jnp.arange(T), log_rho, 0.9, 0.5)
-    for found, expected in zip(got, vtrace(rewards, values, mask, log_rho, 0.9, 0.5), strict=True):
+    path = TokenPath(rewards, values, mask, jnp.arange(T), log_rho)
+    *got, learnt = TurnVTrace(0.9, 0.5)(path)
+    for found, expected in zip(got, VTrace(0.9, 0.5)(path)[:2], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(learnt, mask)
 

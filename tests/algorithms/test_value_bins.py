@@ -12,11 +12,12 @@ from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.algorithms.value_bins import TARGETS, Bins, categorical_value_loss, expectation, hl_gauss, two_hot
+from jaxagent.algorithms.value_losses import HLGauss, TwoHot
 from jaxagent.config import ConfigError
 
-FOUR = Bins(low=0.0, high=4.0, bins=4, sigma=1.0)  # centres .5, 1.5, 2.5, 3.5
-WIDE = Bins(low=-1.0, high=2.0, bins=30, sigma=0.75)
+FOUR = dict(low=0.0, high=4.0, bins=4)  # centres .5, 1.5, 2.5, 3.5
+WIDE = HLGauss(low=-1.0, high=2.0, bins=30)
+HOT = TwoHot(low=-1.0, high=2.0, bins=30)
 
 
 class ByHand(chex.TestCase, parameterized.TestCase):
@@ -24,12 +25,12 @@ class ByHand(chex.TestCase, parameterized.TestCase):
     def test_two_hot(self):
         returns = jnp.array([1.5, 1.75, 0.1, -7.0, 99.0])
         expected = [[0, 1, 0, 0], [0, 0.75, 0.25, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]]
-        np.testing.assert_allclose(self.variant(lambda r: two_hot(r, FOUR))(returns), expected, atol=1e-6)
+        np.testing.assert_allclose(self.variant(TwoHot(**FOUR).target)(returns), expected, atol=1e-6)
 
     @chex.variants(with_jit=True, without_jit=True)
     def test_hl_gauss(self):
         # One standard deviation on each side of 2: .3413447, and up to two: .1359051; together .9544997.
-        got = self.variant(lambda r: hl_gauss(r, FOUR))(jnp.array([2.0, -7.0]))
+        got = self.variant(HLGauss(**FOUR, sigma=1.0).target)(jnp.array([2.0, -7.0]))
         inner, outer = 0.3413447 / 0.9544997, 0.1359051 / 0.9544997
         np.testing.assert_allclose(got[0], [outer, inner, inner, outer], rtol=1e-5)
         # Cut to 0: the upper half of the normal distribution up to four standard deviations.
@@ -40,8 +41,8 @@ class ByHand(chex.TestCase, parameterized.TestCase):
     @chex.variants(with_jit=True, without_jit=True)
     def test_expectation_and_loss(self):
         logits = jnp.log(jnp.array([[0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]]))
-        np.testing.assert_allclose(self.variant(lambda x: expectation(x, FOUR))(logits), [2.5, 2.0], rtol=1e-6)
-        loss = self.variant(lambda x, r: categorical_value_loss(x, r, FOUR, "two_hot"))(logits, jnp.array([1.75, 3.5]))
+        np.testing.assert_allclose(self.variant(TwoHot(**FOUR).values)(logits), [2.5, 2.0], rtol=1e-6)
+        loss = self.variant(lambda x, r: TwoHot(**FOUR)(x, r, r)[0])(logits, jnp.array([1.75, 3.5]))
         # Targets (0, .75, .25, 0) and (0, 0, 0, 1): the KL divergence from the prediction.
         first = 0.75 * np.log(0.75 / 0.2) + 0.25 * np.log(0.25 / 0.3)
         np.testing.assert_allclose(loss, [first, np.log(4.0)], rtol=1e-5)
@@ -49,13 +50,13 @@ class ByHand(chex.TestCase, parameterized.TestCase):
 
 @jax.jit
 def both(logits, returns):
-    losses = [categorical_value_loss(logits, returns, WIDE, name) for name in sorted(TARGETS)]
-    return hl_gauss(returns, WIDE), two_hot(returns, WIDE), expectation(logits, WIDE), *losses
+    losses = [entry(logits, returns, returns)[0] for entry in (WIDE, HOT)]
+    return WIDE.target(returns), HOT.target(returns), WIDE.values(logits), *losses
 
 
 @jax.jit
 def gradient(logits, returns):
-    total = lambda x: sum(categorical_value_loss(x, returns, WIDE, name).sum() for name in TARGETS)  # noqa: E731
+    total = lambda x: sum(entry(x, returns, returns)[0].sum() for entry in (WIDE, HOT))  # noqa: E731
     return jax.grad(total)(logits)
 
 

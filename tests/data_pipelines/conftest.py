@@ -22,7 +22,7 @@ def images():
         pytest.skip(str(error))
     finally:
         owner.close()
-    if not backend.name.startswith("namespaces"):
+    if backend.name != "namespaces":
         pytest.skip(f"{backend.name} has no layers")
     folder = Path(tempfile.mkdtemp(prefix="jaxagent-test-images-"))  # pytest's own is closed to the sandboxes' user
     yield folder

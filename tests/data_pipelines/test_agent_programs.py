@@ -155,7 +155,7 @@ def test_each_program_starts_in_a_sandbox(layer):
 
     async def main(owner):
         try:
-            backend = await choose.choose_backend(owner, ("namespaces", "namespaces-python"))
+            backend = await choose.choose_backend(owner, ("namespaces",))
         except ConfigError as failure:
             pytest.skip(str(failure))
         try:

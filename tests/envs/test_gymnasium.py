@@ -237,3 +237,9 @@ def test_what_cannot_be_made_is_refused_at_start(config, told):
 def test_an_environment_must_be_named():
     with pytest.raises(ConfigError, match="FrozenLake"):
         Gymnasium()
+
+
+def test_a_package_that_is_not_installed_is_told_before_any_work(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install gymnasium"):
+        Gymnasium(make="FrozenLake-v1")

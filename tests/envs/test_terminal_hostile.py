@@ -156,7 +156,7 @@ except AssertionError:
 def with_pytest(opened):
     """Sandboxes whose /opt/bin has a pytest that is found first, as an image with a virtual environment has it."""
     sandboxes, _ = opened
-    if not sandboxes._backend.name.startswith("namespaces"):
+    if sandboxes._backend.name != "namespaces":
         pytest.skip("the back end that works here has no layers")
     top = Path(tempfile.mkdtemp(prefix="jaxagent-test-images-"))  # pytest's own is closed to the sandboxes' user
     top.chmod(0o711)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.sandbox import choose, init_program
+from jaxagent.sandbox import choose
 from jaxagent.sandbox.apptainer import Apptainer
 from jaxagent.sandbox.base import Limits, SandboxError, Spec
 from jaxagent.sandbox.container_engine import ContainerEngine
@@ -150,7 +150,7 @@ def test_what_engines_are_told(tmp_path, monkeypatch):
             f"--label jaxagent.runs.workdir={owner.id}",
         ):
             assert part in line, part
-        assert words[-4:-2] == ["debian:12", "/.jaxagent-init"] or init_program.compiled() is None
+        assert words[-4:-2] == ["debian:12", "/.jaxagent-init"]
         with pytest.raises(ConfigError, match="uid"):
             asyncio.run(engine.start(Spec(image="debian:12", uid=0)))
         for wrong in (Spec(), Spec(root="/r"), Spec(image="a", root="/r"), Spec(image="a", layers=("/l",))):

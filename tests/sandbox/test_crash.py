@@ -122,7 +122,7 @@ def check_next_start(base, run):
     assert stat.S_IMODE(base.stat().st_mode) == 0o711
 
 
-@pytest.mark.parametrize(("name", "count"), [("namespaces", 64), ("namespaces-python", 6), ("bubblewrap", 12)])
+@pytest.mark.parametrize(("name", "count"), [("namespaces", 64), ("bubblewrap", 12)])
 def test_kill_9(name, count, backends, base):
     backends.backend(name)  # skips where it does not work
     owner = begin(BUSY, base, name, count)
@@ -247,7 +247,7 @@ def test_directories_that_nobody_may_enter_are_removed(base):
     assert stat.S_IMODE(base.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("name", ["namespaces", "namespaces-python", "bubblewrap"])
+@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
 def test_the_kernel_kills_what_cannot_notice(name, backends, base):
     """Stopped, so that no process sees its socket close: what remains is the parent-death signal. No start helps."""
     backends.backend(name)

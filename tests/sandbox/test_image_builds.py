@@ -36,12 +36,12 @@ class Workshop:
         self.folder, self._runner = folder, asyncio.Runner()
         self._owner = Owner()
         try:
-            probed = self.run(choose.choose_backend(self._owner, ("namespaces", "namespaces-python")))
+            probed = self.run(choose.choose_backend(self._owner, ("namespaces",)))
         except Exception as failure:
             self._owner.close()
             pytest.skip(str(failure))
-        self.backend, compiled = probed, probed.name == "namespaces"
-        self.build_backends = {n: BuildBackend(self._owner, compiled, n, probed.roots) for n in (False, True)}
+        self.backend = probed
+        self.build_backends = {n: BuildBackend(self._owner, n, probed.roots) for n in (False, True)}
         self.context = folder / "context"
         self.context.mkdir()
         self.said = []

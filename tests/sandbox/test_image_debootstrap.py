@@ -96,7 +96,7 @@ def test_a_real_base(store):
         root = await bases.resolve(bases.parse((f"debian:*=debootstrap:{SUITE}@{MIRROR}",)), "debian:12", "img", store)
         owner = Owner()
         try:
-            backend = await choose.choose_backend(owner, ("namespaces", "namespaces-python"))
+            backend = await choose.choose_backend(owner, ("namespaces",))
             async with await backend.start(root.built.spec(Limits())) as sandbox:
                 said = await sandbox.execute(
                     ("sh", "-c", "cat /etc/debian_version; apt-get --version; touch /usr/x"), 60, 10_000

@@ -364,7 +364,7 @@ def test_its_own_name_has_an_address(isolated, open_folder):
         return rest
 
     isolated(check)
-    if isolated.name.startswith("namespaces"):
+    if isolated.name == "namespaces":
         isolated(check, Spec(hostname="other"))
         for text in ("", "10.0.0.1 db\n127.0.0.1 localhost"):
             layer = open_folder / isolated.name / str(len(text))
@@ -374,14 +374,14 @@ def test_its_own_name_has_an_address(isolated, open_folder):
             assert (b"10.0.0.1 db" in rest) == bool(text), rest
 
 
-@pytest.mark.parametrize("name", ["namespaces", "namespaces-python", "bubblewrap"])
+@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
 def test_what_a_start_cannot_protect_is_told_once(backends, monkeypatch, caplog, name):
     working = backends.backend(name)
     for settings in ("SETTINGS", "NETWORK_SETTINGS"):
         monkeypatch.setitem(getattr(local, settings), f"net/{settings}", "1")  # as on a kernel without it
 
     async def main():
-        backend = type(working)(working.owner, compiled=name != "namespaces-python")
+        backend = type(working)(working.owner)
         try:
             for _ in range(2):
                 async with await backend.start(Spec()) as sandbox:
@@ -423,7 +423,7 @@ def test_a_limit_that_the_kernel_does_not_take_leaves_no_group(backends):
 
 def test_a_back_end_that_fails_late_is_passed_over(backends, monkeypatch):
     """What it had made by then does not stand in the way of the next one; every reason is told."""
-    backends.backend("namespaces-python")
+    backends.backend("namespaces")
     start = Namespaces.describe_outside
 
     def fails_late(self, *told):
@@ -438,12 +438,12 @@ def test_a_back_end_that_fails_late_is_passed_over(backends, monkeypatch):
     async def main():
         owner = Owner()
         try:
-            monkeypatch.setitem(choose.SAFE, "namespaces", broken)
-            backend = await choose.choose_backend(owner, ["namespaces", "namespaces-python"])
-            assert backend.name == "namespaces-python"
+            monkeypatch.setitem(choose.SAFE, "podman", broken)
+            backend = await choose.choose_backend(owner, ["podman", "namespaces-python"])  # its name in older configs
+            assert backend.name == "namespaces"
             await backend.close()
-            with pytest.raises(ConfigError, match=r"namespaces: .*No space left on device"):
-                await choose.choose_backend(owner, ["namespaces"])
+            with pytest.raises(ConfigError, match=r"podman: .*No space left on device"):
+                await choose.choose_backend(owner, ["podman"])
         finally:
             owner.close()
 
@@ -451,11 +451,11 @@ def test_a_back_end_that_fails_late_is_passed_over(backends, monkeypatch):
 
 
 def test_the_command_that_says_what_works_here(backends, monkeypatch, capsys):
-    backends.backend("namespaces-python")
-    monkeypatch.setattr(choose, "SAFE", {name: choose.SAFE[name] for name in ("apptainer", "namespaces-python")})
+    backends.backend("namespaces")
+    monkeypatch.setattr(choose, "SAFE", {name: choose.SAFE[name] for name in ("apptainer", "namespaces")})
     works = sandbox_command.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert works and lines[0].startswith("apptainer: ") and lines[1].startswith("namespaces-python: works; missing: ")
+    assert works and lines[0].startswith("apptainer: ") and lines[1].startswith("namespaces: works; missing: ")
     assert lines[2].startswith("a run takes: ")
     monkeypatch.setattr(choose, "SAFE", {})
     assert sandbox_command.main([]) == 1 and "none works here" in capsys.readouterr().out

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import cgroups, init_program, namespaces, seccomp, snapshot, together, uids, wire
+from jaxagent.sandbox import cgroups, namespaces, seccomp, snapshot, together, uids, wire
 from jaxagent.sandbox.base import Limits, SandboxError
 from jaxagent.sandbox.owner import Owner
 
@@ -174,7 +174,7 @@ def test_what_a_kernel_does_not_limit_is_missing(lacking, controllers, gaps, tmp
     made = groups.make(Limits(processes=10)).directories[0]
     assert (made / "pids.max").read_text() == "12" and sorted(os.listdir(made)) == sorted({*V2} - {lacking})
     owner = types.SimpleNamespace(cgroups=groups, path=tmp_path, process_name="p")
-    said = "; ".join(namespaces.Namespaces(owner, compiled=False).missing)
+    said = "; ".join(namespaces.Namespaces(owner).missing)
     assert ("swap is not limited" in said) == bool(gaps)
     assert ("processor time is not shared" in said) == ("cpu" not in controllers)
     assert ("memory is limited per process" in said) == ("memory" not in controllers)
@@ -343,20 +343,6 @@ def test_malformed_answers_are_errors(data):
     if data:
         with pytest.raises(SandboxError):
             wire.parse_entries(data)
-
-
-def test_the_program_inside_is_compiled_once_and_can_be_missing(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    find = init_program.compiled.__wrapped__  # without what an earlier call found
-    with monkeypatch.context() as without:
-        without.setattr(shutil, "which", lambda name: None)
-        assert find() is None
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler")
-    made = find()
-    assert made.parent == tmp_path / "jaxagent" and os.access(made, os.X_OK)
-    monkeypatch.setattr(subprocess, "run", None)  # not compiled again
-    assert find() == made and len(list(made.parent.iterdir())) == 1
 
 
 def test_a_hostile_tree_is_copied_and_not_followed(tmp_path):

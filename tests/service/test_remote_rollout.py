@@ -9,7 +9,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from jaxagent.algorithms.advantages import leave_one_out_std
+from jaxagent.algorithms.estimators import LeaveOneOutStd
 from jaxagent.algorithms.streams import rewards
 from jaxagent.config import ConfigError, EnvConfig
 from jaxagent.io.http import HttpStatus
@@ -87,7 +87,7 @@ def test_groups_through_the_service_are_those_of_a_local_rollout(tmp_path):
                     for x, y in zip(a.episodes, b.episodes, strict=True):
                         assert y.metrics == {"service_attempts": 1.0, "service_losses": 0.0}
                         assert same(x, dataclasses.replace(y, metrics=x.metrics))
-                np.testing.assert_array_equal(leave_one_out_std(*rewards(here)), leave_one_out_std(*rewards(there)))
+                np.testing.assert_array_equal(LeaveOneOutStd()(*rewards(here)), LeaveOneOutStd()(*rewards(there)))
             second_step = rollout(4)
             got = await asyncio.gather(*[second_step(TASKS[0], 40 + i) for i in range(4)])
             assert [e.sample for e in got] == [40, 41, 42, 43]
@@ -113,7 +113,7 @@ def test_one_usable_session_of_eight(tmp_path, fraction, valid):
             assert len(group.episodes) == 8 and len(group.valid) == valid
             assert all(e.error for e in group.episodes if e.stop_reason.is_failure)
             assert "it failed on purpose" in Failures.of(group.episodes).reason
-            assert not leave_one_out_std(*rewards([group])).any()
+            assert not LeaveOneOutStd()(*rewards([group])).any()
             assert early_stop.usable([group], 2, 1) == []
             if not valid:
                 assert "1 of 8 sessions are usable, 2 are needed" in group.episodes[5].error

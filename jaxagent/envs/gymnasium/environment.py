@@ -18,6 +18,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
+import importlib.util
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -57,9 +58,11 @@ class Gymnasium(Environment):
     tokens = ("<action>", "</action>")
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where no environment is named."""
+        """Raises ConfigError where no environment is named, or one of a package that is not installed."""
         if not self.make:
             raise ConfigError("config.env.make is empty: name an environment, such as FrozenLake-v1.")
+        if not _is_function(self.make) and importlib.util.find_spec("gymnasium") is None:
+            raise ConfigError("config.env=gymnasium needs the package gymnasium: pip install gymnasium.")
 
     def messages(self, text: str) -> tuple[Message, ...]:
         """The prompt, before what the environment shows at first."""
@@ -146,13 +149,15 @@ class GymnasiumAttempt:
 
 def _maker(make: str) -> Callable[[], Any]:
     """The function that makes an environment. "module:Name-v1" is gymnasium's own way to import a registration."""
-    if make.partition(":")[2].isidentifier():
+    if _is_function(make):
         return named(make, "config.env.make")
-    try:
-        import gymnasium
-    except ImportError:
-        raise ConfigError("config.env=gymnasium needs the package gymnasium: pip install gymnasium.") from None
+    import gymnasium
+
     return lambda: gymnasium.make(make)
+
+
+def _is_function(make: str) -> bool:
+    return make.partition(":")[2].isidentifier()
 
 
 def seed_of(task: Task) -> int:

@@ -23,7 +23,7 @@ from jaxagent.models import lora, params
 from jaxagent.models.params import ArraySpec, Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.runs.fleet import trees
-from jaxagent.runs.fleet.places import Reader
+from jaxagent.runs.fleet.places import Places
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Base:
       reader: gives the frozen weights.
     """
 
-    def __init__(self, cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, reader: Reader):
+    def __init__(self, cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, reader: Places):
         assert cfg.fleet is not None
         self._cfg, self._spec, self._mesh, self._reader = cfg, spec, mesh, reader
         self._strict = cfg.fleet.rule == "pinned" and cfg.numerics == "exact"

@@ -25,8 +25,7 @@ from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.runs.fleet import trees
 from jaxagent.runs.fleet.adapters import Base
-from jaxagent.runs.fleet.places import Places, Reader
-from jaxagent.runs.fleet.transfer import Puller
+from jaxagent.runs.fleet.places import Places
 
 
 class Link(Protocol):
@@ -45,37 +44,6 @@ def sources_of(link: Link, version: int) -> Sources:
     return sources
 
 
-class OnDevices:
-    """Versions as an engine takes them: whole, on the devices of its mesh.
-
-    Args:
-      cfg: of the run.
-      spec, mesh: of the engine.
-      link: to the coordinator.
-      versions, base: give what was published; `base` the frozen weights, under LoRA.
-    """
-
-    def __init__(
-        self, cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, link: Link, versions: Reader, base: Reader
-    ):
-        self._spec, self._mesh, self._link, self._versions = spec, mesh, link, versions
-        self._base = Base(cfg, spec, mesh, base) if cfg.model.lora.rank else None
-
-    @property
-    def differs(self) -> bool:
-        """Whether this process makes other bits of adapters than the trainer."""
-        return self._base is not None and self._base.differs
-
-    def params(self, version: int) -> Params:
-        """See `HeldVersions.params`."""
-        ask = functools.partial(sources_of, self._link, version)
-        if self._base is not None:
-            value, found = self._versions.read(ask, self._base.like, self._base.digest)
-            return self._base.merged(value, found, ask)
-        _, found = self._versions.read(ask, trees.paths(params.param_specs(self._spec)))
-        return place(found, self._spec, self._mesh)
-
-
 class HeldVersions:
     """The versions that an engine can have.
 
@@ -87,7 +55,6 @@ class HeldVersions:
       own: this process's folder of versions.
       seen: the trainer's folder, which this process may see or not.
       fetch_s: longest time for fetching a version.
-      puller: takes versions from the trainer's devices; None: they are taken from files alone.
     """
 
     def __init__(
@@ -100,19 +67,17 @@ class HeldVersions:
         own: pathlib.Path,
         seen: pathlib.Path,
         fetch_s: float,
-        puller: Puller | None = None,
     ):
         of_base = fetcher.of_base()
-        self._puller = puller
         self._own, self._seen, self._fetchers, self._link = own, seen, (fetcher, of_base), link
         self._of_what = None if cfg.model.lora.rank else ""  # adapters to whatever weights, or full weights
         self._ahead = Ahead(self._fetch)
-        versions = Places(seen, own, fetcher, fetch_s)
+        self._spec, self._mesh, self._versions = spec, mesh, Places(seen, own, fetcher, fetch_s)
         base = Places(seen / weights.BASE, own / weights.BASE, of_base, fetch_s)
-        self._on_devices = OnDevices(cfg, spec, mesh, link, versions, base)
+        self._base = Base(cfg, spec, mesh, base) if cfg.model.lora.rank else None
 
     def params(self, version: int) -> Params:
-        """A version, on the devices.
+        """A version, whole, on the devices of the mesh.
 
         Raises:
           WeightsError: it cannot be had, or is not what was published; under LoRA, also: it has adapters to other
@@ -120,13 +85,13 @@ class HeldVersions:
           ConfigError: this process does not compute what the trainer computes, where it must.
           OSError: the disk is full, or failed.
         """
+        ask = functools.partial(sources_of, self._link, version)
         with self._ahead.instead(version):
-            # What was fetched ahead of time is here already.
-            if self._puller is not None and not weights.path_of(self._own, version).exists():
-                pulled = self._puller.params(sources_of(self._link, version))
-                if pulled is not None:
-                    return pulled
-            return self._on_devices.params(version)
+            if self._base is not None:
+                value, found = self._versions.read(ask, self._base.like, self._base.digest)
+                return self._base.merged(value, found, ask)
+            _, found = self._versions.read(ask, trees.paths(params.param_specs(self._spec)))
+            return place(found, self._spec, self._mesh)
 
     def expect(self, version: int) -> None:
         """A version will probably be asked for: it is fetched meanwhile, unless the trainer's folder has it."""
@@ -146,8 +111,8 @@ class HeldVersions:
         """Versions that this process hands on, and what went over the network."""
         numbers = [fetcher.numbers() for fetcher in self._fetchers]
         fetched = {name: sum(each[name] for each in numbers) for name in numbers[0]}
-        pulled = self._puller.numbers() if self._puller else {}
-        return {"versions": self.here(), **fetched, **pulled, "merge_differs": float(self._on_devices.differs)}
+        differs = self._base is not None and self._base.differs  # it makes other bits of adapters than the trainer
+        return {"versions": self.here(), **fetched, "merge_differs": float(differs)}
 
     def here(self) -> list[int]:
         """Versions of which this process has chunks to hand on; who has one of adapters has or fetches their base."""

@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from jaxagent.fleet import weight_reader
 from jaxagent.fleet.leaves import Leaves, Path
@@ -20,16 +19,6 @@ from jaxagent.fleet.wire import Sources
 from jaxagent.models.params import ArraySpec
 
 logger = logging.getLogger(__name__)
-
-
-class Reader(Protocol):
-    """What gives versions, or the frozen weights under them: `Places`."""
-
-    def read(
-        self, ask: Callable[[], Sources], like: Mapping[Path, ArraySpec], base: str | None = ""
-    ) -> tuple[Manifest, Leaves]:
-        """What `ask` names."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

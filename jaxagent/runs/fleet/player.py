@@ -35,8 +35,6 @@ from jaxagent.runs import attempts, garbage
 from jaxagent.runs.checks import OPD
 from jaxagent.runs.fleet import held, probe
 from jaxagent.runs.fleet.held import HeldVersions, blank
-from jaxagent.runs.fleet.in_flight import InFlight
-from jaxagent.runs.fleet.transfer import Puller
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.types import Episode, StopReason, Task
 
@@ -53,7 +51,7 @@ class EngineLink(Link, held.Link, Protocol):
 
 
 class VersionSource(Protocol):
-    """Where an engine has its weights from: `held.HeldVersions`, or in the trainer's process `lend.OwnVersions`."""
+    """Where an engine has its weights from: `held.HeldVersions`."""
 
     def params(self, version: int) -> Params:
         """A version, on the devices. Raises WeightsError, OSError."""
@@ -75,14 +73,11 @@ class EnginePlayer:
 
     Args:
       parts: of the run, opened in this process.
-      driver: started; which weights it has does not matter, unless `holds` says so.
+      driver: started; which weights it has does not matter.
       versions: where weights come from.
       trainers_probe: gives the content of the trainer's probe; None where there is none.
       facts: of this process, for a probe that differs.
       served: numbers of the weights that this process hands on.
-      holds: the version that the driver has, in the trainer's own process, which needs no comparison with itself; -1:
-        none, and before it plays anything it compares itself with the trainer.
-      places: episodes that may be played at once; None: as many as the config says.
     """
 
     def __init__(
@@ -93,8 +88,6 @@ class EnginePlayer:
         trainers_probe: Callable[[], bytes | None],
         facts: Mapping[str, Any],
         served: Callable[[], Mapping[str, float]] = dict,
-        holds: int = -1,
-        places: Callable[[], int] | None = None,
     ):
         assert parts.cfg.fleet is not None
         self._parts, self._driver, self._versions = parts, driver, versions
@@ -102,9 +95,8 @@ class EnginePlayer:
         self._strict = parts.cfg.fleet.rule == "pinned" and parts.cfg.numerics == "exact"
         # Steps of the other stage that samples so.
         self._before = parts.cfg.opd.steps if parts.cfg.opd and OPD in parts.cfg.stages else 0
-        self._places = places or (lambda: parts.cfg.concurrent_episodes)
-        self._begun = holds >= 0
-        self._version = holds
+        self._begun = False  # before it plays anything it compares itself with the trainer
+        self._version = -1
         self._rollouts: dict[int, Rollout] = {}  # by step
         self._tasks: dict[str, asyncio.Task[Any]] = {}  # by lease; the two are of the episodes' loop
         self._unwanted: set[str] = set()
@@ -194,28 +186,9 @@ class EnginePlayer:
         with contextlib.suppress(TimeoutError):
             self._parts.workers.run(on_the_loop(), CANCEL_S)
 
-    def stop(self, timeout_s: float) -> None:
-        """Gives up all that still runs, and returns when it has ended.
-
-        Raises:
-          TimeoutError: it has not, in `timeout_s` seconds.
-        """
-
-        async def on_the_loop() -> None:
-            running = list(self._tasks.values())
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-
-        self._parts.workers.run(on_the_loop(), timeout_s)
-
     def places(self) -> int:
         """See `Player`."""
-        return self._places()
-
-    def playing(self) -> int:
-        """Episodes that have begun and not ended."""
-        return len(self._tasks)
+        return self._parts.cfg.concurrent_episodes
 
     def numbers(self) -> dict[str, Any]:
         """See `Player`.
@@ -344,17 +317,10 @@ def run(
         driver = opened.enter_context(parts.engine(blank(parts.spec, parts.mesh), -1))
         parts.roles.start()
         fetcher = WeightFetcher(own, token, server.url)
-        fetch_s, puller = fleet.hang_s / 2, None
-        if fleet.transfer == "device":
-            puller = opened.enter_context(Puller(parts.spec, parts.mesh, fetcher, host, fetch_s))
-        versions = HeldVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, seen, fetch_s, puller)
+        versions = HeldVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, seen, fleet.hang_s / 2)
         told = {**facts(parts.mesh), "source": server.url}
         theirs = functools.partial(_trainers_probe, seen, own, link, fetcher)
-        in_flight = InFlight(cfg, driver.stats) if fleet.in_flight == "auto" else None
-        places = in_flight and in_flight.limit
-        player = EnginePlayer(parts, driver, versions, theirs, told, server.numbers, places=places)
-        if in_flight is not None:
-            opened.enter_context(in_flight.looking(player.playing))
+        player = EnginePlayer(parts, driver, versions, theirs, told, server.numbers)
         logger.info("%s is ready after %.1f s", name, time.monotonic() - started)
         worker = EngineWorker(link, player, told, fleet.rule, budget_s(cfg), watch)
         begun(worker)

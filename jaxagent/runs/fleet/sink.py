@@ -88,7 +88,6 @@ class Versions:
       probe: called before version 0 is published, with the weights in the driver: what engines compare with.
       trained: gives what was trained of an earlier version; None where it is not to be had any more.
       bundled: the steps that bundles hold, the one being written too: a trainer goes on from one of them.
-      keep: is given a version's weights on the devices when they are on disk, before anybody is told of them.
     """
 
     def __init__(
@@ -104,13 +103,12 @@ class Versions:
         probe: Callable[[], None],
         trained: Callable[[int], Params | None],
         bundled: Callable[[], Collection[int]],
-        keep: Callable[[int, Params], None] = lambda version, policy: None,
     ):
         assert cfg.fleet is not None
         self._cfg, self._fleet, self._driver, self._link = cfg, cfg.fleet, driver, link
         self._folder, self._lineage, self._tasks = folder, lineage, tasks
         self._signs, self._note, self._probe, self._trained = signs, note, probe, trained
-        self._bundled, self._keep = bundled, keep
+        self._bundled = bundled
         self._base = ""  # digest of the frozen weights, once they are on disk
 
     def publish(self, version: int, state: TrainState) -> None:
@@ -126,7 +124,7 @@ class Versions:
             self._base = self._publish_base(trees.to_host(state.frozen.base))
         found = content(state, self._base)
         if peers.is_first():
-            self._tell(version, found, state.policy)
+            self._tell(version, found)
         self._signs.phase(f"goes on after version {version}", self._fleet.start_s, done=version)
 
     def _publish_base(self, tree: dict[Path, np.ndarray]) -> str:
@@ -143,13 +141,12 @@ class Versions:
                 ) from None
         return digest
 
-    def _tell(self, version: int, found: Content, policy: Params) -> None:
+    def _tell(self, version: int, found: Content) -> None:
         """Process 0 of the trainer speaks for all."""
         if version == 0:
             self._probe()
         digest = self._written(version, found)
         if digest is not None:
-            self._keep(version, policy)
             answer = self._link.publish(version, digest, self._lineage, self._tasks(version))
             if answer.outcome is Outcome.CONFLICT:
                 self._differs(version, answer.reason)

@@ -27,7 +27,6 @@ from jaxagent.observe.text import duration
 from jaxagent.rollout.selection import Selection
 from jaxagent.runs import attempts
 from jaxagent.runs.collect import rollouts
-from jaxagent.runs.fleet.lend import Lender
 from jaxagent.runs.seams import Rollouts
 from jaxagent.types import Episode, Group, StopReason
 
@@ -68,7 +67,6 @@ class Batches:
       signs: is told of waiting and working.
       note: prints a line.
       look: called while it waits for a step: it ends a run that was asked to end.
-      lender: has this process's engine play for the step that it waits for; None: the engine does nothing then.
       lacks: why nobody can play a step's episodes any more: the weights of their version cannot be had; "": they can.
         Calls its second argument again and again while it reads them.
       task_of: the id of a group's task; None: this process has not told it.
@@ -83,12 +81,11 @@ class Batches:
         signs: Vitals,
         note: Callable[[str], None],
         look: Callable[[int], None] = lambda step: None,
-        lender: Lender | None = None,
         lacks: Callable[[int, Callable[[], None]], str] = lambda step, tick: "",
         task_of: Callable[[GroupId], str | None] = lambda group: None,
     ):
         self._rl, self._fleet, self._link, self._folder = rl, fleet, link, folder
-        self._signs, self._note, self._look, self._lender = signs, note, look, lender
+        self._signs, self._note, self._look = signs, note, look
         self._lacks, self._task_of = lacks, task_of
         self._first = True
         self._timed_out = False
@@ -130,34 +127,20 @@ class Batches:
     # ---------------------------------------------------------------- waiting
 
     def _wait(self, step: int, started: float) -> Batch:
-        if self._lender is None:
-            self._signs.phase(f"waits for step {step}", self._fleet.hang_s, done=step)
-            return self._poll(step, started, lambda: True)
-        self._signs.phase(f"waits for step {step}", self._lender.budget_s, done=step)
-        if (found := self._link.batch(step)) is not None:
-            return found
-        with self._lender.lent(step) as lent:
-            return self._poll(step, started, lent.goes_on)
-
-    def _poll(self, step: int, started: float, goes_on: Callable[[], bool]) -> Batch:
-        """Asks until the batch is there. `goes_on` says whether that is a sign of life: what plays here may hang."""
+        """Asks until the batch is there."""
+        self._signs.phase(f"waits for step {step}", self._fleet.hang_s, done=step)
         poll_s = min(LONGEST_POLL_S, self._fleet.hang_s / 4)
         told, in_vain = started, 0
-
-        def tick() -> None:
-            if goes_on():
-                self._signs.tick()
-
         while (found := self._link.batch(step, poll_s)) is None:
-            tick()
+            self._signs.tick()
             self._look(step)
             if time.monotonic() - told >= TELL_EVERY_S:
                 self._note(f"step {step} waits for {duration(time.monotonic() - started)}: {self._why()}")
-                in_vain = self._weights_in_vain(step, in_vain, tick)
+                in_vain = self._weights_in_vain(step, in_vain)
                 told = time.monotonic()  # afterwards, since that may read for long
         return found
 
-    def _weights_in_vain(self, step: int, before: int, tick: Callable[[], None]) -> int:
+    def _weights_in_vain(self, step: int, before: int) -> int:
         """How often an engine wanted weights that nobody has. They are looked for only where one waits for some.
 
         Raises:
@@ -166,7 +149,7 @@ class Batches:
         phases = [row["phase"] for row in self._link.status()["members"]["engine"].values()]
         if WEIGHTS not in phases:  # between two tries it waits for a place
             return before
-        if not (why := self._lacks(step, tick)):
+        if not (why := self._lacks(step, self._signs.tick)):
             return 0
         if before:
             raise ConfigError(f"step {step} waits for episodes that nobody can play under their version: {why} {BACK}")
@@ -290,15 +273,12 @@ class Batches:
 
     def _numbers(self, waited_s: float) -> dict[str, float]:
         """Who waits for whom."""
-        numbers = {"fleet/trainer_wait_s": waited_s, **(self._lender.numbers() if self._lender else {})}
+        numbers = {"fleet/trainer_wait_s": waited_s}
         status = self._link.status()
         engines = status["members"]["engine"]
         numbers["fleet/damaged_episodes"] = float(status["episodes"]["found_damaged"])
         numbers["fleet/engines"] = float(len(engines))
         numbers["fleet/episodes_playing"] = float(sum(row["playing"] for row in engines.values()))
-        may = [float(row["numbers"]["places"]) for row in engines.values() if "places" in row["numbers"]]
-        if may:
-            numbers["fleet/in_flight"] = sum(may) / len(may)
         now = time.monotonic()
         idle = {name: float(row["numbers"].get("idle_s", 0.0)) for name, row in engines.items()}
         known = [max(0.0, idle[name] - self._before[name]) for name in idle if name in self._before]

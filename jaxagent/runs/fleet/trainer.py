@@ -1,7 +1,6 @@
 """The trainer of a run of many processes: `loop.run` with the coordinator at its seams.
 
-It plays nothing of the RL stage but evaluations, and with `fleet.lend` episodes while it waits. Everything before that
-stage it does alone, as a run of one process.
+It plays nothing of the RL stage but evaluations. Everything before that stage it does alone, as a run of one process.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ from jaxagent.rollout.experience import Experience
 from jaxagent.runs.checks import RL
 from jaxagent.runs.fleet import probe, sink, source
 from jaxagent.runs.fleet.facts import facts
-from jaxagent.runs.fleet.lend import Lender
 from jaxagent.runs.fleet.published import Published, lacking
-from jaxagent.runs.fleet.transfer import Offers, TransferError
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Seams
 from jaxagent.runs.workdir import Run
@@ -88,22 +85,16 @@ class Trainer:
         versions = self._folder / settings.WEIGHTS
         versions.mkdir(parents=True, exist_ok=True)
         self._facts = {**facts(self._cfg, self._name, self._host, parts.mesh), "rank": peers.index()}
-        offers = None
         if peers.is_first():
             own = self._host in ("", "127.0.0.1", "localhost")
-            offers = self._offers(parts, saved.progress.note)
             where = "127.0.0.1" if own else "0.0.0.0"
-            offer = offers and offers.offer
-            server = WeightServer([versions], self._token, where, address=self._host, offer=offer)
+            server = WeightServer([versions], self._token, where, address=self._host)
             self._opened.enter_context(server)
             self._facts["source"] = server.url
         joined = self._link.join(ROLE, self._facts)
         self._joined_as = joined.name
         self._opened.enter_context(self._beating(joined.lease_s / BEATS_PER_LEASE))
         note = saved.progress.note
-        lender = None
-        if self._fleet.lend:
-            lender = Lender(parts, driver, self._own_engines_link(), versions, self._facts, note)
         told: dict[int, Rounds] = {}
         batches = source.Batches(
             self._cfg.rl,
@@ -113,7 +104,6 @@ class Trainer:
             self._signs,
             note,
             functools.partial(saved.end_between_steps, RL),
-            lender,
             lambda step, tick: lacking(self._link, versions, plan.version(step), tick),
             lambda group: told[group.step][group.round][group.number].id if group.step in told else None,
         )
@@ -129,7 +119,6 @@ class Trainer:
             functools.partial(probe.record, versions, parts, driver, self._facts),
             Published(parts, self._link, versions, note).trained,
             saved.bundled,
-            *([offers.keep] if offers else []),
         )
         return Seams(batches, published, sink.Kept(self._link), plan.bound)
 
@@ -140,23 +129,6 @@ class Trainer:
             self._signs.phase(f"begins stage '{stage}'", self._fleet.start_s)
         else:
             self._signs.tick()
-
-    def _offers(self, parts: Parts, note: Callable[[str], None]) -> Offers | None:
-        """What engines may pull from this process's devices; None: nothing, and they take files."""
-        if self._fleet.transfer == "device":
-            try:
-                # Of those that engines may still want, with `in_flight` the newest alone.
-                most = self._cfg.rl.staleness + 1 if self._fleet.rule == "pinned" else 1
-                return Offers(self._host, parts.mesh, most)
-            except TransferError as failure:
-                note(f"fleet.transfer='device': {failure}; engines take files.")
-        return None
-
-    def _own_engines_link(self) -> Client:
-        """To the coordinator, for what plays in this process while it waits: it joins and leaves by itself."""
-        link = Client(self._link.url, self._token, self._fleet.patience_s)
-        self._opened.callback(link.close)
-        return link
 
     @contextlib.contextmanager
     def _beating(self, every_s: float) -> Iterator[None]:

@@ -104,9 +104,9 @@ async def _build(args: argparse.Namespace) -> Built:
 
 
 async def _recipe_here(args: argparse.Namespace, owner: Owner, table: tuple[bases.Base, ...]) -> Built:
-    probed = await choose.choose_backend(owner, ("namespaces", "namespaces-python"))
+    probed = await choose.choose_backend(owner, ("namespaces",))
     await probed.close()
-    backend = BuildBackend(owner, probed.name == "namespaces", args.network, probed.roots)
+    backend = BuildBackend(owner, args.network, probed.roots)
     builder = Builder(backend, Store(args.store), table, print)
     path, context = _recipe(args)
     name = path.resolve().parent.name

@@ -10,7 +10,7 @@ from jaxagent.sandbox import seccomp
 from jaxagent.sandbox.base import MIB, Limits
 from jaxagent.sandbox.namespaces import Namespaces
 from jaxagent.sandbox.owner import Owner
-from jaxagent.sandbox.root import Roots
+from jaxagent.sandbox.root import Roots, give
 
 LIMITS = Limits(  # of one step; what it writes lies in memory until the step is kept
     memory_bytes=4096 * MIB,
@@ -33,8 +33,8 @@ class BuildBackend(Namespaces):
     separates = False  # what it keeps belongs to the one user of all layers
     protects = False  # a step may install programs, whatever user it runs as
 
-    def __init__(self, owner: Owner, compiled: bool = True, network: bool = False, roots: Roots | None = None):
-        super().__init__(owner, compiled)
+    def __init__(self, owner: Owner, network: bool = False, roots: Roots | None = None):
+        super().__init__(owner)
         self.network = network
         self.filter = self.filter_of_root = seccomp.program(pretend=True, tracing=True)
         own = Path(tempfile.mkdtemp(prefix="build-", dir=owner.path))
@@ -51,8 +51,5 @@ class BuildBackend(Namespaces):
             (directory / "etc").mkdir(parents=True)
             for name in ("resolv.conf", "hosts"):
                 (directory / "etc" / name).write_bytes(Path("/etc", name).read_bytes())
-            for path in (directory, directory / "etc", *(directory / "etc").iterdir()):
-                path.chmod(0o755 if path.is_dir() else 0o644)
-                if os.geteuid() == 0:
-                    os.chown(path, self.uid, self.uid)
+            give(self.uid, directory, *directory.rglob("*"))
         return (str(directory),)

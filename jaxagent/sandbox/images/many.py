@@ -59,7 +59,7 @@ class Images:
     ):
         self._backend, self._network, self._build_backend = backend, network, None
         if isinstance(backend, Namespaces):
-            self._build_backend = BuildBackend(backend.owner, backend.program is not None, network, backend.roots)
+            self._build_backend = BuildBackend(backend.owner, network, backend.roots)
             self._builder = Builder(self._build_backend, store, tuple(table), progress)
         self._known: dict[str, asyncio.Task[Built]] = {}
         self._gate = asyncio.Semaphore(os.cpu_count() or 1)

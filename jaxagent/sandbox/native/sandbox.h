@@ -1,5 +1,4 @@
-/* What the parts of the program share. The protocol is described in ../wire.py; ../init does the same in Python where
-   there is no C compiler. */
+/* What the parts of the program share. The protocol is described in ../wire.py. */
 #ifndef JAXAGENT_SANDBOX_H
 #define JAXAGENT_SANDBOX_H
 #ifndef _GNU_SOURCE

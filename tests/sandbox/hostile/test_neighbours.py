@@ -15,7 +15,7 @@ from tests.sandbox.hostile.test_hostile import NO_PYTHON, PYTHON, SMALL, host, i
 
 __all__ = ["host"]  # a fixture
 PROGRAMS = Path(__file__).parent / "programs"
-OWN_USERS = ("namespaces", "namespaces-python", "bubblewrap")
+OWN_USERS = ("namespaces", "bubblewrap")
 NEEDED = """
 import array, ctypes, fcntl, os, signal, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -149,7 +149,7 @@ def test_where_layers_cannot_be_mapped_it_is_said(backends, backend, monkeypatch
 
     async def main():
         owner = Owner()
-        made = namespaces.Namespaces(owner, compiled=backend.name == "namespaces")
+        made = namespaces.Namespaces(owner)
         try:
             async with await made.start(Spec()) as sandbox, await made.start(Spec()):
                 assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
