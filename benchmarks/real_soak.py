@@ -143,9 +143,10 @@ class Worker:
 
     def start(self) -> None:
         """Starts it; it answers soon."""
-        command = [sys.executable, "-m", "jaxagent.sandbox.worker", f"--token_file={self._token}", "--lease_s=20"]
+        command = [sys.executable, "-m", "jaxagent.sandbox.worker", f"--token_file={self._token}"]
         with open(self._folder / "worker.log", "ab") as log:
-            command += [f"--port={self.url.rpartition(':')[2]}"]
+            # Few places: those of killed processes are taken until their lease is over.
+            command += [f"--port={self.url.rpartition(':')[2]}", "--lease_s=20", "--max_sandboxes=20"]
             self._process = subprocess.Popen(command, cwd=tiny_run.ROOT, env=_environment(), stdout=log, stderr=log)
 
     def kill(self) -> None:
@@ -302,9 +303,7 @@ def told(folder: pathlib.Path) -> dict[str, Any]:
     """What was done."""
     roles = collections.Counter(row["role"] for row in made(folder))
     logs = [*folder.glob(f"run-*/{settings.FOLDER}/{LOGS}/*.log"), *folder.glob("run-*.log")]
-    again = sum(
-        path.read_text(encoding="utf-8", errors="replace").count("is played again: its sandbox") for path in logs
-    )
+    again = sum(path.read_text(encoding="utf-8", errors="replace").count(" is played again: ") for path in logs)
     reasons = [
         row["reason"] for path in folder.glob(f"run-*/{settings.FOLDER}/{RESTARTS_FILE}") for row in jsonl.read(path)
     ]

@@ -85,7 +85,7 @@ async def guarded(rollout: Rollout, task: Task, sample: int, plays: int = 5) -> 
         if not isinstance(failure, SandboxLost) or plays <= 1:
             logger.exception("task %s, sample %d: the rollout raised", task.id, sample)
             return no_episode(task, sample, StopReason.ENV_ERROR, f"{type(failure).__name__}: {failure}")
-        logger.warning("task %s, sample %d is played again: its sandbox was lost: %s", task.id, sample, failure)
+        logger.warning("task %s, sample %d is played again: %s", task.id, sample, failure)
     return await guarded(rollout, task, sample, plays - 1)
 
 

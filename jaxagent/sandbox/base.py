@@ -24,7 +24,7 @@ class SandboxClosed(SandboxError):
 
 
 class SandboxLost(WaitedInVainError):
-    """Its host went away, or was started again. No SandboxError, since nobody failed: the attempt is played again."""
+    """Its host is away, full, or another by now. No SandboxError, since nobody failed: the attempt is played again."""
 
 
 class FileError(SandboxError):

@@ -38,7 +38,7 @@ HEARTBEAT_S = 10.0
 MAX_UNENDED = 10_000  # of a worker: one that is gone so long has closed them when its lease ran out
 ENDED_PER_BEAT = 64
 HEALTH_TIMEOUT_S = 10.0
-AWAY_S, LOOK_S = 30.0, 0.5  # while no worker answers: whoever watches them starts one again
+AWAY_S, LOOK_S = 30.0, 0.5  # while all workers are away or full: somebody starts them again, places become free
 KINDS = {k.__name__: k for k in STATUS}
 
 
@@ -255,7 +255,7 @@ class RemoteSandbox(Sandbox):
 
 
 async def _patient(call: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-    """What a call gives. While its workers are away it is made again, for `AWAY_S`; then it raises SandboxLost."""
+    """What a call gives. While SandboxLost is raised it is made again, for `AWAY_S`; then that passes."""
     until = asyncio.get_running_loop().time() + AWAY_S
     while True:
         try:

@@ -167,7 +167,7 @@ class Worker:
         spec = self._folder.spec(spec_from_json(body))
         running = sum(len(c.starting) + len(c.sandboxes) for c in self._clients.values())
         if running >= self._max:
-            return _failure("SandboxError", f"all {self._max} sandboxes of this worker are in use", 429)
+            return _failure("SandboxLost", f"all {self._max} sandboxes of this worker are in use", 429)
         if name not in client.ended:
             client.starting.add(name)
             try:
