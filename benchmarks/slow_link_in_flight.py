@@ -41,7 +41,7 @@ from jaxagent.fleet.worker import EngineWorker
 from jaxagent.models.params import Params
 from jaxagent.runs.fleet import trees
 from jaxagent.runs.fleet.held import HeldVersions, blank, place
-from jaxagent.runs.fleet.player import EnginePlayer, VersionSource
+from jaxagent.runs.fleet.player import EnginePlayer
 from jaxagent.runs.parts import Parts, open_parts
 from tests import tiny_run
 from tests.fleet.served import TOKEN, Served
@@ -204,7 +204,7 @@ def replayed(
 
     digests = []
     with watched(take), parts.engine(versions[after[0]], after[0]) as driver:
-        player = EnginePlayer(parts, driver, cast(VersionSource, None), lambda: None, {}, holds=after[0])
+        player = EnginePlayer(parts, driver, cast(HeldVersions, None), lambda: None, {})
         for job in jobs:
             over: queue.SimpleQueue[Packed | None] = queue.SimpleQueue()
             player.play(job, lambda packed, version, over=over: over.put(packed))

@@ -73,6 +73,8 @@ def run(
         contextlib.ExitStack() as opened,
     ):
         stages = left(saved, STAGES)
+        if stages:
+            saved.check_rounding()
         with saved.compiles.warm_up():
             parts = opened.enter_context(open_parts(cfg, progress.note))
         saved.begin(parts.identity(), parts.mesh)

@@ -4,16 +4,18 @@
     python -m jaxagent.replay --config.workdir=runs/search_r1 --step=12 --episode=TASK#ATTEMPT
     python -m jaxagent.replay --config.workdir=runs/search_r1 --verify=5                       # and a certificate
 
-The nearest bundle before a step is restored, the steps between are trained again from the recorded episodes, and the
-step's episodes are sampled again with the weights that come out, through engine and environment. What differs is
+For --step the nearest bundle before it is restored, the steps between are trained again from the recorded episodes, and
+the step's episodes are sampled again with the weights that come out, through engine and environment. What differs is
 named: step, episode, position, both values. The config is the run's own, and nothing of it can be overridden.
 
 Where the environment cannot be run again (it says so of itself, as roles behind HTTP do, or with --recorded), its side
 is taken from the record, and the policy's tokens are sampled again in the recorded contexts.
 
---verify checks steps that are drawn by chance, and writes WORKDIR/replay/verify-K-SEED.json and .txt. Exit codes: 0
-everything is equal, 1 something differs, 2 a mistake in the command, or nothing that could be made again, 3 what
---verify made again is equal, and the trained policy is neither in a bundle nor in policy/ to be compared: INCOMPLETE.
+--verify trains every step again from the first bundle to the last, and compares each later bundle, the exported policy
+and the results that the run wrote down; the episodes of K steps are sampled again, drawn by the newest seal. It writes
+WORKDIR/replay/verify-K-*.json and .txt, which name what is NOT CHECKED. Exit codes: 0 everything is equal, 1 something
+differs, 2 a mistake in the command, or nothing that could be made again, 3 INCOMPLETE: what --verify made again is
+equal, and rewards or the trained policy could not be made again or compared; it says why.
 """
 
 from __future__ import annotations
@@ -90,9 +92,9 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--step", type=number(int, at_least(0)), help="make the episodes of this step again, from 0")
     out.add_argument("--episode", default="", help="only this one, 'task#attempt', or 'task' for all attempts at it")
-    out.add_argument("--verify", type=count, help="check so many steps that are drawn by chance")
+    out.add_argument("--verify", type=count, help="train all again, and sample so many steps, drawn by chance")
     out.add_argument(
-        "--draw", type=number(int, between(0, 2**32 - 1)), help="the seed of that draw (default: a new one, printed)"
+        "--draw", type=number(int, between(0, 2**32 - 1)), help="a number of yours that decides, with the seal, which"
     )
     out.add_argument("--recorded", action="store_true", help="take the environment's side from the record")
     out.add_argument("--stage", default="", help="'rl' or 'opd' (default: the last of them that the run has)")

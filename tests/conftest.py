@@ -62,7 +62,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 # Files whose tests take longest, longest first: one that a worker began last would be waited for by all others.
-LONGEST = ("fleet/test_fleet_runs.py", "test_loop.py", "fleet/test_lend_runs.py", "replay/test_replay_command.py")
+LONGEST = ("fleet/test_fleet_runs.py", "test_loop.py", "replay/test_forged.py", "replay/test_replay_command.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,11 +15,12 @@ import pytest
 
 from jaxagent import loop
 from jaxagent import main as cli
-from jaxagent.config import Stage, flags
+from jaxagent.config import ConfigError, Stage, flags
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.models import hf
 from jaxagent.observe import jsonl
-from jaxagent.observe.files import OUTDATED_FILE
+from jaxagent.observe.files import OUTDATED_FILE, RUN_FILE
+from jaxagent.runs import devices, provenance
 from jaxagent.runs.evaluation import policy as policies
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.types import TokenKind
@@ -113,7 +114,10 @@ def test_the_same_command_again_does_nothing(finished, tmp_path):
 
 
 def test_an_export_that_the_run_has_outgrown_is_made_again(finished, tmp_path, monkeypatch):
-    """Ended between more training and its export: the same command must not take the older policy for the new one."""
+    """Ended between more training and its export: the same command must not take the older policy for the new one.
+
+    On another number of cores, too, which the config has to say, and the run's record then says.
+    """
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     exported = (run / "policy/config.json").stat().st_mtime_ns
@@ -121,7 +125,13 @@ def test_an_export_that_the_run_has_outgrown_is_made_again(finished, tmp_path, m
     def ended(*_, **__):
         raise SystemExit(143)
 
-    longer = flags.parse_argv(tiny_run.argv(run, "--config.rl.steps=5")).config
+    cores = devices.threads()
+    monkeypatch.setattr(devices, "threads", lambda: cores + 1)
+    assert cli.main(tiny_run.argv(run)) == 0  # of a run that has ended nothing is asked
+    with pytest.raises(ConfigError, match=rf"threads {cores} -> {cores + 1}\. .*taskset -c 0-{cores - 1}\).*=accept"):
+        loop.run(flags.parse_argv(tiny_run.argv(run, "--config.rl.steps=5")).config)
+    assert provenance.accepted(provenance.read(run / RUN_FILE)["starts"]) == []
+    longer = flags.parse_argv(tiny_run.argv(run, "--config.rl.steps=5", "--config.resume.numerics=accept")).config
     with monkeypatch.context() as patched:
         patched.setattr(loop, "rl_stage", ended)
         with pytest.raises(SystemExit):
@@ -132,6 +142,9 @@ def test_an_export_that_the_run_has_outgrown_is_made_again(finished, tmp_path, m
         with pytest.raises(SystemExit):
             loop.run(longer)
     assert (run / "policy" / OUTDATED_FILE).exists()
+    there = f"rl, from step 4 on: threads {cores} -> {cores + 1}"
+    assert provenance.accepted(provenance.read(run / RUN_FILE)["starts"]) == [there]
+    # From now on these are the run's.
     assert cli.main(tiny_run.argv(run, "--config.rl.steps=5")) == 0  # every step is in the newest bundle
     assert not (run / "policy" / OUTDATED_FILE).exists()
     assert (run / "policy/config.json").stat().st_mtime_ns > exported

@@ -5,7 +5,9 @@ import hashlib
 import json
 import pathlib
 import shutil
+from types import SimpleNamespace
 
+import jax
 import pytest
 
 from jaxagent import main as cli
@@ -241,6 +243,29 @@ def test_adapters_keep_their_scale():
     with pytest.raises(ConfigError, match=r"config\.model\.lora\.alpha .* in checkpoint 7"):
         resume.check_config(saved, now, "7", adapting=True)
     assert resume.told(resume.check_config(saved, now, "7", adapting=False)) == "model.lora.alpha 32 -> 3"
+
+
+@pytest.mark.parametrize(
+    "name", ["threads", "cpu_features", "xla_flags", "few_optimizations", "jax", "jaxlib", "device"]
+)
+def test_a_machine_that_rounds_otherwise_is_refused_where_bits_count(name):
+    now = provenance.rounding(jax.devices()[0])
+    then = now | {name: 3 if name == "threads" else "another"}
+    for text, saved in (("exact", now), ("exact", None), ("fast", then)):
+        what = resume.other_rounding(saved, now, cfg(f"--config.numerics={text}"), "7")
+        assert what == (f"{name} {resume.told([('', then[name], now[name])])[1:]}" if text == "fast" else "")
+    with pytest.raises(ConfigError, match=rf"Checkpoint 7 was made .* otherwise: {name} .*resume\.numerics=accept"):
+        resume.other_rounding(then, now, cfg(), "7")
+    assert resume.other_rounding(then, now, cfg("--config.resume.numerics=accept"), "7").startswith(name)
+
+
+def test_what_decides_rounding_is_read_as_xla_reads_it(monkeypatch):
+    device, before = jax.devices()[0], provenance.rounding(jax.devices()[0])
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3 --b=1 --a=2")
+    monkeypatch.setenv("PJRT_NPROC", "77")
+    assert provenance.rounding(device) == before | {"xla_flags": "--a=2 --b=1", "threads": 77}
+    chip = SimpleNamespace(platform="gpu", device_kind="H100")  # what the host's cores are decides nothing there
+    assert not {"threads", "cpu_features"} & provenance.rounding(chip).keys()
 
 
 def test_contents_are_compared_by_name():

@@ -210,7 +210,8 @@ class VTrace(TokenAdvantage):
             return carry, (jnp.where(is_action, advantage, 0.0), jnp.where(is_action, value + error, 0.0))
 
         zero, tokens = jnp.zeros((), inside.values.dtype), (inside.rewards, inside.values, path.mask, rho)
-        return Estimate(*jax.lax.scan(step, (zero, zero), tokens, reverse=True)[1], path.mask)
+        _, (advantages, returns) = jax.lax.scan(step, (zero, zero), tokens, reverse=True)
+        return Estimate(advantages, returns, path.mask)
 
 
 @dataclasses.dataclass(frozen=True)

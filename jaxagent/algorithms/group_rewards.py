@@ -4,7 +4,7 @@ The environment judges an attempt alone, and some things cannot be judged so: ho
 only beside the others at its task. An entry is called with a finished group and gives one reward per episode;
 `shaped` puts them into the episodes, so that all that comes after (groups without signal, advantages, logs, metrics)
 sees these rewards and no others. Evaluations keep the environment's.
-No jax before an entry is called: a config is read without it.
+No jax before an entry is called: a config is read without it. Axis letters: G attempts of one group, K features.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from jaxagent import contract
+from jaxagent.algorithms.advantages import group_mean_std
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.config.ranges import FiniteFloat
 from jaxagent.types import Episode, Group, StopReason
@@ -47,10 +50,6 @@ class Preferences:
         Raises:
           ConfigError: the environment's verdict or counters lack what a weight is for.
         """
-        import numpy as np
-
-        from jaxagent.algorithms.preferences import preferred
-
         given = group.task.metadata.get(PREFERENCES)
         weights = weights_of(given, group.task.id) if given is not None else self.weights
         mask = np.array([not episode.stop_reason.is_failure for episode in group.episodes], bool)
@@ -91,10 +90,6 @@ class Decoupled:
         Raises:
           ConfigError: a verdict lacks a component.
         """
-        import numpy as np
-
-        from jaxagent.algorithms.advantages import group_mean_std
-
         mask = np.array([not episode.stop_reason.is_failure for episode in group.episodes], bool)
         values = np.zeros((len(self.components), len(mask)))
         for row in np.flatnonzero(mask).tolist():
@@ -102,6 +97,48 @@ class Decoupled:
             values[:, row] = [_looked_up(verdict, name, "verdict", group.task.id) for name in self.components]
         weights = np.array(self.weights or (1.0,) * len(self.components))
         return (weights @ group_mean_std(values, np.broadcast_to(mask, values.shape))).tolist()
+
+
+def normalised(features: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Each feature, scaled to [0, 1] between its least and its largest value in the group.
+
+    f64[G, K] features and bool[G] of the attempts that count -> f64[G, K].
+    A feature that is the same in all attempts that count is 0: it says nothing. So is an attempt that does not count,
+    which changes no minimum and no maximum.
+    """
+    import chex  # loads jax, which a config is read without
+
+    chex.assert_rank([features, mask], [2, 1])
+    chex.assert_equal_shape_prefix([features, mask], 1)
+    chex.assert_type([features, mask], [float, bool])
+    if not mask.any():
+        return np.zeros_like(features)
+    low, high = features[mask].min(axis=0), features[mask].max(axis=0)
+    span = np.where(high > low, high - low, 1.0)
+    return np.where(mask[:, None] & (high > low), (features - low) / span, 0.0)
+
+
+def preferred(features: np.ndarray, weights: np.ndarray, correct: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """R = normalised features . weights where the attempt is correct, else 0: f64[G].
+
+    "ToolOrchestra" (Su et al., arXiv 2511.21689), the section on rewards: the vector of an attempt is its outcome, its
+    cost and its latency (both negative, so that less is more) and how often it used each tool; the weights are the
+    user's preferences. Its published code gives cost and latency a plus in the last step, by which more is better;
+    this is the paper's.
+
+    Args:
+      features: f64[G, K].
+      weights: f64[K] of the features.
+      correct: bool[G].
+      mask: bool[G] attempts that count.
+    """
+    import chex
+
+    chex.assert_rank([weights, correct], 1)
+    chex.assert_equal_shape([correct, mask])
+    chex.assert_equal(features.shape[1:], weights.shape)
+    chex.assert_type([weights, correct], [float, bool])
+    return np.where(correct & mask, normalised(features, mask) @ weights, 0.0)
 
 
 def weights_of(given: Any, task: str) -> dict[str, float]:

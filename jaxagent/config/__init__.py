@@ -45,6 +45,7 @@ from jaxagent.config.roles import RoleConfig as RoleConfig
 from jaxagent.config.run import CheckpointConfig as CheckpointConfig
 from jaxagent.config.run import Config as Config
 from jaxagent.config.run import EvalConfig as EvalConfig
+from jaxagent.config.run import ResumeConfig as ResumeConfig
 from jaxagent.config.run import Stage as Stage
 from jaxagent.config.stages import DPOConfig as DPOConfig
 from jaxagent.config.stages import OfflineConfig as OfflineConfig

@@ -50,6 +50,14 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ResumeConfig:
+    """What a run takes that goes on from a bundle."""
+
+    # With exact numerics, whether a machine whose programs round otherwise is refused, or its bits are taken and told.
+    numerics: Literal["same", "accept"] = "same"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """The whole truth of one run. The sections of stages that it does not have are None."""
 
@@ -76,6 +84,7 @@ class Config:
     fleet: FleetConfig | None = None  # many processes; None: one, in which rollouts and updates take turns
     eval: EvalConfig
     checkpoint: CheckpointConfig
+    resume: ResumeConfig = dataclasses.field(default_factory=ResumeConfig)
     log_episodes: bool  # RL and greedy evaluation episodes too, token by token, to episodes/*.jsonl of the workdir
 
     @property

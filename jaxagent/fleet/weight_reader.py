@@ -22,7 +22,7 @@ from jaxagent.io import files
 
 
 class Typed(Protocol):
-    """An array, or what describes one."""
+    """An array, or what describes one; a tuple of dtypes: whichever of them was published is taken."""
 
     @property
     def dtype(self) -> Any: ...  # noqa: D102
@@ -184,13 +184,19 @@ def check(
     if like is None:
         return
     found = {leaf.path: (leaf.dtype, leaf.shape) for leaf in value.leaves}
-    room = {path: (np.dtype(leaf.dtype).name, tuple(leaf.shape)) for path, leaf in like.items()}
+    room = {path: (_dtype(leaf.dtype, found.get(path, ("",))[0]), tuple(leaf.shape)) for path, leaf in like.items()}
     for path in sorted(found.keys() | room.keys(), key=leaves.name_of):
         if found.get(path) != room.get(path):
             there, wanted = (_words(leaf) for leaf in (found.get(path), room.get(path)))
             raise MismatchError(
                 f"version {version}, leaf {leaves.name_of(path)}: published is {there}, and the model has {wanted}."
             )
+
+
+def _dtype(wanted: Any, found: str) -> str:
+    if isinstance(wanted, tuple):
+        return found if found in wanted else " or ".join(wanted)
+    return np.dtype(wanted).name
 
 
 def _words(leaf: tuple[str, tuple[int, ...]] | None) -> str:

@@ -18,7 +18,7 @@ import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from jaxagent.fleet import leaves, manifest
 from jaxagent.fleet.leaves import Leaves
@@ -54,7 +54,13 @@ def path_of(folder: str | pathlib.Path, version: int) -> pathlib.Path:
 
 
 def publish(
-    folder: str | pathlib.Path, tree: Leaves, lineage: str, version: int, base: str = "", merged: str = ""
+    folder: str | pathlib.Path,
+    tree: Leaves,
+    lineage: str,
+    version: int,
+    base: str = "",
+    merged: str = "",
+    tick: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Publishes a version; when this returns, it is on disk. The same again changes nothing, or mends what was damaged.
 
@@ -64,6 +70,7 @@ def publish(
       lineage, version: what readers ask for.
       base: of adapters: the digest of the weights that they change; "" = full weights.
       merged: of adapters: a digest of what they make of these, with which a reader compares what it makes.
+      tick: called after each chunk that is on disk, from threads.
 
     Raises:
       ConflictError: the version is there, and differs; names both digests.
@@ -71,13 +78,13 @@ def publish(
     """
     stage = pathlib.Path(folder) / f".writing-{version:08d}-{os.getpid()}-{threading.get_native_id()}"
     try:
-        return finish(folder, stage, manifest.manifest(lineage, version, write(stage, tree), base, merged))
+        return finish(folder, stage, manifest.manifest(lineage, version, write(stage, tree, tick), base, merged))
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def write(stage: pathlib.Path, tree: Leaves) -> list[Leaf]:
-    """Writes chunks of leaves where a version is being made; several processes may, each its own leaves.
+def write(stage: pathlib.Path, tree: Leaves, tick: Callable[[], None] = lambda: None) -> list[Leaf]:
+    """Writes chunks of leaves where a version is being made; several processes may, each its own leaves. See `publish`.
 
     Raises:
       OSError: the disk is full, or failed.
@@ -89,6 +96,7 @@ def write(stage: pathlib.Path, tree: Leaves) -> list[Leaf]:
         path = file_of(stage, chunk)
         if not path.exists():
             files.replace(path, piece)
+        tick()
         return chunk
 
     found = []

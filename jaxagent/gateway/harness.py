@@ -5,8 +5,7 @@
     attempt.verify(ended)       within verify_s
     attempt.close()             always; the session ends and its token is worth nothing
 
-Task + sample index in -> `Episode` out, always: whatever fails becomes a `StopReason` with one line of error, never an
-exception. The policy speaks in the session, so its trajectories hold the tokens that it saw and sampled. How it ends:
+The policy speaks in the session, so its trajectories hold the tokens that it saw and sampled. How it ends:
 
     ANSWER                   the program ended by itself, whatever its exit status
     TIME_LIMIT               it was killed after run_s
@@ -26,24 +25,23 @@ import logging
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
 
 from jaxagent.agents.base import Agent, Where
-from jaxagent.config import ConfigError, EnvConfig, SamplingConfig
-from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.envs.agent_attempt import AgentAttempt, Place
-from jaxagent.envs.base import Verdict
+from jaxagent.config import ConfigError
+from jaxagent.envs.agent_attempt import Place
 from jaxagent.gateway.line import Line, LocalLine
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
-from jaxagent.gateway.session import COUNTERS, Limits, Policy, Session
+from jaxagent.gateway.session import COUNTERS, Limits, Session
 from jaxagent.gateway.trained import Rules
-from jaxagent.rollout.bookkeeping import judged, one_line, seconds, token_counts, verdict_of
-from jaxagent.rollout.ending import CLOSE_TIMEOUT_S, Failed, add_counters, close, ended
-from jaxagent.rollout.forced import NEVER, ForcedTools
-from jaxagent.rollout.templates import CHAT_DATE, Plain, Template
+from jaxagent.rollout.bookkeeping import one_line, seconds, token_counts, verdict_of
+from jaxagent.rollout.ending import CLOSE_TIMEOUT_S, Failed
+from jaxagent.rollout.episode import EpisodeRollout, Playing
+from jaxagent.rollout.templates import CHAT_DATE, Plain
 from jaxagent.rollout.workers import Workers
 from jaxagent.sandbox.base import CommandResult, SandboxError
-from jaxagent.types import Episode, StopReason, Task, Trajectory
+from jaxagent.types import StopReason, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -64,50 +62,10 @@ WARNINGS = {  # counter -> what a run is told when it first sees it
 
 
 @dataclasses.dataclass(frozen=True)
-class HarnessRollout:
-    """The rollout with everything that is the same for all episodes. `await rollout(task, sample)`.
+class SessionRollout(EpisodeRollout):
+    """A rollout whose policy speaks in sessions of a gateway, `shared`, which the run has from its beginning."""
 
-    Attributes:
-      begin: task -> a fresh attempt of the environment.
-      policy: the engine, or anything that generates.
-      tokenizer, template: how text becomes tokens.
-      config: request, turn and context budgets, and the episode's deadline.
-      sampling: the distribution to sample from, whatever the program asks for.
-      request_timeout_s: longest wait for one generation.
-      shared: the run's server, to which episodes add their sessions.
-      group_size: attempts at a task that are wanted together, for the engine's order.
-      forced: turns that begin with a random tool call: not here, the tools are the program's.
-      warnings: of what the run has been told; see WARNINGS.
-    """
-
-    begin: Callable[[Task], AgentAttempt]
-    policy: Policy
-    tokenizer: Tokenizer
-    template: Template
-    config: EnvConfig
-    sampling: SamplingConfig
-    request_timeout_s: float
-    shared: Gateway
-    group_size: int = 1
-    forced: ForcedTools = NEVER
-    warnings: set[str] = dataclasses.field(default_factory=set, compare=False)
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for what an agent program cannot be made to do."""
-        if self.forced.epsilon > 0:
-            raise ConfigError("rl.tool_epsilon forces calls of an environment's tools; an agent program has its own.")
-
-    @staticmethod
-    @contextlib.contextmanager
-    def open_shared(workers: Workers, note: Callable[[str], None]) -> Iterator[Gateway]:
-        """The run's gateway, on the loop of the episodes, from the run's beginning to its end."""
-        gateway = Gateway(MODEL)
-        workers.run(gateway.listen(), LISTEN_TIMEOUT_S)
-        note(f"gateway: {gateway.url}")
-        try:
-            yield gateway
-        finally:
-            workers.run(gateway.stop(), LISTEN_TIMEOUT_S)
+    shared: Any
 
     @functools.cached_property
     def renderer(self) -> Renderer:
@@ -116,55 +74,33 @@ class HarnessRollout:
             return Renderer(self.tokenizer, "", CHAT_DATE)
         return Renderer(self.tokenizer, self.tokenizer.chat_template, CHAT_DATE, self.tokenizer.tool_template)
 
-    async def line(self, task: Task, sample: int, rules: Rules) -> Line:
-        """A session for one attempt. `rules`: which of its conversations are trained."""
+    def session(self, task_id: str, sample: int, group_size: int, domain: str, rules: Rules) -> Session:
+        """A session for one attempt, whatever its program asks to be sampled from. `rules`: what of it is trained."""
         config = self.config
-        session = Session(
+        return Session(
             self.policy,
             self.renderer,
             self.tokenizer,
             Limits(config.turn_tokens, config.context_tokens, config.most_turns),
             self.sampling,
-            task.id,
+            task_id,
             sample,
-            self.group_size,
-            str(task.metadata.get("domain", "")),
+            group_size,
+            domain,
             self.request_timeout_s,
             rules=rules,
         )
-        return LocalLine(self.shared, session)
 
     def text(self, trajectories: Sequence[Trajectory]) -> str:
         """What people read of an episode."""
         return "\n\n".join(self.tokenizer.decode(t.tokens.tolist()) for t in trajectories)
 
-    async def __call__(self, task: Task, sample: int) -> Episode:
-        """Runs one attempt. Only cancellation of the caller's own task passes through, after cleaning up."""
-        return await _Attempt(self, task, sample).run()
 
-
-class _Attempt:
-    """The state of one running attempt."""
-
+class _Playing(Playing):
     def __init__(self, rollout: HarnessRollout, task: Task, sample: int):
-        self._rollout, self._task, self._sample = rollout, task, sample
-        self._attempt: AgentAttempt | None = None
+        super().__init__(rollout, task, sample, "init_s", "run_s", "verify_s", "exit_status")
         self._line: Line | None = None
         self._trajectories: tuple[Trajectory, ...] = ()
-        self._verdict = Verdict(0.0)
-        self._metrics: dict[str, float] = dict.fromkeys(("init_s", "run_s", "verify_s", "exit_status"), 0.0)
-
-    async def run(self) -> Episode:
-        started = time.monotonic()
-        try:
-            stop_reason, error = await ended(self._play, self._rollout.config.episode_timeout_s)
-        finally:
-            await self._hang_up()
-            await close(self._attempt, self._task)
-        stop_reason, error = add_counters(self._metrics, self._attempt, stop_reason, error)
-        if error:
-            logger.info("task %s, sample %d: %s: %s", self._task.id, self._sample, stop_reason, error)
-        return self._episode(stop_reason, error, time.monotonic() - started)
 
     async def _play(self) -> StopReason:
         self._attempt = attempt = self._rollout.begin(self._task)
@@ -254,33 +190,54 @@ class _Attempt:
         """As `Episode.turn_rewards` counts them: trajectory after trajectory."""
         return sum(int(trajectory.turns.max(initial=-1)) + 1 for trajectory in self._trajectories)
 
-    def _episode(self, stop_reason: StopReason, error: str, total_s: float) -> Episode:
-        counters = self._line.state.counters if self._line is not None else {}
-        trajectories, verdict = self._trajectories, judged(self._verdict, stop_reason)
+    def _fields(self) -> dict[str, Any]:
+        counters, trajectories = self._line.state.counters if self._line is not None else {}, self._trajectories
         for name, told in WARNINGS.items():
             if counters.get(name) and name not in self._rollout.warnings:
                 self._rollout.warnings.add(name)
                 logger.warning("task %s: %s (counted as %s, told once).", self._task.id, told, name)
-        metrics = {
-            **{name: float(counters.get(name, 0.0)) for name in COUNTED},
-            **self._metrics,
-            "trajectories": float(len(trajectories)),
-            **token_counts(trajectories),
-            "total_s": total_s,
-        }
-        return Episode(
-            task=self._task,
-            sample=self._sample,
+        asked = {name: float(counters.get(name, 0.0)) for name in COUNTED}
+        counts = {"trajectories": float(len(trajectories)), **token_counts(trajectories)}
+        return dict(
             trajectories=trajectories,
-            reward=verdict.reward,
-            rewards=verdict.components,
-            stop_reason=stop_reason,
             turns=self._turns,
-            metrics=metrics,
+            metrics={**asked, **self._metrics, **counts},
             text=self._rollout.text(trajectories),
-            error=error,
-            turn_rewards=verdict.turn_rewards,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class HarnessRollout(SessionRollout):
+    """The rollout of agent programs. `shared` is the run's gateway, to which episodes add their sessions.
+
+    Attributes:
+      warnings: of what the run has been told; see WARNINGS.
+    """
+
+    playing = _Playing
+    warnings: set[str] = dataclasses.field(default_factory=set, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what an agent program cannot be made to do."""
+        if self.forced.epsilon > 0:
+            raise ConfigError("rl.tool_epsilon forces calls of an environment's tools; an agent program has its own.")
+
+    @staticmethod
+    @contextlib.contextmanager
+    def open_shared(workers: Workers, note: Callable[[str], None]) -> Iterator[Gateway]:
+        """The run's gateway, on the loop of the episodes, from the run's beginning to its end."""
+        gateway = Gateway(MODEL)
+        workers.run(gateway.listen(), LISTEN_TIMEOUT_S)
+        note(f"gateway: {gateway.url}")
+        try:
+            yield gateway
+        finally:
+            workers.run(gateway.stop(), LISTEN_TIMEOUT_S)
+
+    async def line(self, task: Task, sample: int, rules: Rules) -> Line:
+        """A session for one attempt. `rules`: which of its conversations are trained."""
+        domain = str(task.metadata.get("domain", ""))
+        return LocalLine(self.shared, self.session(task.id, sample, self.group_size, domain, rules))
 
 
 def _refused(line: Line) -> str:

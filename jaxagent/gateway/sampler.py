@@ -6,42 +6,18 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 from jaxagent.config import SamplingConfig
 from jaxagent.engine.requests import BusyError, Sampled
 from jaxagent.gateway.reading import Event, Reading, generation_of
 from jaxagent.gateway.threads import Thread
+from jaxagent.rollout.cast import Engine
 from jaxagent.types import Generation
 
 logger = logging.getLogger(__name__)
 
 ENGINE_STOP_BYTES = 48  # of a request's stop strings together; `engine.stop_states` is the room for those of all
 BUSY_PAUSE_S = 0.1  # between two tries while the engine's queue is full
-
-
-class Policy(Protocol):
-    """What a session needs of an engine; `engine.driver.Driver` is one."""
-
-    async def open(self, task_id: str, sample: int, group_size: int, domain: str, conversation: int) -> Any:
-        """A new sequence; `conversation` keys its randomness."""
-
-    async def generate(
-        self,
-        session: Any,
-        new_tokens: Sequence[int],
-        max_tokens: int,
-        sampling: SamplingConfig,
-        turn: int,
-        deadline_s: float,
-        on_tokens: Callable[[Sampled], None] | None,
-        stop_strings: Sequence[str] | None,
-    ) -> Generation:
-        """Samples one turn after appending `new_tokens`."""
-        ...
-
-    def close(self, session: Any) -> None:
-        """Ends the sequence, also in the middle of a turn."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +41,7 @@ class Sampler:
       engine_stops: the engine may end turns at a request's stop strings, instead of at its own.
     """
 
-    def __init__(self, policy: Policy, attempt: Attempt, timeout_s: float, patient: bool, engine_stops: bool) -> None:
+    def __init__(self, policy: Engine, attempt: Attempt, timeout_s: float, patient: bool, engine_stops: bool) -> None:
         self._policy, self._attempt, self._timeout_s, self._patient = policy, attempt, timeout_s, patient
         self._engine_stops = engine_stops
         self._stops: tuple[str, ...] | None = None  # what the engine ends turns at
@@ -173,30 +149,17 @@ class Sampler:
             thread.handle = await self._policy.open(*own, conversation=thread.key)
         handle, turn = thread.handle, thread.turns
         try:
-            return await self._generate(handle, ids, most, sampling, turn, take, stops)
+            while True:
+                try:
+                    return await self._policy.generate(
+                        handle, ids, most, sampling, turn, self._timeout_s, on_tokens=take, stop_strings=stops
+                    )
+                except BusyError:
+                    if not self._patient:
+                        raise
+                await asyncio.sleep(BUSY_PAUSE_S)
         except BaseException:  # the trajectory may have been given to another turn since: this closes its own sequence
             self._policy.close(handle)
             if thread.handle is handle:
                 thread.handle = None
             raise
-
-    async def _generate(
-        self,
-        handle: Any,
-        ids: Sequence[int],
-        most: int,
-        sampling: SamplingConfig,
-        turn: int,
-        take: Callable[[Sampled], None] | None,
-        stops: tuple[str, ...] | None,
-    ) -> Generation:
-        timeout_s = self._timeout_s
-        while True:
-            try:
-                return await self._policy.generate(
-                    handle, ids, most, sampling, turn, timeout_s, on_tokens=take, stop_strings=stops
-                )
-            except BusyError:
-                if not self._patient:
-                    raise
-                await asyncio.sleep(BUSY_PAUSE_S)

@@ -29,7 +29,7 @@ from jaxagent.engine.requests import BusyError, EngineError
 from jaxagent.gateway import talk, wire
 from jaxagent.gateway.answered import Answered
 from jaxagent.gateway.chat import Ask, BadRequest, Form
-from jaxagent.gateway.forms import chat, checks, completions, messages, models, prompts, responses
+from jaxagent.gateway.forms import chat, checks, completions, messages, models, responses
 from jaxagent.gateway.session import Session
 from jaxagent.io import connections
 from jaxagent.rollout.bookkeeping import one_line
@@ -40,7 +40,7 @@ FORMS: Mapping[str, Form] = {
     "/v1/chat/completions": chat,
     "/v1/responses": responses,
     "/v1/messages": messages,
-    "/v1/completions": prompts,
+    "/v1/completions": completions,
 }
 COUNT = "/v1/messages/count_tokens"
 FINISH_S = 1.0  # for requests in hand when it stops
@@ -300,7 +300,7 @@ class Gateway:
             told, status = f"the server failed: {type(failure).__name__}", 500
         path = _long(request.path)
         form = FORMS.get(path, messages if path == COUNT else None)
-        body = completions.error_body if form is None else form.error
+        body = (form or completions).error
         return wire.reply(body(told, status, param, code), status, headers)
 
 

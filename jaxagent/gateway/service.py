@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import secrets
 import threading
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,10 +24,9 @@ from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import BusyError, EngineError, Sampled
 from jaxagent.engine.scoring import ScoreRequest, Scoring
 from jaxagent.gateway import talk, wire
-from jaxagent.gateway.chat import BadRequest
+from jaxagent.gateway.chat import Ask, BadRequest, Ident
 from jaxagent.gateway.cut import Cut
 from jaxagent.gateway.forms import completions
-from jaxagent.gateway.forms.completions import Ask
 from jaxagent.gateway.wire import dump, read_body, reply
 
 MAX_SCORING = 64  # requests to /v1/score in hand
@@ -67,11 +66,10 @@ class Completions:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         raw = await read_body(request)
-        ask = await self._readers.run(completions.parse, raw, self._tokenizer.vocab_size)
+        asked, ask = await self._readers.run(completions.parse_many, raw, self._tokenizer.vocab_size)
         self._check_model(ask.model)
-        prompts = await self._readers.run(lambda: [self._prompt(prompt) for prompt in ask.prompts])
-        head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
-        head["model"] = self._name
+        prompts = await self._readers.run(lambda: [self._prompt(prompt) for prompt in asked])
+        head = completions.head(Ident(secrets.token_hex(12), self._name, int(time.time())))
         if ask.stream:
             return await self._stream(request, ask, prompts, head)
         pieces: list[list[dict[str, Any]]] = [[] for _ in range(len(prompts) * ask.n)]
@@ -110,7 +108,7 @@ class Completions:
                 if not response.prepared:
                     raise
                 told = f"no result in {self._timeout_s:g} s" if isinstance(failure, TimeoutError) else str(failure)
-                await send(dump(completions.error_body(told, 500)))
+                await send(dump(completions.error(told, 500)))
                 return response
         if ask.stream_usage:
             await send(dump(head | {"choices": [], "usage": _usage(ask, prompts, sampled, ends)}))
@@ -204,7 +202,7 @@ class Completions:
 
     async def _score(self, request: web.Request) -> web.Response:
         if self._scoring is None:
-            return reply(completions.error_body("this server does not score (int8 matrices)", 501), 501)
+            return reply(completions.error("this server does not score (int8 matrices)", 501), 501)
         asked = await self._readers.run(self._score_request, await read_body(request))
         if self._being_scored >= MAX_SCORING:
             raise BusyError(f"{self._being_scored} requests are being scored already")

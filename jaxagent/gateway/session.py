@@ -21,7 +21,7 @@ from jaxagent.gateway.contexts import Context, build
 from jaxagent.gateway.reading import Begun, Event, Reading
 from jaxagent.gateway.recall import KnownRequest, Recall
 from jaxagent.gateway.renderer import Renderer
-from jaxagent.gateway.sampler import Attempt, Policy, Sampler
+from jaxagent.gateway.sampler import Attempt, Sampler
 from jaxagent.gateway.threads import (
     Beginning,
     Canonical,
@@ -35,6 +35,7 @@ from jaxagent.gateway.threads import (
 )
 from jaxagent.gateway.trained import Lines, Rules
 from jaxagent.gateway.waiting import Pending
+from jaxagent.rollout.cast import Engine
 from jaxagent.tools import ToolParser
 from jaxagent.types import Generation, StopReason, TokenKind, Trajectory
 
@@ -79,7 +80,7 @@ class Session:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Engine,
         renderer: Renderer,
         tokenizer: Tokenizer,
         limits: Limits,

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from jaxagent.engine.requests import EngineError
 from jaxagent.gateway.chat import BadRequest
+from jaxagent.io import connections
 
 MAX_BODY_BYTES = 16 * 2**20
 BODY_TIMEOUT_S = 60.0  # for a body to arrive
@@ -51,22 +51,11 @@ class Readers:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The whole body. What its headers say of a character set is not asked: JSON is UTF-8.
-
-    Raises:
-      BadRequest: it is too long, compressed, wrongly framed or too slow.
-    """
-    if (encoding := request.headers.get("Content-Encoding", "identity").lower()) != "identity":
-        raise BadRequest(f"Content-Encoding '{encoding}' is not supported: send the body as it is", status=415)
+    """The whole body. Raises BadRequest: it is too long, compressed, wrongly framed or too slow."""
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await request.read()
-    except TimeoutError:
-        raise BadRequest(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", status=408) from None
-    except web.HTTPRequestEntityTooLarge:
-        raise BadRequest(f"the body may have {MAX_BODY_BYTES} bytes", status=413) from None
-    except (web.RequestPayloadError, HttpProcessingError) as error:  # cut off, or wrongly framed
-        raise BadRequest(f"the body cannot be read: {error}") from None
+        return await connections.read_body(request, MAX_BODY_BYTES, BODY_TIMEOUT_S)
+    except web.HTTPException as refusal:
+        raise BadRequest(refusal.reason, status=refusal.status) from None
 
 
 def dump(data: Any) -> bytes:

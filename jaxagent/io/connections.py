@@ -89,6 +89,29 @@ class _Watch:
                 transport.abort()
 
 
+async def read_body(request: web.Request, most: int, timeout_s: float) -> bytes:
+    """The whole body, of so many bytes at most. What its headers say of a character set is not asked: JSON is UTF-8.
+
+    Raises:
+      web.HTTPException: it is too long, compressed, wrongly framed or too slow; its reason says so in one line.
+    """
+    if (encoding := request.headers.get("Content-Encoding", "identity").lower()) != "identity":
+        reason = f"Content-Encoding {encoding[:40]!r} is not supported: send the body as it is"
+        raise web.HTTPUnsupportedMediaType(reason=reason)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > most:
+                    raise web.HTTPRequestEntityTooLarge(most, len(body), reason=f"the body may have {most} bytes")
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(reason=f"the body did not arrive within {timeout_s:g} s") from None
+    except (web.RequestPayloadError, HttpProcessingError) as failure:  # cut off, or wrongly framed
+        raise web.HTTPBadRequest(reason=" ".join(f"the body cannot be read: {failure}".split())) from None
+    return bytes(body)
+
+
 def raise_descriptors() -> int:
     """Raises the soft limit of open files as far as it goes; returns how many connections leave others theirs."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -11,9 +11,11 @@ reply is taken as it is sent, so one that is compressed, which nobody asked for,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import email.utils
 import hashlib
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -169,6 +171,23 @@ class HttpClient:
                         raise
             await asyncio.sleep(pause_s)
             attempt += 1
+
+    async def request_object(self, method: str, url: str, **more: Any) -> dict[str, Any]:
+        """The JSON object that an answer of status 200 or 201 holds. Args as `request`.
+
+        Raises:
+          HttpError: how the last attempt failed, or that it holds none.
+        """
+        try:
+            body = await self.request(method, url, **more)
+        except HttpStatus as answer:
+            if answer.status != 201:
+                raise
+            body = answer.body
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(found := json.loads(body), dict):
+                return found
+        raise HttpError(f"{url} sent no JSON object")
 
     async def _attempt(
         self, method: str, url: str, timeout_s: float, max_bytes: int, content: Mapping[str, Any]

@@ -29,6 +29,11 @@ def write(folder: pathlib.Path, leave_out: Collection[str] = ()) -> None:
     (folder / FILE).write_text(json.dumps(found, indent=0, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def of(folder: pathlib.Path) -> dict[str, str]:
+    """The SHA-256 of every file in a folder, by its path inside."""
+    return _digests(folder, _files(folder))
+
+
 def check(folder: pathlib.Path, leave_out: Collection[str] = ()) -> bool:
     """Compares every file with its digest.
 

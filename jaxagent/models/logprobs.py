@@ -1,6 +1,6 @@
 """From hidden states to log-probabilities, without ever holding float32 logits of all tokens at once.
 
-The vocabulary head is the largest array of a small model's training step: [B, R, V]. `token_logprobs` walks over
+The vocabulary head is the largest array of a small model's training step: [B, R, V]. `token_scores` walks over
 chunks of tokens, best so small that their logits stay in cache, and recomputes them in the backward pass. Works with
 the vocabulary split over "tensor".
 """
@@ -35,23 +35,6 @@ def head(params: Params, spec: ModelSpec) -> jax.Array:
     return sharding.constrain(weights.astype(spec.compute_dtype), P("tensor", None))
 
 
-def token_logprobs(
-    params: Params, spec: ModelSpec, x: jax.Array, targets: jax.Array, temperature: jax.Array | float
-) -> tuple[jax.Array, jax.Array]:
-    """Log-probability of each target under softmax(logits / temperature), and that distribution's entropy.
-
-    Args:
-      params, spec: the model.
-      x: compute_dtype[N, E] hidden states at the places before the targets.
-      targets: i32[N] token ids.
-      temperature: positive scalar; may be traced.
-
-    Returns:
-      (log-probs f32[N], entropy f32[N] in nats).
-    """
-    return token_scores(params, spec, x, targets, temperature)[:2]
-
-
 @jax.named_scope("token_scores")
 def token_scores(
     params: Params,
@@ -61,10 +44,18 @@ def token_scores(
     temperature: jax.Array | float,
     live: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """As `token_logprobs`, and log Z f32[N]: the logarithm of the sum of exp(logits / temperature).
+    """Log-probability of each target under softmax(logits / temperature), that distribution's entropy, and log Z.
 
-    `live`: bool[N], which targets count. Chunks are then made of those first, and those without any are not computed;
-    the results of the other targets are unspecified.
+    Args:
+      params, spec: the model.
+      x: compute_dtype[N, E] hidden states at the places before the targets.
+      targets: i32[N] token ids.
+      temperature: positive scalar; may be traced.
+      live: bool[N], which targets count. Chunks are then made of those first, and those without any are not computed;
+        the results of the other targets are unspecified.
+
+    Returns:
+      (log-probs f32[N], entropy f32[N] in nats, log Z f32[N]: the logarithm of the sum of exp(logits / temperature)).
     """
     chex.assert_rank(x, 2)
     chex.assert_shape([targets] if live is None else [targets, live], x.shape[:1])

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxagent.config import EnvConfig, RoleConfig, SamplingConfig
+from jaxagent.config import RoleConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.engine.requests import Sampled
 from jaxagent.envs.base import Message, Observation
 from jaxagent.envs.cast import POLICY, NoRoom, RoleError, Said, Spliced, Tokens
 from jaxagent.roles.base import Speaker
@@ -33,11 +34,14 @@ TIMES = ("engine_s", "open_s", "queue_s", "prefill_s", "decode_s", "cached_token
 
 
 class Engine(Protocol):
-    """What conversations need of an engine: `engine.driver.Driver`, or `multi_turn.Policy` with numbered sequences."""
+    """What a rollout needs of an engine: `engine.driver.Driver` is one. Sessions are opaque, times seconds from now."""
 
     @property
     def open(self) -> Callable[..., Awaitable[Any]]:
-        """Begins a sequence: open(task_id, sample, group_size, domain, conversation=number)."""
+        """Begins a sequence: open(task_id, sample, group_size, domain); where there are several, conversation=number.
+
+        All but the task, the sample and the conversation, which key its randomness, only say what is urgent.
+        """
         ...
 
     async def generate(
@@ -48,14 +52,14 @@ class Engine(Protocol):
         sampling: SamplingConfig,
         turn: int,
         deadline_s: float,
-        *,
-        stop_strings: Sequence[str],
+        on_tokens: Callable[[Sampled], None] | None = None,
+        stop_strings: Sequence[str] | None = None,
     ) -> Generation:
-        """Samples one turn."""
+        """Samples one turn after appending `new_tokens`; ends at a stop string, None: at one of the engine's own."""
         ...
 
     def close(self, session: Any) -> None:
-        """Ends the sequence."""
+        """Ends the sequence, also in the middle of a turn."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,27 +75,6 @@ class Voice:
     observation_tokens: int  # what follows a reply is cut to so many
     timeout_s: float  # for one reply
     policys_ids: bool = True  # whether its token ids are the policy's: else tokens pass between the two as text
-
-
-def policy_voice(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    template: Template,
-    config: EnvConfig,
-    sampling: SamplingConfig,
-    timeout_s: float,
-) -> Voice:
-    """How the policy that is trained speaks in conversations that the environment begins."""
-    return Voice(
-        engine=engine,
-        tokenizer=tokenizer,
-        template=template,
-        sampling=sampling,
-        turn_tokens=config.turn_tokens,
-        context_tokens=config.context_tokens,
-        observation_tokens=config.observation_tokens,
-        timeout_s=timeout_s,
-    )
 
 
 SpeakerAt = Callable[[Task, int, int], Speaker]

@@ -5,28 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
-from jaxagent.rollout.bookkeeping import counted, one_line
+from jaxagent.rollout.bookkeeping import one_line
 from jaxagent.sandbox.base import SandboxLost
 from jaxagent.types import StopReason, Task
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0  # for an environment's close(), which also runs after the episode's own deadline has passed
-
-
-class Played(Protocol):
-    """What the end of every attempt needs of an environment's."""
-
-    @property
-    def counters(self) -> Mapping[str, float]:
-        """Its numbers, for the episode's metrics."""
-        ...
-
-    async def close(self) -> None:
-        """Frees what it holds."""
 
 
 class Failed(Exception):
@@ -55,7 +43,7 @@ async def ended(play: Callable[[], Awaitable[StopReason]], timeout_s: float) -> 
         return StopReason.ENV_ERROR, one_line(failure, "")
 
 
-async def close(attempt: Played | None, task: Task) -> None:
+async def close(attempt: Any, task: Task) -> None:
     """Closes an environment's attempt, if it was begun. What goes wrong is told and changes nothing of the verdict."""
     if attempt is None:
         return
@@ -64,17 +52,6 @@ async def close(attempt: Played | None, task: Task) -> None:
             await attempt.close()
     except Exception as failure:  # a leak is the environment's to report
         logger.warning("task %s: closing the environment failed: %s", task.id, one_line(failure, "timeout"))
-
-
-def add_counters(
-    metrics: dict[str, float], attempt: Played | None, stop_reason: StopReason, error: str
-) -> tuple[StopReason, str]:
-    """Adds an attempt's counters to `metrics`. Bad ones fail an episode that has not failed before."""
-    try:
-        metrics |= counted(attempt) if attempt else {}
-    except Exception as failure:  # environments are other people's code
-        return (stop_reason, error) if error else (StopReason.ENV_ERROR, one_line(failure, ""))
-    return stop_reason, error
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from jaxagent.io.files import cache_directory
 from jaxagent.learner import peers
 
 MOST_COMPILED_BYTES = 4 * 2**30  # of the folder of compiled programs; the least recently used go first
+_FOR_MESH: dict[str, str] = {}  # variables of XLA's that this process has set, not its user
 LEAST_COMPILE_S = 0.2  # what compiles faster is not worth a file
 
 
@@ -184,10 +185,14 @@ def processor() -> str:
     return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:12]}"
 
 
-def threads() -> int:
-    """The threads over which XLA's CPU back end splits its work in this process: what its two variables say, or all."""
+def threads(asked: bool = False) -> int:
+    """The threads over which XLA's CPU back end splits its work in this process: what its two variables say, or all.
+
+    Args:
+      asked: leaves out what `provide` itself says for the virtual devices of a mesh.
+    """
     for name in ("PJRT_NPROC", "NPROC"):
-        if (told := os.environ.get(name, "")).isdigit():
+        if (told := os.environ.get(name, "")).isdigit() and not (asked and told == _FOR_MESH.get(name)):
             return int(told)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -203,11 +208,11 @@ def use_virtual_cpus(mesh: MeshConfig) -> None:
 def _split_cpu(devices: int, processes: int = 1) -> None:
     import jax
 
-    if devices * processes > 1:
+    if devices * processes > 1 and "NPROC" not in os.environ:
         # XLA's CPU back end runs every virtual device on one pool of max(cores, devices) threads, and a collective
         # holds its thread until its peers arrive. A program with independent collectives can so fill the pool with
         # waiting threads and hang (2 of 8 runs of one test on two cores; 0 of 30 with a larger pool).
-        os.environ.setdefault("NPROC", str(4 * devices))
+        os.environ["NPROC"] = _FOR_MESH["NPROC"] = str(4 * devices)
     # A user's own XLA flag wins; jax refuses both at once.
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         # Back ends already started, by a test or an embedding program: what exists must do.

@@ -29,7 +29,14 @@ from jaxagent.config import ConfigError
 from jaxagent.runs import devices
 
 PACKAGES = ("jaxagent", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
-UNREAD = ("workdir", "eval", "checkpoint", "log_episodes", "fleet")  # no number of an RL step depends on these
+UNREAD = (
+    "workdir",
+    "eval",
+    "checkpoint",
+    "resume",
+    "log_episodes",
+    "fleet",
+)  # no number of an RL step depends on these
 GIT_TIMEOUT_S = 10.0
 _TRUE = ("1", "on", "t", "true", "y", "yes")  # as jax reads its variables
 
@@ -68,6 +75,27 @@ def machine() -> dict[str, Any]:
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "few_optimizations": "1" if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "").lower() in _TRUE else "",
     }
+
+
+def rounding(device: Any) -> dict[str, Any]:
+    """What of a machine decides how the bits of a run come out, but for the mesh, which the config says.
+
+    How many virtual devices XLA makes of a CPU is the mesh's business, too.
+
+    Args:
+      device: one of the `jax.Device`s that the run uses.
+    """
+    here = machine()
+    flags = [flag for flag in here["xla_flags"].split() if "xla_force_host_platform_device_count" not in flag]
+    facts = {name: here["packages"][name] for name in ("jax", "jaxlib")} | {"device": device.device_kind}
+    facts |= {"xla_flags": " ".join(sorted(flags)), "few_optimizations": here["few_optimizations"]}
+    return facts | ({name: here[name] for name in ("cpu_features", "threads")} if device.platform == "cpu" else {})
+
+
+def accepted(starts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where a run went on with other bits than those of one machine: "rl, from step 5 on: threads 4 -> 1"."""
+    at = [(start["resumed_at"], start["other_rounding"]) for start in starts if start.get("other_rounding")]
+    return [f"{where['stage']}, from step {where['step']} on: {what}" for where, what in at]
 
 
 def packages() -> dict[str, str | None]:

@@ -1,5 +1,6 @@
 """The record of a stage that samples and trains: all that its steps were made of, so that they can be made again.
 
+    <workdir>/record/rl/<digest>.json      a config that steps were made under, by its digest
     <workdir>/record/rl/00000012.step      step 12, whole or not at all
         {"record": 1, "step": 12, ..., "seal": "..."}      one line of JSON, the header
         episodes, packed (fleet/packing.py), one after the other in the order of rounds, groups, attempts
@@ -14,6 +15,7 @@ since another play of the same episode has others.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -54,12 +56,13 @@ class Step:
 class Recorder:
     """Writes a record while the stage runs: `played`, `published` and `commit` once in every step.
 
-    One thread packs and writes, while the learner's thread waits for the device.
+    One thread packs and writes, while the learner's thread waits for the device. `seal` is the newest step's that is on
+    disk after `wait`, "" where there is none.
     """
 
     def __init__(
         self, folder: Path, first: int, keep: Literal["all", "newest", "none"], config: str, writes: bool = True,
-        own_code: Mapping[str, str] | None = None,
+        own_code: Mapping[str, str] | None = None, whole: Mapping[str, Any] | None = None,
     ):  # fmt: skip
         """Goes on with step `first`; what an earlier process recorded from there on is written anew.
 
@@ -69,15 +72,18 @@ class Recorder:
           keep: `checkpoint.replay`.
           config: the digest of what in the config decides the numbers of a step.
           own_code: `provenance.own_code` of the config.
+          whole: that config, as `to_dict` makes it: kept beside the steps, by its digest.
           writes: False in a process that only takes part in the digests of weights that all hold together.
         """
         self._folder, self._keep, self._config, self._writes = folder, keep, config, writes
         self._own_code = dict(own_code or {})
         if keep != "none" and writes:
             folder.mkdir(parents=True, exist_ok=True)
+            if whole is not None:
+                files.replace_json(folder / f"{config}.json", whole)
         path = path_of(folder, first - 1)
         try:
-            self._seal = _header(path)["seal"] if writes and path.is_file() else ""
+            self.seal = _header(path)["seal"] if writes and path.is_file() else ""
         except ConfigError as error:
             raise ConfigError(f"{error} Delete it to go on: what lies before it cannot be made again then.") from None
         for old in [number for number in steps(folder) if number >= first] if writes else []:
@@ -114,10 +120,10 @@ class Recorder:
         self.wait()
 
         def write() -> None:
-            self._seal = _write(
+            self.seal = _write(
                 self._folder,
                 {"record": FORMAT, "step": version - 1, "config": self._config, "code": provenance.code_digest()}
-                | {"before": before, "after": after, "previous": self._seal, "own_code": self._own_code},
+                | {"before": before, "after": after, "previous": self.seal, "own_code": self._own_code},
                 rounds,
                 packed.result(),
             )
@@ -233,12 +239,13 @@ def headers(folder: Path) -> dict[int, dict[str, Any]]:
     return {step: _header(path_of(folder, step)) for step in steps(folder)}
 
 
-def write(folder: Path, step: Step) -> None:
-    """Writes a step as it is said to be, with digests and seal of its own."""
-    header = {"record": FORMAT, "step": step.number, "config": step.config, "code": step.code}
-    header |= {"before": step.before, "after": step.after, "previous": step.previous}
-    packed = [[[packing.pack(episode) for episode in group.episodes] for group in round_] for round_ in step.rounds]
-    _write(folder, header, step.rounds, packed)
+def configs(folder: Path) -> list[dict[str, Any]]:
+    """The configs under which a record's steps were made, as `to_dict` makes them; of old runs none."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(ValueError):  # damaged: whoever looks for its digest does not find it
+            found.append(json.loads(path.read_bytes()))
+    return found
 
 
 def seal_of(header: dict[str, Any]) -> str:

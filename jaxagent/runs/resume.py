@@ -8,6 +8,8 @@ everything else is taken and told.
   - Refused by content, wherever it lies: the model's spec (of a model folder: also what the config does not say), the
     tokenizer, the training tasks, the held-out tasks, and what the environment reads besides: a corpus, documents, a
     shop with its policy. Folders may be moved.
+  - Refused with exact numerics, unless `resume.numerics` says "accept": a machine that rounds otherwise. A run whose
+    bundle does not say what it was made on goes on, and is told so.
   - Taken and told: everything else, `numerics`, learning rates, group sizes, sampling and paths among it.
 
 Imports no JAX.
@@ -64,7 +66,8 @@ def changes(saved: Mapping[str, Any], cfg: Config) -> list[tuple[str, Any, Any]]
       saved: the config in a bundle, as `to_dict` made it. A field that it lacks is left out.
       cfg: the config now.
     """
-    unsaid = ("workdir", *STAGE_SECTIONS)  # that a stage's section is there or not, `stages` says
+    # That a stage's section is there or not, `stages` says.
+    unsaid = ("workdir", "resume.numerics", *STAGE_SECTIONS)
     differences = [change for change in _differences(saved, to_dict(cfg), "") if change[0] not in unsaid]
     for field, (unused, _) in REMOVED.items():
         section, name = field.split(".")
@@ -127,6 +130,29 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], cfg: Config
         raise ConfigError(
             f"{called} has changed since {cfg.workdir} was trained with it{what}. Restore it, or use another workdir."
         )
+
+
+def other_rounding(saved: Mapping[str, Any] | None, now: Mapping[str, Any], cfg: Config, checkpoint: str) -> str:
+    """What decides how numbers round and is not as it was: "threads 4 -> 1"; "" where nothing is.
+
+    Args:
+      saved: `provenance.rounding` of the process that wrote the bundle; None: an earlier version kept none.
+      now: of this process.
+      cfg: the config now.
+      checkpoint: the bundle, for messages.
+
+    Raises:
+      ConfigError: numerics are exact, and the config does not say that other bits are taken.
+    """
+    what = told([(name, then, now.get(name)) for name, then in (saved or {}).items() if then != now.get(name)])
+    if what and cfg.numerics == "exact" and cfg.resume.numerics != "accept":
+        affinity = f" (taskset -c 0-{saved['threads'] - 1})" if "threads " in what and saved.get("threads") else ""
+        raise ConfigError(
+            f"Checkpoint {checkpoint} was made where numbers round otherwise: {what}. With numerics='exact' a run goes "
+            f"on with the bits of one machine: start it where these are as they were{affinity}, or take other bits "
+            "from here on with --config.resume.numerics=accept, which run.json keeps and certificates say."
+        )
+    return what
 
 
 def told(taken: list[tuple[str, Any, Any]]) -> str:

@@ -55,6 +55,7 @@ class Run:
       results: numbers that end up in the summary, carried from bundle to bundle.
       failed: is told of failed episodes.
       changed: the config fields that differ from the bundle's, and are taken.
+      other_rounding: what of this machine is not as it was and is taken, though bits come out otherwise.
     """
 
     checkpoints: Checkpointer
@@ -81,10 +82,12 @@ class Run:
         self._identity: dict[str, Any] = {}
         self._own_code: dict[str, str] = {}
         self._devices: list[jax.Device] = []
+        self._rounding, self.other_rounding = provenance.rounding(jax.devices()[0]), ""
         self._opened = False
         self._compiles_before = self.host.get("compiles_after_warmup", 0)
         self._saved_stages: set[str] = set()
         self._recorded: set[str] = set()  # stages whose first bundle stays
+        self._recorders: dict[str, Recorder] = {}
         self.failed = FailedEpisodes(cfg.env.max_failed_steps, self.results, progress.note)
         self._complained: set[str] = set()
         # Bundles are numbered in the order in which they are made: a stage's step s is bundle _first_bundle + s.
@@ -95,6 +98,15 @@ class Run:
         self._stage, self._since = "", 0.0  # what `stage_seconds` is counting now
 
     # ---- opening
+
+    def check_rounding(self) -> None:
+        """Whether this machine rounds as that of the bundle from which the run goes on. Raises ConfigError."""
+        if not self.host:
+            return
+        name, then = str(self.workdir / CHECKPOINTS_FOLDER / str(self._bundle)), self.host.get("rounding")
+        if then is None and self.cfg.numerics == "exact":
+            self.progress.note(f"{name} does not say on what it was made: whether numbers round as there is not known")
+        self.other_rounding = resume.other_rounding(then, self._rounding, self.cfg, name)
 
     def begin(self, identity: Mapping[str, Any], mesh: jax.sharding.Mesh) -> None:
         """Compares what the run works with, and opens the checkpoints. Leftovers of a killed save are removed.
@@ -128,7 +140,7 @@ class Run:
             where = f"{self.host['stage']}, step {self.host['step']}: "
             if code:
                 self.results["code_changed"] = [*self.results.get("code_changed", ()), where + ", ".join(code)]
-            told = ", ".join(filter(None, (resume.told(self.changed), *code)))
+            told = ", ".join(filter(None, (resume.told(self.changed), self.other_rounding, *code)))
             self.progress.note(
                 f"resuming {self.host['stage']} at step {self.host['step']}"
                 + (f"; changed since the checkpoint: {told}" if told else "")
@@ -138,7 +150,8 @@ class Run:
             self._starts = {"checkpointed": False, "starts": []}
         if peers.is_first():  # process 0 writes what all have in common
             self.progress.keep(self.workdir / CONSOLE_FILE)
-            self._starts["starts"].append(provenance.start(self._devices, resumed_at, self._own_code))
+            start = provenance.start(self._devices, resumed_at, self._own_code)
+            self._starts["starts"].append(start | {"other_rounding": self.other_rounding})
             files.replace_json(self.workdir / RUN_FILE, jsonl.plain(self._starts))
             files.replace_json(self.workdir / CONFIG_FILE, jsonl.plain(to_dict(self.cfg)))
             if (policy := self.workdir / POLICY_FOLDER).is_dir():
@@ -260,9 +273,11 @@ class Run:
     def recorder(self, stage: str) -> Recorder:
         """Keeps what the steps of a stage are made of, from where it goes on, as far as `checkpoint.replay` says."""
         keep, folder = self.cfg.checkpoint.replay, self.workdir / RECORD_FOLDER / stage
-        config = provenance.config_digest(to_dict(self.cfg))
-        recorder = Recorder(folder, self.step_of(stage), keep, config, peers.is_first(), self._own_code)
+        whole = to_dict(self.cfg)
+        config = provenance.config_digest(whole)
+        recorder = Recorder(folder, self.step_of(stage), keep, config, peers.is_first(), self._own_code, whole)
         self._stack.callback(recorder.close)
+        self._recorders[stage] = recorder
         if keep == "all":
             self._recorded.add(stage)
         return recorder
@@ -293,6 +308,7 @@ class Run:
             "config": to_dict(self.cfg),
             "identity": self._identity,
             "own_code": self._own_code,
+            "rounding": self._rounding,
             "pinned": sorted(self.checkpoints.pinned),
         }
         self._last_bundle = self._first_bundle + step
@@ -302,6 +318,8 @@ class Run:
         with self.compiles.warm_up() if first else contextlib.nullcontext():
             self.checkpoints.save(self._last_bundle, state, host, past)
         self._saved = stage, step
+        if stage in self._recorders and (seal := self._recorders[stage].seal):
+            self.progress.note(f"{stage} step {step} saved; seal {seal}")  # for who will hold the run to it
         if self.terminating:
             self._wait()
             self.end_if_asked(step)

@@ -107,8 +107,8 @@ def play_of(environment: Environment, begin: Any, gateway: GatewayClient) -> Pla
 
     async def play(work: Work, phases: Phases) -> Episode:
         rollout = RemoteHarness(
-            begin, nothing, nothing, Plain(), environment, nothing, work.timeout_s, nothing, work.group_size,
-            work=work, phases=phases, gateway=gateway, warnings=warnings,
+            begin, nothing, nothing, Plain(), environment, nothing, work.timeout_s, nothing,
+            group_size=work.group_size, work=work, phases=phases, gateway=gateway, warnings=warnings,
         )  # fmt: skip
         return await rollout(work.task, work.number)
 

@@ -17,9 +17,10 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from jaxagent.config import ConfigError
+from jaxagent.io.connections import read_body
 from jaxagent.service import groups, leases, reading, views
 from jaxagent.service.episodes import DIGEST, Refused, checked
-from jaxagent.service.request import BadRequest, TaskRequest, json_object
+from jaxagent.service.request import BadRequest, TaskRequest
 from jaxagent.service.rows import Conflict, Full, Missing
 from jaxagent.service.states import Rules
 from jaxagent.service.store import Store, StoreError
@@ -118,7 +119,7 @@ class Api:
         return reading.reply({"status": "ok"})
 
     async def _submit(self, request: web.Request) -> web.Response:
-        asked = TaskRequest.parse(await reading.body(request, reading.MAX_BODY_BYTES))
+        asked = TaskRequest.parse(await read_body(request, reading.MAX_BODY_BYTES, reading.BODY_TIMEOUT_S))
         answer = await self._store.do(groups.submit, self._rules, asked)
         self.ring()
         return reading.reply(answer)
@@ -202,7 +203,7 @@ class Api:
         return reading.reply(await self._store.do(views.nodes))
 
     async def _register(self, request: web.Request) -> web.Response:
-        row = json_object(await reading.body(request, reading.MAX_BODY_BYTES))
+        row = await reading.row(request)
         node_id, process = reading.name(row.get("node_id"), "node_id"), reading.process(row)
         url = row.get("gateway_url", "")
         if not isinstance(url, str) or len(url) > 2000 or not url.isprintable():
@@ -213,7 +214,7 @@ class Api:
         return reading.reply({"heartbeat_interval": self._heartbeat_s, "lease_s": self._rules.lease_s})
 
     async def _beat(self, request: web.Request) -> web.Response:
-        row = json_object(await reading.body(request, reading.MAX_BODY_BYTES))
+        row = await reading.row(request)
         playing = [(reading.key(entry[:3]), reading.state(entry[3:])) for entry in reading.entries(row, "sessions")]
         who = reading.node_id(request), reading.process(row)
         answer = await self._store.do(leases.beat, self._rules, *who, playing, reading.free(row))
@@ -223,7 +224,7 @@ class Api:
 
     async def _take(self, request: web.Request) -> web.Response:
         """Long poll: at most `wait_s`, and `LONGEST_POLL_S`."""
-        row = json_object(await reading.body(request, reading.MAX_BODY_BYTES))
+        row = await reading.row(request)
         until = self._until(reading.whole(row, "wait_s", 0))
         who, have = (
             (reading.node_id(request), reading.process(row)),
@@ -238,7 +239,7 @@ class Api:
                 return reading.reply({"work": work})
 
     async def _give_back(self, request: web.Request) -> web.Response:
-        row = json_object(await reading.body(request, reading.MAX_BODY_BYTES))
+        row = await reading.row(request)
         process, keys = (
             reading.process(row),
             [reading.key(e) for e in reading.entries(row, "sessions")],
@@ -270,7 +271,7 @@ class Api:
         except TimeoutError:
             raise Full(f"{EPISODES_AT_ONCE} episodes are being received already") from None
         try:
-            body = await reading.body(request, reading.MAX_EPISODE_BYTES)
+            body = await read_body(request, reading.MAX_EPISODE_BYTES, reading.BODY_TIMEOUT_S)
             episode, result = await asyncio.to_thread(checked, body, request.headers.get(DIGEST, ""))
             stored = await self._store.do(leases.finish, self._rules, key, episode, result, body)
         finally:

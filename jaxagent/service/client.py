@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,14 +39,8 @@ class ServiceClient:
         await self._http.close()
 
     async def _ask(self, method: str, path: str, wait_s: float = 0.0, **content: Any) -> dict[str, Any]:
-        raw = await self._http.request(method, self.url + path, timeout_s=self._timeout_s + wait_s, **content)
-        try:
-            answer = json.loads(raw)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise HttpError(f"{self.url}{path} sent no JSON object")
-        return answer
+        timeout_s = self._timeout_s + wait_s
+        return await self._http.request_object(method, self.url + path, timeout_s=timeout_s, **content)
 
     # ---------------------------------------------------------------- clients
 
@@ -121,5 +114,5 @@ class ServiceClient:
         task_id, sample, attempt = key
         headers = {DIGEST: digest, "Content-Type": "application/json"}
         url = f"{self.url}/sessions/{task_id}/{sample}/{attempt}"
-        raw = await self._http.request("PUT", url, timeout_s=EPISODE_TIMEOUT_S, data=body, headers=headers)
-        return bool(json.loads(raw)["stored"])
+        asked = {"data": body, "headers": headers}
+        return bool((await self._http.request_object("PUT", url, timeout_s=EPISODE_TIMEOUT_S, **asked))["stored"])

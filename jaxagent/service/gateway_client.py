@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,17 +83,4 @@ class GatewayClient:
                 raise
 
     async def _ask(self, method: str, path: str, **content: Any) -> dict[str, Any]:
-        url = f"{self.url}/sessions{path}"
-        try:
-            raw = await self._http.request(method, url, **content)
-        except HttpStatus as answer:
-            if answer.status != 201:
-                raise
-            raw = answer.body
-        try:
-            found = json.loads(raw)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise HttpError(f"{url} sent no JSON object")
-        return found
+        return await self._http.request_object(method, f"{self.url}/sessions{path}", **content)

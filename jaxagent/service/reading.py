@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 from aiohttp import web
 
-from jaxagent.service.request import TASK_ID, BadRequest
+from jaxagent.io.connections import read_body
+from jaxagent.service.request import TASK_ID, BadRequest, json_object
 from jaxagent.service.rows import Held, Missing
 from jaxagent.service.states import State
 
@@ -24,22 +24,9 @@ def reply(data: Any, status: int = 200, headers: dict[str, str] | None = None) -
     return web.Response(body=json.dumps(data).encode(), status=status, headers=headers, content_type="application/json")
 
 
-async def body(request: web.Request, most: int) -> bytes:
-    """The whole body. Raises BadRequest: it is too large, too slow, cut off or compressed."""
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise BadRequest("Content-Encoding is not supported: send the body as it is")
-    found = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for chunk in request.content.iter_any():
-                found += chunk
-                if len(found) > most:
-                    raise web.HTTPRequestEntityTooLarge(most, len(found))
-    except TimeoutError:
-        raise BadRequest(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
-    except web.RequestPayloadError as failure:
-        raise BadRequest(f"the body cannot be read: {failure}") from None
-    return bytes(found)
+async def row(request: web.Request) -> dict[str, Any]:
+    """The JSON object that a body is."""
+    return json_object(await read_body(request, MAX_BODY_BYTES, BODY_TIMEOUT_S))
 
 
 def task_id(request: web.Request) -> str:

@@ -18,25 +18,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxagent.config import EnvConfig, SamplingConfig
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, Seconds, ZeroToOne
 from jaxagent.data import codec
-from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.gateway.chat import BadRequest
-from jaxagent.gateway.renderer import Renderer
+from jaxagent.gateway.harness import SessionRollout
 from jaxagent.gateway.server import Gateway
-from jaxagent.gateway.session import Limits, Policy, Session
+from jaxagent.gateway.session import Session
 from jaxagent.gateway.trained import read_rules
 from jaxagent.io.http import HttpError, checked_url
 from jaxagent.rollout import early_stop
-from jaxagent.rollout.forced import NEVER, ForcedTools
-from jaxagent.rollout.templates import CHAT_DATE, Plain, Template
 from jaxagent.rollout.workers import Workers, no_episode
 from jaxagent.service import groups
 from jaxagent.service.client import ServiceClient
@@ -72,25 +67,13 @@ class ServiceConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class RemoteRollout:
-    """The rollout with everything that is the same for all episodes; fields as those of `MultiTurn`.
+class RemoteRollout(SessionRollout):
+    """The rollout of episodes that the service plays. `shared` are the run's connections.
 
     Attributes:
-      config: the environment's, with `service`.
-      shared: the run's connections.
       begun: submissions of this rollout, by task and place in the run.
     """
 
-    begin: Callable[[Task], Any]
-    policy: Policy
-    tokenizer: Tokenizer
-    template: Template
-    config: EnvConfig
-    sampling: SamplingConfig
-    request_timeout_s: float
-    shared: Shared
-    group_size: int = 1
-    forced: ForcedTools = NEVER
     begun: dict[tuple[str, int], _Group] = dataclasses.field(default_factory=dict)
 
     @staticmethod
@@ -107,13 +90,6 @@ class RemoteRollout:
     def service(self) -> ServiceConfig:
         """The environment's section."""
         return self.config.service  # type: ignore[attr-defined]
-
-    @functools.cached_property
-    def renderer(self) -> Renderer:
-        """Conversations -> tokens, with the run's chat template."""
-        if isinstance(self.template, Plain):
-            return Renderer(self.tokenizer, "", CHAT_DATE)
-        return Renderer(self.tokenizer, self.tokenizer.chat_template, CHAT_DATE, self.tokenizer.tool_template)
 
     async def __call__(self, task: Task, sample: int) -> Episode:
         """The attempt's episode, as its node played it. Only cancellation of the caller's own task passes through."""
@@ -135,7 +111,7 @@ class RemoteRollout:
         episode = group.playing.result()[place]
         if episode.text or not episode.trajectories:
             return episode
-        text = "\n\n".join(self.tokenizer.decode(t.tokens.tolist()) for t in episode.trajectories)
+        text = self.text(episode.trajectories)
         return dataclasses.replace(episode, text=text)  # nodes whose agents speak to a gateway have no tokenizer
 
 
@@ -185,20 +161,8 @@ class Shared:
         for name, kind in fields.items():
             if not isinstance(body.get(name), kind) or isinstance(body[name], bool):
                 raise BadRequest(f"'{name}' must be {kind.__name__}", name)
-        config = rollout.config
-        return Session(
-            rollout.policy,
-            rollout.renderer,
-            rollout.tokenizer,
-            Limits(config.turn_tokens, config.context_tokens, config.most_turns),
-            rollout.sampling,
-            body["task_id"],
-            body["sample"],
-            body["group_size"],
-            body["domain"],
-            rollout.request_timeout_s,
-            rules=read_rules(body.get("rules", {})),
-        )
+        asked = (body[name] for name in fields)
+        return rollout.session(*asked, read_rules(body.get("rules", {})))
 
 
 async def _play(client: ServiceClient, service: ServiceConfig, task: Task, first: int, size: int) -> list[Episode]:

@@ -10,8 +10,7 @@ from ml_collections import ConfigDict
 from configs import toolrl
 from jaxagent import config
 from jaxagent.algorithms import compose
-from jaxagent.algorithms.group_rewards import Preferences, shaped, weights_of
-from jaxagent.algorithms.preferences import normalised, preferred
+from jaxagent.algorithms.group_rewards import Preferences, normalised, preferred, shaped, weights_of
 from jaxagent.config import ConfigError
 from jaxagent.runs import checks as run_checks
 from jaxagent.types import StopReason

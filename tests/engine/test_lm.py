@@ -88,7 +88,7 @@ def forward(spec: ModelSpec, weights: params.Params, tokens: jax.Array, temperat
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     x = transformer.forward_packed(weights, spec, tokens, positions, jnp.ones_like(tokens), positions)
     targets = jnp.roll(tokens, -1, axis=1).reshape(-1)
-    values, _ = logprobs.token_logprobs(weights, spec, x.reshape(len(targets), -1), targets, temperature)
+    values, *_ = logprobs.token_scores(weights, spec, x.reshape(len(targets), -1), targets, temperature)
     return values.reshape(tokens.shape)
 
 

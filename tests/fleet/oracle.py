@@ -21,13 +21,13 @@ FILE = "digests.json"
 class Digests:
     """A sink that passes on, and writes down."""
 
-    def __init__(self, inner, path: pathlib.Path):
-        self._inner, self._path = inner, path
+    def __init__(self, inner, path: pathlib.Path, dtype: str):
+        self._inner, self._path, self._dtype = inner, path, dtype
         self._found: dict[int, str] = {}
 
     def publish(self, version, state):
         base = "" if state.frozen is None else manifest.digest(trees.to_host(state.frozen.base))
-        found = sink.content(state, base)
+        found = sink.content(state, self._dtype, base)
         self._found[version] = manifest.digest(found.tree, found.base, found.merged)
         self._path.write_text(json.dumps(self._found))
         self._inner.publish(version, state)
@@ -49,9 +49,12 @@ def main() -> None:
     cfg = flags.parse_argv(sys.argv).config
     devices.provide(cfg.mesh)
 
+    workdir = pathlib.Path(cfg.workdir)
+    dtype = sink.dtype_of(cfg, workdir / "none")
+
     def connect(*args) -> Seams:
         seams = local.connect(*args)
-        return dataclasses.replace(seams, sink=Digests(seams.sink, pathlib.Path(cfg.workdir) / FILE))
+        return dataclasses.replace(seams, sink=Digests(seams.sink, workdir / FILE, dtype))
 
     loop.run(cfg, connect)
 

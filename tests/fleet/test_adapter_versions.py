@@ -76,6 +76,7 @@ def published(cfg, folder, *states):
     )
     for version, each in enumerate(states):
         of.publish(version, each)
+    of.finish()
     return link.digests
 
 

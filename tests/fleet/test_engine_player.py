@@ -1,5 +1,6 @@
 """A real engine that plays what a coordinator gives out: its episodes are those of a run of one process, bit by bit."""
 
+import functools
 import threading
 
 import pytest
@@ -67,7 +68,14 @@ def test_an_engine_plays_what_a_run_of_one_process_plays_with_the_same_weights(t
             expected = collect(parts, driver, Experience(parts.train, cfg), STEP).chosen.played
             driver.update_params(policy, 0)
             probe.record(trainers, parts, driver, {"jaxlib": "theirs"})
-        recorded = (trainers / probe.FILE).read_bytes()
+            recorded = (trainers / probe.FILE).read_bytes()
+            driver.update_params(place(tree, parts.spec, parts.mesh), 1)  # a trainer that goes on elsewhere with it
+            again = functools.partial(probe.record, trainers, parts, driver, {"jaxlib": "another"})
+            probe.renew(trainers, driver, again, policy)
+            renewed = (trainers / probe.FILE).read_bytes()
+            assert renewed == recorded.replace(b"theirs", b"another") != recorded
+            assert "facts alone" in probe.renew(trainers, driver, again, None)
+            assert not (trainers / probe.FILE).exists()
         jobs = [
             Job(
                 Work(EpisodeId(GroupId(STEP, 0, number), sample), f"0-{4 * number + sample}", 1, ""),

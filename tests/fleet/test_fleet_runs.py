@@ -39,11 +39,14 @@ def expected(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize(("staleness", "engines"), [(0, 1), (1, 2)])
-def test_a_fleet_is_the_run_of_one_process(tmp_path, expected, staleness, engines):
-    workdir = tmp_path / "run"
-    ended(fleet(workdir, engines, f"--config.rl.staleness={staleness}"), workdir)
-    compare(workdir, expected(staleness))
+@pytest.mark.parametrize(("staleness", "engines", "compute"), [(0, 1, "bfloat16"), (1, 2, "float32")])
+def test_a_fleet_is_the_run_of_one_process(tmp_path, expected, staleness, engines, compute):
+    """Also where versions leave in bfloat16, of masters in float32."""
+    workdir, extra = tmp_path / "run", [f"--config.model.compute_dtype={compute}"] * (compute != "float32")
+    ended(fleet(workdir, engines, f"--config.rl.staleness={staleness}", *extra), workdir)
+    compare(workdir, expected(staleness, *extra))
+    with weight_reader.Held(weights.path_of(workdir / settings.FOLDER / settings.WEIGHTS, 5)) as held:
+        assert {leaf.dtype for leaf in held.manifest.leaves} == {compute}
     last = list(jsonl.read(workdir / "metrics.jsonl"))[-1]
     assert last["fleet/engines"] >= 1 and last["fleet/trainer_wait_s"] > 0
     assert last.get("staleness/mean", 0) == staleness

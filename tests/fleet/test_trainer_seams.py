@@ -1,25 +1,30 @@
 """What the trainer of a fleet reads and publishes, with a coordinator that is a few lines."""
 
 import dataclasses
+import threading
+import time
 import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import join
-from jaxagent.config import ConfigError, parse
+from jaxagent.config import ConfigError, ResumeConfig, parse
 from jaxagent.config.errors import WAITED
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.fleet import local, packing, settings, vitals, weights
+from jaxagent.fleet import local, packing, settings, vitals, weight_reader, weights
 from jaxagent.fleet.admission import Answer, Batch, Outcome
 from jaxagent.fleet.client import CoordinatorGoneError
 from jaxagent.fleet.episodes import EpisodeFiles
+from jaxagent.fleet.manifest import MismatchError
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.record import Result
 from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.wire import TaskRef
-from jaxagent.runs.fleet import sink, source, trainer
+from jaxagent.models.params import ArraySpec
+from jaxagent.runs.fleet import sink, source, trainer, trees
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
 from tests import tiny_run
 
@@ -169,6 +174,8 @@ class Publications:
 
     def publish(self, version, digest, lineage, tasks):
         self.tasks[version] = tasks
+        if self.digests.get(version) == digest:
+            return Answer(Outcome.DUPLICATE)
         if self.digests.setdefault(version, digest) == digest:
             return Answer(Outcome.STORED)
         return Answer(Outcome.CONFLICT, f"version {version} was another")
@@ -178,11 +185,12 @@ class Publications:
 
     def keep(self, step):
         self.kept.append(step)
+        return Answer(Outcome.REFUSED if step > max(self.digests, default=9) else Outcome.STORED)
 
 
-def published(tmp_path, link, said, cfg=CFG, bundled=(100,)):
-    driver = types.SimpleNamespace(update_params=lambda params, version: None)
-    tasks, signs, gone = (lambda version: {version: []}), Vitals(), (lambda version: None)
+def published(tmp_path, link, said, cfg=CFG, bundled=(100,), signs=None, stats=dict):
+    driver = types.SimpleNamespace(update_params=lambda params, version: None, stats=stats)
+    tasks, signs, gone = (lambda version: {version: []}), signs or Vitals(), (lambda version: None)
     at = tmp_path / "w", "run", tasks, signs, said.append, (lambda: None), gone, (lambda: bundled)
     return sink.Versions(cfg, driver, link, *at)
 
@@ -204,14 +212,107 @@ def test_versions_are_on_disk_before_they_are_told_and_deleted_when_nobody_asks(
     link.publish = publish
     for version in range(6):
         of.publish(version, state(version))
+    of.finish()
     assert weights.versions(tmp_path / "w") == [0, 3, 4, 5]  # S + 2 back; the first one stays for the probe
     assert link.tasks[4] == {4: []}
-    of.publish(5, state(5))  # by a trainer that trains the step again
+    link.publish = tell
+    again = published(tmp_path, link, said)  # a trainer that trains steps again
+    again.publish(4, state(4))
     assert not said
     with pytest.raises(ConfigError, match=r"Version 5 was published before, .* numerics='exact'"):
-        of.publish(5, state(55))
+        again.publish(5, state(55))
     with pytest.raises(ConfigError, match="Version 1 was published before"):
-        of.publish(1, state(11))  # its folder is gone; the coordinator remembers
+        published(tmp_path, link, said).publish(1, state(11))  # its folder is gone; the coordinator remembers
+
+
+def test_a_new_version_goes_out_beside_the_next_step_and_the_one_after_waits_for_it(tmp_path, monkeypatch):
+    link, go_on, told = Publications(), threading.Event(), []
+    (tmp_path / "w").mkdir()
+    of, tell = published(tmp_path, link, []), link.publish
+    of.publish(0, state(0))
+    assert link.digests, "the first one at once"
+
+    def publish(version, *rest):
+        assert go_on.wait(20)
+        told.append(version)
+        return tell(version, *rest)
+
+    link.publish = publish
+    of.publish(1, state(1))
+    waits = threading.Thread(target=of.publish, args=(2, state(2)))
+    waits.start()
+    waits.join(0.3)
+    assert waits.is_alive() and not told
+    go_on.set()
+    waits.join(20)
+    of.finish()
+    assert told == [1, 2] and link.tasks[2] == {2: []} and weights.versions(tmp_path / "w") == [0, 1, 2]
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(weights, "write", lambda *of: (_ for _ in ()).throw(full))
+    of.publish(3, state(3))
+    with pytest.raises(OSError, match="No space left"):  # whoever waits for a batch looks, and else the next version
+        for _ in range(2000):
+            of.check()
+            time.sleep(0.01)
+    assert 3 not in link.digests and weights.versions(tmp_path / "w") == [0, 1, 2]
+
+
+def test_a_hang_after_a_publication_has_a_steps_budget_and_an_evaluation_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(sink, "LOOK_S", 0.02)
+    monkeypatch.setattr(vitals, "LEAST_BETWEEN_S", 0.0)
+    cfg = config(start_s=100.0, hang_s=25.0, patience_s=20.0)
+    cfg = dataclasses.replace(cfg, env=dataclasses.replace(cfg.env, episode_timeout_s=50.0))
+    (tmp_path / "w").mkdir()
+    tokens, signs = [0.0], Vitals(tmp_path / "sign.json")
+    of = published(tmp_path, Publications(), [], cfg, signs=signs, stats=lambda: {"sampled_tokens": tokens[0]})
+
+    def sign():
+        found = vitals.read(tmp_path / "sign.json")
+        return found.phase, found.budget_s
+
+    of.publish(0, state(0))
+    assert sign() == ("goes on after version 0", 100.0)  # evaluates for the first time, and compiles
+    of.publish(1, state(1))
+    assert sign() == ("goes on after version 1", 25.0)
+    with of.newest():
+        assert sign() == ("evaluates version 1", 110.0)  # the longest episode, and its end
+        time.sleep(0.3)  # one look to know where its engine stands
+        stood = vitals.read(tmp_path / "sign.json").at
+        time.sleep(0.3)
+        assert stood == vitals.read(tmp_path / "sign.json").at, "nothing goes on"
+        tokens[0] = 1.0
+        time.sleep(0.3)
+        assert vitals.read(tmp_path / "sign.json").at > stood
+    assert sign() == ("goes on after version 1", 25.0)
+    of.publish(cfg.rl.steps, state(2))
+    assert sign()[1] == 100.0  # the export
+
+
+@pytest.mark.parametrize(("compute", "before", "dtype"), [
+    ("float32", None, "float32"), ("bfloat16", None, "bfloat16"), ("bfloat16", "bfloat16", "bfloat16"),
+    ("bfloat16", "float32", "float32"),  # a run of an earlier version of this code goes on as it began
+])  # fmt: skip
+def test_versions_have_the_dtype_of_engines_with_the_bits_that_an_engine_would_make(tmp_path, compute, before, dtype):
+    model = dataclasses.replace(CFG.model, compute_dtype=compute)
+    cfg, folder, link = dataclasses.replace(CFG, model=model), tmp_path / "w", Publications()
+    first = np.random.default_rng(0).standard_normal(1000, np.float32)
+    if before:
+        link.digests[0] = weights.publish(
+            folder, {("w",): np.asarray(jnp.asarray(first).astype(before))}, "run", 0
+        ).digest
+    folder.mkdir(exist_ok=True)
+    of = published(tmp_path, link, [], cfg)
+    of.publish(0, types.SimpleNamespace(policy={"w": jnp.asarray(first)}))
+    like = trees.of_floats({"w": ArraySpec((1000,), "float32", ("embed",), 0.0, 0.0, None)})
+    with weight_reader.hold(folder, 0, "run", like=like) as held:
+        found = held.read()["w",]
+    assert found.dtype == dtype
+    engines = [np.asarray(jnp.asarray(each).astype(compute)).tobytes() for each in (first, found)]
+    assert engines[0] == engines[1]
+    with pytest.raises(MismatchError, match=rf"the model has {dtype}\[7\]"):
+        weight_reader.hold(
+            folder, 0, "run", like={path: dataclasses.replace(one, shape=(7,)) for path, one in like.items()}
+        )
 
 
 @pytest.mark.parametrize(
@@ -233,6 +334,7 @@ def test_versions_whose_tokens_a_killed_trainer_scores_again_stay(tmp_path, stal
     of = published(tmp_path, Publications(), [], cfg, bundled)
     for version in range(8):
         of.publish(version, state(version))
+    of.finish()
     assert set(weights.versions(tmp_path / "w")) == {0, *range(6 - staleness, 8)} | kept
 
 
@@ -260,14 +362,18 @@ def test_versions_of_another_run_are_told_as_such_and_stay(tmp_path, numerics):
 def test_with_fast_numerics_what_was_published_stays(tmp_path):
     link, said = Publications(), []
     (tmp_path / "w").mkdir()
-    of = published(tmp_path, link, said, dataclasses.replace(CFG, numerics="fast"))
-    of.publish(0, state(0))
+    fast = dataclasses.replace(CFG, numerics="fast")
+    published(tmp_path, link, said, fast).publish(0, state(0))
     before = dict(link.digests)
+    of = published(tmp_path, link, said, fast)
     of.publish(0, state(1))
     assert link.digests == before and len(said) == 1 and "version 0 came out differently" in said[0]
     weights.publish(tmp_path / "w", {("w",): np.full(4, 7, np.float32)}, "run", 1)  # died before it told anyone
     of.publish(1, state(1))
     assert 1 in link.digests and len(said) == 1
+    accepting = dataclasses.replace(CFG, resume=ResumeConfig(numerics="accept"))  # on another machine: likewise
+    published(tmp_path, link, said, accepting).publish(0, state(2))
+    assert link.digests[0] == before[0] and len(said) == 2
 
 
 def test_what_no_bundle_needs_is_forgotten_once():
@@ -276,6 +382,13 @@ def test_what_no_bundle_needs_is_forgotten_once():
     for step in (0, 2, 2, 4):
         of.commit(step)
     assert link.kept == [2, 4]
+    link.digests = {4: ""}
+    for step in (5, 5):  # its version is still on its way
+        of.commit(step)
+    link.digests[5] = ""
+    for step in (5, 5):
+        of.commit(step)
+    assert link.kept == [2, 4, 5, 5, 5]
 
 
 def test_a_version_brings_the_tasks_of_the_steps_that_it_admits():

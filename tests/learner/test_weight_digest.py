@@ -1,5 +1,7 @@
 """A digest that every bit of the weights moves, and no mesh does."""
 
+import hashlib
+import json
 import zlib
 
 import jax
@@ -8,8 +10,9 @@ import numpy as np
 import pytest
 
 from jaxagent.config import MeshConfig
-from jaxagent.learner.weight_digest import digest
+from jaxagent.learner.weight_digest import digest, sha256
 from jaxagent.models.sharding import make_mesh
+from tests.replay import forging
 
 KINDS = ("float32", "bfloat16", "int8", "int32", "bool")
 
@@ -43,7 +46,25 @@ def test_names_order_shapes_and_dtypes_count():
         {"a": zeros}, {"b": zeros}, {"a": zeros.T}, {"a": zeros.astype(jnp.int32)}, {"a": zeros, "b": zeros},
         {"a": zeros[:1]}, {"a": zeros.at[0, 1].set(1)}, {"a": zeros.at[1, 0].set(1)}, {"a": -zeros},
     ]  # fmt: skip
-    assert len({digest(each) for each in trees}) == len(trees)
+    assert len({digest(each) for each in trees}) == len(trees) == len({sha256(each) for each in trees})
+
+
+def test_weights_that_somebody_chose_have_the_same_digest_and_another_sha256():
+    """Two elements exchanged, and all of them in another order, each with the bits that its new place asks for."""
+    leaf = np.random.default_rng(0).normal(size=(512, 128)).astype(np.float32)
+    swapped, moved = leaf.copy(), leaf.copy()
+    forging.colliding(swapped, "w")
+    places = forging.places(leaf, "w")
+    order, bits = np.random.default_rng(1).permutation(leaf.size), leaf.reshape(-1).view(np.uint32)
+    moved.reshape(-1).view(np.uint32)[order] = bits ^ places ^ places[order]
+    trees = [{"w": each} for each in (leaf, swapped, moved)]
+    assert (swapped != leaf).sum() == 2 and (moved != leaf).mean() > 0.9
+    assert len({digest(each) for each in trees}) == 1 and len({sha256(each) for each in trees}) == 3
+    named = [[["w"], "float32", [512, 128], [hashlib.sha256(leaf.tobytes()).hexdigest()]]]
+    assert (
+        sha256({"w": jnp.asarray(leaf)})
+        == hashlib.sha256(json.dumps(named, separators=(",", ":")).encode()).hexdigest()
+    )
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 2), (2, 2, 2), (1, 1, 4)])
@@ -53,8 +74,8 @@ def test_every_mesh_gives_the_same(sizes):
     split = jax.device_put(given["float32"], jax.NamedSharding(mesh, jax.P("fsdp", "tensor")))
     whole = jax.device_put(given["deep"], jax.NamedSharding(mesh, jax.P()))
     with jax.set_mesh(mesh):
-        found = digest({"float32": split, "deep": whole})
-    assert found == digest({name: given[name] for name in ("float32", "deep")})
+        found = [of({"float32": split, "deep": whole}) for of in (digest, sha256)]
+    assert found == [of({name: given[name] for name in ("float32", "deep")}) for of in (digest, sha256)]
 
 
 def test_it_is_what_it_says():

@@ -20,7 +20,7 @@ def loss(weights, head, spec, batch):
         weights, spec, *(batch[name] for name in ("tokens", "positions", "segments", "head_positions"))
     )
     flat, targets = sharding.merge_places(x), sharding.merge_places(batch["targets"])
-    found = logprobs.token_logprobs(weights, spec, flat, targets, 0.7)
+    found = logprobs.token_scores(weights, spec, flat, targets, 0.7)[:2]
     scores, entropy = (sharding.whole_rows(sharding.split_places(a, x)) for a in found)
     values = sharding.whole_rows(critic.values(critic.Critic(backbone=weights, value_head=head), x))
     ramp = jnp.linspace(0.1, 1.0, values.size).reshape(values.shape)

@@ -29,7 +29,7 @@ def test_against_numpy(chunk, temperature, changes):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(23, spec.embed_dim)).astype(np.float32)
     targets = rng.integers(0, spec.vocab_size, 23).astype(np.int32)
-    actual = jax.jit(logprobs.token_logprobs, static_argnames="spec")(weights, spec, x, targets, temperature)
+    actual = jax.jit(logprobs.token_scores, static_argnames="spec")(weights, spec, x, targets, temperature)[:2]
     for ours, theirs in zip(actual, reference(weights, spec, x, targets, temperature), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=1e-5)
 
@@ -39,7 +39,7 @@ def test_hand_numbers():
     spec = tiny.spec(vocab_size=2, padded_vocab_size=64, embed_dim=1)
     weights = tiny.init(spec).replace(embed=jnp.zeros((64, 1)).at[1, 0].set(1.0))
     x = jnp.full((2, 1), np.log(3.0), jnp.float32)
-    scores, entropy = logprobs.token_logprobs(weights, spec, x, jnp.array([0, 1]), 1.0)
+    scores, entropy, _ = logprobs.token_scores(weights, spec, x, jnp.array([0, 1]), 1.0)
     np.testing.assert_allclose(scores, [np.log(0.25), np.log(0.75)], rtol=1e-6)
     np.testing.assert_allclose(entropy, [-(0.25 * np.log(0.25) + 0.75 * np.log(0.75))] * 2, rtol=1e-6)
 
@@ -50,7 +50,7 @@ def test_chunks_do_not_change_gradients():
     targets = rng.integers(0, 61, 23).astype(np.int32)
 
     def loss(weights, x, spec):
-        scores, entropy = logprobs.token_logprobs(weights, spec, x, targets, 0.9)
+        scores, entropy, _ = logprobs.token_scores(weights, spec, x, targets, 0.9)
         return (scores * jnp.arange(23)).sum() + entropy.sum()
 
     weights = tiny.init(tiny.spec())
@@ -91,7 +91,7 @@ def test_padded_rows_are_never_predicted_and_get_no_gradient():
     x = np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)
     scores = logprobs.logits(weights, spec, x)
     assert scores.shape == (4, 64) and (np.asarray(jax.nn.softmax(scores))[:, 61:] == 0).all()
-    grad = jax.grad(lambda w: sum(a.sum() for a in logprobs.token_logprobs(w, spec, x, jnp.arange(4), 1e-3)))(weights)
+    grad = jax.grad(lambda w: sum(a.sum() for a in logprobs.token_scores(w, spec, x, jnp.arange(4), 1e-3)[:2]))(weights)
     assert np.isfinite(grad.embed).all() and (np.asarray(grad.embed)[61:] == 0).all()
 
 
@@ -101,7 +101,7 @@ def test_backward_holds_one_chunk():
     weights = tiny.shapes(spec)
     n = 2048
     x, targets = jax.ShapeDtypeStruct((n, 16), jnp.float32), jax.ShapeDtypeStruct((n,), jnp.int32)
-    grad = jax.jit(jax.grad(lambda w, x, t: logprobs.token_logprobs(w, spec, x, t, 1.0)[0].sum()))
+    grad = jax.jit(jax.grad(lambda w, x, t: logprobs.token_scores(w, spec, x, t, 1.0)[0].sum()))
     compiled = grad.lower(weights, x, targets).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.2 * n * 4096 * 4
 

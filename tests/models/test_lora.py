@@ -32,7 +32,7 @@ def outputs(weights, spec, batch):
     b, r = batch["targets"].shape
     names = ("tokens", "positions", "segments", "head_positions")
     x = transformer.forward_packed(weights, spec, *(batch[name] for name in names))
-    return logprobs.token_logprobs(weights, spec, x.reshape(b * r, -1), batch["targets"].reshape(-1), 0.7)
+    return logprobs.token_scores(weights, spec, x.reshape(b * r, -1), batch["targets"].reshape(-1), 0.7)[:2]
 
 
 def loss(adapters, base, spec, batch, merged: bool):

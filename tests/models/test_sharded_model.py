@@ -19,7 +19,7 @@ def loss(weights, head, spec, batch):
         weights, spec, batch["tokens"], batch["positions"], batch["segments"], batch["head_positions"]
     )
     flat = x.reshape(b * r, -1)
-    scores, entropy = logprobs.token_logprobs(weights, spec, flat, batch["targets"].reshape(-1), 0.7)
+    scores, entropy, _ = logprobs.token_scores(weights, spec, flat, batch["targets"].reshape(-1), 0.7)
     values = critic.values(critic.Critic(backbone=weights, value_head=head), flat)
     ramp = jnp.linspace(0.1, 1.0, b * r)
     total = (scores * ramp).sum() + 0.3 * entropy.sum() + (values * ramp[::-1]).sum()

@@ -14,6 +14,7 @@ from jaxagent.plan.measured import NotMeasuredError
 from jaxagent.plan.pace import Pace, estimated
 from jaxagent.runs import record
 from jaxagent.types import Episode, Group, StopReason, Task, Trajectory
+from tests.replay import forging
 
 FORMULA = Pace(0.01, 0.001, 1e-4, 5.0, (((1.0, 0.0),),), False, ())
 # One process: 10 dispatches of 4 steps and 100 tokens were 0.5 s by formula, and took 2.
@@ -66,7 +67,7 @@ def test_lengths_and_waits_are_those_of_recorded_episodes(tmp_path):
     folder = tmp_path / "record" / "rl"
     folder.mkdir(parents=True)
     step = record.Step(3, "c", "", "a", "b", "", "", ((Group(task, tuple(episodes)),),))
-    record.write(folder, step)
+    forging.write(folder, step)
     found = measured.measured(cfg, FORMULA)
     assert found.episodes[0] == ((2.0, 2.0), (1.0, 2.0)) and found.episodes[1] == ((2.0, 1.0), (1.0, 1.0)) * 2
     assert found.sources[1].endswith("3 episodes of step 3")

@@ -51,16 +51,37 @@ def test_a_fleets_bundles_reach_the_steps_whose_weights_they_lead_to(tmp_path):
     cfg = config.parse(get_config("laptop"))
     cfg = dataclasses.replace(cfg, workdir=str(tmp_path), rl=dataclasses.replace(cfg.rl, staleness=2))
     headers = chain(range(6), begins=[0], cfg=provenance.config_digest(to_dict(cfg)))
-    made = opened.Workdir(cfg, "rl", tmp_path, headers, {0: 5, 3: 8}, {}, frozenset(), (), ())
+    own = {provenance.config_digest(to_dict(cfg)): cfg, "another": "rl.steps 4 -> 6"}
+    made = opened.Workdir(cfg, "rl", tmp_path, headers, {0: 5, 3: 8}, {}, frozenset(), (), (), configs=own)
     assert [made.bundle_for(step) for step in range(6)] == [0, 0, 0, 3, 3, 3]
     made = dataclasses.replace(made, lagging=frozenset([3]))
-    assert [made.bundle_for(step) for step in range(6)] == [0, 0, 0, 0, 0, 3] and made.replayable == list(range(6))
+    assert [made.bundle_for(step) for step in range(6)] == [0, 0, 0, 0, 0, 3]
+    assert (made.first, made.end, made.sampled(0)) == (0, 6, list(range(6)))
     made = dataclasses.replace(made, bundles={3: 8})
-    assert made.replayable == [5]
+    assert made.first == 3 and made.sampled(3) == [5]
     with pytest.raises(ConfigError, match=r"--step=4: no bundle is left .* Steps that can be made again: 5\."):
         made.bundle_for(4)
     other = {**headers, 4: headers[4] | {"config": "another"}}
-    assert dataclasses.replace(made, bundles={0: 5, 3: 8}, headers=other).replayable == [0, 1, 2, 3]
+    made = dataclasses.replace(made, bundles={0: 5, 3: 8, 5: 10}, headers=other, lagging=frozenset())
+    assert made.first == 5 and made.left_out == {4: "rl.steps 4 -> 6"} and made.bundle_for(2) == 0
+    with pytest.raises(ConfigError, match=r"--step=4 was made under another config .* \(rl.steps 4 -> 6\)"):
+        made.bundle_for(4)
+
+
+def test_a_step_is_made_again_with_the_settings_of_then_where_nothing_else_was_another():
+    now = LAPTOP
+    with_rl = dataclasses.replace(now, rl=dataclasses.replace(now.rl, steps=7, staleness=1))
+    free = dataclasses.replace(now, workdir="elsewhere", engine=dataclasses.replace(now.engine, slots=3))
+    other = dataclasses.replace(now, numerics="fast")
+    digests = [provenance.config_digest(to_dict(cfg)) for cfg in (now, with_rl, free, other)]
+    rows = [json.loads(json.dumps(to_dict(cfg))) for cfg in (now, with_rl, free, other)]
+    found = opened._configs(now, [*digests, "?"], rows)
+    assert found[digests[0]] == found[digests[2]] == now and found["?"] == "nothing keeps what it was"
+    assert found[digests[3]] == f"numerics {other.numerics} -> {now.numerics}"
+    assert found[digests[1]] == dataclasses.replace(now, rl=with_rl.rl)
+    rows[1]["rl"]["of_another_version"] = 1
+    digest = provenance.config_digest(rows[1])
+    assert "config.rl.of_another_version" in opened._configs(now, [digest], rows)[digest]
 
 
 LAPTOP = config.parse(get_config("laptop"))
@@ -140,15 +161,17 @@ def test_who_goes_on_from_a_fleets_bundle_alone_samples_with_its_weights(tmp_pat
     assert alone(begin, one | at(3), fleet | at(2)) == [] == alone(begin, one | at(3), fleet | at(9, "warm_start"))
 
 
-def test_what_a_process_alone_made_after_a_fleets_bundle_needs_that_bundle(tmp_path):
+def test_what_a_process_alone_made_after_a_fleets_bundle_begins_anew_there(tmp_path):
     cfg = dataclasses.replace(LAPTOP, workdir=str(tmp_path), rl=dataclasses.replace(LAPTOP.rl, staleness=2))
     headers = chain(range(8), begins=[0], cfg=provenance.config_digest(to_dict(cfg)))
-    made = opened.Workdir(cfg, "rl", tmp_path, headers, {0: 4, 2: 6, 4: 8}, {}, frozenset([2, 4]), (), ())
+    own = {provenance.config_digest(to_dict(cfg)): cfg}
+    made = opened.Workdir(cfg, "rl", tmp_path, headers, {0: 4, 2: 6, 4: 8}, {}, frozenset([2, 4]), (), (), configs=own)
     assert [made.bundle_for(step) for step in range(8)] == [0, 0, 0, 0, 2, 2, 4, 4]
     made = dataclasses.replace(made, alone=frozenset([4]))
     assert [made.bundle_for(step) for step in range(8)] == [0, 0, 0, 0, 4, 4, 4, 4]
-    made = dataclasses.replace(made, bundles={0: 4, 2: 6})
-    assert made.replayable == [0, 1, 2, 3, 6, 7] and made.bundle_for(6) == 2
+    parts = [(part.first, part.end, part.alone) for part in made.segments(0, made.end)]
+    assert parts == [(0, 4, False), (4, 8, True)]  # from an older bundle the engine forgets there what it had
+    assert made.first == 0 and made.sampled(0) == list(range(8))
 
 
 @pytest.mark.parametrize(("fleet", "past", "lacks"), [(None, False, False), ({}, False, True), ({}, True, False)])
@@ -169,6 +192,10 @@ def test_what_rounds_differently_is_told():
     assert len(flags) == 1 and flags[0].startswith("XLA_FLAGS: ") and "--a" in flags[0]
     old = {name: value for name, value in here.items() if name not in opened._ROUNDING}
     assert opened._told([old], {}, {}) == []  # a run of before said nothing of them
+    went_on = {"other_rounding": "threads 2 -> 1", "resumed_at": {"stage": "rl", "step": 4}}
+    assert opened._told([here, here | went_on], {}, {}) == [
+        "the run went on with other bits: rl, from step 4 on: threads 2 -> 1"
+    ]
 
 
 def test_steps_that_other_code_of_ones_own_made_are_told():

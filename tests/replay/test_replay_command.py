@@ -7,17 +7,16 @@ import shutil
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from jaxagent import main as cli
 from jaxagent import replay
 from jaxagent.envs.base import Verdict
 from jaxagent.envs.search.environment import SearchAttempt
-from jaxagent.learner import digests
 from jaxagent.runs import provenance, record
 from jaxagent.runs.again.rerun import name_of
-from jaxagent.types import Episode, Group
+from jaxagent.types import Episode
 from tests import tiny_run
+from tests.replay import forging
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +41,8 @@ def test_a_finished_run_is_verified_with_a_certificate(run, capsys):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert command(run, "--verify=3", "--draw=7") == 0
     found, out = last(capsys)
-    assert found["verdict"] == "passed" and "PASSED" in out and "drawn with 7" in out
+    seal = record.read(run / "record/rl", 3).seal
+    assert found["verdict"] == "passed" and "PASSED" in out and f"drawn with the newest seal {seal[:12]} and 7" in out
     certificate = json.loads((run / "replay/verify-3-7.json").read_text())
     steps = [int(step) for step in certificate["asked"]["steps"].split()]
     assert len(set(steps)) == 3 and [one["step"] for one in certificate["steps"]] == steps
@@ -53,14 +53,21 @@ def test_a_finished_run_is_verified_with_a_certificate(run, capsys):
     assert checked["tokens"] == sum(len(t) for e in episodes for t in e.trajectories)
     assert checked["logprobs"] == sum(int(t.action_mask.sum()) for e in episodes for t in e.trajectories) > 0
     assert [one["version"] for one in certificate["steps"]] == steps
-    assert 0 in checked["versions_restored"] and checked["versions_trained_again"]
+    assert checked["versions_trained_again"] == [1, 2, 3, 4]
+    assert checked["bundles"] == [3, 4] and {0, 4} <= set(checked["evaluations"]) <= {0, 2, 4}
+    assert {one["field"] for one in certificate["bytes"] if one["place"] == "bundle 11 (step 4)"} == {
+        "step", "params", "opt_state",
+    }  # fmt: skip
+    assert {one["field"] for one in certificate["bytes"] if one["place"] == "policy/"} == {
+        path.name for path in (run / "policy").iterdir()
+    }
     by_version = {version: [step.before for step in recorded if step.number == version] for version in steps}
     for one in certificate["weights"]:
         assert one["again"] == one["logged"] and by_version.get(one["version"]) in (None, [], [one["logged"]])
     start = json.loads((run / "run.json").read_text())["starts"][0]
     made = certificate["digests"]
     assert made["code"]["package"] == start["code"] == provenance.code_digest()
-    assert made["config"] == recorded[0].config and made["record"] == record.read(run / "record/rl", 3).seal
+    assert made["config"] == recorded[0].config and made["record"] == made["seals"]["3"] == seal
     assert set(made["data"]) == {"model", "tokenizer", "tasks", "held_out", "corpus"}
     assert certificate["made_again_with"]["packages"]["jaxlib"] and certificate["promise"].startswith("every token")
     text = (run / "replay/verify-3-7.txt").read_text()
@@ -88,19 +95,23 @@ def test_recorded_observations_and_another_version_of_the_code(run, capsys, monk
     assert "steps 0-3 were made by another version of this code" in out
 
 
+def test_what_could_not_be_compared_makes_a_certificate_incomplete(run, capsys):
+    shutil.rmtree(run / "checkpoints/11")
+    shutil.rmtree(run / "policy")
+    assert command(run, "--verify=1", "--draw=7", "--recorded") == 3
+    found, out = last(capsys)
+    assert found["verdict"] == "incomplete" and "INCOMPLETE" in out and "PASSED" not in out
+    assert "policy        version 4: NOT COMPARED" in out and found["checked"]["evaluations"] == []
+    assert found["why"] == [
+        "rewards and the reasons of ends were not made again: --recorded was said",
+        "the trained policy was not compared: of its version no later bundle and no export is there, or no record",
+    ]
+
+
 def rewritten(run: pathlib.Path, number: int, change) -> Episode:
-    """Changes the first episode of a step that has two sampled tokens, with all digests and seals from there on."""
-    folder, changed = run / "record/rl", None
-    for at in record.steps(folder):
-        step = record.read(folder, at)
-        if at == number:
-            rounds = [[list(group.episodes) for group in round_] for round_ in step.rounds]
-            changed = rounds[0][0][0]
-            rounds[0][0][0] = change(changed)
-            new = tuple(tuple(Group(e[0].task, tuple(e)) for e in round_) for round_ in rounds)
-            step = dataclasses.replace(step, rounds=new)
-        seal = record.read(folder, at - 1).seal if at else ""
-        record.write(folder, dataclasses.replace(step, previous=seal))
+    """Changes the first episode of a step, with all digests and seals from there on; returns it as it was."""
+    changed = record.read(run / "record/rl", number).rounds[0][0].episodes[0]
+    forging.episodes(run, number, lambda place, episode: episode if place else change(episode))
     return changed
 
 
@@ -143,37 +154,17 @@ def test_a_token_that_was_changed_without_its_digests_is_found_twice(run, capsys
     assert f"{step.rounds[0][0].episodes[0].task.id}#" in out and ": reward is " in out
 
 
-def with_flipped_bit(bundle: pathlib.Path) -> None:
-    """One bit of one weight of a bundle, and its digests with it."""
-    from orbax.checkpoint import v1 as ocp
-
-    loaded = ocp.load_checkpointables(bundle, {"state": None, "host": None})
-    weights = np.array(loaded["state"]["params"]["layers"]["wq"])
-    weights.reshape(-1).view(np.uint32)[5] ^= 1 << 20
-    loaded["state"]["params"]["layers"]["wq"] = weights
-    shutil.rmtree(bundle)
-    ocp.save_checkpointables(bundle, loaded)
-    digests.write(bundle, ("_CHECKPOINT_METADATA", "commit_success.txt"))
+def with_flipped_bit(state: dict) -> None:
+    """One bit of one weight."""
+    state["params"]["layers"]["wq"].reshape(-1).view(np.uint32)[5] ^= 1 << 20
 
 
 def test_a_changed_bit_of_a_weight_is_named(run, capsys):
-    newest = run / "checkpoints/10"
-    with_flipped_bit(newest)
+    forging.bundle(run / "checkpoints/10", with_flipped_bit)
     assert command(run, "--step=3") == 1
     out = last(capsys)[1]
     assert "first difference: version 3 (restored): weights is" in out
     assert "step 3, episode" in out and ": logprobs is " in out
-
-
-def test_a_changed_bit_of_the_trained_policy_is_found_though_nothing_begins_there(run, capsys):
-    assert command(run, "--verify=1", "--draw=7") == 0
-    certificate = json.loads((run / "replay/verify-1-7.json").read_text())
-    checked = certificate["checked"]
-    assert 4 in checked["versions_stored"] and {*checked["versions_stored"], *checked["versions_restored"]} == {0, 3, 4}
-    with_flipped_bit(run / "checkpoints/11")
-    capsys.readouterr()
-    assert command(run, "--verify=1", "--draw=7") == 1
-    assert "first difference: version 4 (stored): weights is" in last(capsys)[1]
 
 
 def test_a_damaged_bundle_and_a_damaged_file_are_named(run, capsys):
@@ -190,9 +181,7 @@ def test_a_record_that_was_cut_short_fails(run, capsys, tmp_path):
     shutil.move(run / "record/rl/00000003.step", tmp_path / "3.step")
     assert command(run, "--verify=1", "--draw=7") == 1
     assert "where the stage ends: steps is 3 in the record, and 4 in its newest bundle now" in last(capsys)[1]
-    shutil.move(run / "checkpoints/11", tmp_path / "11")  # nor is the trained policy's bundle there
-    assert command(run, "--verify=1", "--draw=7") == 1
-    assert "steps is 3 in the record, and 4 by metrics.jsonl and config now" in last(capsys)[1]
+    shutil.move(run / "checkpoints/11", tmp_path / "11")
     shutil.move(run / "policy", tmp_path / "policy")
     (run / "summary.json").unlink()
     assert command(run, "--verify=1", "--draw=7") == 0  # as it is where a run was killed, twice
@@ -204,24 +193,6 @@ def test_a_record_that_was_cut_short_fails(run, capsys, tmp_path):
     shutil.move(tmp_path / "3.step", run / "record/rl/00000003.step")
     assert command(run, "--step=3") == 1
     assert "first difference: step 0: the record's file is" in last(capsys)[1]
-
-
-def test_the_trained_policy_is_compared_or_the_certificate_says_that_it_is_not(run, capsys, tmp_path):
-    shutil.rmtree(run / "checkpoints/11")
-    assert command(run, "--verify=1", "--draw=7") == 0
-    assert "policy        version 4: compared in policy/" in last(capsys)[1]
-    weights = run / "policy/model.safetensors"
-    tensors = safetensors.numpy.load_file(weights)
-    next(iter(tensors.values())).reshape(-1).view(np.uint32)[5] ^= 1 << 20
-    safetensors.numpy.save_file(tensors, weights)
-    assert command(run, "--verify=1", "--draw=7") == 1
-    assert "first difference: version 4 (exported): weights is" in last(capsys)[1]
-    shutil.rmtree(run / "policy")
-    assert command(run, "--verify=1", "--draw=7") == 3
-    found, out = last(capsys)
-    assert found["verdict"] == "incomplete" and "INCOMPLETE" in out and "PASSED" not in out
-    assert "policy        version 4: NOT COMPARED" in out
-    assert command(run, "--step=1") == 0  # which says nothing of the policy
 
 
 @pytest.mark.parametrize(
@@ -299,22 +270,16 @@ def test_everything_that_a_step_depends_on_is_made_again(tmp_path, monkeypatch, 
     assert command(workdir, "--verify=6", "--draw=1") == 0
     certificate = json.loads((workdir / "replay/verify-6-1.json").read_text())
     assert [one["version"] for one in certificate["steps"]] == [0, 0, 1, 2, 3, 4]
-    assert certificate["checked"]["versions_restored"] == [0, 3]
+    assert certificate["run"]["from_version"] == 0
+    assert {one["field"] for one in certificate["bytes"]} >= {"version 2 before it", "reference"}  # of bundle 3
     # What is trained on another token is another policy, and the record says of what.
-    for name in record.steps(workdir / "record/rl"):
-        step = record.read(workdir / "record/rl", name)
-        rounds = tuple(tuple(map(with_other_tokens, round_)) for round_ in step.rounds) if name == 1 else step.rounds
-        before = record.read(workdir / "record/rl", name - 1).seal if name else ""
-        record.write(workdir / "record/rl", dataclasses.replace(step, rounds=rounds, previous=before))
+    forging.episodes(workdir, 1, lambda place, episode: with_other_token(episode))
     capsys.readouterr()
     assert command(workdir, "--step=2") == 1
     assert "first difference: version 2 (trained): weights is" in last(capsys)[1]
 
 
-def with_other_tokens(group: Group) -> Group:
-    """The first sampled token of every attempt is another."""
-    episodes = []
-    for episode in group.episodes:
-        at = int(np.flatnonzero(episode.trajectories[0].action_mask)[0])
-        episodes.append(with_column(episode, "tokens", at, (int(episode.trajectories[0].tokens[at]) + 1) % 500))
-    return Group(group.task, tuple(episodes))
+def with_other_token(episode: Episode) -> Episode:
+    """The first sampled token is another."""
+    at = int(np.flatnonzero(episode.trajectories[0].action_mask)[0])
+    return with_column(episode, "tokens", at, (int(episode.trajectories[0].tokens[at]) + 1) % 500)

@@ -36,22 +36,13 @@ def parse(raw: bytes) -> Ask:
     body.refuse("modalities", "this server reads and writes text only", ["text"])
     if not body.take("parallel_tool_calls", bool, default=True):
         ignored.add("parallel_tool_calls")
-    options = Fields(body.take("stream_options", dict, default={}), "stream_options", ignored)
-    stream_usage = options.take("include_usage", bool, default=False)
-    options.done()
     newer, older = checks.take_positive(body, "max_completion_tokens"), checks.take_positive(body, "max_tokens")
-    told: dict[str, Any] = checks.take_sampling(body) | dict(
+    told = checks.take_common(body) | checks.take_openai(body)
+    told |= dict(
         messages=messages,
         tools=checks.offered(body, tools),
-        n=checks.take_choices(body),
-        model=body.take("model", str),
         max_tokens=older if newer is None else newer,
-        stops=checks.stops(body.take("stop", str, list, default=[])),
-        stream=body.take("stream", bool, default=False),
-        stream_usage=stream_usage,
         logprobs=body.take("logprobs", bool, default=False),
-        return_token_ids=body.take("return_token_ids", bool, default=False),
-        user=body.take("user", str, default=""),
     )
     body.done()
     return Ask(**told, ignored=ignored.names())
@@ -141,9 +132,7 @@ def _said(answer: Answer, ident: Ident) -> dict[str, Any]:
     return message
 
 
-def error(message: str, status: int, param: str | None, code: str | None) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
-    return completions.error_body(message, status, param, code)
+error = completions.error
 
 
 class Writer:
@@ -187,7 +176,7 @@ class Writer:
 
     def failed(self, message: str, status: int, code: str | None) -> bytes:
         """The error as an event."""
-        return events.event(completions.error_body(message, status, None, code))
+        return events.event(error(message, status, None, code))
 
     def _chunk(self, delta: dict[str, Any], more: dict[str, Any] | None = None, **choice: Any) -> bytes:
         one = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None} | choice
@@ -195,9 +184,7 @@ class Writer:
         return events.event(_head(self._ident, "chat.completion.chunk") | {"choices": [one]} | more)
 
 
-def writer(ask: Ask, ident: Ident) -> Writer:
-    """The answer piece by piece."""
-    return Writer(ask, ident)
+writer = Writer
 
 
 def _head(ident: Ident, kind: str) -> dict[str, Any]:

@@ -155,6 +155,14 @@ def whole(value: Any, *types: type) -> Any:
     return int(value) if type(value) is float and int in types and value.is_integer() else value
 
 
+class Refused(Ignored):
+    """Of a dialect in which nothing is ignored."""
+
+    def add(self, name: str) -> None:
+        """Raises BadRequest."""
+        raise BadRequest(f"unknown field '{name[:MAX_IGNORED_CHARS]}'", name)
+
+
 class Fields:
     """An object whose fields are taken one by one, with their types; what is left over in the end is ignored."""
 
@@ -222,8 +230,11 @@ def sampling(temperature: float, top_p: float, top_k: int, min_p: float, most_to
     return SamplingConfig(float(temperature), max(float(top_p), LEAST_TOP_P), top_k, float(min_p))
 
 
-def take_sampling(body: Fields) -> dict[str, Any]:
-    """The arguments `sampling` and `seed` of an Ask. A top_k of -1 is off, as vLLM's clients say it."""
+def take_common(body: Fields, most_top_k: int = 2**31 - 1) -> dict[str, Any]:
+    """What an Ask has of fields that all dialects share. A top_k of -1 is off, as vLLM's clients say it.
+
+    `most_top_k`: who knows the vocabulary cuts it.
+    """
     top_k, seed = body.take("top_k", int, default=0), body.take("seed", int, default=0)
     if not -(2**63) <= seed < 2**64:
         raise BadRequest("'seed' must fit 64 bits", "seed")
@@ -232,9 +243,19 @@ def take_sampling(body: Fields) -> dict[str, Any]:
         body.take("top_p", *NUMBER, default=1.0),
         0 if top_k == -1 else top_k,
         body.take("min_p", *NUMBER, default=0.0),
-        2**31 - 1,  # who knows the vocabulary cuts it
+        most_top_k,
     )
-    return {"sampling": told, "seed": seed}
+    flags = {name: body.take(name, bool, default=False) for name in ("stream", "return_token_ids")}
+    return {"sampling": told, "seed": seed, "model": body.take("model", str), **flags}
+
+
+def take_openai(body: Fields) -> dict[str, Any]:
+    """What an Ask has of fields that OpenAI's older two dialects share."""
+    options = Fields(body.take("stream_options", dict, default={}), "stream_options", body.ignored)
+    stream_usage = options.take("include_usage", bool, default=False)
+    options.done()
+    stop, user = stops(body.take("stop", str, list, default=[])), body.take("user", str, default="")
+    return {"stream_usage": stream_usage, "n": take_choices(body), "stops": stop, "user": user}
 
 
 def take_positive(body: Fields, name: str) -> int | None:

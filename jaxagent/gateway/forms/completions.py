@@ -1,7 +1,8 @@
-"""What a completion looks like on the wire: OpenAI's request, answer and error, with token ids beside the text.
+"""OpenAI's Completions, `POST /v1/completions`, with token ids beside the text: requests, answers and errors.
 
-bytes of a body -> `Ask`, or `BadRequest`; pieces of choices -> the answer's JSON. No engine and no web server in here.
-A field that is null counts as absent. A request for a feature of OpenAI's that this server lacks is refused.
+A session takes one prompt (`parse`, `body`, `Writer`), and in a stream the tokens and their log-probs come with the
+finish reason, as in Chat Completions. An engine's own server (`gateway/service.py`) takes many, and streams pieces of
+all choices with their tokens. A field that is null counts as absent. What this server does not do is refused here.
 """
 
 from __future__ import annotations
@@ -10,27 +11,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxagent.config import SamplingConfig
-from jaxagent.gateway.chat import Answer, BadRequest
-from jaxagent.gateway.forms import checks
-from jaxagent.gateway.forms.checks import MAX_CHOICES, NUMBER
+from jaxagent.gateway.chat import Answer, Ask, BadRequest, Delta, Ident, Text
+from jaxagent.gateway.forms import checks, events
+from jaxagent.gateway.forms.checks import MAX_CHOICES, Fields, Refused
 
-FIELDS: dict[str, tuple[type, ...]] = {
-    "prompt": (str, list),
-    "model": (str,),
-    "max_tokens": (int,),
-    "temperature": NUMBER,
-    "top_p": NUMBER,
-    "top_k": (int,),
-    "min_p": NUMBER,
-    "seed": (int,),
-    "n": (int,),
-    "stop": (str, list),
-    "stream": (bool,),
-    "stream_options": (dict,),
-    "logprobs": (int,),
-    "user": (str,),
-}
 # OpenAI's fields for what this server does not do, and the values that do not ask for it.
 OFF: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
@@ -39,73 +23,32 @@ OFF: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "suffix": ("",),
 }
+MAX_TOKENS = 16  # OpenAI's default
+MOST_ID = 2**31 - 1  # who knows the vocabulary checks them again, and cuts top_k
+FINISH = {"stop": "stop", "stop_sequence": "stop", "length": "length"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Ask:
-    """A checked request."""
-
-    prompts: list[str | list[int]]  # token ids are not checked yet
-    model: str | None
-    max_tokens: int
-    sampling: SamplingConfig
-    seed: int
-    n: int  # choices per prompt
-    stops: tuple[str, ...]
-    stream: bool
-    stream_usage: bool
-    user: str
+# -------------------------------------------------------------------- the request
 
 
-def parse(raw: bytes, vocab_size: int) -> Ask:
-    """Reads the body of a request for completions.
+def parse_many(raw: bytes, vocab_size: int) -> tuple[list[str | list[int]], Ask]:
+    """Reads the body of a request: its prompts, whose token ids are not checked yet, and all else.
 
     Raises:
       BadRequest: a mistake of the client's, described in one line.
     """
-    body = checks.parse_json(raw)
-    if not isinstance(body, dict) or body.get("prompt") is None:
-        raise BadRequest("the body must be an object with a 'prompt'", "prompt")
-    body = {name: checks.whole(value, *FIELDS.get(name, ())) for name, value in body.items() if value is not None}
-    n = body.get("n", 1)
-    for name, value in body.items():
-        if name in OFF or name == "best_of":
-            if value not in OFF.get(name, (n,)):
-                raise BadRequest(f"'{name}' is not supported by this server; leave it out", name)
-        elif name not in FIELDS:
-            raise BadRequest(f"unknown field '{name}'; known: {', '.join(FIELDS)}", name)
-        elif type(value) not in FIELDS[name]:
-            raise BadRequest(f"'{name}' must be {' or '.join(t.__name__ for t in FIELDS[name])}", name)
-    prompts, stops = _prompts(body["prompt"]), checks.stops(body.get("stop", []))
-    for name in ("user", "model"):
-        checks.text_bytes(body.get(name, ""), name)
-    if body.get("max_tokens", 1) < 1 or not 1 <= n <= MAX_CHOICES // len(prompts):
-        raise BadRequest(f"'max_tokens' must be positive and 'n' from 1 to {MAX_CHOICES}, over all prompts")
-    if not -(2**63) <= body.get("seed", 0) < 2**64:
-        raise BadRequest("'seed' must fit 64 bits", "seed")
-    if body.get("logprobs", 0) not in (0, 1):
+    body = Fields(checks.parse_json(raw), "", Refused())
+    prompts = _prompts(body.need("prompt", str, list))
+    told = checks.take_common(body, vocab_size) | checks.take_openai(body)
+    told["max_tokens"] = checks.take_positive(body, "max_tokens") or MAX_TOKENS
+    if told["n"] * len(prompts) > MAX_CHOICES:
+        raise BadRequest(f"'n' must be from 1 to {MAX_CHOICES} over all prompts", "n")
+    if body.take("logprobs", int, default=0) not in (0, 1):
         raise BadRequest("'logprobs' must be 0 or 1: of the sampled tokens, which every answer has", "logprobs")
-    options = body.get("stream_options", {})
-    if options.keys() - {"include_usage"} or type(options.get("include_usage") or False) is not bool:
-        raise BadRequest("'stream_options' may hold 'include_usage', true or false", "stream_options")
-    return Ask(
-        prompts=prompts,
-        model=body.get("model"),
-        max_tokens=body.get("max_tokens", 16),
-        sampling=checks.sampling(
-            body.get("temperature", 1.0),
-            body.get("top_p", 1.0),
-            body.get("top_k", 0),
-            body.get("min_p", 0.0),
-            vocab_size,
-        ),
-        seed=body.get("seed", 0),
-        n=n,
-        stops=stops,
-        stream=body.get("stream", False),
-        stream_usage=options.get("include_usage") or False,
-        user=body.get("user", ""),
-    )
+    for name, harmless in (OFF | {"best_of": (told["n"],)}).items():
+        body.refuse(name, "this is not supported by this server; leave it out", *harmless)
+    body.done()
+    return prompts, Ask(messages=(), **told)
 
 
 def _prompts(prompt: str | list) -> list[str | list[int]]:
@@ -116,15 +59,32 @@ def _prompts(prompt: str | list) -> list[str | list[int]]:
     for one in many:
         if not isinstance(one, type(many[0])):
             raise BadRequest("the prompts must all be text, or all lists of token ids", "prompt")
-        if isinstance(one, str):
-            checks.text_bytes(one, "prompt")
     return many
 
 
-def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def parse(raw: bytes) -> Ask:
+    """Reads the body of a request in a session. Raises BadRequest, also for several prompts."""
+    prompts, ask = parse_many(raw, MOST_ID)
+    if len(prompts) != 1:
+        raise BadRequest("'prompt': a session takes one prompt in a request; send one request for each", "prompt")
+    prompt = prompts[0]
+    if not isinstance(prompt, str) and not all(type(i) is int and 0 <= i <= MOST_ID for i in prompt):
+        raise BadRequest("'prompt' must be text or token ids", "prompt")
+    return dataclasses.replace(ask, prompt=prompt if isinstance(prompt, str) else tuple(prompt))
+
+
+# -------------------------------------------------------------------- the answer
+
+
+def error(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """An error as OpenAI's clients read it."""
     kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def head(ident: Ident) -> dict[str, Any]:
+    """The beginning of an answer, or of an event of one."""
+    return {"id": f"cmpl-{ident.id}", "object": "text_completion", "created": ident.created, "model": ident.model}
 
 
 def piece(
@@ -144,6 +104,65 @@ def merged(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "token_ids": [x for p in pieces for x in p["token_ids"]],
         "logprobs": lists | {"top_logprobs": None},
     }
+
+
+def body(ask: Ask, *answers: Answer, ident: Ident) -> dict[str, Any]:
+    """The whole answer; each of several is a choice."""
+    choices = [_last(answer, answer.text, i) for i, answer in enumerate(answers)]
+    told = head(ident) | {"choices": choices, "usage": usage_of(answers)}
+    return told | {"prompt_token_ids": list(answers[0].prompt_ids)}
+
+
+class Writer:
+    """The answer as `text_completion` events."""
+
+    def __init__(self, ask: Ask, ident: Ident) -> None:
+        self._ask, self._ident, self._sent = ask, ident, events.Sent()
+
+    def begin(self, prompt_tokens: int, cached_tokens: int | None) -> bytes:
+        """Nothing: every event has text."""
+        return b""
+
+    def delta(self, delta: Delta) -> bytes:
+        """An event with the text."""
+        self._sent.add(delta)
+        return self._event([_text(delta.text)]) if isinstance(delta, Text) else b""
+
+    def end(self, *answers: Answer) -> bytes:
+        """The text that has not been sent, all tokens, the finish reason, usage where asked for, and [DONE]."""
+        data = b""
+        for i, answer in enumerate(answers):
+            data += self._event([_last(answer, answer.text[0 if i else self._sent.texts :], i)])
+        if self._ask.stream_usage:
+            data += self._event([], usage_of(answers))
+        return data + b"data: [DONE]\n\n"
+
+    def ping(self) -> bytes:
+        """An event with an empty text."""
+        return self._event([_text("")])
+
+    def failed(self, message: str, status: int, code: str | None) -> bytes:
+        """The error as an event."""
+        return events.event(error(message, status, None, code))
+
+    def _event(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
+        told = {"usage": usage} if self._ask.stream_usage else {}
+        return events.event(head(self._ident) | {"choices": list(choices)} | told)
+
+
+writer = Writer
+
+
+def _text(text: str) -> dict[str, Any]:
+    return piece(0, text, [], [], [], [])
+
+
+def _last(answer: Answer, text: str, number: int) -> dict[str, Any]:
+    """The choice, with this much of its text."""
+    ids, logprobs = answer.tokens.tolist(), answer.logprobs.tolist()
+    told = piece(number, text, ids, answer.token_texts, logprobs, answer.text_offsets)
+    told |= {"finish_reason": FINISH[answer.finish], "stop_string": answer.stop_string}
+    return told | {"cached_tokens": answer.cached_tokens}
 
 
 def usage_of(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -56,15 +56,12 @@ def parse(raw: bytes, answered: Answered | None = None) -> Ask:
     metadata = Fields(body.take("metadata", dict, default={}), "metadata", ignored)
     user = metadata.take("user_id", str, default="")
     metadata.done()
-    told: dict[str, Any] = checks.take_sampling(body) | dict(
+    told: dict[str, Any] = checks.take_common(body) | dict(
         messages=messages,
         tools=tools,
-        model=body.take("model", str),
         max_tokens=checks.take_positive(body, "max_tokens"),
         stops=checks.stops(body.take("stop_sequences", list, default=[]), "stop_sequences"),
-        stream=body.take("stream", bool, default=False),
         stream_usage=True,
-        return_token_ids=body.take("return_token_ids", bool, default=False),
         user=user,
         items=items,
     )
@@ -329,9 +326,7 @@ class Writer:
         return sent
 
 
-def writer(ask: Ask, ident: Ident) -> Writer:
-    """The answer piece by piece."""
-    return Writer(ask, ident)
+writer = Writer
 
 
 def _event(kind: str, **more: Any) -> bytes:

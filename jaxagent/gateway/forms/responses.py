@@ -49,16 +49,13 @@ def parse(raw: bytes, answered: Answered | None = None) -> Ask:
     for name, _ in checks.items(included, "include", 64):
         if name != "message.output_text.logprobs":
             ignored.add(f"include: {name}")
-    told: dict[str, Any] = checks.take_sampling(body) | dict(
+    told: dict[str, Any] = checks.take_common(body) | dict(
         messages=messages,
         tools=checks.offered(body, tools),
-        model=body.take("model", str),
         max_tokens=checks.take_positive(body, "max_output_tokens"),
         stops=checks.stops(body.take("stop", str, list, default=[])),
-        stream=body.take("stream", bool, default=False),
         stream_usage=True,
         logprobs="message.output_text.logprobs" in included,
-        return_token_ids=body.take("return_token_ids", bool, default=False),
         user=body.take("user", str, default=""),
         items=items if body.take("store", bool, default=True) else (),
     )
@@ -66,9 +63,7 @@ def parse(raw: bytes, answered: Answered | None = None) -> Ask:
     return Ask(**told, ignored=ignored.names())
 
 
-def error(message: str, status: int, param: str | None, code: str | None) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
-    return completions.error_body(message, status, param, code)
+error = completions.error
 
 
 # -------------------------------------------------------------------- items

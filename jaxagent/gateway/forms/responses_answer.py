@@ -146,9 +146,7 @@ class Writer:
         return events.event({"type": kind, "sequence_number": number} | more, kind)
 
 
-def writer(ask: Ask, ident: Ident) -> Writer:
-    """The answer piece by piece."""
-    return Writer(ask, ident)
+writer = Writer
 
 
 # -------------------------------------------------------------------- objects

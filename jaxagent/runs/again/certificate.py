@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import to_dict
 from jaxagent.io import files
-from jaxagent.observe.files import POLICY_FOLDER
 from jaxagent.runs import provenance
-from jaxagent.runs.again.opened import Workdir
-from jaxagent.runs.again.rerun import Found
+from jaxagent.runs.again.compare import Difference
+from jaxagent.runs.again.opened import Workdir, ranges
+from jaxagent.runs.again.rerun import Found, Wanted
 
 FOLDER = "replay"  # of the workdir
 SHOWN = 20  # differences
@@ -20,57 +21,59 @@ NO_PROMISE = "numerics='fast' promises no equal bits: what is sampled beside an 
 
 
 def certificate(
-    workdir: Workdir, found: Found, asked: dict[str, Any], identity: dict[str, Any], verifies: bool
+    workdir: Workdir, found: Found, asked: dict[str, Any], identity: dict[str, Any], wanted: Wanted
 ) -> dict[str, Any]:
     """The certificate as JSON values.
 
     Args:
       workdir: of the run.
       found: by the replay.
-      asked: what was asked for: steps, how they were drawn.
+      asked: what was asked for: a step, or how many, and how they were drawn.
       identity: of the run's parts: model, data, tokenizer.
-      verifies: it is of the run, and not of a step alone: then it says "passed" only with the trained policy compared.
+      wanted: what was made again.
     """
     differences = found.differences
     exact = workdir.cfg.numerics == "exact"
     newest = workdir.headers[max(workdir.headers)]
-    policy = _policy(workdir, found) if verifies else {}
-    equal = "incomplete" if verifies and not policy["compared"] else "passed"
+    policy = _policy(workdir, found) if wanted.verifies else {}
+    why = [f"rewards and the reasons of ends were not made again: {wanted.recorded}"] if wanted.recorded else []
+    why += (
+        ["the trained policy was not compared: of its version no later bundle and no export is there, or no record"]
+        if wanted.verifies and not policy["compared"]
+        else []
+    )
     return {
-        "certificate": 1,
-        "verdict": "failed" if differences else equal,
+        "certificate": 2,
+        "verdict": "failed" if differences else "incomplete" if why and wanted.verifies else "passed",
+        "why": why,
         "promise": "every token and log-prob, bit for bit" if exact else f"none: {NO_PROMISE}",
         "run": {"workdir": workdir.cfg.workdir, "stage": workdir.stage, "steps_recorded": len(workdir.headers)}
-        | {"steps_reached": max(workdir.headers) + 1},
+        | {"steps_reached": max(workdir.headers) + 1, "from_version": wanted.start},
         "asked": asked,
+        "not_checked": _not_checked(workdir, found, wanted),
         "digests": {
             "config": provenance.config_digest(to_dict(workdir.cfg)),
             "code": {"package": provenance.code_digest(), **provenance.commit(Path(__file__).parent)}
             | {"own": provenance.own_code(workdir.cfg)},
             "data": identity,
             "record": newest["seal"],  # stands for all steps up to the newest
+            "seals": {str(step): header["seal"] for step, header in workdir.headers.items()},
         },
         "checked": {
             "steps": len(found.steps),
-            "episodes": sum(step.episodes for step in found.steps),
-            "tokens": sum(step.tokens for step in found.steps),
-            "logprobs": sum(step.logprobs for step in found.steps),
+            **{name: sum(getattr(step, name) for step in found.steps) for name in ("episodes", "tokens", "logprobs")},
             "largest_logprob_difference": max((step.gap for step in found.steps), default=0.0),
-            "versions_restored": [w.version for w in found.weights if w.origin == "restored"],
-            "versions_stored": [w.version for w in found.weights if w.origin == "stored"],
-            "versions_exported": [w.version for w in found.weights if w.origin == "exported"],
-            "versions_trained_again": [w.version for w in found.weights if w.origin == "trained"],
+            "versions_trained_again": [each.version for each in found.weights[1:]],
+            "bundles": list(dict.fromkeys(one.version for one in found.bytes if one.place.startswith("bundle"))),
+            "evaluations": found.evaluated,
         },
         "policy": policy,
         "steps": [
-            {
-                name: getattr(step, name)
-                for name in ("step", "version", "episodes", "tokens", "logprobs", "not_compared")
-            }
+            {name: value for name, value in vars(step).items() if name not in ("gap", "differences")}
             | {"largest_logprob_difference": step.gap, "equal": not step.differences}
             for step in found.steps
         ],
-        "weights": [dataclasses.asdict(weights) for weights in found.weights],
+        **{name: [dataclasses.asdict(each) for each in getattr(found, name)] for name in ("weights", "bytes")},
         "differences": [dataclasses.asdict(difference) for difference in differences[:SHOWN]],
         "differences_in_all": len(differences),
         "told": list(workdir.told),
@@ -78,32 +81,51 @@ def certificate(
     }
 
 
+def _not_checked(workdir: Workdir, found: Found, wanted: Wanted) -> list[str]:
+    """All that an honest reader might take for checked, by name."""
+    stages, start, unscored = workdir.cfg.stages, wanted.start, found.unscored
+    before, after = stages[: stages.index(workdir.stage)], stages[stages.index(workdir.stage) + 1 :]
+    trained = range(start, wanted.end)
+    lines = [
+        "code: which code made the run; this code, with these packages, has made it again",
+        f"all before version {start}: its weights, optimiser state and place in the data are as bundle "
+        f"{workdir.bundles[start]} has them" + (f", however {' and '.join(before)} made them" if before else ""),
+        "data: tasks, tokenizer and corpus have the digests that the bundle gives; nobody asks where they are from",
+        "another record in the place of this one: it is seen by who holds a seal that the run printed",
+    ]
+    if others := sorted(set(trained) - set(wanted.steps)):
+        lines.append(f"tokens, rewards and ends in the steps {ranges(others)}: learnt from as recorded, not made again")
+    if failed := found.failed:
+        counts = ", ".join(f"{count} {why}" for why, count in sorted(failed.items()))
+        lines.append(f"failures: whether these attempts had to fail ({counts})")
+    if wanted.recorded:
+        lines.append(f"rewards, reasons of ends, and evaluations: {wanted.recorded}")
+    for why in dict.fromkeys(workdir.left_out.values()):
+        steps = [step for step, other in workdir.left_out.items() if other == why]
+        lines.append(f"steps {ranges(steps)}: made under another config ({why})")
+    if wanted.verifies and (early := [step for step in range(start) if step not in workdir.left_out]):
+        lines.append(f"steps {ranges(early)}: the record of them, or a bundle before them, is not kept")
+    if unsampled := [step for step in trained if step not in workdir.sampled(start)]:
+        lines.append(f"steps {ranges(unsampled)}: never drawn, since the weights that sampled them are not kept")
+    if not wanted.verifies:
+        return [*lines, "the trained policy, later bundles, evaluations: --verify compares them", *found.unchecked]
+    lines += [f"evaluations after {ranges(unscored)} steps"] if unscored and not wanted.recorded else []
+    lines += [f"{' and '.join(after)}: what came after the stage '{workdir.stage}'"] if after else []
+    lines += ["the weights under the adapters: they are as they lie there"] if workdir.cfg.model.lora.rank else []
+    return [*lines, "times, counters and texts: of episodes, of the other logs, of the report", *found.unchecked]
+
+
 def _policy(workdir: Workdir, found: Found) -> dict[str, Any]:
-    """The newest weights that the run keeps, and with what of theirs the record was compared."""
-    origins = {"restored": "a bundle", "stored": "a bundle", "exported": f"{POLICY_FOLDER}/"}
-    of_it = [w.origin for w in found.weights if w.version == workdir.final and w.origin in origins]
-    return {
-        "version": workdir.final,
-        "ended": workdir.over,
-        "compared": list(dict.fromkeys(origins[origin] for origin in of_it)),
-    }
+    """The newest weights that the run keeps, and where they were compared with those made again."""
+    places = [one.place for one in found.bytes if one.version == workdir.final]
+    of_it = ["a bundle" if place.startswith("bundle") else place for place in places]
+    return {"version": workdir.final, "ended": workdir.over, "compared": list(dict.fromkeys(of_it))}
 
 
-def _told_of(policy: dict[str, Any], steps: int) -> str:
-    """The line of the page."""
-    what = f"version {policy['version']}" + ("" if policy["ended"] else ", the newest bundle of a run that goes on")
-    if policy["compared"]:
-        return f"{what}: compared in {' and '.join(policy['compared'])}"
-    why = (
-        f"the record has {steps} steps" if steps < policy["version"] else "no bundle and no exact export of it is there"
-    )
-    return f"{what}: NOT COMPARED, so that nothing is said of the trained policy ({why})"
-
-
-def page(content: dict[str, Any], differences: list[str]) -> str:
+def page(content: dict[str, Any], differences: Sequence[Difference]) -> str:
     """The same for people."""
     checked, digests = content["checked"], content["digests"]
-    versions = content["weights"]
+    versions, stored = content["weights"], content["bytes"]
     equal = sum(one["logged"] == one["again"] for one in versions)
     again = content["made_again_with"]
     lines = [
@@ -113,13 +135,18 @@ def page(content: dict[str, Any], differences: list[str]) -> str:
         f"sampled again {checked['episodes']} episodes of {checked['steps']} steps: {checked['tokens']} tokens, "
         f"{checked['logprobs']} log-probs; the largest difference of a log-prob is "
         f"{checked['largest_logprob_difference']:g}",
-        f"trained again {len(checked['versions_trained_again'])} versions of the weights, "
-        f"{len(checked['versions_restored'])} restored, {len(checked['versions_stored'])} in other bundles, "
-        f"{len(checked['versions_exported'])} exported: "
-        f"{equal} of {len(versions)} have the recorded digest",
+        f"trained again {len(checked['versions_trained_again'])} versions of the weights, from version "
+        f"{content['run']['from_version']} on: {equal} of {len(versions)} have the recorded digest",
+        f"stored        {sum(one['logged'] == one['again'] for one in stored)} of {len(stored)} parts of bundles and "
+        "exported files have the SHA-256 of those made again",
+        f"evaluated     again after {', '.join(map(str, checked['evaluations'])) or 'no'} steps",
     ]
-    if content["policy"]:
-        lines.append(f"policy        {_told_of(content['policy'], content['run']['steps_reached'])}")
+    if policy := content["policy"]:
+        which = f"version {policy['version']}" + (
+            "" if policy["ended"] else ", the newest bundle of a run that goes on"
+        )
+        where = " and ".join(policy["compared"])
+        lines.append(f"policy        {which}: {f'compared in {where}' if where else 'NOT COMPARED'}")
     for step in content["steps"]:
         left = "".join(f", {count} {why} not compared" for why, count in step["not_compared"].items())
         verdict = "equal" if step["equal"] else "DIFFERENT"
@@ -131,6 +158,8 @@ def page(content: dict[str, Any], differences: list[str]) -> str:
         lines.append(f"first difference: {differences[0]}")
         lines += [f"  {line}" for line in differences[1:SHOWN]]
         lines += [f"  and {len(differences) - SHOWN} more"] if len(differences) > SHOWN else []
+    lines += [f"INCOMPLETE    {line}" for line in content["why"]]
+    lines += ["NOT CHECKED", *(f"  - {line}" for line in content["not_checked"])]
     lines += [
         f"config        {digests['config']}",
         f"code          {digests['code']['package']}",

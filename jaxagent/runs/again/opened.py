@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import Config, ConfigError, to_dict
+from jaxagent.config import Config, ConfigError, parse, to_dict
+from jaxagent.config.run import STAGE_SECTIONS
 from jaxagent.learner import checkpoint
 from jaxagent.observe.files import CHECKPOINTS_FOLDER, RECORD_FOLDER, RUN_FILE
 from jaxagent.runs import provenance, record, resume
@@ -19,6 +20,23 @@ HOW_TO_RECORD = (
     "A run keeps what a replay needs with --config.checkpoint.replay=all (every RL step, from its first bundle on) or "
     "newest (the steps that kept bundles reach)."
 )
+
+
+# What of a config no number of an RL step depends on.
+_SIZES = ("slots", "steps_per_dispatch", "prefill_tokens", "pages", "request_timeout_s", "stop_states")
+_ELSEWHERE = ("stages", "data.num_eval", "data.eval_source", *map("engine.{}".format, _SIZES))
+_FREE = (*provenance.UNREAD, *STAGE_SECTIONS, *_ELSEWHERE)
+_OWN = ("rl", "opd")  # sections that a step is made again with as they were then
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Steps of the chain that one process made under one config."""
+
+    first: int
+    end: int  # one more than the last
+    cfg: Config
+    alone: bool  # its engine had no version before that of `first`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +55,24 @@ class Workdir:
     alone: frozenset[int] = frozenset()  # steps at which one process went on from a lagging bundle
     final: int = 0  # the version that an ended stage came to; of one that is not over, that of the newest bundle
     over: bool = False  # the stage has ended
+    configs: Mapping[str, Config | str] = dataclasses.field(default_factory=dict)  # by digest; a text says why not
+
+    @property
+    def end(self) -> int:
+        """The version that the last recorded step made."""
+        return max(self.headers) + 1
+
+    @property
+    def first(self) -> int:
+        """The step of the oldest bundle from which every step to the last can be trained again.
+
+        Raises:
+          ConfigError: there is none.
+        """
+        able = self._able(self.end - 1)
+        if starts := [step for step in self.bundles if step in able]:
+            return min(starts)
+        return self.bundle_for(self.end - 1)  # says why
 
     def bundle_for(self, step: int) -> int:
         """The step of the nearest bundle at or before `step` from which the record reaches it.
@@ -47,44 +83,54 @@ class Workdir:
         if step not in self.headers:
             steps = list(self.headers)
             raise ConfigError(f"--step={step}: the record of '{self.stage}' has the steps {steps[0]} to {steps[-1]}.")
-        own = provenance.config_digest(to_dict(self.cfg))
-        if self.headers[step]["config"] != own:
+        if starts := [at for at in self._able(step) if self._samples(at, step)]:
+            return max(starts)
+        able = [at for at in self.headers if any(self._samples(start, at) for start in self._able(at))]
+        can = f"Steps that can be made again: {ranges(able)}."
+        if step in (others := self.left_out):
             raise ConfigError(
                 f"--step={step} was made under another config than the workdir's config.json, with which the run went "
-                f"on later{self._changed(step)}. Steps that can be made again: {_ranges(self.replayable)}."
+                f"on later ({others[step]}). {can}"
             )
-        if (start := self._start(step, own)) is not None:
-            return start
         raise ConfigError(
             f"--step={step}: no bundle is left from which it could be trained again; there are those of the steps "
-            f"{sorted(self.bundles) or 'of other stages'}. Steps that can be made again: {_ranges(self.replayable)}."
+            f"{sorted(self.bundles) or 'of other stages'}. {can}"
         )
 
+    def sampled(self, start: int) -> list[int]:
+        """The steps from a bundle on whose episodes can be sampled again."""
+        return [step for step in self.headers if step >= start and self._samples(start, step)]
+
     @property
-    def replayable(self) -> list[int]:
-        """Every step that `bundle_for` finds a bundle for."""
-        own = provenance.config_digest(to_dict(self.cfg))
-        known = [step for step, header in self.headers.items() if header["config"] == own]
-        return [step for step in known if self._start(step, own) is not None]
+    def left_out(self) -> dict[int, str]:
+        """Recorded steps that this config cannot make again, and what of theirs was another."""
+        found = {step: self.configs[header["config"]] for step, header in self.headers.items()}
+        return {step: why for step, why in found.items() if isinstance(why, str)}
 
-    def _start(self, step: int, own: str) -> int | None:
-        """The bundle's step for a step that is recorded under the config of digest `own`; None where there is none."""
+    def segments(self, start: int, end: int) -> list[Segment]:
+        """The chain from a bundle to `end`, cut where another config, or a process without earlier versions, began."""
+        parts: list[Segment] = []
+        for step in range(start, end):
+            cfg, alone = self.configs[self.headers[step]["config"]], step in self.alone
+            if parts and not alone and parts[-1].cfg == cfg:
+                parts[-1] = dataclasses.replace(parts[-1], end=step + 1)
+            else:
+                parts.append(Segment(step, step + 1, cfg, alone))
+        return parts
+
+    def _able(self, step: int) -> list[int]:
+        """Steps at or before `step` whose bundle is there, with nothing left out between."""
+        able, out = [], self.left_out
         for at in range(step, -1, -1):
-            if at not in self.headers or self.headers[at]["config"] != own:
-                return None
-            near = step < at + self.cfg.rl.staleness  # it was sampled with an earlier version, where there was one
-            if at in self.bundles and (at not in self.lagging or at in self.alone or not near):
-                return at
-            if at in self.alone and near:
-                return None  # it was sampled with the version of `at`, which from an older bundle it is not
-        return None
+            if at not in self.headers or at in out:
+                break
+            able += [at] if at in self.bundles else []
+        return able
 
-    def _changed(self, step: int) -> str:
-        """What a bundle of that time says of its config, where one is left."""
-        for at in sorted((at for at in self.hosts if at <= step), reverse=True):
-            if changes := resume.changes(self.hosts[at]["config"], self.cfg):
-                return f" ({resume.told(changes)})"
-        return ""
+    def _samples(self, start: int, step: int) -> bool:
+        """Whether a chain from a bundle has the weights that `step` was sampled with."""
+        has = start not in self.lagging or start in self.alone or step >= start + self.cfg.rl.staleness
+        return has or any(start < at <= step for at in self.alone)
 
 
 def open_workdir(cfg: Config, stage: str) -> Workdir:
@@ -125,6 +171,7 @@ def open_workdir(cfg: Config, stage: str) -> Workdir:
         broken += differences
         told += lines
     without = {step: _without_past(directory, number, host) for step, (number, host) in own.items()}
+    kept = [*record.configs(folder), *(host["config"] for _, host in found)]
     return Workdir(
         cfg=cfg,
         stage=stage,
@@ -138,7 +185,34 @@ def open_workdir(cfg: Config, stage: str) -> Workdir:
         alone=frozenset(reach.begun_alone(starts, cfg, stage, without)),
         final=came.steps,
         over=came.over,
+        configs=_configs(cfg, {header["config"] for header in headers.values()}, kept),
     )
+
+
+def _configs(cfg: Config, digests: Collection[str], kept: Sequence[Mapping[str, Any]]) -> dict[str, Config | str]:
+    """By digest: the config that steps are made again with, or why they cannot be."""
+    then = {provenance.config_digest(one): one for one in kept}
+    own = provenance.config_digest(to_dict(cfg))
+    return {digest: cfg if digest == own else _of_then(cfg, then.get(digest)) for digest in digests}
+
+
+def _of_then(cfg: Config, then: Mapping[str, Any] | None) -> Config | str:
+    """The run's config with the stage's own settings of then; what else was another, where that decides numbers."""
+    if then is None:
+        return "nothing keeps what it was"
+    changes = [each for each in resume.changes(then, cfg) if not _within(each[0], _FREE) or _within(each[0], _OWN)]
+    if others := [each for each in changes if not _within(each[0], _OWN)]:
+        return resume.told(others)
+    now = to_dict(cfg)
+    sections = {name: now[name] | then[name] for name in _OWN if now.get(name) and then.get(name)}
+    try:
+        return parse(now | sections) if changes else cfg
+    except ConfigError as error:  # of another version of this code
+        return str(error)
+
+
+def _within(field: str, names: Collection[str]) -> bool:
+    return any(field == name or field.startswith(f"{name}.") for name in names)
 
 
 def _without_past(directory: Path, number: int, host: Mapping[str, Any]) -> bool:
@@ -181,14 +255,15 @@ def _told(
     for step, header in headers.items():
         for what in provenance.code_changes(header.get("own_code"), own):
             changed.setdefault(what, []).append(step)
-    told += [f"steps {_ranges(steps)} were made by another version of the {what}" for what, steps in changed.items()]
+    told += [f"steps {ranges(steps)} were made by another version of the {what}" for what, steps in changed.items()]
     if others := [step for step, header in headers.items() if header["code"] != code]:
         told.append(
-            f"steps {_ranges(others)} were made by another version of this code "
+            f"steps {ranges(others)} were made by another version of this code "
             f"({headers[others[-1]]['code'][:12]}; this is {code[:12]})"
         )
     if again := [step for step, header in headers.items() if not header["previous"] and step > min(headers)]:
-        told.append(f"steps were left out: the record begins again at {_ranges(again)}, and its seals with it")
+        told.append(f"steps were left out: the record begins again at {ranges(again)}, and its seals with it")
+    told += [f"the run went on with other bits: {line}" for line in provenance.accepted(starts)]
     if starts:
         now = provenance.packages()
         for name, then in starts[-1].get("packages", {}).items():
@@ -205,7 +280,7 @@ def _told(
     return told
 
 
-def _ranges(steps: list[int]) -> str:
+def ranges(steps: Collection[int]) -> str:
     """ "0-3, 7"; "none"."""
     parts: list[list[int]] = []
     for step in sorted(steps):

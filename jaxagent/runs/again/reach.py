@@ -96,17 +96,12 @@ def begins_late(
     first = min(headers)
     if not first:
         return [], []
-    if cfg.checkpoint.replay == "all" and _all_along(hosts, numbers):
+    # Every bundle says "all", and that the stage began so: its first bundle is pinned then.
+    pinned = (numbers[step] - step in host.get("pinned", ()) for step, host in hosts.items())
+    if cfg.checkpoint.replay == "all" and hosts and all(pinned) and {*map(_replay, hosts.values())} == {"all"}:
         before = headers[first]["previous"][:16] or "there"
         return [Difference(f"step {first - 1}", "the record's file", before, "not there")], []
     return [], [f"the record begins with step {first}: the steps before it were forgotten, or not recorded"]
-
-
-def _all_along(hosts: Hosts, numbers: Mapping[int, int]) -> bool:
-    """Whether every bundle says "all", and that the stage began so: its first bundle is pinned then."""
-    return bool(hosts) and all(
-        _replay(host) == "all" and numbers[step] - step in host.get("pinned", ()) for step, host in hosts.items()
-    )
 
 
 def _replay(host: Mapping[str, Any]) -> str:

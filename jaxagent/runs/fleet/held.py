@@ -90,7 +90,7 @@ class HeldVersions:
             if self._base is not None:
                 value, found = self._versions.read(ask, self._base.like, self._base.digest)
                 return self._base.merged(value, found, ask)
-            _, found = self._versions.read(ask, trees.paths(params.param_specs(self._spec)))
+            _, found = self._versions.read(ask, trees.of_floats(params.param_specs(self._spec)))
             return place(found, self._spec, self._mesh)
 
     def expect(self, version: int) -> None:

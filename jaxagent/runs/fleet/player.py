@@ -29,7 +29,6 @@ from jaxagent.fleet.weight_server import WeightServer
 from jaxagent.fleet.whereabouts import Watch
 from jaxagent.fleet.wire import Job
 from jaxagent.fleet.worker import EngineWorker
-from jaxagent.models.params import Params
 from jaxagent.rollout.workers import LATE, STOP_TIMEOUT_S, Rollout, guarded, no_episode
 from jaxagent.runs import attempts, garbage
 from jaxagent.runs.checks import OPD
@@ -50,24 +49,6 @@ class EngineLink(Link, held.Link, Protocol):
     """The coordinator, for an engine process: `fleet.client.Client`."""
 
 
-class VersionSource(Protocol):
-    """Where an engine has its weights from: `held.HeldVersions`."""
-
-    def params(self, version: int) -> Params:
-        """A version, on the devices. Raises WeightsError, OSError."""
-        ...
-
-    def expect(self, version: int) -> None:
-        """A version will probably be asked for. Returns at once."""
-
-    def forget(self, below: int) -> None:
-        """Older versions are not asked for any more."""
-
-    def numbers(self) -> dict[str, Any]:
-        """For every beat; "weights_got_bytes" is one."""
-        ...
-
-
 class EnginePlayer:
     """Plays a run's attempts; what `fleet.worker.EngineWorker` calls.
 
@@ -84,7 +65,7 @@ class EnginePlayer:
         self,
         parts: Parts,
         driver: Driver,
-        versions: VersionSource,
+        versions: HeldVersions,
         trainers_probe: Callable[[], bytes | None],
         facts: Mapping[str, Any],
         served: Callable[[], Mapping[str, float]] = dict,

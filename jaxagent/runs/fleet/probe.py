@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from jaxagent.config import ConfigError
 from jaxagent.config.errors import WaitedInVainError
 from jaxagent.engine.driver import Driver
 from jaxagent.io import files
+from jaxagent.learner import peers
+from jaxagent.models.params import Params
 from jaxagent.runs.parts import Parts
 from jaxagent.types import Generation
 
@@ -92,6 +94,21 @@ def record(folder: pathlib.Path, parts: Parts, driver: Driver, facts: Mapping[st
     if not path.exists():
         row = {**dataclasses.asdict(probe(parts, driver)), "facts": dict(facts)}
         files.replace(path, json.dumps(row))
+
+
+def renew(folder: pathlib.Path, driver: Driver, again: Callable[[], None], first: Params | None) -> str:
+    """Has the trainer sample the probe anew (`again` records it), whose numbers round otherwise from now on.
+
+    Returns what to tell of that. The driver has version 0 (`first`) inside afterwards; None: it is not to be had.
+    """
+    if peers.is_first():
+        (folder / FILE).unlink(missing_ok=True)
+    if first is None:
+        return "engines cannot be compared by what they sample any more: their facts alone are"
+    driver.update_params(first, 0)
+    if peers.is_first():
+        again()
+    return "engines are compared with what this machine samples"
 
 
 def compare(content: bytes, ours: Probed, facts: Mapping[str, Any]) -> str:

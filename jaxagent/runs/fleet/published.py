@@ -56,7 +56,9 @@ class Published:
             sources = self.link.weights(version)
             if sources is None:
                 return None
-            _, found = places.read(self.folder, sources, trees.paths(specs), None if adapted else "")
+            _, found = places.read(
+                self.folder, sources, *((trees.paths(specs), None) if adapted else (trees.of_floats(specs), ""))
+            )
         except MissingError:
             if not self._deleted:
                 self.note(

@@ -11,18 +11,22 @@ Under LoRA a version is adapters alone. The frozen weights that they change are 
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import math
 import pathlib
 import shutil
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
+import jax
 import numpy as np
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.engine.driver import Driver
-from jaxagent.fleet import manifest, weights
+from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.leaves import Path
 from jaxagent.fleet.vitals import Vitals
@@ -30,9 +34,11 @@ from jaxagent.fleet.wire import TaskRef
 from jaxagent.learner import peers
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
+from jaxagent.rollout.workers import STOP_TIMEOUT_S
 from jaxagent.runs.fleet import trees
 from jaxagent.runs.fleet.adapters import digest_of_merged
 
+LOOK_S = 0.5  # between two looks at what another thread does
 Tasks = Mapping[int, Sequence[Sequence[TaskRef]]]  # of steps: those of each round
 
 
@@ -61,20 +67,34 @@ class Content:
     merged: str = ""  # digest of what they make of them: adapters.digest_of_merged
 
 
-def content(state: TrainState, base: str = "") -> Content:
+def dtype_of(cfg: Config, folder: pathlib.Path) -> str:
+    """In which full weights are published: the one that engines compute in. Cast here, they have the same bits there.
+
+    A run whose first version is in the trainer's own goes on with that: its steps may be repeated.
+    """
+    model = cfg.model
+    dtype = "bfloat16" if "bfloat16" in (model.compute_dtype, model.param_dtype) else "float32"
+    with contextlib.suppress(manifest.WeightsError), weight_reader.Held(weights.path_of(folder, weights.FIRST)) as held:
+        return dtype if any(leaf.dtype == dtype for leaf in held.manifest.leaves) else model.param_dtype
+    return dtype
+
+
+def content(state: TrainState, dtype: str, base: str = "") -> Content:
     """What the trainer publishes of its state. Where other processes hold parts of it, each has to call this.
 
     Args:
       state: the trainer's.
+      dtype: of full weights.
       base: under LoRA, the digest of its frozen weights.
     """
     if not base:
-        return Content(trees.to_host(state.policy))
+        return Content(trees.to_host(jax.tree.map(lambda leaf: leaf.astype(dtype), state.policy)))
     return Content(trees.to_host(state.params), base, digest_of_merged(state.policy, state.params))
 
 
 class Versions:
-    """A sink (runs/seams.py) that publishes.
+    """A sink (runs/seams.py) that publishes: in the step itself what may be a repetition, and beside the next one what
+    is new, since nobody can have that already.
 
     Args:
       cfg: the run's.
@@ -110,11 +130,18 @@ class Versions:
         self._signs, self._note, self._probe, self._trained = signs, note, probe, trained
         self._bundled = bundled
         self._base = ""  # digest of the frozen weights, once they are on disk
+        self._dtype = dtype_of(cfg, folder)
+        self._exact = cfg.numerics == "exact" and cfg.resume.numerics != "accept"
+        self._newest = -1  # that this process has published
+        self._repeats = True  # the newest one was there already, for all that is known
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "publishes")
+        self._under_way: concurrent.futures.Future[None] | None = None
+        self._waits = True  # for chunks to come to the disk, which are its signs of life then
 
     def publish(self, version: int, state: TrainState) -> None:
         """See `Sink`. Versions that nobody asks for any more are deleted.
 
-        Raises:
+        Raises, also of the version before:
           ConfigError: the version was published before, and a repetition of its steps has come out differently; or the
             coordinator does not know the steps before it.
           OSError: the disk is full, or failed.
@@ -122,10 +149,34 @@ class Versions:
         self._driver.update_params(state.policy, version)
         if self._cfg.model.lora.rank and not self._base:
             self._base = self._publish_base(trees.to_host(state.frozen.base))
-        found = content(state, self._base)
+        self.finish()
+        found = content(state, self._dtype, self._base)
         if peers.is_first():
-            self._tell(version, found)
-        self._signs.phase(f"goes on after version {version}", self._fleet.start_s, done=version)
+            staleness = self._cfg.rl.staleness
+            before = {earlier for step in self._bundled() for earlier in range(step - staleness, step)}
+            if self._repeats:
+                self._tell(version, found, before, self._tasks)
+            else:  # the tasks as they are known now
+                tasks, self._waits = {version: self._tasks(version)}, False
+                self._under_way = self._pool.submit(self._tell, version, found, before, tasks.__getitem__)
+        # Once: what the first step compiles, and what the end of the stage writes.
+        once = self._newest < 0 or version == self._cfg.rl.steps
+        self._newest = version
+        self._signs.phase(_after(version), self._fleet.start_s if once else self._fleet.hang_s, done=version)
+
+    def check(self) -> None:
+        """Raises what a publication that is over has failed of."""
+        if self._under_way is not None and self._under_way.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits until the newest version is on disk and told. Raises as `publish`."""
+        if self._under_way is None:
+            return
+        publication, self._under_way, self._waits = self._under_way, None, True
+        if not publication.done():
+            self._signs.phase(f"publishes version {self._newest}", self._fleet.hang_s)
+        publication.result()
 
     def _publish_base(self, tree: dict[Path, np.ndarray]) -> str:
         """Writes the weights that adapters change; their digest."""
@@ -141,13 +192,14 @@ class Versions:
                 ) from None
         return digest
 
-    def _tell(self, version: int, found: Content) -> None:
+    def _tell(self, version: int, found: Content, before: set[int], tasks: Callable[[int], Tasks]) -> None:
         """Process 0 of the trainer speaks for all."""
         if version == 0:
             self._probe()
         digest = self._written(version, found)
         if digest is not None:
-            answer = self._link.publish(version, digest, self._lineage, self._tasks(version))
+            answer = self._link.publish(version, digest, self._lineage, tasks(version))
+            self._repeats = answer.outcome is not Outcome.STORED
             if answer.outcome is Outcome.CONFLICT:
                 self._differs(version, answer.reason)
             elif answer.outcome is Outcome.REFUSED:
@@ -156,9 +208,7 @@ class Versions:
                     f"({answer.reason}) They were done without config.fleet, or the ledger was removed: go on without "
                     "config.fleet, or use another workdir."
                 )
-        staleness = self._cfg.rl.staleness
-        before = {earlier for step in self._bundled() for earlier in range(step - staleness, step)}
-        weights.delete(self._folder, version - staleness - 1, {weights.FIRST, *before})
+        weights.delete(self._folder, version - self._cfg.rl.staleness - 1, {weights.FIRST, *before})
 
     def past(self) -> Mapping[int, Params]:
         """None for bundles: versions are on disk until nobody asks for them any more."""
@@ -174,12 +224,33 @@ class Versions:
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[None]:
-        """For evaluation: the driver of this process plays nothing else."""
-        yield
+        """For evaluation: the driver of this process plays nothing else. What goes on there is its sign of life."""
+        over = threading.Event()
+
+        def look() -> None:
+            before: Mapping[str, float] = {}
+            while not over.wait(LOOK_S):
+                stats = {name: count for name, count in self._driver.stats().items() if name != "free_slot_s"}
+                if stats != before:
+                    self._signs.tick()
+                before = stats
+
+        budget_s = max(self._fleet.hang_s, self._cfg.env.episode_timeout_s + 2 * STOP_TIMEOUT_S)
+        if not peers.is_first():  # it waits for what process 0 plays, for as long as that may take
+            budget_s = math.inf
+        self._signs.phase(f"evaluates version {self._newest}", budget_s)
+        watching = threading.Thread(target=look, name="evaluates", daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watching.join()
+        self._signs.phase(_after(self._newest), self._fleet.hang_s)
 
     def _written(self, version: int, found: Content) -> str | None:
         """Writes a version; its digest, or None: another one is published, and stays."""
-        of = found.tree, self._lineage, version, found.base, found.merged
+        of = found.tree, self._lineage, version, found.base, found.merged, self._tick
         try:
             return weights.publish(self._folder, *of).digest
         except weights.OtherRunError as other:
@@ -188,16 +259,20 @@ class Versions:
                 "was removed or replaced: put it back from a copy, go on without config.fleet, or use another workdir."
             ) from None
         except weights.ConflictError as conflict:
-            if self._cfg.numerics == "exact" or self._link.weights(version) is not None:
+            if self._exact or self._link.weights(version) is not None:
                 self._differs(version, str(conflict))
                 return None
         # A trainer that died before it told anyone wrote the other one.
         shutil.rmtree(weights.path_of(self._folder, version))
         return weights.publish(self._folder, *of).digest
 
+    def _tick(self) -> None:
+        if self._waits:
+            self._signs.tick()
+
     def _differs(self, version: int, reason: str) -> None:
         """A repetition has come out differently: a defect with exact numerics, and to be expected with fast ones."""
-        if self._cfg.numerics == "exact":
+        if self._exact:
             raise ConfigError(
                 f"Version {version} was published before, and training it again from the same episodes gave other "
                 f"weights, where numerics='exact' promises equal ones: {reason} Code, libraries or processor are not "
@@ -205,9 +280,13 @@ class Versions:
                 "workdir."
             )
         self._note(
-            f"version {version} came out differently when its steps were repeated (numerics='fast'): what engines have "
+            f"version {version} came out differently when its steps were repeated: what engines have "
             "stays as it is, and what they play with it keeps its own log-probs."
         )
+
+
+def _after(version: int) -> str:
+    return f"goes on after version {version}"
 
 
 class Kept:
@@ -218,6 +297,5 @@ class Kept:
 
     def commit(self, step: int) -> None:
         """See `Ledger`."""
-        if step > self._step and peers.is_first():
-            self._link.keep(step)
-            self._step = step
+        if step > self._step and peers.is_first() and self._link.keep(step).outcome is not Outcome.REFUSED:
+            self._step = step  # refused: that version is still on its way

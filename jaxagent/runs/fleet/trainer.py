@@ -59,6 +59,7 @@ class Trainer:
         self._folder = pathlib.Path(cfg.workdir) / settings.FOLDER
         self._facts: dict[str, Any] = {}
         self._joined_as = self._stage = ""
+        self._published: sink.Versions | None = None
         self._over = threading.Event()
         self._opened = contextlib.ExitStack()
 
@@ -66,6 +67,8 @@ class Trainer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
+        if kind is None and self._published is not None:
+            self._published.finish()
         self._over.set()
         self._opened.close()
         if kind is None and peers.is_first():
@@ -96,6 +99,12 @@ class Trainer:
         self._opened.enter_context(self._beating(joined.lease_s / BEATS_PER_LEASE))
         note = saved.progress.note
         told: dict[int, Rounds] = {}
+
+        def look(step: int) -> None:
+            assert self._published is not None
+            self._published.check()
+            saved.end_between_steps(RL, step)
+
         batches = source.Batches(
             self._cfg.rl,
             self._fleet,
@@ -103,11 +112,15 @@ class Trainer:
             self._folder / LEDGER,
             self._signs,
             note,
-            functools.partial(saved.end_between_steps, RL),
+            look,
             lambda step, tick: lacking(self._link, versions, plan.version(step), tick),
             lambda group: told[group.step][group.round][group.number].id if group.step in told else None,
         )
-        published = sink.Versions(
+        held = Published(parts, self._link, versions, note).trained
+        record = functools.partial(probe.record, versions, parts, driver, self._facts)
+        if saved.other_rounding:
+            note(probe.renew(versions, driver, record, None if self._cfg.model.lora.rank else held(0)))
+        self._published = sink.Versions(
             self._cfg,
             driver,
             self._link,
@@ -116,11 +129,11 @@ class Trainer:
             tasks_of(experience, plan, told),
             self._signs,
             note,
-            functools.partial(probe.record, versions, parts, driver, self._facts),
-            Published(parts, self._link, versions, note).trained,
+            record,
+            held,
             saved.bundled,
         )
-        return Seams(batches, published, sink.Kept(self._link), plan.bound)
+        return Seams(batches, self._published, sink.Kept(self._link), plan.bound)
 
     def alive(self, stage: str) -> None:
         """What `loop.run` tells whenever it gets somewhere. Before the first stage, engines have nothing to open."""

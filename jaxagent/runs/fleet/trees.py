@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,18 @@ from jaxagent.fleet.leaves import Leaves, Path
 from jaxagent.models import global_arrays, params, sharding
 from jaxagent.models.params import ArraySpec
 
+FLOATS = ("bfloat16", "float32")
+
 
 def paths(tree: Any) -> dict[Path, Any]:
     """The leaves of any tree by their places: ("layers", "wq")."""
     found, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {tuple(map(_key, path)): leaf for path, leaf in found}
+
+
+def of_floats(specs: Any) -> dict[Path, ArraySpec]:
+    """What a version of full weights consists of, in whichever dtype it was published."""
+    return {path: dataclasses.replace(array, dtype=FLOATS) for path, array in paths(specs).items()}
 
 
 def to_host(tree: Any) -> dict[Path, np.ndarray]:

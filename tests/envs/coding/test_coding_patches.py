@@ -159,46 +159,6 @@ def test_likeness_by_hand():
     assert rewards.of_patches(head + new.text, head + old.text) == 2 * same / (2 * same + 3)
 
 
-A = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n    return a - b"
-A_NEW = A.replace("add(a, b)", "add(a: int, b: int) -> int").replace(
-    "subtract(a, b)", "subtract(a: float, b: float) -> float"
-)
-B = "def sort_list(lst):\n    return sorted(lst)"
-B_NEW = B.replace("(lst):", "(lst: list[int]) -> list[int]:", 1)
-
-
-def answer(*blocks, thought="dummy"):
-    text = "\n\n".join(
-        f"```python\n### {path}\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```"
-        for path, old, new in blocks
-    )
-    return f"<think>\n{thought}\n</think>\n<solution>\n{text}\n</solution>\n"
-
-
-def test_likeness_of_search_and_replace():
-    """The cases of SWE-RL's own tests, and its wrong formats."""
-
-    def reward(text):
-        return rewards.of_search_replace({"a.py": A, "b.py": B}, {"a.py": A_NEW, "b.py": B_NEW}, text)
-
-    first = ("a.py", "def add(a, b):", "def add(a: int, b: int) -> int:")
-    second = ("a.py", "def subtract(a, b):", "def subtract(a: float, b: float) -> float:")
-    third = ("b.py", B.splitlines()[0], B_NEW.splitlines()[0])
-    assert reward(answer(first, second, third)) == 1.0
-    assert reward(answer(("c.py", "", "# dummy"))) == 0.0
-    assert reward(answer(("c.py", "", "# dummy"), ("c.py", "# dummy", 'print("hello")'), third)) == 1 / 3
-    for wrong in (
-        "<think>\ndummy\n</think>\n<solution>\n",
-        answer(first).replace(">>>>>>> REPLACE\n", ""),
-        answer(first, thought=""),
-        answer(),
-        answer(("a.py", "return a + b", "return a - b")),  # not where a line begins
-        answer(("a.py", "def add(a, b):", "def add(a, b):")),
-        answer(first) + "<think>",
-    ):
-        assert reward(wrong) == -1.0, wrong
-
-
 LOG = """
 PASSED tests/forged.py::test_before
 =========================== short test summary info ============================

@@ -1,0 +1,132 @@
+"""What a run stored beside its record, compared with what the chain makes as it passes: bundles, export, results.
+
+Bundles and exported files by SHA-256 of their bytes, since somebody may have chosen them; results as the numbers that
+they are. Evaluations are greedy, or seeded as all sampling is, so those that are made again have the same scores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxagent.algorithms.entropy import EntropyControl
+from jaxagent.config import ConfigError
+from jaxagent.learner import checkpoint, digests, weight_digest
+from jaxagent.learner.checkpoint import OneBundle
+from jaxagent.learner.state import TrainState
+from jaxagent.models import peft
+from jaxagent.observe import jsonl
+from jaxagent.observe.files import CHECKPOINTS_FOLDER, METRICS_FILE, OUTDATED_FILE, POLICY_FOLDER, SUMMARY_FILE
+from jaxagent.runs.again.compare import Difference
+from jaxagent.runs.again.opened import Workdir
+from jaxagent.runs.again.rerun import Begin, Found, Kept, Wanted
+from jaxagent.runs.parts import Parts
+
+# Of a line of metrics.jsonl: functions of the recorded episodes and the weights, and of no clock.
+GAP = "logprob_gap/max"  # of all recorded log-probs from the weights that are made again, drawn or not
+RESULTS = ("reward/", "stop/", "eval/", "episode/count", "episode/turns", "episode/tokens", GAP)
+
+
+class Stored:
+    """Is told what a chain makes, and compares it."""
+
+    def __init__(self, workdir: Workdir, parts: Parts, wanted: Wanted, found: Found):
+        """Reads metrics.jsonl. Evaluations are made again after wanted steps, and the stage's first and last."""
+        self._workdir, self._parts, self._found = workdir, parts, found
+        lines = jsonl.read(Path(workdir.cfg.workdir) / METRICS_FILE)
+        self._lines = {line["step"]: line for line in lines if line["stage"] == workdir.stage}
+        scored = [step for step, line in self._lines.items() if "eval/n" in line and wanted.start <= step]
+        self._last = max(scored, default=-1)
+        again = {step for step in scored if step - 1 in wanted.steps or step in (0, self._last)}
+        self.evaluations = again if wanted.verifies and not wanted.recorded else set()
+        found.unscored += sorted(step for step, line in self._lines.items() if "eval/n" in line and step not in again)
+
+    def metrics(self, version: int, metrics: Mapping[str, Any]) -> None:
+        """Compares the results in a line of metrics.jsonl."""
+        logged, now = self._lines.get(version, {}), jsonl.plain(metrics)
+        unknown = "" if now.get(GAP) is not None else GAP  # of a version that is not kept
+        names = [name for name in now if name.startswith(RESULTS) and name in logged and name != unknown]
+        if "eval/n" in now:
+            self._found.evaluated.append(version)
+            if version != self._last and logged["eval/n"] != now["eval/n"]:
+                self._found.unchecked.append(f"the evaluation after {version} steps: it was of other held-out tasks")
+                names = [name for name in names if not name.startswith("eval/")]
+        for name in names:
+            if logged[name] != now[name]:
+                place = f"{METRICS_FILE}, {self._workdir.stage}, {version} steps"
+                self._found.results.append(Kept(place, name, str(logged[name]), str(now[name]), version))
+
+    def passes(self, version: int, made: Callable[[], Begin]) -> None:
+        """Compares the bundle of a version, and what the run has exported of its last one."""
+        number, last = self._workdir.bundles.get(version), version == self._workdir.end
+        directory = Path(self._workdir.cfg.workdir) / CHECKPOINTS_FOLDER
+        there = number is not None and (directory / str(number)).is_dir()  # the run may have deleted it meanwhile
+        if not there and not last:
+            return
+        now = made()
+        assert now.state is not None
+        if number is not None and there:
+            self._bundle(directory, number, version, now, now.state)
+        if last and self._workdir.over and version == self._workdir.final:
+            self._summary(now.host["results"])
+            if self._workdir.stage == self._workdir.cfg.stages[-1]:
+                self._exported(version, now.state)
+
+    def _bundle(self, directory: Path, number: int, version: int, now: Begin, state: TrainState) -> None:
+        place = f"bundle {number} (step {version})"
+        try:
+            if not checkpoint.check(directory, number):
+                self._found.unchecked.append(f"{place}: it has no digests of its files, but what it holds is compared")
+            for name in [field.name for field in dataclasses.fields(state) if field.name != "frozen"]:
+                if (ours := getattr(state, name)) is not None:
+                    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), ours)
+                    self._compare(version, place, name, checkpoint.read_field(directory, number, name, like), ours)
+            with OneBundle(directory, number) as bundle:
+                past = bundle.past(state.params)
+            for of in past.keys() & now.past.keys():
+                self._compare(version, place, f"version {of} before it", past[of], now.past[of])
+            self._found.unchecked += [f"{place}: version {of} before it" for of in past.keys() - now.past.keys()]
+        except ConfigError as error:
+            self._found.record.append(Difference(place, "files", "as their digests say", str(error)))
+            return
+        host, rl = self._workdir.hosts[version], self._parts.cfg.rl
+        one, other = (EntropyControl.start(rl, each["results"]) for each in (host, now.host))
+        for name, stored, again in (("tasks", host["tasks"], now.host["tasks"]), ("entropy control", one, other)):
+            if stored != again:
+                self._found.record.append(Difference(place, name, str(stored)[:80], str(again)[:80]))
+
+    def _compare(self, version: int, place: str, what: str, stored: Any, again: Any) -> None:
+        one, other = weight_digest.sha256(stored), weight_digest.sha256(again)
+        self._found.bytes.append(Kept(place, what, one, other, version))
+
+    def _exported(self, version: int, state: TrainState) -> None:
+        """Exports once more, and compares the files."""
+        workdir, parts = Path(self._workdir.cfg.workdir), self._parts
+        exports = {POLICY_FOLDER: lambda folder: parts.export(state.policy, folder)}
+        if parts.cfg.model.lora.rank:
+            exports["adapter"] = lambda folder: parts.export_adapter(state.params, folder)
+        for name in [name for name in exports if (workdir / name).is_dir()]:
+            with tempfile.TemporaryDirectory(dir=workdir, prefix=".replay-") as again:
+                exports[name](Path(again))
+                stored, new = digests.of(workdir / name), digests.of(Path(again))
+            new.pop(peft.CONFIG_FILE, "")  # says where the base lies
+            place, none = f"{name}/", "not there"
+            self._found.bytes += [Kept(place, file, stored.get(file, none), new[file], version) for file in new]
+            more = stored.keys() - new.keys() - {OUTDATED_FILE}
+            self._found.unchecked += [f"{name}/{file}: it is not made again" for file in sorted(more)]
+
+    def _summary(self, results: Mapping[str, Any]) -> None:
+        """Compares the scores in summary.json that were made again."""
+        path, stage = Path(self._workdir.cfg.workdir) / SUMMARY_FILE, self._workdir.stage
+        made = {"before": 0, "after": self._last}
+        ends = tuple(f"_{when}_{stage}" for when, at in made.items() if at in self.evaluations)
+        said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        for name in [name for name in said if name.startswith("eval/") and name.endswith(ends)]:
+            if said[name] != (again := jsonl.plain(results.get(name))):
+                self._found.results.append(Kept(SUMMARY_FILE, name, str(said[name]), str(again), self._workdir.end))
