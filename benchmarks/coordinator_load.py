@@ -6,6 +6,9 @@ The coordinator is a process of its own; the engines are threads of others. Toge
 50 KiB (as sent) a second. A trainer trains every step at once and saves every second one. `take_p99_ms`: of calls that
 got episodes. `loop_lag_ms`: the most that the coordinator's event loop was late. `rss_growth_mib`: of its process, from
 the end of the first fifth of the time to the end. `--quick` is a tenth of all that. The last line is JSON.
+
+`--idle` has the engines wait, with nothing to play, and measures what of a processor the coordinator takes for that
+(`idle_cores`), and within what time all that there is to play next has been taken (`wake_ms`).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import tempfile
 import threading
 import time
 import zlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxagent.fleet import server
@@ -117,38 +121,102 @@ def train(client: Client, plan: Plan, over: threading.Event) -> None:
                 return
 
 
+def wait(url: str, seeds: range, end: float) -> list[float]:
+    """A process of engines that wait: when each got something."""
+
+    def one(seed: int) -> float:
+        client = Client(url, TOKEN, 60.0)
+        name = client.join("engine", {"host": f"idle-{seed}"}).name
+        while time.time() < end:
+            if client.take(name, 4, [], wait_s=10.0):
+                return time.time()
+        return end
+
+    with concurrent.futures.ThreadPoolExecutor(len(seeds)) as threads:
+        return list(threads.map(one, seeds))
+
+
+def idle(folder: pathlib.Path, engines: int, seconds: float) -> dict[str, float]:
+    """Engines that wait, and then all get something."""
+    plan = Plan(steps=2, groups_per_step=engines, attempts=1, staleness=0, lease_s=60)
+    with contextlib.ExitStack() as stack:
+        process, url = stack.enter_context(coordinator(folder, plan))
+        client = Client(url, TOKEN, 60.0)
+        client.join("trainer", {})
+        end = time.time() + 600.0
+        waiting = waiters(stack, wait, engines, url, end)
+        while len(client.status()["members"]["engine"]) < engines:
+            time.sleep(1.0)
+        time.sleep(5.0)
+        before = cpu_s(process.pid)
+        time.sleep(seconds)
+        took = cpu_s(process.pid) - before
+        before = cpu_s(process.pid)
+        client.publish(0, "w0", "load", {0: [[TaskRef(k, f"t{k}") for k in range(engines)]]})
+        begun = time.time()
+        woken = [at for one in waiting for at in one.result(600)]
+        woke = cpu_s(process.pid) - before
+        lag = client.status()["loop_lag_s"]["last_minute_most"]
+    return {
+        "engines": engines,
+        "idle_cores": round(took / seconds, 4),
+        "wake_ms": round(1e3 * (max(woken) - begun), 1),
+        "wake_cpu_ms": round(1e3 * woke, 1),
+        "loop_lag_ms": round(1e3 * lag, 1),
+    }
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def rss_mib(pid: int) -> float:
     """Of a process."""
     pages = int(pathlib.Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def measure(folder: pathlib.Path, engines: int, rate: float, seconds: float) -> dict[str, float]:
-    """Everything."""
-    groups = max(4, int(rate / 4))  # a step is about four seconds
-    plan = Plan(steps=100_000, groups_per_step=groups, attempts=4, staleness=2, rule="in_flight", lease_s=10)
+@contextlib.contextmanager
+def coordinator(folder: pathlib.Path, plan: Plan) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Its process, and its address."""
     arguments = [str(folder), json.dumps(dataclasses.asdict(plan) | {"domains": [["", 1]]}), TOKEN]
     process = subprocess.Popen([sys.executable, "-c", SERVE, *arguments])
-    with contextlib.ExitStack() as stack:
-        stack.callback(process.wait, 30)
-        stack.callback(process.terminate)
+    try:
         address = folder / server.ADDRESS
         while not address.exists():
             if process.poll() is not None:
                 raise SystemExit("the coordinator did not start")
             time.sleep(0.02)
-        url = json.loads(address.read_text(encoding="utf-8"))["url"]
+        yield process, json.loads(address.read_text(encoding="utf-8"))["url"]
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def waiters(stack: contextlib.ExitStack, work: Callable[..., Any], engines: int, url: str, *more: float) -> list[Any]:
+    """Has processes do the work of engines; futures."""
+    share = -(-engines // PROCESSES)
+    parts = [range(at, min(engines, at + share)) for at in range(0, engines, share)]
+    context = multiprocessing.get_context("spawn")
+    workers = stack.enter_context(concurrent.futures.ProcessPoolExecutor(len(parts), context))
+    return [workers.submit(work, url, part, *more) for part in parts]
+
+
+def measure(folder: pathlib.Path, engines: int, rate: float, seconds: float) -> dict[str, float]:
+    """Everything."""
+    groups = max(4, int(rate / 4))  # a step is about four seconds
+    plan = Plan(steps=100_000, groups_per_step=groups, attempts=4, staleness=2, rule="in_flight", lease_s=10)
+    with contextlib.ExitStack() as stack:
+        process, url = stack.enter_context(coordinator(folder, plan))
         client, over = Client(url, TOKEN, 60.0), threading.Event()
+        client.join("trainer", {})
         trainer = threading.Thread(target=train, args=(client, plan, over), daemon=True)
         trainer.start()
         begun = time.time()
         end = begun + seconds
-        share = -(-engines // PROCESSES)
-        parts = [range(at, min(engines, at + share)) for at in range(0, engines, share)]
-        workers = stack.enter_context(
-            concurrent.futures.ProcessPoolExecutor(len(parts), multiprocessing.get_context("spawn"))
-        )
-        waiting = [workers.submit(load, url, part, rate / engines, end) for part in parts]
+        waiting = waiters(stack, load, engines, url, rate / engines, end)
         time.sleep(seconds / 5)
         before, lags = rss_mib(process.pid), list[float]()
         while time.time() < end - 1:
@@ -182,12 +250,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200.0, help="episodes a second, of all engines together")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--folder", help="on the disk that is to be measured; default: a temporary one")
+    parser.add_argument("--idle", action="store_true", help="the engines wait: what the coordinator takes for that")
     parser.add_argument("--quick", action="store_true", help="a tenth of the engines, of the rate and of the time")
     options = parser.parse_args()
     part = 10 if options.quick else 1
     engines, rate, seconds = max(1, options.engines // part), options.rate / part, options.seconds / part
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        print(json.dumps(measure(pathlib.Path(folder), engines, rate, seconds)))
+        found = idle(pathlib.Path(folder), engines, seconds) if options.idle else None
+        print(json.dumps(found or measure(pathlib.Path(folder), engines, rate, seconds)))
 
 
 if __name__ == "__main__":

@@ -145,16 +145,21 @@ def quiet_libraries() -> None:
 def bound(host: str, port: int) -> socket.socket:
     """A socket that has its address but does not listen yet: before the slow part of a server's start.
 
-    A client is refused until the server listens, and does not wait for an answer that takes minutes.
+    A client is refused until the server listens, and does not wait for an answer that takes minutes. Host "" means all
+    addresses of this machine, those of IPv6 too where it has some.
 
     Raises:
       ConfigError: the port is taken, or the address is not this machine's.
     """
+    both = not host and socket.has_dualstack_ipv6()
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        where = host or ("::" if both else "0.0.0.0")
+        family, kind, protocol, _, address = socket.getaddrinfo(where, port, type=socket.SOCK_STREAM)[0]
         out = socket.socket(family, kind, protocol)
         try:
             out.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if both:
+                out.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             out.bind(address)
         except OSError:
             out.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Iterable
 
 from jaxagent.fleet.events import Closed, Damaged, Event, Formed, Kept, Published, Stored
@@ -161,6 +162,14 @@ class Coordinator:
         groups = self.record.groups
         return [Work(e, lease, self.plan.version(step), groups[e.group].domain) for lease, e in given]
 
+    def opening(self, now: float, names: Iterable[str]) -> bool:
+        """Whether one of these workers, who have asked and wait, would get something now. They count as asking now."""
+        asking = [worker for name in names if (worker := self._leases.workers.get(name))]
+        for worker in asking:
+            worker.asked = now
+        of_step = {worker.step: worker for worker in asking}  # those of one step would get the same
+        return any(self._choose(worker) is not None for worker in of_step.values())
+
     def soon(self, name: str) -> int:
         """With `pinned`: the version that an engine would be given work under if it were empty now; -1: none, or it is.
 
@@ -178,8 +187,8 @@ class Coordinator:
 
     def expire(self, now: float) -> list[str]:
         """Removes the workers that were silent for longer than the lease. Returns their ids."""
-        workers = self._leases.workers
-        silent = [name for name, worker in workers.items() if now - worker.last > self.plan.lease_s]
+        workers = self._leases.workers  # the one that was heard last stands last
+        silent = list(itertools.takewhile(lambda name: now - workers[name].last > self.plan.lease_s, workers))
         for name in silent:
             self._leases.remove(name)
         return silent
@@ -399,10 +408,10 @@ class Coordinator:
 
     def _alive(self, now: float, name: str) -> Worker:
         self.expire(now)
-        worker = self._leases.workers.get(name)
+        worker = self._leases.workers.pop(name, None)
         if worker is None:
             raise UnknownWorkerError(f"worker {name} is not known: join again.")
-        worker.last = now
+        self._leases.workers[name], worker.last = worker, now
         return worker
 
     def _done(self, episode: EpisodeId) -> bool:

@@ -1,7 +1,7 @@
 """The coordinator's routes. `server.py` serves them; docs/asynchronous.md has the table of calls.
 
 Every request carries the token; every body, every answer and every handler's time is bounded. A mistake is answered
-with {"kind": a word for the client, "error": one line}.
+with {"kind": a word for the client, "error": one line}. Every answer carries its SHA-256, and that of what was asked.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import pathlib
 import shutil
 from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
@@ -19,17 +19,19 @@ from jaxagent.config import ConfigError
 from jaxagent.config.errors import failure_line
 from jaxagent.fleet import wire
 from jaxagent.fleet.admission import UnknownWorkerError
-from jaxagent.fleet.core import CoordinatorError, Core, ReplacedError
+from jaxagent.fleet.core import CoordinatorError, Core
 from jaxagent.fleet.intake import BusyError, DamagedBodyError, FullDiskError, failure, reply
-from jaxagent.fleet.members import RefusedError
+from jaxagent.fleet.members import RefusedError, ReplacedError
 from jaxagent.fleet.playing import Judge, Playing
 from jaxagent.fleet.presence import Presence
 from jaxagent.fleet.repairs import LostEpisodeError
-from jaxagent.fleet.status import status
+from jaxagent.fleet.status import metrics, status
 from jaxagent.fleet.training import Training
 from jaxagent.fleet.wire import BadMessageError
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
 FINISH_S = 5.0  # for what is under way when it ends
 LEAST_TOKEN = 16  # characters
 
@@ -84,6 +86,7 @@ class Api:
                 web.post("/v1/end", self._training.end),
                 web.get(r"/v1/weights/{version:\d+}", self.weights),
                 web.get("/v1/status", self.status),
+                web.get("/metrics", self.metrics),
             ]
         )
         app.cleanup_ctx.append(self._lifetime)
@@ -91,7 +94,8 @@ class Api:
         return app
 
     async def _lifetime(self, app: web.Application):
-        tasks = [asyncio.create_task(self._presence.sweeps()), asyncio.create_task(self.core.watch.measure())]
+        forever = self._presence.sweeps(), self._playing.looks(), self.core.watch.measure()
+        tasks = list(map(asyncio.create_task, forever))
         self._playing.begin()
         yield
         for task in tasks:
@@ -105,7 +109,15 @@ class Api:
         self.core.ring()
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]):
+    async def _guard(self, request: web.Request, handler: Handler) -> web.Response:
+        answer = await self._answer(request, handler)
+        assert isinstance(answer, web.Response) and isinstance(answer.body, bytes)
+        asked = wire.sum_of_call(request.method, request.raw_path, request.headers)
+        digest = answer.headers.get(wire.DIGEST, "")
+        answer.headers[wire.SUM] = wire.sum_of_answer(asked, answer.status, digest, answer.body)
+        return answer
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         counts = self.core.watch.counts
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._token):
@@ -114,7 +126,7 @@ class Api:
             refused.force_close()  # a stranger's connection is not kept
             return refused
         counts[getattr(request.match_info.handler, "__name__", "none")] += 1
-        counts["repeated"] += request.headers.get(wire.ATTEMPT, "1") != "1"
+        counts["repeated"] += request.headers.get(wire.ATTEMPT, "1").partition("-")[0] != "1"
         try:
             run = request.headers.get(wire.RUN, "")
             if run and run != self.core.book.run:
@@ -124,6 +136,9 @@ class Api:
         except tuple(ANSWERS) as error:
             kind, code = next(ANSWERS[known] for known in ANSWERS if isinstance(error, known))
             counts[f"answered_{kind}"] += 1
+            if kind == "damaged" and counts["answered_damaged"] == 1:
+                who = f"{request.headers.get(wire.NAME, '')!r:.80} at {request.remote}"
+                logger.warning("a call of %s came in damaged (%s): it is sent again; this is said once", who, error)
             return failure(kind, str(error), code)
         except TimeoutError:
             return failure("busy", f"{request.method} {request.path} took too long", 503)
@@ -150,10 +165,13 @@ class Api:
 
     async def status(self, request: web.Request) -> web.Response:
         """GET: everything that a person asks first."""
+        return reply(await self._status(), indent=2)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """GET: its numbers, as Prometheus reads them."""
+        return web.Response(body=metrics(await self._status()).encode(), headers={"Content-Type": METRICS})
+
+    async def _status(self) -> dict[str, Any]:
         told = status(self.core.book, self.core.members, self.core.watch, self.core.clock(), self.core.ended)
-        told["disk_free_mib"] = await self.core.in_thread(self.core.disk, _free_mib, self.core.folder)
-        return reply(told, indent=2)
-
-
-def _free_mib(folder: pathlib.Path) -> int:
-    return shutil.disk_usage(folder).free >> 20
+        free = (await self.core.in_thread(self.core.disk, shutil.disk_usage, self.core.folder)).free
+        return told | {"disk_free_mib": free >> 20}

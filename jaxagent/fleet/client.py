@@ -4,8 +4,8 @@
     joined = client.join("engine", facts, holding=())
     jobs = client.take(joined.name, places=8, holding=[], wait_s=20)
 
-Every call may be repeated, and is repeated while the coordinator is away, until `patience_s`. Any thread may call. No
-asyncio, no JAX.
+Every call may be repeated, and is repeated while the coordinator is away, until `patience_s`. What is sent and what is
+answered carries its SHA-256: a bit that flips on the way costs a repetition. Any thread may call. No asyncio, no JAX.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import http.client
 import json
 import logging
 import random
+import secrets
 import threading
 import time
 import urllib.parse
@@ -24,7 +25,7 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.config.errors import WaitedInVainError
 from jaxagent.fleet import wire
-from jaxagent.fleet.admission import Answer, Batch, UnknownWorkerError, Work
+from jaxagent.fleet.admission import Answer, Batch, Outcome, UnknownWorkerError, Work
 from jaxagent.fleet.line import Line, Reply
 from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId
@@ -36,7 +37,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 TELL_EVERY_S = 30.0  # that the coordinator is away
 STOPPED_S = 5.0  # by which an attempt may be late without the process having been stopped
 BYTES_PER_S = 1 << 20  # the slowest link on which an episode still arrives
-AGAIN = (408, 422, 429, 500, 502, 503, 504, 507)  # 422: the body came in damaged; 507: the disk is full
+AGAIN = (408, 422, 429, 500, 502, 503, 504, 507)  # 422: the call came in damaged; 507: the disk is full
+WRONG_TOKENS = 4  # in a row, of one call: then the token is wrong, and not its header damaged on the way
 
 
 class CoordinatorGoneError(WaitedInVainError):
@@ -52,7 +54,9 @@ class ReplacedError(CallError):
 
 
 class Client:
-    """A process's calls. Its name and the run's id, which `join` tells, go along with the calls that follow.
+    """A process's calls. Its name, its key and the run's id, which `join` tells, go along with the calls that follow.
+
+    A trainer that the coordinator does not know any more joins again by itself, under its name.
 
     Args:
       url: of the coordinator, "http://host:port".
@@ -72,7 +76,10 @@ class Client:
             raise ConfigError(f"'{url}' is no address of a coordinator: write http://HOST:PORT.")
         self.url, self._host, self._port = url.rstrip("/"), parts.hostname, port
         self._token, self._patience_s = token, patience_s
-        self._run, self._name, self._epoch = "", "", 0
+        self._run, self._name, self._key = "", "", ""
+        self._trains: Mapping[str, Any] | None = None  # facts of a trainer, which joins again
+        self._joining = threading.Lock()
+        self._damaged = 0  # answers that came in damaged
         self._taking = threading.Lock()  # one `take` at a time: a second one would give back what the first one gets
         self._lines: list[Line] = []  # that no call uses now
         self._closed = threading.Event()
@@ -100,8 +107,9 @@ class Client:
         """
         row = {"role": role, "facts": dict(facts), "holding": wire.holding_to(holding), "wire": wire.WIRE}
         row |= {"run": self._run, "was": self._name}
-        joined = wire.joined_of(self._call("POST", "/v1/join", row))
-        self._run, self._name, self._epoch = joined.run, joined.name, joined.epoch
+        joined = wire.joined_of(_object(self._ask("POST", "/v1/join", _body(row), wire.CALL_S).body))
+        self._run, self._name, self._key = joined.run, joined.name, joined.key
+        self._trains = facts if role == "trainer" else None
         return joined
 
     def beat(
@@ -122,10 +130,11 @@ class Client:
             processes fetch from it now.
 
         Raises:
-          UnknownWorkerError: it must join again.
+          UnknownWorkerError: it is an engine, and must join again.
           ReplacedError: it is a trainer, and another one has joined in its place.
         """
-        row = {"name": name, "holding": list(holding), "phase": phase, "phase_s": phase_s, "numbers": numbers or {}}
+        row = {"name": name, "holding": list(holding), "phase": phase, "phase_s": phase_s}
+        row["numbers"] = {**(numbers or {}), "damaged_answers": self._damaged}
         return wire.beat_of(self._call("POST", "/v1/beat", row))
 
     def leave(self, name: str) -> bool:
@@ -207,9 +216,17 @@ class Client:
 
         Raises:
           ReplacedError: another trainer has joined.
+          CallError: the coordinator has kept something else.
         """
         row = {"version": version, "digest": digest, "lineage": lineage, "tasks": wire.tasks_to(tasks)}
-        return wire.answer_of(self._call("POST", "/v1/publish", row))
+        told = self._call("POST", "/v1/publish", row)
+        answer, kept = wire.answer_of(told), told.get("digest")
+        if answer.outcome in (Outcome.STORED, Outcome.DUPLICATE) and kept != digest:
+            raise CallError(
+                f"{self.url} has kept digest {kept} for version {version}, and was told {digest}: that machine's "
+                "memory or disk errs, and engines would refuse the version. Begin anew in another workdir, elsewhere."
+            )
+        return answer
 
     def keep(self, step: int) -> Answer:
         """The trainer's state before `step` is saved: what earlier steps were trained on is forgotten."""
@@ -233,8 +250,16 @@ class Client:
     # ---------------------------------------------------------------- inside
 
     def _call(self, method: str, path: str, row: Mapping[str, Any], wait_s: float = 0.0) -> dict[str, Any]:
-        body = json.dumps(row, allow_nan=False, separators=(",", ":")).encode()
-        return _object(self._ask(method, path, body, wire.CALL_S + wait_s).body)
+        key = self._key
+        try:
+            return _object(self._ask(method, path, _body(row), wire.CALL_S + wait_s).body)
+        except UnknownWorkerError:
+            if self._trains is None:
+                raise
+        with self._joining:
+            if key == self._key:  # no other thread has joined since
+                self.join("trainer", self._trains)
+        return self._call(method, path, row, wait_s)
 
     def _ask(
         self,
@@ -247,18 +272,22 @@ class Client:
         also: tuple[int, ...] = (),
     ) -> Reply:
         """Asks until it is answered."""
-        waited, told, pause_s, attempt = 0.0, 0.0, FIRST_PAUSE_S, 0
+        waited, told, pause_s, attempt, wrong_tokens = 0.0, 0.0, FIRST_PAUSE_S, 0, 0
         while True:
             if self._closed.is_set():
                 raise CoordinatorGoneError("the client is closed.")
             attempt += 1
             begun, line = time.monotonic(), self._idle()
             try:
-                reply = line.ask(method, path, body, self._headers(attempt, headers), seconds, most)
+                sent = self._headers(method, path, body, attempt, headers)
+                reply = line.ask(method, path, body, sent, seconds, most)
+                self._check(reply, method, path, sent, line)
                 self._lines.append(line)
                 if reply.status == 200 or reply.status in also:
                     return reply
-                if reply.status not in AGAIN:
+                wrong_tokens = wrong_tokens + 1 if reply.status == 401 else 0
+                again = (*AGAIN, 413) if len(body) <= wire.MAX_CALL_BYTES else AGAIN  # 413: its length came in damaged
+                if reply.status not in again and not 0 < wrong_tokens < WRONG_TOKENS:
                     raise _error(reply, self.url + path)
                 failed = f"{reply.status} {_told(reply)[1]}"
             except (OSError, http.client.HTTPException) as error:
@@ -293,9 +322,32 @@ class Client:
         except IndexError:
             return Line(self._host, self._port)
 
-    def _headers(self, attempt: int, more: Mapping[str, str] | None) -> dict[str, str]:
-        own = {wire.RUN: self._run, wire.NAME: self._name, wire.EPOCH: str(self._epoch), wire.ATTEMPT: str(attempt)}
-        return {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", **own, **(more or {})}
+    def _check(self, reply: Reply, method: str, path: str, sent: Mapping[str, str], line: Line) -> None:
+        """Raises HTTPException where an answer is not what was sent, or is another call's."""
+        asked, digest = wire.sum_of_call(method, path, sent), reply.headers.get(wire.DIGEST, "")
+        if reply.headers.get(wire.SUM) == wire.sum_of_answer(asked, reply.status, digest, reply.body):
+            return
+        line.close()  # whatever else comes over it is no answer to the next call either
+        self._damaged += 1
+        if self._damaged == 1:
+            logger.warning(
+                "An answer of %s came in damaged, and is asked for again: a link, a proxy or a memory on the way errs. "
+                "Said once for this process.", self.url,
+            )  # fmt: skip
+        raise http.client.HTTPException(f"the answer ({reply.status}) came in damaged, or is of other code")
+
+    def _headers(self, method: str, path: str, body: bytes, attempt: int, more: Mapping[str, str] | None):
+        """Of a request. No two have the same, so no answer to an earlier one passes for this one's."""
+        own = {wire.RUN: self._run, wire.NAME: self._name, wire.KEY: self._key, **(more or {})}
+        own[wire.ATTEMPT] = f"{attempt}-{secrets.token_hex(4)}"
+        whole = wire.sum_of_call(method, path, own)
+        whole.update(body)
+        own[wire.SUM] = whole.hexdigest()
+        return {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", **own}
+
+
+def _body(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _path(which: EpisodeId) -> str:

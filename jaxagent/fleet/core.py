@@ -29,10 +29,6 @@ class CoordinatorError(RuntimeError):
     """The coordinator must end; the next one goes on from what is on disk. One line."""
 
 
-class ReplacedError(RuntimeError):
-    """Another trainer process has taken this one's place: it must end."""
-
-
 class Core:
     """The state of a running coordinator. Lives on one event loop.
 
@@ -43,7 +39,9 @@ class Core:
       clock: seconds that do not run backwards.
 
     Attributes:
-      work, news: ring when there may be something to play, or to train.
+      asking: the long poll of every engine that waits for episodes, which is woken when it may get some.
+      stirred: set when there may be something to play.
+      news: rings when there may be something to train.
       said: why the trainer has ended the run; "": it has not.
       closing: long polls end.
       failed: gets the exception that must end the process.
@@ -51,7 +49,8 @@ class Core:
 
     def __init__(self, book: Book, folder: pathlib.Path, members: Members, clock: Callable[[], float] = time.monotonic):
         self.book, self.folder, self.members, self.clock = book, folder, members, clock
-        self.work, self.news, self.intake, self.watch = Bell(), Bell(), Intake(), Watch(clock)
+        self.asking, self.stirred, self.news = dict[str, Bell](), Bell(), Bell()
+        self.intake, self.watch = Intake(), Watch(clock)
         self.said, self.closing = "", False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.disk = concurrent.futures.ThreadPoolExecutor(THREADS, "disk")
@@ -70,8 +69,18 @@ class Core:
 
     def ring(self) -> None:
         """Everybody who waits looks again."""
-        self.work.ring()
-        self.news.ring()
+        for waiting in (self.news, *self.asking.values()):
+            waiting.set()
+
+    def stir(self) -> None:
+        """There may be something to play, or to train."""
+        self.stirred.set()
+        self.news.set()
+
+    def look_again(self, name: str) -> None:
+        """The long poll of this engine looks again, if there is one."""
+        if (asking := self.asking.get(name)) is not None:
+            asking.set()
 
     async def written(self, written: concurrent.futures.Future[None] | None = None) -> None:
         """Waits until what happened is on disk.
@@ -123,8 +132,7 @@ class Core:
 
     def known(self, name: str, now: float) -> Member:
         """Who calls. Raises UnknownWorkerError: it must join; ReplacedError: it must end."""
-        if by := self.members.replaced(name):
-            raise ReplacedError(f"trainer {name} has been replaced by {by}, which joined later: this one must end.")
+        self.members.check_newest(name)
         member = self.members.get(name)
         if member is None:
             raise UnknownWorkerError(f"worker {name} is not known: join again.")
@@ -137,5 +145,5 @@ class Core:
         member = self.members.remove(name)
         if member is not None:
             logger.info("%s %s %s; %d episodes wait again", member.role, name, why, len(lost))
-            self.work.ring()
+            self.stirred.set()
         return member is not None

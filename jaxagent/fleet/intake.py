@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +22,7 @@ class BusyError(RuntimeError):
 
 
 class DamagedBodyError(ValueError):
-    """An episode's body is not what its digest says: send it again."""
+    """A call or its body is not what its digest says: send it again."""
 
 
 class FullDiskError(RuntimeError):
@@ -46,7 +47,8 @@ class Intake:
         """The object of a call.
 
         Raises:
-          BadMessageError: no JSON object, or it did not arrive.
+          BadMessageError: no JSON object.
+          DamagedBodyError: it is not what was sent, or did not arrive.
         """
         body = await self._body(request, wire.MAX_CALL_BYTES, CALL_BODY_S)
         self.release(body)
@@ -59,27 +61,31 @@ class Intake:
         return found
 
     async def _body(self, request: web.Request, most: int, seconds: float) -> bytes:
-        """Raises BadMessageError: too slow, cut off or compressed; BusyError: too much at once."""
+        """Raises DamagedBodyError: too slow, cut off, not what was sent; BusyError: too much at once."""
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BadMessageError("Content-Encoding is not supported: send the body as it is")
         if (request.content_length or 0) > most:
             raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
         found, kept = bytearray(), False
+        came = wire.sum_of_call(request.method, request.raw_path, request.headers)
         try:
             async with asyncio.timeout(seconds):
                 async for chunk in request.content.iter_any():
                     found += chunk
+                    came.update(chunk)
                     self.held += len(chunk)
                     if len(found) > most:
                         raise web.HTTPRequestEntityTooLarge(most, len(found))
                     if self.held > MOST_IN_MEMORY:
                         raise BusyError(f"bodies of {MOST_IN_MEMORY} bytes are in memory already")
+            if request.headers.get(wire.SUM) != came.hexdigest():
+                raise DamagedBodyError(f"the call is not what its {wire.SUM} says")
             kept = True
             return bytes(found)
         except TimeoutError:
-            raise BadMessageError(f"the body did not arrive within {seconds:g} s") from None
+            raise DamagedBodyError(f"the body did not arrive within {seconds:g} s") from None
         except web.RequestPayloadError as failure:
-            raise BadMessageError(f"the body cannot be read: {failure}") from None
+            raise DamagedBodyError(f"the body cannot be read: {failure}") from None
         finally:
             if not kept:
                 self.held -= len(found)
@@ -97,21 +103,12 @@ def failure(kind: str, message: str, status: int) -> web.Response:
     return reply({"kind": kind, "error": message}, status)
 
 
-class Bell:
-    """Wakes everybody who waits for a change."""
+class Bell(asyncio.Event):
+    """Wakes who waits for a change. What rings while he looks around is not lost."""
 
-    def __init__(self) -> None:
-        self._next = asyncio.Event()
-
-    def ring(self) -> None:
-        """Sets the present event; who waits afterwards waits for the following one."""
-        self._next.set()
-        self._next = asyncio.Event()
-
-    async def wait(self, seconds: float) -> None:
-        """Until it rings, or for so long."""
-        try:
+    async def rings(self, seconds: float) -> None:
+        """Waits until it is set, or for so long."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
-                await self._next.wait()
-        except TimeoutError:
-            pass
+                await self.wait()
+        self.clear()

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to the coordinator, kept between calls, with a deadline for every call as a whole.
+"""One HTTP/1.1 connection, kept between calls, with a deadline for every call as a whole.
 
 `http.client` alone has a time-out for each read, which a server that drips bytes never meets.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import http.client
-import io
+import math
 import socket
 import time
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class Reply(NamedTuple):
     """An answer."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Mapping[str, str]  # names as in "Fleet-Sum", whatever a proxy has made of them
     body: bytes
 
 
@@ -28,10 +28,11 @@ class Line:
 
     Args:
       host, port: of the server.
+      quiet_s: in which something must come, or go, and the connection be there.
     """
 
-    def __init__(self, host: str, port: int):
-        self._http = http.client.HTTPConnection(host, port)
+    def __init__(self, host: str, port: int, quiet_s: float = math.inf):
+        self._http, self._quiet_s = http.client.HTTPConnection(host, port), quiet_s
         self._wire: _Wire | None = None
         self.used = False  # whether an answer came over it before the newest request
 
@@ -50,9 +51,11 @@ class Line:
         try:
             self.used = self._wire is not None
             if self._wire is None:
-                raw = socket.create_connection((self._http.host, self._http.port), min(CONNECT_S, seconds))
+                limit_s = min(CONNECT_S, self._quiet_s, seconds)
+                raw = socket.create_connection((self._http.host, self._http.port), limit_s)
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._wire = self._http.sock = _Wire(raw)
+                self._wire = self._http.sock = _Wire(fileno=raw.detach())
+                self._wire.quiet_s = self._quiet_s
             self._wire.deadline = deadline
             self._http.request(method, path, body, dict(headers))
             answer = self._http.getresponse()
@@ -63,55 +66,32 @@ class Line:
                 raise http.client.HTTPException("the answer was cut off")
             if answer.will_close:
                 self.close()
-            return Reply(answer.status, dict(answer.headers.items()), content)
+            return Reply(answer.status, {name.title(): value for name, value in answer.headers.items()}, content)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Ends the connection."""
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
+        self._wire = None
         self._http.close()
 
 
-class _Wire:
-    """A socket as `http.client` uses it, with one deadline for all that is sent and received until the next one."""
+class _Wire(socket.socket):
+    """A socket with one deadline for all that is sent and received until the next one."""
 
-    def __init__(self, raw: socket.socket):
-        self._raw = raw
-        self.deadline = 0.0
+    deadline, quiet_s = 0.0, math.inf
 
-    def sendall(self, data: Any) -> None:
+    def sendall(self, *data: Any) -> None:
         self._set()
-        self._raw.sendall(data)  # its time-out is for the whole
+        super().sendall(*data)  # its time-out is for the whole
 
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self))
-
-    def receive(self, buffer: Any) -> int:
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         self._set()
-        return self._raw.recv_into(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
+        return super().recv_into(buffer, nbytes, flags)
 
     def _set(self) -> None:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the deadline of the call is over")
-        self._raw.settimeout(left)
-
-
-class _Reader(io.RawIOBase):
-    """What comes in."""
-
-    def __init__(self, wire: _Wire):
-        self._wire = wire
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._wire.receive(buffer)
+        self.settimeout(min(left, self.quiet_s))

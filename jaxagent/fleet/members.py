@@ -6,6 +6,8 @@ Who plays what is not known here (leases.py); this is for refusing what does not
 from __future__ import annotations
 
 import dataclasses
+import re
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,11 +17,15 @@ ROLES = ("trainer", "engine")
 # With rule `pinned` and exact numerics these are equal in all engines and trainers: a token's bits hang on them.
 COMPARED = ("jax", "jaxlib", "xla_flags", "cpu_features", "threads", "device_kind", "program")
 ENGINES = ("mesh",)  # likewise, but of engines only: the trainer's is its own
-REMEMBERED = 1000  # members that left
+_TRAINER = re.compile(r"(\d{1,9})-t(\d{1,9})-(\d{1,9})")  # the coordinator's epoch, which one it was then, its rank
 
 
 class RefusedError(Exception):
-    """A process may not join; says why, and what to do."""
+    """A process may not do this; says why, and what to do."""
+
+
+class ReplacedError(RuntimeError):
+    """Another trainer process has taken this one's place: it must end."""
 
 
 @dataclasses.dataclass
@@ -37,6 +43,7 @@ class Member:
     waited_s: float = 0.0  # for an answer to `take` (nothing in hand) or to `batch`, as the server saw it
     drain: bool = False
     differs: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # fact -> [the run's, its own]
+    key: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))  # that only the process itself has
 
 
 class Members:
@@ -52,7 +59,7 @@ class Members:
         self._run, self._config, self._strict = run, config, strict
         self._all: dict[str, Member] = {}
         self._reference: Member | None = None  # the trainer, or the engine that came first
-        self._replaced: dict[str, str] = {}  # trainers that another one has replaced
+        self._newest: dict[str, str] = {}  # by rank: the newest trainer process that ever was there
         self._count = 0
         self.waited_s: dict[str, float] = dict.fromkeys(ROLES, 0.0)  # of all that were ever there
 
@@ -91,11 +98,12 @@ class Members:
         member = Member(name, role, dict(facts), now, now, differs=self._differences(role, facts))
         out = list[str]()
         if role == "trainer":
-            rank = facts.get("rank", 0)
-            for other in self.of("trainer"):
-                if other.facts.get("rank", 0) == rank:
-                    self._replaced[other.name] = name
-                    self.remove(other.name)
+            rank = name.rpartition("-")[2]
+            self.remove(self._newest.get(rank, ""))
+            self._newest[rank] = name
+        if not _compares(role, facts):
+            pass
+        elif role == "trainer":
             self._reference, member.differs = member, {}
             for engine in self.of("engine"):
                 engine.differs = self._differences("engine", engine.facts)
@@ -103,18 +111,25 @@ class Members:
         elif self._reference is None:
             self._reference = member
         self._all[name] = member
-        for former in list(self._replaced)[:-REMEMBERED]:
-            del self._replaced[former]
         return out
 
-    def new_name(self, epoch: int) -> str:
-        """For a trainer; engines have those of the leases."""
-        self._count += 1
-        return f"{epoch}-t{self._count}"
+    def name_of_trainer(self, epoch: int, was: str, rank: int) -> str:
+        """For a trainer that joins: a process keeps the one that it `was`, which says how new it is among its rank.
 
-    def replaced(self, name: str) -> str:
-        """The trainer that has joined in place of this one; "" where none has."""
-        return self._replaced.get(name, "")
+        Raises ReplacedError, as `check_newest`.
+        """
+        if not _TRAINER.fullmatch(was):
+            self._count += 1
+            was = f"{epoch}-t{self._count}-{rank}"
+        self.check_newest(was)
+        return was
+
+    def check_newest(self, name: str) -> None:
+        """Raises ReplacedError: a newer process has joined as this trainer, whether that one lives or not."""
+        found = _TRAINER.fullmatch(name)
+        newest = _TRAINER.fullmatch(self._newest.get(found[3], "")) if found else None
+        if found and newest and [*map(int, found.groups())] < [*map(int, newest.groups())]:
+            raise ReplacedError(f"trainer {name} has been replaced by {newest[0]}, which joined later: it must end.")
 
     def get(self, name: str) -> Member | None:
         """Who has the name."""
@@ -155,6 +170,8 @@ class Members:
 
     def _differences(self, role: str, facts: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Facts that are not those of the reference; of an engine, also those that are not the first engine's."""
+        if not _compares(role, facts):
+            return {}
         pairs: list[tuple[Member | None, tuple[str, ...]]] = [(self._reference, COMPARED)]
         if role == "engine":
             pairs.append((next(iter(self.of("engine")), None), ENGINES))
@@ -165,6 +182,11 @@ class Members:
             for name in names
             if other.facts.get(name) != facts.get(name)
         }
+
+
+def _compares(role: str, facts: Mapping[str, Any]) -> bool:
+    """A trainer that joins only to say that its run is over has no device, and tells nothing to compare."""
+    return role != "trainer" or not facts.keys().isdisjoint(COMPARED)
 
 
 def _versions(member: Member) -> list[int]:

@@ -19,7 +19,7 @@ from jaxagent.fleet import packing, wire
 from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.core import Core
 from jaxagent.fleet.episodes import DamagedEpisodeError, name_of
-from jaxagent.fleet.intake import DamagedBodyError, FullDiskError, failure, reply
+from jaxagent.fleet.intake import Bell, DamagedBodyError, FullDiskError, failure, reply
 from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.status import note_damaged
@@ -27,7 +27,9 @@ from jaxagent.types import Episode
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
 Judge = Callable[[list[Episode]], bool]
-LOOK_S = 0.2  # a long poll for episodes asks again: time alone can make another worker's step free
+LOOK_S = 0.2  # between two looks for whom there is something: time alone can make another worker's step free
+PAUSE_S = 0.01  # at least between two looks, however often something changes
+WOKEN = 32  # engines that are woken at once, before it is looked whether something is left
 JUDGE_TRIES = 3  # of a group whose files cannot be read, and then can
 OVER_S = 0.5  # before the answer that there is nothing any more: who asks at once again is no load
 RESERVE_BYTES = 64 * 2**20  # of the disk that episodes leave to the ledger
@@ -44,7 +46,6 @@ class Playing:
 
     def __init__(self, core: Core, judge: Judge | None):
         self.core, self._judge = core, judge
-        self._polls: dict[str, object] = {}  # the newest `take` of each worker; an older one gives up
         self._storing: dict[EpisodeId, asyncio.Task[Answer]] = {}
 
     def begin(self) -> None:
@@ -60,10 +61,12 @@ class Playing:
         begun = now = self.core.clock()
         end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
         member, jobs = self.core.known(name, now), list[wire.Job]()
-        mine = self._polls[name] = object()
+        asking, mine = self.core.asking, Bell()
+        self.core.look_again(name)  # the newest `take` of a worker is the one that counts
+        asking[name] = mine
         held = frozenset(holding)
         try:
-            while not self.core.closing and self._polls.get(name) is mine:
+            while not self.core.closing and asking.get(name) is mine:
                 if self.core.ended or member.drain:  # which it learns with its next beat
                     await asyncio.sleep(min(end - now, OVER_S))
                     break
@@ -71,15 +74,27 @@ class Playing:
                 less = self.core.book.rules.held(name) & held != held
                 if jobs or now >= end or (less and now > begun):  # it holds less than it said: it asks anew
                     break
-                await self.core.work.wait(min(end - now, LOOK_S))
+                await mine.rings(end - now)
                 now = self.core.clock()
         finally:
-            if self._polls.get(name) is mine:
-                del self._polls[name]
+            if asking.get(name) is mine:
+                del asking[name]
         if not holding:
             self.core.members.waited(name, self.core.clock() - begun)
         await self.core.written()
         return reply({"jobs": list(map(wire.job_to, jobs))})
+
+    async def looks(self) -> None:
+        """Wakes engines that wait for episodes when one of them would get some, and no others; for ever."""
+        while True:
+            await self.core.stirred.rings(LOOK_S)
+            waiting, asking = list(self.core.asking), self.core.asking
+            while waiting and self.core.book.rules.opening(self.core.clock(), asking):
+                for name in waiting[:WOKEN]:
+                    self.core.look_again(name)
+                del waiting[:WOKEN]
+                await asyncio.sleep(0)  # they take what there is
+            await asyncio.sleep(PAUSE_S)
 
     async def put(self, request: web.Request) -> web.Response:
         """PUT: a result."""
@@ -128,7 +143,7 @@ class Playing:
         elif answer.outcome is Outcome.REFUSED:
             logger.warning("refused: %s", answer.reason)
         elif answer.complete:
-            self.core.ring()
+            self.core.stir()
         return answer
 
     def _played_again(self, which: EpisodeId, answer: Answer) -> None:
@@ -169,7 +184,7 @@ class Playing:
             return self.core.fail(f"group {tuple(group)} cannot be judged: {failure_line(error)}")
         self.core.book.rules.close(group, usable)
         await self.core.written()
-        self.core.ring()
+        self.core.stir()
 
     async def _mend(self, group: GroupId) -> bool:
         """Has what is damaged of a group played again; then it is complete again, and judged. False: nothing is."""

@@ -34,23 +34,25 @@ class Presence:
         except RefusedError as error:
             logger.warning("%s on %s may not join: %s", role, facts.get("host", "?"), error)
             raise
-        now, rules = self.core.clock(), self.core.book.rules
-        if was := wire.text(row, "was", ""):
+        now, rules, was = self.core.clock(), self.core.book.rules, wire.text(row, "was", "")
+        name, told = "", Beat(rules.record.published, ())
+        if role == "trainer":
+            name = self.core.members.name_of_trainer(self.core.book.epoch, was, wire.whole(facts, "rank", 0))
+            self.core.said = ""  # one that comes back goes on
+        if was:
             self.core.gone(was, "joins again")
         if role == "engine":
             name, told = rules.join(now, holding)
-        else:
-            name, told = self.core.members.new_name(self.core.book.epoch), Beat(rules.record.published, ())
-            self.core.said = ""  # a trainer that comes back goes on
         for other in self.core.members.add(name, role, facts, now):
             self.core.gone(other, f"differs from the trainer: {self._differs(other)}")
         member = self.core.members.get(name)
-        labels = f", differs: {member.differs}" if member is not None and member.differs else ""
+        assert member is not None
+        labels = f", differs: {member.differs}" if member.differs else ""
         logger.info("%s %s joins from %s, holding %d%s", role, name, facts.get("host", "?"), len(holding), labels)
-        self.core.work.ring()
+        self.core.stirred.set()
         await self.core.written()
         book, ended = self.core.book, self.core.ended
-        joined = wire.Joined(name, book.epoch, book.run, book.plan.lease_s, told.newest, told.cancel, ended)
+        joined = wire.Joined(name, book.epoch, book.run, book.plan.lease_s, told.newest, told.cancel, ended, member.key)
         return reply(wire.joined_to(joined))
 
     async def beat(self, request: web.Request) -> web.Response:
@@ -83,6 +85,7 @@ class Presence:
         member = self.core.members.get(name)
         if member is not None:
             member.drain = True
+            self.core.look_again(name)
             logger.info("%s %s is to finish what it has and leave", member.role, name)
         return reply({"drains": member is not None})
 
@@ -96,7 +99,8 @@ class Presence:
         while True:
             await asyncio.sleep(min(lease_s / 4, LONGEST_SWEEP_S))
             now = self.core.clock()
-            self.core.book.rules.expire(now)
+            if self.core.book.rules.expire(now):
+                self.core.stirred.set()
             living = self.core.book.rules.holding()
             silent = [engine for engine in self.core.members.of("engine") if engine.name not in living]
             for member in [*silent, *self.core.members.silent(now, lease_s)]:

@@ -15,7 +15,6 @@ import logging.handlers
 import os
 import pathlib
 import queue
-import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterator
 from jaxagent.config import ConfigError
 from jaxagent.config.command import bound
 from jaxagent.config.errors import ending_signals
+from jaxagent.fleet import wire
 from jaxagent.fleet.api import FINISH_S, Api, Judge
 from jaxagent.fleet.book import Book
 from jaxagent.fleet.core import CoordinatorError, Core, logger
@@ -53,7 +53,7 @@ def run(
       folder: of the run's fleet; made where there is none.
       plan: the run's rules.
       token: the shared secret, 16 characters at least.
-      listen: HOST:PORT; port 0 = any free one.
+      listen: HOST:PORT; port 0 = any free one; see `address_of`.
       config: digest of the run's settings, which all processes must have; "" = not compared.
       exact: numerics are exact: with rule `pinned`, processes that would sample other bits are refused.
       judge: whether a complete group is learnt from; see `Api`.
@@ -65,8 +65,7 @@ def run(
     """
     folder = pathlib.Path(folder)
     host, port = address_of(listen)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is an open file
+    connections.raise_descriptors()  # a connection is an open file
     with bound(host, port) as address, log(folder):
 
         def clock() -> float:
@@ -118,19 +117,21 @@ async def serve(
 
 
 def address_of(listen: str) -> tuple[str, int]:
-    """HOST:PORT; an IPv6 address stands in brackets. Raises ConfigError: it is none."""
+    """HOST:PORT; an IPv6 address stands in brackets, and 0.0.0.0, [::] or nothing means all that the machine has ("").
+
+    Raises ConfigError: it is none.
+    """
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal() or not 0 <= int(port) < 2**16:
         raise ConfigError(f"--listen='{listen}' must be HOST:PORT, such as 0.0.0.0:8200.")
-    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)
+    host = host.removeprefix("[").removesuffix("]")
+    return "" if host in wire.ANY else host, int(port)
 
 
 def url_of(address: socket.socket) -> str:
     """By which others reach it: this machine's name where it listens on all addresses."""
     host, port = address.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):
-        host = socket.gethostname()
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return wire.url_of(socket.gethostname() if host in wire.ANY else host, port)
 
 
 @contextlib.contextmanager

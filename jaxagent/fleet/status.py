@@ -9,7 +9,7 @@ import json
 import logging
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxagent.fleet import wire
@@ -138,6 +138,26 @@ def status(book: Book, members: Members, watch: Watch, now: float, ended: str) -
         "calls": dict(sorted(watch.counts.items())),
         "wire": wire.WIRE,
     }
+
+
+def metrics(told: Mapping[str, Any]) -> str:
+    """The numbers of a status, in Prometheus' text form: no name, host or secret of a process."""
+    rows: dict[str, Mapping[str, Any]] = {
+        'steps{of="%s"}': told["steps"],
+        'processes{role="%s"}': {role: len(told["members"][role]) for role in ROLES},
+        'episodes{state="%s"}': told["episodes"],
+        'waited_seconds_total{role="%s"}': told["waited_s"],
+        'calls_total{call="%s"}': told["calls"],
+        'loop_lag_seconds{over="%s"}': told["loop_lag_s"],
+        "%s": {name: told[name] for name in ("up_s", "unfinished_groups", "disk_free_mib", "epoch")}
+        | {"conflicts": len(told["conflicts"]), "ended": int(bool(told["ended"]))},
+    }
+    lines = (
+        f"jaxagent_fleet_{form % name} {float(value)}\n"
+        for form, values in rows.items()
+        for name, value in values.items()
+    )
+    return "".join(lines)
 
 
 def note_damaged(folder: pathlib.Path, which: EpisodeId, wrong: str, answer: Answer) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 
 from aiohttp import web
 
 from jaxagent.config.errors import failure_line
 from jaxagent.fleet import episodes, wire
-from jaxagent.fleet.admission import Answer, Outcome
+from jaxagent.fleet.admission import Answer, Outcome, UnknownWorkerError
 from jaxagent.fleet.core import CoordinatorError, Core
 from jaxagent.fleet.intake import reply
+from jaxagent.fleet.members import RefusedError
 from jaxagent.fleet.record import BoundError
 from jaxagent.fleet.status import note_damaged
 from jaxagent.fleet.wire import BadMessageError
@@ -20,17 +22,21 @@ logger = logging.getLogger("jaxagent.fleet.coordinator")
 
 
 class Training:
-    """Handlers. A trainer that another one has replaced is refused."""
+    """Handlers. They are for who has joined as the trainer, and was not replaced since."""
 
     def __init__(self, core: Core):
         self.core = core
         self._compacting = asyncio.Lock()
 
     def _trainer(self, request: web.Request) -> str:
-        """The name of a trainer that calls. Raises ReplacedError."""
-        name = request.headers.get(wire.NAME, "")
-        if self.core.members.get(name) is not None or self.core.members.replaced(name):
-            self.core.known(name, self.core.clock())
+        """The name of the trainer that calls. Raises ReplacedError; UnknownWorkerError; RefusedError: it is none."""
+        name, key = request.headers.get(wire.NAME, ""), request.headers.get(wire.KEY, "")
+        member = self.core.known(name, self.core.clock()) if name else None
+        if member is None or member.role != "trainer":
+            who = f"{member.role} {name}" if member else "a process that has not joined"
+            raise RefusedError(f"{who} asks for {request.path}, which is the trainer's alone.")
+        if not hmac.compare_digest(member.key.encode(), key.encode("utf-8", "replace")):
+            raise UnknownWorkerError(f"this process is not {name}: join.")
         return name
 
     async def batch(self, request: web.Request) -> web.Response:
@@ -49,7 +55,7 @@ class Training:
                 raise CoordinatorError(str(error)) from None
             if found is not None or now >= end or self.core.closing:
                 break
-            await self.core.news.wait(end - now)
+            await self.core.news.rings(end - now)
             now = self.core.clock()
         waited = self.core.clock() - begun
         self.core.members.waited(name, waited)
@@ -69,10 +75,12 @@ class Training:
             logger.info("%s", self.core.watch.published(version, self.core.members))
             self.core.ring()
         elif answer.outcome is Outcome.DUPLICATE:
-            self.core.work.ring()  # it may have brought the tasks of further steps
+            self.core.stirred.set()  # it may have brought the tasks of further steps
         else:
             logger.error("%s: %s", answer.outcome.name, answer.reason)
-        return reply(wire.answer_to(answer))
+        versions = self.core.book.rules.record.versions
+        kept = {"digest": versions[version]} if version < len(versions) else {}
+        return reply(wire.answer_to(answer) | kept)
 
     async def damaged(self, request: web.Request) -> web.Response:
         """POST: an episode of a batch cannot be read. LATE: it can be read here, or is another one by now."""

@@ -22,6 +22,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from jaxagent.fleet import manifest, weight_reader, weights
+from jaxagent.fleet.line import Line, Reply
 from jaxagent.fleet.manifest import Chunk, DamagedError, Manifest, WeightsError
 from jaxagent.fleet.weight_copy import copy
 from jaxagent.fleet.weights import ConflictError
@@ -33,7 +34,7 @@ CONNECT_S = 5.0  # also between two pieces of an answer
 ANSWER_S = 10.0  # for a small answer, and for a chunk beside its bytes
 LEAST_RATE = 1 << 17  # bytes per second; a source that is slower is given up for another one
 MOST_MANIFEST_BYTES = 1 << 28
-PIECE_BYTES = 1 << 18
+LEAST_ANSWER_BYTES = 4096  # that any answer may have: it says what is wrong
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.2, 5.0  # between two rounds, while no source has what is wanted
 ASKED_FIRST = 2  # engines that are asked for a chunk before the trainer is
 ASK_AGAIN_S = 3.0  # between two questions where a version is, while it is fetched
@@ -63,7 +64,7 @@ class WeightFetcher:
         self._token, self._own, self._manifests = token, own_url, manifests
         self._headers = {"Authorization": f"Bearer {token}"}
         self._lock = threading.Lock()
-        self._connections = threading.local()
+        self._threads = threading.local()
         self._avoided: dict[str, float] = {}  # by source, until when
         self._got = 0
         self._failed: dict[str, int] = {}  # attempts, by what went wrong
@@ -220,46 +221,28 @@ class WeightFetcher:
         Raises:
           SourceError: there is none; says why, in one line.
         """
-        deadline = time.monotonic() + deadline_s
-        kept = self._connection(url)
-        for connection in (kept, None) if kept is not None else (None,):
-            try:
-                connection = connection or self._connect(url)
-                connection.request("GET", path, headers=self._headers)
-                answer = connection.getresponse()
-                body = _read(answer, most_bytes if answer.status == 200 else 4096, deadline)
-            except (OSError, http.client.HTTPException, ValueError) as failure:
-                self._drop(url)
-                if connection is kept and not isinstance(failure, TimeoutError):
-                    continue  # a connection that the other side has closed since it was used last
-                raise SourceError(f"{url}{path}: {type(failure).__name__}: {failure}") from None
-            if answer.will_close:
-                self._drop(url)
-            if answer.status == 200:
-                return body
-            error = _AbsentError if answer.status in (404, 503) else SourceError
-            raise error(f"{url}{path} answered {answer.status}: {body[:100].decode('utf-8', 'replace')}")
-        raise AssertionError("one attempt returns or raises")
+        lines = self._threads.__dict__  # the connections of this thread
+        try:
+            if (line := lines.get(url)) is None:
+                parts = urllib.parse.urlsplit(url)
+                line = lines[url] = Line(parts.hostname or "", parts.port or 80, CONNECT_S)
+            reply = _asked(line, path, self._headers, max(most_bytes, LEAST_ANSWER_BYTES), deadline_s)
+        except (OSError, http.client.HTTPException, ValueError) as failure:
+            raise SourceError(f"{url}{path}: {type(failure).__name__}: {failure}") from None
+        if reply.status == 200:
+            return reply.body
+        error = _AbsentError if reply.status in (404, 503) else SourceError
+        raise error(f"{url}{path} answered {reply.status}: {reply.body[:100].decode('utf-8', 'replace')}")
 
-    def _connection(self, url: str) -> http.client.HTTPConnection | None:
-        return self._kept().get(url)
 
-    def _kept(self) -> dict[str, http.client.HTTPConnection]:
-        """Connections of this thread."""
-        if not hasattr(self._connections, "kept"):
-            self._connections.kept = {}
-        return self._connections.kept
-
-    def _connect(self, url: str) -> http.client.HTTPConnection:
-        parts = urllib.parse.urlsplit(url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = self._kept()[url] = kind(parts.hostname or "", parts.port, timeout=CONNECT_S)
-        return connection
-
-    def _drop(self, url: str) -> None:
-        connection = self._kept().pop(url, None)
-        if connection is not None:
-            connection.close()
+def _asked(line: Line, path: str, headers: Mapping[str, str], most: int, seconds: float) -> Reply:
+    """Asks; once more where the other side has closed the connection since it was used last."""
+    try:
+        return line.ask("GET", path, b"", headers, seconds, most)
+    except (OSError, http.client.HTTPException) as failure:
+        if not line.used or isinstance(failure, TimeoutError):
+            raise
+    return line.ask("GET", path, b"", headers, seconds, most)
 
 
 class _AbsentError(SourceError):
@@ -297,20 +280,6 @@ def responsible(chunk: Chunk, urls: Iterable[str]) -> list[str]:
 
 def _hash(url: str, chunk: Chunk) -> bytes:
     return hashlib.blake2b(f"{url} {chunk.digest}".encode(), digest_size=8).digest()
-
-
-def _read(answer: http.client.HTTPResponse, most_bytes: int, deadline: float) -> bytes:
-    """A body of at most so many bytes, in time."""
-    body = bytearray()
-    while piece := answer.read(PIECE_BYTES):
-        body += piece
-        if len(body) > most_bytes:
-            raise ValueError(f"more than {most_bytes} bytes came")
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(body)} bytes came in time")
-    if answer.length:
-        raise ValueError(f"it broke off after {len(body)} bytes, {answer.length} before its end")
-    return bytes(body)
 
 
 def _all_said(what: str, said: Sequence[Exception]) -> str:

@@ -2,7 +2,7 @@
 
     GET /v1/manifest/{version}    what the version is; 404 where it is not here whole
     GET /v1/base/0                the same of the frozen weights under a run's adapters
-    GET /v1/chunk/{SHA-256}       a chunk's bytes, also of a version that is still being copied; ranges are honoured
+    GET /v1/chunk/{SHA-256}       a chunk's bytes, also of a version that is still being copied
     GET /v1/file/{name}           a file beside the versions, of those that are SHARED
 
 Every request carries the run's token. Who asks for what is not here gets 404, never something else. No more than MOST
@@ -21,7 +21,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
+from jaxagent.config.command import bound
 from jaxagent.fleet.weights import BASE, MANIFEST, path_of
+from jaxagent.fleet.wire import ANY, url_of
 
 SHARED = ("probe.json",)
 MOST = 32  # answers at once
@@ -32,7 +34,6 @@ RETRY_S = 1
 LOOK_S = 0.2  # between two looks whether it is to end
 _WHAT = r"(?P<of>manifest|base)/(?P<version>\d{1,9})|chunk/(?P<digest>[0-9a-f]{64})|file/(?P<name>[a-z][a-z_.]{0,60})"
 _PATH = re.compile(f"/v1/(?:{_WHAT})")
-_RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})?")
 
 
 class WeightServer:
@@ -41,12 +42,12 @@ class WeightServer:
     Args:
       folders: of versions; looked through in this order.
       token: of the run.
-      host, port: where to listen; port 0 = a free one.
+      host, port: where to listen; port 0 = a free one, host 0.0.0.0 = on all addresses, those of IPv6 too.
       address: the host's name as others reach it; "" = `host`.
       most: answers at once.
 
     Raises:
-      OSError: the address is taken.
+      ConfigError: the address is taken, or not this machine's.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class WeightServer:
 
         self._http = _Server((host, port), Handler)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(LOOK_S,), name="weights", daemon=True)
-        self.url = f"http://{address or host}:{self._http.server_address[1]}"
+        self.url = url_of(address or host, self._http.server_address[1])
 
     def __enter__(self) -> WeightServer:
         self._thread.start()
@@ -145,7 +146,11 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]):
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        super().__init__(address, handler)
+        super().__init__(address, handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = bound("" if address[0] in ANY else address[0], address[1])
+        self.server_address = self.socket.getsockname()
+        self.server_activate()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """In the thread that accepts."""
@@ -188,20 +193,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _send(self, file: BinaryIO) -> None:
         size = file.seek(0, 2)
-        start, end, status = 0, size, 200
-        if asked := _RANGE.fullmatch(self.headers.get("Range", "")):
-            start, end, status = int(asked[1]), min(size, int(asked[2] or size) + 1), 206
-            if start >= end:
-                return self._say(416, "no such range", {"Content-Range": f"bytes */{size}"})
-        self.send_response(status)
+        self.send_response(200)
         self.send_header("Content-Type", "application/octet-stream")
-        self.send_header("Content-Length", str(end - start))
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
+        self.send_header("Content-Length", str(size))
         self.end_headers()
         self.wfile.flush()
         try:
-            sent = self.connection.sendfile(file, start, end - start) if end > start else 0
+            sent = self.connection.sendfile(file) if size else 0
         except OSError:  # the reader is gone, or too slow
             self.close_connection = True
             return

@@ -6,6 +6,7 @@ Both sides read with these functions, so both refuse what they do not understand
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
@@ -13,17 +14,39 @@ from jaxagent.fleet.admission import Answer, Batch, Outcome, Work
 from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.record import Result
 
-WIRE = 2  # version of all of this: the two sides of a call have the same, or do not talk
-# Of every request, beside the token.
-RUN, EPOCH, ATTEMPT, NAME = "Fleet-Run", "Fleet-Epoch", "Fleet-Attempt", "Fleet-Name"
+WIRE = 3  # version of all of this: the two sides of a call have the same, or do not talk
+# Of every request, beside the token. KEY: of a member, as `join` gave it.
+RUN, ATTEMPT, NAME, KEY = "Fleet-Run", "Fleet-Attempt", "Fleet-Name", "Fleet-Key"
 DIGEST = "Fleet-Digest"  # of an episode's result, with its body
+SUM = "Fleet-Sum"  # of every request and every answer: what came in is what was sent
 MAX_CALL_BYTES = 32 * 2**20  # of any body but an episode's, either way
 MAX_EPISODE_BYTES = 64 * 2**20
 LONGEST_POLL_S = 20.0
 CALL_S = 30.0  # longest time for an answer, beyond that of the poll
 BODY_S = 120.0  # longest time for an episode's body
 
+ANY = ("", "0.0.0.0", "::")  # where who listens there listens on all addresses of its machine
+
 T = TypeVar("T")
+
+
+def url_of(host: str, port: int) -> str:
+    """An IPv6 address stands in brackets, which it may have already."""
+    return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"
+
+
+def sum_of_call(method: str, path: str, headers: Mapping[str, str]) -> hashlib._Hash:
+    """SHA-256 of a request's address and of the headers that mean something; its body is still to be added."""
+    known = [headers.get(name, "") for name in (RUN, ATTEMPT, NAME, KEY, DIGEST)]
+    return hashlib.sha256("\n".join((method, path, *known, "")).encode("utf-8", "replace"))
+
+
+def sum_of_answer(asked: hashlib._Hash, status: int, digest: str, body: bytes) -> str:
+    """SHA-256 of an answer with its status, its header DIGEST ("": none) and its body.
+
+    And of what was asked as it came in, `sum_of_call` without the body, so that no other call's answer passes for it.
+    """
+    return hashlib.sha256(f"{asked.hexdigest()}\n{status}\n{digest}\n".encode() + body).hexdigest()
 
 
 class BadMessageError(ValueError):
@@ -71,6 +94,7 @@ class Joined:
     newest: int  # version; -1: none is published
     cancel: tuple[str, ...]  # leases that it must give up
     ended: str  # why the run is over; "": it goes on
+    key: str = ""  # by which the coordinator knows the process again: a trainer's calls need it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,6 +333,7 @@ def joined_of(row: Mapping[str, Any]) -> Joined:
         newest=_version(row),
         cancel=entries(row, "cancel", lease),
         ended=text(row, "ended"),
+        key=text(row, "key"),
     )
 
 

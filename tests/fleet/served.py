@@ -151,6 +151,19 @@ class Served:
     def client(self, patience_s: float = WAIT_S) -> Client:
         return Client(self.url, TOKEN, patience_s)
 
+    def trainer(self, patience_s: float = WAIT_S) -> Client:
+        """A client that has joined as the trainer."""
+        found = self.client(patience_s)
+        found.join("trainer", FACTS)
+        return found
+
+    def both(self) -> Client:
+        """A client for whoever engine it joins as, whose calls of a trainer are those of one that has joined."""
+        found, trainer = self.client(), self.trainer()
+        for call in ("batch", "damaged", "publish", "keep", "end"):
+            setattr(found, call, getattr(trainer, call))
+        return found
+
 
 class Engine:
     """An engine worker's process, as two threads: one beats, one plays."""

@@ -151,9 +151,9 @@ def test_what_is_damaged_on_disk_is_played_again_and_the_trainer_gets_what_it_wa
         trainer = Trainer(served.client(), PLAN)
         trainer.run(to=1)
         said = []
-        before = tokens(batches(tmp_path, served.client(), said).batch(1))
+        before = tokens(batches(tmp_path, trainer.client, said).batch(1))
         harm(file_of(served, EpisodeId(GroupId(1, 0, 0), 1)))
-        found = batches(tmp_path, served.client(), said, seen).batch(1)
+        found = batches(tmp_path, trainer.client, said, seen).batch(1)
         assert tokens(found) == before and found.metrics["fleet/damaged_episodes"] == 1.0
         (line,) = said
         assert line.startswith("step 1: episode 1 of group 0 (round 0) for step 1 is damaged on disk (")
@@ -173,7 +173,7 @@ def test_what_the_coordinator_cannot_read_is_told_at_once_and_played_again(tmp_p
         path = file_of(served, WHICH)
         path.unlink()
         path.mkdir()
-        client = served.client()
+        client = served.trainer()
         with pytest.raises(CallError, match=r"answered 404: .* it cannot be read: Is a directory"):
             client.episode(WHICH)
         assert client.damaged(WHICH, packed(WHICH, "w").digest).outcome is Outcome.STORED
@@ -184,7 +184,7 @@ def test_a_file_that_is_gone_or_back_is_found_when_the_coordinator_starts(tmp_pa
         with engines(served.url, 1) as workers:
             trainer = Trainer(served.client(), PLAN)
             trainer.run(to=1)
-            while served.client().batch(1, wait_s=5.0) is None:
+            while trainer.client.batch(1, wait_s=5.0) is None:
                 pass
             workers[0].kill()
         one, other = (file_of(served, EpisodeId(GroupId(1, 0, 0), sample)) for sample in (0, 1))
@@ -194,7 +194,7 @@ def test_a_file_that_is_gone_or_back_is_found_when_the_coordinator_starts(tmp_pa
         other.unlink()
         served.start()
         told = served.client().status()["episodes"]
-        assert told["damaged"] == told["found_damaged"] == 2 and served.client().batch(1) is None
+        assert told["damaged"] == told["found_damaged"] == 2 and served.trainer().batch(1) is None
         served.stop()
         one.write_bytes(body)  # from a copy
         served.start()
@@ -331,7 +331,7 @@ def test_a_step_whose_weights_nobody_has_ends_with_what_to_do(tmp_path, monkeypa
     monkeypatch.setattr(source, "TELL_EVERY_S", 0.1)
     monkeypatch.setattr(source, "LONGEST_POLL_S", 0.1)
     with Served(tmp_path, PLAN) as served:
-        client = served.client()
+        client = served.both()
         client.publish(0, "w0", "lineage", tasks_of(PLAN, 0))
         client.beat(client.join("engine", FACTS).name, [], WEIGHTS)
         asked = []
@@ -382,7 +382,7 @@ def test_what_cannot_be_had_again_names_file_and_episode_and_what_to_do(tmp_path
         flip(path)
         told = f"step 0: episode 0 of group 1 .*{path}.*under its version: version 0 is gone. Put the"
         with pytest.raises(ConfigError, match=told):
-            batches(tmp_path, served.client(), [], lacks=lambda step, tick: "version 0 is gone.").batch(0)
+            batches(tmp_path, served.trainer(), [], lacks=lambda step, tick: "version 0 is gone.").batch(0)
         workers[0].kill()
 
 
@@ -398,7 +398,7 @@ def test_a_replay_that_comes_out_otherwise_ends_the_trainer_with_both_digests(tm
             with pytest.raises(
                 ConfigError, match=r"needs a stored episode that is lost: episode \(0, 0, 1\)/1 was .* when it was"
             ):
-                batches(tmp_path, served.client(), []).batch(0)
+                batches(tmp_path, served.trainer(), []).batch(0)
             workers[0].failure = None
             workers[0].kill()
         assert len(served.client().status()["conflicts"]) == 1

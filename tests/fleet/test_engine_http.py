@@ -62,7 +62,7 @@ def test_two_engines_and_a_coordinator_that_is_started_again(tmp_path):
         served.stop()
         served.start()
         trainer.run()
-        served.client().end("the trainer has ended")
+        trainer.client.end("the trainer has ended")
         for thread in threads:
             thread.join(WAIT_S)
             assert not thread.is_alive()

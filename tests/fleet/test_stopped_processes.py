@@ -14,6 +14,7 @@ from jaxagent import join
 from jaxagent.config import command
 from jaxagent.config.errors import WAITED, WaitedInVainError
 from jaxagent.fleet import client as client_module
+from jaxagent.fleet import wire
 from jaxagent.fleet.client import Client, CoordinatorGoneError
 from jaxagent.fleet.line import Line, Reply
 from jaxagent.learner import peers
@@ -140,6 +141,12 @@ def test_who_does_not_come_to_a_meeting_is_named_in_one_line(monkeypatch, capsys
     )
 
 
+def answered(method, path, body, headers, *limits):
+    """As a coordinator answers, with the sum of what was asked and of what it says."""
+    told = b'{"left": true}'
+    return Reply(200, {wire.SUM: wire.sum_of_answer(wire.sum_of_call(method, path, headers), 200, "", told)}, told)
+
+
 @pytest.mark.parametrize("used", [False, True])
 def test_a_clients_patience_counts_no_time_in_which_it_was_stopped(monkeypatch, used):
     clock, asked = Clock(), []
@@ -150,7 +157,7 @@ def test_a_clients_patience_counts_no_time_in_which_it_was_stopped(monkeypatch, 
         if len(asked) == 1:
             clock.now += 3600.0
             raise TimeoutError("the deadline of the call is over")
-        return Reply(200, {}, b'{"left": true}')
+        return answered(*request)
 
     monkeypatch.setattr(Line, "ask", ask)
     monkeypatch.setattr(client_module, "time", clock)

@@ -16,7 +16,7 @@ from jaxagent.config.errors import WAITED
 from jaxagent.config.fleet import FleetConfig
 from jaxagent.fleet import local, packing, settings, vitals, weight_reader, weights
 from jaxagent.fleet.admission import Answer, Batch, Outcome
-from jaxagent.fleet.client import CoordinatorGoneError
+from jaxagent.fleet.client import CallError, CoordinatorGoneError
 from jaxagent.fleet.episodes import EpisodeFiles
 from jaxagent.fleet.manifest import MismatchError
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
@@ -93,6 +93,28 @@ class Coordinator:
 def batches(tmp_path, link, said, look=lambda step: None, folder="ledger"):
     signs = Vitals(tmp_path / "signs.json")
     return source.Batches(CFG.rl, CFG.fleet, link, tmp_path / folder, signs, said.append, look)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda batch: {"step": 4},
+        lambda batch: {"groups": (batch.groups[0],) * 2},
+        lambda batch: {"groups": batch.groups[:1]},
+        lambda batch: {"groups": (*batch.groups, GroupId(3, 1, 1))},
+        lambda batch: {"groups": (batch.groups[0], GroupId(2, 1, 0))},
+        lambda batch: {"left_out": batch.groups[:1]},
+        lambda batch: {"results": dict(list(batch.results.items())[1:])},
+        lambda batch: {"results": batch.results | {EpisodeId(GroupId(3, 0, 0), 2): Result("d", 2, "1-1")}},
+    ],
+)
+def test_a_batch_that_is_none_of_this_runs_is_not_trained(tmp_path, wrong):
+    link = Coordinator(tmp_path)
+    link.store()
+    assert batches(tmp_path, link, []).batch(3)
+    link.found = dataclasses.replace(link.found, **wrong(link.found))
+    with pytest.raises(CallError, match=r"step 3: the coordinator has sent a batch of step \d with \d of 2 groups and"):
+        batches(tmp_path, link, []).batch(3)
 
 
 def test_groups_come_in_the_order_of_rounds_and_tasks(tmp_path):

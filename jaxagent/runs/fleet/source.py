@@ -108,6 +108,7 @@ class Batches:
         while True:
             asked = time.monotonic()
             found = self._wait(step, started)
+            self._check_batch(step, found)
             waited += time.monotonic() - asked
             self._signs.phase(f"trains step {step}", budget_s, done=step)
             played, wrong = self._read(found, here)
@@ -167,6 +168,18 @@ class Batches:
         again = f"; {damaged} damaged episodes are to be played again" if damaged else ""
         told = f"{what}{again}; {playing} episodes are played by {len(engines)} engines"
         return told + (f" ({doing})" if doing else "")
+
+    def _check_batch(self, step: int, found: Batch) -> None:
+        """Raises CallError where it is none of this run's: it is asked for again when the process has started again."""
+        groups, wanted, attempts = (*found.groups, *found.left_out), self._rl.tasks_per_step, range(self._rl.group_size)
+        count = len(found.groups) == wanted or (len(found.groups) < wanted and self._rl.refill is not None)
+        own = found.step == step and (self._fleet.window > 1 or all(group.step == step for group in groups))
+        whole = found.results.keys() == {EpisodeId(group, sample) for group in groups for sample in attempts}
+        if not (count and own and whole and len(set(groups)) == len(groups)):
+            raise CallError(
+                f"step {step}: the coordinator has sent a batch of step {found.step} with {len(set(found.groups))} of "
+                f"{wanted} groups and {len(found.results)} episodes, none of this run's: its code or its memory errs."
+            )
 
     # ---------------------------------------------------------------- reading
 

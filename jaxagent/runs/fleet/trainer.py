@@ -16,7 +16,6 @@ from typing import Any
 from jaxagent.config import Config, ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.fleet import settings
-from jaxagent.fleet.admission import UnknownWorkerError
 from jaxagent.fleet.client import Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.plan import Plan
 from jaxagent.fleet.plan_of import plan_of
@@ -73,6 +72,9 @@ class Trainer:
         self._opened.close()
         if kind is None and peers.is_first():
             with contextlib.suppress(CoordinatorGoneError):
+                if not self._joined_as:  # there was nothing left to train
+                    here = {"process": self._name, "host": self._host, "config": settings.digest_of(self._cfg)}
+                    self._link.join(ROLE, here)
                 self._link.end("the trainer has ended")
 
     def connect(self, parts: Parts, saved: Run, driver: Driver, experience: Experience, steps_before: int) -> Seams:
@@ -156,8 +158,6 @@ class Trainer:
             phase, phase_s = self._signs.now()
             try:
                 self._link.beat(self._joined_as, (), phase, phase_s, {})
-            except UnknownWorkerError:
-                self._joined_as = self._link.join(ROLE, self._facts).name
             except ReplacedError as error:  # the loop's next call says so, too, and ends the process
                 logger.error("%s", error)
                 return
