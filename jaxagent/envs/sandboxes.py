@@ -45,7 +45,7 @@ class Sandboxes:
           note: told of every step of an image that is built.
 
         Raises:
-          ConfigError: no back end works here.
+          ConfigError, or SandboxLost where a worker is away: no back end works here.
         """
         spec, table = make_spec(self._config), bases.parse(self._config.bases)
         try:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from jaxagent.rollout.bookkeeping import one_line
+from jaxagent.sandbox.base import SandboxLost
 from jaxagent.types import StopReason, Task
 
 logger = logging.getLogger(__name__)
@@ -27,11 +28,13 @@ class Failed(Exception):
 async def ended(play: Callable[[], Awaitable[StopReason]], timeout_s: float) -> tuple[StopReason, str]:
     """Plays an episode under its deadline: (why it ended, "" or the first reason of a failure).
 
-    Only cancellation of the caller's own task passes through.
+    Only cancellation of the caller's own task passes through, and `SandboxLost`: whoever called plays again.
     """
     try:
         async with asyncio.timeout(timeout_s):
             return await play(), ""
+    except SandboxLost:
+        raise
     except Failed as failure:
         return failure.stop_reason, str(failure)
     except TimeoutError as failure:

@@ -68,7 +68,7 @@ class EpisodeRollout:
         )
 
     async def __call__(self, task: Task, sample: int) -> Episode:
-        """Runs one attempt. Only cancellation of the caller's own task passes through, after cleaning up."""
+        """Runs one attempt. Only its cancellation and `SandboxLost` pass through, after cleaning up."""
         return await self.playing(self, task, sample).run()
 
 

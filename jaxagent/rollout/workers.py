@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 from jaxagent.rollout import waiting
+from jaxagent.sandbox.base import SandboxLost
 from jaxagent.types import Episode, Group, StopReason, Task
 
 logger = logging.getLogger(__name__)
@@ -73,13 +74,19 @@ async def run_groups(
     ]
 
 
-async def guarded(rollout: Rollout, task: Task, sample: int) -> Episode:
-    """The attempt's episode; if the rollout raises, an episode that failed."""
+async def guarded(rollout: Rollout, task: Task, sample: int, plays: int = 5) -> Episode:
+    """The attempt's episode; if the rollout raises, an episode that failed.
+
+    An attempt whose sandbox was lost has no result: it is played again under its number, `plays` times in all.
+    """
     try:
         return await rollout(task, sample)
     except Exception as failure:
-        logger.exception("task %s, sample %d: the rollout raised", task.id, sample)
-        return no_episode(task, sample, StopReason.ENV_ERROR, f"{type(failure).__name__}: {failure}")
+        if not isinstance(failure, SandboxLost) or plays <= 1:
+            logger.exception("task %s, sample %d: the rollout raised", task.id, sample)
+            return no_episode(task, sample, StopReason.ENV_ERROR, f"{type(failure).__name__}: {failure}")
+        logger.warning("task %s, sample %d is played again: %s", task.id, sample, failure)
+    return await guarded(rollout, task, sample, plays - 1)
 
 
 def group_deadline_s(attempts: int, concurrency: int, episode_timeout_s: float) -> float:

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
@@ -24,10 +24,11 @@ from jaxagent.sandbox.base import (
     Sandbox,
     SandboxClosed,
     SandboxError,
+    SandboxLost,
     Spec,
 )
 from jaxagent.sandbox.connection import SNAPSHOT_TIMEOUT_S
-from jaxagent.sandbox.worker import CLIENT
+from jaxagent.sandbox.worker import CLIENT, STATUS
 
 START_TIMEOUT_S = 90.0
 LATE_S = 30.0  # beyond a command's deadline, for the worker's own escalation and the network
@@ -37,7 +38,8 @@ HEARTBEAT_S = 10.0
 MAX_UNENDED = 10_000  # of a worker: one that is gone so long has closed them when its lease ran out
 ENDED_PER_BEAT = 64
 HEALTH_TIMEOUT_S = 10.0
-KINDS = {k.__name__: k for k in (ConfigError, FileError, SandboxClosed, SandboxError)}
+AWAY_S, LOOK_S = 30.0, 0.5  # while all workers are away or full: somebody starts them again, places become free
+KINDS = {k.__name__: k for k in STATUS}
 
 
 class Remote(Backend):
@@ -66,10 +68,10 @@ class Remote(Backend):
         """Asks every worker what it is; fills in `name` and `missing`.
 
         Raises:
-          SandboxError: one does not answer, or the token is wrong.
+          SandboxError, or SandboxLost after some patience: one does not answer, or the token is wrong.
         """
-        answers = await asyncio.gather(*[self.ask("GET", f"{url}/health", START_TIMEOUT_S) for url in self._running])
-        found = dict(zip(self._running, answers, strict=True))
+        asked = [_patient(self.ask, "GET", f"{url}/health", START_TIMEOUT_S) for url in self._running]
+        found = dict(zip(self._running, await asyncio.gather(*asked), strict=True))
         kinds = sorted({str(f["backend"]) for f in found.values()})
         self.name = f"remote ({len(found)} workers: {', '.join(kinds)})"
         gaps = [f"{url}: {gap}" for url, f in found.items() for gap in f["missing"]]
@@ -78,8 +80,10 @@ class Remote(Backend):
 
     async def start(self, spec: Spec) -> Sandbox:
         """See `base.Backend`."""
-        body = {**dataclasses.asdict(spec), "env": dict(spec.env)}
-        reasons = []
+        return await _patient(self._start, {**dataclasses.asdict(spec), "env": dict(spec.env)})
+
+    async def _start(self, body: Mapping[str, Any]) -> Sandbox:
+        reasons, away = [], True
         for url in sorted(self._running, key=self._running.__getitem__):
             self._running[url] += 1
             name = secrets.token_hex(16)
@@ -89,16 +93,17 @@ class Remote(Backend):
             except BaseException as failure:  # the worker may have started it all the same, or be about to
                 self._ending.add(ending := asyncio.get_running_loop().create_task(self.end(url, name)))
                 ending.add_done_callback(self._ending.discard)
-                if not isinstance(failure, SandboxError):
+                if not isinstance(failure, (SandboxError, SandboxLost)):
                     raise
                 reasons.append(f"{url}: {failure}")
-        raise SandboxError("no worker starts a sandbox: " + "; ".join(reasons))
+                away = away and isinstance(failure, SandboxLost)
+        raise (SandboxLost if away else SandboxError)("no worker starts a sandbox: " + "; ".join(reasons))
 
     async def ask(self, method: str, url: str, timeout_s: float, raw: bool = False, **more: Any) -> Any:
         """One request. Returns the JSON, or bytes with `raw`; what the worker raised is raised here.
 
         Raises:
-          SandboxClosed: no answer.
+          SandboxClosed: no answer; SandboxLost where another attempt may have one.
         """
         if self._heart is None:  # made here: it belongs to the running loop
             self._heart = asyncio.gather(*[self._beat(url) for url in self._running])
@@ -108,9 +113,9 @@ class Remote(Backend):
         except HttpStatus as refusal:
             raise _raised(refusal) from None
         except HttpError as failure:
-            raise SandboxClosed(str(failure)) from failure
+            raise (SandboxLost if failure.passing else SandboxClosed)(str(failure)) from failure
         except ValueError as failure:
-            raise SandboxClosed(f"{url} sent no JSON: {failure}") from failure
+            raise SandboxLost(f"{url} sent no JSON: {failure}") from failure
 
     async def end(self, url: str, name: str) -> int | None:
         """Has a worker close a sandbox. Where it does not answer, it is told again after the next heartbeats.
@@ -126,7 +131,7 @@ class Remote(Backend):
         return await self._end(url, name, FILE_TIMEOUT_S)
 
     async def _end(self, url: str, name: str, timeout_s: float) -> int | None:
-        with contextlib.suppress(SandboxError):
+        with contextlib.suppress(SandboxError, SandboxLost):
             answer = await self.ask("DELETE", f"{url}/sandboxes/{name}", timeout_s)
             self._unended[url].discard(name)
             return answer.get("oom_kills")
@@ -136,7 +141,7 @@ class Remote(Backend):
         """Workers close the sandboxes of clients that they do not hear. One that does not answer delays no other."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            with contextlib.suppress(SandboxError):
+            with contextlib.suppress(SandboxError, SandboxLost):
                 await self.ask("GET", f"{url}/health", HEALTH_TIMEOUT_S)
                 names = list(itertools.islice(self._unended[url], ENDED_PER_BEAT))
                 await asyncio.gather(*[self._end(url, name, HEALTH_TIMEOUT_S) for name in names])
@@ -229,7 +234,7 @@ class RemoteSandbox(Sandbox):
             await self.read("/", 1)
         except FileError:
             return True
-        except SandboxError:
+        except (SandboxError, SandboxLost):
             return False
         return True
 
@@ -244,17 +249,29 @@ class RemoteSandbox(Sandbox):
             raise SandboxClosed("the sandbox is closed")
         try:
             return await self._backend.ask(method, self._url + where, timeout_s, **more)
-        except (SandboxClosed, asyncio.CancelledError):
+        except (SandboxClosed, SandboxLost, asyncio.CancelledError):
             await self.close()
             raise
 
 
+async def _patient(call: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    """What a call gives. While SandboxLost is raised it is made again, for `AWAY_S`; then that passes."""
+    until = asyncio.get_running_loop().time() + AWAY_S
+    while True:
+        try:
+            return await call(*arguments)
+        except SandboxLost as failure:
+            if asyncio.get_running_loop().time() >= until:
+                raise SandboxLost(f"env.sandbox.workers: for {AWAY_S:g} s, {failure}.") from failure
+        await asyncio.sleep(LOOK_S)
+
+
 def _raised(refusal: HttpStatus) -> Exception:
-    """What the worker raised; `SandboxClosed` where the answer is none of a worker's."""
+    """What the worker raised; `SandboxLost` where the answer is none of a worker's."""
     try:
         said = json.loads(refusal.body)
     except ValueError:
-        return SandboxClosed(str(refusal))
+        return SandboxLost(str(refusal))
     said = said if isinstance(said, dict) else {}
     return KINDS.get(said.get("kind"), SandboxError)(said.get("error", f"status {refusal.status}"))
 

@@ -39,6 +39,7 @@ from jaxagent.sandbox.base import (
     Sandbox,
     SandboxClosed,
     SandboxError,
+    SandboxLost,
     Spec,
 )
 from jaxagent.sandbox.folder import Folder
@@ -49,7 +50,7 @@ MAX_DEADLINE_S = 24 * 3600.0
 MAX_ENDED = 10_000
 NAME = re.compile(r"[0-9a-f]{16,64}")
 CLIENT = "X-Jaxagent-Client"
-STATUS = {ConfigError: 400, FileError: 404, SandboxClosed: 410, SandboxError: 500}  # by kind of failure
+STATUS = {ConfigError: 400, FileError: 404, SandboxLost: 410, SandboxClosed: 410, SandboxError: 500}  # closest first
 
 
 @dataclasses.dataclass
@@ -144,8 +145,8 @@ class Worker:
         client.heard, client.busy = time.monotonic(), client.busy + 1
         try:
             return await handler(request, client)
-        except (ConfigError, SandboxError) as failure:
-            kind = next(k for k in (ConfigError, FileError, SandboxClosed, SandboxError) if isinstance(failure, k))
+        except tuple(STATUS) as failure:
+            kind = next(k for k in STATUS if isinstance(failure, k))
             return _failure(kind.__name__, str(failure), STATUS[kind])
         except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as failure:
             return _failure("SandboxError", f"malformed request: {type(failure).__name__}: {failure}", 400)
@@ -166,7 +167,7 @@ class Worker:
         spec = self._folder.spec(spec_from_json(body))
         running = sum(len(c.starting) + len(c.sandboxes) for c in self._clients.values())
         if running >= self._max:
-            return _failure("SandboxError", f"all {self._max} sandboxes of this worker are in use", 429)
+            return _failure("SandboxLost", f"all {self._max} sandboxes of this worker are in use", 429)
         if name not in client.ended:
             client.starting.add(name)
             try:
@@ -183,7 +184,7 @@ class Worker:
         try:
             return client.sandboxes[request.match_info["id"]]
         except KeyError:
-            raise SandboxClosed("this worker has no such sandbox") from None
+            raise SandboxLost("this worker has no such sandbox; was it started again, or the lease over?") from None
 
     async def _run(self, request: web.Request, client: _Client) -> web.Response:
         body = await _body(request)
@@ -203,16 +204,13 @@ class Worker:
         return web.Response(body=data)
 
     async def _write(self, request: web.Request, client: _Client) -> web.Response:
-        data = await request.read()
-        await self._sandbox(request, client).write(
-            request.query["path"], data, _whole(request.query, "mode", 2**32 - 1)
-        )
+        data, mode = await request.read(), _whole(request.query, "mode", 2**32 - 1)
+        await self._sandbox(request, client).write(request.query["path"], data, mode)
         return web.json_response({})
 
     async def _list(self, request: web.Request, client: _Client) -> web.Response:
-        entries = await self._sandbox(request, client).list(
-            request.query["path"], _whole(request.query, "max_entries", 2**32 - 1)
-        )
+        most = _whole(request.query, "max_entries", 2**32 - 1)
+        entries = await self._sandbox(request, client).list(request.query["path"], most)
         return web.json_response([dataclasses.astuple(e) for e in entries])
 
     async def _stop(self, request: web.Request, client: _Client) -> web.Response:

@@ -1,6 +1,7 @@
 """Whole episodes of the search environment with a scripted policy: every way an episode can end."""
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import re
@@ -23,6 +24,7 @@ from jaxagent.rewards.length import soft_overlong
 from jaxagent.rewards.view import View
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
+from jaxagent.sandbox.base import SandboxLost
 from jaxagent.types import StopReason, Task, TokenKind
 
 TASK = Task("t1", "What is the calling code of Ghana?", ("233",))
@@ -78,6 +80,30 @@ def test_search_then_answer(trained):
     assert metrics["action_tokens"] == len(trained.encode(SEARCH)) + len(trained.encode(ANSWER))
     assert metrics["observation_tokens"] == (trajectory.kinds == TokenKind.OBSERVATION).sum()
     assert metrics["decode_s"] == 1.0 and metrics["total_s"] >= metrics["engine_s"]
+
+
+@pytest.mark.parametrize("at", ["start", "step", "verify", None])
+def test_a_lost_sandbox_is_no_end_of_an_episode(trained, at):
+    """Whoever asked for the attempt plays it again; what the attempt holds is freed before."""
+    freed = []
+
+    def make(task):
+        attempt = SearchAttempt(task, config(), RETRIEVER)
+
+        async def lost(*arguments):
+            raise SandboxLost("its host is gone")
+
+        async def close():
+            freed.append(at)
+
+        attempt.close = close
+        if at:
+            setattr(attempt, at, lost)
+        return attempt
+
+    with pytest.raises(SandboxLost) if at else contextlib.nullcontext():
+        play(trained, [SEARCH, ANSWER], make=make)
+    assert freed == [at]
 
 
 def test_wrong_answer_is_an_honest_zero(trained):

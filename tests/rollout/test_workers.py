@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from jaxagent.rollout.workers import LATE, STOP_TIMEOUT_S, Workers, group_deadline_s
+from jaxagent.sandbox.base import SandboxLost
 from jaxagent.types import Episode, StopReason, Task
 
 TASKS = [Task(f"t{i}", "?", ("a",)) for i in range(7)]
@@ -53,6 +54,23 @@ def test_the_same_task_twice_in_a_batch():
 def test_no_tasks():
     with Workers(4) as workers:
         assert workers.collect([], 8, Attempts(), 1.0) == []
+
+
+@pytest.mark.parametrize(("losses", "played"), [(0, 1), (4, 5), (5, 5)])
+def test_an_attempt_whose_sandbox_was_lost_is_played_again_under_its_number(losses, played):
+    """And fails when that was in vain for five times."""
+    plays = []
+
+    async def losing(task, sample):
+        plays.append((task, sample))
+        if len(plays) <= losses:
+            raise SandboxLost("its host is gone")
+        return episode(task, sample)
+
+    with Workers(1) as workers:
+        ((found,),) = (group.episodes for group in workers.collect(TASKS[:1], 1, losing, 10.0))
+    assert plays == [(TASKS[0], 0)] * played
+    assert found == episode(TASKS[0], 0) if losses < 5 else found.stop_reason is StopReason.ENV_ERROR
 
 
 def test_a_raising_rollout_is_one_failed_episode():

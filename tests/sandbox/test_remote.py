@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from pathlib import Path
@@ -16,12 +17,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.config.command import bound
+from jaxagent.config.errors import WaitedInVainError
+from jaxagent.envs.sandboxes import Sandboxes
 from jaxagent.io import connections
 from jaxagent.sandbox import door
+from jaxagent.sandbox import remote as remote_module
 from jaxagent.sandbox import worker as worker_module
-from jaxagent.sandbox.base import Backend, FileError, Limits, SandboxClosed, SandboxError, Spec
+from jaxagent.sandbox.base import Backend, FileError, Limits, SandboxClosed, SandboxError, SandboxLost, Spec
 from jaxagent.sandbox.remote import Remote
 from jaxagent.sandbox.worker import CLIENT, Worker
 
@@ -93,17 +97,22 @@ def test_the_same_interface(backends, tmp_path):
     backends.run(main(backends.backend("namespaces")))
 
 
-def test_many_on_several_workers(backends):
+def test_many_on_several_workers(backends, monkeypatch):
     async def main(local):
         async with workers(local, 3, max_sandboxes=4) as urls:
             remote = Remote([*urls, "http://127.0.0.1:1"], TOKEN)  # nobody listens there
             sandboxes = await asyncio.gather(*[remote.start(Spec()) for _ in range(12)])
             said = await asyncio.gather(*[s.run(f"sleep 0.1; echo {i}", 20, 100) for i, s in enumerate(sandboxes)])
             assert [r.output for r in said] == [b"%d\n" % i for i in range(12)]
-            with pytest.raises(SandboxError, match="in use"):
+            monkeypatch.setattr(remote_module, "AWAY_S", 0.0)
+            with pytest.raises(SandboxLost, match="in use"):
                 await remote.start(Spec())
+            monkeypatch.undo()
+            waiting = asyncio.create_task(remote.start(Spec()))
+            await asyncio.sleep(0.2)
+            assert not waiting.done()  # a dead client's sandboxes have their places until its lease is over
             await sandboxes[0].close()
-            again = await remote.start(Spec())
+            again = await waiting
             await asyncio.gather(*[s.close() for s in [*sandboxes, again]])
             await remote.close()
 
@@ -301,11 +310,49 @@ def test_a_dead_clients_sandboxes_end(backends):
             slow = await sandbox.run("sleep 1; echo on", 10, 100)  # a long command keeps the lease
             assert slow.output == b"on\n"
             await asyncio.sleep(1.5)
-            with pytest.raises(SandboxClosed):
+            with pytest.raises(SandboxLost, match="no such sandbox"):
                 await sandbox.run("true", 1, 1)
             await remote.close()
 
     backends.run(main(backends.backend("namespaces")))
+
+
+def test_a_worker_that_is_away_is_waited_for(backends, monkeypatch):
+    """And patience has an end, which is nobody's mistake."""
+
+    async def main(local):
+        probe = bound("127.0.0.1", 0)
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        probe.close()
+        remote = Remote([url], TOKEN)
+        waiting = [asyncio.create_task(remote.connect()), asyncio.create_task(remote.start(Spec()))]
+        await asyncio.sleep(0.7)
+        assert not any(task.done() for task in waiting)
+        runner = web.AppRunner(Worker(local, TOKEN, max_sandboxes=1, lease_s=60.0).app())
+        await runner.setup()
+        server = await door.listen(runner.server, bound("127.0.0.1", int(url.rpartition(":")[2])), 64)
+        await waiting[0]
+        sandbox = await waiting[1]
+        assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
+        server.close()
+        await runner.cleanup()
+        monkeypatch.setattr(remote_module, "AWAY_S", 0.3)
+        gone = Sandboxes(SandboxConfig(backend="remote", workers=url, token_file=token_file), "env.sandbox")
+        with pytest.raises(SandboxLost, match=r"for 0\.3 s, .* is not reached: .*\.$") as told:
+            await gone.open()
+        assert isinstance(told.value, WaitedInVainError)  # exit code 75: it is started again
+        await gone.close()
+        with pytest.raises(SandboxLost, match="no worker starts a sandbox"):
+            await remote.start(Spec())
+        with pytest.raises(SandboxLost):
+            await sandbox.run("true", 1, 1)
+        await remote.close()
+
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(TOKEN)
+        file.flush()
+        token_file = file.name
+        backends.run(main(backends.backend("namespaces")))
 
 
 class Stuck:
@@ -375,12 +422,13 @@ def test_a_start_that_nobody_waits_for_leaves_no_sandbox(how, backends, monkeypa
         async with workers(backend) as urls:
             remote = Remote(urls, TOKEN)
             if how == "late":
-                monkeypatch.setattr("jaxagent.sandbox.remote.START_TIMEOUT_S", 0.2)
+                monkeypatch.setattr(remote_module, "START_TIMEOUT_S", 0.2)
+                monkeypatch.setattr(remote_module, "AWAY_S", 0.0)
             starting = asyncio.create_task(remote.start(Spec()))
             await backend.begun.wait()
             if how == "cancelled":
                 starting.cancel()
-            with pytest.raises(asyncio.CancelledError if how == "cancelled" else SandboxError):
+            with pytest.raises(asyncio.CancelledError if how == "cancelled" else SandboxLost):
                 await starting
             await asyncio.sleep(0.1)  # the worker hears of it before the sandbox is there
             backend.gate.set()
@@ -532,7 +580,7 @@ def test_the_program(backends, tmp_path):
             running = asyncio.create_task(sandbox.run("sleep 100", 100, 100))
             await asyncio.sleep(0.3)
             os.kill(process.pid, signal.SIGKILL)
-            with pytest.raises(SandboxClosed):
+            with pytest.raises(SandboxLost):
                 await running
             await remote.close()
 
