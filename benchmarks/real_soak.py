@@ -33,9 +33,8 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxagent.fleet import settings, vitals
+from jaxagent.fleet import restarts, settings, vitals
 from jaxagent.fleet.child import LOGS
-from jaxagent.fleet.supervise import RESTARTS_FILE
 from jaxagent.observe import jsonl
 from tests import tiny_run
 
@@ -305,7 +304,7 @@ def told(folder: pathlib.Path) -> dict[str, Any]:
     logs = [*folder.glob(f"run-*/{settings.FOLDER}/{LOGS}/*.log"), *folder.glob("run-*.log")]
     again = sum(path.read_text(encoding="utf-8", errors="replace").count(" is played again: ") for path in logs)
     reasons = [
-        row["reason"] for path in folder.glob(f"run-*/{settings.FOLDER}/{RESTARTS_FILE}") for row in jsonl.read(path)
+        row["reason"] for path in folder.glob(f"run-*/{settings.FOLDER}/{restarts.FILE}") for row in jsonl.read(path)
     ]
     return {
         "kills": sum(roles.values()),

@@ -269,3 +269,13 @@ def test_the_list_of_commands_ends_quietly_when_its_reader_does(monkeypatch):
     with os.fdopen(write, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
         assert overview.main() == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_are_short(page):
+    """At most 140 characters, but for tables, blocks of code, and a command within a sentence, which is not broken."""
+    prose = re.sub(r"^( *)```.*?^\1```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    lines = (line for line in prose.splitlines() if not line.lstrip().startswith("|") and not line.startswith("    "))
+    assert [
+        line for line in lines if len(line) > 140 and max(map(len, re.findall("`[^`]*`", line)), default=0) < 100
+    ] == []
