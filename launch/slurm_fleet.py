@@ -113,7 +113,7 @@ def _of_engines(srun: int) -> int:
 
 def _names(nodelist: str) -> list[str]:
     asked = ["scontrol", "show", "hostnames", nodelist]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    return subprocess.run(asked, capture_output=True, encoding="utf-8", check=True).stdout.split()
 
 
 class Job:

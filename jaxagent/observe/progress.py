@@ -53,7 +53,7 @@ MOST_BYTES = 8 * 2**20  # of the file of lines and of the one before it
 
 
 class Progress:
-    """A context manager. On a terminal it redraws in place; elsewhere it prints a line per `log_every_s`.
+    """A context manager. On a terminal that can, it redraws in place; elsewhere it prints a line per `log_every_s`.
 
     Nothing depends on it: when its display is gone (the reader of a pipe, a terminal), the run goes on without.
 
@@ -91,7 +91,7 @@ class Progress:
         self._task = None
         self._display_loss_noted = False
         self._live = (
-            Live(self._bars, console=self._console, refresh_per_second=4) if self._console.is_terminal else None
+            Live(self._bars, console=self._console, refresh_per_second=4) if self._console.is_interactive else None
         )
 
     def __enter__(self) -> Self:
