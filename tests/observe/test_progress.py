@@ -17,7 +17,7 @@ from jaxagent.observe.progress import Progress
 
 def _run(terminal: bool, log_every_s: float = 0.0) -> str:
     out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=300)
+    console = Console(file=out, force_terminal=terminal, force_interactive=terminal, width=300)
     with Progress(console, log_every_s) as progress:
         progress.stage("rl", total=3)
         progress.update(1, {"reward/mean": 0.25, "unknown": 5.0})
@@ -59,7 +59,7 @@ def test_failures_are_shown_once_there_are_some_and_nothing_measured_is_a_dash()
     assert "env_error" not in lines[1]
     assert "reward/mean -" in lines[2] and "stop/env_error 1" in lines[2] and "eval/failed 8" in lines[2]
     assert "reward/mean 0 " in lines[3] and "stop/env_error 0" in lines[3]
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    console = Console(file=io.StringIO(), force_terminal=True, force_interactive=True, width=100)
     with Progress(console) as progress:
         progress.stage("rl", total=3)
         progress.update(1, {"reward/mean": None, "stop/timeout": 0.25})
@@ -67,7 +67,7 @@ def test_failures_are_shown_once_there_are_some_and_nothing_measured_is_a_dash()
 
 
 def test_brackets_in_the_kind_of_a_task_are_text_and_no_markup():
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    console = Console(file=io.StringIO(), force_terminal=True, force_interactive=True, width=100)
     with Progress(console) as progress:
         progress.stage("rl", total=3)
         progress.update(1, {"eval/em": 0.5, "eval/em_[/INST]": 0.25, "eval/em_[red]": 0.25})
