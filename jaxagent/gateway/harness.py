@@ -40,7 +40,7 @@ from jaxagent.rollout.ending import CLOSE_TIMEOUT_S, Failed
 from jaxagent.rollout.episode import EpisodeRollout, Playing
 from jaxagent.rollout.templates import CHAT_DATE, Plain
 from jaxagent.rollout.workers import Workers
-from jaxagent.sandbox.base import CommandResult, SandboxError
+from jaxagent.sandbox.base import CommandResult, SandboxError, SandboxLost
 from jaxagent.types import StopReason, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class _Playing(Playing):
                 try:
                     self._verdict = await verdict_of(attempt, self._turns, ended)
                 except Exception as failure:
-                    if not line.state.refusal:
+                    if isinstance(failure, SandboxLost) or not line.state.refusal:
                         raise
                     told = f"{_refused(line)}{one_line(failure, 'it took too long')}"
                     raise Failed(StopReason.ENV_ERROR, told) from failure

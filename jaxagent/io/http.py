@@ -72,7 +72,7 @@ class HttpStatus(HttpError):
             said = f"a redirect to {_quoted(location)}, which is not followed"
         super().__init__(f"{url} answered {status}" + (f": {said}" if said else ""))
         self.status, self.body, self.retry_after_s = status, body, retry_after_s
-        self.passing = status == 429 or status >= 500
+        self.passing = status in (408, 429) or status >= 500
 
 
 def _quoted(text: str) -> str:

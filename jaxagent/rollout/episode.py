@@ -92,8 +92,10 @@ class Playing:
         try:
             stop_reason, error = await ended(self._play, self._rollout.config.episode_timeout_s)
         finally:
-            await self._hang_up()
-            await close(self._attempt, self._task)
+            try:
+                await self._hang_up()
+            finally:  # also where that fails, or is cancelled
+                await close(self._attempt, self._task)
         try:
             self._metrics |= counted(self._attempt) if self._attempt else {}
         except Exception as failure:  # environments are other people's code

@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.io.http import HttpError, HttpStatus
+from jaxagent.rollout.workers import guarded
 from jaxagent.service.client import ServiceClient
 from jaxagent.service.episodes import to_bytes
 from jaxagent.service.play import Phases, Places, Play, Work
@@ -221,7 +222,7 @@ class Node:
 
     async def _played(self, work: Work, phases: Phases) -> Episode:
         """The episode, whatever happens, within the session's time and that of cleaning up."""
-        play = asyncio.ensure_future(self._play(work, phases))
+        play = asyncio.ensure_future(guarded(lambda *_: self._play(work, phases), work.task, work.number))
         try:
             await asyncio.wait({play}, timeout=work.timeout_s)
         finally:

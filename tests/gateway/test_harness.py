@@ -11,7 +11,8 @@ from jaxagent.engine.requests import EngineError
 from jaxagent.gateway import harness
 from jaxagent.gateway.harness import HarnessRollout
 from jaxagent.rollout.forced import ForcedTools
-from jaxagent.sandbox.base import SandboxClosed
+from jaxagent.rollout.workers import guarded
+from jaxagent.sandbox.base import SandboxClosed, SandboxLost
 from jaxagent.types import StopReason
 from tests.gateway import world
 from tests.gateway.episodes import CONFIG, TASK, says
@@ -329,6 +330,20 @@ def test_the_gateways_reason_stands_in_the_error_of_a_program_that_it_refused(sc
     episode = scene.play(says("hello"), script("", first), judge=judge)
     fails(episode, StopReason.ENV_ERROR, "the gateway refused its last request: 'messages[0].content'")
     assert episode.turns == turns
+
+
+@pytest.mark.parametrize("first", ["ask()\n", "ask()\nask(3)\n"])
+def test_an_attempt_that_loses_its_sandbox_is_played_again_whatever_the_gateway_refused(scene, first):
+    async def lost(sandbox):
+        if len(scene.attempts) < 3:
+            raise SandboxLost("its host is gone")
+        return 1.0
+
+    async def around(rollout):
+        return await guarded(rollout, TASK, 3)
+
+    episode = scene.play(says("hello"), script("", first), judge=lost, around=around)
+    assert (episode.reward, episode.error, len(scene.attempts)) == (1.0, "", 3)
 
 
 def test_turns_that_are_tokenised_again_are_counted_and_the_run_is_warned_once(scene, caplog):

@@ -75,7 +75,7 @@ def test_what_is_sent_arrives_and_the_answer_comes_back_as_bytes():
     assert ask(answer, params={"a": "b"}, json={"c": 1})[0] == b'POST{"c": 1}'
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_a_busy_server_is_asked_again_a_bounded_number_of_times(status):
     async def answer(i, request):
         return web.Response(status=status) if i < 2 else web.Response(body=b"good")

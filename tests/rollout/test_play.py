@@ -309,3 +309,25 @@ def test_an_environments_step_that_meets_a_full_context_ends_as_the_policys_limi
     episode = asyncio.run(rollout(TASK, 0))
     assert (episode.stop_reason, episode.reward, episode.error) == (StopReason.TOKEN_LIMIT, 1.0, "")
     assert episode.metrics["friend_no_room"] == 1
+
+
+@pytest.mark.parametrize("breaks", [ValueError("no such sequence"), asyncio.CancelledError()])
+def test_what_an_attempt_holds_is_freed_although_hanging_up_fails(trained, breaks):
+    """A second cancellation comes while a session ends at a gateway far away."""
+    attempts = []
+
+    class Breaks(Play.playing):
+        async def _hang_up(self):
+            raise breaks
+
+    class Rollout(Play):
+        playing = Breaks
+
+    def begin(task, cast):
+        attempts.append(Attempt(cast, lambda cast: asyncio.sleep(0)))
+        return attempts[-1]
+
+    rollout = Rollout(begin, ScriptedPolicy(trained, None), trained, Plain(), LIMITS, SAMPLING, 2.0, Company({}, {}))
+    with pytest.raises(type(breaks)):
+        asyncio.run(rollout(TASK, 3))
+    assert attempts[0].closed

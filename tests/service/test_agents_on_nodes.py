@@ -13,6 +13,7 @@ from jaxagent.engine.requests import EngineError
 from jaxagent.io.http import HttpUnreachable
 from jaxagent.rollout.templates import Plain
 from jaxagent.sandbox import choose
+from jaxagent.sandbox.base import SandboxLost
 from jaxagent.service.agents import play_of, player
 from jaxagent.service.gateway_client import GatewayClient
 from jaxagent.service.play import Here
@@ -20,7 +21,7 @@ from jaxagent.service.remote_rollout import RemoteRollout, ServiceConfig, Shared
 from jaxagent.types import StopReason, Task
 from tests.gateway import world
 from tests.gateway.conftest import machines, scene  # noqa: F401  (fixtures)
-from tests.gateway.episodes import CONFIG, Attempt, says
+from tests.gateway.episodes import CONFIG, Attempt, has_hello, says
 from tests.gateway.scripted import Scripted
 from tests.service.cluster import TOKEN, playing, serving
 from tests.service.test_remote_rollout import Settings
@@ -30,14 +31,15 @@ SOLVES = "<cmd>echo hello > hello.txt</cmd>", "<done>"
 TASK = Task("task", "write hello", (), metadata={"domain": "d"})
 
 
-def remotely(machines, tmp_path, reply, agent=None, client=GatewayClient, run_s=30.0, **service):  # noqa: F811
+def remotely(machines, tmp_path, reply, agent=None, client=GatewayClient, run_s=30.0, judge=has_hello, **service):  # noqa: F811
     """(the episode of sample 3, the policy, the server's view of its session) by way of server, node and gateway."""
     runner, backend = machines
     policy = Scripted(world.tokenizer(), reply)
     attempts = []
 
     def begin(task):
-        attempts.append(Attempt(backend, choose.Spec(), agent or Shell(python="/usr/bin/python3"), run_s=run_s))
+        how = agent or Shell(python="/usr/bin/python3")
+        attempts.append(Attempt(backend, choose.Spec(), how, run_s=run_s, judge=judge))
         return attempts[-1]
 
     async def main():
@@ -99,6 +101,20 @@ def test_a_failure_keeps_its_reason(machines, tmp_path, reply, agent, reason, to
     episode, _, session = remotely(machines, tmp_path, reply, agent)
     assert episode.stop_reason is reason and told in episode.error
     assert (session["state"], session["usable"]) == ("ERROR", False) and told in session["reason"]
+
+
+def test_an_attempt_that_loses_its_sandbox_is_played_again_where_it_was(machines, tmp_path):  # noqa: F811
+    judged = []
+
+    async def lost_at_first(sandbox):
+        judged.append(sandbox)
+        if len(judged) < 3:
+            raise SandboxLost("its host is gone")
+        return await has_hello(sandbox)
+
+    episode, policy, session = remotely(machines, tmp_path, says(*SOLVES), judge=lost_at_first)
+    assert (episode.reward, episode.error, session["usable"], len(judged)) == (1.0, "", True, 3)
+    world.check(policy, episode.trajectories, "task", 3, given_up=4)
 
 
 class Gone(GatewayClient):

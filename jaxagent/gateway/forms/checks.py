@@ -225,8 +225,9 @@ def sampling(temperature: float, top_p: float, top_k: int, min_p: float, most_to
             f"'temperature' must be from 0 to {MOST_TEMPERATURE:g} (below {LEAST_TEMPERATURE:g} sampling is greedy)",
             "temperature",
         )
-    if not (0 <= top_p <= 1 and 0 <= top_k <= most_top_k and 0 <= min_p <= 1):
-        raise BadRequest(f"0 <= top_p <= 1, 0 <= top_k <= {most_top_k} and 0 <= min_p <= 1 must hold")
+    for name, value, most in (("top_p", top_p, 1), ("top_k", top_k, most_top_k), ("min_p", min_p, 1)):
+        if not 0 <= value <= most:
+            raise BadRequest(f"'{name}' must be from 0 to {most}", name)
     return SamplingConfig(float(temperature), max(float(top_p), LEAST_TOP_P), top_k, float(min_p))
 
 
