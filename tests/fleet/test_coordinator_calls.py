@@ -651,6 +651,15 @@ def test_bodies_together_are_bounded(served, monkeypatch):
 # -------------------------------------------------------------------- disks
 
 
+@pytest.mark.parametrize(
+    "token", ["too short", "ein Geheimnis für uns", "one that has\na second line", "one with a space "]
+)
+def test_a_token_that_no_header_can_have_is_refused_at_the_start(token):
+    """Processes that asked with it would be told, after the stages before RL, that it is wrong."""
+    with pytest.raises(ConfigError, match=r"at least 16 characters, printable ASCII\.$"):
+        api.Api(None, token)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_coordinator_that_misses_nobody_any_more_ends_and_a_full_disk_under_its_signs_is_no_reason(tmp_path):
     """One whose sweeps had died would wait for a dead engine for ever."""
     fails = threading.Event()
