@@ -96,19 +96,14 @@ class Api:
     async def _lifetime(self, app: web.Application):
         forever = self._presence.sweeps(), self._playing.looks(), self.core.watch.measure()
         tasks = list(map(asyncio.create_task, forever))
-        for task in tasks:
-            task.add_done_callback(self._ended)
+        for task in tasks:  # of those that have no end: without them nobody would miss a dead engine
+            task.add_done_callback(lambda done: done.cancelled() or self.core.fail(f"no sweeps: {done.exception()!r}"))
         self._playing.begin()
         yield
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.core.close(FINISH_S)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """What should go on for ever has failed: nobody would miss a dead engine any more."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.core.fail(f"the coordinator looks around no more: {failure_line(error)}")
 
     async def _shut(self, app: web.Application) -> None:
         """Long polls end now."""

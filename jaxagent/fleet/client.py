@@ -348,9 +348,7 @@ class Client:
                 "An answer of %s came in damaged, and is asked for again: a link, a proxy or a memory on the way errs. "
                 "Said once for this process.", self.url,
             )  # fmt: skip
-        raise http.client.HTTPException(
-            f"the answer ({reply.status}) came in damaged, or is of other code, or a proxy drops headers"
-        )
+        raise http.client.HTTPException(f"the answer ({reply.status}) is damaged, of other code, or of a proxy")
 
     def _headers(self, method: str, path: str, body: bytes, attempt: int, more: Mapping[str, str] | None):
         """Of a request. No two have the same, so no answer to an earlier one passes for this one's."""

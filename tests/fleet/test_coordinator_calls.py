@@ -670,7 +670,7 @@ def test_a_coordinator_that_misses_nobody_any_more_ends_and_a_full_disk_under_it
 
     with Served(tmp_path, PLAN, clock=clock) as served:
         fails.set()
-        assert re.search(r"looks around no more: .*no time", str(served.ended()))
+        assert re.search(r"no sweeps: .*no time", str(served.ended()))
     signs = vitals.Vitals(tmp_path / "a folder that is not there" / "x.json")
     signs.phase("waits", 1.0)
     assert signs.now()[0] == "waits"

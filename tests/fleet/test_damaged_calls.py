@@ -147,5 +147,5 @@ def test_what_is_no_coordinator_of_this_code_is_said(tmp_path, monkeypatch):
 
     with Served(tmp_path, PLAN) as served, monkeypatch.context() as patched:
         patched.setattr(calls.Line, "ask", without)
-        with pytest.raises(calls.CoordinatorGoneError, match=r"damaged, or is of other code"):
+        with pytest.raises(calls.CoordinatorGoneError, match=r"is damaged, of other code, or of a proxy"):
             served.client(patience_s=0.1).status()
