@@ -111,6 +111,8 @@ def _coordinate(cfg: Config, options: argparse.Namespace, token: str, signs: Vit
     try:
         server.run(folder, plan_of(cfg), token, listen, settings.digest_of(cfg), exact, _judge(cfg), alive)
     except server.CoordinatorError as error:
+        if isinstance(error.__cause__, OSError):  # its disk: the ledger may be there again in a moment
+            raise WaitedInVainError(str(error)) from error
         raise SystemExit(f"error: {error}") from error
 
 

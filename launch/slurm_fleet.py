@@ -69,8 +69,12 @@ def _main(words: list[str]) -> int:
         raise ConfigError("--config.workdir=DIR is missing: a folder that all nodes see.")
     here = {**PLACES, **os.environ}
     for name in PLACES:
-        if not here[name].isdecimal():
-            raise ConfigError(f"{name} must be a whole number, got '{here[name]}'.")
+        least = int(name in ("TRAINERS", "ENGINES_PER_NODE", "PORT"))
+        if not here[name].isdecimal() or int(here[name]) < least:
+            raise ConfigError(f"{name} must be a whole number from {least}, got '{here[name]}'.")
+    own = [word for word in words if word.startswith("--config.fleet.trainers=")]
+    if own and own[-1].partition("=")[2] != here["TRAINERS"]:
+        raise ConfigError(f"{own[-1]} and TRAINERS={here['TRAINERS']} (environment) differ: a job has the latter.")
     trainers, engines = nodes(here, only_show)
     overrides = [word for word in words if not word.startswith("--config=")]
     overrides = ["--config.fleet=on", *overrides, f"--config.fleet.trainers={len(trainers)}"]

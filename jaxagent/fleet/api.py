@@ -57,12 +57,12 @@ class Api:
       judge: see `Playing`.
 
     Raises:
-      ConfigError: the token is too short.
+      ConfigError: the token is too short, or no header can have it.
     """
 
     def __init__(self, core: Core, token: str, judge: Judge | None = None):
-        if len(token) < LEAST_TOKEN:
-            raise ConfigError(f"The coordinator's token must have at least {LEAST_TOKEN} characters.")
+        if len(token) < LEAST_TOKEN or not (token.isascii() and token.isprintable()) or token != token.strip():
+            raise ConfigError(f"The coordinator's token must have at least {LEAST_TOKEN} characters, printable ASCII.")
         self.core, self._token = core, token.encode()
         self._presence, self._playing, self._training = Presence(core), Playing(core, judge), Training(core)
 
@@ -96,6 +96,8 @@ class Api:
     async def _lifetime(self, app: web.Application):
         forever = self._presence.sweeps(), self._playing.looks(), self.core.watch.measure()
         tasks = list(map(asyncio.create_task, forever))
+        for task in tasks:  # of those that have no end: without them nobody would miss a dead engine
+            task.add_done_callback(lambda done: done.cancelled() or self.core.fail(f"no sweeps: {done.exception()!r}"))
         self._playing.begin()
         yield
         for task in tasks:

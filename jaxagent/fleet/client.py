@@ -73,7 +73,7 @@ class Client:
         self._go_to(url)
         self._address = address if address is not None and url_in(address) == self.url else None
         self._token, self._patience_s = token, patience_s
-        self._run, self._name, self._key = "", "", ""
+        self._run, self._name, self._key = "", "", secrets.token_hex(16)
         self._trains: Mapping[str, Any] | None = None  # facts of a trainer, which joins again
         self._joining = threading.Lock()
         self._damaged = 0  # answers that came in damaged
@@ -348,7 +348,7 @@ class Client:
                 "An answer of %s came in damaged, and is asked for again: a link, a proxy or a memory on the way errs. "
                 "Said once for this process.", self.url,
             )  # fmt: skip
-        raise http.client.HTTPException(f"the answer ({reply.status}) came in damaged, or is of other code")
+        raise http.client.HTTPException(f"the answer ({reply.status}) is damaged, of other code, or of a proxy")
 
     def _headers(self, method: str, path: str, body: bytes, attempt: int, more: Mapping[str, str] | None):
         """Of a request. No two have the same, so no answer to an earlier one passes for this one's."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +42,7 @@ class Member:
     waited_s: float = 0.0  # for an answer to `take` (nothing in hand) or to `batch`, as the server saw it
     drain: bool = False
     differs: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # fact -> [the run's, its own]
-    key: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))  # that only the process itself has
+    key: str = ""  # that only the process itself has
 
 
 class Members:
@@ -60,6 +59,7 @@ class Members:
         self._all: dict[str, Member] = {}
         self._reference: Member | None = None  # the trainer, or the engine that came first
         self._newest: dict[str, str] = {}  # by rank: the newest trainer process that ever was there
+        self._trainers: dict[str, str] = {}  # key -> name, of all trainer processes that ever were there
         self._count = 0
         self.waited_s: dict[str, float] = dict.fromkeys(ROLES, 0.0)  # of all that were ever there
 
@@ -93,9 +93,9 @@ class Members:
         """Whether a trainer has said what is right."""
         return self._reference is not None and self._reference.role == "trainer"
 
-    def add(self, name: str, role: str, facts: Mapping[str, Any], now: float) -> list[str]:
+    def add(self, name: str, role: str, facts: Mapping[str, Any], now: float, key: str) -> list[str]:
         """A process that `check` let in. Returns engines that must leave, since the trainer's facts are others."""
-        member = Member(name, role, dict(facts), now, now, differs=self._differences(role, facts))
+        member = Member(name, role, dict(facts), now, now, differs=self._differences(role, facts), key=key)
         out = list[str]()
         if role == "trainer":
             rank = name.rpartition("-")[2]
@@ -113,15 +113,18 @@ class Members:
         self._all[name] = member
         return out
 
-    def name_of_trainer(self, epoch: int, was: str, rank: int) -> str:
+    def name_of_trainer(self, epoch: int, was: str, rank: int, key: str) -> str:
         """For a trainer that joins: a process keeps the one that it `was`, which says how new it is among its rank.
 
+        So it does where its first call comes a second time, late, or had an answer that was lost: its key is the same.
         Raises ReplacedError, as `check_newest`.
         """
+        was = was or self._trainers.get(key, "")
         if not _TRAINER.fullmatch(was):
             self._count += 1
             was = f"{epoch}-t{self._count}-{rank}"
         self.check_newest(was)
+        self._trainers[key] = was
         return was
 
     def check_newest(self, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 
 from aiohttp import web
 
@@ -36,14 +37,15 @@ class Presence:
             raise
         now, rules, was = self.core.clock(), self.core.book.rules, wire.text(row, "was", "")
         name, told = "", Beat(rules.record.published, ())
+        key = request.headers.get(wire.KEY, "") or secrets.token_hex(16)
         if role == "trainer":
-            name = self.core.members.name_of_trainer(self.core.book.epoch, was, wire.whole(facts, "rank", 0))
+            name = self.core.members.name_of_trainer(self.core.book.epoch, was, wire.whole(facts, "rank", 0), key)
             self.core.said = ""  # one that comes back goes on
         if was:
             self.core.gone(was, "joins again")
         if role == "engine":
             name, told = rules.join(now, holding)
-        for other in self.core.members.add(name, role, facts, now):
+        for other in self.core.members.add(name, role, facts, now, key):
             self.core.gone(other, f"differs from the trainer: {self._differs(other)}")
         member = self.core.members.get(name)
         assert member is not None

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
-from jaxagent.config.errors import EXIT_CODES, WAITED, ending_signals
+from jaxagent.config.errors import EXIT_CODES, NAMES, WAITED, ending_signals
 from jaxagent.fleet import restarts as rules
 from jaxagent.fleet.child import LOGS, Child, Program
 from jaxagent.fleet.restarts import Lives
@@ -92,7 +92,7 @@ class Supervisor:
         self.newest_code = 0
         self._silences: dict[str, float] = {}  # process -> the sign since which it is silent, when that was told
         self.asked: signal.Signals | None = None
-        self._interrupts = 0
+        self._interrupts, self._sent = 0, False
         self._code: int | None = None  # the run's, once it is decided
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
 
@@ -211,8 +211,13 @@ class Supervisor:
             self._say(f"{why}: ended at once; the same command continues from the last checkpoint.")
             self._code = EXIT_CODES[self.asked]
             self._interrupts = 2
-        elif not self._leader.children:
+        elif not (self._leader.children and all(c.sign() or not c.program.watched for c in self._leader.children)):
+            self._say(f"{NAMES[self.asked]} before {self._leader.gang.name} had begun: the same command starts it.")
             self._code = EXIT_CODES[self.asked]
+        elif not self._sent:
+            self._sent = True
+            for child in self._leader.children:
+                child.send(self.asked)
 
     def _end(self) -> None:
         """Ends everything: gently, the leader first of all, and then by force."""
@@ -257,8 +262,6 @@ class Supervisor:
         self.asked = self.asked or signal.Signals(signum)
         if first:
             self._until = time.monotonic() + self._grace_s
-            for child in self._leader.children:
-                child.send(signum)
 
     # ---------------------------------------------------------------- telling
 

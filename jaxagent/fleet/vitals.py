@@ -8,6 +8,7 @@ the stacks of all its threads, also where Python waits in a library.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import json
@@ -79,8 +80,9 @@ class Vitals:
             return
         sign = Sign(os.getpid(), self._phase, self._budget_s, self._written, self._done)
         temporary = self._path.with_name(f".{self._path.name}")
-        temporary.write_text(json.dumps(dataclasses.asdict(sign)), encoding="utf-8")
-        os.replace(temporary, self._path)  # no fsync: it is of no use after a power cut
+        with contextlib.suppress(OSError):  # a full disk: no sign, and no reason to end
+            temporary.write_text(json.dumps(dataclasses.asdict(sign)), encoding="utf-8")
+            os.replace(temporary, self._path)  # no fsync: it is of no use after a power cut
 
 
 def read(path: pathlib.Path) -> Sign | None:

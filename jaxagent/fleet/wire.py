@@ -15,7 +15,7 @@ from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.record import Result
 
 WIRE = 3  # version of all of this: the two sides of a call have the same, or do not talk
-# Of every request, beside the token. KEY: of a member, as `join` gave it.
+# Of every request, beside the token. KEY: of a process, from its first call on.
 RUN, ATTEMPT, NAME, KEY = "Fleet-Run", "Fleet-Attempt", "Fleet-Name", "Fleet-Key"
 DIGEST = "Fleet-Digest"  # of an episode's result, with its body
 SUM = "Fleet-Sum"  # of every request and every answer: what came in is what was sent

@@ -20,7 +20,7 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import bound
-from jaxagent.fleet import api, book, fence, intake, ledger, members, packing, playing, server, wire
+from jaxagent.fleet import api, book, fence, intake, ledger, members, packing, playing, server, vitals, wire
 from jaxagent.fleet import client as calls
 from jaxagent.fleet.admission import Outcome, UnknownWorkerError, Work
 from jaxagent.fleet.client import CallError, Client, CoordinatorGoneError, ReplacedError
@@ -649,6 +649,31 @@ def test_bodies_together_are_bounded(served, monkeypatch):
 
 
 # -------------------------------------------------------------------- disks
+
+
+@pytest.mark.parametrize(
+    "token", ["too short", "ein Geheimnis für uns", "one that has\na second line", "one with a space "]
+)
+def test_a_token_that_no_header_can_have_is_refused_at_the_start(token):
+    """Processes that asked with it would be told, after the stages before RL, that it is wrong."""
+    with pytest.raises(ConfigError, match=r"at least 16 characters, printable ASCII\.$"):
+        api.Api(None, token)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_coordinator_that_misses_nobody_any_more_ends_and_a_full_disk_under_its_signs_is_no_reason(tmp_path):
+    """One whose sweeps had died would wait for a dead engine for ever."""
+    fails = threading.Event()
+
+    def clock() -> float:
+        assert not fails.is_set(), "no time"
+        return time.monotonic()
+
+    with Served(tmp_path, PLAN, clock=clock) as served:
+        fails.set()
+        assert re.search(r"no sweeps: .*no time", str(served.ended()))
+    signs = vitals.Vitals(tmp_path / "a folder that is not there" / "x.json")
+    signs.phase("waits", 1.0)
+    assert signs.now()[0] == "waits"
 
 
 def test_a_full_disk_stores_nothing_and_goes_on_when_there_is_room(served, monkeypatch, tmp_path):

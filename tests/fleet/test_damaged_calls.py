@@ -116,6 +116,28 @@ def test_an_answer_to_an_earlier_call_is_none_to_a_later_one(tmp_path, monkeypat
         assert served.client().status()["members"]["trainer"][trainer._name]["numbers"] == {"damaged_answers": 1}
 
 
+def test_a_trainers_first_call_that_comes_again_makes_no_second_trainer(tmp_path, monkeypatch):
+    """A proxy that sends twice what was answered once, or late what was sent anew."""
+    with Served(tmp_path, PLAN) as served:
+        ask, joins = calls.Line.ask, []
+
+        def twice(self, *request):
+            reply = ask(self, *request)
+            if request[1] == "/v1/join":
+                joins.append(request)
+                ask(self, *request)
+            return reply
+
+        monkeypatch.setattr(calls.Line, "ask", twice)
+        first = served.trainer()
+        assert first.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.STORED
+        second = served.trainer()
+        line = calls.Line("127.0.0.1", served.port)
+        assert ask(line, *joins[0]).status == 409  # of the one before
+        assert second.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.DUPLICATE
+        assert list(served.client().status()["members"]["trainer"]) == [second._name]
+
+
 def test_what_is_no_coordinator_of_this_code_is_said(tmp_path, monkeypatch):
     ask = calls.Line.ask
 
@@ -125,5 +147,5 @@ def test_what_is_no_coordinator_of_this_code_is_said(tmp_path, monkeypatch):
 
     with Served(tmp_path, PLAN) as served, monkeypatch.context() as patched:
         patched.setattr(calls.Line, "ask", without)
-        with pytest.raises(calls.CoordinatorGoneError, match=r"damaged, or is of other code"):
+        with pytest.raises(calls.CoordinatorGoneError, match=r"is damaged, of other code, or of a proxy"):
             served.client(patience_s=0.1).status()

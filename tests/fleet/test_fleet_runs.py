@@ -54,6 +54,8 @@ def test_a_fleet_is_the_run_of_one_process(tmp_path, expected, staleness, engine
     assert summary["fleet"] == {"restarts": {}, "first_reasons": {}} and summary["logprob_gap_max"] == 0.0
     assert summary["compiles_after_warmup"] == 0 and last.get("policy/drift_max", 0) >= 0
     assert (workdir / settings.FOLDER / LOGS / "engine-0.log").exists()
+    if not staleness:  # it goes on with other settings, which the turns of the probe follow
+        ended(fleet(workdir, engines, *extra, "--config.rl.steps=6", "--config.env.turn_tokens=5"), workdir)
 
 
 def test_under_lora_versions_are_adapters_and_the_run_is_that_of_one_process(tmp_path, expected):

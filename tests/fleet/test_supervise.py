@@ -287,6 +287,21 @@ def test_a_signal_lets_the_trainer_save_and_ends_all(tmp_path, started, command,
     assert not left(tmp_path, started)
 
 
+@pytest.mark.parametrize("when", ["while it is started", "before its first sign of life"])
+def test_a_signal_before_the_trainer_has_begun_ends_the_run_as_asked(tmp_path, when, capfd):
+    """Python that is just starting ends by a traceback and exit code 1, which would be final."""
+    asks = f"os.kill(os.getppid(), {int(signal.SIGINT)})\n" * (when != "while it is started")
+    trainer = gang("trainer", f"signal.signal(signal.SIGINT, lambda *_: os._exit(1))\n{asks}time.sleep(3)", leads=True)
+
+    def programs(start: int):
+        if not asks:
+            os.kill(os.getpid(), signal.SIGINT)
+        return trainer.programs(start)
+
+    assert supervisor(tmp_path, Gang("trainer", programs, leads=True)).run() == 130
+    assert "interrupted before trainer had begun" in capfd.readouterr().err
+
+
 def test_a_second_ctrl_c_ends_at_once(tmp_path, started, command):
     process = command(DEAF)
     process.send_signal(signal.SIGINT)

@@ -14,7 +14,7 @@ from jaxagent import join
 from jaxagent.config import ConfigError, ResumeConfig, parse
 from jaxagent.config.errors import WAITED
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.fleet import local, packing, settings, vitals, weight_reader, weights
+from jaxagent.fleet import local, packing, server, settings, vitals, weight_reader, weights
 from jaxagent.fleet.admission import Answer, Batch, Outcome
 from jaxagent.fleet.client import CallError, CoordinatorGoneError
 from jaxagent.fleet.episodes import EpisodeFiles
@@ -505,3 +505,13 @@ def test_a_coordinator_that_stays_away_is_one_line(tmp_path, monkeypatch, capsys
     said = capsys.readouterr().err.splitlines()
     away_for = "error: http://127.0.0.1:9 has failed for 600 s: Connection refused."
     assert said == [f"{away_for} The same command goes on."]
+
+
+def test_a_ledger_that_cannot_be_opened_for_a_moment_is_a_failure_for_now(tmp_path, monkeypatch, capsys):
+    """A file system that is not there, as NFS does it: three crashes in a row within seconds were the run's end."""
+    monkeypatch.setenv(settings.TOKEN_VARIABLE, "a secret of the tests")
+    (tmp_path / settings.FOLDER).mkdir()
+    (tmp_path / settings.FOLDER / server.LEDGER).symlink_to(server.LEDGER)
+    words = ["join", "--role=coordinator", "--config.fleet=on", *tiny_run.argv(tmp_path)[1:]]
+    assert join.main(words) == WAITED
+    assert "cannot be opened" in capsys.readouterr().err

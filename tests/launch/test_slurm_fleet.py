@@ -72,7 +72,21 @@ def test_help_says_what_can_be_set():
         (["--config.workdir=w"], {}, "--config=FILE is missing"),
         ([RECIPE], {}, "--config.workdir=DIR is missing"),
         ([RECIPE, "--config.workdir=w"], {}, "This is not a Slurm job"),
-        ([RECIPE, "--config.workdir=w", "--print"], {"TRAINERS": "two"}, "TRAINERS must be a whole number, got 'two'"),
+        (
+            [RECIPE, "--config.workdir=w", "--print"],
+            {"TRAINERS": "two"},
+            "TRAINERS must be a whole number from 1, got 'two'",
+        ),
+        (
+            [RECIPE, "--config.workdir=w", "--print"],
+            {"ENGINES_PER_NODE": "0"},
+            "must be a whole number from 1, got '0'",
+        ),
+        (
+            [RECIPE, "--config.workdir=w", "--print", "--config.fleet.trainers=2"],
+            {},
+            "--config.fleet.trainers=2 and TRAINERS=1 (environment) differ",
+        ),
         ([RECIPE, "--config.workdir=w", "--print", "--config.rl.stepz=2"], {}, "stepz"),
         (
             [RECIPE, "--config.workdir=w", "--print", "--config.mesh.fsdp=4"],

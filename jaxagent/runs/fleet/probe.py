@@ -35,6 +35,7 @@ TASK = "probe"
 TURNS = 4
 TRIES = 2
 MOST_NEW, MOST_PROMPT = 8, 48  # tokens
+ASKED = ("numerics", "rl.sampling", "env.turn_tokens", "env.context_tokens")  # config fields that its turns follow
 
 
 @dataclasses.dataclass(frozen=True)
