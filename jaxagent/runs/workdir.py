@@ -381,10 +381,12 @@ class Run:
         Raises:
           ConfigError: the run had ended before this process began, and does not take settings that have changed.
         """
-        how = "more steps of its last stage go on with it, and another --config.workdir begins another run."
+        how = (
+            "More steps of its last stage (--config.rl.steps) go on with it; another --config.workdir begins a new run."
+        )
         if self.changed and not self._opened:
-            told = f"has ended, and does not take: {resume.told(self.changed)}. Either"
-            raise ConfigError(f"The run in '{self.workdir}' {told} {how}")
+            refused = resume.told(self.changed)
+            raise ConfigError(f"The run in '{self.workdir}' has ended, and does not take: {refused}. {how}")
         summary = dict(summary) | {
             "stage_seconds": {name: round(seconds, 2) for name, seconds in self.stage_seconds.items()},
             "compiles_after_warmup": self.compiles_after_warmup,
@@ -393,7 +395,7 @@ class Run:
             return summary
         files.replace_json(self.workdir / SUMMARY_FILE, jsonl.plain(summary))
         if not self._opened:
-            self.progress.note(f"the run in '{self.workdir}' has ended already, and nothing is done: {how}")
+            self.progress.note(f"the run in '{self.workdir}' has ended already, and nothing is done. {how}")
         if unexpected := self.compiles.names_after_warm_up:
             self.progress.note(f"compiled after warm-up: {', '.join(unexpected)}")
         page = self.write_report()
