@@ -144,6 +144,33 @@ def test_what_a_certificate_does_not_check_is_named_in_it(run):
     assert all(f"  - {line}\n" in text for line in unseen)
 
 
+def test_scores_are_made_again_where_metrics_do_not_tell_of_them(run):
+    forging.lines(
+        run / "metrics.jsonl", lambda row: {n: v for n, v in row.items() if not n.startswith(("eval/", "stop/"))}
+    )
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"eval/em_after_rl": 1.0, "eval/em_before_rl": 0.5}))
+    code, certificate = verified(run)
+    assert code == 1 and places(certificate) == {"summary.json: eval/em_after_rl", "summary.json: eval/em_before_rl"}
+    lacking = [line for line in certificate["not_checked"] if line.endswith(": metrics.jsonl lacks them")]
+    assert [line.split(" after ")[1].split(",")[0] for line in lacking] == [f"{n} steps" for n in range(5)]
+
+
+def test_what_lies_beside_the_chain_is_named(run):
+    """A policy that is said to be outdated, with its scores; a bundle whose step another one has, too."""
+    forging.policy(run / "policy", lambda tensors: tensors["model.norm.weight"].__iadd__(0.25))
+    (run / "policy/OUTDATED").touch()
+    shutil.copytree(run / "checkpoints/11", run / "checkpoints/12")
+    forging.bundle(run / "checkpoints/11", lambda state: state["params"]["layers"]["wq"].__iadd__(0.25))
+    code, certificate = verified(run)
+    assert code == 0 and not certificate["policy"]["ended"]
+    beside = {
+        "policy/ and summary.json: the run has not ended, or went on since",
+        "bundles 11: of another stage, an earlier step, or one that a later bundle has",
+    }
+    assert beside <= set(certificate["not_checked"])
+
+
 def test_a_seal_that_somebody_holds_shows_another_record(run, finished):
     """The seal that was printed when a bundle was saved is in the record; in one that was sealed anew it is not."""
     printed = [line.split("seal ")[1] for line in (run / "console.txt").read_text().splitlines() if "; seal " in line]
@@ -156,7 +183,10 @@ def test_a_seal_that_somebody_holds_shows_another_record(run, finished):
 def test_a_run_that_was_made_longer_under_other_settings_is_certified_whole(run):
     """Each step with the stage's settings of then; what a step cannot depend on may have been anything."""
     flags = ("rl.steps=6", "rl.optimizer.learning_rate=0.0003", "eval.every=0", "checkpoint.every=0", "data.num_eval=4")
+    flags += ("eval.sampled=false",)
     assert cli.main(tiny_run.argv(run, *(f"--config.{flag}" for flag in flags))) == 0
+    summary = json.loads((run / "summary.json").read_text())  # as if it had been so with the other held-out tasks
+    (run / "summary.json").write_text(json.dumps(summary | {"eval/em_before_rl": 0.125}))
     code, certificate = verified(run, "--verify=6")
     checked, unseen = certificate["checked"], certificate["not_checked"]
     assert code == 0 and certificate["verdict"] == "passed" and certificate["run"]["from_version"] == 0
@@ -164,6 +194,7 @@ def test_a_run_that_was_made_longer_under_other_settings_is_certified_whole(run)
     assert checked["bundles"] == [4, 6] and certificate["policy"]["compared"] == ["a bundle", "policy/"]
     assert not any("another config" in line for line in unseen)
     assert "the evaluation after 2 steps: it was of other held-out tasks" in unseen
+    assert "summary.json, 'eval/em_sampled_after_rl': it is not made again" in unseen
     # Of a config that nothing keeps the steps are left out, by name, and so is what only they lead to.
     (run / "checkpoints/7").rename(run.parent / "7")
     assert replay.main(["replay", f"--config.workdir={run}", "--verify=1", "--draw=1"]) == 0
