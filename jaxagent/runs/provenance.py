@@ -29,8 +29,7 @@ from jaxagent.config import ConfigError
 from jaxagent.runs import devices
 
 PACKAGES = ("jaxagent", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
-# What no number of an RL step depends on.
-UNREAD = ("workdir", "eval", "checkpoint", "resume", "log_episodes", "fleet")
+UNREAD = ("workdir", "eval", "checkpoint", "resume", "log_episodes", "fleet")  # no number of an RL step hangs on these
 GIT_TIMEOUT_S = 10.0
 _TRUE = ("1", "on", "t", "true", "y", "yes")  # as jax reads its variables
 

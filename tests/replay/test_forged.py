@@ -10,6 +10,7 @@ import random
 import shutil
 
 import jax
+import numpy as np
 import pytest
 
 from jaxagent import evaluate, replay
@@ -35,6 +36,13 @@ def verified(run: pathlib.Path, *flags: str) -> tuple[int, dict]:
     code = replay.main(["replay", f"--config.workdir={run}", *(flags or ("--verify=1",))])
     (path,) = (run / "replay").glob("*.json")
     return code, json.loads(path.read_text())
+
+
+def draw_without(run: pathlib.Path, step: int) -> int:
+    """A number with which one step of the four is drawn that is not this one."""
+    seal = record.read(run / "record/rl", 3).seal
+    drawn = (random.Random(f"replay/{seal}/{draw}").sample(range(4), 1)[0] for draw in range(20))
+    return next(draw for draw, other in enumerate(drawn) if other != step)
 
 
 def places(certificate: dict) -> set[str]:
@@ -100,11 +108,8 @@ def test_what_the_policy_learnt_from_is_compared_whichever_steps_are_drawn(run):
         return None if place == 2 else dataclasses.replace(episode, sample=episode.sample + (place == 3))
 
     forging.episodes(run, 3, forged)
-    seal = record.read(run / "record/rl", 3).seal
-    drawn = {draw: random.Random(f"replay/{seal}/{draw}").sample(range(4), 1)[0] for draw in range(20)}
-    draw = next(draw for draw, step in drawn.items() if step != 3)
-    code, certificate = verified(run, "--verify=1", f"--draw={draw}")
-    assert code == 1 and certificate["asked"]["steps"] == str(drawn[draw])
+    code, certificate = verified(run, "--verify=1", f"--draw={draw_without(run, 3)}")
+    assert code == 1 and certificate["asked"]["steps"] != "3"
     found = places(certificate)
     assert {
         f"step 3, round 0, task {first.task.id}: attempts",
@@ -152,19 +157,30 @@ def test_scores_are_made_again_where_metrics_do_not_tell_of_them(run):
     (run / "summary.json").write_text(json.dumps(summary | {"eval/em_after_rl": 1.0, "eval/em_before_rl": 0.5}))
     code, certificate = verified(run)
     assert code == 1 and places(certificate) == {"summary.json: eval/em_after_rl", "summary.json: eval/em_before_rl"}
-    lacking = [line for line in certificate["not_checked"] if line.endswith(": metrics.jsonl lacks them")]
-    assert [line.split(" after ")[1].split(",")[0] for line in lacking] == [f"{n} steps" for n in range(5)]
+    lacking = [line.split(" steps: ")[0] for line in certificate["not_checked"] if " results lack, " in line]
+    assert lacking == [f"metrics.jsonl, {n}" for n in range(5)]
 
 
 def test_what_lies_beside_the_chain_is_named(run):
-    """A policy that is said to be outdated, with its scores; a bundle whose step another one has, too."""
+    """A policy that is said to be outdated, with its scores; a bundle whose step another one has, too; a log-prob."""
+
+    def forged(place, episode):
+        first = episode.trajectories[0]
+        moved = first.logprobs - np.float32(0.5) * (first.action_mask * (place == 0))
+        return dataclasses.replace(episode, trajectories=(dataclasses.replace(first, logprobs=moved),))
+
+    step = 2  # without signal, nothing is learnt from it
+    forging.episodes(run, step, forged)
+    gap = {"logprob_gap/max": 0.5}
+    forging.lines(run / "metrics.jsonl", lambda row: row | (gap if (row["stage"], row["step"]) == ("rl", 3) else {}))
     forging.policy(run / "policy", lambda tensors: tensors["model.norm.weight"].__iadd__(0.25))
     (run / "policy/OUTDATED").touch()
     shutil.copytree(run / "checkpoints/11", run / "checkpoints/12")
     forging.bundle(run / "checkpoints/11", lambda state: state["params"]["layers"]["wq"].__iadd__(0.25))
-    code, certificate = verified(run)
+    code, certificate = verified(run, "--verify=1", f"--draw={draw_without(run, step)}")
     assert code == 0 and not certificate["policy"]["ended"]
     beside = {
+        "log-probs of step 2: off the exact ones by 0.5, not 0",
         "policy/ and summary.json: the run has not ended, or went on since",
         "bundles 11: of another stage, an earlier step, or one that a later bundle has",
     }

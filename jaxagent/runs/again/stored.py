@@ -63,8 +63,9 @@ class Stored:
                 names = [name for name in names if not name.startswith("eval/")]
                 self.evaluations.discard(version)
         if lacks := [name for name in names if name not in logged]:
-            count = f"{len(lacks)} results after {version} steps"
-            self._found.unchecked.append(f"{count}, as '{lacks[0]}': {METRICS_FILE} lacks them")
+            self._found.unchecked.append(f"{METRICS_FILE}, {version} steps: {len(lacks)} results lack, as {lacks[0]}")
+        if self._workdir.cfg.numerics == "exact" and now.get(GAP):  # which metrics.jsonl may say as well
+            self._found.unchecked.append(f"log-probs of step {version - 1}: off the exact ones by {now[GAP]:g}, not 0")
         for name in [name for name in names if name in logged]:
             if logged[name] != now[name]:
                 place = f"{METRICS_FILE}, {self._workdir.stage}, {version} steps"
