@@ -16,7 +16,7 @@ from jaxagent.config.errors import REMOVED
 from jaxagent.evaluate import stored_config
 from jaxagent.learner import digests
 from jaxagent.observe.files import RUN_FILE
-from jaxagent.runs import provenance, resume
+from jaxagent.runs import devices, provenance, resume
 from tests import tiny_run
 
 
@@ -252,7 +252,8 @@ def test_adapters_keep_their_scale():
 @pytest.mark.parametrize(
     "name", ["threads", "cpu_features", "xla_flags", "few_optimizations", "jax", "jaxlib", "device"]
 )
-def test_a_machine_that_rounds_otherwise_is_refused_where_bits_count(name):
+def test_a_machine_that_rounds_otherwise_is_refused_where_bits_count(name, monkeypatch):
+    monkeypatch.setattr(devices, "_FOR_MESH", {})
     now = provenance.rounding(jax.devices()[0])
     then = now | {name: 3 if name == "threads" else "another"}
     for text, saved in (("exact", now), ("exact", None), ("fast", then)):
@@ -261,13 +262,21 @@ def test_a_machine_that_rounds_otherwise_is_refused_where_bits_count(name):
     with pytest.raises(ConfigError, match=rf"Checkpoint 7 was made .* otherwise: {name} .*resume\.numerics=accept"):
         resume.other_rounding(then, now, cfg(), "7")
     assert resume.other_rounding(then, now, cfg("--config.resume.numerics=accept"), "7").startswith(name)
+    assert resume.other_rounding(then, now, cfg(), "7", "fast").startswith(name)  # bits that promised nothing
 
 
 def test_what_decides_rounding_is_read_as_xla_reads_it(monkeypatch):
+    monkeypatch.setattr(devices, "_FOR_MESH", {})
     device, before = jax.devices()[0], provenance.rounding(jax.devices()[0])
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3 --b=1 --a=2")
     monkeypatch.setenv("PJRT_NPROC", "77")
     assert provenance.rounding(device) == before | {"xla_flags": "--a=2 --b=1", "threads": 77}
+    monkeypatch.delenv("PJRT_NPROC")
+    monkeypatch.setenv("NPROC", "88")
+    monkeypatch.setattr(devices, "_FOR_MESH", {"NPROC": "88"})  # a mesh's, wherever it runs: another mesh is taken
+    of_mesh = provenance.rounding(device)
+    assert "threads" not in of_mesh and resume.other_rounding(before, of_mesh | {"xla_flags": ""}, cfg(), "7") == ""
+    assert resume.other_rounding(of_mesh | {"xla_flags": ""}, before, cfg(), "7") == ""
     chip = SimpleNamespace(platform="gpu", device_kind="H100")  # what the host's cores are decides nothing there
     assert not {"threads", "cpu_features"} & provenance.rounding(chip).keys()
 

@@ -29,14 +29,7 @@ from jaxagent.config import ConfigError
 from jaxagent.runs import devices
 
 PACKAGES = ("jaxagent", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
-UNREAD = (
-    "workdir",
-    "eval",
-    "checkpoint",
-    "resume",
-    "log_episodes",
-    "fleet",
-)  # no number of an RL step depends on these
+UNREAD = ("workdir", "eval", "checkpoint", "resume", "log_episodes", "fleet")  # no number of an RL step hangs on these
 GIT_TIMEOUT_S = 10.0
 _TRUE = ("1", "on", "t", "true", "y", "yes")  # as jax reads its variables
 
@@ -80,7 +73,7 @@ def machine() -> dict[str, Any]:
 def rounding(device: Any) -> dict[str, Any]:
     """What of a machine decides how the bits of a run come out, but for the mesh, which the config says.
 
-    How many virtual devices XLA makes of a CPU is the mesh's business, too.
+    How many virtual devices XLA makes of a CPU is the mesh's business, too, and so are the threads that they get.
 
     Args:
       device: one of the `jax.Device`s that the run uses.
@@ -89,7 +82,8 @@ def rounding(device: Any) -> dict[str, Any]:
     flags = [flag for flag in here["xla_flags"].split() if "xla_force_host_platform_device_count" not in flag]
     facts = {name: here["packages"][name] for name in ("jax", "jaxlib")} | {"device": device.device_kind}
     facts |= {"xla_flags": " ".join(sorted(flags)), "few_optimizations": here["few_optimizations"]}
-    return facts | ({name: here[name] for name in ("cpu_features", "threads")} if device.platform == "cpu" else {})
+    of_cpu = ("cpu_features", *(["threads"] if devices.threads(asked=True) == here["threads"] else ()))
+    return facts | ({name: here[name] for name in of_cpu} if device.platform == "cpu" else {})
 
 
 def accepted(starts: Sequence[Mapping[str, Any]]) -> list[str]:

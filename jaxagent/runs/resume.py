@@ -8,8 +8,8 @@ everything else is taken and told.
   - Refused by content, wherever it lies: the model's spec (of a model folder: also what the config does not say), the
     tokenizer, the training tasks, the held-out tasks, and what the environment reads besides: a corpus, documents, a
     shop with its policy. Folders may be moved.
-  - Refused with exact numerics, unless `resume.numerics` says "accept": a machine that rounds otherwise. A run whose
-    bundle does not say what it was made on goes on, and is told so.
+  - Refused with exact numerics then and now, unless `resume.numerics` says "accept": a machine that rounds otherwise. A
+    run whose bundle does not say what it was made on goes on, and is told so.
   - Taken and told: everything else, `numerics`, learning rates, group sizes, sampling and paths among it.
 
 Imports no JAX.
@@ -132,20 +132,23 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], cfg: Config
         )
 
 
-def other_rounding(saved: Mapping[str, Any] | None, now: Mapping[str, Any], cfg: Config, checkpoint: str) -> str:
+def other_rounding(
+    saved: Mapping[str, Any] | None, now: Mapping[str, Any], cfg: Config, checkpoint: str, numerics: str = "exact"
+) -> str:
     """What decides how numbers round and is not as it was: "threads 4 -> 1"; "" where nothing is.
 
     Args:
       saved: `provenance.rounding` of the process that wrote the bundle; None: an earlier version kept none.
-      now: of this process.
+      now: of this process. What only one of both has, the mesh decides there.
       cfg: the config now.
       checkpoint: the bundle, for messages.
+      numerics: under which the bundle was made.
 
     Raises:
-      ConfigError: numerics are exact, and the config does not say that other bits are taken.
+      ConfigError: numerics are and were exact, and the config does not say that other bits are taken.
     """
-    what = told([(name, then, now.get(name)) for name, then in (saved or {}).items() if then != now.get(name)])
-    if what and cfg.numerics == "exact" and cfg.resume.numerics != "accept":
+    what = told([(name, then, now[name]) for name, then in (saved or {}).items() if then != now.get(name, then)])
+    if what and cfg.numerics == numerics == "exact" and cfg.resume.numerics != "accept":
         affinity = f" (taskset -c 0-{saved['threads'] - 1})" if "threads " in what and saved.get("threads") else ""
         raise ConfigError(
             f"Checkpoint {checkpoint} was made where numbers round otherwise: {what}. With numerics='exact' a run goes "

@@ -106,7 +106,8 @@ class Run:
         name, then = str(self.workdir / CHECKPOINTS_FOLDER / str(self._bundle)), self.host.get("rounding")
         if then is None and self.cfg.numerics == "exact":
             self.progress.note(f"{name} does not say on what it was made: whether numbers round as there is not known")
-        self.other_rounding = resume.other_rounding(then, self._rounding, self.cfg, name)
+        numerics = self.host["config"].get("numerics", "exact")
+        self.other_rounding = resume.other_rounding(then, self._rounding, self.cfg, name, numerics)
 
     def begin(self, identity: Mapping[str, Any], mesh: jax.sharding.Mesh) -> None:
         """Compares what the run works with, and opens the checkpoints. Leftovers of a killed save are removed.

@@ -10,6 +10,7 @@ import random
 import shutil
 
 import jax
+import numpy as np
 import pytest
 
 from jaxagent import evaluate, replay
@@ -35,6 +36,13 @@ def verified(run: pathlib.Path, *flags: str) -> tuple[int, dict]:
     code = replay.main(["replay", f"--config.workdir={run}", *(flags or ("--verify=1",))])
     (path,) = (run / "replay").glob("*.json")
     return code, json.loads(path.read_text())
+
+
+def draw_without(run: pathlib.Path, step: int) -> int:
+    """A number with which one step of the four is drawn that is not this one."""
+    seal = record.read(run / "record/rl", 3).seal
+    drawn = (random.Random(f"replay/{seal}/{draw}").sample(range(4), 1)[0] for draw in range(20))
+    return next(draw for draw, other in enumerate(drawn) if other != step)
 
 
 def places(certificate: dict) -> set[str]:
@@ -100,11 +108,8 @@ def test_what_the_policy_learnt_from_is_compared_whichever_steps_are_drawn(run):
         return None if place == 2 else dataclasses.replace(episode, sample=episode.sample + (place == 3))
 
     forging.episodes(run, 3, forged)
-    seal = record.read(run / "record/rl", 3).seal
-    drawn = {draw: random.Random(f"replay/{seal}/{draw}").sample(range(4), 1)[0] for draw in range(20)}
-    draw = next(draw for draw, step in drawn.items() if step != 3)
-    code, certificate = verified(run, "--verify=1", f"--draw={draw}")
-    assert code == 1 and certificate["asked"]["steps"] == str(drawn[draw])
+    code, certificate = verified(run, "--verify=1", f"--draw={draw_without(run, 3)}")
+    assert code == 1 and certificate["asked"]["steps"] != "3"
     found = places(certificate)
     assert {
         f"step 3, round 0, task {first.task.id}: attempts",
@@ -144,6 +149,44 @@ def test_what_a_certificate_does_not_check_is_named_in_it(run):
     assert all(f"  - {line}\n" in text for line in unseen)
 
 
+def test_scores_are_made_again_where_metrics_do_not_tell_of_them(run):
+    forging.lines(
+        run / "metrics.jsonl", lambda row: {n: v for n, v in row.items() if not n.startswith(("eval/", "stop/"))}
+    )
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"eval/em_after_rl": 1.0, "eval/em_before_rl": 0.5}))
+    code, certificate = verified(run)
+    assert code == 1 and places(certificate) == {"summary.json: eval/em_after_rl", "summary.json: eval/em_before_rl"}
+    lacking = [line.split(" steps: ")[0] for line in certificate["not_checked"] if " results lack, " in line]
+    assert lacking == [f"metrics.jsonl, {n}" for n in range(5)]
+
+
+def test_what_lies_beside_the_chain_is_named(run):
+    """A policy that is said to be outdated, with its scores; a bundle whose step another one has, too; a log-prob."""
+
+    def forged(place, episode):
+        first = episode.trajectories[0]
+        moved = first.logprobs - np.float32(0.5) * (first.action_mask * (place == 0))
+        return dataclasses.replace(episode, trajectories=(dataclasses.replace(first, logprobs=moved),))
+
+    step = 2  # without signal, nothing is learnt from it
+    forging.episodes(run, step, forged)
+    gap = {"logprob_gap/max": 0.5}
+    forging.lines(run / "metrics.jsonl", lambda row: row | (gap if (row["stage"], row["step"]) == ("rl", 3) else {}))
+    forging.policy(run / "policy", lambda tensors: tensors["model.norm.weight"].__iadd__(0.25))
+    (run / "policy/OUTDATED").touch()
+    shutil.copytree(run / "checkpoints/11", run / "checkpoints/12")
+    forging.bundle(run / "checkpoints/11", lambda state: state["params"]["layers"]["wq"].__iadd__(0.25))
+    code, certificate = verified(run, "--verify=1", f"--draw={draw_without(run, step)}")
+    assert code == 0 and not certificate["policy"]["ended"]
+    beside = {
+        "log-probs of step 2: off the exact ones by 0.5, not 0",
+        "policy/ and summary.json: the run has not ended, or went on since",
+        "bundles 11: of another stage, an earlier step, or one that a later bundle has",
+    }
+    assert beside <= set(certificate["not_checked"])
+
+
 def test_a_seal_that_somebody_holds_shows_another_record(run, finished):
     """The seal that was printed when a bundle was saved is in the record; in one that was sealed anew it is not."""
     printed = [line.split("seal ")[1] for line in (run / "console.txt").read_text().splitlines() if "; seal " in line]
@@ -156,7 +199,10 @@ def test_a_seal_that_somebody_holds_shows_another_record(run, finished):
 def test_a_run_that_was_made_longer_under_other_settings_is_certified_whole(run):
     """Each step with the stage's settings of then; what a step cannot depend on may have been anything."""
     flags = ("rl.steps=6", "rl.optimizer.learning_rate=0.0003", "eval.every=0", "checkpoint.every=0", "data.num_eval=4")
+    flags += ("eval.sampled=false",)
     assert cli.main(tiny_run.argv(run, *(f"--config.{flag}" for flag in flags))) == 0
+    summary = json.loads((run / "summary.json").read_text())  # as if it had been so with the other held-out tasks
+    (run / "summary.json").write_text(json.dumps(summary | {"eval/em_before_rl": 0.125}))
     code, certificate = verified(run, "--verify=6")
     checked, unseen = certificate["checked"], certificate["not_checked"]
     assert code == 0 and certificate["verdict"] == "passed" and certificate["run"]["from_version"] == 0
@@ -164,6 +210,7 @@ def test_a_run_that_was_made_longer_under_other_settings_is_certified_whole(run)
     assert checked["bundles"] == [4, 6] and certificate["policy"]["compared"] == ["a bundle", "policy/"]
     assert not any("another config" in line for line in unseen)
     assert "the evaluation after 2 steps: it was of other held-out tasks" in unseen
+    assert "summary.json, 'eval/em_sampled_after_rl': it is not made again" in unseen
     # Of a config that nothing keeps the steps are left out, by name, and so is what only they lead to.
     (run / "checkpoints/7").rename(run.parent / "7")
     assert replay.main(["replay", f"--config.workdir={run}", "--verify=1", "--draw=1"]) == 0

@@ -10,6 +10,8 @@ from typing import Any
 
 from jaxagent.config import to_dict
 from jaxagent.io import files
+from jaxagent.learner import checkpoint
+from jaxagent.observe.files import CHECKPOINTS_FOLDER, POLICY_FOLDER, SUMMARY_FILE
 from jaxagent.runs import provenance
 from jaxagent.runs.again.compare import Difference
 from jaxagent.runs.again.opened import Workdir, ranges
@@ -110,9 +112,13 @@ def _not_checked(workdir: Workdir, found: Found, wanted: Wanted) -> list[str]:
     if not wanted.verifies:
         return [*lines, "the trained policy, later bundles, evaluations: --verify compares them", *found.unchecked]
     lines += [f"evaluations after {ranges(unscored)} steps"] if unscored and not wanted.recorded else []
+    compared = {workdir.bundles.get(version) for version in (start, *(one.version for one in found.bytes))}
+    if others := set(checkpoint.bundles(Path(workdir.cfg.workdir) / CHECKPOINTS_FOLDER)) - compared:
+        lines.append(f"bundles {ranges(others)}: of another stage, an earlier step, or one that a later bundle has")
+    lines += [] if workdir.over else [f"{POLICY_FOLDER}/ and {SUMMARY_FILE}: the run has not ended, or went on since"]
     lines += [f"{' and '.join(after)}: what came after the stage '{workdir.stage}'"] if after else []
     lines += ["the weights under the adapters: they are as they lie there"] if workdir.cfg.model.lora.rank else []
-    return [*lines, "times, counters and texts: of episodes, of the other logs, of the report", *found.unchecked]
+    return [*lines, "times, counters, texts: of episodes, logs, report; numbers that are no results", *found.unchecked]
 
 
 def _policy(workdir: Workdir, found: Found) -> dict[str, Any]:

@@ -41,23 +41,32 @@ class Stored:
         self._workdir, self._parts, self._found = workdir, parts, found
         lines = jsonl.read(Path(workdir.cfg.workdir) / METRICS_FILE)
         self._lines = {line["step"]: line for line in lines if line["stage"] == workdir.stage}
-        scored = [step for step, line in self._lines.items() if "eval/n" in line and wanted.start <= step]
-        self._last = max(scored, default=-1)
-        again = {step for step in scored if step - 1 in wanted.steps or step in (0, self._last)}
+        # Every stage evaluates before its first and after its last step, whatever metrics.jsonl says.
+        scored = {0, *([workdir.final] if workdir.over else ())}
+        scored |= {step for step, line in self._lines.items() if "eval/n" in line}
+        can = [step for step in scored if wanted.start <= step <= workdir.end]
+        self._last = max(can, default=-1)
+        again = {step for step in can if step - 1 in wanted.steps or step in (0, self._last)}
         self.evaluations = again if wanted.verifies and not wanted.recorded else set()
-        found.unscored += sorted(step for step, line in self._lines.items() if "eval/n" in line and step not in again)
+        found.unscored += sorted(scored - again)
 
     def metrics(self, version: int, metrics: Mapping[str, Any]) -> None:
         """Compares the results in a line of metrics.jsonl."""
         logged, now = self._lines.get(version, {}), jsonl.plain(metrics)
         unknown = "" if now.get(GAP) is not None else GAP  # of a version that is not kept
-        names = [name for name in now if name.startswith(RESULTS) and name in logged and name != unknown]
+        names = [name for name in now if name.startswith(RESULTS) and name != unknown]
         if "eval/n" in now:
             self._found.evaluated.append(version)
-            if version != self._last and logged["eval/n"] != now["eval/n"]:
+            others = logged.get("eval/n", now["eval/n"]) != now["eval/n"]
+            if others and (version != self._last or not self._workdir.over):  # what ended it, this config did
                 self._found.unchecked.append(f"the evaluation after {version} steps: it was of other held-out tasks")
                 names = [name for name in names if not name.startswith("eval/")]
-        for name in names:
+                self.evaluations.discard(version)
+        if lacks := [name for name in names if name not in logged]:
+            self._found.unchecked.append(f"{METRICS_FILE}, {version} steps: {len(lacks)} results lack, as {lacks[0]}")
+        if self._workdir.cfg.numerics == "exact" and now.get(GAP):  # which metrics.jsonl may say as well
+            self._found.unchecked.append(f"log-probs of step {version - 1}: off the exact ones by {now[GAP]:g}, not 0")
+        for name in [name for name in names if name in logged]:
             if logged[name] != now[name]:
                 place = f"{METRICS_FILE}, {self._workdir.stage}, {version} steps"
                 self._found.results.append(Kept(place, name, str(logged[name]), str(now[name]), version))
@@ -128,5 +137,7 @@ class Stored:
         ends = tuple(f"_{when}_{stage}" for when, at in made.items() if at in self.evaluations)
         said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         for name in [name for name in said if name.startswith("eval/") and name.endswith(ends)]:
-            if said[name] != (again := jsonl.plain(results.get(name))):
+            if name not in results:  # of an earlier evaluation, with other settings
+                self._found.unchecked.append(f"{SUMMARY_FILE}, '{name}': it is not made again")
+            elif said[name] != (again := jsonl.plain(results[name])):
                 self._found.results.append(Kept(SUMMARY_FILE, name, str(said[name]), str(again), self._workdir.end))
