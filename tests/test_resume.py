@@ -250,7 +250,7 @@ def test_adapters_keep_their_scale():
 
 
 @pytest.mark.parametrize(
-    "name", ["threads", "cpu_features", "xla_flags", "few_optimizations", "jax", "jaxlib", "device"]
+    "name", ["threads", "cpu_features", "xla_flags", "few_optimizations", "jax_settings", "jax", "jaxlib", "device"]
 )
 def test_a_machine_that_rounds_otherwise_is_refused_where_bits_count(name, monkeypatch):
     monkeypatch.setattr(devices, "_FOR_MESH", {})
@@ -270,7 +270,10 @@ def test_what_decides_rounding_is_read_as_xla_reads_it(monkeypatch):
     device, before = jax.devices()[0], provenance.rounding(jax.devices()[0])
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3 --b=1 --a=2")
     monkeypatch.setenv("PJRT_NPROC", "77")
-    assert provenance.rounding(device) == before | {"xla_flags": "--a=2 --b=1", "threads": 77}
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    changed = {"xla_flags": "--a=2 --b=1", "threads": 77, "jax_settings": "JAX_ENABLE_X64=1"}
+    assert provenance.rounding(device) == before | changed
+    monkeypatch.delenv("JAX_ENABLE_X64")
     monkeypatch.delenv("PJRT_NPROC")
     monkeypatch.setenv("NPROC", "88")
     monkeypatch.setattr(devices, "_FOR_MESH", {"NPROC": "88"})  # a mesh's, wherever it runs: another mesh is taken

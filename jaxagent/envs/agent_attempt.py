@@ -12,50 +12,25 @@ they become StopReason.ENV_ERROR, or TIMEOUT when a deadline has passed, and nev
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from jaxagent.agents.base import Agent
 from jaxagent.envs.base import Verdict
-from jaxagent.sandbox.base import CommandResult
+from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import StopReason
 
+if TYPE_CHECKING:
+    from jaxagent.envs.script.host import Host
+
 HOME = "/home/user"
-
-
-class Machine(Protocol):
-    """What a rollout needs of the place where an agent program runs. A `sandbox.base.Sandbox` has it."""
-
-    async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """Writes a file; parents are made."""
-
-    async def open_port(self, port: int, target: tuple[str, int]) -> int:
-        """Relays a port inside to one place outside; returns the port inside."""
-        ...
-
-    async def execute(
-        self,
-        argv: Sequence[str],
-        deadline_s: float,
-        output_bytes: int,
-        env: Mapping[str, str] | None = None,
-        directory: str = "",
-    ) -> CommandResult:
-        """Runs the program to its end, or to the deadline, when it is killed."""
-        ...
-
-    async def stop_processes(self) -> None:
-        """Kills every process inside; files stay."""
-
-    async def close(self) -> None:
-        """Ends everything. May be called twice."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
     """Where an agent program starts, and what it is to do. Paths are the same in every episode: prompts show them."""
 
-    sandbox: Machine
+    sandbox: Sandbox | Host  # of both a rollout uses write, open_port, execute, stop_processes and close
     directory: str  # absolute path
     instruction: str
     home: str = HOME  # absolute path; the program writes its settings there

@@ -32,6 +32,7 @@ PACKAGES = ("jaxagent", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "g
 UNREAD = ("workdir", "eval", "checkpoint", "resume", "log_episodes", "fleet")  # no number of an RL step hangs on these
 GIT_TIMEOUT_S = 10.0
 _TRUE = ("1", "on", "t", "true", "y", "yes")  # as jax reads its variables
+_JAX_SETTINGS = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION")
 
 
 def start(used: Sequence[Any], resumed_at: Mapping[str, Any] | None, own: Mapping[str, str]) -> dict[str, Any]:
@@ -66,6 +67,7 @@ def machine() -> dict[str, Any]:
         "cpu_features": devices.processor(),
         "threads": devices.threads(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "jax_settings": " ".join(f"{name}={os.environ[name]}" for name in _JAX_SETTINGS if os.environ.get(name)),
         "few_optimizations": "1" if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "").lower() in _TRUE else "",
     }
 
@@ -81,7 +83,9 @@ def rounding(device: Any) -> dict[str, Any]:
     here = machine()
     flags = [flag for flag in here["xla_flags"].split() if "xla_force_host_platform_device_count" not in flag]
     facts = {name: here["packages"][name] for name in ("jax", "jaxlib")} | {"device": device.device_kind}
-    facts |= {"xla_flags": " ".join(sorted(flags)), "few_optimizations": here["few_optimizations"]}
+    facts |= {"xla_flags": " ".join(sorted(flags))} | {
+        name: here[name] for name in ("few_optimizations", "jax_settings")
+    }
     of_cpu = ("cpu_features", *(["threads"] if devices.threads(asked=True) == here["threads"] else ()))
     return facts | ({name: here[name] for name in of_cpu} if device.platform == "cpu" else {})
 

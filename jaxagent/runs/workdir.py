@@ -382,9 +382,7 @@ class Run:
         Raises:
           ConfigError: the run had ended before this process began, and does not take settings that have changed.
         """
-        how = (
-            "More steps of its last stage (--config.rl.steps) go on with it; another --config.workdir begins anew."
-        )
+        how = "More steps of its last stage (--config.rl.steps) go on with it; another --config.workdir begins anew."
         if self.changed and not self._opened:
             refused = resume.told(self.changed)
             raise ConfigError(f"The run in '{self.workdir}' has ended, and does not take: {refused}. {how}")

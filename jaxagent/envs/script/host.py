@@ -19,7 +19,7 @@ STOP_S = 20.0  # for the keeper to kill what is left
 
 
 class Host:
-    """See `agent_attempt.Machine`. For programs that the user trusts.
+    """What an agent program needs of a `sandbox.base.Sandbox`, on this machine. For programs that the user trusts.
 
     Attributes:
       result: of the program that ran last.

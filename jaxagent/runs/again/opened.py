@@ -244,6 +244,7 @@ _ROUNDING = {
     "threads": "threads over which programs for a CPU split their work (PJRT_NPROC, NPROC, or the process's cores)",
     "xla_flags": "XLA_FLAGS",
     "few_optimizations": "JAX_DISABLE_MOST_OPTIMIZATIONS",
+    "jax_settings": "what numbers JAX computes with",
 }
 
 
