@@ -92,16 +92,18 @@ def soak(
             if over:
                 number, workdir = number + 1, folder / f"run-{number + 1}"
             if not Run(folder, number, worker, steps, seed).disturb(kills, ends):
-                return {**told(folder), "unfinished": True}
+                return {**kills_of(folder), "unfinished": True}
             _print_difference(workdir, expected)
         runs = [path for path in sorted(folder.glob("run-*")) if path.is_dir()]
-        found = {**told(folder), **_sums([compare(run, expected) for run in runs])}
+        outcome = {**kills_of(folder), **_sums([compare(run, expected) for run in runs])}
         command = [sys.executable, "-m", "jaxagent.replay", f"--config.workdir={runs[-1]}", "--verify=3"]
         with open(folder / "certificate.log", "wb") as log:
-            code = subprocess.run(command, cwd=tiny_run.ROOT, env=_environment(), stdout=log, stderr=log).returncode
-        found["certificate"] = {0: "PASSED", 1: "FAILED", 3: "INCOMPLETE"}.get(code, f"exit code {code}")
-    good = found["as_undisturbed"] == found["runs"] and not found["lost"] and not found["doubled"] and code == 0
-    return {**found, "verdict": "as undisturbed" if good else "DIFFERENT"}
+            code = subprocess.run(
+                command, cwd=tiny_run.ROOT, env=_environment(), stdout=log, stderr=log, timeout=RUN_S
+            ).returncode
+        outcome["certificate"] = {0: "PASSED", 1: "FAILED", 3: "INCOMPLETE"}.get(code, f"exit code {code}")
+    good = outcome["as_undisturbed"] == outcome["runs"] and not outcome["lost"] and not outcome["doubled"] and code == 0
+    return {**outcome, "verdict": "as undisturbed" if good else "DIFFERENT"}
 
 
 def start(workdir: pathlib.Path, worker: Worker, steps: int, *more: str) -> subprocess.Popen[bytes]:
@@ -298,8 +300,8 @@ def compare(workdir: pathlib.Path, expected: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def told(folder: pathlib.Path) -> dict[str, Any]:
-    """What was done."""
+def kills_of(folder: pathlib.Path) -> dict[str, Any]:
+    """How many kills of which role, and what they cost."""
     roles = collections.Counter(row["role"] for row in made(folder))
     logs = [*folder.glob(f"run-*/{settings.FOLDER}/{LOGS}/*.log"), *folder.glob("run-*.log")]
     again = sum(path.read_text(encoding="utf-8", errors="replace").count(" is played again: ") for path in logs)
@@ -326,14 +328,14 @@ def ended(workdir: pathlib.Path) -> bool:
     return (workdir / "summary.json").exists()
 
 
-def _sums(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    sums = {name: sum(one[name] for one in found) for name in ("versions", "episodes", "lost", "doubled")}
-    return {"runs": len(found), "as_undisturbed": sum(not one["differences"] for one in found), **sums}
+def _sums(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    sums = {name: sum(one[name] for one in runs) for name in ("versions", "episodes", "lost", "doubled")}
+    return {"runs": len(runs), "as_undisturbed": sum(not one["differences"] for one in runs), **sums}
 
 
 def _print_difference(workdir: pathlib.Path, expected: pathlib.Path) -> None:
-    found = compare(workdir, expected)
-    print(f"{workdir.name}: {found | {'differences': found['differences'][:8]}}", flush=True)
+    outcome = compare(workdir, expected)
+    print(f"{workdir.name}: {outcome | {'differences': outcome['differences'][:8]}}", flush=True)
 
 
 def _record(workdir: pathlib.Path) -> dict[int, dict[str, Any]]:
@@ -401,12 +403,12 @@ def main() -> None:
     folder = given.workdir or pathlib.Path(tempfile.mkdtemp(prefix="real-soak-"))
     print(f"workdir {folder}", flush=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    found = soak(folder, given.kills, given.steps, given.seed, given.seconds)
-    good = found.get("verdict") == "as undisturbed"
+    outcome = soak(folder, given.kills, given.steps, given.seed, given.seconds)
+    good = outcome.get("verdict") == "as undisturbed"
     if good and given.workdir is None:
         shutil.rmtree(folder)
-    print(json.dumps(found))
-    sys.exit(0 if good or found.get("unfinished") else 1)
+    print(json.dumps(outcome))
+    sys.exit(0 if good or outcome.get("unfinished") else 1)
 
 
 if __name__ == "__main__":

@@ -35,13 +35,14 @@ from collections.abc import Mapping, Sequence
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.config.command import exit_code
-from jaxagent.config.errors import EXIT_CODES, WAITED
+from jaxagent.config.errors import EXIT_CODES, WAITED, WaitedInVainError
 from jaxagent.fleet import local, settings, vitals
 from jaxagent.fleet.child import LOGS, Program
 from jaxagent.fleet.supervise import Gang, Supervisor
 from jaxagent.launch import processes
 
 PLACES = {"TRAINERS": "1", "ENGINES_PER_NODE": "1", "PORT": "8500", "RESTARTS": "100", "GRACE_S": "120"}
+SCONTROL_S = 60.0  # for one answer of Slurm
 FIRST = "trainer-0"  # whose signs of life this batch step reads, too
 SRUN = ("srun", "--cpu-bind=none")
 NODE, RANK = "$SLURMD_NODENAME", "$SLURM_PROCID"  # a shell on the node knows them
@@ -97,10 +98,10 @@ def nodes(here: Mapping[str, str], only_show: bool) -> tuple[list[str], list[str
     if (parts := here.get("SLURM_HET_SIZE", "")) not in ("", "2"):
         raise ConfigError(f"A heterogeneous job must have two parts, trainers and engines; this one has {parts}.")
     if parts:
-        return _names(here["SLURM_JOB_NODELIST_HET_GROUP_0"]), _names(here["SLURM_JOB_NODELIST_HET_GROUP_1"])
+        return _hosts(here["SLURM_JOB_NODELIST_HET_GROUP_0"]), _hosts(here["SLURM_JOB_NODELIST_HET_GROUP_1"])
     count = int(here["TRAINERS"])
     if "SLURM_JOB_NODELIST" in here:
-        every = _names(here["SLURM_JOB_NODELIST"])
+        every = _hosts(here["SLURM_JOB_NODELIST"])
     elif only_show:
         every = [f"NODE{i}" for i in range(count + 1)]
     else:
@@ -115,9 +116,20 @@ def _of_engines(srun: int) -> int:
     return srun if srun in (0, 2) else WAITED
 
 
-def _names(nodelist: str) -> list[str]:
-    asked = ["scontrol", "show", "hostnames", nodelist]
-    return subprocess.run(asked, capture_output=True, encoding="utf-8", check=True).stdout.split()
+def _hosts(nodelist: str) -> list[str]:
+    return _scontrol("show", "hostnames", nodelist).split()
+
+
+def _scontrol(*words: str) -> str:
+    """What scontrol answers. Raises WaitedInVainError: it fails, or says nothing in time."""
+    try:
+        done = subprocess.run(
+            ["scontrol", *words], capture_output=True, encoding="utf-8", timeout=SCONTROL_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as failure:
+        answer = (getattr(failure, "stderr", "") or "").strip()
+        raise WaitedInVainError(f"scontrol {' '.join(words)}: {answer or failure}") from failure
+    return done.stdout
 
 
 class Job:
@@ -151,8 +163,8 @@ class Job:
         code = supervisor.run()
         if supervisor.asked and code:
             job = self._here.get("SLURM_JOB_ID", "")
-            print(f"saved; job {job} goes back into the queue", file=sys.stderr, flush=True)
-            subprocess.run(["scontrol", "requeue", job], check=False)
+            print(f"saved; Slurm is asked to put job {job} back into the queue", file=sys.stderr, flush=True)
+            _scontrol("requeue", job)
         return code
 
     def show(self) -> int:

@@ -83,11 +83,10 @@ def rounding(device: Any) -> dict[str, Any]:
     here = machine()
     flags = [flag for flag in here["xla_flags"].split() if "xla_force_host_platform_device_count" not in flag]
     facts = {name: here["packages"][name] for name in ("jax", "jaxlib")} | {"device": device.device_kind}
-    facts |= {"xla_flags": " ".join(sorted(flags))} | {
-        name: here[name] for name in ("few_optimizations", "jax_settings")
-    }
+    facts["xla_flags"] = " ".join(sorted(flags))
     of_cpu = ("cpu_features", *(["threads"] if devices.threads(asked=True) == here["threads"] else ()))
-    return facts | ({name: here[name] for name in of_cpu} if device.platform == "cpu" else {})
+    names = ("few_optimizations", "jax_settings", *(of_cpu if device.platform == "cpu" else ()))
+    return facts | {name: here[name] for name in names}
 
 
 def accepted(starts: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -60,6 +60,16 @@ def test_of_a_heterogeneous_job_the_first_part_trains(tmp_path):
     assert done.returncode == 2 and "must have two parts" in done.stderr
 
 
+def test_a_slurm_that_does_not_answer_is_a_failure_for_now(tmp_path):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho slurm_load_node: Unable to contact slurm controller >&2; exit 1\n")
+    scontrol.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "a[1-2]"}
+    done = script("--print", RECIPE, "--config.workdir=w", **path)
+    assert done.returncode == 75 and "Unable to contact slurm controller" in done.stderr
+    assert "Traceback" not in done.stderr and "scontrol show hostnames a[1-2]" in done.stderr
+
+
 def test_help_says_what_can_be_set():
     done = script("--help")
     assert done.returncode == 0 and "TRAINERS=1" in done.stdout
