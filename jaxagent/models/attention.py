@@ -53,6 +53,14 @@ def attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> j
     chex.assert_equal_shape([k, v])
     chex.assert_shape(mask, (*q.shape[:2], k.shape[1]))
     chex.assert_type([q, k, v, mask], [float, float, float, bool])
+    if not in_mesh():
+        return _attend_dense(q, k, v, mask)
+    # Each device by itself: how a reshape splits an axis of length one is inferred differently by versions of JAX.
+    by_rows = P(ROWS, None, None)
+    return jax.shard_map(_attend_dense, in_specs=(*[_HEADS] * 3, by_rows), out_specs=_HEADS)(q, k, v, mask)
+
+
+def _attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     b, c, h, d = q.shape
     kv_heads, group = k.shape[2], h // k.shape[2]
     q = (q * d**-0.5).reshape(b, c, kv_heads, group, d).transpose(0, 2, 3, 1, 4)  # [b, K, G, C, D]

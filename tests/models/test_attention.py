@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.models import attention, transformer
+from jaxagent.config import MeshConfig
+from jaxagent.models import attention, params, sharding, transformer
 from tests.models import tiny
 
 attend_dense = jax.jit(attention.attend_dense)
@@ -80,3 +81,20 @@ def test_row_that_may_see_nothing_is_finite():
     q = jnp.ones((1, 1, 2, 4))
     out = attend_dense(q, q, q, jnp.zeros((1, 1, 1), bool))
     assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 1), (4, 4), (4, 2)])
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 1), (1, 8), (2, 1), (2, 8)])
+def test_axes_of_length_one_keep_their_layout_in_a_mesh(heads, kv_heads, rows, tokens):
+    """What JAX infers for an axis of length one differs by its version: the trainer's pass states it. Traced only."""
+    spec = tiny.spec(num_heads=heads, num_kv_heads=kv_heads)
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, context=1, tensor=1))
+    weights = params.abstract(spec, mesh, sharding.TRAIN)
+    row = jax.ShapeDtypeStruct((rows, tokens), jnp.int32, sharding=sharding.rows(mesh, 2))
+
+    def loss(weights, row):
+        return transformer.forward_packed(weights, spec, row, row, row, row).sum()
+
+    with jax.set_mesh(mesh):
+        grads = jax.eval_shape(jax.grad(loss), weights, row)
+    assert grads.layers.wq.sharding.spec == weights.layers.wq.sharding.spec
