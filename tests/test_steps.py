@@ -1,4 +1,4 @@
-"""The tail that all stages share, `Run.steps`: which steps are left, when a bundle is due, and how a stage ends."""
+"""The tail that all stages share, `Workdir.steps`: which steps are left, when a bundle is due, and how a stage ends."""
 
 import gc
 import signal
@@ -8,10 +8,10 @@ import weakref
 import pytest
 
 from jaxagent.runs.stopping import Stopped, Stopping
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 
 
-class Recorded(Run):
+class Recorded(Workdir):
     """A run whose bundles are numbers in a list."""
 
     def __init__(self, every: int, host=()):
@@ -133,7 +133,7 @@ def test_a_failed_step_saves_nothing_and_the_stage_is_closed():
 
 def test_what_the_oldest_bundle_holds_is_never_asked_for_again(tmp_path):
     run = Recorded(every=1)
-    run.workdir, run._first_bundle = tmp_path, 8
+    run.path, run._first_bundle = tmp_path, 8
     run.checkpoints = types.SimpleNamespace(pinned=set())
     assert run.committed() == 0, "there is none yet"
     found = []
@@ -149,7 +149,7 @@ def test_what_the_oldest_bundle_holds_is_never_asked_for_again(tmp_path):
 
 def test_a_run_may_go_on_from_each_bundle_of_the_stage_and_from_the_one_being_written(tmp_path):
     run = Recorded(every=1)
-    run.workdir, run._first_bundle, run._last_bundle = tmp_path, 8, 7
+    run.path, run._first_bundle, run._last_bundle = tmp_path, 8, 7
     assert run.bundled() == set(), "the stage begins"
     for number in (7, 8, 10):  # 7 is the last one of the stage before
         (tmp_path / f"checkpoints/{number}").mkdir(parents=True)

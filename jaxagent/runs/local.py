@@ -10,7 +10,7 @@ from jaxagent.runs.collect import collect
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Rollouts, Seams
 from jaxagent.runs.stages.served import Served
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Played:
 
 
 class Bundles:
-    """A ledger that has nothing to forget: what a run needs is in its bundles and logs, which `Run` writes."""
+    """A ledger that has nothing to forget: what a run needs is in its bundles and logs, which `Workdir` writes."""
 
     def commit(self, step: int) -> None:
         """Older bundles are deleted as newer ones are complete."""
 
 
-def connect(parts: Parts, saved: Run, driver: Driver, experience: Experience, steps_before: int) -> Seams:
+def connect(parts: Parts, workdir: Workdir, driver: Driver, experience: Experience, steps_before: int) -> Seams:
     """The seams of a run of one process."""
     source, staleness = Played(parts, driver, experience, steps_before), parts.cfg.rl.staleness
     return Seams(source, Served(driver, staleness), Bundles(), bound=staleness)

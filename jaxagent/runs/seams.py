@@ -18,7 +18,7 @@ from jaxagent.rollout.experience import Experience
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.selection import Selection
 from jaxagent.runs.parts import Parts
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 from jaxagent.types import Group
 
 
@@ -100,11 +100,13 @@ class Seams:
 class Connect(Protocol):
     """What `loop.run` is given, and calls once when the stage "rl" begins or goes on. `local.connect` is one."""
 
-    def __call__(self, parts: Parts, saved: Run, driver: Driver, experience: Experience, steps_before: int) -> Seams:
+    def __call__(
+        self, parts: Parts, workdir: Workdir, driver: Driver, experience: Experience, steps_before: int, /
+    ) -> Seams:
         """Opens the seams; whoever gave this function to `loop.run` closes what it opens.
 
         Args:
-          parts, saved, driver: of the run.
+          parts, workdir, driver: of the run.
           experience: knows the tasks of every step.
           steps_before: steps that an earlier stage has sampled for: attempts are numbered over both.
         """

@@ -1,4 +1,4 @@
-"""`Run`: one workdir and what goes on around training: checkpoints, metrics, episodes, progress, stopping, the summary.
+"""`Workdir`: a run's folder and what goes on around training: checkpoints, metrics, episodes, stopping, the summary.
 
 A bundle holds everything that a run needs to go on, so the same command again continues where the last bundle was
 taken: what `metrics.jsonl` holds beyond it is dropped, and written again by the steps that are done again.
@@ -46,8 +46,8 @@ from jaxagent.runs.stopping import Stopping
 from jaxagent.types import Episode
 
 
-class Run:
-    """Opened by `open_run`, which has compared the config; then `begin`, then a stage after the other.
+class Workdir:
+    """Opened by `open_workdir`, which has compared the config; then `begin`, then a stage after the other.
 
     Attributes:
       host: what the newest bundle says of the host's side; {} for a new run.
@@ -67,7 +67,7 @@ class Run:
           ConfigError: the run cannot be continued with this config, or from what is there.
         """
         self.cfg = cfg
-        self.workdir = Path(cfg.workdir)
+        self.path = Path(cfg.workdir)
         self.progress = progress
         self.compiles = compiles
         self._stopping = stopping
@@ -76,7 +76,7 @@ class Run:
         found = find(cfg, progress.note)
         self.host, self.changed = found.host, found.changed
         self._starts, self._bundle = found.starts, found.bundle
-        self._logs = Logs(self.workdir, self.host)
+        self._logs = Logs(self.path, self.host)
         self.results: dict[str, Any] = self.host.get("results", {})
         self.stage_seconds: dict[str, float] = self.host.get("stage_seconds", {})
         self._identity: dict[str, Any] = {}
@@ -103,7 +103,7 @@ class Run:
         """Whether this machine rounds as that of the bundle from which the run goes on. Raises ConfigError."""
         if not self.host:
             return
-        name, then = str(self.workdir / CHECKPOINTS_FOLDER / str(self._bundle)), self.host.get("rounding")
+        name, then = str(self.path / CHECKPOINTS_FOLDER / str(self._bundle)), self.host.get("rounding")
         if then is None and self.cfg.numerics == "exact":
             self.progress.note(f"{name} does not say on what it was made: whether numbers round as there is not known")
         numerics = self.host["config"].get("numerics", "exact")
@@ -128,7 +128,7 @@ class Run:
         self._identity, self._devices = dict(identity), list(mesh.devices.flat)
         checked = () if self._bundle is None else (self._bundle,)
         self.checkpoints = self._stack.enter_context(
-            Checkpointer(self.workdir / CHECKPOINTS_FOLDER, self.cfg.checkpoint.keep, checked)
+            Checkpointer(self.path / CHECKPOINTS_FOLDER, self.cfg.checkpoint.keep, checked)
         )
         self.checkpoints.pinned.update(self.host.get("pinned", ()))
 
@@ -150,12 +150,12 @@ class Run:
         else:
             self._starts = {"checkpointed": False, "starts": []}
         if peers.is_first():  # process 0 writes what all have in common
-            self.progress.keep(self.workdir / CONSOLE_FILE)
+            self.progress.keep(self.path / CONSOLE_FILE)
             start = provenance.start(self._devices, resumed_at, self._own_code)
             self._starts["starts"].append(start | {"other_rounding": self.other_rounding})
-            files.replace_json(self.workdir / RUN_FILE, jsonl.plain(self._starts))
-            files.replace_json(self.workdir / CONFIG_FILE, jsonl.plain(to_dict(self.cfg)))
-            if (policy := self.workdir / POLICY_FOLDER).is_dir():
+            files.replace_json(self.path / RUN_FILE, jsonl.plain(self._starts))
+            files.replace_json(self.path / CONFIG_FILE, jsonl.plain(to_dict(self.cfg)))
+            if (policy := self.path / POLICY_FOLDER).is_dir():
                 (policy / OUTDATED_FILE).touch()  # an export of fewer steps, until this run's
         self._stack.callback(self._logs.close)
         self._logs.open()
@@ -273,7 +273,7 @@ class Run:
 
     def recorder(self, stage: str) -> Recorder:
         """Keeps what the steps of a stage are made of, from where it goes on, as far as `checkpoint.replay` says."""
-        keep, folder = self.cfg.checkpoint.replay, self.workdir / RECORD_FOLDER / stage
+        keep, folder = self.cfg.checkpoint.replay, self.path / RECORD_FOLDER / stage
         whole = to_dict(self.cfg)
         config = provenance.config_digest(whole)
         recorder = Recorder(folder, self.step_of(stage), keep, config, peers.is_first(), self._own_code, whole)
@@ -334,12 +334,12 @@ class Run:
 
     def committed(self) -> int:
         """The step of the stage under way that the oldest bundle holds, pinned ones aside: training needs no older."""
-        found = set(checkpoint.bundles(self.workdir / CHECKPOINTS_FOLDER)) - self.checkpoints.pinned
+        found = set(checkpoint.bundles(self.path / CHECKPOINTS_FOLDER)) - self.checkpoints.pinned
         return max(0, min(found, default=0) - self._first_bundle)
 
     def bundled(self) -> set[int]:
         """The steps of the stage under way where a run may go on: of its bundles, and of the one being written."""
-        found = {*checkpoint.bundles(self.workdir / CHECKPOINTS_FOLDER), self._last_bundle}
+        found = {*checkpoint.bundles(self.path / CHECKPOINTS_FOLDER), self._last_bundle}
         return {number - self._first_bundle for number in found if number >= self._first_bundle}
 
     def end_between_steps(self, stage: str, step: int) -> None:
@@ -369,7 +369,7 @@ class Run:
         """Says in run.json that there was a bundle, so that a workdir that has lost them all is not begun anew."""
         if self._saved_stages and not self._starts["checkpointed"] and peers.is_first():
             self._starts["checkpointed"] = True
-            files.replace_json(self.workdir / RUN_FILE, jsonl.plain(self._starts))
+            files.replace_json(self.path / RUN_FILE, jsonl.plain(self._starts))
 
     @property
     def compiles_after_warmup(self) -> int:
@@ -385,20 +385,20 @@ class Run:
         how = "More steps of its last stage (--config.rl.steps) go on with it; another --config.workdir begins anew."
         if self.changed and not self._opened:
             refused = resume.told(self.changed)
-            raise ConfigError(f"The run in '{self.workdir}' has ended, and does not take: {refused}. {how}")
+            raise ConfigError(f"The run in '{self.path}' has ended, and does not take: {refused}. {how}")
         summary = dict(summary) | {
             "stage_seconds": {name: round(seconds, 2) for name, seconds in self.stage_seconds.items()},
             "compiles_after_warmup": self.compiles_after_warmup,
         }
         if not peers.is_first():
             return summary
-        files.replace_json(self.workdir / SUMMARY_FILE, jsonl.plain(summary))
+        files.replace_json(self.path / SUMMARY_FILE, jsonl.plain(summary))
         if not self._opened:
-            self.progress.note(f"the run in '{self.workdir}' has ended already, and nothing is done. {how}")
+            self.progress.note(f"the run in '{self.path}' has ended already, and nothing is done. {how}")
         if unexpected := self.compiles.names_after_warm_up:
             self.progress.note(f"compiled after warm-up: {', '.join(unexpected)}")
         page = self.write_report()
-        self.progress.note(f"summary: {self.workdir / SUMMARY_FILE}" + (f"   report: {page}" if page else ""))
+        self.progress.note(f"summary: {self.path / SUMMARY_FILE}" + (f"   report: {page}" if page else ""))
         return summary
 
     def write_report(self) -> Path | None:
@@ -423,7 +423,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(cfg: Config, progress: Progress, stopping: Stopping) -> Iterator[Run]:
+def open_workdir(cfg: Config, progress: Progress, stopping: Stopping) -> Iterator[Workdir]:
     """Opens the workdir, and reads what is there to be continued. Nothing that lies there changes yet.
 
     Raises:
@@ -438,6 +438,6 @@ def open_run(cfg: Config, progress: Progress, stopping: Stopping) -> Iterator[Ru
             files.lock(alone.fileno(), workdir)
         peers.meet("opening the workdir")
         compiles = stack.enter_context(CompileCounter())
-        run = Run(cfg, progress, compiles, stopping)
+        run = Workdir(cfg, progress, compiles, stopping)
         stack.callback(run.close)
         yield run

@@ -1,1 +1,1 @@
-"""The stages a config can chain, each a function (parts, saved, driver, params) -> params; `rl` stands in loop.py."""
+"""The stages a config can chain, each a function (parts, workdir, driver, params) -> params; `rl` stands in loop.py."""

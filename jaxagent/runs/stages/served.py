@@ -11,31 +11,31 @@ from jaxagent.engine.driver import Driver
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
 from jaxagent.runs.seams import Sink
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 
 
 def publish_past(
-    sink: Sink, saved: Run, stage: str, state: TrainState, merged: Callable[[TrainState], TrainState]
+    sink: Sink, workdir: Workdir, stage: str, state: TrainState, merged: Callable[[TrainState], TrainState]
 ) -> None:
     """Publishes what the bundle of a stage that goes on holds of earlier versions, for rollouts still to be made.
 
     Args:
       sink: says which it needs.
-      saved: the run; says it where its bundle does not hold them all.
+      workdir: the run; says it where its bundle does not hold them all.
       stage: its name.
       state: restored.
       merged: multiplies a state's adapters out.
     """
-    step = saved.step_of(stage)
+    step = workdir.step_of(stage)
     wanted = sink.missing(step)
     if not wanted:
         return
-    found = saved.checkpoints.past(state.params)
+    found = workdir.checkpoints.past(state.params)
     held = [version for version in wanted if version in found]
     for version in held:
         sink.publish(version, merged(state.replace(params=found[version])))
     if len(held) < len(wanted):
-        saved.progress.note(
+        workdir.progress.note(
             f"the bundle of step {step} holds {len(held)} of the {len(wanted)} policies before it: rollouts get their "
             "staleness back step by step, and differ from those of a run that was not stopped"
         )

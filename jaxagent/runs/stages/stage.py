@@ -9,7 +9,7 @@ from jaxagent.config import Config, ConfigError, Stage
 from jaxagent.engine.driver import Driver
 from jaxagent.models.params import Params
 from jaxagent.runs.parts import Parts
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,11 +17,11 @@ class StageProgram:
     """One entry of `loop.STAGES`.
 
     `run` gets the policy that the stage before left (random or loaded for the first; overwritten from the bundle where
-    `saved.resumes(stage)`) and returns the one it leaves. `for step in saved.steps(name, ...)` goes on where the bundle
-    ends, saves and stops. The engine serves whatever the stage last gave `driver.update_params`.
+    `workdir.resumes(stage)`) and returns the one it leaves. `for step in workdir.steps(name, ...)` goes on where the
+    bundle ends, saves and stops. The engine serves whatever the stage last gave `driver.update_params`.
     """
 
-    run: Callable[[Parts, Run, Driver, Params], Params]
+    run: Callable[[Parts, Workdir, Driver, Params], Params]
     steps: Callable[[Config], int]  # planned: a last stage whose bundle holds as many is done
     check: Callable[[Parts], None]  # raises ConfigError for data it cannot work with, before any device work
 
@@ -30,21 +30,21 @@ def nothing_to_check(parts: Parts) -> None:
     """For a stage that reads no data of its own."""
 
 
-def left(saved: Run, programs: Mapping[Stage, StageProgram]) -> tuple[Stage, ...]:
+def left(workdir: Workdir, programs: Mapping[Stage, StageProgram]) -> tuple[Stage, ...]:
     """The stages that are not done, the interrupted one first.
 
     Raises:
       ConfigError: the workdir stands in a stage that the config no longer has, or beyond the steps that it gives it.
     """
-    cfg = saved.cfg
-    at = saved.host.get("stage", cfg.stages[0])
+    cfg = workdir.cfg
+    at = workdir.host.get("stage", cfg.stages[0])
     if at not in cfg.stages:
         raise ConfigError(f"{cfg.workdir} was interrupted in stage '{at}', which config.stages does not have.")
-    if saved.step_of(at) > programs[at].steps(cfg):
+    if workdir.step_of(at) > programs[at].steps(cfg):
         raise ConfigError(
-            f"{cfg.workdir} has done {saved.step_of(at)} steps of '{at}', and the config gives it "
+            f"{cfg.workdir} has done {workdir.step_of(at)} steps of '{at}', and the config gives it "
             f"{programs[at].steps(cfg)}: what is trained cannot be taken back. Give it as many, which ends it there, "
             "or use another workdir."
         )
-    done = at == cfg.stages[-1] and saved.step_of(at) >= programs[at].steps(cfg)
+    done = at == cfg.stages[-1] and workdir.step_of(at) >= programs[at].steps(cfg)
     return () if done else cfg.stages[cfg.stages.index(at) :]

@@ -33,13 +33,13 @@ from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import by_kind
 from jaxagent.runs.evaluation.held_out import GREEDY, play
 from jaxagent.runs.parts import Parts
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 from jaxagent.types import Task, Trajectory
 
 WARM_START = "warm_start"
 
 
-def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
     """Supervised learning on demonstrations until the gate opens; returns the trained policy."""
     cfg = parts.cfg.warm_start
     # The curriculum is trained on every token of a row, whole episodes on the few that are sampled.
@@ -47,13 +47,16 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     curriculum = Packer(cfg.batch, cfg.batch.row_tokens, parts.row_shards, share, parts.cfg.mesh.context)
     full = Packer(cfg.batch, action_tokens(parts.cfg), parts.row_shards, share, parts.cfg.mesh.context)
     optimizer = make_optimizer(cfg.optimizer, cfg.max_steps)
-    with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
+    with workdir.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), optimizer, parts.mesh)
         state = init_state(params, optimizer)
         for packer in (curriculum, full) if cfg.curriculum_steps else (full,):
             state = update.warm_up(state, packer.empty())
-    state = saved.restored(WARM_START, state)
-    tasks, demonstrated = gate_tasks(parts), Demonstrations(parts, curriculum, full).batches(saved.step_of(WARM_START))
+    state = workdir.restored(WARM_START, state)
+    tasks, demonstrated = (
+        gate_tasks(parts),
+        Demonstrations(parts, curriculum, full).batches(workdir.step_of(WARM_START)),
+    )
 
     def bundle() -> tuple[TrainState, dict]:
         return state, {}
@@ -61,12 +64,12 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     def is_gate(done: int) -> bool:
         return done % cfg.gate_every == 0 and done > cfg.curriculum_steps
 
-    for step in saved.steps(
+    for step in workdir.steps(
         WARM_START,
         cfg.max_steps,
         bundle,
         save_after=lambda done: is_gate(done) and parts.cfg.checkpoint.every > 0,
-        over=lambda: saved.results.get("warm_start/gate_open", False),
+        over=lambda: workdir.results.get("warm_start/gate_open", False),
     ):
         batches, done = next(demonstrated), step + 1
         started = time.monotonic()
@@ -78,13 +81,13 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
             scores, failures = gate(parts, driver, tasks)
             metrics |= scores
             worst = scores["gate/worst_accuracy"]
-            saved.results["warm_start/gate_open"] = worst is not None and worst >= cfg.gate_accuracy
-            saved.failed.tell_step("warm_start.gate", done, failures)
-            saved.results["warm_start/steps"] = done
-            if (is_open := saved.results["warm_start/gate_open"]) or done + cfg.gate_every > cfg.max_steps:
+            workdir.results["warm_start/gate_open"] = worst is not None and worst >= cfg.gate_accuracy
+            workdir.failed.tell_step("warm_start.gate", done, failures)
+            workdir.results["warm_start/steps"] = done
+            if (is_open := workdir.results["warm_start/gate_open"]) or done + cfg.gate_every > cfg.max_steps:
                 gate_is = f"the gate {'opened' if is_open else 'stayed closed'} at step {done} of {cfg.max_steps}"
-                saved.progress.note(f"{WARM_START}: {gate_is}: worst kind {worst}, wanted {cfg.gate_accuracy}")
-        saved.record(WARM_START, done, metrics)
+                workdir.progress.note(f"{WARM_START}: {gate_is}: worst kind {worst}, wanted {cfg.gate_accuracy}")
+        workdir.record(WARM_START, done, metrics)
     return state.params
 
 
