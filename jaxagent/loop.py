@@ -2,7 +2,7 @@
 
     tasks -> rollout workers <-> engine -> groups -> streams -> packed batches -> update -> weights back to the engine
 
-By default this is one process with one mesh. The engine's thread generates while this thread waits in `source.batch`;
+By default this is one process with one mesh. The engine's thread generates while this thread waits in `seams.batch`;
 then this thread updates while the engine idles, so every token is exactly on-policy at the start of its update. New
 weights are an argument: the engine takes the arrays that the update returned, and lays their layers out side by side
 once. Where other processes play, the RL stage is given other seams (runs/seams.py), and is the same otherwise.
@@ -35,14 +35,13 @@ from jaxagent.observe import health
 from jaxagent.observe.files import OUTDATED_FILE, POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience, check_tasks
-from jaxagent.rollout.staleness import ages
-from jaxagent.runs import devices, local, rescore
+from jaxagent.runs import devices, lag
 from jaxagent.runs.attempts import temperature
 from jaxagent.runs.checks import OPD, RL, check
 from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.parts import Parts, open_parts
-from jaxagent.runs.seams import Connect
-from jaxagent.runs.stages import dpo, outcome_model, rft, sample, served, sft, warm_start
+from jaxagent.runs.seams import Connect, one_process, publish_past
+from jaxagent.runs.stages import dpo, outcome_model, rft, sample, sft, warm_start
 from jaxagent.runs.stages.stage import StageProgram, left, nothing_to_check
 from jaxagent.runs.stopping import Stopping
 from jaxagent.runs.workdir import Workdir, open_workdir
@@ -50,7 +49,7 @@ from jaxagent.types import Group
 
 
 def run(
-    cfg: Config, connect: Connect = local.connect, alive: Callable[[str], None] = lambda stage: None
+    cfg: Config, connect: Connect = one_process, alive: Callable[[str], None] = lambda stage: None
 ) -> dict[str, Any]:
     """Trains from wherever the workdir stands to the end, and returns the summary.
 
@@ -108,7 +107,7 @@ def run(
 
 
 def rl_stage(
-    parts: Parts, workdir: Workdir, driver: Driver, params: Params, stage: Stage = RL, connect: Connect = local.connect
+    parts: Parts, workdir: Workdir, driver: Driver, params: Params, stage: Stage = RL, connect: Connect = one_process
 ) -> Params:
     """Reinforcement learning; returns the trained policy. Logs and bundles go under the name `stage`."""
     cfg, rl = parts.cfg, parts.cfg.rl
@@ -125,8 +124,8 @@ def rl_stage(
         if stage == RL:  # in "opd" before it, roles without a path are still the policy
             parts.roles.freeze(functools.partial(parts.export, params))
         seams = connect(parts, workdir, driver, experience, before)
-        source, sink, ledger, record = seams.source, seams.sink, seams.ledger, workdir.recorder(stage)
-        served.publish_past(sink, workdir, stage, state, programs.update.merged)
+        sink, record = seams.sink, workdir.recorder(stage)
+        publish_past(sink, workdir, stage, state, programs.update.merged)
         sink.publish(workdir.step_of(stage), state)
         record.published(workdir.step_of(stage), state.params)
     del params  # the state has them until its first update; later they would be in memory for nothing
@@ -137,14 +136,14 @@ def rl_stage(
 
     for step in workdir.steps(stage, rl.steps, bundle, first=first):
         started = time.monotonic()
-        rollouts = source.batch(step)
+        rollouts = seams.batch(step)
         collected = time.monotonic()
         record.played(rollouts.rounds)
-        chosen, sampled = rollouts.chosen, rollouts.metrics | ages(rollouts.chosen.groups, step, seams.bound)
+        chosen, sampled = rollouts.chosen, rollouts.metrics | lag.ages(rollouts.chosen.groups, step, seams.bound)
         played = [episode for group in chosen.played for episode in group.episodes]
         if cfg.log_episodes:
             workdir.log_episodes(stage, step, played)
-        sampled |= rescore.gaps(programs, state, sink.held, chosen.groups, step)
+        sampled |= lag.gaps(programs, state, sink.held, chosen.groups, step)
         state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
         sampled |= experience.record(chosen.played, step)
         metrics["policy/entropy_coefficient"] = entropy.applied
@@ -169,7 +168,7 @@ def rl_stage(
                 record_evaluation(parts, workdir, driver, stage, step + 1, metrics)
         else:
             workdir.record(stage, step + 1, metrics | {"time/step_s": time.monotonic() - started})
-        ledger.commit(workdir.committed())
+        seams.commit(workdir.committed())
         record.commit(workdir.committed())
     if cfg.model.lora.rank:
         parts.export_adapter(state.params, Path(cfg.workdir) / "adapter")

@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 
-from jaxagent.runs import rescore
+from jaxagent.runs import lag
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
 
 STEP = 7
@@ -54,9 +54,9 @@ class State(types.SimpleNamespace):
 
 
 def gaps(programs, *groups, held=lambda version: version, step=STEP):
-    found = rescore.gaps(programs, State(params=step), held, groups, step)
-    assert not found or tuple(found) == rescore.METRICS
-    return [found[name] for name in rescore.METRICS[:3]] if found else []
+    found = lag.gaps(programs, State(params=step), held, groups, step)
+    assert not found or tuple(found) == lag.METRICS
+    return [found[name] for name in lag.METRICS[:3]] if found else []
 
 
 MIXED = group(trajectory(5, 5, None, 6), trajectory(7, None)), group(trajectory(None), trajectory(6, 7))
@@ -76,7 +76,7 @@ def test_the_mean_and_the_part_are_of_tokens():
     assert gaps(programs, *MIXED, held={5: 5.0}.get) == pytest.approx([0.5, 0.5, 4 / 6], rel=1e-5)
     assert programs.calls == [(5.0, 1), (7, 2)], "version 6 is not held, and 7 is the step's own"
     found = [np.array([0.0, 0.3]), np.array([0.6])]
-    assert list(rescore.summary(found, [trajectory(5, 5, None, 6), trajectory(6)]).values()) == [0.6, 0.3, 0.75]
+    assert list(lag.summary(found, [trajectory(5, 5, None, 6), trajectory(6)]).values()) == [0.6, 0.3, 0.75]
 
 
 def test_what_is_not_scored_is_null_and_not_0():

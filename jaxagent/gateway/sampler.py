@@ -11,7 +11,7 @@ from jaxagent.config import SamplingConfig
 from jaxagent.engine.requests import BusyError, Sampled
 from jaxagent.gateway.reading import Event, Reading, generation_of
 from jaxagent.gateway.threads import Thread
-from jaxagent.rollout.cast import Engine
+from jaxagent.rollout.episode import Engine
 from jaxagent.types import Generation
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from jaxagent.gateway.chat import Ask, BadRequest, Form
 from jaxagent.gateway.forms import chat, checks, completions, messages, models, responses
 from jaxagent.gateway.session import Session
 from jaxagent.io import connections
-from jaxagent.rollout.bookkeeping import one_line
+from jaxagent.rollout.episode import one_line
 
 logger = logging.getLogger(__name__)
 

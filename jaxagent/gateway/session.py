@@ -35,7 +35,7 @@ from jaxagent.gateway.threads import (
 )
 from jaxagent.gateway.trained import Lines, Rules
 from jaxagent.gateway.waiting import Pending
-from jaxagent.rollout.cast import Engine
+from jaxagent.rollout.episode import Engine
 from jaxagent.tools import ToolParser
 from jaxagent.types import Generation, StopReason, TokenKind, Trajectory
 

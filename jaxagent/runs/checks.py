@@ -16,7 +16,7 @@ from jaxagent.engine import automaton
 from jaxagent.envs.base import Environment, check_texts
 from jaxagent.fleet.plan_of import plan_of
 from jaxagent.models import lora
-from jaxagent.rollout import strategies
+from jaxagent.rollout import selection
 from jaxagent.runs import roles
 
 EXACT_TILE_ROWS = 64
@@ -43,7 +43,7 @@ def check(cfg: Config) -> None:
     algorithm.check(cfg.rl)
     _check_group_reward(cfg)
     lora.check(cfg.model.lora)
-    strategies.check(cfg.rl)
+    selection.check(cfg.rl)
     if OPD in cfg.stages:
         _check_opd(cfg)
     with_adapters = [at for at, stage in enumerate(cfg.stages) if stage in (OPD, RL)]

@@ -35,9 +35,9 @@ from jaxagent.models import global_arrays, hf, kernels, lora, params, peft, shar
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.roles.engines import FrozenRole, PolicyRole
+from jaxagent.rollout.cast import ALONE
 from jaxagent.rollout.conversation import Conversation
-from jaxagent.rollout.ending import CLOSE_TIMEOUT_S
-from jaxagent.rollout.forced import ForcedTools
+from jaxagent.rollout.episode import CLOSE_TIMEOUT_S, ForcedTools
 from jaxagent.rollout.prompts import check_prompts, check_role_prompts, some
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template, unended_messages
 from jaxagent.rollout.workers import Rollout, Workers
@@ -91,12 +91,17 @@ class Parts:
             found |= answer
         return found
 
+    @functools.cached_property
+    def player(self) -> Any:
+        """The class that plays episodes of the environment."""
+        return imported(self.environment.rollout, "config.env.rollout")
+
     def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int, tool_epsilon: float = 0.0) -> Rollout:
-        """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see rollout/forced.py."""
-        cfg = self.cfg
-        player = imported(self.environment.rollout, "config.env.rollout")
-        company = {"company": self.roles.company(driver)} if "company" in player.__dataclass_fields__ else {}
-        return player(
+        """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see `episode.ForcedTools`."""
+        cfg, company = self.cfg, {}
+        if "company" in self.player.__dataclass_fields__:
+            company = {"company": self.roles.company(driver) if cfg.roles else ALONE}
+        return self.player(
             begin=self.attempt,
             policy=driver,
             tokenizer=self.tokenizer,

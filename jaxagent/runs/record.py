@@ -3,7 +3,7 @@
     <workdir>/record/rl/<digest>.json      a config that steps were made under, by its digest
     <workdir>/record/rl/00000012.step      step 12, whole or not at all
         {"record": 1, "step": 12, ..., "seal": "..."}      one line of JSON, the header
-        episodes, packed (fleet/packing.py), one after the other in the order of rounds, groups, attempts
+        episodes, packed (data/packing.py), one after the other in the order of rounds, groups, attempts
 
 Groups are kept as they were played, before rewards that compare a group's attempts, selection and filters: those are
 functions of them. The header has the digest of every episode, and the digests of the policy's weights before and after
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet import packing
-from jaxagent.fleet.packing import Packed
+from jaxagent.data import packing
+from jaxagent.data.packing import Packed
 from jaxagent.io import files
 from jaxagent.learner import weight_digest
 from jaxagent.runs import provenance

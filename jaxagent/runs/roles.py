@@ -29,7 +29,8 @@ from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import ModelSpec
 from jaxagent.roles.base import Run, TextRole
 from jaxagent.roles.engines import FrozenRole, PolicyRole
-from jaxagent.rollout.cast import Company, SpeakerAt, Voice
+from jaxagent.rollout.cast import Company, SpeakerAt
+from jaxagent.rollout.episode import Voice
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template
 
 SECONDS = tuple(f"{of}_s" for of in ("env", "engine", "open", "queue", "prefill", "decode", "verify", "total"))

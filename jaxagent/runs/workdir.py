@@ -37,8 +37,8 @@ from jaxagent.observe.files import (
     SUMMARY_FILE,
 )
 from jaxagent.observe.progress import Progress
+from jaxagent.rollout.statistics import FailedEpisodes, end
 from jaxagent.runs import garbage, provenance, resume, together
-from jaxagent.runs.failed import FailedEpisodes, end
 from jaxagent.runs.found import find
 from jaxagent.runs.logs import Logs
 from jaxagent.runs.record import Recorder

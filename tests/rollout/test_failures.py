@@ -1,8 +1,7 @@
 """What is said of failed episodes."""
 
-from jaxagent.rollout.early_stop import ENOUGH
-from jaxagent.rollout.failures import Failures
-from jaxagent.rollout.statistics import by_kind, episode_metrics
+from jaxagent.rollout.statistics import Failures, by_kind, episode_metrics
+from jaxagent.rollout.workers import ENOUGH
 from jaxagent.types import Episode, Group, StopReason, Task
 
 

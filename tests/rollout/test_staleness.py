@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxagent.rollout.staleness import BoundError, ages
+from jaxagent.runs.lag import BoundError, ages
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
 
 

@@ -29,12 +29,12 @@ from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.files import CHECKPOINTS_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience
-from jaxagent.runs import attempts, local, record
+from jaxagent.runs import attempts, record
 from jaxagent.runs.again import sample
 from jaxagent.runs.again.compare import Compared, Difference, compare
-from jaxagent.runs.collect import assembled
+from jaxagent.runs.attempts import Rollouts, assembled
 from jaxagent.runs.parts import Parts
-from jaxagent.runs.seams import Rollouts, Seams
+from jaxagent.runs.seams import Seams, one_process
 from jaxagent.runs.workdir import Workdir
 from jaxagent.types import Episode, Group, Task
 
@@ -336,10 +336,8 @@ def connect(folder: Path, wanted: Wanted, found: Found, note: Callable[[str], No
     """What opens the seams of a stage that is run again: `loop.rl_stage` calls it."""
 
     def opened(parts: Parts, saved: Workdir, driver: Driver, experience: Experience, steps_before: int) -> Seams:
-        seams = local.connect(parts, saved, driver, experience, steps_before)
-        return dataclasses.replace(
-            seams, source=Played(parts, driver, experience, folder, wanted, found, note, steps_before)
-        )
+        source = Played(parts, driver, experience, folder, wanted, found, note, steps_before)
+        return dataclasses.replace(one_process(parts, saved, driver, experience, steps_before), batch=source.batch)
 
     return opened
 

@@ -6,16 +6,13 @@ mean over one attempt per task is pass@1.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 
 from jaxagent.config import SamplingConfig
 from jaxagent.engine.driver import Driver
-from jaxagent.rollout.failures import Failures
-from jaxagent.rollout.statistics import by_kind, mean
+from jaxagent.rollout.statistics import Failures, by_kind, end, mean
 from jaxagent.rollout.workers import group_deadline_s
-from jaxagent.runs.failed import end
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.workdir import Workdir
 from jaxagent.types import Episode, Task
@@ -93,9 +90,3 @@ def play(parts: Parts, driver: Driver, tasks: Sequence[Task], sampling: Sampling
     deadline = group_deadline_s(1, parts.cfg.concurrent_episodes, parts.cfg.env.episode_timeout_s)
     groups = parts.workers.collect(tasks, 1, parts.rollout(driver, sampling, 1), deadline)
     return [episode for group in groups for episode in group.episodes]
-
-
-def deadline_s(parts: Parts, episodes: int) -> float:
-    """Seconds after which a batch of episodes is cut off: a full episode deadline for every round of them."""
-    rounds = math.ceil(episodes / parts.cfg.concurrent_episodes)
-    return rounds * parts.cfg.env.episode_timeout_s

@@ -23,12 +23,11 @@ from jaxagent.observe import charts, report
 from jaxagent.observe.files import EVALUATIONS_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.observe.text import duration, number
-from jaxagent.rollout.workers import STOP_TIMEOUT_S
+from jaxagent.rollout.workers import STOP_TIMEOUT_S, batch_deadline_s
 from jaxagent.runs import devices, provenance
 from jaxagent.runs.checks import check
 from jaxagent.runs.evaluation import policy
 from jaxagent.runs.evaluation.attempts import ATTEMPTS_FILE, AttemptLog, Key, play
-from jaxagent.runs.evaluation.held_out import deadline_s
 from jaxagent.runs.evaluation.results import ALL, curves, summarise, table
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.types import Episode, Task
@@ -287,7 +286,8 @@ def play_all(
             tokens += sum(len(t) for e in episodes for t in e.trajectories)
             progress.update(done, {"tokens_per_s": tokens / (time.monotonic() - started), "failed": failed})
 
-        deadline, at_once = deadline_s(parts, len(todo)), parts.cfg.concurrent_episodes
+        at_once = parts.cfg.concurrent_episodes
+        deadline = batch_deadline_s(len(todo), at_once, parts.cfg.env.episode_timeout_s)
         parts.workers.run(play(todo, rollout, at_once, deadline, on_episodes), deadline + STOP_TIMEOUT_S)
         seconds = time.monotonic() - started
     if done < len(todo):

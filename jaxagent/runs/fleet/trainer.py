@@ -135,7 +135,7 @@ class Trainer:
             held,
             saved.bundled,
         )
-        return Seams(batches, self._published, sink.Kept(self._link), plan.bound)
+        return Seams(batches.batch, self._published, sink.Kept(self._link).commit, plan.bound)
 
     def alive(self, stage: str) -> None:
         """What `loop.run` tells whenever it gets somewhere. Before the first stage, engines have nothing to open."""
