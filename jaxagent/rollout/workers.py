@@ -14,8 +14,8 @@ import concurrent.futures
 import logging
 import math
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, Self, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Self, TypeVar
 
 from jaxagent.config.errors import AttemptLost, WaitedInVainError
 from jaxagent.types import Episode, Group, StopReason, Task
@@ -26,12 +26,9 @@ LATE = "the deadline of its group passed"
 STOP_TIMEOUT_S = 30.0  # for cancelled episodes to clean up after themselves
 
 
-class Rollout(Protocol):
-    """A function that plays one attempt at a task, such as `multi_turn.MultiTurn`."""
-
-    async def __call__(self, task: Task, sample: int) -> Episode:
-        """Runs attempt number `sample`."""
-        ...
+Rollout = Callable[
+    [Task, int], Awaitable[Episode]
+]  # plays attempt number `sample` at a task: multi_turn.MultiTurn, say
 
 
 async def run_groups(

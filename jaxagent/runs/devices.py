@@ -7,6 +7,7 @@ N chips. jax fixes the number of CPU devices when it first touches them, so this
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import importlib.util
 import os
@@ -219,3 +220,20 @@ def _split_cpu(devices: int, processes: int = 1) -> None:
         # Back ends already started, by a test or an embedding program: what exists must do.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", devices)
+
+
+@contextlib.contextmanager
+def collector_frozen() -> Iterator[None]:
+    """Inside, the collector passes over all that exists when this begins.
+
+    Its full rounds, one in some eight steps, look at everything that Python holds. With jax, the libraries and a run's
+    traced programs that is 375,000 objects and 0.22 s in which every thread of the process waits.
+    What is garbage by now is collected first; what becomes garbage of what is passed over, where a cycle still holds
+    it, is collected after this has ended.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -89,10 +89,6 @@ def summary(found: Sequence[np.ndarray], trajectories: Sequence[Trajectory]) -> 
     }
 
 
-class BoundError(RuntimeError):
-    """A token is older than the run allows, or of a version that comes later: a defect of what gave it."""
-
-
 def ages(groups: Sequence[Group], step: int, bound: int) -> dict[str, float | None]:
     """The ages of a step's sampled tokens as metrics; none where nothing may be older than the step's own version.
 
@@ -106,14 +102,14 @@ def ages(groups: Sequence[Group], step: int, bound: int) -> dict[str, float | No
       "staleness/frac_<age>", its part of the tokens.
 
     Raises:
-      BoundError: a token's age is not from 0 to `bound`; names its task.
+      RuntimeError: a token's age is not from 0 to `bound`; names its task.
     """
     counts = np.zeros(bound + 1, np.int64)
     for trajectory, task in ((t, g.task.id) for g in groups for t in sampled_trajectories([g])):
         of_tokens = step - trajectory.policy_versions[trajectory.action_mask].astype(np.int64)
         if of_tokens.min() < 0 or of_tokens.max() > bound:
             wrong = of_tokens[(of_tokens < 0) | (of_tokens > bound)][0]
-            raise BoundError(
+            raise RuntimeError(
                 f"RL step {step} would train on a token of task '{task}' that version {step - wrong} sampled: versions "
                 f"{max(0, step - bound)} to {step} are allowed (rl.staleness). Please report this."
             )

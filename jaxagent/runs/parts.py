@@ -41,7 +41,7 @@ from jaxagent.rollout.episode import CLOSE_TIMEOUT_S, ForcedTools
 from jaxagent.rollout.prompts import check_prompts, check_role_prompts, some
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template, unended_messages
 from jaxagent.rollout.workers import Rollout, Workers
-from jaxagent.runs import replica, resume, together
+from jaxagent.runs import replica, resume
 from jaxagent.runs.roles import WARM_UP_TIMEOUT_S, Own, RunRoles, check_folders, open_roles
 from jaxagent.types import Task
 
@@ -217,7 +217,7 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
     assert isinstance(environment, Environment)  # runs.checks has seen to it
     mesh = sharding.make_mesh(cfg.mesh)
     plays_on = mesh if peers.count() == 1 else replica.own_mesh(mesh)
-    with together.one_after_another("making the data and the tokenizer"):
+    with one_after_another("making the data and the tokenizer"):
         dataset = cfg.data.source.folder(cfg.workdir, cfg.data.seed, cfg.env, note)
         needs = environment.needs_answers, environment.takes_messages
         train, held_out = sources.open_train_and_held_out(dataset, cfg.data, *needs, note)
@@ -283,6 +283,16 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
             roles=roles,
             shared=shared,
         )
+
+
+@contextlib.contextmanager
+def one_after_another(what: str) -> Iterator[None]:
+    """Process 0 does what is inside, which may write files for all, and then the others, which find them."""
+    if not peers.is_first():
+        peers.meet(what)
+    yield
+    if peers.is_first():
+        peers.meet(what)
 
 
 def _check_roles(

@@ -1,4 +1,4 @@
-"""What may differ between a checkpoint and the run that goes on from it.
+"""What a workdir holds that a run can go on from, and what may differ between that and the run.
 
 The rule: what changes the function that the saved weights compute, or what the saved state means, is refused, and
 everything else is taken and told.
@@ -11,19 +11,32 @@ everything else is taken and told.
   - Refused with exact numerics then and now, unless `resume.numerics` says "accept": a machine that rounds otherwise. A
     run whose bundle does not say what it was made on goes on, and is told so.
   - Taken and told: everything else, `numerics`, learning rates, group sizes, sampling and paths among it.
-
-Imports no JAX.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxagent.config import Config, ConfigError, to_dict
 from jaxagent.config.errors import REMOVED
 from jaxagent.config.run import STAGE_SECTIONS
+from jaxagent.learner import checkpoint, peers
+from jaxagent.observe import jsonl
+from jaxagent.observe.files import (
+    CHECKPOINTS_FOLDER,
+    EPISODES_FILE,
+    EPISODES_FOLDER,
+    METRICS_FILE,
+    POLICY_FOLDER,
+    RUN_FILE,
+    SUMMARY_FILE,
+)
+from jaxagent.runs import provenance
 
 _WEIGHTS = "the weights would compute another function"
 _STATE = "the saved position and results would be of something else"
@@ -189,3 +202,74 @@ def _in_short(value: Any) -> Any:
     if isinstance(value, Mapping):
         return value.get("name", "on")
     return list(value) if isinstance(value, tuple) else value
+
+
+# Of run.json; the newest bundle; its host side, {} for a new run; config fields that differ from its and are taken.
+Continued = tuple[dict[str, Any], int | None, dict[str, Any], list[tuple[str, Any, Any]]]
+
+
+def find(cfg: Config, note: Callable[[str], None]) -> Continued:
+    """Reads what the workdir holds, and changes nothing.
+
+    Args:
+      cfg: of the run.
+      note: is told what a user should know.
+
+    Raises:
+      ConfigError: the run cannot be continued with this config, or from what is there.
+    """
+    workdir = Path(cfg.workdir)
+    starts = provenance.read(workdir / RUN_FILE)
+    if found := checkpoint.bundles(workdir / CHECKPOINTS_FOLDER):
+        return _of_bundle(cfg, workdir, found[-1], starts, note)
+    _check_nothing_is_lost(workdir, starts, note)
+    return starts, None, {}, []
+
+
+def _of_bundle(
+    cfg: Config, workdir: Path, bundle: int, starts: dict[str, Any], note: Callable[[str], None]
+) -> Continued:
+    """The newest bundle, and whether this config and these logs can go on from it."""
+    directory = workdir / CHECKPOINTS_FOLDER
+    # Of several processes the first one looks, and ends all where it is damaged.
+    if peers.is_first() and not checkpoint.check(directory, bundle):
+        note(f"{directory / str(bundle)} has no digests: it is read unchecked.")
+    host = checkpoint.read_host(directory, bundle)
+    adapting = host["stage"] in ("opd", "rl")
+    changed = check_config(host["config"], cfg, str(directory / str(bundle)), adapting)
+    jsonl.check(workdir / METRICS_FILE, host["metrics_position"], parse=True)
+    jsonl.check(workdir / EPISODES_FILE, host["episodes_position"], parse=False)
+    for name, position in host.get("episode_positions", {}).items():
+        jsonl.check(workdir / EPISODES_FOLDER / f"{name}.jsonl", position, parse=False)
+    return starts, bundle, host, changed
+
+
+def _check_nothing_is_lost(workdir: Path, starts: dict[str, Any], note: Callable[[str], None]) -> None:
+    """Records without a bundle are those of a run that was killed before its first one, or lost their bundles."""
+    records = jsonl.count(workdir / METRICS_FILE)
+    exported = (workdir / SUMMARY_FILE).exists() or (workdir / POLICY_FOLDER).exists()
+    had = starts["checkpointed"] or exported or not (workdir / CHECKPOINTS_FOLDER).is_dir()
+    if records and had:
+        raise ConfigError(
+            f"{workdir} holds {records} records and no checkpoint: use another workdir, or delete "
+            f"{workdir / METRICS_FILE} to begin anew."
+        )
+    if records:
+        note(f"{workdir} has no checkpoint yet: its {records} records are made again.")
+
+
+def check_processes_agree(bundle: int | None, identity: Mapping[str, Any], cfg: Config) -> None:
+    """Compares what the processes of one trainer go on from; of one process nothing.
+
+    Args:
+      bundle: the newest.
+      identity: of `Parts`.
+      cfg: of the run.
+
+    Raises:
+      PeerError: they see another workdir, other data, or another config.
+    """
+    if peers.count() > 1:
+        for what, value in (("newest bundle", bundle), ("data", dict(identity)), ("config", to_dict(cfg))):
+            text = json.dumps(value, sort_keys=True, default=str)
+            peers.agree(f"the {what}", hashlib.sha256(text.encode()).hexdigest()[:16])

@@ -10,7 +10,7 @@ import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from jaxagent.engine.driver import Driver
 from jaxagent.learner.state import TrainState
@@ -78,20 +78,9 @@ class Seams:
     bound: int
 
 
-class Connect(Protocol):
-    """What `loop.run` is given, and calls once when the stage "rl" begins or goes on. `one_process` is one."""
-
-    def __call__(
-        self, parts: Parts, workdir: Workdir, driver: Driver, experience: Experience, steps_before: int, /
-    ) -> Seams:
-        """Opens the seams; whoever gave this function to `loop.run` closes what it opens.
-
-        Args:
-          parts, workdir, driver: of the run.
-          experience: knows the tasks of every step.
-          steps_before: steps that an earlier stage has sampled for: attempts are numbered over both.
-        """
-        ...
+# What `loop.run` is given, and calls once when the stage "rl" begins or goes on: (parts, workdir, driver, experience,
+# steps that an earlier stage has sampled for: attempts are numbered over both). Whoever gave it closes what it opens.
+Connect = Callable[[Parts, Workdir, Driver, Experience, int], Seams]
 
 
 def one_process(parts: Parts, workdir: Workdir, driver: Driver, experience: Experience, steps_before: int) -> Seams:
@@ -134,12 +123,6 @@ def publish_past(
         )
 
 
-class _Version(NamedTuple):
-    number: int
-    policy: Params  # to generate with
-    trained: Params  # the same, or its LoRA adapters
-
-
 class LaggedWeights:
     """Which weights the engine has: the newest, or with `rl.staleness` those of so many steps ago.
 
@@ -150,16 +133,17 @@ class LaggedWeights:
     def __init__(self, driver: Driver, staleness: int):
         self._driver = driver
         self._staleness = staleness
-        self._kept: collections.deque[_Version] = collections.deque(maxlen=staleness + 1)
+        # (version, policy to generate with, what was trained: the same, or its LoRA adapters), oldest first
+        self._kept: collections.deque[tuple[int, Params, Params]] = collections.deque(maxlen=staleness + 1)
 
     def publish(self, version: int, state: TrainState) -> None:
         """The policy after `version` steps exists: rollouts get the oldest that is kept."""
-        self._kept.append(_Version(version, state.policy, state.params))
-        self._serve(self._kept[0])
+        self._kept.append((version, state.policy, state.params))
+        self._serve(0)
 
     def past(self) -> Mapping[int, Params]:
         """What is trained of every version but the newest, by version, oldest first."""
-        return {version.number: version.trained for version in list(self._kept)[:-1]}
+        return {version: trained for version, _, trained in list(self._kept)[:-1]}
 
     def missing(self, version: int) -> Sequence[int]:
         """All of them: a process that starts has none."""
@@ -167,16 +151,17 @@ class LaggedWeights:
 
     def held(self, version: int) -> Params | None:
         """What was trained of one of the versions that are kept."""
-        return next((each.trained for each in self._kept if each.number == version), None)
+        return next((trained for number, _, trained in self._kept if number == version), None)
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[None]:
         """For evaluation. Where nothing lags the engine is left alone, and keeps what it has cached."""
         if len(self._kept) > 1:
-            self._serve(self._kept[-1])
+            self._serve(-1)
         yield
         if len(self._kept) > 1:
-            self._serve(self._kept[0])
+            self._serve(0)
 
-    def _serve(self, version: _Version) -> None:
-        self._driver.update_params(version.policy, version.number)
+    def _serve(self, place: int) -> None:
+        version, policy, _ = self._kept[place]
+        self._driver.update_params(policy, version)

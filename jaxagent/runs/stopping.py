@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from jaxagent.config.errors import EXIT_CODES, Stopped, ending_signals
+from jaxagent.learner import peers
 
 ANSWER_S = 2.0  # for the main thread to run the handler
 NOTHING_LOST = " while no step was under way: nothing is lost, and the same command continues."
@@ -103,3 +104,12 @@ def _say(text: str) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.write(f"\n{text}\n")
         sys.stderr.flush()
+
+
+def asks_to_end(here: bool, stopping: Stopping) -> bool:
+    """Whether any process is to save after this step, and end; a signal that one has got is then everybody's."""
+    said = peers.meet("the end of a step", [here, stopping.asked])
+    if signals := [number for _, number in said if number is not None]:
+        stopping.asked = stopping.asked or signal.Signals(signals[0])
+    peers.ending_together = any(ending for ending, _ in said)
+    return peers.ending_together

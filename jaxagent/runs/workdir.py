@@ -38,11 +38,10 @@ from jaxagent.observe.files import (
 )
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.statistics import FailedEpisodes, end
-from jaxagent.runs import garbage, provenance, resume, together
-from jaxagent.runs.found import find
+from jaxagent.runs import devices, provenance, resume
 from jaxagent.runs.logs import Logs
 from jaxagent.runs.record import Recorder
-from jaxagent.runs.stopping import Stopping
+from jaxagent.runs.stopping import Stopping, asks_to_end
 from jaxagent.types import Episode
 
 
@@ -73,9 +72,7 @@ class Workdir:
         self._stopping = stopping
         self._stack = contextlib.ExitStack()
         self._ending = False
-        found = find(cfg, progress.note)
-        self.host, self.changed = found.host, found.changed
-        self._starts, self._bundle = found.starts, found.bundle
+        self._starts, self._bundle, self.host, self.changed = resume.find(cfg, progress.note)
         self._logs = Logs(self.path, self.host)
         self.results: dict[str, Any] = self.host.get("results", {})
         self.stage_seconds: dict[str, float] = self.host.get("stage_seconds", {})
@@ -124,7 +121,7 @@ class Workdir:
         self._own_code = provenance.own_code(self.cfg)
         if unseen := provenance.without_file(self.cfg):
             self.progress.note(f"no file has the code of {', '.join(unseen)}: no one will be told that it has changed")
-        together.start(self._bundle, {**identity, "code of one's own": self._own_code}, self.cfg)
+        resume.check_processes_agree(self._bundle, {**identity, "code of one's own": self._own_code}, self.cfg)
         self._identity, self._devices = dict(identity), list(mesh.devices.flat)
         checked = () if self._bundle is None else (self._bundle,)
         self.checkpoints = self._stack.enter_context(
@@ -205,7 +202,7 @@ class Workdir:
           OSError: the disk is full, or failed.
         """
         begins, done = not self.resumes(stage), self.step_of(stage)
-        with self._stage_open(stage, total, done), garbage.frozen():
+        with self._stage_open(stage, total, done), devices.collector_frozen():
             if begins and first is not None:
                 first()
                 if stage in self._recorded:
@@ -216,7 +213,7 @@ class Workdir:
                 self._save_now = lambda done=done: self._save(stage, done, *bundle())
                 yield done
                 done += 1
-                self._ending = together.asks_to_end(self._asked_to_end(), self._stopping)
+                self._ending = asks_to_end(self._asked_to_end(), self._stopping)
                 due = self._due(done) if save_after is None else self.terminating or save_after(done)
                 if due or done == total or over():
                     self._save(stage, done, *bundle())

@@ -161,7 +161,7 @@ class Rerun(Workdir):
 
     def __init__(self, cfg: Config, progress: Progress, begin: Begin, end: int, digests: Digests, passing: Stored):
         """Up to the step that makes version `end`; what it has come to is in `left` then."""
-        self.cfg, self.workdir, self.progress = cfg, Path(cfg.workdir), progress
+        self.cfg, self.path, self.progress = cfg, Path(cfg.workdir), progress
         self.host = copy.deepcopy(dict(begin.host))
         self.results = self.host["results"]
         self.compiles = CompileCounter()

@@ -31,7 +31,7 @@ _TOKENIZER = ("vocab_size", "use_chat_template", "template_variables", "end_toke
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class PolicySource:
     """Where a policy's weights are."""
 
     folder: Path  # of the bundle, or a Hugging Face folder
@@ -49,7 +49,7 @@ class Source:
         return f"{self.stage} step {self.step} (bundle {self.bundle})" if self.stage else str(self.folder)
 
 
-def choose(cfg: Config, name: str) -> Source:
+def choose(cfg: Config, name: str) -> PolicySource:
     """The policy that `--checkpoint=name` means: "latest", a bundle's number, or a folder.
 
     Raises:
@@ -70,10 +70,10 @@ def choose(cfg: Config, name: str) -> Source:
     host = checkpoint.read_host(directory, number)
     _check_same(cfg, host["config"], f"{directory}/{number}")
     digest = hashlib.blake2b(json.dumps(host, sort_keys=True).encode(), digest_size=8).hexdigest()
-    return Source(directory / str(number), number, host["stage"], host["step"], digest)
+    return PolicySource(directory / str(number), number, host["stage"], host["step"], digest)
 
 
-def configured(cfg: Config, source: Source) -> Config:
+def configured(cfg: Config, source: PolicySource) -> Config:
     """The config under which the parts around this policy are opened: of a folder, its shape and its tokenizer.
 
     Raises:
@@ -107,7 +107,7 @@ def tokenizer_folder(cfg: Config) -> Path:
     return Path(cfg.tokenizer.path or cfg.model.path or Path(cfg.workdir) / "tokenizer")
 
 
-def load(parts: Parts, source: Source) -> tuple[Params, int]:
+def load(parts: Parts, source: PolicySource) -> tuple[Params, int]:
     """The weights, in training shardings, and their policy version (0 for a folder).
 
     Raises:
@@ -125,7 +125,7 @@ def load(parts: Parts, source: Source) -> tuple[Params, int]:
         ) from error
 
 
-def _load_bundle(parts: Parts, source: Source) -> tuple[Params, int]:
+def _load_bundle(parts: Parts, source: PolicySource) -> tuple[Params, int]:
     cfg, mesh = parts.cfg, parts.mesh
     checkpoint.check(source.folder.parent, source.bundle)
 
@@ -143,7 +143,7 @@ def _load_bundle(parts: Parts, source: Source) -> tuple[Params, int]:
     return read(field, params.abstract(parts.spec, mesh, sharding.TRAIN)), source.step
 
 
-def _folder(folder: Path) -> Source:
+def _folder(folder: Path) -> PolicySource:
     if not folder.is_dir():
         raise ConfigError(f"--checkpoint must be '{LATEST}', a checkpoint's number or a folder; no folder '{folder}'.")
     if not (folder / "config.json").is_file():
@@ -152,7 +152,7 @@ def _folder(folder: Path) -> Source:
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())
-    return Source(folder, None, "", 0, digest.hexdigest())
+    return PolicySource(folder, None, "", 0, digest.hexdigest())
 
 
 def _listed(directory: Path, numbers: list[int]) -> str:

@@ -9,14 +9,14 @@ from typing import Any
 
 from jaxagent.observe.text import number
 from jaxagent.rollout.pass_at_k import Estimate, estimate
-from jaxagent.runs.evaluation.attempts import Attempt, Key
+from jaxagent.runs.evaluation.attempts import Key, ScoredAttempt
 from jaxagent.types import Task
 
 ALL = "all"
 
 
 def summarise(
-    tasks: Sequence[Task], samples: int, ks: Sequence[int], min_score: float, attempts: Mapping[Key, Attempt]
+    tasks: Sequence[Task], samples: int, ks: Sequence[int], min_score: float, attempts: Mapping[Key, ScoredAttempt]
 ) -> dict[str, Any]:
     """The numbers of an evaluation; they depend on nothing but the arguments.
 

@@ -148,7 +148,7 @@ def completed(cfg: Config, options: Options) -> Options:
     )
 
 
-def evaluated(parts: Parts, options: Options, source: policy.Source) -> dict[str, Any]:
+def evaluated(parts: Parts, options: Options, source: policy.PolicySource) -> dict[str, Any]:
     """What every attempt in a folder has in common, as JSON values.
 
     Among it is by content what the environment reads besides the tasks, which a path does not tell: a corpus,
@@ -187,7 +187,7 @@ def asked(options: Options, tasks: Sequence[Task]) -> dict[str, Any]:
     }
 
 
-def default_out(cfg: Config, options: Options, source: policy.Source) -> Path:
+def default_out(cfg: Config, options: Options, source: policy.PolicySource) -> Path:
     """A folder of its own for every policy, split, temperature and seed."""
     name = f"{source.label}_{options.split}_temperature{options.temperature:g}_seed{options.seed}"
     return Path(cfg.workdir) / EVALUATIONS_FOLDER / name
@@ -260,7 +260,7 @@ def missing(tasks: Sequence[Task], options: Options, log: AttemptLog) -> list[tu
 def play_all(
     parts: Parts,
     options: Options,
-    source: policy.Source,
+    source: policy.PolicySource,
     todo: Sequence[tuple[Task, int]],
     log: AttemptLog,
     progress: Progress,

@@ -7,7 +7,6 @@ attempts *training* tasks of the kinds in `gate_family`; the stage ends when the
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import time
@@ -52,10 +51,7 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
         for packer in (curriculum, full) if cfg.curriculum_steps else (full,):
             state = update.warm_up(state, packer.empty())
     state = workdir.restored(WARM_START, state)
-    tasks, demonstrated = (
-        gate_tasks(parts),
-        Demonstrations(parts, curriculum, full).batches(workdir.step_of(WARM_START)),
-    )
+    tasks, batches_of_steps = gate_tasks(parts), batches_from(workdir.step_of(WARM_START), parts, curriculum, full)
 
     def bundle() -> tuple[TrainState, dict]:
         return state, {}
@@ -70,7 +66,7 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
         save_after=lambda done: is_gate(done) and parts.cfg.checkpoint.every > 0,
         over=lambda: workdir.results.get("warm_start/gate_open", False),
     ):
-        batches, done = next(demonstrated), step + 1
+        batches, done = next(batches_of_steps), step + 1
         started = time.monotonic()
         state, metrics = update(state, batches)
         metrics = {"loss": metrics["ce/nll"], "policy/grad_norm": metrics["policy/grad_norm"]}
@@ -90,33 +86,23 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
     return state.params
 
 
-@dataclasses.dataclass(frozen=True)
-class Demonstrations:
-    """Batches of the stage, resumable by step: `curriculum_steps` batches of one file, then all of the other."""
+def batches_from(step: int, parts: Parts, curriculum: Packer, full: Packer) -> Iterator[list[Batch]]:
+    """The micro-batches of step, step + 1, ...: `curriculum_steps` batches of one file, then all of the other."""
+    cfg = parts.cfg.warm_start
 
-    parts: Parts
-    curriculum: Packer
-    full: Packer
+    def trajectory(row: dict[str, Any]) -> Trajectory:
+        return demonstrations.trajectory(row, parts.conversation(), parts.environment)
 
-    def batches(self, step: int) -> Iterator[list[Batch]]:
-        """The micro-batches of step, step + 1, ..."""
-        cfg = self.parts.cfg.warm_start
-        for name, first, last in (
-            ("curriculum", 0, cfg.curriculum_steps),
-            ("full", cfg.curriculum_steps, cfg.max_steps),
-        ):
-            if step >= last or first == last:
-                continue
-            rows = demonstrations.load(demonstrations_file(self.parts, name))
-            size = cfg.curriculum_sequences if name == "curriculum" else cfg.batch_sequences
-            packer = self.curriculum if name == "curriculum" else self.full
-            pack = functools.partial(_pack, packer, name == "curriculum")
-            stream = demonstrations.stream(rows, self._trajectory, size, pack)
-            stream.set_state({"next_index": max(step - first, 0)})
-            yield from itertools.islice(stream, last - max(step, first))
-
-    def _trajectory(self, row: dict[str, Any]):
-        return demonstrations.trajectory(row, self.parts.conversation(), self.parts.environment)
+    for name, packer, size, first, last in (
+        ("curriculum", curriculum, cfg.curriculum_sequences, 0, cfg.curriculum_steps),
+        ("full", full, cfg.batch_sequences, cfg.curriculum_steps, cfg.max_steps),
+    ):
+        if step >= last or first == last:
+            continue
+        rows = demonstrations.load(demonstrations_file(parts, name))
+        stream = demonstrations.stream(rows, trajectory, size, functools.partial(_pack, packer, name == "curriculum"))
+        stream.set_state({"next_index": max(step - first, 0)})
+        yield from itertools.islice(stream, last - max(step, first))
 
 
 def _pack(packer: Packer, observations: bool, trajectories: list[Trajectory]) -> list[Batch]:
