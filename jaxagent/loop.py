@@ -41,8 +41,7 @@ from jaxagent.runs.checks import OPD, RL, check
 from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.runs.seams import Connect, one_process, publish_past
-from jaxagent.runs.stages import dpo, outcome_model, rft, sample, sft, warm_start
-from jaxagent.runs.stages.stage import StageProgram, left, nothing_to_check
+from jaxagent.runs.stages import StageProgram, dpo, offline, outcome_model, rft, sample, sft, stages_left, warm_start
 from jaxagent.runs.stopping import Stopping
 from jaxagent.runs.workdir import Workdir, open_workdir
 from jaxagent.types import Group
@@ -71,7 +70,7 @@ def run(
         open_workdir(cfg, progress, stopping) as workdir,
         contextlib.ExitStack() as opened,
     ):
-        stages = left(workdir, STAGES)
+        stages = stages_left(workdir, STAGES)
         if stages:
             workdir.check_rounding()
         with workdir.compiles.warm_up():
@@ -153,11 +152,11 @@ def rl_stage(
             state = state.replace(reference=state.params)  # updates donate no parameters
         sink.publish(step + 1, state)
         record.published(step + 1, state.params)
-        ended = time.monotonic()
+        updated = time.monotonic()
         metrics |= sampled | {
             "time/rollout_s": collected - started,
-            "time/learn_s": ended - collected,
-            "tokens_per_s": sum(len(t) for e in played for t in e.trajectories) / (ended - started),
+            "time/learn_s": updated - collected,
+            "tokens_per_s": sum(len(t) for e in played for t in e.trajectories) / (updated - started),
             "policy_version": float(step + 1),
         }
         gaps = workdir.results.get("logprob_gap_max"), metrics.get("logprob_gap/max")
@@ -219,11 +218,15 @@ def summary(workdir: Workdir) -> dict[str, Any]:
 # What config.stages can name. A stage that is interrupted begins again from its newest bundle.
 STAGES: dict[Stage, StageProgram] = {
     "warm_start": StageProgram(warm_start.run, lambda cfg: cfg.warm_start.max_steps, warm_start.check),
-    "sample": StageProgram(sample.run, lambda cfg: cfg.sample.steps, nothing_to_check),
+    "sample": StageProgram(sample.run, lambda cfg: cfg.sample.steps),
     "sft": StageProgram(sft.run, lambda cfg: cfg.sft.updates, sft.check),
-    "rft": StageProgram(rft.run, lambda cfg: cfg.rft.updates, rft.check),
-    "dpo": StageProgram(dpo.run, lambda cfg: cfg.dpo.updates, dpo.check),
-    "outcome_model": StageProgram(outcome_model.run, lambda cfg: cfg.outcome_model.updates, outcome_model.check),
+    "rft": StageProgram(rft.run, lambda cfg: cfg.rft.updates, lambda parts: offline.check(parts, "rft")),
+    "dpo": StageProgram(dpo.run, lambda cfg: cfg.dpo.updates, lambda parts: offline.check(parts, "dpo")),
+    "outcome_model": StageProgram(
+        outcome_model.run,
+        lambda cfg: cfg.outcome_model.updates,
+        lambda parts: offline.check(parts, "outcome_model"),
+    ),
     "opd": StageProgram(opd_stage, lambda cfg: cfg.opd.steps, lambda parts: check_rl(as_opd(parts.cfg), parts)),
     "rl": StageProgram(rl_stage, lambda cfg: cfg.rl.steps, lambda parts: check_rl(parts.cfg, parts)),
 }

@@ -106,7 +106,7 @@ def test_a_signal_saves_after_the_step_and_ends(choices):
         for step in run.steps("rl", 5, lambda: ("state", {"at": len(taken)}), **choices):
             taken.append(step)
             if step == 1:
-                run._stopping.asked = signal.SIGTERM
+                run._stopping.end_signal = signal.SIGTERM
     assert taken == [0, 1] and run.saved == [2] and not run._stopping.training
 
 
@@ -115,7 +115,7 @@ def test_a_signal_in_the_last_step_ends_the_run_before_the_next_stage():
     with pytest.raises(Stopped):
         for step in run.steps("rl", 1, lambda: ("state", {"at": len(taken)})):
             taken.append(step)
-            run._stopping.asked = signal.SIGINT
+            run._stopping.end_signal = signal.SIGINT
     assert run.saved == [1]
 
 

@@ -98,8 +98,8 @@ class EpisodeCast:
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
         """Of the policy's trained conversations in which it has said something, in the order of their beginning."""
-        found = (talk.conversation.trajectory() for talk in self._engine_talks if talk.trained)
-        return tuple(trajectory for trajectory in found if trajectory.action_mask.any())
+        trajectories = (talk.conversation.trajectory() for talk in self._engine_talks if talk.trained)
+        return tuple(trajectory for trajectory in trajectories if trajectory.action_mask.any())
 
     @property
     def turns(self) -> int:
@@ -147,23 +147,23 @@ class EpisodeCast:
         it likes, and an episode that is left out of its group for that would be one that it has chosen to leave.
         """
         timeout = isinstance(cause, TimeoutError)
-        told = f"{role}: {one_line(cause, 'no reply in its time')}"
+        line = f"{role}: {one_line(cause, 'no reply in its time')}"
         if isinstance(cause, NoRoom) and self._policy_spoke:
             self.metrics[f"{role}_no_room"] = self.metrics.get(f"{role}_no_room", 0.0) + 1.0
-            return NoRoom(told)
+            return NoRoom(line)
         if role == POLICY:
             reason = StopReason.TIMEOUT if timeout else StopReason.ENGINE_ERROR
         else:
             reason = StopReason.TIMEOUT if timeout else StopReason.ENV_ERROR
-        failure = Failed(reason, told)
+        failure = Failed(reason, line)
         self.failure = self.failure or failure
-        return failure if role == POLICY else TimeoutError(told) if timeout else RoleError(told)
+        return failure if role == POLICY else TimeoutError(line) if timeout else RoleError(line)
 
-    def misused(self, role: str, told: str) -> ValueError:
+    def misused(self, role: str, mistake: str) -> ValueError:
         """Remembers what the environment did wrong, and returns what it is told."""
-        told = f"{role}: {told}"
-        self.failure = self.failure or Failed(StopReason.ENV_ERROR, told)
-        return ValueError(told)
+        mistake = f"{role}: {mistake}"
+        self.failure = self.failure or Failed(StopReason.ENV_ERROR, mistake)
+        return ValueError(mistake)
 
     @contextlib.contextmanager
     def question(
@@ -178,13 +178,13 @@ class EpisodeCast:
         Raises:
           ValueError: the question is a misuse.
         """
-        told = misuse(messages, talk.begun, self._policy.tokenizer.vocab_size, stop_strings, max_tokens)
+        mistake = misuse(messages, talk.begun, self._policy.tokenizer.vocab_size, stop_strings, max_tokens)
         if self.closed:
-            told = "the episode is over, and nobody speaks any more"
+            mistake = "the episode is over, and nobody speaks any more"
         elif talk.state:
-            told = talk.state
-        if told:
-            raise self.misused(talk.role, told)
+            mistake = talk.state
+        if mistake:
+            raise self.misused(talk.role, mistake)
         talk.state = "it has not answered yet, and cannot be asked two things at once"
         try:
             yield
@@ -258,8 +258,8 @@ class EngineTalk:
             if self.role == POLICY:
                 self.state = NO_ROOM
                 return Said("", "length", Tokens((), ""), prompt_tokens, 0, 0.0, None)
-            told = f"its conversation of {prompt_tokens} tokens leaves no room in context_tokens={voice.context_tokens}"
-            raise self._cast.failed(self.role, NoRoom(told))
+            why = f"its conversation of {prompt_tokens} tokens leaves no room in context_tokens={voice.context_tokens}"
+            raise self._cast.failed(self.role, NoRoom(why))
         budget = min(voice.turn_tokens, room, voice.turn_tokens if max_tokens is None else max_tokens)
         try:
             if self._session is None:
@@ -297,8 +297,8 @@ class EngineTalk:
 
     def heard(self) -> Heard:
         """The conversation, for people and for checks."""
-        said = [action for action, _ in self.conversation.transcript.turns]
-        shown = zip(self._shown, [*said, ""] if len(said) < len(self._shown) else said, strict=True)
+        replies = [action for action, _ in self.conversation.transcript.turns]
+        shown = zip(self._shown, [*replies, ""] if len(replies) < len(self._shown) else replies, strict=True)
         return Heard(self.role, tuple(shown), self.conversation.trajectory(), self._after)
 
     def close(self) -> None:

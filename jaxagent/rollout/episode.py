@@ -286,13 +286,13 @@ def add_engine_times(metrics: dict[str, float], generation: Generation) -> None:
     metrics["overshoots"] += generation.overshoot_bytes > 0
 
 
-async def verdict_of(attempt: Any, turns: int, *shown: Any) -> Verdict:
+async def verdict_of(attempt: Any, turns: int, *arguments: Any) -> Verdict:
     """What an attempt's `verify` says of an episode of so many turns, with Python's floats (NumPy's cannot be logged).
 
     Raises:
       ConfigError: no Verdict of finite numbers, or turn rewards for another number of turns; names the class.
     """
-    verdict = await contract.awaited(attempt, "verify", *shown, wanted=Verdict)
+    verdict = await contract.awaited(attempt, "verify", *arguments, wanted=Verdict)
     if not isinstance(paid := verdict.turn_rewards, (tuple, list)) or len(paid) not in (0, turns):
         came = f"{len(paid)} turn rewards" if hasattr(paid, "__len__") else f"turn_rewards {contract.described(paid)}"
         raise contract.wrong(

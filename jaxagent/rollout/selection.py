@@ -49,14 +49,14 @@ def refill(play: Callable[[int, int], list[Group]], wanted: int, cfg: RefillConf
         groups = play(0, wanted)
         return Selection(groups, groups, 1)
     played: list[Group] = []
-    kept: list[Group] = []
+    chosen: list[Group] = []
     number = 0
-    while len(kept) < wanted and number < cfg.max_rounds:
-        groups = play(number, cfg.tasks_per_round or wanted - len(kept))
+    while len(chosen) < wanted and number < cfg.max_rounds:
+        groups = play(number, cfg.tasks_per_round or wanted - len(chosen))
         played += groups
-        kept += [group for group, live in zip(groups, signal(groups), strict=True) if live]
+        chosen += [group for group, live in zip(groups, signal(groups), strict=True) if live]
         number += 1
-    return Selection(kept[:wanted], played, number)
+    return Selection(chosen[:wanted], played, number)
 
 
 def signal(groups: Sequence[Group]) -> np.ndarray:
@@ -64,7 +64,7 @@ def signal(groups: Sequence[Group]) -> np.ndarray:
     return ~zero_signal(*rewards(groups)) if groups else np.zeros(0, bool)
 
 
-def most_varied(groups: Sequence[Group], frac: float) -> list[Group]:
+def keep_most_varied(groups: Sequence[Group], frac: float) -> list[Group]:
     """StarPO-S (RAGEN, arXiv 2504.20073, section 3.3): the top fraction of groups by the std of their rewards.
 
     floor(frac * N) groups, one at least, in their order; among equals the earlier. The std is the unbiased one of the

@@ -104,12 +104,12 @@ class Chat:
     def _frame(self, role: str) -> tuple[str, str, str]:
         """(role the template knows, text before a body, text after it), cached."""
         if role not in self._frames:
-            found = self._try_frame(role)
-            if found is None and role != "user":
-                found = self._frame("user")
-            if found is None:
+            frame = self._try_frame(role)
+            if frame is None and role != "user":
+                frame = self._frame("user")
+            if frame is None:
                 raise ConfigError("The chat template does not show assistant and user messages; it cannot be used.")
-            self._frames[role] = found
+            self._frames[role] = frame
         return self._frames[role]
 
     def _try_frame(self, role: str) -> tuple[str, str, str] | None:

@@ -54,25 +54,25 @@ class TextTalk:
         self._turns.append(("\n".join(message.content for message in messages), ""))
         try:
             async with asyncio.timeout(limits.timeout_s):
-                shown = tuple(self._messages), stop_strings, budget
-                reply = await contract.awaited(self._speaker, "reply", *shown, wanted=Reply)
-            text, finish, prompt, said = self._read(reply, stop_strings)
+                arguments = tuple(self._messages), stop_strings, budget
+                reply = await contract.awaited(self._speaker, "reply", *arguments, wanted=Reply)
+            text, finish, prompt, reply_tokens = self._read(reply, stop_strings)
         except Exception as failure:
             raise cast.failed(role, failure) from failure
         self._turns[-1] = (self._turns[-1][0], text)
         self._messages.append(Message("assistant", text))
         seconds = time.monotonic() - began
-        return Said(text, finish, None, prompt, said, seconds, cast.price(role, prompt, said, seconds))
+        return Said(text, finish, None, prompt, reply_tokens, seconds, cast.price(role, prompt, reply_tokens, seconds))
 
     def _read(self, reply: Reply, stop_strings: Sequence[str]) -> tuple[str, str, int, int]:
         """The text and the finish of a reply, and its numbers of tokens: the speaker's, or else counted here."""
         if not isinstance(reply.text, str):
             raise TypeError(f"its reply is no text but {type(reply.text).__name__}")
-        text, finish = _cut(whole(reply.text), reply.finish, stop_strings)
-        prompt, said = reply.prompt_tokens, reply.reply_tokens
+        text, finish = _cut(without_half_pairs(reply.text), reply.finish, stop_strings)
+        prompt, reply_tokens = reply.prompt_tokens, reply.reply_tokens
         if prompt is None:
             prompt = sum(len(self._cast.tokens(message.content).ids) for message in self._messages)
-        return text, finish, prompt, len(self._cast.tokens(text).ids) if said is None else said
+        return text, finish, prompt, len(self._cast.tokens(text).ids) if reply_tokens is None else reply_tokens
 
     def heard(self) -> Heard:
         """The conversation, for people."""
@@ -122,10 +122,14 @@ def _of_message(message: Message | Spliced, begun: bool, vocab_size: int) -> str
             return f"spliced tokens have the id {wrong}, and the tokenizer has {vocab_size} ids"
     if not isinstance(message.content, str):
         return f"a message's content must be text, got {type(message.content).__name__}"
-    return "" if whole(message.content) == message.content else "a message has half of a surrogate pair: it is no text"
+    return (
+        ""
+        if without_half_pairs(message.content) == message.content
+        else "a message has half of a surrogate pair: it is no text"
+    )
 
 
-def whole(text: str) -> str:
+def without_half_pairs(text: str) -> str:
     """The text with U+FFFD for every half of a surrogate pair, which no tokenizer and no log can hold."""
     try:
         text.encode()

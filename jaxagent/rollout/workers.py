@@ -26,9 +26,8 @@ LATE = "the deadline of its group passed"
 STOP_TIMEOUT_S = 30.0  # for cancelled episodes to clean up after themselves
 
 
-Rollout = Callable[
-    [Task, int], Awaitable[Episode]
-]  # plays attempt number `sample` at a task: multi_turn.MultiTurn, say
+# Plays an attempt, by its number, at a task: `multi_turn.MultiTurn` is one.
+Rollout = Callable[[Task, int], Awaitable[Episode]]
 
 
 async def run_groups(

@@ -140,12 +140,12 @@ def collect(parts: Parts, driver: Driver, experience: Experience, step: int, ste
         groups = run_until_enough(tasks, attempts, rl.group_size, enough, attempt, at_once, deadline)
         return parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
 
-    played = assembled(rl, experience, step, play)
+    played = rollouts_of_step(rl, experience, step, play)
     engine = {f"engine/{k}": v - before.get(k, 0.0) for k, v in driver.stats().items()}
     return dataclasses.replace(played, metrics=played.metrics | engine)
 
 
-def assembled(rl: RLConfig, experience: Experience, step: int, play: PlayRound) -> Rollouts:
+def rollouts_of_step(rl: RLConfig, experience: Experience, step: int, play: PlayRound) -> Rollouts:
     """The rollouts of one step, of groups that `play` plays, or has from where they were kept.
 
     All that follows from the groups is decided here, the same wherever they come from: rewards that compare a group's
@@ -159,10 +159,10 @@ def assembled(rl: RLConfig, experience: Experience, step: int, play: PlayRound) 
         rounds.append(groups)
         if over is None:
             return [shaped(group, rl) for group in groups]
-        kept = selection.usable(groups, over.min_group, wanted)
-        for name, count in selection.oversample_metrics(groups, rl.group_size, kept).items():
+        usable = selection.usable(groups, over.min_group, wanted)
+        for name, count in selection.oversample_metrics(groups, rl.group_size, usable).items():
             more[name] = more.get(name, 0.0) + count
-        return [shaped(group, rl) for group in kept]
+        return [shaped(group, rl) for group in usable]
 
     chosen = selection.refill(shaped_round, rl.tasks_per_step, rl.refill)
     return rollouts(rl, step, chosen, rounds, more)
@@ -180,7 +180,7 @@ def rollouts(
       rounds: all groups as they were played, round by round.
       more: metrics of the playing.
     """
-    chosen = dataclasses.replace(chosen, groups=selection.most_varied(chosen.groups, rl.keep_groups_frac))
+    chosen = dataclasses.replace(chosen, groups=selection.keep_most_varied(chosen.groups, rl.keep_groups_frac))
     metrics = episode_metrics(chosen.played) | more
     if selection.selects(rl):
         metrics |= selection.selection_metrics(chosen)

@@ -47,14 +47,14 @@ def gaps(
         return dict.fromkeys(METRICS)
     started = time.monotonic()
     trajectories = sampled_trajectories(groups)
-    found = []
+    gaps_of_versions = []
     for version in versions(trajectories):
         then = state if version == step else as_of(programs, state, held(version))
         if then is not None:
             those = [each for each in trajectories if sampled_by(each, version).any()]
             scored = programs.policy_logprobs(then, those, temperature(rl, step))
-            found += [gap(each, version, logprobs) for each, logprobs in zip(those, scored, strict=True)]
-    return summary(found, trajectories) | {"logprob_gap/rescore_s": time.monotonic() - started}
+            gaps_of_versions += [gap(each, version, logprobs) for each, logprobs in zip(those, scored, strict=True)]
+    return summary(gaps_of_versions, trajectories) | {"logprob_gap/rescore_s": time.monotonic() - started}
 
 
 def as_of(programs: Programs, state: TrainState, trained: Params | None) -> TrainState | None:
@@ -78,9 +78,9 @@ def gap(trajectory: Trajectory, version: int, logprobs: np.ndarray) -> np.ndarra
     return np.abs(trajectory.logprobs[which].astype(np.float64) - logprobs[which])
 
 
-def summary(found: Sequence[np.ndarray], trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
+def summary(gaps_of_versions: Sequence[np.ndarray], trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
     """The metrics of the gaps that were found in `trajectories`: None, never 0, of what was not scored."""
-    scored = np.concatenate([np.zeros(0), *found])
+    scored = np.concatenate([np.zeros(0), *gaps_of_versions])
     total = sum(int((action_mask(each) > 0).sum()) for each in trajectories)
     return {
         "logprob_gap/max": float(scored.max()) if len(scored) else None,

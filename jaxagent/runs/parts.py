@@ -82,14 +82,14 @@ class Parts:
     def contents(self) -> dict[str, str]:
         """Digests of what episodes read besides their tasks."""
         place = self.cfg.data.eval_source
-        found: dict[str, str] = {}
-        asked = {"identity": self.dataset} | ({"held_out_identity": Path(place)} if place else {})
-        for method, path in asked.items():
+        digests: dict[str, str] = {}
+        paths = {"identity": self.dataset} | ({"held_out_identity": Path(place)} if place else {})
+        for method, path in paths.items():
             answer = contract.call(self.environment, path, method=method)
             if not isinstance(answer, Mapping):
                 raise contract.wrong(self.environment, f"a result {contract.described(answer)}", "a mapping", method)
-            found |= answer
-        return found
+            digests |= answer
+        return digests
 
     @functools.cached_property
     def player(self) -> Any:
@@ -227,8 +227,8 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
     if cfg.tokenizer.end_token:
         tokenizer = tokenizer.with_end_token(cfg.tokenizer.end_token)
     places = [Path(place) for place in (dataset, cfg.data.eval_source, cfg.workdir) if str(place)]
-    known = isinstance(cfg.data.source, Generated) and not cfg.data.only_proven  # made by code that is tested
-    if not known and (unproven := proofs.check(train, held_out, places, cfg.data.only_proven)):
+    made_by_us = isinstance(cfg.data.source, Generated) and not cfg.data.only_proven  # made by code that is tested
+    if not made_by_us and (unproven := proofs.check(train, held_out, places, cfg.data.only_proven)):
         note(unproven)
     for repeated in more_than_an_epoch(cfg, len(train)):
         note(repeated)
@@ -253,8 +253,8 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
         )
 
     def prompt(task: Task) -> Sequence[Message]:
-        method, asked = ("prompt_messages", task) if environment.takes_messages else ("messages", task.prompt)
-        messages = contract.call(environment, asked, method=method)
+        method, argument = ("prompt_messages", task) if environment.takes_messages else ("messages", task.prompt)
+        messages = contract.call(environment, argument, method=method)
         check_messages(environment, messages, method)
         return messages
 
@@ -299,12 +299,12 @@ def _check_roles(
     cfg: Config, environment: Environment, tasks: Sequence[Task], conversation: Callable[[], Conversation]
 ) -> None:
     """The first prompts of roles that this run's own tokenizer encodes; of which environments say what they are."""
-    shown = getattr(environment, "role_messages", None)
+    role_messages = getattr(environment, "role_messages", None)
     for name, role in cfg.roles.items():
         own = isinstance(role, PolicyRole) or (isinstance(role, FrozenRole) and not role.path)
-        if own and tasks and shown is not None and name in shown(tasks[0].prompt):
+        if own and tasks and role_messages is not None and name in role_messages(tasks[0].prompt):
             check_role_prompts(
-                name, tasks, lambda text, name=name: shown(text)[name], conversation, role.context_tokens
+                name, tasks, lambda text, name=name: role_messages(text)[name], conversation, role.context_tokens
             )
 
 
@@ -365,8 +365,8 @@ def more_than_an_epoch(cfg: Config, tasks: int) -> Iterator[str]:
 
 def base_folder(cfg: Config) -> Path:
     """Where the weights under LoRA adapters lie: the given model, or what the run itself made before RL."""
-    given = cfg.model.path and cfg.stages[0] == "rl"
-    return Path(cfg.model.path) if given else Path(cfg.workdir) / "base"
+    starts_with_rl = cfg.model.path and cfg.stages[0] == "rl"
+    return Path(cfg.model.path) if starts_with_rl else Path(cfg.workdir) / "base"
 
 
 def _tokenizer(
@@ -378,14 +378,14 @@ def _tokenizer(
     folder = _tokenizer_folder(cfg)
     if not (folder / "tokenizer.json").is_file():
         note(f"training a tokenizer of {cfg.tokenizer.vocab_size} tokens")
-        found = texts.of_dataset(
+        corpus = texts.of_dataset(
             dataset,
             train,
             lambda prompt: (message.content for message in environment.messages(prompt)),
             environment.corpus(dataset),
         )
-        made = Tokenizer.train(found, cfg.tokenizer.vocab_size, environment.tokens)
-        if make_folder_once(folder, made.save):
+        trained = Tokenizer.train(corpus, cfg.tokenizer.vocab_size, environment.tokens)
+        if make_folder_once(folder, trained.save):
             note(f"another process of this run trained another tokenizer, which counts: {folder}")
     return Tokenizer.load(folder)
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import Config, ConfigError, to_dict
+from jaxagent.config import MODEL_SHAPE, Config, ConfigError, to_dict
 from jaxagent.config.errors import REMOVED
 from jaxagent.config.run import STAGE_SECTIONS
 from jaxagent.learner import checkpoint, peers
@@ -40,10 +40,10 @@ from jaxagent.runs import provenance
 
 _WEIGHTS = "the weights would compute another function"
 _STATE = "the saved position and results would be of something else"
-_SHAPE = ("family", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "vocab_multiple")
+SHAPE = (*MODEL_SHAPE, "vocab_multiple", "rope_theta", "tie_embeddings")
 _ADAPTERS = ("rank", "alpha", "rank_stabilised", "targets")
 REFUSED = {
-    **{f"model.{name}": _WEIGHTS for name in (*_SHAPE, "rope_theta", "tie_embeddings")},
+    **{f"model.{name}": _WEIGHTS for name in SHAPE},
     **{f"model.lora.{name}": _WEIGHTS for name in _ADAPTERS},
     "tokenizer.vocab_size": "the weights know the tokenizer that the run has trained",
     **{
@@ -80,8 +80,8 @@ def changes(saved: Mapping[str, Any], cfg: Config) -> list[tuple[str, Any, Any]]
       cfg: the config now.
     """
     # That a stage's section is there or not, `stages` says.
-    unsaid = ("workdir", "resume.numerics", *STAGE_SECTIONS)
-    differences = [change for change in _differences(saved, to_dict(cfg), "") if change[0] not in unsaid]
+    left_out = ("workdir", "resume.numerics", *STAGE_SECTIONS)
+    differences = [change for change in _differences(saved, to_dict(cfg), "") if change[0] not in left_out]
     for field, (unused, _) in REMOVED.items():
         section, name = field.split(".")
         if (then := (saved.get(section) or {}).get(name, unused)) != unused:
@@ -100,7 +100,7 @@ def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adaptin
     Raises:
       ConfigError: a field of `REFUSED` has changed; names it, and `checkpoint`.
     """
-    taken = []
+    accepted = []
     for field, then, now in changes(saved, cfg):
         # 0 and "" leave a model's shape to the model's folder.
         of_lora = field.startswith("model.lora.")
@@ -112,8 +112,8 @@ def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adaptin
                 f"config.{field} is {now!r}, and {then!r} in checkpoint {checkpoint}: {REFUSED[field]}. "
                 "Use another workdir, or that value."
             )
-        taken.append((field, then, now))
-    return taken
+        accepted.append((field, then, now))
+    return accepted
 
 
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], cfg: Config, host: Mapping[str, Any]) -> None:
@@ -160,7 +160,9 @@ def other_rounding(
     Raises:
       ConfigError: numerics are and were exact, and the config does not say that other bits are taken.
     """
-    what = told([(name, then, now[name]) for name, then in (saved or {}).items() if then != now.get(name, then)])
+    what = changes_line(
+        [(name, then, now[name]) for name, then in (saved or {}).items() if then != now.get(name, then)]
+    )
     if what and cfg.numerics == numerics == "exact" and cfg.resume.numerics != "accept":
         affinity = f" (taskset -c 0-{saved['threads'] - 1})" if "threads " in what and saved.get("threads") else ""
         raise ConfigError(
@@ -171,9 +173,9 @@ def other_rounding(
     return what
 
 
-def told(taken: list[tuple[str, Any, Any]]) -> str:
+def changes_line(changes: list[tuple[str, Any, Any]]) -> str:
     """ "rl.group_size 4 -> 2, rl.optimizer.learning_rate 0.001 -> 0.0003"."""
-    return ", ".join(f"{field} {_short(then)} -> {_short(now)}" for field, then, now in taken)
+    return ", ".join(f"{field} {_short(then)} -> {_short(now)}" for field, then, now in changes)
 
 
 def of_spec(spec: Any) -> dict[str, Any]:
@@ -220,8 +222,8 @@ def find(cfg: Config, note: Callable[[str], None]) -> Continued:
     """
     workdir = Path(cfg.workdir)
     starts = provenance.read(workdir / RUN_FILE)
-    if found := checkpoint.bundles(workdir / CHECKPOINTS_FOLDER):
-        return _of_bundle(cfg, workdir, found[-1], starts, note)
+    if bundles := checkpoint.bundles(workdir / CHECKPOINTS_FOLDER):
+        return _of_bundle(cfg, workdir, bundles[-1], starts, note)
     _check_nothing_is_lost(workdir, starts, note)
     return starts, None, {}, []
 

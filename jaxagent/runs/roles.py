@@ -51,8 +51,8 @@ def check(cfg: Config, environment: Environment) -> None:
             raise ConfigError(f"The environment's role '{name}' must have another name: this one is taken.")
     for name in cfg.roles:
         if name not in wanted:
-            known = nearest(name, wanted) if wanted else "It has none."
-            raise ConfigError(f"config.roles.{name}: the environment has no role '{name}'. {known}")
+            advice = nearest(name, wanted) if wanted else "It has none."
+            raise ConfigError(f"config.roles.{name}: the environment has no role '{name}'. {advice}")
     for name in wanted:
         if name not in cfg.roles:
             raise ConfigError(

@@ -112,14 +112,14 @@ def publish_past(
     wanted = sink.missing(step)
     if not wanted:
         return
-    found = workdir.checkpoints.past(state.params)
-    held = [version for version in wanted if version in found]
-    for version in held:
-        sink.publish(version, merged(state.replace(params=found[version])))
-    if len(held) < len(wanted):
+    past = workdir.checkpoints.past(state.params)
+    at_hand = [version for version in wanted if version in past]
+    for version in at_hand:
+        sink.publish(version, merged(state.replace(params=past[version])))
+    if len(at_hand) < len(wanted):
         workdir.progress.note(
-            f"the bundle of step {step} holds {len(held)} of the {len(wanted)} policies before it: rollouts get their "
-            "staleness back step by step, and differ from those of a run that was not stopped"
+            f"the bundle of step {step} holds {len(at_hand)} of the {len(wanted)} policies before it: rollouts get "
+            "their staleness back step by step, and differ from those of a run that was not stopped"
         )
 
 

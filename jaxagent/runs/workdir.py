@@ -123,9 +123,9 @@ class Workdir:
             self.progress.note(f"no file has the code of {', '.join(unseen)}: no one will be told that it has changed")
         resume.check_processes_agree(self._bundle, {**identity, "code of one's own": self._own_code}, self.cfg)
         self._identity, self._devices = dict(identity), list(mesh.devices.flat)
-        checked = () if self._bundle is None else (self._bundle,)
+        verified = () if self._bundle is None else (self._bundle,)
         self.checkpoints = self._stack.enter_context(
-            Checkpointer(self.path / CHECKPOINTS_FOLDER, self.cfg.checkpoint.keep, checked)
+            Checkpointer(self.path / CHECKPOINTS_FOLDER, self.cfg.checkpoint.keep, verified)
         )
         self.checkpoints.pinned.update(self.host.get("pinned", ()))
 
@@ -138,10 +138,10 @@ class Workdir:
             where = f"{self.host['stage']}, step {self.host['step']}: "
             if code:
                 self.results["code_changed"] = [*self.results.get("code_changed", ()), where + ", ".join(code)]
-            told = ", ".join(filter(None, (resume.told(self.changed), self.other_rounding, *code)))
+            changes = ", ".join(filter(None, (resume.changes_line(self.changed), self.other_rounding, *code)))
             self.progress.note(
                 f"resuming {self.host['stage']} at step {self.host['step']}"
-                + (f"; changed since the checkpoint: {told}" if told else "")
+                + (f"; changed since the checkpoint: {changes}" if changes else "")
             )
             resumed_at = {"stage": self.host["stage"], "step": self.host["step"], "checkpoint": self._bundle}
         else:
@@ -331,13 +331,13 @@ class Workdir:
 
     def committed(self) -> int:
         """The step of the stage under way that the oldest bundle holds, pinned ones aside: training needs no older."""
-        found = set(checkpoint.bundles(self.path / CHECKPOINTS_FOLDER)) - self.checkpoints.pinned
-        return max(0, min(found, default=0) - self._first_bundle)
+        numbers = set(checkpoint.bundles(self.path / CHECKPOINTS_FOLDER)) - self.checkpoints.pinned
+        return max(0, min(numbers, default=0) - self._first_bundle)
 
     def bundled(self) -> set[int]:
         """The steps of the stage under way where a run may go on: of its bundles, and of the one being written."""
-        found = {*checkpoint.bundles(self.path / CHECKPOINTS_FOLDER), self._last_bundle}
-        return {number - self._first_bundle for number in found if number >= self._first_bundle}
+        numbers = {*checkpoint.bundles(self.path / CHECKPOINTS_FOLDER), self._last_bundle}
+        return {number - self._first_bundle for number in numbers if number >= self._first_bundle}
 
     def end_between_steps(self, stage: str, step: int) -> None:
         """Ends the process, where `terminating`, before `step` has begun to train: what is done is saved."""
@@ -356,7 +356,7 @@ class Workdir:
         return self._asked_to_end() if peers.count() == 1 else self._ending
 
     def _asked_to_end(self) -> bool:
-        return self._stopping.asked is not None or bool(self.failed.stuck)
+        return self._stopping.end_signal is not None or bool(self.failed.stuck)
 
     def _wait(self) -> None:
         self.checkpoints.wait()
@@ -381,7 +381,7 @@ class Workdir:
         """
         how = "More steps of its last stage (--config.rl.steps) go on with it; another --config.workdir begins anew."
         if self.changed and not self._opened:
-            refused = resume.told(self.changed)
+            refused = resume.changes_line(self.changed)
             raise ConfigError(f"The run in '{self.path}' has ended, and does not take: {refused}. {how}")
         summary = dict(summary) | {
             "stage_seconds": {name: round(seconds, 2) for name, seconds in self.stage_seconds.items()},

@@ -32,7 +32,7 @@ from jaxagent.rollout.experience import Experience
 from jaxagent.runs import attempts, record
 from jaxagent.runs.again import sample
 from jaxagent.runs.again.compare import Compared, Difference, compare
-from jaxagent.runs.attempts import Rollouts, assembled
+from jaxagent.runs.attempts import Rollouts, rollouts_of_step
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Seams, one_process
 from jaxagent.runs.workdir import Workdir
@@ -265,7 +265,7 @@ class Played:
             self._attempts(step, number, groups)
             return groups
 
-        rollouts = assembled(self.parts.cfg.rl, self.experience, step, play)
+        rollouts = rollouts_of_step(self.parts.cfg.rl, self.experience, step, play)
         if len(drawn) != len(recorded.rounds):
             self.found.record.append(Difference(place, "rounds", str(len(recorded.rounds)), str(len(drawn))))
         if step in self.wanted.steps:

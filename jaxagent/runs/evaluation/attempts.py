@@ -124,7 +124,7 @@ async def play(
       EngineError: generation failed: that is nothing about one attempt. What ended before was handed over.
       OSError: from `on_episodes`.
     """
-    ended: asyncio.Queue[Episode | None] = asyncio.Queue()
+    episodes: asyncio.Queue[Episode | None] = asyncio.Queue()
     rest = iter(todo)
 
     async def work() -> None:
@@ -132,14 +132,14 @@ async def play(
             episode = await guarded(rollout, task, sample)
             if episode.stop_reason is StopReason.ENGINE_ERROR:
                 raise EngineError(episode.error)
-            ended.put_nowait(episode)
+            episodes.put_nowait(episode)
 
     async def hand_over() -> None:
         last = False
         while not last:
-            batch = [await ended.get()]
-            while not ended.empty():
-                batch.append(ended.get_nowait())
+            batch = [await episodes.get()]
+            while not episodes.empty():
+                batch.append(episodes.get_nowait())
             last = batch[-1] is None
             await asyncio.to_thread(on_episodes, [episode for episode in batch if episode is not None])
 
@@ -157,7 +157,7 @@ async def play(
                 await play_all()
             except* EngineError as failures:
                 failure = failures
-            ended.put_nowait(None)
+            episodes.put_nowait(None)
     except* Exception as failures:
         failure = failures
     if failure is not None:

@@ -21,12 +21,12 @@ from jaxagent.learner import checkpoint
 from jaxagent.learner.programs import merger
 from jaxagent.models import hf, lora, params, sharding
 from jaxagent.models.params import Params
+from jaxagent.runs import resume
 from jaxagent.runs.parts import Parts
 
 LATEST = "latest"
 # What a bundle's config must share with the one it is evaluated with: the shape, and how text becomes tokens.
-_SHAPE = ("family", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "vocab_multiple")
-_MODEL = (*_SHAPE, "rope_theta", "tie_embeddings", "lora")
+_MODEL = (*resume.SHAPE, "lora")
 _TOKENIZER = ("vocab_size", "use_chat_template", "template_variables", "end_token")
 
 
@@ -60,13 +60,13 @@ def choose(cfg: Config, name: str) -> PolicySource:
     workdir, directory = Path(cfg.workdir), Path(cfg.workdir) / "checkpoints"
     if not workdir.is_dir():
         raise ConfigError(f"There is no run in '{workdir}': no such folder. Set --config.workdir=RUN.")
-    found = checkpoint.bundles(directory)
-    if not found:
+    numbers = checkpoint.bundles(directory)
+    if not numbers:
         hint = f" Its exported policy: --checkpoint={workdir / 'policy'}." if (workdir / "policy").is_dir() else ""
         raise ConfigError(f"'{directory}' holds no complete checkpoint.{hint}")
-    number = found[-1] if name == LATEST else int(name)
-    if number not in found:
-        raise ConfigError(f"'{directory}' has no checkpoint {number}. There are: {_listed(directory, found)}.")
+    number = numbers[-1] if name == LATEST else int(name)
+    if number not in numbers:
+        raise ConfigError(f"'{directory}' has no checkpoint {number}. There are: {_listed(directory, numbers)}.")
     host = checkpoint.read_host(directory, number)
     _check_same(cfg, host["config"], f"{directory}/{number}")
     digest = hashlib.blake2b(json.dumps(host, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -79,20 +79,20 @@ def configured(cfg: Config, source: PolicySource) -> Config:
     Raises:
       ConfigError: there is no tokenizer, or the folder's is not the one that the config says; another shape.
     """
-    said = tokenizer_folder(cfg)
+    folder = tokenizer_folder(cfg)
     if source.bundle is not None:
-        if not (said / "tokenizer.json").is_file():
-            raise ConfigError(f"The run's tokenizer is gone: no tokenizer.json in '{said}'.")
+        if not (folder / "tokenizer.json").is_file():
+            raise ConfigError(f"The run's tokenizer is gone: no tokenizer.json in '{folder}'.")
         return cfg
     hf.read_spec(source.folder, cfg.model)
     own = source.folder
     if not (own / "tokenizer.json").is_file():
-        if not (said / "tokenizer.json").is_file():
+        if not (folder / "tokenizer.json").is_file():
             raise ConfigError(f"'{own}' has no tokenizer.json: set --config.tokenizer.path.")
-        own = said
-    elif (said / "tokenizer.json").is_file() and Tokenizer.load(own).digest() != Tokenizer.load(said).digest():
+        own = folder
+    elif (folder / "tokenizer.json").is_file() and Tokenizer.load(own).digest() != Tokenizer.load(folder).digest():
         raise ConfigError(
-            f"The tokenizer of '{own}' is not the config's ('{said}'). If the policy's own is meant: "
+            f"The tokenizer of '{own}' is not the config's ('{folder}'). If the policy's own is meant: "
             f"--config.tokenizer.path={own}."
         )
     return dataclasses.replace(

@@ -44,8 +44,3 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
         return to_streams
 
     return offline.train(parts, workdir, driver, params, DPO, cfg, pairs, prepare, keep_reference=True)
-
-
-def check(parts: Parts) -> None:
-    """Raises ConfigError for missing or malformed logs."""
-    offline.check(parts, DPO, parts.cfg.dpo.episodes)

@@ -124,13 +124,13 @@ def read_episodes(parts: Parts, workdir: Workdir, path: str) -> EpisodeLog:
     return log
 
 
-def check(parts: Parts, stage: Stage, episodes: str) -> None:
-    """What can be known of a stage before it begins.
+def check(parts: Parts, stage: Stage) -> None:
+    """What can be known of a stage that learns from logged episodes before it begins.
 
     Raises:
       ConfigError: no logged episodes, and no stage before this one that logs some.
     """
-    stages = parts.cfg.stages
+    stages, episodes = parts.cfg.stages, getattr(parts.cfg, stage).episodes
     before = stages[: stages.index(stage)]
     logs = "sample" in before or (parts.cfg.log_episodes and ("rl" in before or "opd" in before))
     if episodes or not logs:

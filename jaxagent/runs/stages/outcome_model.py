@@ -83,22 +83,17 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
     return state.reference
 
 
-def check(parts: Parts) -> None:
-    """Raises ConfigError for missing or malformed logs."""
-    offline.check(parts, OUTCOME_MODEL, parts.cfg.outcome_model.episodes)
-
-
 def _examples(training: Sequence[Episode], loss: str, min_reward: float) -> Sequence[Any]:
     if loss == "bradley_terry":
         groups: dict[str, list[Episode]] = {}
         for episode in training:
             groups.setdefault(episode.task.id, []).append(episode)
-        found: Sequence[Any] = dpo.pairs([Group(e[0].task, e) for e in groups.values()], len(training), 0.0)
+        examples: Sequence[Any] = dpo.pairs([Group(e[0].task, e) for e in groups.values()], len(training), 0.0)
     else:
-        found = training if len({e.total_reward >= min_reward for e in training}) == 2 else ()
-    if not found:
+        examples = training if len({e.total_reward >= min_reward for e in training}) == 2 else ()
+    if not examples:
         raise ConfigError("outcome_model: the logged training episodes all have the same outcome.")
-    return found
+    return examples
 
 
 def _streams(score: Scorer, critic: Any, chosen: Sequence[Any], loss: str, min_reward: float) -> list[Streams]:
@@ -120,8 +115,8 @@ def _held_out(
     labels = np.array([e.total_reward >= min_reward for e in held_out])
     threshold = 0.0
     if loss == "bradley_terry":
-        known = np.array([e.total_reward >= min_reward for e in training])
-        threshold = outcome.best_threshold(_scores(score, critic, training), known)
+        labels_in_training = np.array([e.total_reward >= min_reward for e in training])
+        threshold = outcome.best_threshold(_scores(score, critic, training), labels_in_training)
     z = _scores(score, critic, held_out)
     return {
         "outcome_model/accuracy": outcome.accuracy(z, labels, threshold),

@@ -28,8 +28,3 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
         return sft([t for e in chosen for t in e.trajectories], observations=False, mode=cfg.aggregation), {}
 
     return offline.train(parts, workdir, driver, params, RFT, cfg, examples, lambda *_: to_streams)
-
-
-def check(parts: Parts) -> None:
-    """Raises ConfigError for missing or malformed logs."""
-    offline.check(parts, RFT, parts.cfg.rft.episodes)

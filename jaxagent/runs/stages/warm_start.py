@@ -134,15 +134,15 @@ def demonstrations_file(parts: Parts, name: str) -> Path:
                 f"out (--config.stages={others}), or name demonstrations (--config.warm_start.demonstrations)."
             )
         return own
-    given = Path(parts.cfg.warm_start.demonstrations)
-    if given.suffix != ".jsonl":
-        return given / f"{name}.jsonl"
+    path = Path(parts.cfg.warm_start.demonstrations)
+    if path.suffix != ".jsonl":
+        return path / f"{name}.jsonl"
     if name == "curriculum":
         raise ConfigError(
-            f"warm_start.demonstrations is one file, '{given}', of whole episodes: set warm_start.curriculum_steps=0, "
+            f"warm_start.demonstrations is one file, '{path}', of whole episodes: set warm_start.curriculum_steps=0, "
             "or name a folder with curriculum.jsonl and full.jsonl."
         )
-    return given
+    return path
 
 
 def gate_tasks(parts: Parts) -> list[Task]:

@@ -1,4 +1,4 @@
-"""Stale tokens are compared with the version that sampled them, token by token, and never with another."""
+"""How old trained tokens are; and stale ones are compared with the version that sampled them, never with another."""
 
 import math
 import types
@@ -92,3 +92,18 @@ def test_what_is_not_scored_is_null_and_not_0():
 def test_on_policy_nothing_is_scored_again():
     programs = Programs(staleness=0)
     assert gaps(programs, *MIXED) == [] and not programs.calls
+
+
+def test_ages_by_hand():
+    ages = lag.ages([group(trajectory(3, 3, None, 4), trajectory(None)), group(trajectory(5, 5, 5, 5))], 5, 3)
+    assert ages.pop("staleness/mean") == pytest.approx((2 + 2 + 1) / 7) and ages.pop("staleness/max") == 2.0
+    parts = {"0": 4 / 7, "1": 1 / 7, "2": 2 / 7, "3": 0.0}
+    assert ages == pytest.approx({f"staleness/frac_{age}": part for age, part in parts.items()})
+    assert set(lag.ages([group(trajectory(None))], 5, 1).values()) == {None}  # nothing sampled, nothing measured
+    assert lag.ages([group(trajectory(5, None, 5))], 5, 0) == {}  # on-policy there is nothing to tell
+
+
+@pytest.mark.parametrize(("version", "bound"), [(2, 2), (6, 2), (4, 0)])
+def test_a_token_beyond_the_bound_ends_the_run(version, bound):
+    with pytest.raises(RuntimeError, match=rf"step 5 would train on a token of task 't' that version {version} samp"):
+        lag.ages([group(trajectory(5, version, 5))], 5, bound)
