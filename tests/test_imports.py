@@ -103,6 +103,42 @@ def test_an_import_that_runs_up_is_seen(room, code, tmp_path):
     assert not _wrong("runs", _imports(tmp_path / "file.py"))
 
 
+# The core trains. Everything else is a guest, and comes in by a door: the import path of a class that a config names,
+# `Environment.rollout`, `Seams`, a `Choice`'s table of names. The commands (main, join, ...) open the doors.
+CORE = (
+    "config", "types", "io", "hidden", "contract", "models", "algorithms", "data", "rewards", "engine", "envs",
+    "observe", "roles", "rollout", "learner", "runs", "loop",
+)  # fmt: skip
+GUESTS = (
+    "sandbox", "gateway", "agents", "tools", "fleet", "service", "plan", "replay", "runs.fleet", "runs.again", "main",
+    "join", "evaluate", "serve", "evaluate_lengths",
+    *(f"envs.{folder.name}" for folder in (ROOT / "jaxagent/envs").iterdir() if (folder / "__init__.py").is_file()),
+)  # fmt: skip
+
+
+def _guest(module: str) -> str:
+    """The guest that a module below `jaxagent` belongs to; "" for one of the core."""
+    return next((guest for guest in GUESTS if f"{module}.".startswith(f"{guest}.")), "")
+
+
+NOT_YET = ("envs/__init__", "roles/arithmetic_team")  # tables of classes that become tables of paths
+
+
+@pytest.mark.parametrize("path", [p for p in _files() if _room(p) in CORE], ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_core_imports_no_guest(path):
+    module = path.relative_to(ROOT / "jaxagent").with_suffix("").as_posix()
+    if _guest(module.replace("/", ".")) or module in NOT_YET:
+        return
+    imported = {name for name in _imports(path) if name.startswith("jaxagent.")}
+    assert not {name for name in imported if _guest(name.removeprefix("jaxagent."))}
+
+
+def test_every_room_is_of_the_core_or_a_guest():
+    rooms = {room for level in LEVELS for room in level} - {"__main__"}
+    assert rooms == {*CORE, *(guest for guest in GUESTS if "." not in guest)}
+    assert _guest("fleet.settings") == "fleet" and _guest("envs.search.environment") and not _guest("config.fleet")
+
+
 @pytest.mark.parametrize("path", [p for p in _files() if _room(p) == "algorithms"], ids=lambda p: p.name)
 def test_algorithms_import_no_model(path):
     assert not any(name.startswith("jaxagent.models") for name in _imports(path))

@@ -13,15 +13,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
-from jaxagent.agents.base import Agent
 from jaxagent.envs.base import Verdict
-from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import StopReason
-
-if TYPE_CHECKING:
-    from jaxagent.envs.script.host import Host
 
 HOME = "/home/user"
 
@@ -30,7 +25,7 @@ HOME = "/home/user"
 class Place:
     """Where an agent program starts, and what it is to do. Paths are the same in every episode: prompts show them."""
 
-    sandbox: Sandbox | Host  # of both a rollout uses write, open_port, execute, stop_processes and close
+    sandbox: Any  # a `sandbox.base.Sandbox`, or what has its write, open_port, execute, stop_processes and close
     directory: str  # absolute path
     instruction: str
     home: str = HOME  # absolute path; the program writes its settings there
@@ -40,12 +35,12 @@ class AgentAttempt(Protocol):
     """One attempt at one task, played by an agent program. Single use.
 
     Attributes:
-      agent: the program.
+      agent: the program, an `agents.base.Agent`.
       init_s, run_s, verify_s: the time for `start`, for the program, and for `verify`.
       counters: what happened so far; read at the end, even after a failure.
     """
 
-    agent: Agent
+    agent: Any
     init_s: float
     run_s: float
     verify_s: float

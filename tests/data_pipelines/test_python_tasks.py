@@ -16,9 +16,9 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Transcript
 from jaxagent.envs.python import formats, hidden_tests
 from jaxagent.envs.python.environment import PythonAttempt
-from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.rollout import demonstrations
 from jaxagent.rollout.workers import Workers
+from jaxagent.sandbox.of_config import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.types import StopReason, Task
 
 

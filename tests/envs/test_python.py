@@ -12,11 +12,11 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Opening, Transcript
 from jaxagent.envs.python import formats, hidden_tests
 from jaxagent.envs.python.environment import PythonAttempt
-from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.rollout.workers import Workers
 from jaxagent.sandbox.base import SandboxClosed
+from jaxagent.sandbox.of_config import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.types import StopReason, Task, TokenKind
 from tests.rollout.scripted import ScriptedPolicy
 

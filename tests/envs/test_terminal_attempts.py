@@ -15,7 +15,6 @@ from jaxagent import config as schema
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Opening, Transcript
-from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.envs.terminal import dialogue
 from jaxagent.envs.terminal.commands import shown
 from jaxagent.envs.terminal.environment import TerminalAttempt, own_image
@@ -25,6 +24,7 @@ from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.rollout.workers import Workers
 from jaxagent.sandbox.base import SandboxError
+from jaxagent.sandbox.of_config import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.types import StopReason, Task, TokenKind
 from tests.rollout.scripted import ScriptedPolicy
 

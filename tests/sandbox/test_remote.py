@@ -20,12 +20,12 @@ from aiohttp import web
 from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.config.command import bound
 from jaxagent.config.errors import WaitedInVainError
-from jaxagent.envs.sandboxes import Sandboxes
 from jaxagent.io import connections
 from jaxagent.sandbox import door
 from jaxagent.sandbox import remote as remote_module
 from jaxagent.sandbox import worker as worker_module
 from jaxagent.sandbox.base import Backend, FileError, Limits, SandboxClosed, SandboxError, SandboxLost, Spec
+from jaxagent.sandbox.of_config import Sandboxes
 from jaxagent.sandbox.remote import Remote
 from jaxagent.sandbox.worker import CLIENT, Worker
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.sandboxes import Sandboxes
 from jaxagent.sandbox.base import SandboxError, Spec
+from jaxagent.sandbox.of_config import Sandboxes
 from jaxagent.sandbox.pool import Pool
 
 

@@ -104,7 +104,7 @@ class AgentFlow(Environment):
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], AgentFlowAttempt]]:  # type: ignore[override]
         """Finds a sandbox that works, begins to fill the pool and runs one program."""
-        from jaxagent.envs.sandboxes import open_sandboxes  # late: loads every back end
+        from jaxagent.sandbox.of_config import open_sandboxes  # late: loads every back end
 
         with open_sandboxes(here, self.sandbox) as sandboxes:
             here.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)

@@ -96,8 +96,8 @@ class Coding(CommandSettings, Environment):
     def open(self, here: Opening) -> Iterator[Callable[[Task], Any]]:
         """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""
         from jaxagent.envs.coding.attempts import AgentCodingAttempt, BuiltInAttempt  # late: with every back end
-        from jaxagent.envs.sandboxes import build_ahead, open_sandboxes
         from jaxagent.sandbox.images.many import Wanted
+        from jaxagent.sandbox.of_config import build_ahead, open_sandboxes
 
         folder = here.dataset if here.dataset is None or here.dataset.is_dir() else here.dataset.parent
 

@@ -152,7 +152,7 @@ class ToolOrchestra(Environment):
                 opened.callback(lambda: here.run(retriever.close(), _CLOSE_TIMEOUT_S))
                 here.run(_try_search(retriever, self.retriever, here.tasks), 2 * TRY_TIMEOUT_S)
             if self.reasoners:
-                from jaxagent.envs.sandboxes import open_sandboxes  # late: loads every back end
+                from jaxagent.sandbox.of_config import open_sandboxes  # late: loads every back end
 
                 sandboxes = opened.enter_context(open_sandboxes(here, self.sandbox))
                 here.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)

@@ -95,7 +95,7 @@ class Python(Environment):
             hidden_tests.files_of(task)
             if self.judge == "tests":
                 hidden_tests.of_task(task)
-        from jaxagent.envs.sandboxes import open_sandboxes  # late: loads every back end
+        from jaxagent.sandbox.of_config import open_sandboxes  # late: loads every back end
 
         with open_sandboxes(here, self.sandbox) as sandboxes:
             here.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)

@@ -71,7 +71,7 @@ class Terminal(CommandSettings, Environment):
         """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""
         known = [rows.from_task(task) for task in here.tasks]
         from jaxagent.data import files, sources
-        from jaxagent.envs.sandboxes import build_ahead, open_sandboxes  # late: loads every back end
+        from jaxagent.sandbox.of_config import build_ahead, open_sandboxes  # late: loads every back end
 
         with open_sandboxes(here, self.sandbox) as sandboxes:
             if self.sandbox.images:

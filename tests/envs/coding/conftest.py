@@ -3,8 +3,8 @@
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.rollout.workers import Workers
+from jaxagent.sandbox.of_config import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from tests.envs.coding import tiny
 
 

@@ -11,8 +11,8 @@ from jaxagent.envs.base import Transcript
 from jaxagent.envs.coding.attempts import AgentCodingAttempt, BuiltInAttempt
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.coding.task import from_task
-from jaxagent.envs.sandboxes import Sandboxes
 from jaxagent.rollout.workers import Workers
+from jaxagent.sandbox.of_config import Sandboxes
 from jaxagent.types import StopReason, Task
 
 TIMEOUT_S = 120.0

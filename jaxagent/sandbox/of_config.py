@@ -1,13 +1,13 @@
-"""Sandboxes of a run: one back end and one warm pool, on the loop of the rollout workers."""
+"""The sandboxes that a config asks for: one back end and one warm pool, on the loop of the rollout workers."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxagent.config import ConfigError, SandboxConfig
-from jaxagent.envs.base import Opening
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox, SandboxError, Spec
 from jaxagent.sandbox.images import bases
@@ -105,8 +105,11 @@ class Sandboxes:
 
 
 @contextlib.contextmanager
-def open_sandboxes(here: Opening, config: SandboxConfig) -> Iterator[Sandboxes]:
-    """The sandboxes of an environment that is opened. Finds a back end that works and begins to fill the pool."""
+def open_sandboxes(here: Any, config: SandboxConfig) -> Iterator[Sandboxes]:
+    """The sandboxes of an environment that is opened. Finds a back end that works and begins to fill the pool.
+
+    `here`: an `envs.base.Opening`, whose `run` waits for coroutines on the loop and whose `note` prints a line.
+    """
     sandboxes = Sandboxes(config, "env.sandbox")
     try:
         here.note(here.run(sandboxes.open(here.note), OPEN_TIMEOUT_S))
@@ -115,7 +118,7 @@ def open_sandboxes(here: Opening, config: SandboxConfig) -> Iterator[Sandboxes]:
         here.run(sandboxes.close(), CLOSE_TIMEOUT_S)
 
 
-def build_ahead(here: Opening, sandboxes: Sandboxes, images: Iterable[Wanted | None]) -> None:
+def build_ahead(here: Any, sandboxes: Sandboxes, images: Iterable[Wanted | None]) -> None:
     """Builds the images that tasks have of their own, each once, before attempts count."""
     wanted = list({image.id: image for image in images if image is not None}.values())
     if wanted:
