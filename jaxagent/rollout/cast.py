@@ -57,7 +57,7 @@ class EpisodeCast:
     ) -> None:
         self.names: Sequence[str] = tuple(company.roles)
         self.metrics: dict[str, float] = {}  # per role: replies, seconds, tokens, cost
-        self.policy_metrics = dict.fromkeys(TIMES, 0.0)
+        self.policy_metrics: dict[str, float] = dict.fromkeys(TIMES, 0.0)
         self.failure: Failed | None = None  # the first
         self._company, self._policy, self._task, self._sample = company, policy, task, sample
         self._group_size, self._next, self._first, self.closed = group_size, first, first, False
