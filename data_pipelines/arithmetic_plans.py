@@ -24,9 +24,9 @@ from jaxagent.config import ConfigError
 from jaxagent.data_pipelines import arithmetic, generated
 from jaxagent.data_pipelines.arithmetic import HELDOUT, HELDOUT_TEMPLATES, TRAIN
 from jaxagent.envs.agentflow import prompts
+from jaxagent.envs.agentflow import roles as arithmetic_team
 from jaxagent.envs.agentflow.memory import Action
 from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Step
-from jaxagent.roles import arithmetic_team
 
 WORDS = {"+": "add", "-": "take", "*": "multiply"}
 

@@ -11,6 +11,7 @@ import pytest
 from data_pipelines.tau_store import __main__ as command
 from data_pipelines.tau_store import demonstrations, make, store, tasks
 from jaxagent.config import ConfigError
+from jaxagent.config.choice import Choice
 from jaxagent.data import sources
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs import TauBench
@@ -19,7 +20,6 @@ from jaxagent.envs.cast import Said
 from jaxagent.envs.tau import plain
 from jaxagent.envs.tau.attempt import TauAttempt
 from jaxagent.envs.tau.store import Store as Shops
-from jaxagent.roles import ROLES
 from jaxagent.rollout import demonstrations as rollout_demonstrations
 from jaxagent.types import StopReason, Task
 
@@ -137,7 +137,7 @@ class OnlyTheCustomer:
     names = ("user",)
 
     def __init__(self, task):
-        self.speaker = ROLES["retail_customer"]().speaker(task, 0, 0)
+        self.speaker = Choice("jaxagent.roles:ROLES").make("retail_customer").speaker(task, 0, 0)
         self.messages = []
 
     def talk(self, role, trained=True):

@@ -109,6 +109,17 @@ class MemAgent(Environment):
 
         yield attempt_at
 
+    def too_short(self, tasks: Sequence[Task], place: Path, tokens: Callable[[str], int]) -> Sequence[Task]:
+        """The tasks whose documents, beside `place`, end before `length_tokens`; `tokens` counts a text's.
+
+        Raises:
+          ConfigError: a task's documents cannot be read, or are surely too few.
+        """
+        texts = documents.Documents(documents.beside(place) / documents.FILE)
+        for task in tasks:
+            documents.check(task, texts, 0, self.length_tokens)
+        return documents.short(tasks, texts, self.length_tokens, tokens)
+
     def identity(self, dataset: Path) -> Mapping[str, str]:
         """The documents' digest, of a data set that has some."""
         return self._digest("documents", dataset)

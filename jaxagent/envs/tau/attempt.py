@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxagent.data import retail_rows
 from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.cast import Cast
-from jaxagent.envs.tau import toolbox
+from jaxagent.envs.tau import rows, toolbox
 from jaxagent.envs.tau.customer import STOP, Customer
 from jaxagent.envs.tau.formats import CONTENT, FORMATS, RESPOND, Malformed
 from jaxagent.envs.tau.store import Store
@@ -106,7 +105,7 @@ class TauAttempt:
         """The digest of what the task's actions make of fresh data."""
         shop = self._store.open()
         actions = self._task.metadata["actions"]
-        toolbox.replay(shop, ((action["name"], retail_rows.given(action)) for action in actions))
+        toolbox.replay(shop, ((action["name"], rows.given(action)) for action in actions))
         return shop.digest()
 
     async def close(self) -> None:

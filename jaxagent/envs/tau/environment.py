@@ -21,11 +21,10 @@ from typing import Any
 
 from jaxagent.config import ConfigError, nearest
 from jaxagent.config.ranges import PositiveInt
-from jaxagent.data import retail_rows
 from jaxagent.data.fields import RowError
 from jaxagent.envs.base import Environment, Message, Observation, Opening
 from jaxagent.envs.cast import Cast
-from jaxagent.envs.tau import catalog, prompts
+from jaxagent.envs.tau import catalog, prompts, rows
 from jaxagent.envs.tau.attempt import SOLVED, TauAttempt
 from jaxagent.envs.tau.customer import GREETING, ROLE, Strategy, instructions
 from jaxagent.envs.tau.formats import FORMATS, Malformed, Style
@@ -141,7 +140,7 @@ class TauBench(Environment):
     def _check(self, task: Task, store: Store, folder: Path) -> None:
         """Raises ConfigError for a task of another kind, or of another shop."""
         try:
-            retail_rows.check(task.metadata, "metadata.")
+            rows.check(task.metadata, "metadata.")
         except RowError as error:
             raise ConfigError(f"Task '{task.id}' is no task of config.env=tau_bench: {error}.") from None
         _check_actions(task)
@@ -161,7 +160,7 @@ def _check_actions(task: Task) -> None:
     """
     for number, action in enumerate(task.metadata["actions"]):
         place = f"Task '{task.id}': column 'metadata.actions[{number}]"
-        name, given = action["name"], retail_rows.given(action)
+        name, given = action["name"], rows.given(action)
         if name not in TOOLS:
             raise ConfigError(f"{place}.name': there is no tool '{name}'. {nearest(name, TOOLS)}")
         known = list(arguments_of(TOOLS[name]))

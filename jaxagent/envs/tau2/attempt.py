@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from jaxagent.data.tau2_rows import AGENT, USER, Tau2Task, ToolUse
 from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.cast import Cast, RoleError, Talk
 from jaxagent.envs.tau2 import rewards, words
 from jaxagent.envs.tau2.judge import ask_judge
+from jaxagent.envs.tau2.rows import AGENT, USER, Tau2Task, ToolUse
 from jaxagent.envs.tau2.world import Differences, World
 from jaxagent.tools.calls import Call, Tool
 from jaxagent.tools.hermes import CLOSE, OPEN

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from jaxagent.data.tau2_rows import Criteria, Expected, ToolUse
+from jaxagent.envs.tau2.rows import Criteria, Expected, ToolUse
 
 
 def is_made(expected: Expected, use: ToolUse) -> bool:

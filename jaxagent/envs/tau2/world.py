@@ -17,8 +17,8 @@ from typing import Any
 
 from jaxagent.config import nearest
 from jaxagent.data.fields import RowError, show
-from jaxagent.data.tau2_rows import AGENT, USER, Function, Tau2Task, ToolUse
 from jaxagent.envs.tau2 import mock, retail
+from jaxagent.envs.tau2.rows import AGENT, USER, Function, Tau2Task, ToolUse
 from jaxagent.envs.tau2.tables import Originals, Tables, digest, laid_over, shaped
 from jaxagent.envs.tau2.toolkit import Refused, Result, Toolkit, arguments_of
 

@@ -8,9 +8,9 @@ from jaxagent.config import ConfigError
 from jaxagent.envs.terminal import endless, folders, rows
 from jaxagent.envs.terminal.task import Limits, inline
 from jaxagent.types import Task
-from tests.envs import terminal_folders as made
+from tests.envs.terminal import terminal_folders as made
 
-REAL = pathlib.Path(__file__).resolve().parents[2] / "../shared/data/endless-terminals/tasks.json"
+REAL = pathlib.Path(__file__).resolve().parents[3] / "../shared/data/endless-terminals/tasks.json"
 
 
 def test_harbor_schema_1(tmp_path):

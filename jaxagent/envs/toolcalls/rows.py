@@ -17,6 +17,7 @@ from jaxagent.data import fields
 from jaxagent.data.fields import RowError
 
 SOURCE = "rlla"
+COLUMNS = fields.VERL_COLUMNS
 HISTORY = "**Dialogue Records History**\n"  # how each user message begins
 _BETWEEN = "\n\n"
 _TRUTH = "reward_model.ground_truth"

@@ -13,7 +13,7 @@ from jaxagent.envs.terminal.environment import TerminalAttempt
 from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.sandbox.base import CommandResult, SandboxClosed
 from jaxagent.types import StopReason, Task
-from tests.envs.test_terminal_attempts import cmd, make_config, task
+from tests.envs.terminal.test_terminal_attempts import cmd, make_config, task
 
 
 class Played:

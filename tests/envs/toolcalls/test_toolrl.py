@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
-from jaxagent.rewards.toolrl import (
+from jaxagent.envs.toolcalls.rewards import (
     ToolRL,
     correctness_score,
     format_score,
@@ -21,7 +21,7 @@ from jaxagent.rewards.toolrl import (
 from jaxagent.rewards.view import View
 from jaxagent.types import Task
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared/data"
+SHARED = Path(__file__).resolve().parents[3].parent / "shared/data"
 PARIS = {"name": "get_weather", "parameters": {"city": "Paris", "unit": "C"}}
 NEWS = {"name": "search", "parameters": {"q": "news"}}
 

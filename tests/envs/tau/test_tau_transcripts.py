@@ -16,7 +16,7 @@ from jaxagent.envs.tau.customer import STOP
 from jaxagent.envs.tau.store import Store
 from jaxagent.envs.tau2.tables import copied
 
-FOLDER = Path(__file__).resolve().parents[2] / "../shared/data/tau-bench-retail"
+FOLDER = Path(__file__).resolve().parents[3] / "../shared/data/tau-bench-retail"
 needs_data = pytest.mark.skipif(not FOLDER.is_dir(), reason="needs tau-bench's retail files in ../shared/data")
 SPEAKER = re.compile(r"(?:^|\n)(user|assistant|tool): ")
 EMAIL = re.compile(r"[\w.+-]+@[\w.-]+\w")

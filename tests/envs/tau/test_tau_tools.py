@@ -14,7 +14,7 @@ from jaxagent.envs.tau.store import Store, digest
 from jaxagent.envs.tau2 import arithmetic
 from jaxagent.envs.tau2.tables import copied
 
-FOLDER = Path(__file__).resolve().parents[2] / "../shared/data/tau-bench-retail"
+FOLDER = Path(__file__).resolve().parents[3] / "../shared/data/tau-bench-retail"
 needs_data = pytest.mark.skipif(not FOLDER.is_dir(), reason="needs tau-bench's retail files in ../shared/data")
 ADDRESS = {"address1": "1 A St", "address2": "", "city": "Rome", "country": "USA", "state": "NY", "zip": "10001"}
 

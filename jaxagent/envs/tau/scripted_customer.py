@@ -27,9 +27,9 @@ import re
 from collections.abc import Sequence
 
 from jaxagent.envs.base import Message
-from jaxagent.roles import retail_facts
-from jaxagent.roles.base import Reply, TextRole
-from jaxagent.roles.retail_facts import ORDER_ID, PAYMENT_ID, REASONS, WISH, Facts
+from jaxagent.envs.cast import Reply, TextRole
+from jaxagent.envs.tau import customer_facts
+from jaxagent.envs.tau.customer_facts import ORDER_ID, PAYMENT_ID, REASONS, WISH, Facts
 from jaxagent.types import Task
 
 STOP = "###STOP###"
@@ -71,7 +71,7 @@ class RetailCustomer(TextRole):
 
     def speaker(self, task: Task, sample: int, number: int) -> RetailSpeaker:
         """A fresh customer: the same for every attempt."""
-        return RetailSpeaker(Customer(retail_facts.of_task(task.metadata)))
+        return RetailSpeaker(Customer(customer_facts.of_task(task.metadata)))
 
 
 class RetailSpeaker:

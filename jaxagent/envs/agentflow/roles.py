@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from jaxagent.envs.agentflow.reading import PYTHON
 from jaxagent.envs.base import Message
-from jaxagent.roles.base import Reply, Speaker, TextRole
+from jaxagent.envs.cast import Reply, Speaker, TextRole
 from jaxagent.types import Task
 
 MAX_CHARS = 200  # of a sub-goal that is computed: it is written by a policy

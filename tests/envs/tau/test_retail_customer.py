@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from jaxagent.config.choice import Choice
 from jaxagent.envs.base import Message
-from jaxagent.roles import ROLES
-from jaxagent.roles.retail_customer import FACTS_AT_ONCE, MOST_REPLIES, PATIENCE, STOP, Customer
-from jaxagent.roles.retail_facts import Facts, first_person, of_instruction, of_task
+from jaxagent.envs.tau.customer_facts import Facts, first_person, of_instruction, of_task
+from jaxagent.envs.tau.scripted_customer import FACTS_AT_ONCE, MOST_REPLIES, PATIENCE, STOP, Customer
 from jaxagent.types import Task
 
 CANCEL = {"wish": "I want to cancel an order.", "order": "#W261", "reason": "no longer needed"}
@@ -129,7 +129,7 @@ def test_a_conversation_is_bounded_whatever_the_agent_does():
 
 
 def test_it_is_a_role_that_the_config_names():
-    role = ROLES["retail_customer"]()
+    role = Choice("jaxagent.roles:ROLES").make("retail_customer")
     metadata = {"customer": {"identity": {"email": ME[0]}, "wishes": [CANCEL]}}
     speaker = role.speaker(Task("t", "p", (), metadata=metadata), 0, 0)
     prompt = [Message("system", "You are a customer."), Message("user", "Hi! How can I help you today?")]
@@ -164,7 +164,7 @@ def test_an_instruction_in_free_text():
     assert first_person("You want your money, and you're sad.") == "I want my money, and I am sad."
 
 
-REAL = Path(__file__).parents[3] / "shared" / "data" / "tau-bench-retail"
+REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "tau-bench-retail"
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"no published tasks at {REAL}")

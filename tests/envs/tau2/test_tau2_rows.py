@@ -8,9 +8,9 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.data import files, rows, sources
 from jaxagent.data.fields import RowError
-from jaxagent.data.tau2_rows import AGENT, KEY, USER, Expected, parse
+from jaxagent.envs.tau2.rows import AGENT, KEY, USER, Expected, parse
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared/data/tau2-bench"
+SHARED = Path(__file__).resolve().parents[3].parent / "shared/data/tau2-bench"
 ACTION = {"name": "look", "arguments": {"a": 1}}
 CALLS = [
     {"role": "user", "content": "Hi"},

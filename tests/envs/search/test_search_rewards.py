@@ -14,7 +14,7 @@ from jaxagent.rewards.text import exact_match, normalize_answer, sub_exact_match
 from jaxagent.rewards.view import View
 from jaxagent.types import Task
 
-VECTORS = Path(__file__).resolve().parents[2].parent / "shared/data/reference-vectors"
+VECTORS = Path(__file__).resolve().parents[3].parent / "shared/data/reference-vectors"
 MARK = "<|im_start|>assistant"
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from jaxagent.config.ranges import NonNegativeInt, ZeroToOne
 from jaxagent.envs.base import Message
-from jaxagent.roles.base import Reply, TextRole
+from jaxagent.envs.cast import Reply, TextRole
 from jaxagent.types import Task
 
 UNKNOWN = "unknown"  # the answer of an expert that knows none

@@ -16,6 +16,7 @@ from jaxagent.data import fields
 from jaxagent.data.fields import RowError
 
 MEMAGENT, RULER = "reward_model", "input"  # what tells them apart, beside `context`
+COLUMNS = (*fields.VERL_COLUMNS, "context", "input", "answers", "num_docs", "index")
 ABILITY = "memory"  # of MemAgent's rows, and of no others
 _RULER_NAME = "ruler_hqa"
 
@@ -36,11 +37,6 @@ def to_task(row: Mapping[str, Any]) -> types.Task:
     return _memagent(row) if MEMAGENT in row else _ruler(row)
 
 
-def answer_column(row: Mapping[str, Any]) -> str:
-    """Where the gold answers stand."""
-    return "reward_model.ground_truth" if MEMAGENT in row else "answers"
-
-
 def _memagent(row: Mapping[str, Any]) -> types.Task:
     source = fields.text(row, "data_source")
     extra = fields.mapping(fields.get(row, "extra_info"), "extra_info")
@@ -51,7 +47,7 @@ def _memagent(row: Mapping[str, Any]) -> types.Task:
         if extra.get("question")
         else fields.conversation(fields.get(row, "prompt"))[0]
     )
-    return _task(f"{source}/{index}", question, fields.answers(truth, answer_column(row)), source, row, extra)
+    return _task(f"{source}/{index}", question, fields.answers(truth, f"{MEMAGENT}.ground_truth"), source, row, extra)
 
 
 def _ruler(row: Mapping[str, Any]) -> types.Task:

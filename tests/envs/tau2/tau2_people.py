@@ -13,7 +13,7 @@ from jaxagent.tools.calls import Call
 from jaxagent.tools.hermes import Hermes
 from jaxagent.types import StopReason
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared/data"
+SHARED = Path(__file__).resolve().parents[3].parent / "shared/data"
 MOCK, RETAIL, SHOP = SHARED / "tau2-bench/mock", SHARED / "tau2-bench/retail", SHARED / "tau-bench-retail"
 DATABASE = {
     "tasks": {"task_1": {"task_id": "task_1", "title": "First", "status": "pending"}},
@@ -76,7 +76,7 @@ def opened(folder, **settings):
     tasks = {}
     for split in files.splits(folder):
         tasks |= {task.id: task for task in sources.load_tasks(folder, split, need_answers=False)}
-    here = Opening(folder, (), lambda work, timeout_s: asyncio.run(work), lambda line: None)
+    here = Opening(folder, tuple(tasks.values()), lambda work, timeout_s: asyncio.run(work), lambda line: None)
     with Tau2(**settings).open(here) as attempt_at:
         yield lambda name, cast: attempt_at(tasks[name], cast)
 

@@ -10,7 +10,7 @@ import pytest
 from jaxagent.envs.terminal import endless
 from jaxagent.envs.terminal.verify import Result, VerifierError, reward_of_summary
 from jaxagent.sandbox.base import FileError
-from tests.envs.test_terminal_attempts import attempt, cmd, harbor, layered, opened, task
+from tests.envs.terminal.test_terminal_attempts import attempt, cmd, harbor, layered, opened, task
 
 __all__ = ["attempt", "layered", "opened"]  # fixtures
 NEVER = "raise SystemExit(1)"

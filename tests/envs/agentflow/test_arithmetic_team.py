@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 
+from jaxagent.config.choice import Choice
 from jaxagent.envs.agentflow import prompts, reading
+from jaxagent.envs.agentflow import roles as arithmetic_team
 from jaxagent.envs.agentflow.memory import Action
 from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Step
 from jaxagent.envs.base import Message
-from jaxagent.roles import ROLES, arithmetic_team
 from jaxagent.types import Task
 
 QUESTION = "Oscar packs 287 lemons into each of 46 boxes and has 118 more. How many lemons are there?"
@@ -16,7 +17,7 @@ TASK = Task("t", QUESTION, ("13320",), "two_step/pack_add")
 
 
 def says(role, asked):
-    speaker = ROLES[f"arithmetic_{role}"]().speaker(TASK, 0, 0)
+    speaker = Choice("jaxagent.roles:ROLES").make(f"arithmetic_{role}").speaker(TASK, 0, 0)
     return asyncio.run(speaker.reply((Message("user", asked),), (), 100)).text
 
 

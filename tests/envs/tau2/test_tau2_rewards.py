@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxagent.data.tau2_rows import AGENT, USER, Criteria, Expected, ToolUse
 from jaxagent.envs.tau2 import rewards
+from jaxagent.envs.tau2.rows import AGENT, USER, Criteria, Expected, ToolUse
 
 PAY = Expected(AGENT, "pay", {"amount": 5, "to": "x"})
 

@@ -119,6 +119,11 @@ def to_task(row: Mapping[str, Any]) -> types.Task:
     return types.Task(id=task.id, prompt=task.about, answers=(), kind="", metadata={KEY: dict(row)})
 
 
+def check(row: Any, column: str) -> None:
+    """Raises RowError unless a row can be read; `column` says where it stands inside of another one."""
+    parse(row, f"{column}.")
+
+
 def parse(row: Any, prefix: str = "") -> Tau2Task:
     """Reads a row; `prefix` says where it stands inside of another row.
 

@@ -9,14 +9,15 @@ import pytest
 
 from data_pipelines import tool_calls
 from jaxagent.config import ConfigError
-from jaxagent.data import rows, sources, toolcall_rows
+from jaxagent.data import rows, sources
 from jaxagent.envs.base import Opening, Transcript
+from jaxagent.envs.toolcalls import rows as toolcall_rows
 from jaxagent.envs.toolcalls.environment import ToolCallAttempt, ToolCalls
-from jaxagent.rewards.toolrl import ToolRL
+from jaxagent.envs.toolcalls.rewards import ToolRL
 from jaxagent.rollout import demonstrations
 from jaxagent.types import StopReason, Task
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared/data/toolrl-rlla"
+SHARED = Path(__file__).resolve().parents[3].parent / "shared/data/toolrl-rlla"
 TRUTH = '<think> t </think>\n<tool_call>\n{"name": "alarm", "parameters": {"hour": "7"}}\n</tool_call>'
 ROW = {
     "data_source": "rlla",
