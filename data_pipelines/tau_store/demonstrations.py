@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent.data_pipelines.tau_store import store as stores
-from jaxagent.envs.tau import customer_facts, plain, toolbox
-from jaxagent.envs.tau.scripted_customer import STOP, Customer
+from jaxagent.envs.tau import plain, scripted_customer, toolbox
+from jaxagent.envs.tau.scripted_customer import STOP, ScriptedCustomer
 from jaxagent.envs.tau.store import Store
 
 AUTHENTICATED = 3  # turns: who the customer is, his id, and what he wants
@@ -51,7 +51,7 @@ class Episode:
     """An agent's conversation, written down while it happens."""
 
     def __init__(self, about: Mapping[str, Any], store: Store):
-        self._customer = Customer(customer_facts.of_task(about))
+        self._customer = ScriptedCustomer(scripted_customer.of_task(about))
         self._shop = store.open()
         self.opening = self._customer.open()
         self.turns: list[dict[str, str]] = []

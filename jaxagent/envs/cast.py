@@ -179,6 +179,17 @@ class Speaker(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Scripted(Speaker):
+    """A conversation whose replies a function writes, given the messages so far."""
+
+    write: Callable[[Sequence[Message]], str]
+
+    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
+        """What the function writes."""
+        return Reply(self.write(messages))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextRole(RoleConfig):
     """A role that speaks text. A subclass has `speaker`, or `open` where its conversations share something."""

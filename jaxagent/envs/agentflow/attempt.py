@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jaxagent.envs.agentflow import programs, prompts, reading
 from jaxagent.envs.agentflow.memory import Action, brief, cut
 from jaxagent.envs.base import Message, Verdict
-from jaxagent.envs.cast import POLICY, Cast, NoRoom, RoleError, Said
+from jaxagent.envs.cast import POLICY, Cast, NoRoom, PlayedAttempt, RoleError, Said
 from jaxagent.envs.python.programs import Programs, Take
 from jaxagent.rewards import maths
 from jaxagent.rewards.text import exact_match, normalize_answer
@@ -27,8 +27,8 @@ COUNTERS = (
 )  # fmt: skip
 
 
-class AgentFlowAttempt:
-    """See `envs.cast.PlayedAttempt`.
+class AgentFlowAttempt(PlayedAttempt):
+    """One attempt at one question.
 
     Args:
       task: with gold answers.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from jaxagent.envs.agentflow.reading import PYTHON
 from jaxagent.envs.base import Message
-from jaxagent.envs.cast import Reply, Speaker, TextRole
+from jaxagent.envs.cast import Scripted, Speaker, TextRole
 from jaxagent.types import Task
 
 MAX_CHARS = 200  # of a sub-goal that is computed: it is written by a policy
@@ -73,37 +73,19 @@ def conclusion(question: str, asked: str) -> str:
     return f"Conclusion: {'STOP' if stop else 'CONTINUE'}"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Executor:
-    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
-        """A command, also for a sub-goal that cannot be computed: then the tool says so."""
-        found = _SUB_GOAL.search(messages[-1].content)
-        return Reply(command(*found.groups()) if found else "No sub-goal.")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Generator:
-    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
-        """The value, an estimate of it, or `UNKNOWN`."""
-        return Reply(answer(messages[-1].content))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Verifier:
-    question: str
-
-    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
-        """STOP or CONTINUE."""
-        return Reply(conclusion(self.question, messages[-1].content))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArithmeticExecutor(TextRole):
-    """Writes a program for the Python tool, and hands the sub-goal on to the other."""
+    """Writes a program for the Python tool, and hands the sub-goal on to the other: a command in any case, since of a
+    sub-goal that cannot be computed the tool says so."""
 
     def speaker(self, task: Task, sample: int, number: int) -> Speaker:
         """A fresh conversation."""
-        return _Executor()
+
+        def write(messages: Sequence[Message]) -> str:
+            asked = _SUB_GOAL.search(messages[-1].content)
+            return command(*asked.groups()) if asked else "No sub-goal."
+
+        return Scripted(write)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +94,7 @@ class ArithmeticGenerator(TextRole):
 
     def speaker(self, task: Task, sample: int, number: int) -> Speaker:
         """A fresh conversation."""
-        return _Generator()
+        return Scripted(lambda messages: answer(messages[-1].content))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,4 +103,4 @@ class ArithmeticVerifier(TextRole):
 
     def speaker(self, task: Task, sample: int, number: int) -> Speaker:
         """A fresh conversation."""
-        return _Verifier(task.prompt)
+        return Scripted(lambda messages: conclusion(task.prompt, messages[-1].content))

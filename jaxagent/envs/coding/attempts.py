@@ -107,7 +107,7 @@ class _Attempt(SandboxAttempt):
 
 
 class AgentCodingAttempt(_Attempt):
-    """One attempt by an agent program. See `envs.agent_attempt.AgentAttempt`."""
+    """One attempt by an agent program."""
 
     def __init__(self, task: CodingTask, config: Coding, take: Take):
         super().__init__(task, config, take)
@@ -127,7 +127,7 @@ class AgentCodingAttempt(_Attempt):
 
 
 class BuiltInAttempt(_Attempt, CommandAttempt):
-    """One attempt by the policy's own commands. See `envs.base.Attempt`."""
+    """One attempt by the policy's own commands."""
 
     def __init__(self, task: CodingTask, config: Coding, take: Take):
         _Attempt.__init__(self, task, config, take)

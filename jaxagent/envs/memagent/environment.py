@@ -25,7 +25,7 @@ import numpy as np
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt
 from jaxagent.envs.base import Environment, Opening, Verdict
-from jaxagent.envs.cast import POLICY, Cast, Tokens
+from jaxagent.envs.cast import POLICY, Cast, PlayedAttempt, Tokens
 from jaxagent.envs.memagent import chunks, documents, prompts
 from jaxagent.io import digests
 from jaxagent.rewards import boxed
@@ -189,8 +189,8 @@ class Contexts:
         return np.array(cast.tokens(config.style.gap + context).ids, np.int32)
 
 
-class MemAgentAttempt:
-    """One attempt at one question. See `envs.cast.PlayedAttempt`."""
+class MemAgentAttempt(PlayedAttempt):
+    """One attempt at one question."""
 
     def __init__(self, task: Task, cast: Cast, config: MemAgent, contexts: Contexts):
         self._task, self._cast, self._config, self._contexts = task, cast, config, contexts
@@ -228,9 +228,6 @@ class MemAgentAttempt:
         """The published checks of the answer, of which one is trained."""
         scores = {name: float(score(self._answer, self._task.answers)) for name, score in SCORES.items()}
         return Verdict(scores[self._config.reward], scores)
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
     def _chunks(self, ids: np.ndarray) -> Sequence[np.ndarray]:
         config = self._config

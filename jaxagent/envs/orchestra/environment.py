@@ -24,7 +24,7 @@ from jaxagent.algorithms.group_rewards import PREFERENCES, weights_of
 from jaxagent.config import ConfigError, SandboxConfig, nearest
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeFloat, PositiveInt, Seconds
-from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.cast import POLICY, Cast, RoleError
 from jaxagent.envs.orchestra import experts, judge, tools
 from jaxagent.envs.orchestra.latency import FromTokens
@@ -192,8 +192,8 @@ async def _try_search(retriever: Retriever, config: RetrieverConfig, tasks: Sequ
         raise ConfigError(f"env.retriever: the search engine {config} does not work: {failure}.") from failure
 
 
-class OrchestraAttempt:
-    """One attempt at one problem. See `envs.base.Attempt`.
+class OrchestraAttempt(Attempt):
+    """One attempt at one problem.
 
     Args:
       task: with gold answers.

@@ -9,12 +9,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Sequence
 from typing import Literal
 
 from jaxagent.config.ranges import NonNegativeInt, ZeroToOne
-from jaxagent.envs.base import Message
-from jaxagent.envs.cast import Reply, TextRole
+from jaxagent.envs.cast import Scripted, Speaker, TextRole
 from jaxagent.types import Task
 
 UNKNOWN = "unknown"  # the answer of an expert that knows none
@@ -37,9 +35,9 @@ class OrchestraExpert(TextRole):
     knows_frac: ZeroToOne = 1.0  # of the tasks of these families; which, follows from its tasks' ids
     words: NonNegativeInt = 0  # that it says before its answer, each of which costs
 
-    def speaker(self, task: Task, sample: int, number: int) -> ScriptedExpert:
+    def speaker(self, task: Task, sample: int, number: int) -> Speaker:
         """A fresh conversation."""
-        return ScriptedExpert(task, self)
+        return Scripted(lambda messages: self._reply(task, messages[-1].content))
 
     def knows_task(self, task: Task) -> bool:
         """Whether it knows the answer without being shown anything."""
@@ -47,36 +45,23 @@ class OrchestraExpert(TextRole):
         known = int.from_bytes(digest, "big") < self.knows_frac * 2**32
         return task.kind.partition("/")[0] in self.knows and known
 
-
-@dataclasses.dataclass(frozen=True)
-class ScriptedExpert:
-    """One conversation with a scripted expert."""
-
-    task: Task
-    expert: OrchestraExpert
-
-    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
-        """A program, a query or an answer, as the expert's question asks for."""
-        metadata = self.task.metadata
-        if self.expert.does == "enhance_reasoning":
-            said = f"```python\n{metadata.get('program', 'print(0)')}\n```"
-        elif self.expert.does == "search":
-            said = f"<query>{metadata.get('query', self.task.prompt)}</query>"
+    def _reply(self, task: Task, question: str) -> str:
+        """A program, a query or an answer, as its question asks for."""
+        if self.does == "enhance_reasoning":
+            text = f"```python\n{task.metadata.get('program', 'print(0)')}\n```"
+        elif self.does == "search":
+            text = f"<query>{task.metadata.get('query', task.prompt)}</query>"
         else:
-            said = f"\\boxed{{{self._answer(messages[-1].content)}}}"
-        return Reply(" ".join([*self._thoughts(), said]))
+            text = f"\\boxed{{{self._answer(task, question)}}}"
+        return " ".join([*(THOUGHTS[i % len(THOUGHTS)] for i in range(self.words)), text])
 
-    def _answer(self, question: str) -> str:
+    def _answer(self, task: Task, question: str) -> str:
         """The gold answer where it knows it, or where it stands in what it is shown in front of the problem.
 
         As a word or a number of its own, and not as the number of a document.
         """
-        shown = question.rpartition(f"Problem: {self.task.prompt}")[0]
-        shown = _NUMBERED.sub("", shown)
-        found = next((gold for gold in self.task.answers if gold and _stands_in(gold, shown)), None)
-        if found is None and self.expert.knows_task(self.task):
-            found = self.task.answers[0]
-        return found or UNKNOWN
-
-    def _thoughts(self) -> Sequence[str]:
-        return [THOUGHTS[i % len(THOUGHTS)] for i in range(self.expert.words)]
+        shown = _NUMBERED.sub("", question.rpartition(f"Problem: {task.prompt}")[0])
+        answer = next((gold for gold in task.answers if gold and _stands_in(gold, shown)), None)
+        if answer is None and self.knows_task(task):
+            answer = task.answers[0]
+        return answer or UNKNOWN

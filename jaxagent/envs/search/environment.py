@@ -24,7 +24,7 @@ from jaxagent import contract
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import Choice
 from jaxagent.envs import tags
-from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.search import research
 from jaxagent.envs.search.judged import Judge, Judged
 from jaxagent.envs.search.protocols import Protocol
@@ -234,8 +234,8 @@ class Search(Environment):
         return {"corpus": digests.of_file(path)}
 
 
-class SearchAttempt:
-    """One attempt at one question. See `envs.base.Attempt`.
+class SearchAttempt(Attempt):
+    """One attempt at one question.
 
     The policy gets `max_turns` generations, and one more when `final_turn` is set (the published N+1 variant). An
     action that is no search and no answer costs a turn and is answered by `INVALID_ACTION`.
@@ -295,6 +295,3 @@ class SearchAttempt:
         scores = contract.scores(reward, view, config.score)
         scores = {name.removeprefix("outcome/"): value for name, value in scores.items()}
         return Verdict(scores.pop("reward"), scores)
-
-    async def close(self) -> None:
-        """The retriever is shared and stays open."""

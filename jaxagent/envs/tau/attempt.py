@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
+from jaxagent.envs.base import Attempt, Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.cast import Cast
 from jaxagent.envs.tau import rows, toolbox
 from jaxagent.envs.tau.customer import STOP, Customer
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 SOLVED = "solved"
 
 
-class TauAttempt:
-    """See `envs.base.Attempt`.
+class TauAttempt(Attempt):
+    """One attempt at one task.
 
     Args:
       task: its prompt is the customer's instruction, its metadata has actions and outputs.
@@ -107,6 +107,3 @@ class TauAttempt:
         actions = self._task.metadata["actions"]
         toolbox.replay(shop, ((action["name"], rows.given(action)) for action in actions))
         return shop.digest()
-
-    async def close(self) -> None:
-        """Nothing is open: conversations with roles are the cast's."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
+from jaxagent.envs.base import Attempt, Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.cast import Cast, RoleError, Talk
 from jaxagent.envs.tau2 import rewards, words
 from jaxagent.envs.tau2.judge import ask_judge
@@ -45,8 +45,8 @@ class Rules:
     judged: bool
 
 
-class Tau2Attempt:
-    """See `envs.base.Attempt`.
+class Tau2Attempt(Attempt):
+    """One attempt at one task.
 
     Args:
       task: what is to be done.
@@ -148,9 +148,6 @@ class Tau2Attempt:
             parts["nl_assertion"] = float(await ask_judge(talk, criteria.nl_assertions, "\n".join(self._lines)))
         reward = rewards.reward(parts)
         return Verdict(reward, {SOLVED: reward, **parts})
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
     @property
     def _over(self) -> bool:

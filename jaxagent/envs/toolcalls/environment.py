@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.base import Environment, Message, Opening, Step, Transcript, Verdict
+from jaxagent.envs.base import Attempt, Environment, Message, Opening, Step, Transcript, Verdict
 from jaxagent.envs.toolcalls import rewards, rows
 from jaxagent.rewards.view import View
 from jaxagent.types import StopReason, Task
@@ -57,8 +57,8 @@ class ToolCalls(Environment):
         yield lambda task: ToolCallAttempt(task, self)
 
 
-class ToolCallAttempt:
-    """One attempt at one task. See `envs.base.Attempt`."""
+class ToolCallAttempt(Attempt):
+    """One attempt at one task."""
 
     stop_strings: Sequence[str] = ()
 
@@ -82,6 +82,3 @@ class ToolCallAttempt:
         """ToolRL's reward, also of a turn that ran out of tokens, as published."""
         scores = self._config.reward(View(self._task, transcript.turns))
         return Verdict(scores.pop("reward"), scores)
-
-    async def close(self) -> None:
-        """Nothing is open."""

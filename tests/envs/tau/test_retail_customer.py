@@ -8,8 +8,17 @@ import pytest
 
 from jaxagent.config.choice import Choice
 from jaxagent.envs.base import Message
-from jaxagent.envs.tau.customer_facts import Facts, first_person, of_instruction, of_task
-from jaxagent.envs.tau.scripted_customer import FACTS_AT_ONCE, MOST_REPLIES, PATIENCE, STOP, Customer
+from jaxagent.envs.tau.scripted_customer import (
+    FACTS_AT_ONCE,
+    MOST_REPLIES,
+    PATIENCE,
+    STOP,
+    Facts,
+    ScriptedCustomer,
+    first_person,
+    of_instruction,
+    of_task,
+)
 from jaxagent.types import Task
 
 CANCEL = {"wish": "I want to cancel an order.", "order": "#W261", "reason": "no longer needed"}
@@ -19,7 +28,7 @@ ME = ("mia.li@example.com",)
 
 
 def customer(*wishes, identity=ME):
-    return Customer(Facts(identity, wishes))
+    return ScriptedCustomer(Facts(identity, wishes))
 
 
 def talk(who, *texts):

@@ -17,15 +17,15 @@ from pathlib import Path
 import numpy as np
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.search.retriever.base import Passage
+from jaxagent.envs.search.retriever.base import Passage, Retriever
 from jaxagent.envs.search.retriever.encoders import Encoder, open_encoder
 from jaxagent.io import files
 
 TopK = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]  # f32[Q, E], k -> scores f32[Q, k], rows i64[Q, k]
 
 
-class Dense:
-    """A `Retriever` over passages with precomputed vectors.
+class Dense(Retriever):
+    """A search engine over passages with precomputed vectors.
 
     Args:
       passages: the corpus.
@@ -60,7 +60,7 @@ class Dense:
         return cls(passages, vectors, open_encoder(encoder))
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See `base.Retriever`. Runs in a thread, so that the event loop keeps turning."""
+        """The best passages of each query. Runs in a thread, so that the event loop keeps turning."""
         if not queries or not self._passages:
             return [[] for _ in queries]
         async with self._one_at_a_time:
@@ -73,9 +73,6 @@ class Dense:
             [dataclasses.replace(self._passages[int(rows[q, i])], score=float(scores[q, i])) for i in order[q]]
             for q in range(len(queries))
         ]
-
-    async def close(self) -> None:
-        """Nothing to release."""
 
 
 def write_index(folder: str | Path, passages: Sequence[Passage], encoder_name: str) -> None:
