@@ -25,7 +25,7 @@ from jaxagent.data_pipelines import arithmetic, generated
 from jaxagent.data_pipelines.arithmetic import HELDOUT, HELDOUT_TEMPLATES, TRAIN
 from jaxagent.envs.agentflow import prompts
 from jaxagent.envs.agentflow import roles as arithmetic_team
-from jaxagent.envs.agentflow.memory import Action
+from jaxagent.envs.agentflow.prompts import Action
 from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Step
 
 WORDS = {"+": "add", "-": "take", "*": "multiply"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
-from jaxagent.envs.agentflow import programs, prompts, reading
-from jaxagent.envs.agentflow.memory import Action, brief, cut
+from jaxagent.envs.agentflow import prompts, reading
+from jaxagent.envs.agentflow.prompts import Action, brief, cut
 from jaxagent.envs.base import Message, Verdict
 from jaxagent.envs.cast import POLICY, Cast, NoRoom, PlayedAttempt, RoleError, Said
+from jaxagent.envs.python import hidden_tests
 from jaxagent.envs.python.programs import Programs, Take
 from jaxagent.rewards import maths
 from jaxagent.rewards.text import exact_match, normalize_answer
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 SOLVED = "solved"  # the verdict's component
 NO_COMMAND = "No command was generated because the tool was not found."
 NO_RESULT = "No result was generated because the tool was not found."
+NO_OUTPUT = "(no output)"
+OUT_OF_MEMORY = "Execution error: out of memory"
 COUNTERS = (
     "steps", "tool_calls", "python_calls", "generator_calls", "unreadable_steps", "unknown_tools",
     "unreadable_commands", "unclear_conclusions", "failed_programs", "timed_out_programs", "out_of_budget",
@@ -150,7 +153,7 @@ class AgentFlowAttempt(PlayedAttempt):
         if config.coder:
             system = prompts.CODER.format(seconds=config.run_timeout_s)
             query = reading.program((await self._ask("coder", query, system)).text)
-        return await programs.run(self._programs, query, config.run_timeout_s, self.counters)
+        return await run_program(self._programs, query, config.run_timeout_s, self.counters)
 
     def _remember(self, tool: str, sub_goal: str, command: str, result: str) -> None:
         self._memory += (Action(tool, sub_goal, command, cut(result.strip(), self._config.result_chars)),)
@@ -184,3 +187,23 @@ class AgentFlowAttempt(PlayedAttempt):
             how = "was cut off before" if said.finish == "length" else "has no line"
             raise RoleError(f"judge: its reply {how} 'VERDICT: True' or 'VERDICT: False'")
         return verdict
+
+
+async def run_program(programs: Programs, code: str, timeout_s: float, counters: MutableMapping[str, float]) -> str:
+    """What a program prints, or what it fails with. Counts "failed_programs" and "timed_out_programs".
+
+    Raises:
+      RuntimeError: of the sandbox, which no program is to blame for.
+    """
+    if len(code) > hidden_tests.MAX_FILE_CHARS:
+        counters["failed_programs"] += 1
+        return f"Execution error: the program has more than {hidden_tests.MAX_FILE_CHARS} characters"
+    ran = await programs.run(code.replace("\0", ""))
+    output = ran.output.strip()
+    if ran.timed_out:
+        counters["timed_out_programs"] += 1
+        return f"{output}\nExecution error: timed out after {timeout_s:g} s".lstrip("\n")
+    if ran.exit_code != 0:
+        counters["failed_programs"] += 1
+        return OUT_OF_MEMORY if ran.out_of_memory else f"Execution error: {output or f'exit code {ran.exit_code}'}"
+    return output or NO_OUTPUT

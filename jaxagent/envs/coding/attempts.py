@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from jaxagent.envs.agent_attempt import Place
 from jaxagent.envs.base import Message, Transcript, Verdict
-from jaxagent.envs.coding import patches, repository, rewards, verify
+from jaxagent.envs.coding import patches, repository, verify
 from jaxagent.envs.coding.environment import GUARD_S, SOLVED, Coding, statement_file
 from jaxagent.envs.coding.task import CodingTask
 from jaxagent.envs.terminal.commands import COMMAND_COUNTERS, ENTER_TIMEOUT_S, CommandAttempt, SandboxAttempt
@@ -76,12 +76,12 @@ class _Attempt(SandboxAttempt):
         self.judgement = await verify.judge(lambda: self._take(self.task), self.task, kept.text, rules)
         if (counter := COUNTERS.get(self.judgement.why)) is not None:
             self.counters[counter] += 1
-        similarity = rewards.WRONG_FORMAT
+        similarity = patches.WRONG_FORMAT
         if config.reward == "patch_similarity" and kept.text.strip():
-            similarity = await asyncio.to_thread(rewards.of_patches, kept.text, self.task.patch)
+            similarity = await asyncio.to_thread(patches.likeness, kept.text, self.task.patch)
         return self._worth(float(self.judgement.resolved), similarity)
 
-    def _worth(self, resolved: float, similarity: float = rewards.WRONG_FORMAT) -> Verdict:
+    def _worth(self, resolved: float, similarity: float = patches.WRONG_FORMAT) -> Verdict:
         """The verdict; SWE-RL's reward of an agent that has left no change is that of a wrong format."""
         if self.config.reward == "patch_similarity":
             return Verdict(similarity, {SOLVED: resolved, "patch_similarity": similarity})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import difflib
 import itertools
 import re
 import sys
@@ -225,3 +226,24 @@ def _leads_out(path: str) -> bool:
 
 def _is_harness(path: str) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in HARNESS)
+
+
+WRONG_FORMAT = -1.0  # SWE-RL's reward (arXiv 2502.18449) of an answer that is no change
+MAX_CHARS = 20_000  # of one file's change: difflib takes quadratic time; what is longer counts as unlike
+
+
+def likeness(patch: str, oracle: str) -> float:
+    """SWE-RL's reward of a change, in [0, 1], which runs no tests: the mean over files of difflib's ratio.
+
+    A file that only one of the patches changes counts 0; two empty patches are 1, as SWE-RL's own function has it. Its
+    policy writes search/replace blocks; an agent here leaves a patch.
+    """
+    ours, theirs = ({c.path: c.hunks for c in split(text) if not c.is_binary} for text in (patch, oracle))
+    paths = sorted({*ours, *theirs})
+    return sum(_ratio(ours.get(path, ""), theirs.get(path, "")) for path in paths) / len(paths) if paths else 1.0
+
+
+def _ratio(hunks: str, oracle: str) -> float:
+    if not hunks or not oracle or max(len(hunks), len(oracle)) > MAX_CHARS:
+        return 0.0
+    return difflib.SequenceMatcher(None, hunks, oracle, autojunk=False).ratio()

@@ -202,7 +202,7 @@ class MCPAttempt(Attempt):
             await close_all(self._connections)
 
     async def _call(self, call: Call) -> str:
-        from jaxagent.envs.mcp.results import as_text
+        from jaxagent.envs.mcp.connection import as_text
 
         arguments: dict[str, Any] = dict(call.arguments) if isinstance(call.arguments, Mapping) else {}
         number, _ = self._tools[call.name]

@@ -26,7 +26,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt
 from jaxagent.envs.base import Environment, Opening, Verdict
 from jaxagent.envs.cast import POLICY, Cast, PlayedAttempt, Tokens
-from jaxagent.envs.memagent import chunks, documents, prompts
+from jaxagent.envs.memagent import documents, prompts
 from jaxagent.io import digests
 from jaxagent.rewards import boxed
 from jaxagent.types import StopReason, Task
@@ -238,9 +238,9 @@ class MemAgentAttempt(PlayedAttempt):
                 f"the document has {len(ids)} tokens, and {config.max_chunks} chunks of {config.chunk_tokens} hold "
                 f"{limit}: raise env.max_turns, or set env.overlong to 'centre'"
             )
-        kept = chunks.centre_truncated(ids, limit)
+        kept = centre_truncated(ids, limit)
         self.counters["dropped_tokens"] = float(len(ids) - len(kept))
-        return chunks.split(kept, config.chunk_tokens)
+        return [kept[at : at + config.chunk_tokens] for at in range(0, len(kept), config.chunk_tokens)]
 
     async def _ask(self, template: str, trained: bool, **put: Tokens) -> Tokens:
         """A conversation of one reply: its tokens without the one that ends a message."""
@@ -254,3 +254,9 @@ class MemAgentAttempt(PlayedAttempt):
             )
         self.counters["replies_cut"] += said.finish == "length"
         return said.tokens
+
+
+def centre_truncated(ids: np.ndarray, limit: int) -> np.ndarray:
+    """The first and the last limit // 2 ids of more than `limit`, as published; an odd limit keeps one id less."""
+    half = limit // 2
+    return ids if len(ids) <= limit else np.concatenate((ids[:half], ids[len(ids) - half :]))

@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxagent import contract
 from jaxagent.config import ConfigError
@@ -26,14 +26,15 @@ from jaxagent.config.choice import Choice
 from jaxagent.envs import tags
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.search import research
-from jaxagent.envs.search.judged import Judge, Judged
-from jaxagent.envs.search.protocols import Protocol
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
 from jaxagent.envs.search.retriever.base import Retriever, RetrieverError, opened_by, passages_of
-from jaxagent.envs.search.rewards import ExactMatch, ExactMatchAndFormat, Shaping, shaped
+from jaxagent.envs.search.rewards import ExactMatch, ExactMatchAndFormat, Judged, Shaping, shaped
 from jaxagent.io import digests
 from jaxagent.rewards.view import Reward, ToolCall, View
 from jaxagent.types import StopReason, Task, TokenKind
+
+if TYPE_CHECKING:
+    from jaxagent.rewards.judge_client import HttpJudge
 
 _CLOSE_TIMEOUT_S = 10.0
 _TRY_TIMEOUT_S = 20.0  # for the first answer; a search engine that is up gives it at once
@@ -95,7 +96,7 @@ def parse_action(text: str) -> tuple[str, str] | None:
 
 
 PROTOCOLS = {
-    "search_r1": Protocol(
+    "search_r1": research.SearchProtocol(
         STOP_STRINGS,
         TOOL_PREFIXES,
         TAGS,
@@ -154,7 +155,7 @@ class Search(Environment):
         shaped(self.reward, self.shaping, self.most_turns * self.turn_tokens)
 
     @property
-    def speech(self) -> Protocol:
+    def speech(self) -> research.SearchProtocol:
         """The protocol."""
         return PROTOCOLS[self.protocol]
 
@@ -241,7 +242,7 @@ class SearchAttempt(Attempt):
     action that is no search and no answer costs a turn and is answered by `INVALID_ACTION`.
     """
 
-    def __init__(self, task: Task, config: Search, retriever: Retriever, judge: Judge | None = None):
+    def __init__(self, task: Task, config: Search, retriever: Retriever, judge: HttpJudge | None = None):
         self._task = task
         self._judge = judge
         self._config = config

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from jaxagent.envs.base import Attempt, Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.cast import Cast, RoleError, Talk
 from jaxagent.envs.tau2 import rewards, words
-from jaxagent.envs.tau2.judge import ask_judge
 from jaxagent.envs.tau2.rows import AGENT, USER, Tau2Task, ToolUse
 from jaxagent.envs.tau2.world import Differences, World
 from jaxagent.tools.calls import Call, Tool
@@ -145,7 +144,9 @@ class Tau2Attempt(Attempt):
             self.counters["skipped_assertions"] = float(len(criteria.nl_assertions))
         elif asked and rewards.reward(parts) > 0:  # nothing that a judge says makes more of a 0
             talk = self._cast.talk("judge")
-            parts["nl_assertion"] = float(await ask_judge(talk, criteria.nl_assertions, "\n".join(self._lines)))
+            parts["nl_assertion"] = float(
+                await rewards.holds_by_judge(talk, criteria.nl_assertions, "\n".join(self._lines))
+            )
         reward = rewards.reward(parts)
         return Verdict(reward, {SOLVED: reward, **parts})
 

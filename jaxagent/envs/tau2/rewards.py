@@ -15,7 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from jaxagent.envs.cast import Talk
+from jaxagent.envs.judging import ask_judge
 from jaxagent.envs.tau2.rows import Criteria, Expected, ToolUse
+from jaxagent.rewards.judge import Item, Rubric
+
+JUDGED_CHARS = 60_000  # of the conversation: what is longer is cut in its middle
 
 
 def is_made(expected: Expected, use: ToolUse) -> bool:
@@ -84,3 +89,10 @@ def reward(parts: Mapping[str, float]) -> float:
 
 def _only(arguments: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
     return {name: arguments[name] for name in names if name in arguments}
+
+
+async def holds_by_judge(talk: Talk, assertions: Sequence[str], conversation: str) -> bool:
+    """NL_ASSERTION: whether all statements are true of the conversation, says the judge. Raises as `ask_judge`."""
+    questions = (f"1 if this is true of the conversation, 0 if it is not: {one}" for one in assertions)
+    rubric = Rubric(tuple(Item(f"statement_{i}", one) for i, one in enumerate(questions, 1)), low=0, high=1)
+    return all((await ask_judge(talk, rubric, {"conversation": conversation}, JUDGED_CHARS)).values())

@@ -8,11 +8,10 @@ import pytest
 
 from configs import agentflow
 from jaxagent.config import ConfigError
-from jaxagent.envs.agentflow import memory, programs, prompts, reading
-from jaxagent.envs.agentflow.attempt import NO_COMMAND, NO_RESULT, AgentFlowAttempt
+from jaxagent.envs.agentflow import attempt, prompts, reading
+from jaxagent.envs.agentflow.attempt import NO_COMMAND, NO_OUTPUT, NO_RESULT, OUT_OF_MEMORY, AgentFlowAttempt
 from jaxagent.envs.agentflow.environment import AgentFlow
-from jaxagent.envs.agentflow.memory import Action
-from jaxagent.envs.agentflow.programs import NO_OUTPUT, OUT_OF_MEMORY
+from jaxagent.envs.agentflow.prompts import Action
 from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Step
 from jaxagent.envs.cast import RoleError, Said, Tokens
 from jaxagent.envs.python.programs import Programs
@@ -152,11 +151,11 @@ def test_verdicts_programs_and_answers():
 
 
 def test_the_memory_is_cut_and_shown():
-    assert memory.cut("x" * 5, 5) == "x" * 5
-    assert memory.cut("abcdefgh", 5) == "ab\n... [truncated 3 chars] ...\nfgh"
+    assert prompts.cut("x" * 5, 5) == "x" * 5
+    assert prompts.cut("abcdefgh", 5) == "ab\n... [truncated 3 chars] ...\nfgh"
     actions = (Action(PYTHON, "6 * 7", "c", "42"), Action(GENERATOR, "again", "d", "it's 42"))
-    assert memory.compact(actions) == f"{PYTHON}: 6 * 7 =42\n{GENERATOR}: again =it's 42\n"
-    shown = memory.published(actions)
+    assert prompts.compact(actions) == f"{PYTHON}: 6 * 7 =42\n{GENERATOR}: again =it's 42\n"
+    shown = prompts.published(actions)
     assert shown.startswith(
         "{'Action Step 1': {'tool_name': 'Python_Code_Generator_Tool', 'sub_goal': '6 * 7', 'command'"
     )
@@ -423,7 +422,7 @@ def run_programs(*outputs, oom=False, chars=40):
 
     async def run():
         try:
-            return [await programs.run(runner, f"print({i})", 2.0, counters) for i in range(len(outputs))]
+            return [await attempt.run_program(runner, f"print({i})", 2.0, counters) for i in range(len(outputs))]
         finally:
             await runner.close()
 

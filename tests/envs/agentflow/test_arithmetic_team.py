@@ -7,7 +7,7 @@ import pytest
 from jaxagent.config.choice import Choice
 from jaxagent.envs.agentflow import prompts, reading
 from jaxagent.envs.agentflow import roles as arithmetic_team
-from jaxagent.envs.agentflow.memory import Action
+from jaxagent.envs.agentflow.prompts import Action
 from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Step
 from jaxagent.envs.base import Message
 from jaxagent.types import Task

@@ -4,7 +4,7 @@ import tarfile
 
 import pytest
 
-from jaxagent.envs.coding import outcomes, patches, rewards
+from jaxagent.envs.coding import outcomes, patches
 from jaxagent.envs.coding.task import from_task
 from jaxagent.types import Task
 
@@ -143,11 +143,11 @@ def test_what_the_harness_brought_is_not_counted():
 
 def test_likeness_of_patches():
     """The cases of SWE-RL's own tests."""
-    assert 0.9 < rewards.of_patches(TWO, ONE) < 1.0
-    assert rewards.of_patches(ONE, ONE) == 1.0
-    assert rewards.of_patches(THREE, ONE) == 0.0
-    assert rewards.of_patches(ONE + THREE, ONE) == 0.5
-    assert rewards.of_patches("", "") == 1.0
+    assert 0.9 < patches.likeness(TWO, ONE) < 1.0
+    assert patches.likeness(ONE, ONE) == 1.0
+    assert patches.likeness(THREE, ONE) == 0.0
+    assert patches.likeness(ONE + THREE, ONE) == 0.5
+    assert patches.likeness("", "") == 1.0
 
 
 def test_likeness_by_hand():
@@ -156,7 +156,7 @@ def test_likeness_by_hand():
     assert (old.hunks, new.hunks) == ("@@ -1,1 +1,1 @@\n-a\n+bc", "@@ -1,1 +1,1 @@\n-a\n+d")
     head = "diff --git a/a b/a\n--- a/a\n+++ b/a\n"
     same = len("@@ -1,1 +1,1 @@\n-a\n+")
-    assert rewards.of_patches(head + new.text, head + old.text) == 2 * same / (2 * same + 3)
+    assert patches.likeness(head + new.text, head + old.text) == 2 * same / (2 * same + 3)
 
 
 LOG = """

@@ -11,8 +11,8 @@ from jaxagent.config import ConfigError
 from jaxagent.data.sources import load_tasks
 from jaxagent.envs.base import Opening
 from jaxagent.envs.cast import Said, Tokens
-from jaxagent.envs.memagent import chunks, documents, prompts
-from jaxagent.envs.memagent.environment import MemAgent
+from jaxagent.envs.memagent import documents, prompts
+from jaxagent.envs.memagent.environment import MemAgent, centre_truncated
 from jaxagent.types import StopReason, Task
 
 SAMPLED = 1_000_000  # added to a letter's code: the same letter by another id, as BPE has many ids for one text
@@ -71,16 +71,10 @@ def task_with(context, answers=("ab",)):
     return Task("t/0", "who?", answers, metadata={"context": context})
 
 
-def test_chunks_by_hand():
-    assert [c.tolist() for c in chunks.split(np.arange(9), 4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
-    assert [c.tolist() for c in chunks.split(np.arange(8), 4)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert chunks.split(np.arange(0), 4) == []
-
-
 def test_centre_truncation_by_hand():
-    assert chunks.centre_truncated(np.arange(6), 6).tolist() == [0, 1, 2, 3, 4, 5]
-    assert chunks.centre_truncated(np.arange(10), 6).tolist() == [0, 1, 2, 7, 8, 9]
-    assert chunks.centre_truncated(np.arange(10), 5).tolist() == [0, 1, 8, 9]  # as published: one id less
+    assert centre_truncated(np.arange(6), 6).tolist() == [0, 1, 2, 3, 4, 5]
+    assert centre_truncated(np.arange(10), 6).tolist() == [0, 1, 2, 7, 8, 9]
+    assert centre_truncated(np.arange(10), 5).tolist() == [0, 1, 8, 9]  # as published: one id less
 
 
 def test_the_published_texts():

@@ -9,7 +9,7 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.envs.search.retriever import dense
 from jaxagent.envs.search.retriever.base import Passage
-from jaxagent.envs.search.retriever.encoders import HashingEncoder, TransformersEncoder, open_encoder
+from jaxagent.envs.search.retriever.dense import hashing_encoder, open_encoder
 
 PASSAGES = [Passage(str(i), f"t{i}", text) for i, text in enumerate(["red fox", "blue whale", "red whale", "red fox"])]
 
@@ -61,12 +61,12 @@ def test_unfit_index_folders(tmp_path):
 
 
 def test_hashing_encoder():
-    vectors = HashingEncoder(64)(["Red fox", "red FOX!", "fox red", "whale", ""], "query")
+    vectors = hashing_encoder(64)(["Red fox", "red FOX!", "fox red", "whale", ""], "query")
     assert vectors.dtype == np.float32 and vectors.shape == (5, 64)
     np.testing.assert_array_equal(vectors[0], vectors[1])
     np.testing.assert_array_equal(vectors[0], vectors[2])
     assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 1, 1, 0])
-    assert isinstance(open_encoder("hashing:8"), HashingEncoder)
+    assert open_encoder("hashing:8")(["fox"], "query").shape == (1, 8)
 
 
 def test_transformers_encoder_pools_over_real_tokens_only(tmp_path):
@@ -81,7 +81,6 @@ def test_transformers_encoder_pools_over_real_tokens_only(tmp_path):
     transformers.BertModel(config).save_pretrained(tmp_path)
     transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
     encoder = open_encoder(str(tmp_path))
-    assert isinstance(encoder, TransformersEncoder)
     together = encoder(["fox", "red fox red fox whale"], "query")
     np.testing.assert_allclose(together[0], encoder(["fox"], "query")[0], atol=1e-5)  # padding does not matter
     assert np.linalg.norm(together, axis=1) == pytest.approx([1, 1])

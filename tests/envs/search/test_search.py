@@ -11,10 +11,9 @@ from jaxagent.config import ConfigError
 from jaxagent.envs.base import Step, Transcript
 from jaxagent.envs.search import environment as search
 from jaxagent.envs.search.environment import REWARDS, Search
-from jaxagent.envs.search.judged import Judged
 from jaxagent.envs.search.retriever.backends import Bm25Config
 from jaxagent.envs.search.retriever.base import Passage
-from jaxagent.envs.search.rewards import Efficiency, Overlong, Shaping
+from jaxagent.envs.search.rewards import Efficiency, Judged, Overlong, Shaping
 from jaxagent.rewards.judge import Judgement, JudgeSettings
 from jaxagent.types import StopReason, Task, TokenKind
 
