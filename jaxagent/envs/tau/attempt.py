@@ -12,17 +12,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxagent.envs.base import Attempt, Message, Observation, Step, Transcript, Verdict
-from jaxagent.envs.cast import Cast
-from jaxagent.envs.tau import rows, toolbox
-from jaxagent.envs.tau.customer import STOP, Customer
+from jaxagent.envs.cast import Cast, Talk
+from jaxagent.envs.tau import prompts, rows, toolbox
 from jaxagent.envs.tau.formats import CONTENT, FORMATS, RESPOND, Malformed
 from jaxagent.envs.tau.store import Store
 from jaxagent.envs.tau2.rewards import communicated
+from jaxagent.envs.tau2.words import STOP
 from jaxagent.types import StopReason, Task
 
 if TYPE_CHECKING:
     from jaxagent.envs.tau.environment import TauBench
 
+ROLE = "user"  # who plays the customer
 SOLVED = "solved"
 
 
@@ -49,7 +50,8 @@ class TauAttempt(Attempt):
         self._policy, self._tools = prompt
         self._format = FORMATS[config.tools]
         self._shop = store.open()
-        self._customer = Customer(cast, config.user_strategy, task.prompt)
+        self._cast = cast
+        self._customer: Talk | None = None
         self._turns = 0
         self._over = False
         self._said: list[str] = []
@@ -61,7 +63,8 @@ class TauAttempt(Attempt):
 
     async def start(self) -> Sequence[Message]:
         """The shop's policy, its tools, and the customer's first words."""
-        opening = await self._customer.open()
+        self._customer = self._cast.talk(ROLE)
+        opening = (await self._customer.say(*prompts.to_customer(self._task.prompt))).text
         self.counters["customer_replies"] += 1
         return self._format.messages(opening, self._policy, self._tools)
 
@@ -75,8 +78,9 @@ class TauAttempt(Attempt):
             return self._go_on(self._format.refused(f"Error: {error}"))
         self.counters["ignored_calls"] += done.ignored
         if done.name == RESPOND:
+            assert self._customer is not None
             self._said.append(done.arguments[CONTENT])
-            reply = await self._customer.reply(done.arguments[CONTENT])
+            reply = (await self._customer.say(Message("user", done.arguments[CONTENT]))).text
             self.counters["customer_replies"] += 1
             self._over = STOP in reply
             return self._go_on(self._format.after(done, reply))

@@ -5,8 +5,8 @@
 
 FOLDER has the published files: orders.json, products.json, users.json and retail_{train,dev,test}_tasks.jsonl, and may
 have wiki.md (the shop's policy) and tools_info.json (what the tools are said to be). Every attempt sees the data fresh.
-The role "user" plays the customer, and alone is told the task's instruction; see customer.py. How the policy writes is
-`tools`; see formats.py.
+The role "user" plays the customer, and alone is told the task's instruction. How the policy writes is `tools`; see
+formats.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from jaxagent.data.fields import RowError
 from jaxagent.envs.base import Environment, Message, Observation, Opening
 from jaxagent.envs.cast import Cast
 from jaxagent.envs.tau import catalog, prompts, rows
-from jaxagent.envs.tau.attempt import SOLVED, TauAttempt
-from jaxagent.envs.tau.customer import GREETING, ROLE, Strategy, instructions
+from jaxagent.envs.tau.attempt import ROLE, SOLVED, TauAttempt
 from jaxagent.envs.tau.formats import FORMATS, Malformed, Style
 from jaxagent.envs.tau.store import Store
 from jaxagent.envs.tau.toolbox import TOOLS
@@ -44,7 +43,6 @@ class TauBench(Environment):
     tools: Style = "native"  # how the policy writes what it does; see formats.py
     store: str = ""  # folder of the shop's data; "" = where the tasks are
     policy: str = ""  # file with the shop's policy; "" = wiki.md beside the data, or else a short one of ours
-    user_strategy: Strategy = "llm"  # how the customer comes by what it says; see customer.py
     max_turns: PositiveInt = 30
     turn_tokens: PositiveInt = 1024
     observation_tokens: PositiveInt = 4096  # a product with its items takes 1,500 tokens
@@ -89,7 +87,7 @@ class TauBench(Environment):
 
     def role_messages(self, text: str) -> Mapping[str, Sequence[Message]]:
         """The least that the customer is shown: `text` is the instruction of a task."""
-        return {ROLE: (instructions(self.user_strategy, text), Message("user", GREETING))}
+        return {ROLE: prompts.to_customer(text)}
 
     def observation(self, action: str, text: str) -> Observation:
         """What follows an action of a demonstration: `text` as the policy is shown it, tags and all."""

@@ -216,40 +216,10 @@ def test_every_style_gives_demonstrations_the_roles_of_an_episode():
         assert [m.role for m in environment.messages("hi")] == ["system", "user"]
 
 
-@pytest.mark.parametrize("strategy", ["llm", "react"])
-def test_what_the_customer_is_shown_first_is_known_before_an_episode(strategy, tmp_path):
-    lines = ["User Response:\nMy order?"] if strategy == "react" else ["My order?"]
-    *_, cast = play(opened(tmp_path, user_strategy=strategy), lines, [])
-    first = TauBench(user_strategy=strategy).role_messages(TASK.prompt)
+def test_what_the_customer_is_shown_first_is_known_before_an_episode(tmp_path):
+    *_, cast = play(opened(tmp_path), ["My order?"], [])
+    first = TauBench().role_messages(TASK.prompt)
     assert first == {"user": tuple(cast.talks[0][:2])} and "SECRET" in first["user"][0].content
-
-
-def test_react_speaks_what_stands_behind_user_response(tmp_path):
-    lines = ["Thought:\nI ask.\n\nUser Response:\nMy order?", f"Thought: over\nUser Response: {STOP} bye"]
-    prompt, steps, _, _, cast = play(opened(tmp_path, user_strategy="react"), lines, ["Which?"])
-    assert prompt[1].content == "My order?" and steps[0].stop_reason is StopReason.ANSWER
-    assert "First, generate a Thought" in cast.talks[0][0].content
-    with pytest.raises(RoleError, match='no "User Response:"'):
-        play(opened(tmp_path, user_strategy="react"), ["My order?"], [])
-
-
-def test_verify_asks_again_until_the_role_is_satisfied_and_three_times_at_most(tmp_path):
-    lines = ["bad", "False", "good", "True", "a", "no", "b", "no", "c", "no"]
-    prompt, steps, _, attempt, cast = play(opened(tmp_path, user_strategy="verify"), lines, ["Which?"])
-    assert prompt[1].content == "good" and steps[0].observation.text == "c"
-    assert [len(talk) for talk in cast.talks] == [3, 2, 3, 2] + [5, 2] * 3
-    verdict = cast.talks[3][0].content
-    assert "Customer: Hi! How can I help you today?\n\n# Response:\ngood\n" in verdict
-    assert cast.talks[4][2].content == "good" and attempt.counters["customer_replies"] == 2
-
-
-def test_reflection_corrects_itself_once_or_keeps_its_first_words(tmp_path):
-    lines = ["bad", "false", "Reflection: x\nResponse: be kind", "kind", "true", "a", "no", "Response: b", "c", "no"]
-    prompt, steps, _, _, cast = play(opened(tmp_path, user_strategy="reflection"), lines, ["Which?"])
-    assert prompt[1].content == "kind" and steps[0].observation.text == "a"
-    assert cast.talks[3][2] == Message("user", "be kind") and cast.talks[5][2].content == "kind"
-    with pytest.raises(RoleError, match="its reflection"):
-        play(opened(tmp_path, user_strategy="reflection"), ["bad", "no", "hm"], [])
 
 
 def test_a_customer_that_fails_is_no_reward(tmp_path):

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from jaxagent.envs.tau import toolbox
-from jaxagent.envs.tau.customer import STOP
 from jaxagent.envs.tau.store import Store
 from jaxagent.envs.tau2.tables import copied
+from jaxagent.envs.tau2.words import STOP
 
 FOLDER = Path(__file__).resolve().parents[3] / "../shared/data/tau-bench-retail"
 needs_data = pytest.mark.skipif(not FOLDER.is_dir(), reason="needs tau-bench's retail files in ../shared/data")
