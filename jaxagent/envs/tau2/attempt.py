@@ -8,8 +8,8 @@ episode: an empty message, an end before the agent has said a word, call upon ca
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from jaxagent.envs.base import Attempt, Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.cast import Cast, RoleError, Talk
@@ -21,27 +21,13 @@ from jaxagent.tools.hermes import CLOSE, OPEN
 from jaxagent.tools.reading import read_answer
 from jaxagent.types import StopReason, TokenKind
 
+if TYPE_CHECKING:
+    from jaxagent.envs.tau2.environment import Tau2
+
 SOLVED = "solved"
 MALFORMED = f'Error: write {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.'
 EMPTY = "Error: say something to the user, or call a tool."
 CALLS_IN_A_ROW = 25  # of a user, without a word to the agent
-
-
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """What is the same for all attempts.
-
-    Attributes:
-      policy: the text that the agent has to follow.
-      tools: the agent's.
-      judged: whether the role "judge" is asked about NL_ASSERTION; otherwise the term is left out, and counted.
-    """
-
-    policy: str
-    tools: tuple[Tool, ...]
-    max_steps: int
-    max_errors: int
-    judged: bool
 
 
 class Tau2Attempt(Attempt):
@@ -51,7 +37,9 @@ class Tau2Attempt(Attempt):
       task: what is to be done.
       world: as the task begins.
       wanted: how the task's own actions leave the world.
-      user_tools: those of the domain's that the user has in this task.
+      told: the policy text that the agent has to follow, the agent's tools, and those that the user has in this task.
+      config: of the environment. Where no judge is asked, the term NL_ASSERTION is left out, and counted.
+      cast: with the roles.
     """
 
     stop_strings: Sequence[str] = (CLOSE,)
@@ -61,12 +49,12 @@ class Tau2Attempt(Attempt):
         task: Tau2Task,
         world: World,
         wanted: Differences,
-        user_tools: tuple[Tool, ...],
-        rules: Rules,
+        told: tuple[str, tuple[Tool, ...], tuple[Tool, ...]],
+        config: Tau2,
         cast: Cast,
     ) -> None:
-        self._task, self._world, self._wanted, self._rules, self._cast = task, world, wanted, rules, cast
-        self._user_tools = user_tools
+        self._task, self._world, self._wanted, self._config, self._cast = task, world, wanted, config, cast
+        self._policy, self._tools, self._user_tools = told
         self._user: Talk = cast.talk("user")
         self._to_user: list[Message] = []  # what comes before its next reply: of the first one, its whole prompt
         self._said = [past.content for past in task.history if past.role == AGENT and past.content.strip()]
@@ -81,7 +69,7 @@ class Tau2Attempt(Attempt):
         """Has the user begin, unless the history ends with what the agent has to answer."""
         history = self._task.history
         shown = words.for_agent(history)
-        system = Message("system", words.agent_prompt(self._rules.policy, self._rules.tools))
+        system = Message("system", words.agent_prompt(self._policy, self._tools))
         to_user = [
             Message("system", words.user_prompt(self._task.scenario, self._user_tools)),
             *words.for_user(history),
@@ -102,7 +90,7 @@ class Tau2Attempt(Attempt):
 
     async def step(self, action: str) -> Step:
         """Makes the calls, or takes the words to the user and comes back with the answer."""
-        said = read_answer(action, self._rules.tools)
+        said = read_answer(action, self._tools)
         self._steps += 1
         if said.malformed or not (said.calls or said.text.strip()):
             self.counters["invalid_actions"] += 1
@@ -140,7 +128,7 @@ class Tau2Attempt(Attempt):
             judged=None,
         )
         asked = "NL_ASSERTION" in criteria.reward_basis and bool(criteria.nl_assertions)
-        if asked and not self._rules.judged:
+        if asked and self._config.nl_assertions != "judge":
             self.counters["skipped_assertions"] = float(len(criteria.nl_assertions))
         elif asked and rewards.reward(parts) > 0:  # nothing that a judge says makes more of a 0
             talk = self._cast.talk("judge")
@@ -152,7 +140,7 @@ class Tau2Attempt(Attempt):
 
     @property
     def _over(self) -> bool:
-        return self._steps >= self._rules.max_steps or sum(self._errors.values()) >= self._rules.max_errors
+        return self._steps >= self._config.max_steps or sum(self._errors.values()) >= self._config.max_errors
 
     def _after(self, text: str, role: str, kind: TokenKind = TokenKind.OBSERVATION) -> Step:
         if self._over:
@@ -218,7 +206,7 @@ class Tau2Attempt(Attempt):
         Raises:
           RoleError: by these alone.
         """
-        if self._errors[USER] >= self._rules.max_errors:
+        if self._errors[USER] >= self._config.max_errors:
             raise RoleError(f"user: {self._errors[USER]} failed calls of its tools")
 
 

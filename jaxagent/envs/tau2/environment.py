@@ -28,7 +28,7 @@ from jaxagent.config.ranges import PositiveInt
 from jaxagent.data.fields import RowError
 from jaxagent.envs.base import Environment, Observation, Opening
 from jaxagent.envs.cast import Cast
-from jaxagent.envs.tau2.attempt import SOLVED, Rules, Tau2Attempt
+from jaxagent.envs.tau2.attempt import SOLVED, Tau2Attempt
 from jaxagent.envs.tau2.rows import AGENT, KEY, USER, Tau2Task, parse
 from jaxagent.envs.tau2.stock import read_policy, read_stock
 from jaxagent.envs.tau2.world import DOMAINS, Differences, Domain, Stock, World, check_task, gold
@@ -67,22 +67,16 @@ class Tau2(Environment):
         """Reads the policy and the stores, and checks all tasks."""
         folder = _folder(here.dataset)
         domain = DOMAINS[self.domain]
-        rules = Rules(
-            policy=read_policy(folder),
-            tools=domain.agent.described,
-            max_steps=self.max_steps,
-            max_errors=self.max_errors,
-            judged=self.nl_assertions == "judge",
-        )
+        policy = read_policy(folder)
         shelf = Shelf(domain, self._stock(folder), self.nl_assertions)
         here.check(shelf.take)
 
         def attempt_at(task: Task, cast: Cast) -> Tau2Attempt:
             about, wanted = shelf.take(task)
             world = shelf.world(about)
-            own = domain.user.described
+            own = domain[USER].described
             tools = own if about.user_tools is None else tuple(one for one in own if one.name in about.user_tools)
-            return Tau2Attempt(about, world, wanted, tools, rules, cast)
+            return Tau2Attempt(about, world, wanted, (policy, domain[AGENT].described, tools), self, cast)
 
         yield attempt_at
 

@@ -10,7 +10,7 @@ from jaxagent.config import ConfigError
 from jaxagent.envs.tau2 import mock
 from jaxagent.envs.tau2.rows import AGENT, USER, parse
 from jaxagent.envs.tau2.tables import shaped
-from jaxagent.envs.tau2.world import DOMAINS, Stock, World, gold
+from jaxagent.envs.tau2.world import DOMAINS, World, gold
 from jaxagent.types import StopReason
 
 published = pytest.mark.skipif(not MOCK.is_dir(), reason="the published tasks are not on this machine")
@@ -97,7 +97,7 @@ def test_published_hashes_of_both_stores(folder):
     store = json.loads((MOCK / "db.json").read_text())
     agent = {n: {k: shaped(r, mock.AGENT.forms[n], k) for k, r in v.items()} for n, v in store.items()}
     published = {**NOTIFICATION, "message": "Task 'Test task' has been assigned to you."}
-    world = World(DOMAINS["mock"], Stock(agent, {"notifications": {"notif_1": published}}))
+    world = World(DOMAINS["mock"], {AGENT: agent, USER: {"notifications": {"notif_1": published}}})
     assert world.digest(AGENT) == "107f83a70b7bf4f616e283b0b0b8451346fe7681173398d4498a1ec15c5fdfc6"
     assert world.digest(USER) == "4cf3d22eed6962ba202c8738421d8a2286d2b5a0cad1372922c928be09ccbfac"
 
@@ -167,7 +167,10 @@ def test_assertions(tmp_path, status, value, task_id, holds):
 
 
 def test_gold_takes_errors_as_they_come():
-    stock = Stock({"tasks": {}, "users": {"u": {"user_id": "u", "name": "n", "tasks": []}}}, {"notifications": {}})
+    stock = {
+        AGENT: {"tasks": {}, "users": {"u": {"user_id": "u", "name": "n", "tasks": []}}},
+        USER: {"notifications": {}},
+    }
     lost = {"name": "update_task_status", "arguments": {"task_id": "task_9", "status": "completed"}}
     made = {"name": "create_task", "arguments": {"user_id": "u", "title": "t"}}
     row = parse(task_row(evaluation_criteria={"actions": [lost, made]}))

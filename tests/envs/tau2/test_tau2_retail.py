@@ -10,10 +10,10 @@ from tau2_people import RETAIL, SHOP, People, call, opened, played
 from jaxagent.config import ConfigError
 from jaxagent.data import sources
 from jaxagent.envs.tau2 import retail
-from jaxagent.envs.tau2.rows import AGENT, ToolUse, parse
+from jaxagent.envs.tau2.rows import AGENT, USER, ToolUse, parse
 from jaxagent.envs.tau2.stock import read_stock
 from jaxagent.envs.tau2.tables import shaped
-from jaxagent.envs.tau2.world import DOMAINS, Stock, World
+from jaxagent.envs.tau2.world import DOMAINS, World
 from jaxagent.types import StopReason
 
 published = pytest.mark.skipif(not (RETAIL.is_dir() and SHOP.is_dir()), reason="the shop is not on this machine")
@@ -129,7 +129,8 @@ def small(status="pending", paid="credit_card_1", balance=5):
         "orders": {"#W1": order},
     }
     forms = retail.AGENT.forms
-    return World(DOMAIN, Stock({n: {k: shaped(r, forms[n], k) for k, r in t.items()} for n, t in tables.items()}, {}))
+    shop = {n: {k: shaped(r, forms[n], k) for k, r in t.items()} for n, t in tables.items()}
+    return World(DOMAIN, {AGENT: shop, USER: {}})
 
 
 def use(world, name, **arguments):
