@@ -120,7 +120,7 @@ class AgentFlowAttempt(PlayedAttempt):
         messages = (*([Message("system", system)] if system else ()), Message("user", asked))
         return await self._cast.talk(role).say(*messages)
 
-    async def _act(self, wanted: reading.Step) -> None:
+    async def _act(self, wanted: reading.PlannedStep) -> None:
         """Has the executor write a command for what the planner wants, runs it, and remembers what came of it."""
         config = self._config
         tool = reading.tool(wanted.tool_name)
@@ -130,7 +130,7 @@ class AgentFlowAttempt(PlayedAttempt):
             self._remember(wanted.tool_name, wanted.sub_goal, NO_COMMAND, NO_RESULT)
             return
         tool = tool or reading.GENERATOR
-        shown = reading.Step(
+        shown = reading.PlannedStep(
             cut(wanted.context, config.plan_chars), cut(wanted.sub_goal, config.step_chars), wanted.tool_name
         )
         asked = prompts.executor(config.style, self._task.prompt, shown, tool, config.coder)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Answer, Step
+from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Answer, PlannedStep
 from jaxagent.rewards.judge import quote
 
 Style = Literal["full", "compact"]
@@ -215,7 +215,7 @@ def final(style: Style, question: str, plan: str, actions: tuple[Action, ...], a
     return FINAL.format(question=question, plan=plan, memory=published(actions), final=_FINAL[answer])
 
 
-def executor(style: Style, question: str, wanted: Step, tool: str, coder: bool) -> str:
+def executor(style: Style, question: str, wanted: PlannedStep, tool: str, coder: bool) -> str:
     """What the executor is shown."""
     if style == "compact":
         return f"Sub-Goal: {wanted.sub_goal}\nTool Name: {tool}\nCommand:\n"

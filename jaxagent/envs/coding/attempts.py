@@ -49,7 +49,7 @@ class _Attempt(SandboxAttempt):
         self.task, self.config, self._take = task, config, take
         self.counters: dict[str, float] = dict.fromkeys(_NAMES, 0.0)
         self.judgement: verify.Judgement | None = None  # for whoever wants more than a number
-        self._base: repository.Base | None = None
+        self._base: tuple[str, str] | None = None
 
     async def _begin(self) -> Sandbox:
         self._sandbox = await self._take(self.task)
@@ -66,19 +66,19 @@ class _Attempt(SandboxAttempt):
             self.counters["lost_changes"] += 1
             return self._worth(0.0)
         config = self.config
-        kept = patches.keep(change, self.task.protected, config.drop)
-        self.counters["dropped_files"] += len(kept.dropped)
-        if not kept.text.strip():
+        text, dropped = patches.keep(change, self.task.protected, config.drop)
+        self.counters["dropped_files"] += len(dropped)
+        if not text.strip():
             self.counters["empty_changes"] += 1
             if not config.verify_empty:
                 return self._worth(0.0)
-        rules = verify.Rules(config.ladder, config.drop, config.verify_s)
-        self.judgement = await verify.judge(lambda: self._take(self.task), self.task, kept.text, rules)
+        limits = (config.ladder, config.drop, config.verify_s)
+        self.judgement = await verify.judge(lambda: self._take(self.task), self.task, text, *limits)
         if (counter := COUNTERS.get(self.judgement.why)) is not None:
             self.counters[counter] += 1
         similarity = patches.WRONG_FORMAT
-        if config.reward == "patch_similarity" and kept.text.strip():
-            similarity = await asyncio.to_thread(patches.likeness, kept.text, self.task.patch)
+        if config.reward == "patch_similarity" and text.strip():
+            similarity = await asyncio.to_thread(patches.likeness, text, self.task.patch)
         return self._worth(float(self.judgement.resolved), similarity)
 
     def _worth(self, resolved: float, similarity: float = patches.WRONG_FORMAT) -> Verdict:

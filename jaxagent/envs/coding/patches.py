@@ -153,21 +153,16 @@ def test_folder(path: str) -> str:
     return ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """A patch of which only what counts is left."""
-
-    text: str
-    dropped: tuple[str, ...]  # paths of what was left out
-
-
-def keep(patch: str, protected: Sequence[str], patterns: Iterable[str]) -> Kept:
+def keep(patch: str, protected: Sequence[str], patterns: Iterable[str]) -> tuple[str, tuple[str, ...]]:
     """Leaves out changes that would decide the judgement, or that no text can carry.
 
     Args:
       patch: of an agent.
       protected: paths that may not be changed, nor what is below them, nor the folders above them replaced.
       patterns: more such files, as fnmatch patterns (`*` also matches "/").
+
+    Returns:
+      The patch without them, and the paths of what was left out.
     """
     guarded = {part for path in protected for part in _and_above(key(path))}
     below = tuple(f"{key(path).rstrip('/')}/" for path in protected)
@@ -180,7 +175,7 @@ def keep(patch: str, protected: Sequence[str], patterns: Iterable[str]) -> Kept:
         bad = bad or path in guarded or any(fnmatchcase(path, pattern) for pattern in wanted)
         (dropped if bad else kept).append(change)
     text = "".join(change.text if change.text.endswith("\n") else change.text + "\n" for change in kept)
-    return Kept(text, tuple(change.path for change in dropped if not _is_harness(change.path)))
+    return text, tuple(change.path for change in dropped if not _is_harness(change.path))
 
 
 def key(path: str) -> str:

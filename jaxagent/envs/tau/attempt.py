@@ -15,7 +15,7 @@ from jaxagent.envs.base import Attempt, Message, Observation, Step, Transcript, 
 from jaxagent.envs.cast import Cast, Talk
 from jaxagent.envs.tau import prompts, rows, toolbox
 from jaxagent.envs.tau.formats import CONTENT, FORMATS, RESPOND, Malformed
-from jaxagent.envs.tau.store import Store
+from jaxagent.envs.tau.store import ShopStore
 from jaxagent.envs.tau2.rewards import communicated
 from jaxagent.envs.tau2.words import STOP
 from jaxagent.types import StopReason, Task
@@ -43,7 +43,7 @@ class TauAttempt(Attempt):
         task: Task,
         cast: Cast,
         config: TauBench,
-        store: Store,
+        store: ShopStore,
         prompt: tuple[str, Sequence[Mapping[str, Any]]],
     ) -> None:
         self._task, self._config, self._store = task, config, store

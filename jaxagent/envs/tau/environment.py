@@ -27,7 +27,7 @@ from jaxagent.envs.cast import Cast
 from jaxagent.envs.tau import catalog, prompts, rows
 from jaxagent.envs.tau.attempt import ROLE, SOLVED, TauAttempt
 from jaxagent.envs.tau.formats import FORMATS, Malformed, Style
-from jaxagent.envs.tau.store import Store
+from jaxagent.envs.tau.store import ShopStore
 from jaxagent.envs.tau.toolbox import TOOLS
 from jaxagent.envs.tau2.toolkit import arguments_of
 from jaxagent.types import Task
@@ -66,7 +66,7 @@ class TauBench(Environment):
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], TauAttempt]]:  # type: ignore[override]
         """Reads the shop's data once, for all attempts, and looks at all tasks."""
         folder = self._folder(here.dataset)
-        store = Store.load(folder)
+        store = ShopStore.load(folder)
         prompt = self._prompt(folder)
         here.check(lambda task: self._check(task, store, folder))
 
@@ -106,7 +106,7 @@ class TauBench(Environment):
         folder = self._folder(dataset)
         policy, tools = self._policy_file(folder), folder / catalog.FILE
         return {
-            "shop": Store.load(folder).digest,
+            "shop": ShopStore.load(folder).digest,
             "policy": _digest(self._written(policy)) if policy else OURS,
             "tools": _digest(json.dumps(catalog.load(folder))) if tools.is_file() else OURS,
         }
@@ -135,7 +135,7 @@ class TauBench(Environment):
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"config.env.policy: {path} cannot be read: {error}.") from None
 
-    def _check(self, task: Task, store: Store, folder: Path) -> None:
+    def _check(self, task: Task, store: ShopStore, folder: Path) -> None:
         """Raises ConfigError for a task of another kind, or of another shop."""
         try:
             rows.check(task.metadata, "metadata.")

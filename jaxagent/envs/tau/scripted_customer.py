@@ -41,6 +41,9 @@ from jaxagent.envs.cast import Scripted, Speaker, TextRole
 from jaxagent.types import Task
 
 STOP = "###STOP###"
+# What he says when he is asked who he is, a line for each; and his wishes in the order in which he names them, each
+# with WISH and topics of TOPICS.
+Facts = tuple[tuple[str, ...], tuple[Mapping[str, str], ...]]
 WISH = "wish"  # what a customer wants, in general; the other keys of a wish are topics that he may be asked about
 TOPICS = ("order", "reason", "items", "option", "payment", "address")
 ORDER_ID = re.compile(r"#W\d+")
@@ -96,7 +99,7 @@ class RetailCustomer(TextRole):
 
     def speaker(self, task: Task, sample: int, number: int) -> Speaker:
         """A fresh customer, who opens the conversation: the same for every attempt."""
-        customer = ScriptedCustomer(of_task(task.metadata))
+        customer = ScriptedCustomer(*of_task(task.metadata))
 
         def write(messages: Sequence[Message]) -> str:
             begun = any(message.role == "assistant" for message in messages)
@@ -108,8 +111,8 @@ class RetailCustomer(TextRole):
 class ScriptedCustomer:
     """The state of one customer: which wish he is at, what he has told, how patient he still is."""
 
-    def __init__(self, facts: Facts):
-        self._facts = facts
+    def __init__(self, identity: Sequence[str], wishes: Sequence[Mapping[str, str]]):
+        self._identity, self._wishes = identity, wishes
         self._at = 0  # index of the wish
         self._told: set[str] = set()  # topics of this wish; "identity" once for all
         self._idle = 0  # replies in a row that told nothing new
@@ -133,7 +136,7 @@ class ScriptedCustomer:
 
     @property
     def _wish(self):
-        return self._facts.wishes[self._at]
+        return self._wishes[self._at]
 
     def _by_rules(self, text: str) -> str:
         low, question = text.lower(), "?" in text
@@ -165,7 +168,7 @@ class ScriptedCustomer:
         return not topics or any(topic in self._told for topic in topics)
 
     def _value(self, topic: str) -> str:
-        return "\n".join(self._facts.identity) if topic == "identity" else self._wish.get(topic, "")
+        return "\n".join(self._identity) if topic == "identity" else self._wish.get(topic, "")
 
     def _tell(self, topics: Sequence[str]) -> list[str]:
         """At most two facts of these topics, without repetition."""
@@ -185,28 +188,15 @@ class ScriptedCustomer:
 
     def _next(self) -> str:
         """The next wish, or the end."""
-        if self._at + 1 == len(self._facts.wishes):
+        if self._at + 1 == len(self._wishes):
             return STOP
         self._at += 1
         self._told &= {"identity"}
         return self._wish[WISH]
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """All that a customer knows.
-
-    Attributes:
-      identity: what he says when he is asked who he is, a line for each; () = nothing.
-      wishes: in the order in which he names them; each has `WISH`, and topics of `TOPICS`.
-    """
-
-    identity: tuple[str, ...]
-    wishes: tuple[Mapping[str, str], ...]
-
-
 def of_task(metadata: Mapping[str, Any]) -> Facts:
-    """The facts of a task.
+    """What the customer of a task knows.
 
     Raises:
       ValueError: there is neither an instruction nor a customer, or the customer is malformed.
@@ -223,7 +213,7 @@ def of_task(metadata: Mapping[str, Any]) -> Facts:
         raise ValueError(
             f"metadata.customer.wishes must be a list of mappings with '{WISH}' and no other keys than {TOPICS}"
         )
-    return Facts(tuple(map(str, customer["identity"].values())), tuple(dict(wish) for wish in wishes))
+    return tuple(map(str, customer["identity"].values())), tuple(dict(wish) for wish in wishes)
 
 
 def _is_wish(wish: Any) -> bool:
@@ -245,7 +235,7 @@ def of_instruction(instruction: str) -> Facts:
         identity.append(zip_code[0])
     sentences = [sentence.strip() for sentence in _SENTENCE.split(instruction) if sentence.strip()]
     wanted = [sentence for sentence in sentences if not _WHO.match(sentence) or _WANTS.search(sentence)]
-    return Facts(tuple(identity), tuple(_wish(sentence) for sentence in wanted or [instruction]))
+    return tuple(identity), tuple(_wish(sentence) for sentence in wanted or [instruction])
 
 
 def _wish(sentence: str) -> dict[str, str]:

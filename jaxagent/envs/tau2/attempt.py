@@ -158,11 +158,11 @@ class Tau2Attempt(Attempt):
             arguments: Mapping[str, object] = call.arguments if isinstance(call.arguments, Mapping) else {}
             use = ToolUse(side, call.name, arguments)
             self._made.append(use)
-            result = self._world.call(use)
-            texts.append(result.text)
+            text, failed = self._world.call(use)
+            texts.append(text)
             self.counters[f"{prefix}calls"] += 1
-            self.counters[f"{prefix}failed_calls"] += result.error
-            self._errors[side] += result.error
+            self.counters[f"{prefix}failed_calls"] += failed
+            self._errors[side] += failed
         self._steps += 1
         return texts
 

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jaxagent.envs.cast import Talk
 from jaxagent.envs.judging import ask_judge
-from jaxagent.envs.tau2.rows import Criteria, Expected, ToolUse
+from jaxagent.envs.tau2.rows import Criteria, ToolUse
 from jaxagent.rewards.judge import Item, Rubric
 
 JUDGED_CHARS = 60_000  # of the conversation: what is longer is cut in its middle
 
 
-def is_made(expected: Expected, use: ToolUse) -> bool:
+def is_made(expected: ToolUse, use: ToolUse) -> bool:
     """Whether a call is the expected one.
 
     As published, the arguments that count are, unless the task names them, those of the *call*: so one without
@@ -36,7 +36,7 @@ def is_made(expected: Expected, use: ToolUse) -> bool:
     return _only(expected.arguments, compared) == _only(use.arguments, compared)
 
 
-def actions_made(expected: Iterable[Expected], made: Sequence[ToolUse]) -> bool:
+def actions_made(expected: Iterable[ToolUse], made: Sequence[ToolUse]) -> bool:
     """ACTION: whether each expected call is among those that were made, whatever came of it and in any order."""
     return all(any(is_made(one, use) for use in made) for one in expected)
 

@@ -48,13 +48,7 @@ class ToolUse:
     requestor: str  # AGENT or USER
     name: str
     arguments: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Expected(ToolUse):
-    """One of the calls that solve a task."""
-
-    compare_args: tuple[str, ...] | None = None  # arguments that ACTION compares; None = those of the call
+    compare_args: tuple[str, ...] | None = None  # of one that solves a task: what ACTION compares; None = all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +76,7 @@ class Past:
 class Criteria:
     """How an episode is judged. None and () differ: with neither actions nor assertions no state is compared."""
 
-    actions: tuple[Expected, ...] | None = None
+    actions: tuple[ToolUse, ...] | None = None
     env_assertions: tuple[Function, ...] | None = None
     communicate_info: tuple[str, ...] = ()
     nl_assertions: tuple[str, ...] = ()
@@ -195,12 +189,12 @@ def _criteria(value: Any, column: str) -> Criteria | None:
     )
 
 
-def _expected(value: Any, column: str) -> Expected:
+def _expected(value: Any, column: str) -> ToolUse:
     known = ("action_id", "requestor", "name", "arguments", "info", "compare_args")
     use = _use(_known(value, known, column), column)
     compared = value.get("compare_args")
     names = None if compared is None else fields.texts(compared, f"{column}.compare_args")
-    return Expected(use.requestor, use.name, use.arguments, names)
+    return ToolUse(use.requestor, use.name, use.arguments, names)
 
 
 def _function(value: Any, column: str) -> Function:

@@ -19,7 +19,7 @@ from jaxagent.data.fields import RowError, show
 from jaxagent.envs.tau2 import mock, retail
 from jaxagent.envs.tau2.rows import AGENT, USER, Function, Tau2Task, ToolUse
 from jaxagent.envs.tau2.tables import Originals, Tables, digest, laid_over, shaped
-from jaxagent.envs.tau2.toolkit import Refused, Result, Toolkit, arguments_of
+from jaxagent.envs.tau2.toolkit import Toolkit, ToolRefusal, arguments_of
 
 Differences = Mapping[tuple[str, str, str], str]  # (side, table, key) -> the record as text
 
@@ -41,15 +41,15 @@ class World:
         self._domain = domain
         self._tables: dict[str, Tables] = {side: domain[side].open(stock[side]) for side in (AGENT, USER)}
 
-    def call(self, use: ToolUse) -> Result:
-        """A call by the agent or by the user, each of its own tools. Errors are results, too."""
+    def call(self, use: ToolUse) -> tuple[str, bool]:
+        """A call by the agent or by the user, each of its own tools: the answer, and whether it is an error."""
         return self._domain[use.requestor].call(self._tables[use.requestor], use.name, use.arguments)
 
     def run(self, function: Function) -> Any:
         """Calls a function that the task names: a tool or a helper.
 
         Raises:
-          Refused, TypeError: it does not take these arguments, or cannot do what was asked.
+          ToolRefusal, TypeError: it does not take these arguments, or cannot do what was asked.
         """
         return self._domain[function.side].functions[function.name](self._tables[function.side], **function.arguments)
 
@@ -57,7 +57,7 @@ class World:
         """Whether an assertion returns what is wanted. One about something that is not there does not hold."""
         try:
             return self.run(assertion) is assertion.wanted
-        except Refused:  # published code fails here; but that there is no such task is the agent's doing
+        except ToolRefusal:  # published code fails here; but that there is no such task is the agent's doing
             return False
 
     def prepare(self, task: Tau2Task) -> None:
@@ -73,7 +73,7 @@ class World:
             check_function(self._domain, function, column)
             try:
                 self.run(function)
-            except Refused as error:
+            except ToolRefusal as error:
                 raise RowError(column, str(error)) from None
         self._repeat(task)
 
@@ -109,7 +109,7 @@ class World:
             for name, use in past.calls:
                 if use.name not in self._domain[use.requestor].by_name:
                     continue  # the model that wrote the history called something that there is not: nothing happened
-                said = self.call(use).text
+                said, _ = self.call(use)
                 if _value(said) != _value(results[name]):
                     column = f"initial_state.message_history[{number}]"
                     raise RowError(column, f"{use.name} gives {show(said)}, and not what is written there")

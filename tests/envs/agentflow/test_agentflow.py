@@ -12,7 +12,7 @@ from jaxagent.envs.agentflow import attempt, prompts, reading
 from jaxagent.envs.agentflow.attempt import NO_COMMAND, NO_OUTPUT, NO_RESULT, OUT_OF_MEMORY, AgentFlowAttempt
 from jaxagent.envs.agentflow.environment import AgentFlow
 from jaxagent.envs.agentflow.prompts import Action
-from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Step
+from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, PlannedStep
 from jaxagent.envs.cast import RoleError, Said, Tokens
 from jaxagent.envs.python.programs import Programs
 from jaxagent.sandbox.base import CommandResult
@@ -31,18 +31,21 @@ def block(context, sub_goal, tool):
 @pytest.mark.parametrize(
     ("text", "step"),
     [
-        (f"Justification: it is easy.\n{block('6 and 7', '6 * 7', PYTHON)}", Step("6 and 7", "6 * 7", PYTHON)),
-        (f"{block('a', 'b', 'c')}\n\n{block('d', 'e', 'f')}", Step("d", "e", "f")),  # the last block
-        (f"{block('a', 'b', 'c')}\n{block('d', 'e', 'f')}", Step("a", "b", f"c\n{block('d', 'e', 'f')}")),  # no gap
-        ("Context: a\nContext: b Sub-Goal: c\nd\nTool Name: e", Step("a\nContext: b", "c\nd", "e")),
-        ("**Context:** a\n**Sub-Goal:** b\n**Tool Name:** `c`", Step("a", "b", "`c`")),
-        ("```\nContext: a\nSub-Goal: b\nTool Name: c\n```\n\nbye", Step("a", "b", "c")),
-        (f"<think>{block('x', 'y', 'z')}</think>{block('a', 'b', 'c')}", Step("a", "b", "c")),
-        (f"<think>{block('x', 'y', 'z')}</think> Python, please.", Step("", "", "")),
-        (f"{block('a', 'b', 'c')}\n\nContext: d\nSub-Goal: e", Step("a", "b", "c")),  # cut off before its end
-        ("Context:\nSub-Goal:\nTool Name:", Step("", "", "")),
-        ("Sub-Goal: b\nContext: a\nTool Name: c", Step("", "", "")),
-        ("", Step("", "", "")),
+        (f"Justification: it is easy.\n{block('6 and 7', '6 * 7', PYTHON)}", PlannedStep("6 and 7", "6 * 7", PYTHON)),
+        (f"{block('a', 'b', 'c')}\n\n{block('d', 'e', 'f')}", PlannedStep("d", "e", "f")),  # the last block
+        (
+            f"{block('a', 'b', 'c')}\n{block('d', 'e', 'f')}",
+            PlannedStep("a", "b", f"c\n{block('d', 'e', 'f')}"),
+        ),
+        ("Context: a\nContext: b Sub-Goal: c\nd\nTool Name: e", PlannedStep("a\nContext: b", "c\nd", "e")),
+        ("**Context:** a\n**Sub-Goal:** b\n**Tool Name:** `c`", PlannedStep("a", "b", "`c`")),
+        ("```\nContext: a\nSub-Goal: b\nTool Name: c\n```\n\nbye", PlannedStep("a", "b", "c")),
+        (f"<think>{block('x', 'y', 'z')}</think>{block('a', 'b', 'c')}", PlannedStep("a", "b", "c")),
+        (f"<think>{block('x', 'y', 'z')}</think> Python, please.", PlannedStep("", "", "")),
+        (f"{block('a', 'b', 'c')}\n\nContext: d\nSub-Goal: e", PlannedStep("a", "b", "c")),  # cut off before its end
+        ("Context:\nSub-Goal:\nTool Name:", PlannedStep("", "", "")),
+        ("Sub-Goal: b\nContext: a\nTool Name: c", PlannedStep("", "", "")),
+        ("", PlannedStep("", "", "")),
     ],
 )
 def test_the_last_block_of_a_next_step(text, step):
@@ -57,10 +60,10 @@ def test_steps_are_those_that_a_regular_expression_finds():
         draw = random.Random(seed)
         text = "".join(draw.choice(pieces) for _ in range(draw.randrange(30)))
         found = pattern.findall(text)
-        wanted = Step("", "", "")
+        wanted = PlannedStep("", "", "")
         if found:
             context, goal, name = (part.strip() for part in found[-1])
-            wanted = Step(context, goal, name.removesuffix("```").strip())
+            wanted = PlannedStep(context, goal, name.removesuffix("```").strip())
         assert reading.step(text) == wanted, repr(text)
 
 

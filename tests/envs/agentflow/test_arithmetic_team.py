@@ -8,7 +8,7 @@ from jaxagent.config.choice import Choice
 from jaxagent.envs.agentflow import prompts, reading
 from jaxagent.envs.agentflow import roles as arithmetic_team
 from jaxagent.envs.agentflow.prompts import Action
-from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Step
+from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, PlannedStep
 from jaxagent.envs.base import Message
 from jaxagent.types import Task
 
@@ -40,7 +40,7 @@ def test_what_it_does_not_compute_it_does_not_know(text):
 
 def test_the_executor_writes_a_program_or_hands_on():
     for tool, query in ((PYTHON, "print(287 * 46)"), (GENERATOR, "287 * 46")):
-        asked = prompts.executor("compact", QUESTION, Step("", "287 * 46", tool), tool, False)
+        asked = prompts.executor("compact", QUESTION, PlannedStep("", "287 * 46", tool), tool, False)
         assert reading.query(says("executor", asked)) == query
     assert reading.query(says("executor", "Sub-Goal: none")) is None
 

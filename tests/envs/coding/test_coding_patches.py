@@ -86,8 +86,8 @@ def test_a_patch_is_cut_at_its_files_only():
     ],
 )
 def test_what_decides_the_judgement_is_left_out(text):
-    kept = patches.keep(ONE + text + change("z.py"), ["tests/test_a.py"], patches.STEERS)
-    assert kept.text == ONE + change("z.py") and len(kept.dropped) == 1
+    kept, dropped = patches.keep(ONE + text + change("z.py"), ["tests/test_a.py"], patches.STEERS)
+    assert kept == ONE + change("z.py") and len(dropped) == 1
 
 
 def test_what_git_prints_is_kept():
@@ -99,7 +99,7 @@ def test_what_git_prints_is_kept():
     empty += change("profile/models.py") + change("a/json.py")  # a package of this name is theirs, or is nobody's
     edited = ONE.replace("foo.txt", "tests/__init__.py")
     kept = patches.keep(bare + empty + edited, ["tests.py", "tests/test_a.py"], patches.STEERS)
-    assert kept == patches.Kept(bare + empty + edited, ())
+    assert kept == (bare + empty + edited, ())
 
 
 def test_what_a_solution_may_change(tmp_path):
@@ -124,7 +124,7 @@ def test_what_a_solution_may_change(tmp_path):
     def left_out(about):
         task = from_task(Task("t", "x", (), "", {"coding": about}), tmp_path)
         text = "".join(change(name).replace("new file mode 100644\n", "") for name in tried)
-        return set(patches.keep(text, task.protected, patches.STEERS).dropped)
+        return set(patches.keep(text, task.protected, patches.STEERS)[1])
 
     tests = {"lib/Tests/b.py", "lib/Tests/data.csv", "lib/tests/new.py"}
     assert left_out(about) == tests | {"pkg/c.txt", "x.ini"}
@@ -138,7 +138,7 @@ def test_what_a_solution_may_change(tmp_path):
 
 def test_what_the_harness_brought_is_not_counted():
     kept = patches.keep(change("PROBLEM_STATEMENT.md"), [], patches.HARNESS)
-    assert kept == patches.Kept("", ())
+    assert kept == ("", ())
 
 
 def test_likeness_of_patches():

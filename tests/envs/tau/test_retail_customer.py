@@ -13,7 +13,6 @@ from jaxagent.envs.tau.scripted_customer import (
     MOST_REPLIES,
     PATIENCE,
     STOP,
-    Facts,
     ScriptedCustomer,
     first_person,
     of_instruction,
@@ -28,7 +27,7 @@ ME = ("mia.li@example.com",)
 
 
 def customer(*wishes, identity=ME):
-    return ScriptedCustomer(Facts(identity, wishes))
+    return ScriptedCustomer(identity, wishes)
 
 
 def talk(who, *texts):
@@ -163,12 +162,12 @@ def test_a_task_without_facts_is_refused_by_name(metadata, named):
 
 
 def test_an_instruction_in_free_text():
-    facts = of_instruction(
+    identity, wishes = of_instruction(
         "Your name is Omar Anderson and your zip code is 19031. You are logical and polite. Return #W6067464 via "
         "credit_card_4190576: Electric Kettle; Wall Clock; You want to cancel #W1, as it is no longer needed."
     )
-    assert facts.identity == ("Omar Anderson", "19031")
-    first, *_ = facts.wishes
+    assert identity == ("Omar Anderson", "19031")
+    first, *_ = wishes
     assert (first["order"], first["payment"]) == ("#W6067464", "credit_card_4190576")
     assert first_person("You want your money, and you're sad.") == "I want my money, and I am sad."
 
@@ -181,6 +180,6 @@ REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "tau-bench-reta
 def test_every_published_instruction_says_who_the_customer_is_and_what_he_wants(split):
     lines = (REAL / f"retail_{split}_tasks.jsonl").read_text().splitlines()
     facts = [of_task(json.loads(line)["metadata"]) for line in lines]
-    assert all(fact.wishes and fact.wishes[0]["wish"] for fact in facts)
-    known = sum(bool(fact.identity) for fact in facts)
+    assert all(wishes and wishes[0]["wish"] for _, wishes in facts)
+    known = sum(bool(identity) for identity, _ in facts)
     assert known >= 0.95 * len(facts)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.tau import catalog, toolbox
-from jaxagent.envs.tau.store import Store, digest
+from jaxagent.envs.tau.store import ShopStore, digest
 from jaxagent.envs.tau2 import arithmetic
 from jaxagent.envs.tau2.tables import copied
 
@@ -64,7 +64,7 @@ def tables():
 
 @pytest.fixture
 def shop():
-    return Store(tables()).open()
+    return ShopStore(tables()).open()
 
 
 def balance(shop):
@@ -82,7 +82,7 @@ def say(shop, name, **arguments):
 
 @needs_data
 def test_replays_of_the_tasks_actions_give_the_recorded_digests_and_answers():
-    store = Store.load(FOLDER)
+    store = ShopStore.load(FOLDER)
     tasks = {s: [json.loads(x) for x in (FOLDER / f"retail_{s}_tasks.jsonl").open()] for s in ("dev", "train", "test")}
     first, *records = [json.loads(line) for line in (FOLDER / "gt_replay_hashes.jsonl").open()]
     assert store.digest == first["hash"] == digest(store.tables)
@@ -106,7 +106,7 @@ def test_replays_of_the_tasks_actions_give_the_recorded_digests_and_answers():
 def test_the_digest_of_a_changed_shop_is_that_of_its_tables():
     for names in (("#p",), ("#p", "#d"), ("#d",)):
         data = tables()
-        shop = Store(data).open()
+        shop = ShopStore(data).open()
         for name in names:
             say(shop, "get_order_details", order_id=name)
             shop.orders.change(name)["status"] = "ü"
@@ -115,11 +115,11 @@ def test_the_digest_of_a_changed_shop_is_that_of_its_tables():
     assert digest({"a": {"x": 1}}) == hashlib.sha256(b"(('a', (('x', 1),)),)").hexdigest()
     assert digest({"a": {"x": 1}}) != digest({"a": {"x": 1.0}})
     data = tables()
-    assert Store(dict(reversed(data.items()))).digest == Store(data).digest == digest(data)
+    assert ShopStore(dict(reversed(data.items()))).digest == ShopStore(data).digest == digest(data)
 
 
 def test_attempts_do_not_see_each_others_changes():
-    store = Store(tables())
+    store = ShopStore(tables())
     one, other = store.open(), store.open()
     assert "cancelled" in say(one, "cancel_pending_order", order_id="#p", reason="no longer needed")
     assert other.digest() == store.digest == digest(tables()) != one.digest()
@@ -148,12 +148,12 @@ def test_amounts_of_modified_items_are_not_rounded_and_nothing_costs_a_whole_num
     assert [item["item_id"] for item in shown["items"]] == ["b", "b"] and shown["status"] == "pending (item modified)"
     assert shown["payment_history"][-1]["amount"] == (10.3 - 10.1) + (10.3 - 10.1) != 0.4
     assert balance(shop) == 49.6
-    nothing = Store(tables()).open()
+    nothing = ShopStore(tables()).open()
     shown = say(
         nothing, "modify_pending_order_items", order_id="#p", item_ids=[], new_item_ids=[], payment_method_id="paypal_1"
     )
     assert '{"transaction_type": "refund", "amount": 0, ' in shown
-    same = Store(tables()).open()
+    same = ShopStore(tables()).open()
     shown = say(
         same,
         "modify_pending_order_items",
@@ -256,7 +256,7 @@ def test_paying_with_another_method_moves_the_money(shop):
     exact["orders"]["#p"]["payment_history"] = [
         {"transaction_type": "payment", "amount": 50, "payment_method_id": "paypal_1"}
     ]
-    other = Store(exact).open()  # a gift card that holds just enough
+    other = ShopStore(exact).open()  # a gift card that holds just enough
     assert "Error" not in say(other, "modify_pending_order_payment", order_id="#p", payment_method_id="gift_card_1")
     assert balance(other) == 0
     again = say(shop, "modify_pending_order_payment", order_id="#p", payment_method_id="credit_card_1")
@@ -373,7 +373,7 @@ def test_malformed_data_name_file_key_and_field(tmp_path, table, spoil, told):
     spoil(data)
     write(tmp_path, data)
     with pytest.raises(ConfigError) as error:
-        Store.load(tmp_path)
+        ShopStore.load(tmp_path)
     assert told in str(error.value) and f"{tmp_path / table}.json" in str(error.value)
 
 
@@ -384,13 +384,13 @@ def write(folder, data):
 
 def test_missing_and_broken_files_are_named(tmp_path):
     write(tmp_path, tables())
-    assert Store.load(tmp_path).digest == digest(tables())
+    assert ShopStore.load(tmp_path).digest == digest(tables())
     (tmp_path / "users.json").write_text("{")
     with pytest.raises(ConfigError, match=r"users\.json is no JSON"):
-        Store.load(tmp_path)
+        ShopStore.load(tmp_path)
     (tmp_path / "users.json").unlink()
     with pytest.raises(ConfigError, match=r"users\.json is missing"):
-        Store.load(tmp_path)
+        ShopStore.load(tmp_path)
 
 
 @needs_data

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaxagent.envs.tau import toolbox
-from jaxagent.envs.tau.store import Store
+from jaxagent.envs.tau.store import ShopStore
 from jaxagent.envs.tau2.tables import copied
 from jaxagent.envs.tau2.words import STOP
 
@@ -140,7 +140,7 @@ def replayed(store, transcript):
 
 @needs_data
 def test_every_answer_in_the_published_transcripts_is_what_our_tools_say():
-    store = Store.load(FOLDER)
+    store = ShopStore.load(FOLDER)
     rows = [json.loads(line) for line in (FOLDER / "few_shot.jsonl").open()]
     found = [replayed(store, row["messages_display"]) for row in rows]
     assert [wrong for _, wrong in found if wrong] == []

@@ -44,7 +44,7 @@ def replayed(stock, hashed):
     for row in json.loads((RETAIL / "tasks.json").read_text()):
         task, world = parse(row), World(DOMAIN, stock)
         results = [(one.name, world.call(one)) for one in task.criteria.actions]
-        seen[task.id] = [[name, result.error, result.text] for name, result in results]
+        seen[task.id] = [[name, failed, text] for name, (text, failed) in results]
         if int(task.id) in hashed:
             hashes[task.id] = world.digest(AGENT)
     return seen, hashes
@@ -135,7 +135,7 @@ def small(status="pending", paid="credit_card_1", balance=5):
 
 def use(world, name, **arguments):
     """What a tool says: a record, or a text."""
-    text = world.call(ToolUse(AGENT, name, arguments)).text
+    text, _ = world.call(ToolUse(AGENT, name, arguments))
     return json.loads(text) if text.startswith("{") else text
 
 

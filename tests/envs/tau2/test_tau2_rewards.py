@@ -3,9 +3,9 @@
 import pytest
 
 from jaxagent.envs.tau2 import rewards
-from jaxagent.envs.tau2.rows import AGENT, USER, Criteria, Expected, ToolUse
+from jaxagent.envs.tau2.rows import AGENT, USER, Criteria, ToolUse
 
-PAY = Expected(AGENT, "pay", {"amount": 5, "to": "x"})
+PAY = ToolUse(AGENT, "pay", {"amount": 5, "to": "x"})
 
 
 @pytest.mark.parametrize(
@@ -18,11 +18,11 @@ PAY = Expected(AGENT, "pay", {"amount": 5, "to": "x"})
         (PAY, ToolUse(AGENT, "pay", {"amount": 5}), True),  # as published: what the call leaves out is not compared
         (PAY, ToolUse(AGENT, "pay", {}), True),
         (PAY, ToolUse(AGENT, "pay", {"amount": 5, "to": "x", "note": ""}), False),
-        (Expected(AGENT, "pay", {"amount": 5, "to": "x"}, ("to",)), ToolUse(AGENT, "pay", {"to": "x"}), True),
-        (Expected(AGENT, "pay", {"amount": 5, "to": "x"}, ("to",)), ToolUse(AGENT, "pay", {"to": "y"}), False),
-        (Expected(AGENT, "pay", {"amount": 5, "to": "x"}, ("to",)), ToolUse(AGENT, "pay", {}), False),
-        (Expected(AGENT, "pay", {"amount": 5, "to": "x"}, ()), ToolUse(AGENT, "pay", {"to": "y"}), True),
-        (Expected(USER, "look", {}), ToolUse(USER, "look", {}), True),
+        (ToolUse(AGENT, "pay", {"amount": 5, "to": "x"}, ("to",)), ToolUse(AGENT, "pay", {"to": "x"}), True),
+        (ToolUse(AGENT, "pay", {"amount": 5, "to": "x"}, ("to",)), ToolUse(AGENT, "pay", {"to": "y"}), False),
+        (ToolUse(AGENT, "pay", {"amount": 5, "to": "x"}, ("to",)), ToolUse(AGENT, "pay", {}), False),
+        (ToolUse(AGENT, "pay", {"amount": 5, "to": "x"}, ()), ToolUse(AGENT, "pay", {"to": "y"}), True),
+        (ToolUse(USER, "look", {}), ToolUse(USER, "look", {}), True),
     ],
 )
 def test_is_made(expected, use, same):
@@ -30,7 +30,7 @@ def test_is_made(expected, use, same):
 
 
 def test_each_action_must_be_made_in_any_order():
-    one, two = Expected(AGENT, "one", {}), Expected(USER, "two", {})
+    one, two = ToolUse(AGENT, "one", {}), ToolUse(USER, "two", {})
     made = [ToolUse(USER, "two", {}), ToolUse(AGENT, "three", {}), ToolUse(AGENT, "one", {})]
     assert rewards.actions_made((one, two), made)
     assert not rewards.actions_made((one, two), made[1:])

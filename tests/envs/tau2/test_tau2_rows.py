@@ -8,7 +8,7 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.data import files, rows, sources
 from jaxagent.data.fields import RowError
-from jaxagent.envs.tau2.rows import AGENT, KEY, USER, Expected, parse
+from jaxagent.envs.tau2.rows import AGENT, KEY, USER, ToolUse, parse
 
 SHARED = Path(__file__).resolve().parents[3].parent / "shared/data/tau2-bench"
 ACTION = {"name": "look", "arguments": {"a": 1}}
@@ -57,7 +57,7 @@ def test_defaults_and_what_is_absent():
     assert (criteria.actions, criteria.env_assertions, criteria.reward_basis) == (None, None, ("DB", "COMMUNICATE"))
     assert parse(row(evaluation_criteria={"actions": []})).criteria.actions == ()
     (action,) = parse(row(evaluation_criteria={"actions": [{**ACTION, "compare_args": []}]})).criteria.actions
-    assert action == Expected(AGENT, "look", {"a": 1}, ())
+    assert action == ToolUse(AGENT, "look", {"a": 1}, ())
 
 
 def test_a_history_knows_whose_result_is_whose():

@@ -6,7 +6,7 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.terminal import endless, folders, rows
-from jaxagent.envs.terminal.task import Limits, inline
+from jaxagent.envs.terminal.task import TaskLimits, inline
 from jaxagent.types import Task
 from tests.envs.terminal import terminal_folders as made
 
@@ -17,7 +17,7 @@ def test_harbor_schema_1(tmp_path):
     task = folders.read_task(made.harbor(tmp_path / "hello"))
     assert (task.id, task.format, task.level, task.reward_from) == ("hello", "harbor", 1, "reward_file")
     assert task.instruction == "Create /app/hello.txt containing: Hello, world!\n"
-    assert task.limits == Limits(120.0, 120.0, 300.0, 1.0, 1024, 2048, "no-network")
+    assert task.limits == TaskLimits(120.0, 120.0, 300.0, 1.0, 1024, 2048, "no-network")
     assert task.image.dockerfile == tmp_path / "hello" / "environment" / "Dockerfile"
     assert task.image.context == tmp_path / "hello" / "environment"
     assert dict(task.final_test.files) == {"/tests": tmp_path / "hello" / "tests"}
@@ -36,7 +36,7 @@ def test_harbor_schema_2(tmp_path):
     folder = made.harbor(tmp_path / "hello", made.HARBOR_2, made.TEST_JSON)
     (folder / "solution" / "solve.sh").unlink()
     task = folders.read_task(folder)
-    assert task.limits == Limits(90.0, 60.0, 300.0, 2.0, 1024, 2048, "no-network")
+    assert task.limits == TaskLimits(90.0, 60.0, 300.0, 2.0, 1024, 2048, "no-network")
     assert task.level == 3 and task.verifier_env == {"STRICT": "yes"}
     assert task.metadata["task"]["name"] == "somewhere/hello"
     assert task.oracle is None and task.missing == ("oracle",)
@@ -46,7 +46,7 @@ def test_harbor_defaults_and_a_registry_image(tmp_path):
     folder = made.harbor(tmp_path / "t", '[environment]\ndocker_image = "debian:12"\nworkdir = "/work"\n')
     (folder / "environment" / "Dockerfile").unlink()
     task = folders.read_task(folder)
-    assert task.limits == Limits(600.0, 600.0, 600.0, 1.0, 2048, 10240, "")
+    assert task.limits == TaskLimits(600.0, 600.0, 600.0, 1.0, 2048, 10240, "")
     assert (task.image.name, task.image.dockerfile, task.workdir) == ("debian:12", None, "/work")
 
 
@@ -76,7 +76,7 @@ def test_the_real_endless_tasks():
     assert tasks[0].id == "task_000000_50fdf292"
     assert tasks[0].instruction.startswith("You are acting as a platform engineer")
     for task in tasks:
-        assert task.limits == Limits(300.0, 300.0, 600.0, 1.0, 2048, 10240)
+        assert task.limits == TaskLimits(300.0, 300.0, 600.0, 1.0, 2048, 10240)
         assert task.level == 1 and task.metadata["category"] == "programming"
         assert task.missing == ("final_test", "oracle")  # the repository publishes neither
 

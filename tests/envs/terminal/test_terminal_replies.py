@@ -3,7 +3,7 @@
 import pytest
 
 from jaxagent.envs.terminal import dialogue
-from jaxagent.envs.terminal.replies import Reply, parse
+from jaxagent.envs.terminal.replies import ParsedTurn, parse
 
 STYLES = ("plain", "endless", "qwen3_xml")
 COMMAND = "printf '%s\\n' '</x>' > \"a b\""
@@ -13,8 +13,8 @@ THINK = "<think>hm</think>\n"
 @pytest.mark.parametrize("style", STYLES)
 def test_what_a_demonstration_writes_is_read_back(style):
     before = THINK if style == "qwen3_xml" else ""
-    assert parse(style, before + dialogue.action(style, COMMAND)) == Reply(COMMAND)
-    assert parse(style, before + dialogue.done(style)) == Reply(done=True)
+    assert parse(style, before + dialogue.action(style, COMMAND)) == ParsedTurn(COMMAND)
+    assert parse(style, before + dialogue.done(style)) == ParsedTurn(done=True)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -36,7 +36,7 @@ def test_done_beats_a_command_on_either_side_of_it(style):
     ],
 )
 def test_which_command_is_taken(style, text, command):
-    assert parse(style, text) == Reply(command)
+    assert parse(style, text) == ParsedTurn(command)
 
 
 @pytest.mark.parametrize("text", ["", "ls", "<command>ls", "<command> </command>", "done", "<action>wait</action>"])
@@ -54,34 +54,34 @@ def call(body):
 @pytest.mark.parametrize(
     ("text", "reply"),
     [
-        (THINK + "ls", Reply(error="No <tool_call> found in response.")),
+        (THINK + "ls", ParsedTurn(error="No <tool_call> found in response.")),
         (
             THINK + call("<function=look>\n</function>"),
-            Reply(error="No commands provided. Please provide commands to execute or set done."),
+            ParsedTurn(error="No commands provided. Please provide commands to execute or set done."),
         ),
         (
             THINK + dialogue.action("qwen3_xml", " "),
-            Reply(
+            ParsedTurn(
                 error="No commands provided. Please provide commands to execute or set done.",
                 warnings=("Empty command.",),
             ),
         ),
-        (dialogue.action("qwen3_xml", "ls"), Reply("ls", warnings=("Missing <think> block.",))),
+        (dialogue.action("qwen3_xml", "ls"), ParsedTurn("ls", warnings=("Missing <think> block.",))),
         (
             THINK + "so: " + dialogue.action("qwen3_xml", "ls"),
-            Reply("ls", warnings=("Text outside of <think> and <tool_call>.",)),
+            ParsedTurn("ls", warnings=("Text outside of <think> and <tool_call>.",)),
         ),
         (
             THINK * 2 + dialogue.action("qwen3_xml", "ls") + dialogue.action("qwen3_xml", "pwd"),
-            Reply("ls", warnings=("Several <think> blocks.", "Several commands: only the first is executed.")),
+            ParsedTurn("ls", warnings=("Several <think> blocks.", "Several commands: only the first is executed.")),
         ),
         (
             "<think>hm " + dialogue.action("qwen3_xml", "ls"),
-            Reply("ls", warnings=("Unclosed <think>.", "Text outside of <think> and <tool_call>.")),
+            ParsedTurn("ls", warnings=("Unclosed <think>.", "Text outside of <think> and <tool_call>.")),
         ),
         (
             "<think> </think><tool_call><function=done>",
-            Reply(
+            ParsedTurn(
                 error="No <tool_call> found in response.",
                 warnings=("Empty <think> block.", "Unclosed <tool_call>."),
             ),
@@ -89,11 +89,11 @@ def call(body):
         # A call inside the thoughts is only thought of.
         (
             "<think>" + dialogue.action("qwen3_xml", "rm x") + "</think>" + dialogue.action("qwen3_xml", "ls"),
-            Reply("ls"),
+            ParsedTurn("ls"),
         ),
         (
             THINK + "<tool_call>" + dialogue.action("qwen3_xml", "ls"),
-            Reply("ls", warnings=("Nested <tool_call>.",)),
+            ParsedTurn("ls", warnings=("Nested <tool_call>.",)),
         ),
     ],
 )
