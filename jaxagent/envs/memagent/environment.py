@@ -145,25 +145,7 @@ class Contexts:
         """Raises ConfigError unless the task's context can be put together."""
         if "documents" in task.metadata and self._documents is None:
             self._documents = documents.Documents(self._folder / documents.FILE)
-        documents.check(self._cut(task), self._documents, self._config.num_docs, self._config.length_tokens)
-
-    def _cut(self, task: Task) -> Task:
-        """The task with a pool of no more numbers than its context takes: `documents.check` goes through all of them.
-
-        Of 100,000 tasks with a pool of 90,000 documents that would be minutes. A pool that is longer than what is
-        wanted is enough, however much longer it is; whatever is wrong otherwise stays as it is.
-        """
-        pool, own = task.metadata.get("pool"), task.metadata.get("documents")
-        wanted = self._config.num_docs or task.metadata.get("num_docs", 0)
-        numbers = [wanted, *pool] if isinstance(pool, Sequence) and isinstance(own, Sequence) else []
-        if self._config.length_tokens or len(numbers) != 3 or not all(type(number) is int for number in numbers):
-            return task
-        assert pool is not None and own is not None and self._documents is not None
-        first, end = pool
-        enough = first + max(wanted, 0) + len(own)
-        if not 0 <= first <= enough < end <= len(self._documents):
-            return task
-        return dataclasses.replace(task, metadata={**task.metadata, "pool": [first, enough]})
+        documents.check(task, self._documents, self._config.num_docs, self._config.length_tokens)
 
     async def ids(self, task: Task, cast: Cast) -> np.ndarray:
         """i32[T] of a context, before anything is cut. Encoding goes on in a thread: other episodes do not wait."""

@@ -33,8 +33,7 @@ from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
 from jaxagent.envs.python.environment import TRY_TIMEOUT_S, check_python
 from jaxagent.envs.python.programs import Programs
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
-from jaxagent.envs.search.retriever.base import Retriever, RetrieverError, opened_by, passages_of
-from jaxagent.io import digests
+from jaxagent.envs.search.retriever.base import Retriever, corpus_identity, opened_by, passages_of
 from jaxagent.rewards import maths
 from jaxagent.rewards.judge import Item, Rubric
 from jaxagent.rewards.text import exact_match, normalize_answer
@@ -47,7 +46,6 @@ RUBRIC = Rubric(
     (Item("correct", "Does the answer say the same as one of the references? 1 if it does, else 0."),), 0, 1
 )
 JUDGED_CHARS = 4_000  # of each text that the judge is shown
-_CLOSE_TIMEOUT_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,9 +152,8 @@ class ToolOrchestra(Environment):
         with contextlib.ExitStack() as opened:
             retriever, sandboxes = None, None
             if self.searchers:
-                retriever = opened_by(self.retriever, self.corpus(here.dataset) if here.dataset else None)
-                opened.callback(lambda: here.run(retriever.close(), _CLOSE_TIMEOUT_S))
-                here.run(_try_search(retriever, self.retriever, here.tasks), 2 * TRY_TIMEOUT_S)
+                own = self.corpus(here.dataset) if here.dataset else None
+                retriever = opened.enter_context(opened_by(self.retriever, here, own))
             if self.reasoners:
                 from jaxagent.envs.sandboxes import open_sandboxes  # late: loads every back end
 
@@ -185,17 +182,7 @@ class ToolOrchestra(Environment):
 
     def identity(self, dataset: Path) -> dict[str, str]:
         """The passages' digest."""
-        path = self.corpus(dataset) if self.searchers and self.retriever.local else None
-        if path is None:
-            return {}
-        return {"corpus": digests.of_file(path)}
-
-
-async def _try_search(retriever: Retriever, config: RetrieverConfig, tasks: Sequence[Task]) -> None:
-    try:
-        await passages_of(retriever, tasks[0].prompt if tasks else "?", config.topk)
-    except RetrieverError as failure:
-        raise ConfigError(f"env.retriever: the search engine {config} does not work: {failure}.") from failure
+        return corpus_identity(self.retriever, self.corpus(dataset)) if self.searchers else {}
 
 
 class OrchestraAttempt(Attempt):

@@ -13,7 +13,6 @@ Deliberate differences from the published code:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,17 +26,20 @@ from jaxagent.envs import tags
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.search import research
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
-from jaxagent.envs.search.retriever.base import Retriever, RetrieverError, opened_by, passages_of
+from jaxagent.envs.search.retriever.base import (
+    CLOSE_TIMEOUT_S,
+    Retriever,
+    corpus_identity,
+    opened_by,
+    passages_of,
+)
 from jaxagent.envs.search.rewards import ExactMatch, ExactMatchAndFormat, Judged, Shaping, shaped
-from jaxagent.io import digests
 from jaxagent.rewards.view import Reward, ToolCall, View
 from jaxagent.types import StopReason, Task, TokenKind
 
 if TYPE_CHECKING:
     from jaxagent.rewards.judge_client import HttpJudge
 
-_CLOSE_TIMEOUT_S = 10.0
-_TRY_TIMEOUT_S = 20.0  # for the first answer; a search engine that is up gives it at once
 STOP_STRINGS = ("</search>", "</answer>")
 TOOL_PREFIXES = ("<search>", "<answer>")  # how each of its actions begins
 TAGS = ("<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>")
@@ -206,22 +208,10 @@ class Search(Environment):
             judge = None
             if isinstance(self.reward, Judged):
                 judge = self.reward.open()
-                opened.callback(lambda: here.run(judge.close(), _CLOSE_TIMEOUT_S))
-            retriever = opened_by(self.retriever, self.corpus(here.dataset) if here.dataset else None)
-            opened.callback(lambda: here.run(retriever.close(), _CLOSE_TIMEOUT_S))
-            here.run(self._try(retriever, here.tasks[0].prompt if here.tasks else "?"), 2 * _TRY_TIMEOUT_S)
+                opened.callback(lambda: here.run(judge.close(), CLOSE_TIMEOUT_S))
+            own = self.corpus(here.dataset) if here.dataset else None
+            retriever = opened.enter_context(opened_by(self.retriever, here, own))
             yield lambda task: SearchAttempt(task, self, retriever, judge)
-
-    async def _try(self, retriever: Retriever, question: str) -> None:
-        """Nothing found is an answer; a search engine that is down, or is another program, is a mistake."""
-        try:
-            async with asyncio.timeout(_TRY_TIMEOUT_S):
-                await passages_of(retriever, question, self.retriever.topk)
-        except (RetrieverError, TimeoutError) as failure:
-            reason = str(failure) or f"no answer in {_TRY_TIMEOUT_S:g} s"
-            raise ConfigError(
-                f"env.retriever: the search engine {self.retriever} does not work: {reason}."
-            ) from failure
 
     def corpus(self, dataset: Path) -> Path | None:
         """The passages that are searched, as far as they lie here."""
@@ -229,10 +219,7 @@ class Search(Environment):
 
     def identity(self, dataset: Path) -> dict[str, str]:
         """The passages' digest."""
-        path = self.corpus(dataset)
-        if not self.retriever.local or path is None:
-            return {}
-        return {"corpus": digests.of_file(path)}
+        return corpus_identity(self.retriever, self.corpus(dataset))
 
 
 class SearchAttempt(Attempt):

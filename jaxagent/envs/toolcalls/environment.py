@@ -73,7 +73,7 @@ class ToolCallAttempt(Attempt):
     async def step(self, action: str) -> Step:
         """Counts the calls; whatever they are, the attempt is over."""
         try:
-            self.counters["tool_calls"] += len(rewards.parse_calls(action)) if "<tool_call>" in action else 0
+            self.counters["tool_calls"] += len(rows.parse_calls(action)) if "<tool_call>" in action else 0
         except (ValueError, RecursionError):
             self.counters["unreadable_calls"] += 1
         return Step(stop_reason=StopReason.ANSWER)

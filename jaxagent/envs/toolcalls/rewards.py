@@ -18,7 +18,6 @@ SCHEDULEREWARD, SCHEDULELENGTH): an environment does not know the step.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +25,8 @@ from typing import Any, Literal
 
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import NonNegativeInt, PositiveFloat
+from jaxagent.data.fields import RowError
+from jaxagent.envs.toolcalls import rows
 from jaxagent.rewards.view import View
 
 THINK = r"<think>.*?</think>"
@@ -65,7 +66,7 @@ def correctness_score(
     "calls" (INTERMEDIATEREWARD): a true call is worth 1, and only whole. "coarse" (COARSEREWARD): all or nothing.
     """
     try:
-        return _correctness(parse_calls(response), list(truth_calls), bound, detail)
+        return _correctness(rows.parse_calls(response), list(truth_calls), bound, detail)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return -bound  # no calls, no JSON, or JSON of another form where the form was needed
 
@@ -119,36 +120,12 @@ def overlap(a: Sequence[str], b: Sequence[str]) -> float:
     return common / (len(a) + len(b) - common)
 
 
-def parse_calls(text: str) -> list[Any]:
-    """The JSON values, one per line, of the first <tool_call>. Nothing is promised about their form.
-
-    Raises:
-      ValueError: a tag is missing or a line is not JSON.
-      RecursionError: a line nests too deeply.
-    """
-    if "<tool_call>" not in text or "</tool_call>" not in text:
-        raise ValueError("no tool call")
-    block = text.split("<tool_call>")[1].split("</tool_call>")[0]
-    return [json.loads(line) for line in block.strip().split("\n")]
-
-
 def truth_calls(task_id: str, truth: str) -> list[dict[str, Any]]:
-    """The calls of a ground truth; none when it has no <tool_call>.
-
-    Raises:
-      ConfigError: they are not JSON objects with a name and parameters.
-    """
-    if "<tool_call>" not in truth:
-        return []
+    """The calls of a task's ground truth. Raises ConfigError, which names the task, where they cannot be read."""
     try:
-        calls = parse_calls(truth)
-    except (ValueError, RecursionError) as failure:
-        raise ConfigError(f"task '{task_id}': the ground truth's tool calls are not JSON ({failure})") from failure
-    for call in calls:
-        form = isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("parameters"), dict)
-        if not form:
-            raise ConfigError(f"task '{task_id}': the ground truth's tool calls need a name and parameters, not {call}")
-    return calls
+        return rows.truth_calls(truth)
+    except RowError as error:
+        raise ConfigError(f"task '{task_id}': {error}.") from None
 
 
 @dataclasses.dataclass(frozen=True)

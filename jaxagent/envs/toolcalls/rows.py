@@ -40,7 +40,7 @@ def to_task(row: Mapping[str, Any]) -> types.Task:
             raise RowError(f"extra_info.{column}", "missing; the task's id is made of it")
     model = fields.mapping(fields.get(row, "reward_model"), "reward_model")
     truth = fields.text(model, "ground_truth", "reward_model.")
-    check_truth(truth)
+    truth_calls(truth)
     return types.Task(
         id=f"{SOURCE}/{extra['split']}/{extra['index']}",
         prompt=prompt(*_contents(fields.get(row, "prompt"))),
@@ -66,23 +66,40 @@ def kind(truth: str) -> str:
     return "+".join(parts) or "thought"
 
 
-def check_truth(truth: str) -> None:
-    """Raises RowError unless every line of the ground truth's <tool_call>, if there is one, is a call."""
+def parse_calls(text: str) -> list[Any]:
+    """The JSON values, one per line, of the first <tool_call>. Nothing is promised about their form.
+
+    Raises:
+      ValueError: a tag is missing or a line is not JSON.
+      RecursionError: a line nests too deeply.
+    """
+    if "<tool_call>" not in text or "</tool_call>" not in text:
+        raise ValueError("no tool call")
+    block = text.split("<tool_call>")[1].split("</tool_call>")[0]
+    return [json.loads(line) for line in block.strip().split("\n")]
+
+
+def truth_calls(truth: str) -> list[dict[str, Any]]:
+    """The calls of a ground truth; none where it has no <tool_call>.
+
+    Raises:
+      RowError: a line of it is no JSON object with a name and parameters.
+    """
     if "<tool_call>" not in truth:
-        return
-    block, closed, _ = truth.split("<tool_call>")[1].partition("</tool_call>")
-    if not closed:
+        return []
+    if "</tool_call>" not in truth.split("<tool_call>")[1]:
         raise RowError(_TRUTH, "the first <tool_call> has no end before the next one")
-    for number, line in enumerate(block.strip().split("\n"), 1):
-        try:
-            call = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise RowError(_TRUTH, f"line {number} of <tool_call> is not JSON: {error}") from None
+    try:
+        calls = parse_calls(truth)
+    except (ValueError, RecursionError) as error:
+        raise RowError(_TRUTH, f"a line of <tool_call> is not JSON: {error}") from None
+    for number, call in enumerate(calls, 1):
         form = isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("parameters"), dict)
         if not form:
             raise RowError(
                 _TRUTH, f"line {number} of <tool_call> must have a name and parameters, got {fields.show(call)}"
             )
+    return calls
 
 
 def _contents(value: Any) -> tuple[str, str]:

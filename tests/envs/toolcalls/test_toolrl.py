@@ -15,9 +15,9 @@ from jaxagent.envs.toolcalls.rewards import (
     format_score,
     length_score,
     overlap,
-    parse_calls,
     truth_calls,
 )
+from jaxagent.envs.toolcalls.rows import parse_calls
 from jaxagent.rewards.view import View
 from jaxagent.types import Task
 
