@@ -110,6 +110,10 @@ class Book:
         """Writes what waits."""
         self._ledger.close()
 
+    def check_fence(self) -> None:
+        """Raises FencedError: another process has taken the folder over. For any thread."""
+        self._ledger.check_fence()
+
     def written(self, lines: Iterable[Mapping[str, Any]] = ()) -> concurrent.futures.Future[None]:
         """Asks for what happened so far to be written, and these lines before it. The future: see `Ledger.append`."""
         lines = [*lines, *map(events.to_line, self.rules.take_events())]

@@ -25,6 +25,7 @@ LONGEST_POLL_S = 20.0
 CALL_S = 30.0  # longest time for an answer, beyond that of the poll
 BODY_S = 120.0  # longest time for an episode's body
 
+LOCAL = "127.0.0.1"
 ANY = ("", "0.0.0.0", "::")  # where who listens there listens on all addresses of its machine
 
 T = TypeVar("T")
