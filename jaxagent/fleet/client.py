@@ -439,6 +439,6 @@ def _error(reply: Reply, url: str, run: str) -> Exception:
     if kind == "token":
         return ConfigError(
             f"{url}: the token is wrong{_of_another_run(reply, run)}: the environment variable JAXAGENT_FLEET_TOKEN "
-            "must be what the other processes of the run have (the command that starts it keeps it in WORKDIR/fleet/token)."
+            "must be what the run's other processes have; the command that starts a run keeps it in WORKDIR/fleet/token"
         )
     return CallError(f"{url} answered {reply.status}: {told}")

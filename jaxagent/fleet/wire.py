@@ -271,14 +271,14 @@ def job_to(job: Job) -> dict[str, Any]:
         "episode": flat(work.episode),
         "lease": work.lease,
         "version": work.version,
-        "domain": work.domain,
+        "domain": "",  # of older code, which reads it
         "task": list(job.task),
     }
 
 
 def job_of(row: Mapping[str, Any]) -> Job:
     """The other way."""
-    work = Work(episode(row.get("episode")), lease(row.get("lease")), whole(row, "version"), text(row, "domain"))
+    work = Work(episode(row.get("episode")), lease(row.get("lease")), whole(row, "version"))
     return Job(work, task(row.get("task")))
 
 

@@ -8,12 +8,14 @@ import hashlib
 import http.client
 import json
 import logging
+import pathlib
 import re
 import socket
 import threading
 import time
 import urllib.error
 import urllib.request
+import zipfile
 import zlib
 
 import pytest
@@ -508,7 +510,7 @@ def test_results_that_nobody_may_hand_in(served):
     client, name = began(served)
     (job, other) = client.take(name, 2, [])
     good = packed(job.work.episode, "w")
-    stranger = Work(EpisodeId(GroupId(9, 0, 0), 0), "1-1", 0, "")
+    stranger = Work(EpisodeId(GroupId(9, 0, 0), 0), "1-1", 0)
     assert client.put(stranger, 0, good).outcome is Outcome.REFUSED
     assert client.put(job.work, 1, good).outcome is Outcome.REFUSED  # pinned to 0
     quick = served.client(patience_s=0.1)
@@ -819,6 +821,22 @@ def test_the_rules_of_a_run_do_not_change(served, tmp_path):
 # -------------------------------------------------------------------- again, and forgotten
 
 
+def test_a_ledger_of_an_earlier_version_goes_on(tmp_path):
+    """Written by the code of before, whose plan had a field more, and killed with the third of four episodes stored."""
+    with zipfile.ZipFile(pathlib.Path(__file__).with_name("ledger_of_before.zip")) as stored:
+        stored.extractall(tmp_path)
+    with contextlib.closing(book.Book(tmp_path, PLAN)) as found:
+        rules = found.rules
+        assert (rules.record.versions, rules.record.formed, found.epoch) == (["w0", "w1"], 1, 2)
+        assert found.batch(0).results.keys() == {EpisodeId(GroupId(0, 0, 0), sample) for sample in range(2)}
+        assert [played.task.id for played in found.read(GroupId(0, 0, 0))] == ["task-0"] * 2
+        name, _ = rules.join(0.0)
+        jobs = [job for _ in range(2) for job in found.take(0.0, name, 1, [])]
+        assert jobs[0].work.episode == EpisodeId(GroupId(1, 0, 0), 1)
+        again = wire.tasks_of({"tasks": wire.tasks_to(tasks_of(PLAN, 1))})
+        assert found.publish(1, "w1", "lineage", again)[0].outcome is Outcome.DUPLICATE
+
+
 def test_a_ledger_that_somebody_removed_takes_no_episode_with_it(served, tmp_path):
     client, name = began(served)
     play(client, name)
@@ -902,7 +920,7 @@ def test_what_is_kept_is_forgotten_on_disk_too_and_a_restart_knows_the_rest(tmp_
         for field in ("steps", "oldest_unfinished_group", "run"):
             assert after[field] == before[field]
         assert client.episode(new) == packed(new, "w")
-        assert client.put(Work(old, "1-1", 0, ""), 0, packed(old, "w")).outcome is Outcome.LATE
+        assert client.put(Work(old, "1-1", 0), 0, packed(old, "w")).outcome is Outcome.LATE
         assert client.publish(1, "w1", "lineage", tasks_of(plan, 1)).outcome is Outcome.DUPLICATE
         assert client.batch(2).groups == (GroupId(2, 0, 0), GroupId(2, 0, 1))
 
