@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hmac
 import logging
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -87,6 +88,12 @@ class _Watch:
             connection.force_close()
             if transport is not None:  # closing alone would wait until all that was written is read
                 transport.abort()
+
+
+def has_token(headers: Mapping[str, str], token: str) -> bool:
+    """Whether a request says "Authorization: Bearer TOKEN", found in the same time however much of it is right."""
+    sent = headers.get("Authorization", "").removeprefix("Bearer ")
+    return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), token.encode())
 
 
 async def read_body(request: web.Request, most: int, timeout_s: float) -> bytes:

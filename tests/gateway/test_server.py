@@ -12,7 +12,7 @@ from aiohttp import web
 from jaxagent.data import codec
 from jaxagent.engine.requests import EngineError
 from jaxagent.gateway import session as sessions
-from jaxagent.gateway import talk, wire
+from jaxagent.gateway import talk
 from jaxagent.gateway.chat import BadRequest
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
@@ -268,7 +268,7 @@ def test_a_failure_is_a_status_before_the_first_token_and_an_event_after():
 
 
 def test_what_does_not_fit_and_what_is_no_request(monkeypatch):
-    monkeypatch.setattr(wire, "BODY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(talk, "BODY_TIMEOUT_S", 0.3)
     policy = scripted()
     limits = sessions.Limits(turn_tokens=10, context_tokens=100, requests=2)
 
@@ -359,7 +359,7 @@ def test_no_tool_that_a_client_offers_is_the_engines_fault():
 
 
 def test_a_client_that_does_not_read_its_stream_is_cut_off(monkeypatch):
-    monkeypatch.setattr(wire, "WRITE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(talk, "WRITE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(sessions, "LINGER_S", 0.02)
     write, written = web.StreamResponse.write, []
 
