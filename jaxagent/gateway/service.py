@@ -25,8 +25,8 @@ from jaxagent.engine.requests import BusyError, EngineError, Sampled
 from jaxagent.engine.scoring import ScoreRequest, Scoring
 from jaxagent.gateway import talk
 from jaxagent.gateway.chat import Ask, BadRequest, Ident
-from jaxagent.gateway.cut import Cut
 from jaxagent.gateway.forms import completions
+from jaxagent.gateway.reading import Cut
 from jaxagent.gateway.talk import dump, read_body, reply
 
 MAX_SCORING = 64  # requests to /v1/score in hand

@@ -14,7 +14,7 @@ import pytest
 
 from jaxagent.agents.base import Where
 from jaxagent.agents.command import client_variables
-from jaxagent.gateway.session import Limits
+from jaxagent.gateway.session import SessionLimits
 from tests import environments
 from tests.gateway import world
 from tests.gateway.scripted import Scripted
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow  # installs packages, and starts a process per cli
 
 HERE = pathlib.Path(__file__).parent
 LIMIT_S = 300.0
-LIMITS = Limits(turn_tokens=400, context_tokens=100_000, requests=20)
+LIMITS = SessionLimits(turn_tokens=400, context_tokens=100_000, requests=20)
 PYTHON = (
     *("openai", "anthropic", "langgraph", "langchain-openai", "pydantic-ai-slim[openai,anthropic]"),
     *("smolagents[openai]", "litellm"),

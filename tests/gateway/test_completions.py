@@ -12,7 +12,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.gateway import session as sessions
 from jaxagent.gateway.chat import Ask, BadRequest
 from jaxagent.gateway.renderer import Renderer
-from jaxagent.gateway.session import Limits, Session
+from jaxagent.gateway.session import Session, SessionLimits
 from jaxagent.types import StopReason, TokenKind
 from tests.gateway import world
 from tests.gateway.scripted import Scripted
@@ -293,7 +293,7 @@ def test_conversations_and_completions_do_not_go_on_with_each_other():
 
 def test_limits_and_sampling_are_the_sessions():
     policy = scripted(lambda context, turn: world.letters("x" * 100))
-    limits = Limits(turn_tokens=50, context_tokens=200, requests=2)
+    limits = SessionLimits(turn_tokens=50, context_tokens=200, requests=2)
 
     async def scene():
         session = world.session(policy, limits)

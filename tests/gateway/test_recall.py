@@ -15,14 +15,14 @@ import pytest
 from jaxagent.gateway import session as sessions
 from jaxagent.gateway.chat import ChatMessage
 from jaxagent.gateway.renderer import Renderer
-from jaxagent.gateway.session import Limits, Session
+from jaxagent.gateway.session import Session, SessionLimits
 from jaxagent.rollout.templates import Chat
 from tests.gateway import chat_templates, world
 from tests.gateway.scripted import Scripted
 from tests.gateway.world import ask, assistant, tool, user
 
 DATE = datetime.datetime(2026, 1, 1)
-LIMITS = Limits(turn_tokens=2000, context_tokens=200_000, requests=100)
+LIMITS = SessionLimits(turn_tokens=2000, context_tokens=200_000, requests=100)
 
 
 def arguments(change):

@@ -12,7 +12,7 @@ from jaxagent.gateway import sampler
 from jaxagent.gateway import session as sessions
 from jaxagent.gateway.chat import BadRequest, Call, ChatMessage, Text
 from jaxagent.gateway.reading import Begun
-from jaxagent.gateway.session import Limits
+from jaxagent.gateway.session import SessionLimits
 from jaxagent.types import StopReason, TokenKind
 from tests.gateway import world
 from tests.gateway.scripted import Scripted
@@ -327,7 +327,7 @@ def test_keys_do_not_depend_on_arrival():
 
 def test_sampling_is_the_runs_and_every_limit_is_told():
     policy = scripted(lambda context, turn: world.letters("x" * 100))
-    limits = Limits(turn_tokens=50, context_tokens=200, requests=4)
+    limits = SessionLimits(turn_tokens=50, context_tokens=200, requests=4)
 
     async def scene():
         session = world.session(policy, limits)
@@ -423,7 +423,7 @@ def test_a_turn_has_the_least_of_the_three_limits():
     async def scene(room, turn_tokens, max_tokens):
         policy = scripted(lambda context, turn: world.letters("x" * 300))
         prompt = len(world.renderer().prompt([user("a")], (), {}).ids)
-        session = world.session(policy, Limits(turn_tokens, prompt + room, 10))
+        session = world.session(policy, SessionLimits(turn_tokens, prompt + room, 10))
         return len((await session.answer(ask(user("a"), max_tokens=max_tokens))).tokens)
 
     for limits in ((7, 50, 90), (50, 7, 90), (50, 90, 7), (7, 50, None), (50, 7, None)):
@@ -507,7 +507,7 @@ def test_only_the_latest_answers_are_kept_to_be_given_again():
 
 def test_counting_a_request_that_has_no_room_is_no_refusal():
     async def scene():
-        session = world.session(scripted(lambda context, turn: "a"), Limits(10, 50, 10))
+        session = world.session(scripted(lambda context, turn: "a"), SessionLimits(10, 50, 10))
         with pytest.raises(BadRequest, match="prompt is too long"):
             await session.count(ask(user("a" * 5000)))
         return session
