@@ -13,7 +13,7 @@ import pathlib
 import pytest
 
 from jaxagent.agents.base import Where
-from jaxagent.agents.command import client_variables
+from jaxagent.agents.programs import client_variables
 from jaxagent.gateway.session import SessionLimits
 from tests import environments
 from tests.gateway import world

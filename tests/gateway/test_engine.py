@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxagent.agents.command import Command
+from jaxagent.agents.programs import Command
 from jaxagent.config import EngineConfig, MeshConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
