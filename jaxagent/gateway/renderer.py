@@ -75,7 +75,7 @@ class Renderer:
         family = find_family(chat)
         self._native = family is not None and self._abilities.tools
         self._family: type[ToolParser] = family if family is not None and self._native else Hermes
-        self._headers = {role: _header(chat, role) for role in ("user", self._abilities.tool_role)}
+        self._headers = {role: _headers(chat, role) for role in ("user", self._abilities.tool_role)}
         self._reasoning = "</think>" in template_source or "<think>" in template_source
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
@@ -84,7 +84,7 @@ class Renderer:
             return self._with_tools.parser(tools)
         if self._chat is None:
             return ToolParser()
-        return self._family(tools, self._reasoning, self._headers["user"].opening.rstrip().endswith("<think>"))
+        return self._family(tools, self._reasoning, self._headers["user"][1].rstrip().endswith("<think>"))
 
     def prompt(
         self, messages: Sequence[ChatMessage], tools: Sequence[Tool], stored: Mapping[int, SampledTokens]
@@ -162,7 +162,7 @@ class Renderer:
             if turn.index is None:
                 spans += [(between, TokenKind.PROMPT), *body_spans(text[start:end], turn.parts)]
                 continue
-            yield [*spans, (header.opened(between), TokenKind.PROMPT)]
+            yield [*spans, (_opened(between, *header), TokenKind.PROMPT)]
             yield stored[turn.index]
             spans = Spans(body_spans(text[start + len(mark) : end], turn.parts) if turn.parts else ())
             ended_by = "" if turn.parts else stored[turn.index].ended_by
@@ -196,27 +196,10 @@ class Renderer:
         return Context(ids, kinds)
 
 
-@dataclasses.dataclass(frozen=True)
-class Header:
-    """What stands between a message and the assistant's next one, the end of the message apart.
-
-    `written` for an assistant message in the history, `opening` for the one that the policy is to write. They differ
-    where only the latter begins with "<think>".
-    """
-
-    written: str
-    opening: str
-
-    def opened(self, between: str) -> str:
-        """The text before an assistant message as it was when the policy began to write it."""
-        if between.endswith(self.written):
-            return between[: len(between) - len(self.written)] + self.opening
-        same = os.path.commonprefix([self.written, self.opening])  # noqa: RUF071, these are no paths
-        return between[: between.rindex(same)] + self.opening if same and same in between else between
-
-
-def _header(chat: Chat, role: str) -> Header:
-    """The header of an assistant message behind a message of that role."""
+def _headers(chat: Chat, role: str) -> tuple[str, str]:
+    """What stands between a message of that role and the assistant's next one, the end of the message apart: (for an
+    assistant message in the history, for the one that the policy is to write). They differ where only the latter begins
+    with "<think>"."""
     answer, last, more, user = *WORDS[:3], {"role": "user", "content": WORDS[3]}
     message = {"role": role, "content": last, **({"name": "tool"} if role == "tool" else {})}
     talk = [user, {"role": "assistant", "content": answer}, message]
@@ -224,7 +207,15 @@ def _header(chat: Chat, role: str) -> Header:
     opening = chat.render(talk).partition(last)[2].removeprefix(closed)
     talk += [{"role": "assistant", "content": more}, user]
     written = chat.render(talk).partition(last)[2].partition(more)[0].removeprefix(closed)
-    return Header(written, opening)
+    return written, opening
+
+
+def _opened(between: str, written: str, opening: str) -> str:
+    """The text before an assistant message as it was when the policy began to write it."""
+    if between.endswith(written):
+        return between[: len(between) - len(written)] + opening
+    same = os.path.commonprefix([written, opening])  # noqa: RUF071, these are no paths
+    return between[: between.rindex(same)] + opening if same and same in between else between
 
 
 def _plain(

@@ -232,7 +232,7 @@ def test_calls_come_back_from_what_the_template_writes(name, arguments, text, re
     before = tokenizer.decode(renderer.prompt(messages[:1], [tool], {}).ids)
     whole = tokenizer.decode(renderer.prompt(messages, [tool], {}).ids)
     opening = before[before.index("q") + 1 :]  # the end of the question, and what the policy continues
-    written = whole.removesuffix(renderer._headers["user"].opening)
+    written = whole.removesuffix(renderer._headers["user"][1])
     written = written.rstrip("\n").removesuffix(TEMPLATES[name][1])
     if written.startswith(before):
         answer = written.removeprefix(before)

@@ -126,11 +126,8 @@ def _message(item: Fields, kind: str, names: dict[str, str]) -> ChatMessage:
 # -------------------------------------------------------------------- freeform tools
 
 
-class Freeform(Tool):
+def _freeform(tool: Fields) -> Tool:
     """A tool whose calls are a text. The policy sees a function with the text as its argument `input`."""
-
-
-def _freeform(tool: Fields) -> Freeform:
     name, description = fields.tool_name(tool), tool.take("description", str, default="")
     form = tool.inner("format", {})
     if definition := form.take("definition", str, default=""):
@@ -138,7 +135,7 @@ def _freeform(tool: Fields) -> Freeform:
         description = f"{description}\n\nThe text follows this {syntax} grammar:\n{definition}".lstrip()
     form.drop("type", "syntax")
     form.done()
-    return Freeform(name, description, FREEFORM_SCHEMA)
+    return Tool(name, description, FREEFORM_SCHEMA)
 
 
 def freeform_text(call: Call) -> str:
@@ -288,7 +285,7 @@ def _reasoning_item(item_id: str, text: str, status: str = "completed") -> dict[
 
 def _call(ask: Ask, call: Call, number: int, ident: Ident) -> dict[str, Any]:
     call_id = events.call_id(call, "call_", ident, number)
-    if any(tool.name == call.name and isinstance(tool, Freeform) for tool in ask.tools):
+    if any(tool.name == call.name and tool.parameters is FREEFORM_SCHEMA for tool in ask.tools):
         item = {"id": _item_id("ctc", ident, number), "type": "custom_tool_call", "status": "completed"}
         return item | {"call_id": call_id, "name": call.name, "input": freeform_text(call)}
     item = {"id": _item_id("fc", ident, number), "type": "function_call", "status": "completed"}

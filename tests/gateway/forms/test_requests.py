@@ -230,7 +230,9 @@ def test_arguments_and_freeform_texts_come_back_as_they_were_sampled():
         ChatMessage("assistant", "", (Call("apply_patch", {"input": "*** Begin"}, "c1"),)),
         ChatMessage("tool", "done", call_id="c1", name="apply_patch"),
     )
-    assert isinstance(ask.tools[0], responses.Freeform) and "lark grammar:\nstart: x" in ask.tools[0].description
+    assert (
+        ask.tools[0].parameters is responses.FREEFORM_SCHEMA and "lark grammar:\nstart: x" in ask.tools[0].description
+    )
 
 
 def user(part):
