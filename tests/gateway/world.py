@@ -102,6 +102,22 @@ def run(scene: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return asyncio.run(bounded())
 
 
+def played(
+    policy: Scripted, program: Callable[[Session], Coroutine[Any, Any, Any]], *limits: SessionLimits, **more: Any
+) -> tuple[Session, tuple[Trajectory, ...]]:
+    """(session, its trajectories) of a program that asks in a session: each is what the policy saw; nothing is open."""
+
+    async def scene() -> tuple[Session, tuple[Trajectory, ...]]:
+        made = session(policy, *limits, **more)
+        await program(made)
+        return made, made.close()
+
+    made, trajectories = run(scene)
+    check(policy, trajectories)
+    assert not policy.left_open
+    return made, trajectories
+
+
 @contextlib.asynccontextmanager
 async def serving(*sessions: Session, **more: Any) -> AsyncIterator[tuple[Gateway, list[str], aiohttp.ClientSession]]:
     """(gateway, a token per session, a client)."""
