@@ -220,7 +220,7 @@ def test_the_search_engine_is_asked_at_start(tmp_path, monkeypatch, failure):
     raw = get_config()
     raw.env.retriever = ConfigDict({"name": "http", "url": "http://x:1/retrieve"})
     monkeypatch.setattr("jaxagent.envs.search.retriever.backends.HttpConfig.open", lambda *arguments: Engine())
-    monkeypatch.setattr("jaxagent.envs.search.environment._TRY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("jaxagent.envs.search.retriever.base.TRY_TIMEOUT_S", 0.05)
     with Workers(1) as workers:
         here = Opening(tmp_path, [Task("t", "Who?", ("me",))], workers.run, print)
         refused = pytest.raises(ConfigError, match="http://x:1/retrieve") if failure else contextlib.nullcontext()

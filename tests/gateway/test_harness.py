@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from jaxagent.agents.command import Command
+from jaxagent.agents.programs import Command
 from jaxagent.config import ConfigError
 from jaxagent.engine.requests import EngineError
 from jaxagent.gateway import harness
