@@ -19,7 +19,7 @@ from jaxagent.config import flags
 from jaxagent.learner.metrics import over_updates
 from jaxagent.learner.programs import make_programs
 from jaxagent.rollout.experience import Experience
-from jaxagent.rollout.statistics import episode_metrics
+from jaxagent.rollout.groups import episode_metrics
 from jaxagent.rollout.workers import group_deadline_s
 from jaxagent.runs.attempts import numbered
 from jaxagent.runs.parts import open_parts

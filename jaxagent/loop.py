@@ -31,10 +31,10 @@ from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState
 from jaxagent.learner.teacher import check_teacher, open_teacher
 from jaxagent.models.params import Params
-from jaxagent.observe import health
 from jaxagent.observe.files import OUTDATED_FILE, POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience, check_tasks
+from jaxagent.rollout.groups import largest
 from jaxagent.runs import devices, lag
 from jaxagent.runs.attempts import temperature
 from jaxagent.runs.checks import OPD, RL, check
@@ -160,7 +160,7 @@ def rl_stage(
             "policy_version": float(step + 1),
         }
         gaps = workdir.results.get("logprob_gap_max"), metrics.get("logprob_gap/max")
-        workdir.results["logprob_gap_max"] = health.largest(*gaps)
+        workdir.results["logprob_gap_max"] = largest(*gaps)
         workdir.failed.tell_step(stage, step + 1, rollouts.failures)
         if workdir.evaluates(step + 1, rl.steps):
             with sink.newest():

@@ -24,7 +24,7 @@ from jaxagent.envs.search.environment import SearchAttempt
 from jaxagent.envs.search.retriever.base import RetrieverError
 from jaxagent.observe import jsonl
 from jaxagent.observe.progress import Progress
-from jaxagent.rollout.statistics import Failures
+from jaxagent.rollout.groups import Failures
 from jaxagent.rollout.workers import Workers
 from jaxagent.runs import workdir as workdir_module
 from jaxagent.runs.evaluation import held_out

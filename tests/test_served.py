@@ -4,7 +4,8 @@ import types
 
 import pytest
 
-from jaxagent.runs.seams import LaggedWeights, publish_past
+from jaxagent.runs.lag import LaggedWeights
+from jaxagent.runs.seams import publish_past
 
 
 class Engine:

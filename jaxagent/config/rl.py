@@ -116,7 +116,7 @@ class ZLossConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RefillConfig:
-    """Dynamic sampling: rounds of new tasks until enough groups have signal. See rollout/selection.py."""
+    """Dynamic sampling: rounds of new tasks until enough groups have signal. See rollout/groups.py."""
 
     max_rounds: Annotated[int, at_least(2)] = 10  # rounds per step at most; DAPO's recipe
     tasks_per_round: NonNegativeInt = 0  # 0 = as many as are missing

@@ -36,9 +36,3 @@ def complaints(metrics: Mapping[str, Any]) -> dict[str, str]:
         if norm not in found and share is not None and share < 1.0:
             found[applied] = f"{applied} is {share:g}: an update found no token to learn from"
     return found
-
-
-def largest(before: float | None, now: float | None) -> float | None:
-    """The larger one of two numbers that may be missing; what is not a number wins, and stays."""
-    known = [value for value in (before, now) if value is not None]
-    return next((value for value in known if math.isnan(value)), max(known, default=None))

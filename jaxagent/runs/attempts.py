@@ -16,9 +16,19 @@ import numpy as np
 from jaxagent.algorithms.group_rewards import shaped
 from jaxagent.config import RLConfig, SamplingConfig
 from jaxagent.engine.driver import Driver
-from jaxagent.rollout import selection
 from jaxagent.rollout.experience import Experience
-from jaxagent.rollout.statistics import Failures, action_tokens, episode_metrics
+from jaxagent.rollout.groups import (
+    Failures,
+    Selection,
+    action_tokens,
+    episode_metrics,
+    keep_most_varied,
+    oversample_metrics,
+    refill,
+    selection_metrics,
+    selects,
+    usable,
+)
 from jaxagent.rollout.workers import STOP_TIMEOUT_S, Rollout, batch_deadline_s, group_deadline_s, run_until_enough
 from jaxagent.runs.parts import Parts
 from jaxagent.types import Episode, Group, Task
@@ -106,7 +116,7 @@ def numbered_on(play: Rollout, first_attempt: int, groups: Sequence[Task], tasks
 class Rollouts:
     """What a step trains on."""
 
-    chosen: selection.Selection
+    chosen: Selection
     metrics: dict[str, float | None]
     failures: Failures  # of all that was begun, also in groups that are dropped
     rounds: Sequence[Sequence[Group]]  # all that was begun, as it was played: what the run's record keeps
@@ -159,18 +169,16 @@ def rollouts_of_step(rl: RLConfig, experience: Experience, step: int, play: Play
         rounds.append(groups)
         if over is None:
             return [shaped(group, rl) for group in groups]
-        usable = selection.usable(groups, over.min_group, wanted)
-        for name, count in selection.oversample_metrics(groups, rl.group_size, usable).items():
+        large_enough = usable(groups, over.min_group, wanted)
+        for name, count in oversample_metrics(groups, rl.group_size, large_enough).items():
             more[name] = more.get(name, 0.0) + count
-        return [shaped(group, rl) for group in usable]
+        return [shaped(group, rl) for group in large_enough]
 
-    chosen = selection.refill(shaped_round, rl.tasks_per_step, rl.refill)
+    chosen = refill(shaped_round, rl.tasks_per_step, rl.refill)
     return rollouts(rl, step, chosen, rounds, more)
 
 
-def rollouts(
-    rl: RLConfig, step: int, chosen: selection.Selection, rounds: list[list[Group]], more: dict[str, float]
-) -> Rollouts:
+def rollouts(rl: RLConfig, step: int, chosen: Selection, rounds: list[list[Group]], more: dict[str, float]) -> Rollouts:
     """What a step trains on, whoever has played it, with its metrics.
 
     Args:
@@ -180,10 +188,10 @@ def rollouts(
       rounds: all groups as they were played, round by round.
       more: metrics of the playing.
     """
-    chosen = dataclasses.replace(chosen, groups=selection.keep_most_varied(chosen.groups, rl.keep_groups_frac))
+    chosen = dataclasses.replace(chosen, groups=keep_most_varied(chosen.groups, rl.keep_groups_frac))
     metrics = episode_metrics(chosen.played) | more
-    if selection.selects(rl):
-        metrics |= selection.selection_metrics(chosen)
+    if selects(rl):
+        metrics |= selection_metrics(chosen)
     if rl.temperature is not None:
         metrics["sampling/temperature"] = temperature(rl, step)
     metrics["rollout/action_tokens"] = float(action_tokens(chosen.played))

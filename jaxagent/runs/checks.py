@@ -15,7 +15,7 @@ from jaxagent.config.parse import convert, hints
 from jaxagent.engine import automaton
 from jaxagent.envs.base import Environment, check_texts
 from jaxagent.models import lora
-from jaxagent.rollout import selection
+from jaxagent.rollout import groups
 from jaxagent.runs import roles
 
 EXACT_TILE_ROWS = 64
@@ -42,7 +42,7 @@ def check(cfg: Config) -> None:
     algorithm.check(cfg.rl)
     _check_group_reward(cfg)
     lora.check(cfg.model.lora)
-    selection.check(cfg.rl)
+    groups.check(cfg.rl)
     if OPD in cfg.stages:
         _check_opd(cfg)
     with_adapters = [at for at, stage in enumerate(cfg.stages) if stage in (OPD, RL)]

@@ -1,4 +1,4 @@
-"""How old the tokens of a step are, and how far the engine's log-probs are from the trainer's where rollouts lag.
+"""Rollouts that lag: which weights play, how old their tokens are, and how far log-probs are from the trainer's.
 
 A version is the policy after so many published steps. The policy that a step trains is newer than its tokens, so its
 log-probs differ from the recorded ones by what was learnt since (`policy/drift_max`). That would hide a wrong mask,
@@ -8,12 +8,15 @@ with exact numerics to the last bit: so tokens are scored again as they were sam
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from jaxagent.algorithms.streams import action_mask, sampled_trajectories
+from jaxagent.engine.driver import Driver
 from jaxagent.learner.programs import Programs
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
@@ -123,3 +126,47 @@ def ages(groups: Sequence[Group], step: int, bound: int) -> dict[str, float | No
         "staleness/max": float(there.max()) if total else None,
     }
     return metrics | {f"staleness/frac_{n}": float(counts[n] / total) if total else None for n in age.tolist()}
+
+
+class LaggedWeights:
+    """Which weights the engine has: the newest, or with `rl.staleness` those of so many steps ago.
+
+    Staleness on one machine is what a run sees whose rollouts are that much older, step for step. The weights of
+    the steps between are kept on the device, and bundles hold them.
+    """
+
+    def __init__(self, driver: Driver, staleness: int):
+        self._driver = driver
+        self._staleness = staleness
+        # (version, policy to generate with, what was trained: the same, or its LoRA adapters), oldest first
+        self._kept: collections.deque[tuple[int, Params, Params]] = collections.deque(maxlen=staleness + 1)
+
+    def publish(self, version: int, state: TrainState) -> None:
+        """The policy after `version` steps exists: rollouts get the oldest that is kept."""
+        self._kept.append((version, state.policy, state.params))
+        self._serve(0)
+
+    def past(self) -> Mapping[int, Params]:
+        """What is trained of every version but the newest, by version, oldest first."""
+        return {version: trained for version, _, trained in list(self._kept)[:-1]}
+
+    def missing(self, version: int) -> Sequence[int]:
+        """All of them: a process that starts has none."""
+        return range(max(0, version - self._staleness), version)
+
+    def held(self, version: int) -> Params | None:
+        """What was trained of one of the versions that are kept."""
+        return next((trained for number, _, trained in self._kept if number == version), None)
+
+    @contextlib.contextmanager
+    def newest(self) -> Iterator[None]:
+        """For evaluation. Where nothing lags the engine is left alone, and keeps what it has cached."""
+        if len(self._kept) > 1:
+            self._serve(-1)
+        yield
+        if len(self._kept) > 1:
+            self._serve(0)
+
+    def _serve(self, place: int) -> None:
+        version, policy, _ = self._kept[place]
+        self._driver.update_params(policy, version)

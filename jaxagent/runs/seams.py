@@ -6,10 +6,10 @@ are a coordinator that plays no episode itself, versions of weights on disk, and
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from jaxagent.engine.driver import Driver
@@ -17,6 +17,7 @@ from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
 from jaxagent.rollout.experience import Experience
 from jaxagent.runs.attempts import Rollouts, collect
+from jaxagent.runs.lag import LaggedWeights
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.workdir import Workdir
 
@@ -86,13 +87,11 @@ Connect = Callable[[Parts, Workdir, Driver, Experience, int], Seams]
 def one_process(parts: Parts, workdir: Workdir, driver: Driver, experience: Experience, steps_before: int) -> Seams:
     """The seams of a run of one process: it plays, it trains, and its bundles and logs are what survives."""
 
-    def batch(step: int) -> Rollouts:
-        return collect(parts, driver, experience, step, steps_before)
-
     def commit(step: int) -> None:
         """Older bundles are deleted as newer ones are complete."""
 
     staleness = parts.cfg.rl.staleness
+    batch = functools.partial(collect, parts, driver, experience, steps_before=steps_before)
     return Seams(batch, LaggedWeights(driver, staleness), commit, staleness)
 
 
@@ -121,47 +120,3 @@ def publish_past(
             f"the bundle of step {step} holds {len(at_hand)} of the {len(wanted)} policies before it: rollouts get "
             "their staleness back step by step, and differ from those of a run that was not stopped"
         )
-
-
-class LaggedWeights:
-    """Which weights the engine has: the newest, or with `rl.staleness` those of so many steps ago.
-
-    Staleness on one machine is what a run sees whose rollouts are that much older, step for step. The weights of
-    the steps between are kept on the device, and bundles hold them.
-    """
-
-    def __init__(self, driver: Driver, staleness: int):
-        self._driver = driver
-        self._staleness = staleness
-        # (version, policy to generate with, what was trained: the same, or its LoRA adapters), oldest first
-        self._kept: collections.deque[tuple[int, Params, Params]] = collections.deque(maxlen=staleness + 1)
-
-    def publish(self, version: int, state: TrainState) -> None:
-        """The policy after `version` steps exists: rollouts get the oldest that is kept."""
-        self._kept.append((version, state.policy, state.params))
-        self._serve(0)
-
-    def past(self) -> Mapping[int, Params]:
-        """What is trained of every version but the newest, by version, oldest first."""
-        return {version: trained for version, _, trained in list(self._kept)[:-1]}
-
-    def missing(self, version: int) -> Sequence[int]:
-        """All of them: a process that starts has none."""
-        return range(max(0, version - self._staleness), version)
-
-    def held(self, version: int) -> Params | None:
-        """What was trained of one of the versions that are kept."""
-        return next((trained for number, _, trained in self._kept if number == version), None)
-
-    @contextlib.contextmanager
-    def newest(self) -> Iterator[None]:
-        """For evaluation. Where nothing lags the engine is left alone, and keeps what it has cached."""
-        if len(self._kept) > 1:
-            self._serve(-1)
-        yield
-        if len(self._kept) > 1:
-            self._serve(0)
-
-    def _serve(self, place: int) -> None:
-        version, policy, _ = self._kept[place]
-        self._driver.update_params(policy, version)

@@ -37,7 +37,7 @@ from jaxagent.observe.files import (
     SUMMARY_FILE,
 )
 from jaxagent.observe.progress import Progress
-from jaxagent.rollout.statistics import FailedEpisodes, end
+from jaxagent.rollout.groups import FailedEpisodes, end
 from jaxagent.runs import devices, provenance, resume
 from jaxagent.runs.logs import Logs
 from jaxagent.runs.record import Recorder

@@ -108,7 +108,7 @@ def test_a_damaged_body_is_refused_wherever_it_is_damaged():
 
 
 def test_what_unpacks_to_too_much_is_refused(monkeypatch):
-    monkeypatch.setattr(packing, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(codec, "MOST_BYTES", 1_000)
     with pytest.raises(ConfigError, match="too long"):
         packing.check(Packed("0" * 64, zlib.compress(bytes(100_000))), "here")
 

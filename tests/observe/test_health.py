@@ -9,16 +9,6 @@ from jaxagent.observe import health
 NAN = math.nan
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "largest"),
-    [(0.0, 0.5, 0.5), (0.5, 0.0, 0.5), (0.5, None, 0.5), (None, None, None), (0.0, NAN, NAN), (NAN, 0.5, NAN),
-     (math.inf, NAN, NAN), (NAN, None, NAN)],
-)  # fmt: skip
-def test_nan_wins_in_a_running_maximum(before, now, largest):
-    found = health.largest(before, now)
-    assert found == largest or (math.isnan(largest) and math.isnan(found))
-
-
 def test_a_healthy_step_has_no_complaint():
     metrics = {"policy/grad_norm": 0.5, "policy/update_applied": 1.0, "loss/total": -1.0, "time/step_s": None}
     assert health.complaints(metrics) == {}

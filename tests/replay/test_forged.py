@@ -16,7 +16,7 @@ import pytest
 from jaxagent import evaluate, replay
 from jaxagent import main as cli
 from jaxagent.config import parse, to_dict
-from jaxagent.rollout import statistics
+from jaxagent.rollout import groups
 from jaxagent.runs import provenance, record
 from jaxagent.types import StopReason
 from tests import tiny_run
@@ -135,7 +135,7 @@ def test_what_a_certificate_does_not_check_is_named_in_it(run):
     forging.episodes(
         run, 3, lambda place, e: e if place in (0, 4) else dataclasses.replace(e, stop_reason=StopReason.TIMEOUT)
     )
-    told = statistics.episode_metrics(record.read(run / "record/rl", 3).rounds[0])
+    told = groups.episode_metrics(record.read(run / "record/rl", 3).rounds[0])
     told = {name: value for name, value in told.items() if name.startswith(("stop/", "reward/", "episode/"))}
     forging.lines(run / "metrics.jsonl", lambda row: row | (told if (row["stage"], row["step"]) == ("rl", 4) else {}))
     code, certificate = verified(run)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from jaxagent.rollout.selection import oversample_metrics, usable
+from jaxagent.rollout.groups import oversample_metrics, usable
 from jaxagent.rollout.workers import run_until_enough
 from jaxagent.types import Episode, Group, StopReason, Task
 

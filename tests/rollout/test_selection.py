@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxagent.config import RefillConfig
-from jaxagent.rollout import selection
+from jaxagent.rollout import groups as selection
 from jaxagent.types import Episode, Group, StopReason, Task
 
 

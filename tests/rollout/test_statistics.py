@@ -1,9 +1,12 @@
 """Scores over kinds of tasks, and what is said of failed episodes: worked out by hand."""
 
+import math
+
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.rollout.statistics import Failures, by_kind, episode_metrics
+from jaxagent.rollout.groups import Failures, by_kind, episode_metrics
+from jaxagent.rollout.groups import largest as largest_of
 from jaxagent.rollout.workers import ENOUGH
 from jaxagent.runs.evaluation.held_out import summarised
 from jaxagent.types import Episode, Group, StopReason, Task
@@ -79,3 +82,16 @@ def test_the_mean_of_nothing_is_none():
     assert scores == {
         "em": 0.0, "failed": 1.0, "em_one_hop": 0.0, "em/one_hop/x": 0.0, "em_two_hop": None, "em/two_hop/y": None
     }  # fmt: skip
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "largest"),
+    [(0.0, 0.5, 0.5), (0.5, 0.0, 0.5), (0.5, None, 0.5), (None, None, None), (0.0, NAN, NAN), (NAN, 0.5, NAN),
+     (math.inf, NAN, NAN), (NAN, None, NAN)],
+)  # fmt: skip
+def test_nan_wins_in_a_running_maximum(before, now, largest):
+    found = largest_of(before, now)
+    assert found == largest or (math.isnan(largest) and math.isnan(found))

@@ -8,7 +8,7 @@ from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.algorithms.objectives import SoftGate
 from jaxagent.config import ConfigError, overrides
-from jaxagent.rollout import selection
+from jaxagent.rollout import groups as selection
 
 
 def rl(**changes):

@@ -22,9 +22,9 @@ from jaxagent.config.parse import build
 from jaxagent.data import codec
 from jaxagent.data.curriculum import CURRICULA, Curriculum
 from jaxagent.observe.episodes import shown
-from jaxagent.rollout import selection
+from jaxagent.rollout import groups as selection
+from jaxagent.rollout.groups import episode_metrics
 from jaxagent.rollout.replay import ReplayBuffer
-from jaxagent.rollout.statistics import episode_metrics
 from jaxagent.runs.stages import outcome_model
 from jaxagent.service import episodes as served
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory

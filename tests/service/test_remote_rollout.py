@@ -13,8 +13,7 @@ from jaxagent.algorithms.estimators import LeaveOneOutStd
 from jaxagent.algorithms.streams import rewards
 from jaxagent.config import ConfigError, EnvConfig
 from jaxagent.io.http import HttpStatus
-from jaxagent.rollout.selection import usable
-from jaxagent.rollout.statistics import Failures
+from jaxagent.rollout.groups import Failures, usable
 from jaxagent.rollout.templates import Plain
 from jaxagent.rollout.workers import ENOUGH, Workers, run_groups
 from jaxagent.service import remote_rollout

@@ -20,7 +20,7 @@ from jaxagent.config import ConfigError
 from jaxagent.data import codec, episode_log
 from jaxagent.engine.requests import EngineError
 from jaxagent.observe import jsonl
-from jaxagent.rollout.statistics import component
+from jaxagent.rollout.groups import component
 from jaxagent.rollout.workers import Rollout, guarded
 from jaxagent.types import Episode, StopReason, Task
 

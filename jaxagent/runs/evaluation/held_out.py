@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from jaxagent.config import SamplingConfig
 from jaxagent.engine.driver import Driver
-from jaxagent.rollout.statistics import Failures, by_kind, end, mean
+from jaxagent.rollout.groups import Failures, by_kind, end, mean
 from jaxagent.rollout.workers import group_deadline_s
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.workdir import Workdir

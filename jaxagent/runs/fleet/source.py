@@ -24,7 +24,7 @@ from jaxagent.fleet.repairs import WHAT_TO_DO
 from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.observe.text import duration
-from jaxagent.rollout.selection import Selection
+from jaxagent.rollout.groups import Selection
 from jaxagent.runs import attempts
 from jaxagent.runs.attempts import Rollouts, rollouts
 from jaxagent.types import Episode, Group, StopReason

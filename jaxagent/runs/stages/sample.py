@@ -11,7 +11,7 @@ from jaxagent.data.tasks import TaskIterator
 from jaxagent.engine.driver import Driver
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
-from jaxagent.rollout.statistics import Failures, episode_metrics
+from jaxagent.rollout.groups import Failures, episode_metrics
 from jaxagent.rollout.workers import group_deadline_s
 from jaxagent.runs.attempts import numbered_on
 from jaxagent.runs.parts import Parts

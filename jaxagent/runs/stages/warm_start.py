@@ -28,7 +28,7 @@ from jaxagent.learner.state import TrainState, init_state
 from jaxagent.learner.update import make_update
 from jaxagent.models.params import Params
 from jaxagent.rollout import demonstrations
-from jaxagent.rollout.statistics import Failures, by_kind
+from jaxagent.rollout.groups import Failures, by_kind
 from jaxagent.runs.evaluation.held_out import GREEDY, play
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.workdir import Workdir
