@@ -13,7 +13,7 @@ from jaxagent.runs.workdir import Workdir
 from tests import tiny_run
 
 PACKAGE = tiny_run.ROOT / "jaxagent"
-MOST_FILES, MOST_LINES = 50, 2150  # the house wants 45 and 1,900
+MOST_FILES, MOST_LINES = 50, 2120  # the house wants 45 and 1,900
 
 
 def functions_of_a_step(workdir: pathlib.Path) -> set[tuple[str, int]]:

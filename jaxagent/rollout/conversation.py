@@ -261,24 +261,28 @@ def encode_prompt(tokenizer: Tokenizer, template: Template, messages: Sequence[M
     Raises:
       ValueError: the template does not show a message's tokens, or shows them twice.
     """
+    if any(isinstance(message, Spliced) for message in messages):
+        return _encode_spliced(tokenizer, template, messages)
+    return tokenizer.encode(template.prompt(messages))
+
+
+def _encode_spliced(tokenizer: Tokenizer, template: Template, messages: Sequence[Message | Spliced]) -> list[int]:
+    """The template renders marks, and the tokens take the marks' places as they are."""
     mark = _unused([message.content for message in messages])
     tokens: list[Tokens] = []
 
-    def plain(message: Message | Spliced) -> Message:
+    def marked(message: Message | Spliced) -> Message:
         if isinstance(message, Message):
             return message
         parts = []
         for piece in message.pieces:
-            if isinstance(piece, str):
-                parts.append(piece)
-            else:
-                parts.append(f"{mark}{len(tokens)}{mark}")
+            if not isinstance(piece, str):
                 tokens.append(piece)
+                piece = f"{mark}{len(tokens) - 1}{mark}"
+            parts.append(piece)
         return Message(message.role, "".join(parts))
 
-    text = template.prompt([plain(message) for message in messages])
-    if not tokens:
-        return tokenizer.encode(text)
+    text = template.prompt([marked(message) for message in messages])
     # re.split keeps what stands in the group: text, number, text, number, ..., text
     pieces = re.split(f"{re.escape(mark)}([0-9]+){re.escape(mark)}", text)
     if [int(number) for number in pieces[1::2]] != list(range(len(tokens))):

@@ -39,7 +39,7 @@ Rounds = Sequence[Sequence[Group]]  # of a step, as they were played
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class RecordedStep:
     """One step of a record, read."""
 
     number: int
@@ -176,7 +176,7 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in paths if path.stem.isdigit())
 
 
-def read(folder: Path, step: int) -> Step:
+def read(folder: Path, step: int) -> RecordedStep:
     """A step. What does not fit its digest is in `damage`, and read all the same where it can be.
 
     Raises:
@@ -201,7 +201,7 @@ def read(folder: Path, step: int) -> Step:
                     episodes.append(episode)
                 groups.append(Group(episodes[0].task, tuple(episodes)))
             rounds.append(tuple(groups))
-    return Step(
+    return RecordedStep(
         number=header["step"],
         config=header["config"],
         code=header["code"],

@@ -66,7 +66,7 @@ def test_lengths_and_waits_are_those_of_recorded_episodes(tmp_path):
     cfg = run(tmp_path, ROW | ENGINE, ROW | ENGINE)
     folder = tmp_path / "record" / "rl"
     folder.mkdir(parents=True)
-    step = record.Step(3, "c", "", "a", "b", "", "", ((Group(task, tuple(episodes)),),))
+    step = record.RecordedStep(3, "c", "", "a", "b", "", "", ((Group(task, tuple(episodes)),),))
     forging.write(folder, step)
     found = measured.measured(cfg, FORMULA)
     assert found.episodes[0] == ((2.0, 2.0), (1.0, 2.0)) and found.episodes[1] == ((2.0, 1.0), (1.0, 1.0)) * 2

@@ -21,7 +21,7 @@ from jaxagent.types import Episode, Group
 def episodes(run: pathlib.Path, number: int, change: Callable[[int, Episode], Episode | None]) -> None:
     """Changes the episodes of a step, by their place in it (None: leaves one out), and seals the record anew."""
 
-    def changed(step: record.Step) -> record.Step:
+    def changed(step: record.RecordedStep) -> record.RecordedStep:
         at, rounds = iter(range(1000)), []
         for round_ in step.rounds:
             groups = [[change(next(at), episode) for episode in group.episodes] for group in round_]
@@ -32,7 +32,7 @@ def episodes(run: pathlib.Path, number: int, change: Callable[[int, Episode], Ep
     sealed(run, lambda step: changed(step) if step.number == number else step)
 
 
-def write(folder: pathlib.Path, step: record.Step) -> None:
+def write(folder: pathlib.Path, step: record.RecordedStep) -> None:
     """Writes a step as it is said to be, with digests and seal of its own."""
     header = {"record": record.FORMAT, "step": step.number, "config": step.config, "code": step.code}
     header |= {"before": step.before, "after": step.after, "previous": step.previous}
@@ -40,7 +40,7 @@ def write(folder: pathlib.Path, step: record.Step) -> None:
     record._write(folder, header, step.rounds, packed)
 
 
-def sealed(run: pathlib.Path, change: Callable[[record.Step], record.Step]) -> None:
+def sealed(run: pathlib.Path, change: Callable[[record.RecordedStep], record.RecordedStep]) -> None:
     """Changes the steps of a record, and seals it anew."""
     folder, seal = run / "record/rl", ""
     for number in record.steps(folder):
