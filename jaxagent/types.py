@@ -100,7 +100,7 @@ class Trajectory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Heard:
+class UntrainedConversation:
     """A conversation with a role that is not trained, or of the policy where it is only shown.
 
     For people and for checks.
@@ -127,7 +127,7 @@ class Episode:
     text: str = ""  # decoded, for people; never read by training
     error: str = ""  # one line, when stop_reason.is_failure
     turn_rewards: tuple[float, ...] = ()  # paid at the end of each turn, beside `reward`; () = no process rewards
-    heard: Sequence[Heard] = ()  # conversations with roles that are not trained
+    heard: Sequence[UntrainedConversation] = ()  # conversations with roles that are not trained
 
     @property
     def total_reward(self) -> float:

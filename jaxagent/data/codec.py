@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from jaxagent.config import ConfigError
-from jaxagent.types import Episode, Heard, StopReason, Task, TokenKind, Trajectory
+from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory, UntrainedConversation
 
 LARGEST_LOGPROB = float(np.finfo(np.float32).max)
 REST = ("metrics", "text", "error", "heard")  # columns of an episode that are no part of its result
@@ -81,7 +81,7 @@ def encode_episode(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _encode_heard(heard: Heard) -> dict[str, Any]:
+def _encode_heard(heard: UntrainedConversation) -> dict[str, Any]:
     return {
         "role": heard.role,
         "after": heard.after,
@@ -140,14 +140,14 @@ def decode_episode(row: Any, where: str) -> Episode:
     )
 
 
-def _decode_heard(row: Any, where: str) -> Heard:
+def _decode_heard(row: Any, where: str) -> UntrainedConversation:
     row = _object(row, where)
     turns = _get(row, "turns", list, where)
     for turn in turns:
         if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn)):
             raise ConfigError(f"{where}: column 'turns' must be pairs of texts, got {turn!r:.100}.")
     trajectory = row.get("trajectory")
-    return Heard(
+    return UntrainedConversation(
         role=_get(row, "role", str, where),
         turns=tuple((shown, said) for shown, said in turns),
         trajectory=None if trajectory is None else decode_trajectory(trajectory, f"{where}, trajectory"),

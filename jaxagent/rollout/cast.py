@@ -20,7 +20,7 @@ from jaxagent.roles.base import Speaker
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.episode import Failed, Playing, Voice, add_engine_times, one_line, sample_turn
 from jaxagent.rollout.text_talk import TextTalk, misuse
-from jaxagent.types import Generation, Heard, StopReason, Task, TokenKind, Trajectory
+from jaxagent.types import Generation, StopReason, Task, TokenKind, Trajectory, UntrainedConversation
 
 NO_ROOM = "its conversation had no room for a reply, and cannot go on"
 TIMES = ("engine_s", "open_s", "queue_s", "prefill_s", "decode_s", "cached_tokens", "overshoots")  # of the policy
@@ -64,7 +64,7 @@ class EpisodeCast:
         self._talks: list[EngineTalk | TextTalk] = []
 
     def talk(self, role: str, trained: bool = True) -> EngineTalk | TextTalk:
-        """Begins a conversation, see `envs.cast.Cast.talk`."""
+        """Begins a conversation with a role; `envs.cast.Cast.talk` says with whom."""
         if role != POLICY and role not in self._company.voices:
             raise KeyError(f"there is no role '{role}' in config.roles, which has {list(self.names)}")
         if self.closed:
@@ -97,7 +97,7 @@ class EpisodeCast:
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """Of the policy's trained conversations in which it has said something, in the order of their beginning."""
+        """Those of the policy's trained conversations in which it has replied, in the order in which they began."""
         trajectories = (talk.conversation.trajectory() for talk in self._engine_talks if talk.trained)
         return tuple(trajectory for trajectory in trajectories if trajectory.action_mask.any())
 
@@ -107,7 +107,7 @@ class EpisodeCast:
         return sum(talk.conversation.turns for talk in self._engine_talks if talk.trained)
 
     @property
-    def heard(self) -> tuple[Heard, ...]:
+    def heard(self) -> tuple[UntrainedConversation, ...]:
         """All other conversations."""
         return tuple(talk.heard() for talk in self._talks if not talk.trained)
 
@@ -160,7 +160,7 @@ class EpisodeCast:
         return failure if role == POLICY else TimeoutError(line) if timeout else RoleError(line)
 
     def misused(self, role: str, mistake: str) -> ValueError:
-        """Remembers what the environment did wrong, and returns what it is told."""
+        """Remembers what the environment did wrong, and returns the exception that `say` raises."""
         mistake = f"{role}: {mistake}"
         self.failure = self.failure or Failed(StopReason.ENV_ERROR, mistake)
         return ValueError(mistake)
@@ -199,7 +199,7 @@ class EpisodeCast:
         return await voice.engine.open(self._task.id, self._sample, self._group_size, domain, conversation=number)
 
     def limits(self, role: str) -> RoleConfig:
-        """Of a role other than the policy."""
+        """The settings of a role other than the policy."""
         return self._company.roles[role]
 
 
@@ -238,7 +238,7 @@ class EngineTalk:
     async def say(
         self, *messages: Message | Spliced, stop_strings: Sequence[str] = (), max_tokens: int | None = None
     ) -> Said:
-        """See `envs.cast.Talk`."""
+        """Asks one question and returns the reply; `envs.cast.Talk.say` says what may be asked."""
         with self._cast.question(self, messages, stop_strings, max_tokens):
             return await self._say(messages, stop_strings, max_tokens)
 
@@ -295,11 +295,11 @@ class EngineTalk:
         tokens = Tokens(tuple(ids), self._voice.tokenizer.decode(ids)) if self._voice.policys_ids else None
         return Said(text, generation.finish, tokens, prompt_tokens, len(generation.tokens), seconds, cost)
 
-    def heard(self) -> Heard:
+    def heard(self) -> UntrainedConversation:
         """The conversation, for people and for checks."""
         replies = [action for action, _ in self.conversation.transcript.turns]
         shown = zip(self._shown, [*replies, ""] if len(replies) < len(self._shown) else replies, strict=True)
-        return Heard(self.role, tuple(shown), self.conversation.trajectory(), self._after)
+        return UntrainedConversation(self.role, tuple(shown), self.conversation.trajectory(), self._after)
 
     def close(self) -> None:
         """Ends the sequence; twice is harmless."""

@@ -40,7 +40,7 @@ class Experience:
 
     @property
     def num_tasks(self) -> int:
-        """That the source has."""
+        """The number of tasks in the source."""
         return len(self._source)
 
     def take(self, count: int, step: int, number: int) -> list[Task]:
@@ -104,14 +104,14 @@ class Experience:
         self._begin(step, same_size)
 
     def _begin(self, step: int, assigned: Mapping[int, list[list[int]]] | None = None) -> None:
-        """Nothing is assigned from `step` on but what is given."""
+        """Begins at `step`: of later steps only the rounds in `assigned` are drawn already."""
         self._recorded = self._next = step  # `_next`: the step whose first round is drawn next
         self._rounds = dict(assigned or {})  # by step: indices of each round that is drawn
         self._positions: dict[int, int] = {}  # by step: where the stream was before its first round
         self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Draws what a curriculum decides by what is known now. Everything else can be drawn when it is asked for."""
+        """Fixes a curriculum's tasks for the next steps now, since later results may not change them."""
         if self._curriculum is not None and self._rl.staleness:
             self.assign(self._recorded + self._rl.staleness)
 

@@ -15,7 +15,7 @@ from jaxagent import contract
 from jaxagent.envs.base import Message, check_texts
 from jaxagent.envs.cast import Said, Spliced
 from jaxagent.roles.base import Reply, Speaker
-from jaxagent.types import Heard
+from jaxagent.types import UntrainedConversation
 
 if TYPE_CHECKING:
     from jaxagent.rollout.cast import EpisodeCast
@@ -35,7 +35,7 @@ class TextTalk:
     async def say(
         self, *messages: Message | Spliced, stop_strings: Sequence[str] = (), max_tokens: int | None = None
     ) -> Said:
-        """See `envs.cast.Talk`."""
+        """Asks one question and returns the reply; `envs.cast.Talk.say` says what may be asked."""
         with self._cast.question(self, messages, stop_strings, max_tokens):
             return await self._say(messages, stop_strings, max_tokens)
 
@@ -74,9 +74,9 @@ class TextTalk:
             prompt = sum(len(self._cast.tokens(message.content).ids) for message in self._messages)
         return text, finish, prompt, len(self._cast.tokens(text).ids) if reply_tokens is None else reply_tokens
 
-    def heard(self) -> Heard:
+    def heard(self) -> UntrainedConversation:
         """The conversation, for people."""
-        return Heard(self.role, tuple(self._turns), None, self._after)
+        return UntrainedConversation(self.role, tuple(self._turns), None, self._after)
 
 
 def _cut(text: str, finish: str, stop_strings: Sequence[str]) -> tuple[str, str]:

@@ -144,7 +144,7 @@ class Workers:
         return result_of(asyncio.run_coroutine_threadsafe(coroutine, self._loop), timeout_s, what)
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Begins a coroutine on the loop. Unlike `run`, its caller goes on, and bounds it itself."""
+        """Begins a coroutine on the loop and returns at once; the caller sets its own timeout."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def collect(

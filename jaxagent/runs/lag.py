@@ -66,7 +66,7 @@ def as_of(programs: Programs, state: TrainState, trained: Params | None) -> Trai
 
 
 def versions(trajectories: Sequence[Trajectory]) -> list[int]:
-    """Those that sampled the tokens, oldest first. Versions may have changed in the middle of an episode."""
+    """The versions that sampled the tokens, oldest first. Versions may have changed in the middle of an episode."""
     return sorted({int(v) for each in trajectories for v in np.unique(each.policy_versions[action_mask(each) > 0])})
 
 
@@ -151,7 +151,7 @@ class LaggedWeights:
         return {version: trained for version, _, trained in list(self._kept)[:-1]}
 
     def missing(self, version: int) -> Sequence[int]:
-        """All of them: a process that starts has none."""
+        """Every earlier version that rollouts may still need: a process that starts holds none."""
         return range(max(0, version - self._staleness), version)
 
     def held(self, version: int) -> Params | None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
 from jaxagent.data import codec
-from jaxagent.types import Episode, Heard, StopReason, Task, TokenKind, Trajectory
+from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory, UntrainedConversation
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 INT32 = st.integers(0, 2**31 - 1)
@@ -68,7 +68,7 @@ def instances(kind):
 VALUES[Task] = instances(Task)
 VALUES[Sequence[tuple[str, str]]] = st.lists(st.tuples(st.text(), st.text()), max_size=2).map(tuple)
 VALUES[Trajectory | None] = st.none() | trajectories()
-VALUES[Sequence[Heard]] = st.lists(instances(Heard), max_size=2).map(tuple)
+VALUES[Sequence[UntrainedConversation]] = st.lists(instances(UntrainedConversation), max_size=2).map(tuple)
 
 
 def same(a, b) -> bool:

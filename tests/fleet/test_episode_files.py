@@ -17,7 +17,7 @@ from jaxagent.fleet import episodes, packing
 from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeConflictError, EpisodeFiles
 from jaxagent.fleet.ledger import Ledger
 from jaxagent.fleet.packing import Packed
-from jaxagent.types import Episode, Heard, StopReason, Task, TokenKind, Trajectory
+from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory, UntrainedConversation
 
 KEY = ((12, 0, 3), 1)
 
@@ -43,7 +43,7 @@ EPISODE = Episode(
     metrics={"total_s": 1.25, "cached_tokens": 3.0},
     text="What?\nlone: \ud800",
     turn_rewards=(0.5,),
-    heard=(Heard("customer", (("hi", "ho"),), trajectory()),),
+    heard=(UntrainedConversation("customer", (("hi", "ho"),), trajectory()),),
 )
 
 

@@ -18,10 +18,11 @@ from tests.observe.test_report import BYTES, _browsed, _episode, _log, _Text
 def _several() -> types.Episode:
     """Two conversations of the policy, a guide before them, one only shown between them, and a critic after both."""
     one = _episode()
+    conversation = types.UntrainedConversation
     heard = (
-        types.Heard("guide", (("Who is <he>?", "He & she"), ("More", "L" * 2000)), one.trajectories[0], 0),
-        types.Heard("policy", (("only shown", "here"),), one.trajectories[0], 1),
-        types.Heard("critic", (("Is it so?", "yes"),), None, 2),
+        conversation("guide", (("Who is <he>?", "He & she"), ("More", "L" * 2000)), one.trajectories[0], 0),
+        conversation("policy", (("only shown", "here"),), one.trajectories[0], 1),
+        conversation("critic", (("Is it so?", "yes"),), None, 2),
     )
     return dataclasses.replace(one, trajectories=[*one.trajectories] * 2, heard=heard)
 

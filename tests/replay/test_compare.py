@@ -11,7 +11,8 @@ from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.play import Play
 from jaxagent.runs.again.compare import compare
 from jaxagent.runs.again.sample import conversations, turns
-from jaxagent.types import Episode, Heard, StopReason, Task, Trajectory
+from jaxagent.types import Episode, StopReason, Task, Trajectory
+from jaxagent.types import UntrainedConversation as Heard
 
 
 def trajectory(length: int = 8) -> Trajectory:
