@@ -261,9 +261,10 @@ def encode_prompt(tokenizer: Tokenizer, template: Template, messages: Sequence[M
     Raises:
       ValueError: the template does not show a message's tokens, or shows them twice.
     """
-    if any(isinstance(message, Spliced) for message in messages):
+    texts = [message for message in messages if isinstance(message, Message)]
+    if len(texts) < len(messages):
         return _encode_spliced(tokenizer, template, messages)
-    return tokenizer.encode(template.prompt(messages))
+    return tokenizer.encode(template.prompt(texts))
 
 
 def _encode_spliced(tokenizer: Tokenizer, template: Template, messages: Sequence[Message | Spliced]) -> list[int]:

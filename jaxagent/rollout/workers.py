@@ -36,13 +36,12 @@ async def run_groups(
     rollout: Rollout,
     concurrency: int,
     deadline_s: float,
-    on_episode: Callable[[Episode], None] | None = None,
 ) -> list[Group]:
     """One group per task, in task order, with at most `concurrency` episodes running at any time.
 
     A rollout that raises comes back as ENV_ERROR. Attempts of a group that are not finished `deadline_s` seconds after
     its first one began come back CANCELLED, so every group has `group_size` episodes; other groups have their own
-    time. `on_episode` is called on the loop's thread as each ends that is in time.
+    time.
     """
     table: list[list[Episode | None]] = [[None] * group_size for _ in tasks]
     attempts = iter([(t, s) for t in range(len(tasks)) for s in range(group_size)])
@@ -55,12 +54,9 @@ async def run_groups(
                 continue
             try:
                 async with asyncio.timeout_at(ends[t]):
-                    episode = table[t][s] = await guarded(rollout, tasks[t], s)
+                    table[t][s] = await guarded(rollout, tasks[t], s)
             except TimeoutError:
                 logger.warning("task %s, sample %d: its group was cut off after %.0f s", tasks[t].id, s, deadline_s)
-                continue
-            if on_episode is not None:
-                on_episode(episode)
 
     async with asyncio.TaskGroup() as workers:
         for _ in range(min(concurrency, len(tasks) * group_size)):
@@ -147,16 +143,9 @@ class Workers:
         """Begins a coroutine on the loop and returns at once; the caller sets its own timeout."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def collect(
-        self,
-        tasks: Sequence[Task],
-        group_size: int,
-        rollout: Rollout,
-        deadline_s: float,
-        on_episode: Callable[[Episode], None] | None = None,
-    ) -> list[Group]:
+    def collect(self, tasks: Sequence[Task], group_size: int, rollout: Rollout, deadline_s: float) -> list[Group]:
         """`run_groups` on the background loop; blocks until it is done."""
-        groups = run_groups(tasks, group_size, rollout, self._concurrency, deadline_s, on_episode)
+        groups = run_groups(tasks, group_size, rollout, self._concurrency, deadline_s)
         return self.run(groups, self.longest_s(len(tasks) * group_size, deadline_s))
 
     def longest_s(self, attempts: int, deadline_s: float) -> float:

@@ -23,25 +23,18 @@ from jaxagent.engine.lm import LanguageModel
 from jaxagent.learner import peers
 from jaxagent.models.params import Params
 from jaxagent.rollout.workers import STOP_TIMEOUT_S, Rollout, Workers
-from jaxagent.types import Episode, Group, Task
+from jaxagent.types import Group, Task
 
 
 class PlayedByFirst(Workers):
     """Workers of which those of process 0 play; `collect` gives every process the same groups."""
 
-    def collect(
-        self,
-        tasks: Sequence[Task],
-        group_size: int,
-        rollout: Rollout,
-        deadline_s: float,
-        on_episode: Callable[[Episode], None] | None = None,
-    ) -> list[Group]:
-        """As `Workers.collect`; every process calls it with the same tasks. `on_episode` is called in process 0."""
+    def collect(self, tasks: Sequence[Task], group_size: int, rollout: Rollout, deadline_s: float) -> list[Group]:
+        """As `Workers.collect`; every process calls it with the same tasks."""
         played: list[Group] = []
 
         def play() -> list[list[dict]]:
-            played.extend(Workers.collect(self, tasks, group_size, rollout, deadline_s, on_episode))
+            played.extend(Workers.collect(self, tasks, group_size, rollout, deadline_s))
             return [[codec.encode_episode(episode) for episode in group.episodes] for group in played]
 
         longest_s = self.longest_s(len(tasks) * group_size, deadline_s)
