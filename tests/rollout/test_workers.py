@@ -134,14 +134,6 @@ def test_the_time_of_a_group_covers_attempts_that_wait_for_a_place():
     assert group_deadline_s(10, 8, 60.0) == 3 * one
 
 
-def test_a_failing_progress_callback_is_raised_to_the_caller():
-    def broken(_):
-        raise RuntimeError("progress")
-
-    with Workers(2) as workers, pytest.raises(ExceptionGroup, match="unhandled errors"):
-        workers.collect(TASKS, 2, Attempts(), 5.0, broken)
-
-
 def test_leaving_cancels_what_runs():
     ended = threading.Event()
 
