@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from jaxagent.config.errors import ConfigError
+from jaxagent.data.packing import Packed
 from jaxagent.fleet import local, settings
 from jaxagent.fleet.admission import Batch
 from jaxagent.fleet.child import VITALS, Program
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.neighbours import Done
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, Plan, Rule
 from jaxagent.fleet.supervise import Gang, Supervisor
 from jaxagent.fleet.vitals import Vitals

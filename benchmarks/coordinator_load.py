@@ -33,10 +33,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jaxagent.data.packing import Packed
 from jaxagent.fleet import server
 from jaxagent.fleet.admission import Outcome
 from jaxagent.fleet.client import Client
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, Plan
 from jaxagent.fleet.wire import TaskRef
 

@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks.slow_link_pinned import LIMIT_S, Link, beating
 from benchmarks.slow_proxy import SlowProxy
 from jaxagent.config import flags
+from jaxagent.data.packing import Packed
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.lm import LanguageModel
@@ -32,7 +33,6 @@ from jaxagent.engine.scheduler import Scheduler
 from jaxagent.fleet import weight_reader, weights
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.neighbours import Done
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.weight_fetch import WeightFetcher
 from jaxagent.fleet.weight_server import WeightServer

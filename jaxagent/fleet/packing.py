@@ -1,6 +1,5 @@
-"""Episodes as bytes are `jaxagent.data.codec`'s."""
+"""Episodes as bytes are `jaxagent.data.packing`'s."""
 
-from jaxagent.data.codec import LEVEL, MOST_BYTES, REST, Packed, digest_of, pack, unpack, whose
-from jaxagent.data.codec import check_packed as check
+from jaxagent.data.packing import LEVEL, MOST_BYTES, REST, Packed, check, digest_of, pack, unpack, whose
 
 __all__ = ["LEVEL", "MOST_BYTES", "REST", "Packed", "check", "digest_of", "pack", "unpack", "whose"]

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import async_figures as figures
 from benchmarks import async_tiny as tiny
 from benchmarks.async_processes import Setup, packed, tasks_of
-from jaxagent.fleet import packing
+from jaxagent.data import packing
 from jaxagent.fleet.plan import EpisodeId, GroupId
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.data import codec
-from jaxagent.fleet import episodes, packing
+from jaxagent.data import codec, packing
+from jaxagent.data.packing import Packed
+from jaxagent.fleet import episodes
 from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeConflictError, EpisodeFiles
 from jaxagent.fleet.ledger import Ledger
-from jaxagent.fleet.packing import Packed
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory, UntrainedConversation
 
 KEY = ((12, 0, 3), 1)
@@ -108,7 +108,7 @@ def test_a_damaged_body_is_refused_wherever_it_is_damaged():
 
 
 def test_what_unpacks_to_too_much_is_refused(monkeypatch):
-    monkeypatch.setattr(codec, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(packing, "MOST_BYTES", 1_000)
     with pytest.raises(ConfigError, match="too long"):
         packing.check(Packed("0" * 64, zlib.compress(bytes(100_000))), "here")
 

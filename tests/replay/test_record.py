@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.data import codec
-from jaxagent.fleet import packing
+from jaxagent.data import codec, packing
 from jaxagent.runs import record
 from jaxagent.runs.record import Recorder
 from jaxagent.types import Episode, Group, StopReason, Task, Trajectory
