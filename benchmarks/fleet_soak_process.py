@@ -26,15 +26,14 @@ import numpy as np
 
 from jaxagent.config import Config
 from jaxagent.config.errors import EXIT_CODES
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
-from jaxagent.fleet import settings, weight_reader, weights, worker
+from jaxagent.fleet import packing, settings, weight_reader, weights, worker
 from jaxagent.fleet.admission import Answer, Outcome, UnknownWorkerError, Work
 from jaxagent.fleet.child import STACKS, VITALS
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.leaves import Leaves
 from jaxagent.fleet.manifest import MismatchError, MissingError, WeightsError
 from jaxagent.fleet.neighbours import Done
+from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, Plan
 from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.vitals import Vitals, register_stacks

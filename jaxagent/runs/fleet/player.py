@@ -18,12 +18,12 @@ from typing import Any, Protocol
 import jax
 
 from jaxagent.config import Config, ConfigError
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import EngineError
+from jaxagent.fleet import packing
 from jaxagent.fleet.manifest import WeightsError
 from jaxagent.fleet.neighbours import Done, Link
+from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.weight_fetch import WeightFetcher
 from jaxagent.fleet.weight_server import WeightServer
 from jaxagent.fleet.whereabouts import Watch

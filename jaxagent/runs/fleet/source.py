@@ -15,11 +15,10 @@ from typing import Any, Protocol
 from jaxagent.algorithms.group_rewards import shaped
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
-from jaxagent.fleet import episodes
+from jaxagent.fleet import episodes, packing
 from jaxagent.fleet.admission import Answer, Batch, Outcome
 from jaxagent.fleet.client import CallError
+from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.repairs import WHAT_TO_DO
 from jaxagent.fleet.vitals import Vitals
