@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jaxagent.config import Config, ConfigError, flags, nearest
 from jaxagent.fleet import local
+from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.settings import TOKEN_VARIABLE
 
 TOKEN = TOKEN_VARIABLE  # the environment variable that holds the secret of a run
@@ -75,6 +76,7 @@ def read(config: str, overrides: Sequence[str], options: object, join: str = JOI
     if settings.fleet is None:  # whoever uses a launcher wants many processes
         overrides = ("--config.fleet=on", *overrides)
         settings = flags.parse_argv([*words, *overrides]).config
+    plan_of(settings)
     return Run(config, tuple(overrides), tuple(shlex.split(join))), settings
 
 

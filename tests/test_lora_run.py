@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxagent import main as cli
+from jaxagent import replay
 from jaxagent.config import flags
 from jaxagent.models import hf, lora, peft
 from jaxagent.observe import jsonl
@@ -63,3 +64,11 @@ def test_a_run_and_its_continuation(tmp_path):
     assert numbers(again) == numbers(workdir)
     for file in ("adapter/adapter_model.safetensors", "policy/model.safetensors"):
         assert (again / file).read_bytes() == (workdir / file).read_bytes()
+
+    # A certificate compares what scales the adapters; where the base lies is the owner's business.
+    settings = workdir / "adapter" / "adapter_config.json"
+    for change, code in (({"base_model_name_or_path": "elsewhere"}, 0), ({"lora_alpha": said["lora_alpha"] + 1}, 1)):
+        settings.write_text(json.dumps(said | change))
+        assert replay.main(["replay", f"--config.workdir={workdir}", "--verify=1", "--draw=7"]) == code
+    (difference,) = json.loads((workdir / "replay/verify-1-7.json").read_text())["differences"]
+    assert (difference["place"], difference["field"]) == ("adapter/", "adapter_config.json")

@@ -234,9 +234,24 @@ def some(folder: Path, step: int, most: int) -> list[Episode]:
     return found
 
 
-def headers(folder: Path) -> dict[int, dict[str, Any]]:
-    """The headers of all steps: cheap, no episode is read."""
-    return {step: _header(path_of(folder, step)) for step in steps(folder)}
+def headers(folder: Path, damaged: dict[int, str] | None = None) -> dict[int, dict[str, Any]]:
+    """The headers of all steps: cheap, no episode is read.
+
+    Args:
+      damaged: gets, by step, why a header cannot be read; None: that is raised.
+
+    Raises:
+      ConfigError: see `damaged`.
+    """
+    readable = {}
+    for step in steps(folder):
+        try:
+            readable[step] = _header(path_of(folder, step))
+        except ConfigError as error:
+            if damaged is None:
+                raise
+            damaged[step] = str(error)
+    return readable
 
 
 def configs(folder: Path) -> list[dict[str, Any]]:

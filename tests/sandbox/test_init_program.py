@@ -54,6 +54,18 @@ def test_it_is_taken_from_the_package_then_the_cache_then_the_run(places, first)
         assert init_program.find(places[2]) == places[first + 1] / native.file_name()
 
 
+def test_one_that_must_not_be_run_where_it_lies_is_copied_or_named(places, monkeypatch):
+    package, cache, run = places
+    packaged = package / native.file_name()
+    packaged.write_text("#!/bin/sh\nexit 7\n")  # without its x bit, as some installers leave it
+    assert init_program.find(run) == cache / native.file_name() and packaged.stat().st_mode & 0o111 == 0
+    assert subprocess.run([cache / native.file_name()]).returncode == 7
+    shutil.rmtree(cache)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # nothing may be run from anywhere
+    with pytest.raises(ConfigError, match=rf"need {packaged}, which must not be run .*: programs must not run from"):
+        init_program.find(run)
+
+
 def test_one_of_other_sources_or_another_machine_is_not_taken(places, monkeypatch):
     package, _, run = places
     (package / native.file_name()).touch(0o755)

@@ -160,13 +160,16 @@ def open_workdir(cfg: Config, stage: str) -> Workdir:
     found = [(number, checkpoint.read_host(directory, number)) for number in checkpoint.bundles(directory)]
     own = {host["step"]: (number, host) for number, host in found if host["stage"] == stage}
     came = reach.read(workdir, cfg, stage, own)  # before the record, which may grow meanwhile
-    headers = record.headers(folder)
+    damaged: dict[int, str] = {}
+    headers = record.headers(folder, damaged)
     if not headers:
-        raise ConfigError(f"{workdir} has no record of the stage '{stage}'. {HOW_TO_RECORD}")
+        why = next(iter(damaged.values()), f"{workdir} has no record of the stage '{stage}'. {HOW_TO_RECORD}")
+        raise ConfigError(why)
     numbers = {step: number for step, (number, _) in own.items()}
     hosts = {step: host for step, (_, host) in own.items()}
     starts = provenance.read(workdir / RUN_FILE)["starts"]
     told, broken = _told(starts, headers, provenance.own_code(cfg)), _broken(headers)
+    broken += [Difference(f"step {step}", "the record's file", "a step", why) for step, why in damaged.items()]
     for differences, lines in (reach.begins_late(cfg, headers, hosts, numbers), reach.cut_off(came, headers, hosts)):
         broken += differences
         told += lines
@@ -272,13 +275,19 @@ def _told(
                 told.append(f"{name} was {then} and is {now[name]}")
         if (then := starts[-1].get("processor")) and then != provenance.processor():
             told.append(f"the processor was {then} and is {provenance.processor()}")
-        here = provenance.machine()
+        here, *then = (_rounding(each) for each in (provenance.machine(), *starts))
         for name, meaning in _ROUNDING.items():
             if others := sorted(
-                {str(start[name] or "none") for start in starts if start.get(name, here[name]) != here[name]}
+                {str(each[name] or "none") for each in then if each.get(name, here[name]) != here[name]}
             ):
                 told.append(f"{meaning}: {' and '.join(others)} when the run was made, {here[name] or 'none'} here")
     return told
+
+
+def _rounding(start: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a process by which XLA may round differently, as far as they are kept."""
+    facts = {name: start[name] for name in _ROUNDING if name in start}
+    return facts | ({"xla_flags": provenance.deciding_flags(facts["xla_flags"])} if "xla_flags" in facts else {})
 
 
 def ranges(steps: Collection[int]) -> str:

@@ -17,7 +17,7 @@ import json
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.data import codec
@@ -32,6 +32,7 @@ from jaxagent.rollout.experience import Experience
 from jaxagent.runs import attempts, local, record
 from jaxagent.runs.again import sample
 from jaxagent.runs.again.compare import Compared, Difference, compare
+from jaxagent.runs.again.opened import ranges
 from jaxagent.runs.collect import assembled
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Rollouts, Seams
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
 
 class Over(Exception):
     """Everything that was wanted of the stage has been made again."""
+
+
+class RecordBroken(Exception):
+    """The record cannot be followed any further; what is wrong with it is among the differences."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,10 +251,13 @@ class Played:
 
         Raises:
           Over: nothing is left to be trained.
-          ConfigError: the record is not there, or of other tasks.
+          RecordBroken: the step cannot be read, or is of other tasks.
         """
-        recorded = record.read(self.folder, step)
         place = f"step {step}"
+        try:
+            recorded = record.read(self.folder, step)
+        except ConfigError as error:
+            self._break(step, Difference(place, "record", "a step's episodes", str(error)))
         self.found.record += [Difference(place, "record", "whole", damage) for damage in recorded.damage]
         drawn: list[list[Task]] = []
 
@@ -258,10 +266,8 @@ class Played:
             groups = list(recorded.rounds[number]) if number < len(recorded.rounds) else []
             names = [task.id for task in tasks], [group.task.id for group in groups]
             if names[0] != names[1]:
-                raise ConfigError(
-                    f"step {step}, round {number}: the run drew the tasks {names[0]} and its record has {names[1]}: "
-                    "it is of another run, or was changed."
-                )
+                where = f"{place}, round {number}"
+                self._break(step, Difference(where, "tasks", " ".join(names[1]), " ".join(names[0])))
             self._attempts(step, number, groups)
             return groups
 
@@ -273,6 +279,12 @@ class Played:
         if step == self.wanted.end:
             raise Over
         return rollouts
+
+    def _break(self, step: int, difference: Difference) -> NoReturn:
+        self.found.record.append(difference)
+        left = range(step, max(self.wanted.end, *(wanted + 1 for wanted in self.wanted.steps)))
+        self.found.unchecked.append(f"steps {ranges(left)}: not made again, since the record breaks off")
+        raise RecordBroken
 
     def _attempts(self, step: int, number: int, groups: Sequence[Group]) -> None:
         """A round has every attempt that the run begins at its tasks, and no chosen ones; counts those that failed."""

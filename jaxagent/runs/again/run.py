@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import json
@@ -124,8 +123,13 @@ def _chain(
         for part in workdir.segments(start, max(wanted.end, *(step + 1 for step in wanted.steps))):
             own = dataclasses.replace(parts, cfg=as_opd(part.cfg) if workdir.stage == OPD else part.cfg)
             begin = dataclasses.replace(begin, past={} if part.alone else begin.past)
-            with Rerun(own.cfg, progress, begin, part.end, digests, stored) as saved, contextlib.suppress(rerun.Over):
-                rl_stage(own, saved, driver, params, workdir.stage, connect)
+            try:
+                with Rerun(own.cfg, progress, begin, part.end, digests, stored) as saved:
+                    rl_stage(own, saved, driver, params, workdir.stage, connect)
+            except rerun.RecordBroken:
+                return
+            except rerun.Over:
+                pass
             begin = saved.left
             gc.collect()  # the learner's state, where a cycle still holds it
 

@@ -7,6 +7,7 @@ they are. Evaluations are greedy, or seeded as all sampling is, so those that ar
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -124,7 +125,10 @@ class Stored:
             with tempfile.TemporaryDirectory(dir=workdir, prefix=".replay-") as again:
                 exports[name](Path(again))
                 stored, new = digests.of(workdir / name), digests.of(Path(again))
-            new.pop(peft.CONFIG_FILE, "")  # says where the base lies
+                if peft.CONFIG_FILE in stored.keys() & new.keys():
+                    stored[peft.CONFIG_FILE], new[peft.CONFIG_FILE] = (
+                        _adapter_settings(folder / peft.CONFIG_FILE) for folder in (workdir / name, Path(again))
+                    )
             place, none = f"{name}/", "not there"
             self._found.bytes += [Kept(place, file, stored.get(file, none), new[file], version) for file in new]
             more = stored.keys() - new.keys() - {OUTDATED_FILE}
@@ -141,3 +145,13 @@ class Stored:
                 self._found.unchecked.append(f"{SUMMARY_FILE}, '{name}': it is not made again")
             elif said[name] != (again := jsonl.plain(results[name])):
                 self._found.results.append(Kept(SUMMARY_FILE, name, str(said[name]), str(again), self._workdir.end))
+
+
+def _adapter_settings(path: Path) -> str:
+    """SHA-256 of what an adapter's settings say, but for where the base lies, which may have been moved since."""
+    try:
+        settings = json.loads(path.read_bytes())
+        settings.pop("base_model_name_or_path", None)
+    except (ValueError, AttributeError) as error:
+        return f"no settings ({error})"
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
