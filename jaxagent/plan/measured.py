@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxagent.config import Config, ConfigError, to_dict
 from jaxagent.fleet.simulate import Turns
 from jaxagent.observe import jsonl
 from jaxagent.observe.files import CONFIG_FILE, METRICS_FILE, RECORD_FOLDER, RUN_FILE
 from jaxagent.plan.pace import Pace
 from jaxagent.runs import record
-from jaxagent.runs.again.sample import turns
 from jaxagent.runs.checks import RL
 from jaxagent.types import Episode
 
@@ -110,7 +111,8 @@ def _episodes(workdir: Path, rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[T
 
 def as_turns(episode: Episode) -> Turns:
     """What an episode sampled turn by turn, and what it waited for others than the policy's engine, spread evenly."""
-    counts = [end - begin for one in episode.trajectories for begin, end in turns(one)]
+    numbers = [trajectory.turns[trajectory.action_mask] for trajectory in episode.trajectories]
+    counts = [count for of_turns in numbers for count in np.unique(of_turns, return_counts=True)[1]]
     wait_s = waited_s(episode.metrics) / max(1, len(counts))
     return tuple((float(count), wait_s) for count in counts)
 

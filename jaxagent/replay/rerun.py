@@ -2,8 +2,8 @@
 
 `loop.rl_stage` cannot tell: its `Run` is a `Rerun`, which begins at a bundle of any age or where another one ended, and
 its source gives the groups that were played then. The weights that come out are compared with the record's digests
-version by version, and all that is stored of them with what was made again (stored.py); at the steps that are wanted
-the episodes are sampled again, with the weights that the engine has then.
+version by version, and what is stored of them with what was made again (stored_results.py). At the steps that are asked
+for, the episodes are sampled again, with the weights that the engine has then.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from jaxagent.learner.state import TrainState
 from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.files import CHECKPOINTS_FOLDER
 from jaxagent.observe.progress import Progress
+from jaxagent.replay import resample
+from jaxagent.replay.record_diff import Difference, EpisodeDiff, compare
+from jaxagent.replay.recorded_run import ranges
 from jaxagent.rollout.experience import Experience
 from jaxagent.runs import attempts, local, record
-from jaxagent.runs.again import sample
-from jaxagent.runs.again.compare import Compared, Difference, compare
-from jaxagent.runs.again.opened import ranges
 from jaxagent.runs.collect import assembled
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Rollouts, Seams
@@ -40,10 +40,10 @@ from jaxagent.runs.workdir import Run
 from jaxagent.types import Episode, Group, Task
 
 if TYPE_CHECKING:
-    from jaxagent.runs.again.stored import Stored
+    from jaxagent.replay.stored_results import StoredResults
 
 
-class Over(Exception):
+class AllReplayed(Exception):
     """Everything that was wanted of the stage has been made again."""
 
 
@@ -52,7 +52,7 @@ class RecordBroken(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class ReplayRequest:
     """What is to be made again."""
 
     steps: Collection[int]
@@ -68,15 +68,15 @@ class Wanted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept(Difference):
+class StoredValue(Difference):
     """Something of a version that the run kept, beside the same as it is now, which may be equal; bytes by digest."""
 
     version: int
 
 
 @dataclasses.dataclass
-class StepFound:
-    """What was found of one step."""
+class ReplayedStep:
+    """How a step's episodes came out when they were sampled again."""
 
     step: int
     version: int = -1  # of the weights that it was sampled with
@@ -87,7 +87,7 @@ class StepFound:
     not_compared: dict[str, int] = dataclasses.field(default_factory=dict)  # failed then, by why
     differences: list[Difference] = dataclasses.field(default_factory=list)
 
-    def take(self, compared: Compared) -> None:
+    def take(self, compared: EpisodeDiff) -> None:
         """Counts an episode."""
         self.episodes += 1
         self.tokens += compared.tokens
@@ -97,33 +97,33 @@ class StepFound:
 
 
 @dataclasses.dataclass
-class Found:
-    """What a replay has found so far."""
+class Findings:
+    """What a replay has compared so far."""
 
-    steps: list[StepFound] = dataclasses.field(default_factory=list)
-    weights: list[Kept] = dataclasses.field(default_factory=list)  # by the digest in the record
-    bytes: list[Kept] = dataclasses.field(default_factory=list)  # of bundles and exported files, by SHA-256
-    results: list[Kept] = dataclasses.field(default_factory=list)  # that differ
+    steps: list[ReplayedStep] = dataclasses.field(default_factory=list)
+    weights: list[StoredValue] = dataclasses.field(default_factory=list)  # by the digest in the record
+    bytes: list[StoredValue] = dataclasses.field(default_factory=list)  # of bundles and exported files, by SHA-256
+    results: list[StoredValue] = dataclasses.field(default_factory=list)  # that differ
     evaluated: list[int] = dataclasses.field(default_factory=list)  # versions whose evaluation was made again
     unscored: list[int] = dataclasses.field(default_factory=list)  # and those whose was not
     failed: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # then, in all steps
     record: list[Difference] = dataclasses.field(default_factory=list)  # what the record says against itself
-    unchecked: list[str] = dataclasses.field(default_factory=list)  # what could not be compared, found on the way
+    unchecked: list[str] = dataclasses.field(default_factory=list)  # what could not be compared
 
     @property
     def differences(self) -> list[Difference]:
         """All of them: of the record, then of versions and steps in their order."""
         kept = (*self.weights, *self.bytes, *self.results)
-        found: list[tuple[int, Difference]] = [(each.version, each) for each in kept if each.logged != each.again]
-        found += [(step.step, difference) for step in self.steps for difference in step.differences]
-        return [*self.record, *(difference for _, difference in sorted(found, key=lambda each: each[0]))]
+        ordered: list[tuple[int, Difference]] = [(each.version, each) for each in kept if each.logged != each.again]
+        ordered += [(step.step, difference) for step in self.steps for difference in step.differences]
+        return [*self.record, *(difference for _, difference in sorted(ordered, key=lambda each: each[0]))]
 
 
-class Digests:
+class WeightCheck:
     """In the place of the record's writer: compares the weights of every version with it."""
 
-    def __init__(self, headers: Mapping[int, Mapping[str, Any]], found: Found):
-        self._headers, self._found = headers, found
+    def __init__(self, headers: Mapping[int, Mapping[str, Any]], findings: Findings):
+        self._headers, self._findings = headers, findings
 
     def played(self, rounds: object) -> None:
         """They are the record's."""
@@ -132,15 +132,15 @@ class Digests:
         """Compares the weights after `version` steps."""
         after = self._headers[version - 1]["after"] if version - 1 in self._headers else None
         logged = self._headers[version]["before"] if version in self._headers else after
-        if logged is not None and not any(each.version == version for each in self._found.weights):
-            place = f"version {version} ({'trained' if self._found.weights else 'restored'})"
-            self._found.weights.append(Kept(place, "weights", logged, weight_digest.digest(params), version))
+        if logged is not None and not any(each.version == version for each in self._findings.weights):
+            place = f"version {version} ({'trained' if self._findings.weights else 'restored'})"
+            self._findings.weights.append(StoredValue(place, "weights", logged, weight_digest.digest(params), version))
 
     def commit(self, step: int) -> None:
         """Nothing is forgotten."""
 
 
-class _Quiet:
+class _SilentFailures:
     """In the place of `FailedEpisodes`: what failed then was told then."""
 
     stuck = ""
@@ -152,7 +152,7 @@ class _Quiet:
 
 
 @dataclasses.dataclass(frozen=True)
-class Begin:
+class ChainPoint:
     """Where a chain begins, or goes on: a bundle, or what an earlier part of it has come to."""
 
     host: Mapping[str, Any]  # a bundle's: stage, step, tasks, results
@@ -164,13 +164,15 @@ class Begin:
 class Rerun(Run):
     """A stage's `Run` that begins at one of its bundles, and writes nothing. Use as a context manager."""
 
-    def __init__(self, cfg: Config, progress: Progress, begin: Begin, end: int, digests: Digests, passing: Stored):
+    def __init__(
+        self, cfg: Config, progress: Progress, begin: ChainPoint, end: int, digests: WeightCheck, passing: StoredResults
+    ):
         """Up to the step that makes version `end`; what it has come to is in `left` then."""
         self.cfg, self.workdir, self.progress = cfg, Path(cfg.workdir), progress
         self.host = copy.deepcopy(dict(begin.host))
         self.results = self.host["results"]
         self.compiles = CompileCounter()
-        self.failed = _Quiet()  # type: ignore[assignment]
+        self.failed = _SilentFailures()  # type: ignore[assignment]
         self.left = begin
         self._begin, self._end, self._digests, self._passing = begin, end, digests, passing
         self._stack = contextlib.ExitStack()
@@ -196,22 +198,22 @@ class Rerun(Run):
     def steps(
         self, stage: str, total: int, bundle: Callable[[], Any], *, first: Callable[[], None] = lambda: None, **_: Any
     ) -> Iterator[int]:
-        """The steps after the bundle. Raises `Over` when all are made, so that the stage exports nothing."""
+        """The steps after the bundle. Raises `AllReplayed` when all are made, so that the stage exports nothing."""
         if self.host["step"] == 0 and 0 in self._passing.evaluations:
             first()
 
-        def made(version: int) -> Begin:
+        def made(version: int) -> ChainPoint:
             state, tasks, past = bundle()
             host = {"stage": stage, "step": version, "tasks": dict(tasks), "results": self.results}
-            return Begin(json.loads(json.dumps(host)), state=state, past=past)
+            return ChainPoint(json.loads(json.dumps(host)), state=state, past=past)
 
         for step in range(self.host["step"], self._end):
             yield step
             self._passing.passes(step + 1, functools.partial(made, step + 1))
         self.left = made(self._end)
-        raise Over
+        raise AllReplayed
 
-    def recorder(self, stage: str) -> Digests:  # type: ignore[override]
+    def recorder(self, stage: str) -> WeightCheck:  # type: ignore[override]
         """What compares the versions."""
         return self._digests
 
@@ -234,15 +236,15 @@ class Rerun(Run):
 
 
 @dataclasses.dataclass(frozen=True)
-class Played:
+class RecordedSource:
     """A source that has the groups of a step from the record, and at the wanted steps samples them again."""
 
     parts: Parts
     driver: Driver
     experience: Experience
     folder: Path  # of the record
-    wanted: Wanted
-    found: Found
+    wanted: ReplayRequest
+    findings: Findings
     note: Callable[[str], None]
     steps_before: int
 
@@ -250,7 +252,7 @@ class Played:
         """The recorded groups of a step.
 
         Raises:
-          Over: nothing is left to be trained.
+          AllReplayed: nothing is left to be trained.
           RecordBroken: the step cannot be read, or is of other tasks.
         """
         place = f"step {step}"
@@ -258,7 +260,7 @@ class Played:
             recorded = record.read(self.folder, step)
         except ConfigError as error:
             self._break(step, Difference(place, "record", "a step's episodes", str(error)))
-        self.found.record += [Difference(place, "record", "whole", damage) for damage in recorded.damage]
+        self.findings.record += [Difference(place, "record", "whole", damage) for damage in recorded.damage]
         drawn: list[list[Task]] = []
 
         def play(number: int, tasks: list[Task]) -> list[Group]:
@@ -273,17 +275,17 @@ class Played:
 
         rollouts = assembled(self.parts.cfg.rl, self.experience, step, play)
         if len(drawn) != len(recorded.rounds):
-            self.found.record.append(Difference(place, "rounds", str(len(recorded.rounds)), str(len(drawn))))
+            self.findings.record.append(Difference(place, "rounds", str(len(recorded.rounds)), str(len(drawn))))
         if step in self.wanted.steps:
             self._again(step, list(zip(recorded.rounds, drawn, strict=False)))
         if step == self.wanted.end:
-            raise Over
+            raise AllReplayed
         return rollouts
 
     def _break(self, step: int, difference: Difference) -> NoReturn:
-        self.found.record.append(difference)
+        self.findings.record.append(difference)
         left = range(step, max(self.wanted.end, *(wanted + 1 for wanted in self.wanted.steps)))
-        self.found.unchecked.append(f"steps {ranges(left)}: not made again, since the record breaks off")
+        self.findings.unchecked.append(f"steps {ranges(left)}: not made again, since the record breaks off")
         raise RecordBroken
 
     def _attempts(self, step: int, number: int, groups: Sequence[Group]) -> None:
@@ -292,17 +294,17 @@ class Played:
         of_group, place = attempts.of_a_group(rl), f"step {step}, round {number}"
         begin, each_step = attempts.first(rl, step, number, self.steps_before), attempts.first(rl, 1, 0, 0)
         for at, group in enumerate(groups):
-            self.found.failed.update(str(e.stop_reason) for e in group.episodes if e.stop_reason.is_failure)
+            self.findings.failed.update(str(e.stop_reason) for e in group.episodes if e.stop_reason.is_failure)
             first = begin + attempts.ahead(at, self.experience.num_tasks, each_step)
             # What ended outside its rollout is numbered within its group.
             own = [e.sample if not e.stop_reason.is_failure else first + i for i, e in enumerate(group.episodes)]
             if own != list(range(first, first + of_group)):
                 task, wanted = f"{place}, task {group.task.id}", f"{first} to {first + of_group - 1}"
-                self.found.record.append(Difference(task, "attempts", " ".join(map(str, own)), wanted))
+                self.findings.record.append(Difference(task, "attempts", " ".join(map(str, own)), wanted))
 
     def _again(self, step: int, rounds: Sequence[tuple[Sequence[Group], Sequence[Task]]]) -> None:
-        found = StepFound(step)
-        self.found.steps.append(found)
+        result = ReplayedStep(step)
+        self.findings.steps.append(result)
         logged: list[Episode] = []
         for groups, tasks in rounds:
             for group, task in zip(groups, tasks, strict=True):
@@ -311,22 +313,22 @@ class Played:
                     if not self._selected(episode):
                         continue
                     if codec.encode_task(task) != codec.encode_task(episode.task):
-                        found.differences.append(Difference(place, "task", "one row of data", "another of that id"))
+                        result.differences.append(Difference(place, "task", "one row of data", "another of that id"))
                     if episode.stop_reason.is_failure:
                         why = str(episode.stop_reason)
-                        found.not_compared[why] = found.not_compared.get(why, 0) + 1
+                        result.not_compared[why] = result.not_compared.get(why, 0) + 1
                     else:
                         logged.append(dataclasses.replace(episode, task=task))
-        if self.wanted.episode and not logged and not found.not_compared:
+        if self.wanted.episode and not logged and not result.not_compared:
             some = ", ".join(name_of(e) for groups, _ in rounds for e in groups[0].episodes[:2])
             raise ConfigError(f"--episode: step {step} has no episode '{self.wanted.episode}'. Some of it: {some}.")
-        again = sample.play(self.parts, self._rollout(step, logged), logged)
+        again = resample.play(self.parts, self._rollout(step, logged), logged)
         for one, other in zip(logged, again, strict=True):
-            found.take(compare(one, other, place_of(step, one), bool(self.wanted.recorded)))
+            result.take(compare(one, other, place_of(step, one), bool(self.wanted.recorded)))
             for trajectory in other.trajectories:
-                found.version = max(found.version, int(trajectory.policy_versions.max(initial=-1)))
-        told = f"{found.episodes} episodes, {found.tokens} tokens, {found.logprobs} log-probs"
-        equal = "equal" if not found.differences else f"{len(found.differences)} episodes differ"
+                result.version = max(result.version, int(trajectory.policy_versions.max(initial=-1)))
+        told = f"{result.episodes} episodes, {result.tokens} tokens, {result.logprobs} log-probs"
+        equal = "equal" if not result.differences else f"{len(result.differences)} episodes differ"
         self.note(f"step {step}: {told}: {equal}")
 
     def _selected(self, episode: Episode) -> bool:
@@ -341,16 +343,16 @@ class Played:
             return own
         episodes = {(episode.task.id, episode.sample): episode for episode in logged}
         timeout_s = self.parts.cfg.engine.request_timeout_s
-        return sample.Recorded(self.driver, sampling, episodes, attempts.of_a_group(rl), timeout_s, type(own))
+        return resample.RecordedRollout(self.driver, sampling, episodes, attempts.of_a_group(rl), timeout_s, type(own))
 
 
-def connect(folder: Path, wanted: Wanted, found: Found, note: Callable[[str], None]) -> Any:
+def connect(folder: Path, wanted: ReplayRequest, findings: Findings, note: Callable[[str], None]) -> Any:
     """What opens the seams of a stage that is run again: `loop.rl_stage` calls it."""
 
     def opened(parts: Parts, saved: Run, driver: Driver, experience: Experience, steps_before: int) -> Seams:
         seams = local.connect(parts, saved, driver, experience, steps_before)
         return dataclasses.replace(
-            seams, source=Played(parts, driver, experience, folder, wanted, found, note, steps_before)
+            seams, source=RecordedSource(parts, driver, experience, folder, wanted, findings, note, steps_before)
         )
 
     return opened

@@ -25,7 +25,7 @@ from jaxagent.types import Episode, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorded:
+class RecordedRollout:
     """A rollout whose environment is the record: every turn's context is taken from it, and the turn sampled again.
 
     Why a turn ended is not known from the record, so that a turn gets as many tokens as were sampled then; that its
@@ -87,13 +87,13 @@ class Recorded:
 
 def turns(trajectory: Trajectory) -> list[tuple[int, int]]:
     """Where sampled tokens of one turn begin and end."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for at in np.flatnonzero(trajectory.action_mask).tolist():
-        if found and found[-1][1] == at and trajectory.turns[at] == trajectory.turns[at - 1]:
-            found[-1] = (found[-1][0], at + 1)
+        if spans and spans[-1][1] == at and trajectory.turns[at] == trajectory.turns[at - 1]:
+            spans[-1] = (spans[-1][0], at + 1)
         else:
-            found.append((at, at + 1))
-    return found
+            spans.append((at, at + 1))
+    return spans
 
 
 def conversations(episode: Episode, player: type) -> list[int]:

@@ -24,9 +24,9 @@ from jaxagent.learner.state import TrainState
 from jaxagent.models import peft
 from jaxagent.observe import jsonl
 from jaxagent.observe.files import CHECKPOINTS_FOLDER, METRICS_FILE, OUTDATED_FILE, POLICY_FOLDER, SUMMARY_FILE
-from jaxagent.runs.again.compare import Difference
-from jaxagent.runs.again.opened import Workdir
-from jaxagent.runs.again.rerun import Begin, Found, Kept, Wanted
+from jaxagent.replay.record_diff import Difference
+from jaxagent.replay.recorded_run import RecordedRun
+from jaxagent.replay.rerun import ChainPoint, Findings, ReplayRequest, StoredValue
 from jaxagent.runs.parts import Parts
 
 # Of a line of metrics.jsonl: functions of the recorded episodes and the weights, and of no clock.
@@ -34,12 +34,12 @@ GAP = "logprob_gap/max"  # of all recorded log-probs from the weights that are m
 RESULTS = ("reward/", "stop/", "eval/", "episode/count", "episode/turns", "episode/tokens", GAP)
 
 
-class Stored:
+class StoredResults:
     """Is told what a chain makes, and compares it."""
 
-    def __init__(self, workdir: Workdir, parts: Parts, wanted: Wanted, found: Found):
+    def __init__(self, workdir: RecordedRun, parts: Parts, wanted: ReplayRequest, findings: Findings):
         """Reads metrics.jsonl. Evaluations are made again after wanted steps, and the stage's first and last."""
-        self._workdir, self._parts, self._found = workdir, parts, found
+        self._workdir, self._parts, self._findings = workdir, parts, findings
         lines = jsonl.read(Path(workdir.cfg.workdir) / METRICS_FILE)
         self._lines = {line["step"]: line for line in lines if line["stage"] == workdir.stage}
         # Every stage evaluates before its first and after its last step, whatever metrics.jsonl says.
@@ -49,7 +49,7 @@ class Stored:
         self._last = max(can, default=-1)
         again = {step for step in can if step - 1 in wanted.steps or step in (0, self._last)}
         self.evaluations = again if wanted.verifies and not wanted.recorded else set()
-        found.unscored += sorted(scored - again)
+        findings.unscored += sorted(scored - again)
 
     def metrics(self, version: int, metrics: Mapping[str, Any]) -> None:
         """Compares the results in a line of metrics.jsonl."""
@@ -57,22 +57,26 @@ class Stored:
         unknown = "" if now.get(GAP) is not None else GAP  # of a version that is not kept
         names = [name for name in now if name.startswith(RESULTS) and name != unknown]
         if "eval/n" in now:
-            self._found.evaluated.append(version)
+            self._findings.evaluated.append(version)
             others = logged.get("eval/n", now["eval/n"]) != now["eval/n"]
             if others and (version != self._last or not self._workdir.over):  # what ended it, this config did
-                self._found.unchecked.append(f"the evaluation after {version} steps: it was of other held-out tasks")
+                self._findings.unchecked.append(f"the evaluation after {version} steps: it was of other held-out tasks")
                 names = [name for name in names if not name.startswith("eval/")]
                 self.evaluations.discard(version)
         if lacks := [name for name in names if name not in logged]:
-            self._found.unchecked.append(f"{METRICS_FILE}, {version} steps: {len(lacks)} results lack, as {lacks[0]}")
+            self._findings.unchecked.append(
+                f"{METRICS_FILE}, {version} steps: {len(lacks)} results lack, as {lacks[0]}"
+            )
         if self._workdir.cfg.numerics == "exact" and now.get(GAP):  # which metrics.jsonl may say as well
-            self._found.unchecked.append(f"log-probs of step {version - 1}: off the exact ones by {now[GAP]:g}, not 0")
+            self._findings.unchecked.append(
+                f"log-probs of step {version - 1}: off the exact ones by {now[GAP]:g}, not 0"
+            )
         for name in [name for name in names if name in logged]:
             if logged[name] != now[name]:
                 place = f"{METRICS_FILE}, {self._workdir.stage}, {version} steps"
-                self._found.results.append(Kept(place, name, str(logged[name]), str(now[name]), version))
+                self._findings.results.append(StoredValue(place, name, str(logged[name]), str(now[name]), version))
 
-    def passes(self, version: int, made: Callable[[], Begin]) -> None:
+    def passes(self, version: int, made: Callable[[], ChainPoint]) -> None:
         """Compares the bundle of a version, and what the run has exported of its last one."""
         number, last = self._workdir.bundles.get(version), version == self._workdir.end
         directory = Path(self._workdir.cfg.workdir) / CHECKPOINTS_FOLDER
@@ -88,11 +92,13 @@ class Stored:
             if self._workdir.stage == self._workdir.cfg.stages[-1]:
                 self._exported(version, now.state)
 
-    def _bundle(self, directory: Path, number: int, version: int, now: Begin, state: TrainState) -> None:
+    def _bundle(self, directory: Path, number: int, version: int, now: ChainPoint, state: TrainState) -> None:
         place = f"bundle {number} (step {version})"
         try:
             if not checkpoint.check(directory, number):
-                self._found.unchecked.append(f"{place}: it has no digests of its files, but what it holds is compared")
+                self._findings.unchecked.append(
+                    f"{place}: it has no digests of its files, but what it holds is compared"
+                )
             for name in [field.name for field in dataclasses.fields(state) if field.name != "frozen"]:
                 if (ours := getattr(state, name)) is not None:
                     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), ours)
@@ -101,19 +107,19 @@ class Stored:
                 past = bundle.past(state.params)
             for of in past.keys() & now.past.keys():
                 self._compare(version, place, f"version {of} before it", past[of], now.past[of])
-            self._found.unchecked += [f"{place}: version {of} before it" for of in past.keys() - now.past.keys()]
+            self._findings.unchecked += [f"{place}: version {of} before it" for of in past.keys() - now.past.keys()]
         except ConfigError as error:
-            self._found.record.append(Difference(place, "files", "as their digests say", str(error)))
+            self._findings.record.append(Difference(place, "files", "as their digests say", str(error)))
             return
         host, rl = self._workdir.hosts[version], self._parts.cfg.rl
         one, other = (EntropyControl.start(rl, each["results"]) for each in (host, now.host))
         for name, stored, again in (("tasks", host["tasks"], now.host["tasks"]), ("entropy control", one, other)):
             if stored != again:
-                self._found.record.append(Difference(place, name, str(stored)[:80], str(again)[:80]))
+                self._findings.record.append(Difference(place, name, str(stored)[:80], str(again)[:80]))
 
     def _compare(self, version: int, place: str, what: str, stored: Any, again: Any) -> None:
         one, other = weight_digest.sha256(stored), weight_digest.sha256(again)
-        self._found.bytes.append(Kept(place, what, one, other, version))
+        self._findings.bytes.append(StoredValue(place, what, one, other, version))
 
     def _exported(self, version: int, state: TrainState) -> None:
         """Exports once more, and compares the files."""
@@ -130,9 +136,11 @@ class Stored:
                         _adapter_settings(folder / peft.CONFIG_FILE) for folder in (workdir / name, Path(again))
                     )
             place, none = f"{name}/", "not there"
-            self._found.bytes += [Kept(place, file, stored.get(file, none), new[file], version) for file in new]
+            self._findings.bytes += [
+                StoredValue(place, file, stored.get(file, none), new[file], version) for file in new
+            ]
             more = stored.keys() - new.keys() - {OUTDATED_FILE}
-            self._found.unchecked += [f"{name}/{file}: it is not made again" for file in sorted(more)]
+            self._findings.unchecked += [f"{name}/{file}: it is not made again" for file in sorted(more)]
 
     def _summary(self, results: Mapping[str, Any]) -> None:
         """Compares the scores in summary.json that were made again."""
@@ -142,9 +150,11 @@ class Stored:
         said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         for name in [name for name in said if name.startswith("eval/") and name.endswith(ends)]:
             if name not in results:  # of an earlier evaluation, with other settings
-                self._found.unchecked.append(f"{SUMMARY_FILE}, '{name}': it is not made again")
+                self._findings.unchecked.append(f"{SUMMARY_FILE}, '{name}': it is not made again")
             elif said[name] != (again := jsonl.plain(results[name])):
-                self._found.results.append(Kept(SUMMARY_FILE, name, str(said[name]), str(again), self._workdir.end))
+                self._findings.results.append(
+                    StoredValue(SUMMARY_FILE, name, str(said[name]), str(again), self._workdir.end)
+                )
 
 
 def _adapter_settings(path: Path) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from jaxagent.config import Config
 from jaxagent.observe import jsonl
 from jaxagent.observe.files import METRICS_FILE, OUTDATED_FILE, POLICY_FOLDER, SUMMARY_FILE
-from jaxagent.runs.again.compare import Difference
+from jaxagent.replay.record_diff import Difference
 from jaxagent.runs.checks import OPD
 
 Headers = Mapping[int, Mapping[str, Any]]
@@ -27,7 +27,7 @@ _PLACE = "where the stage ends"
 
 
 @dataclasses.dataclass(frozen=True)
-class Reach:
+class StageEnd:
     """Steps of a stage."""
 
     logged: int  # in metrics.jsonl
@@ -36,7 +36,7 @@ class Reach:
     steps: int  # the stage has them all, or has them so far and keeps no later weights
 
 
-def read(workdir: Path, cfg: Config, stage: str, bundles: Mapping[int, Any]) -> Reach:
+def read(workdir: Path, cfg: Config, stage: str, bundles: Mapping[int, Any]) -> StageEnd:
     """How far the stage came. Call it before the record is read, if a process may still train there.
 
     Args:
@@ -54,7 +54,7 @@ def read(workdir: Path, cfg: Config, stage: str, bundles: Mapping[int, Any]) -> 
     total = cfg.opd.steps if stage == OPD and cfg.opd else cfg.rl.steps
     over = later or ended
     steps = max(logged, bundled, total if ended else 0) if over else bundled
-    return Reach(logged, bundled, over, steps)
+    return StageEnd(logged, bundled, over, steps)
 
 
 def _ended(workdir: Path, cfg: Config) -> bool:
@@ -70,7 +70,7 @@ def _ended(workdir: Path, cfg: Config) -> bool:
     return False
 
 
-def cut_off(reach: Reach, headers: Headers, hosts: Hosts) -> tuple[list[Difference], list[str]]:
+def cut_off(reach: StageEnd, headers: Headers, hosts: Hosts) -> tuple[list[Difference], list[str]]:
     """What is missing at the end of a record, and what is to be told of it."""
     recorded = max(headers) + 1
     if hosts and _replay(hosts[max(hosts)]) == "none":
@@ -120,16 +120,16 @@ def begun_alone(starts: list[Mapping[str, Any]], cfg: Config, stage: str, withou
       stage: whose steps are meant.
       without: by step, of the bundles that are left: whether it is a fleet's, and holds no earlier versions.
     """
-    found: set[int] = set()
+    alone: set[int] = set()
     by_fleet = False  # what made the bundle that a start goes on from, where it is gone
     for start in starts:
         at = start.get("resumed_at") or {"stage": cfg.stages[0], "step": 0}
         fleet = "--role=trainer" in start.get("command", "")
         order = cfg.stages.index(at["stage"]) - cfg.stages.index(stage) if at["stage"] in cfg.stages else -1
-        lacks = without.get(at["step"], by_fleet or at["step"] in found)  # the second may go on from the same bundle
+        lacks = without.get(at["step"], by_fleet or at["step"] in alone)  # the second may go on from the same bundle
         if order <= 0:  # it made what follows once more
-            found = {step for step in found if order == 0 and step < at["step"]}
+            alone = {step for step in alone if order == 0 and step < at["step"]}
         if order == 0 and at["step"] and not fleet and lacks:
-            found.add(at["step"])
+            alone.add(at["step"])
         by_fleet = fleet
-    yield from sorted(found)
+    yield from sorted(alone)

@@ -27,7 +27,7 @@ class Difference:
 
 
 @dataclasses.dataclass(frozen=True)
-class Compared:
+class EpisodeDiff:
     """An episode that was made again."""
 
     first: Difference | None  # None: nothing differs
@@ -36,7 +36,7 @@ class Compared:
     gap: float  # the largest difference of a log-prob before the first token that differs
 
 
-def compare(logged: Episode, again: Episode, place: str, recorded: bool = False) -> Compared:
+def compare(logged: Episode, again: Episode, place: str, recorded: bool = False) -> EpisodeDiff:
     """Compares two plays of an episode: log-probs bit for bit.
 
     Args:
@@ -49,35 +49,35 @@ def compare(logged: Episode, again: Episode, place: str, recorded: bool = False)
     gap, first = 0.0, None
     if again.stop_reason.is_failure and not recorded:
         said = f"{again.stop_reason} ({again.error})" if again.error else str(again.stop_reason)
-        return Compared(Difference(place, "stop_reason", str(logged.stop_reason), said), 0, 0, 0.0)
+        return EpisodeDiff(Difference(place, "stop_reason", str(logged.stop_reason), said), 0, 0, 0.0)
     for number, (one, other) in enumerate(zip(logged.trajectories, again.trajectories, strict=False)):
         where = f"{place}, trajectory {number}"
         gap = max(gap, largest_gap(one, other))
-        found = differing(one, other, where)
-        upto = len(one) if found is None else found[0]
+        difference = differing(one, other, where)
+        upto = len(one) if difference is None else difference[0]
         sampled = int(one.action_mask[:upto].sum())
         # What stands between turns is copied then, and equal by that.
         tokens, logprobs = tokens + (sampled if recorded else upto), logprobs + sampled
-        if found is not None:
-            first = found[1]
+        if difference is not None:
+            first = difference[1]
             break
     if first is None:
         first = next(_beside_tokens(logged, again, place, recorded), None)
-    return Compared(first, tokens, logprobs, gap)
+    return EpisodeDiff(first, tokens, logprobs, gap)
 
 
 def differing(logged: Trajectory, again: Trajectory, place: str) -> tuple[int, Difference] | None:
     """The first position at which two trajectories differ, and how."""
     both = min(len(logged), len(again))
-    found: list[tuple[int, str]] = []
+    positions: list[tuple[int, str]] = []
     for name in COLUMNS:
         one, other = getattr(logged, name)[:both], getattr(again, name)[:both]
         if name == "logprobs":  # 0.0 and -0.0 are two numbers, and a NaN is one
             one, other = one.view(np.uint32), other.view(np.uint32)
         (places,) = np.nonzero(one != other)
-        found += [(int(at), name) for at in places[:1]]
-    if found:
-        at, name = min(found, key=lambda each: (each[0], COLUMNS.index(each[1])))
+        positions += [(int(at), name) for at in places[:1]]
+    if positions:
+        at, name = min(positions, key=lambda each: (each[0], COLUMNS.index(each[1])))
         one, other = (_shown(getattr(trajectory, name)[at]) for trajectory in (logged, again))
         return at, Difference(f"{place}, position {at}", name, one, other)
     if len(logged) != len(again):
@@ -116,8 +116,8 @@ def _beside_tokens(logged: Episode, again: Episode, place: str, recorded: bool) 
     for number, (one, other) in enumerate(zip(logged.heard, again.heard, strict=False)):
         where = f"{place}, heard {number} ({one.role})"
         if one.trajectory is not None and other.trajectory is not None:
-            if found := differing(one.trajectory, other.trajectory, where):
-                yield found[1]
+            if difference := differing(one.trajectory, other.trajectory, where):
+                yield difference[1]
         elif [tuple(turn) for turn in one.turns] != [tuple(turn) for turn in other.turns]:
             yield Difference(where, "turns", "one text", "another")
 

@@ -58,11 +58,11 @@ def _run(argv: Sequence[str]) -> int:
     devices.provide(config.mesh, config.numerics == "exact")
     # Late imports: what they name loads jax, which costs seconds.
     from jaxagent import loop
-    from jaxagent.runs.again import run
+    from jaxagent.replay import run
 
-    found = run.run(config, run.Options(**vars(options)), loop.rl_stage)
-    print(run.last_line(found))
-    return VERDICTS[found["verdict"]]
+    content = run.run(config, options, loop.rl_stage)
+    print(run.last_line(content))
+    return VERDICTS[content["verdict"]]
 
 
 def read_config(argv: Sequence[str]) -> Config:
@@ -99,8 +99,3 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--recorded", action="store_true", help="take the environment's side from the record")
     out.add_argument("--stage", default="", help="'rl' or 'opd' (default: the last of them that the run has)")
     return out
-
-
-if __name__ == "__main__":
-    devices.use_huge_pages()
-    sys.exit(main())

@@ -12,10 +12,10 @@ from jaxagent.config import to_dict
 from jaxagent.io import files
 from jaxagent.learner import checkpoint
 from jaxagent.observe.files import CHECKPOINTS_FOLDER, POLICY_FOLDER, SUMMARY_FILE
+from jaxagent.replay.record_diff import Difference
+from jaxagent.replay.recorded_run import RecordedRun, ranges
+from jaxagent.replay.rerun import Findings, ReplayRequest
 from jaxagent.runs import provenance
-from jaxagent.runs.again.compare import Difference
-from jaxagent.runs.again.opened import Workdir, ranges
-from jaxagent.runs.again.rerun import Found, Wanted
 
 FOLDER = "replay"  # of the workdir
 SHOWN = 20  # differences
@@ -23,21 +23,21 @@ NO_PROMISE = "numerics='fast' promises no equal bits: what is sampled beside an 
 
 
 def certificate(
-    workdir: Workdir, found: Found, asked: dict[str, Any], identity: dict[str, Any], wanted: Wanted
+    workdir: RecordedRun, findings: Findings, asked: dict[str, Any], identity: dict[str, Any], wanted: ReplayRequest
 ) -> dict[str, Any]:
     """The certificate as JSON values.
 
     Args:
       workdir: of the run.
-      found: by the replay.
+      findings: of the replay.
       asked: what was asked for: a step, or how many, and how they were drawn.
       identity: of the run's parts: model, data, tokenizer.
       wanted: what was made again.
     """
-    differences = found.differences
+    differences = findings.differences
     exact = workdir.cfg.numerics == "exact"
     newest = workdir.headers[max(workdir.headers)]
-    policy = _policy(workdir, found) if wanted.verifies else {}
+    policy = _policy(workdir, findings) if wanted.verifies else {}
     why = [f"rewards and the reasons of ends were not made again: {wanted.recorded}"] if wanted.recorded else []
     why += (
         ["the trained policy was not compared: of its version no later bundle and no export is there, or no record"]
@@ -52,7 +52,7 @@ def certificate(
         "run": {"workdir": workdir.cfg.workdir, "stage": workdir.stage, "steps_recorded": len(workdir.headers)}
         | {"steps_reached": max(workdir.headers) + 1, "from_version": wanted.start},
         "asked": asked,
-        "not_checked": _not_checked(workdir, found, wanted),
+        "not_checked": _not_checked(workdir, findings, wanted),
         "digests": {
             "config": provenance.config_digest(to_dict(workdir.cfg)),
             "code": {"package": provenance.code_digest(), **provenance.commit(Path(__file__).parent)}
@@ -62,20 +62,22 @@ def certificate(
             "seals": {str(step): header["seal"] for step, header in workdir.headers.items()},
         },
         "checked": {
-            "steps": len(found.steps),
-            **{name: sum(getattr(step, name) for step in found.steps) for name in ("episodes", "tokens", "logprobs")},
-            "largest_logprob_difference": max((step.gap for step in found.steps), default=0.0),
-            "versions_trained_again": [each.version for each in found.weights[1:]],
-            "bundles": list(dict.fromkeys(one.version for one in found.bytes if one.place.startswith("bundle"))),
-            "evaluations": found.evaluated,
+            "steps": len(findings.steps),
+            **{
+                name: sum(getattr(step, name) for step in findings.steps) for name in ("episodes", "tokens", "logprobs")
+            },
+            "largest_logprob_difference": max((step.gap for step in findings.steps), default=0.0),
+            "versions_trained_again": [each.version for each in findings.weights[1:]],
+            "bundles": list(dict.fromkeys(one.version for one in findings.bytes if one.place.startswith("bundle"))),
+            "evaluations": findings.evaluated,
         },
         "policy": policy,
         "steps": [
             {name: value for name, value in vars(step).items() if name not in ("gap", "differences")}
             | {"largest_logprob_difference": step.gap, "equal": not step.differences}
-            for step in found.steps
+            for step in findings.steps
         ],
-        **{name: [dataclasses.asdict(each) for each in getattr(found, name)] for name in ("weights", "bytes")},
+        **{name: [dataclasses.asdict(each) for each in getattr(findings, name)] for name in ("weights", "bytes")},
         "differences": [dataclasses.asdict(difference) for difference in differences[:SHOWN]],
         "differences_in_all": len(differences),
         "told": list(workdir.told),
@@ -83,9 +85,9 @@ def certificate(
     }
 
 
-def _not_checked(workdir: Workdir, found: Found, wanted: Wanted) -> list[str]:
+def _not_checked(workdir: RecordedRun, findings: Findings, wanted: ReplayRequest) -> list[str]:
     """All that an honest reader might take for checked, by name."""
-    stages, start, unscored = workdir.cfg.stages, wanted.start, found.unscored
+    stages, start, unscored = workdir.cfg.stages, wanted.start, findings.unscored
     before, after = stages[: stages.index(workdir.stage)], stages[stages.index(workdir.stage) + 1 :]
     trained = range(start, wanted.end)
     lines = [
@@ -97,7 +99,7 @@ def _not_checked(workdir: Workdir, found: Found, wanted: Wanted) -> list[str]:
     ]
     if others := sorted(set(trained) - set(wanted.steps)):
         lines.append(f"tokens, rewards and ends in the steps {ranges(others)}: learnt from as recorded, not made again")
-    if failed := found.failed:
+    if failed := findings.failed:
         counts = ", ".join(f"{count} {why}" for why, count in sorted(failed.items()))
         lines.append(f"failures: whether these attempts had to fail ({counts})")
     if wanted.recorded:
@@ -110,20 +112,24 @@ def _not_checked(workdir: Workdir, found: Found, wanted: Wanted) -> list[str]:
     if unsampled := [step for step in trained if step not in workdir.sampled(start)]:
         lines.append(f"steps {ranges(unsampled)}: never drawn, since the weights that sampled them are not kept")
     if not wanted.verifies:
-        return [*lines, "the trained policy, later bundles, evaluations: --verify compares them", *found.unchecked]
+        return [*lines, "the trained policy, later bundles, evaluations: --verify compares them", *findings.unchecked]
     lines += [f"evaluations after {ranges(unscored)} steps"] if unscored and not wanted.recorded else []
-    compared = {workdir.bundles.get(version) for version in (start, *(one.version for one in found.bytes))}
+    compared = {workdir.bundles.get(version) for version in (start, *(one.version for one in findings.bytes))}
     if others := set(checkpoint.bundles(Path(workdir.cfg.workdir) / CHECKPOINTS_FOLDER)) - compared:
         lines.append(f"bundles {ranges(others)}: of another stage, an earlier step, or one that a later bundle has")
     lines += [] if workdir.over else [f"{POLICY_FOLDER}/ and {SUMMARY_FILE}: the run has not ended, or went on since"]
     lines += [f"{' and '.join(after)}: what came after the stage '{workdir.stage}'"] if after else []
     lines += ["the weights under the adapters: they are as they lie there"] if workdir.cfg.model.lora.rank else []
-    return [*lines, "times, counters, texts: of episodes, logs, report; numbers that are no results", *found.unchecked]
+    return [
+        *lines,
+        "times, counters, texts: of episodes, logs, report; numbers that are no results",
+        *findings.unchecked,
+    ]
 
 
-def _policy(workdir: Workdir, found: Found) -> dict[str, Any]:
+def _policy(workdir: RecordedRun, findings: Findings) -> dict[str, Any]:
     """The newest weights that the run keeps, and where they were compared with those made again."""
-    places = [one.place for one in found.bytes if one.version == workdir.final]
+    places = [one.place for one in findings.bytes if one.version == workdir.final]
     of_it = ["a bundle" if place.startswith("bundle") else place for place in places]
     return {"version": workdir.final, "ended": workdir.over, "compared": list(dict.fromkeys(of_it))}
 

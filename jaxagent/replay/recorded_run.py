@@ -11,9 +11,9 @@ from jaxagent.config import Config, ConfigError, parse, to_dict
 from jaxagent.config.run import STAGE_SECTIONS
 from jaxagent.learner import checkpoint
 from jaxagent.observe.files import CHECKPOINTS_FOLDER, RECORD_FOLDER, RUN_FILE
+from jaxagent.replay import stage_end
+from jaxagent.replay.record_diff import Difference
 from jaxagent.runs import provenance, record, resume
-from jaxagent.runs.again import reach
-from jaxagent.runs.again.compare import Difference
 from jaxagent.runs.checks import OPD, RL
 
 HOW_TO_RECORD = (
@@ -30,7 +30,7 @@ _OWN = ("rl", "opd")  # sections that a step is made again with as they were the
 
 
 @dataclasses.dataclass(frozen=True)
-class Segment:
+class ChainSegment:
     """Steps of the chain that one process made under one config."""
 
     first: int
@@ -40,7 +40,7 @@ class Segment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Workdir:
+class RecordedRun:
     """A run's folder, as far as a replay reads it."""
 
     cfg: Config
@@ -103,19 +103,19 @@ class Workdir:
 
     @property
     def left_out(self) -> dict[int, str]:
-        """Recorded steps that this config cannot make again, and what of theirs was another."""
-        found = {step: self.configs[header["config"]] for step, header in self.headers.items()}
-        return {step: why for step, why in found.items() if isinstance(why, str)}
+        """RecordedRollout steps that this config cannot make again, and what of theirs was another."""
+        configs = {step: self.configs[header["config"]] for step, header in self.headers.items()}
+        return {step: why for step, why in configs.items() if isinstance(why, str)}
 
-    def segments(self, start: int, end: int) -> list[Segment]:
+    def segments(self, start: int, end: int) -> list[ChainSegment]:
         """The chain from a bundle to `end`, cut where another config, or a process without earlier versions, began."""
-        parts: list[Segment] = []
+        parts: list[ChainSegment] = []
         for step in range(start, end):
             cfg, alone = self.configs[self.headers[step]["config"]], step in self.alone
             if parts and not alone and parts[-1].cfg == cfg:
                 parts[-1] = dataclasses.replace(parts[-1], end=step + 1)
             else:
-                parts.append(Segment(step, step + 1, cfg, alone))
+                parts.append(ChainSegment(step, step + 1, cfg, alone))
         return parts
 
     def _able(self, step: int) -> list[int]:
@@ -133,7 +133,7 @@ class Workdir:
         return has or any(start < at <= step for at in self.alone)
 
 
-def open_workdir(cfg: Config, stage: str) -> Workdir:
+def open_workdir(cfg: Config, stage: str) -> RecordedRun:
     """Reads the headers and the bundles of a run. Nothing is changed; its process may still be training.
 
     Args:
@@ -157,9 +157,9 @@ def open_workdir(cfg: Config, stage: str) -> Workdir:
         raise ConfigError(f"--stage={stage}: the run has the stages {', '.join(cfg.stages)}.")
     folder = workdir / RECORD_FOLDER / stage
     directory = workdir / CHECKPOINTS_FOLDER
-    found = [(number, checkpoint.read_host(directory, number)) for number in checkpoint.bundles(directory)]
-    own = {host["step"]: (number, host) for number, host in found if host["stage"] == stage}
-    came = reach.read(workdir, cfg, stage, own)  # before the record, which may grow meanwhile
+    bundles = [(number, checkpoint.read_host(directory, number)) for number in checkpoint.bundles(directory)]
+    own = {host["step"]: (number, host) for number, host in bundles if host["stage"] == stage}
+    came = stage_end.read(workdir, cfg, stage, own)  # before the record, which may grow meanwhile
     damaged: dict[int, str] = {}
     headers = record.headers(folder, damaged)
     if not headers:
@@ -170,12 +170,15 @@ def open_workdir(cfg: Config, stage: str) -> Workdir:
     starts = provenance.read(workdir / RUN_FILE)["starts"]
     told, broken = _told(starts, headers, provenance.own_code(cfg)), _broken(headers)
     broken += [Difference(f"step {step}", "the record's file", "a step", why) for step, why in damaged.items()]
-    for differences, lines in (reach.begins_late(cfg, headers, hosts, numbers), reach.cut_off(came, headers, hosts)):
+    for differences, lines in (
+        stage_end.begins_late(cfg, headers, hosts, numbers),
+        stage_end.cut_off(came, headers, hosts),
+    ):
         broken += differences
         told += lines
     without = {step: _without_past(directory, number, host) for step, (number, host) in own.items()}
-    kept = [*record.configs(folder), *(host["config"] for _, host in found)]
-    return Workdir(
+    kept = [*record.configs(folder), *(host["config"] for _, host in bundles)]
+    return RecordedRun(
         cfg=cfg,
         stage=stage,
         folder=folder,
@@ -185,7 +188,7 @@ def open_workdir(cfg: Config, stage: str) -> Workdir:
         lagging=frozenset(step for step, lacks in without.items() if lacks),
         broken=tuple(broken),
         told=tuple(told),
-        alone=frozenset(reach.begun_alone(starts, cfg, stage, without)),
+        alone=frozenset(stage_end.begun_alone(starts, cfg, stage, without)),
         final=came.steps,
         over=came.over,
         configs=_configs(cfg, {header["config"] for header in headers.values()}, kept),
@@ -226,19 +229,21 @@ def _without_past(directory: Path, number: int, host: Mapping[str, Any]) -> bool
 
 def _broken(headers: Mapping[int, Mapping[str, Any]]) -> list[Difference]:
     """Where the chain of seals, or of weights, is cut."""
-    found = []
+    differences = []
     for step, header in headers.items():
         if (seal := record.seal_of(dict(header))) != header["seal"]:
-            found.append(Difference(f"step {step}", "the record's seal", header["seal"][:16], seal[:16]))
+            differences.append(Difference(f"step {step}", "the record's seal", header["seal"][:16], seal[:16]))
         before = headers.get(step - 1)
         if before is None and header["previous"] and step > min(headers):
-            found.append(Difference(f"step {step - 1}", "the record's file", header["previous"][:16], "not there"))
+            differences.append(
+                Difference(f"step {step - 1}", "the record's file", header["previous"][:16], "not there")
+            )
         if before is not None and before["seal"] != header["previous"]:
             place = f"step {step}, what it says of step {step - 1}"
-            found.append(Difference(place, "the record's seal", header["previous"][:16], before["seal"][:16]))
+            differences.append(Difference(place, "the record's seal", header["previous"][:16], before["seal"][:16]))
         if before is not None and before["after"] != header["before"]:
-            found.append(Difference(f"step {step}", "weights before it", header["before"], before["after"]))
-    return found
+            differences.append(Difference(f"step {step}", "weights before it", header["before"], before["after"]))
+    return differences
 
 
 # Facts of a process, by which XLA's programs for a CPU may round differently.

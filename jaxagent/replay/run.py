@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import gc
 import json
@@ -16,36 +17,24 @@ from jaxagent.learner import checkpoint
 from jaxagent.models.params import Params
 from jaxagent.observe.files import CHECKPOINTS_FOLDER
 from jaxagent.observe.progress import Progress
+from jaxagent.replay import certificate, rerun
+from jaxagent.replay.record_diff import Difference
+from jaxagent.replay.recorded_run import RecordedRun, open_workdir
+from jaxagent.replay.rerun import ChainPoint, Findings, ReplayRequest, Rerun, WeightCheck
+from jaxagent.replay.stored_results import StoredResults
 from jaxagent.runs import devices, resume
-from jaxagent.runs.again import certificate, rerun
-from jaxagent.runs.again.compare import Difference
-from jaxagent.runs.again.opened import Workdir, open_workdir
-from jaxagent.runs.again.rerun import Begin, Digests, Found, Rerun, Wanted
-from jaxagent.runs.again.stored import Stored
 from jaxagent.runs.checks import OPD, check
 from jaxagent.runs.parts import Parts, open_parts
 
 StageRun = Callable[..., Params]  # loop.rl_stage
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What one command asks for; see jaxagent/replay.py."""
-
-    step: int | None
-    episode: str
-    verify: int | None
-    draw: int | None
-    recorded: bool
-    stage: str
-
-
-def run(cfg: Config, options: Options, rl_stage: StageRun) -> dict[str, Any]:
-    """Replays, prints what was found, and returns the certificate; `--verify` writes it too.
+def run(cfg: Config, options: argparse.Namespace, rl_stage: StageRun) -> dict[str, Any]:
+    """Replays, prints the certificate, and returns it; `--verify` writes it too.
 
     Args:
       cfg: the run's own.
-      options: of the command.
+      options: the flags of the command, see `command.parser`.
       rl_stage: of the loop.
 
     Raises:
@@ -56,20 +45,20 @@ def run(cfg: Config, options: Options, rl_stage: StageRun) -> dict[str, Any]:
     start, end = (workdir.first, workdir.end) if options.step is None else (workdir.bundle_for(steps[0]), steps[0])
     check(cfg)
     devices.keep_compiled_programs()
-    found = Found(record=list(workdir.broken))
+    findings = Findings(record=list(workdir.broken))
     with Progress() as progress, open_parts(cfg, progress.note) as parts:
         for line in workdir.told:
             progress.note(line)
         resume.check_identity(workdir.hosts[start].get("identity", {}), parts.identity(), cfg, workdir.hosts[start])
         recorded = "--recorded was said" if options.recorded else _not_repeatable(parts, progress.note)
         asked["environment"] = "from the record" if recorded else "run again"
-        wanted = Wanted(steps, start, end, options.episode, recorded)
-        _chain(workdir, parts, wanted, found, progress, rl_stage)
-        if not found.differences and not any(step.episodes for step in found.steps):
-            failed = sum(sum(step.not_compared.values()) for step in found.steps)
+        wanted = ReplayRequest(steps, start, end, options.episode, recorded)
+        _chain(workdir, parts, wanted, findings, progress, rl_stage)
+        if not findings.differences and not any(step.episodes for step in findings.steps):
+            failed = sum(sum(step.not_compared.values()) for step in findings.steps)
             raise ConfigError(f"Nothing of the steps {steps} can be made again: all {failed} episodes failed then.")
-        content = certificate.certificate(workdir, found, asked, parts.identity(), wanted)
-    text = certificate.page(content, found.differences)
+        content = certificate.certificate(workdir, findings, asked, parts.identity(), wanted)
+    text = certificate.page(content, findings.differences)
     print(text, end="")
     if options.verify is not None:
         name = f"verify-{options.verify}-{content['digests']['record'][:12] if options.draw is None else options.draw}"
@@ -77,7 +66,7 @@ def run(cfg: Config, options: Options, rl_stage: StageRun) -> dict[str, Any]:
     return content
 
 
-def _asked(workdir: Workdir, options: Options) -> tuple[list[int], dict[str, Any]]:
+def _asked(workdir: RecordedRun, options: argparse.Namespace) -> tuple[list[int], dict[str, Any]]:
     """The steps, and how they came to be chosen."""
     if options.step is not None:
         return [options.step], {"step": options.step} | ({"episode": options.episode} if options.episode else {})
@@ -102,21 +91,26 @@ def _not_repeatable(parts: Parts, note: Callable[[str], None]) -> str:
 
 
 def _chain(
-    workdir: Workdir, parts: Parts, wanted: Wanted, found: Found, progress: Progress, rl_stage: StageRun
+    workdir: RecordedRun,
+    parts: Parts,
+    wanted: ReplayRequest,
+    findings: Findings,
+    progress: Progress,
+    rl_stage: StageRun,
 ) -> None:
     """Runs the stage again from one bundle to the end that is wanted, and from no other bundle."""
     start, number = wanted.start, workdir.bundles[wanted.start]
-    digests, stored = Digests(workdir.headers, found), Stored(workdir, parts, wanted, found)
+    digests, stored = WeightCheck(workdir.headers, findings), StoredResults(workdir, parts, wanted, findings)
     place = f"bundle {number} (step {start})"
     progress.note(f"{place}: training the steps up to {max(wanted.end - 1, start)} again")
     try:
         if not checkpoint.check(Path(workdir.cfg.workdir) / CHECKPOINTS_FOLDER, number):
-            found.unchecked.append(f"{place}: it has no digests of its files")
+            findings.unchecked.append(f"{place}: it has no digests of its files")
     except ConfigError as error:
-        found.record.append(Difference(place, "files", "as their digests say", str(error)))
+        findings.record.append(Difference(place, "files", "as their digests say", str(error)))
         return
-    connect = rerun.connect(workdir.folder, wanted, found, progress.note)
-    begin = Begin(workdir.hosts[start], number)
+    connect = rerun.connect(workdir.folder, wanted, findings, progress.note)
+    begin = ChainPoint(workdir.hosts[start], number)
     params = parts.base_params() if parts.cfg.model.lora.rank else parts.init_params()  # the bundle's replace them
     with parts.engine(params, 0) as driver:
         parts.roles.start()
@@ -128,7 +122,7 @@ def _chain(
                     rl_stage(own, saved, driver, params, workdir.stage, connect)
             except rerun.RecordBroken:
                 return
-            except rerun.Over:
+            except rerun.AllReplayed:
                 pass
             begin = saved.left
             gc.collect()  # the learner's state, where a cycle still holds it
