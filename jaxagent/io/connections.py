@@ -14,7 +14,7 @@ import logging
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -44,9 +44,10 @@ class _Seen:
 
 
 class _Watch:
-    """Knows since when each connection has been idle."""
+    """Knows since when each connection has been idle. Those in `known` are closed after all others."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Container[asyncio.BaseTransport | None]) -> None:
+        self._known = known
         self._seen: dict[asyncio.BaseProtocol, _Seen] = {}
 
     def middleware(self) -> Middleware:
@@ -71,7 +72,8 @@ class _Watch:
     def sweep(self, server: web.Server, most: int, idle_s: float) -> None:
         """Closes connections that send nothing for too long, and those above the limit.
 
-        Of these first the ones that have still to send, the longest idle before others; then the newest requests.
+        Of these first the ones that have still to send, strangers before known ones and the longest idle before others;
+        then the newest requests.
         """
         now, connections = time.monotonic(), server.connections
         self._seen = {c: self._seen.get(c) or _Seen(now) for c in connections}
@@ -79,7 +81,8 @@ class _Watch:
             arrived = seen.request.content.total_bytes if seen.request is not None else 0
             if arrived != seen.arrived or getattr(connection, "_reading_paused", False):  # it waits for the handler
                 seen.arrived, seen.since = arrived, now
-        senders = sorted((c for c in connections if self._seen[c].sends), key=lambda c: self._seen[c].since)
+        senders = [c for c in connections if self._seen[c].sends]
+        senders.sort(key=lambda c: (c.transport in self._known, self._seen[c].since))
         others = sorted((c for c in connections if not self._seen[c].sends), key=lambda c: -self._seen[c].since)
         late = [c for c in senders if now - self._seen[c].since > idle_s]
         for connection in {*late, *[*senders, *others][: max(0, len(connections) - most)]}:
@@ -142,14 +145,16 @@ async def serving(
     idle_s: float = IDLE_S,
     handle_signals: bool = False,
     finish_s: float = FINISH_S,
+    known: Container[asyncio.BaseTransport | None] = (),
 ) -> AsyncIterator[None]:
     """Serves the application on a bound socket, until the block is left; then requests in hand have `finish_s` to end.
 
     Args:
       most: connections at once; None for half of the open files that this process may have, at most 4,096.
       handle_signals: see `aiohttp.web.AppRunner`.
+      known: transports of the connections that have shown who they are.
     """
-    watch, most = _Watch(), raise_descriptors() if most is None else most
+    watch, most = _Watch(known), raise_descriptors() if most is None else most
     app.middlewares.insert(0, watch.middleware())
     runner = web.AppRunner(
         app,

@@ -20,6 +20,7 @@ import hmac
 import re
 import sys
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from aiohttp import web
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, bound, count, port, seconds
 from jaxagent.io import connections
-from jaxagent.sandbox import choose, door
+from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import (
     MAX_FILE_BYTES,
     Backend,
@@ -70,6 +71,9 @@ class Worker:
     Args:
       folder: where roots, layers and snapshots lie; "" for a worker without any.
       relay_to: hosts and ports that a sandbox's port may lead to. The token alone must be no way into this network.
+
+    Attributes:
+      known: connections that have shown the token, which stay when strangers fill the server.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class Worker:
         self._folder = Folder(folder)
         self._relay_to = frozenset(relay_to)
         self._clients: dict[str, _Client] = {}
+        self.known: weakref.WeakSet[asyncio.BaseTransport | None] = weakref.WeakSet()
 
     def app(self) -> web.Application:
         """Routes, and the task that ends what dead clients left."""
@@ -137,7 +142,7 @@ class Worker:
             refused = _failure("SandboxError", "the token is wrong", 401)
             refused.force_close()  # a stranger's connection is not kept
             return refused
-        door.let_in(request.transport)
+        self.known.add(request.transport)
         name = request.headers.get(CLIENT, "")
         if not name:
             return _failure("SandboxError", f"no {CLIENT} header", 400)
@@ -305,30 +310,17 @@ def result_to_json(result: CommandResult) -> dict[str, Any]:
 
 async def serve(options: argparse.Namespace) -> None:
     """Serves until cancelled."""
-    address = bound(options.host, options.port)  # before back ends are tried
-    owner = Owner()
-    backend: Backend | None = None
-    runner: web.AppRunner | None = None
-    server: asyncio.Server | None = None
-    most = connections.raise_descriptors()
-    try:
+    async with contextlib.AsyncExitStack() as opened:
+        address = opened.enter_context(bound(options.host, options.port))  # before back ends are tried
+        owner = Owner()
+        opened.callback(owner.close)
         backend = await choose.choose_backend(owner, unsafe=options.unsafe)
+        opened.push_async_callback(backend.close)
         token = Path(options.token_file).read_text(encoding="utf-8").strip()
         worker = Worker(backend, token, options.max_sandboxes, options.lease_s, options.folder, options.relay_to)
-        runner = web.AppRunner(worker.app(), access_log=None, logger=connections.logger)
-        await runner.setup()
-        server = await door.listen(runner.server, address, most)
+        await opened.enter_async_context(connections.serving(worker.app(), address, known=worker.known))
         print(f"{backend.describe()}\nserving on http://{options.host}:{address.getsockname()[1]}", flush=True)
         await asyncio.Event().wait()
-    finally:
-        if server is not None:
-            server.close()
-        if runner is not None:
-            await runner.cleanup()
-        if backend is not None:
-            await backend.close()
-        owner.close()
-        address.close()
 
 
 def _place(text: str) -> tuple[str, int]:
