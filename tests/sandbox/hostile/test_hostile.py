@@ -170,9 +170,8 @@ AS_ROOT = (
 )
 
 
-@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
-def test_root_inside_gets_no_further(backends, host, name):
-    backend = backends.backend(name)
+def test_root_inside_gets_no_further(backends, host):
+    backend = backends.backend("namespaces")
     if not PYTHON.exists():
         pytest.skip(NO_PYTHON)
     programs = [path for path in PROGRAMS if path.stem in AS_ROOT]
@@ -185,10 +184,9 @@ def test_root_inside_gets_no_further(backends, host, name):
 COUNTED = ("fork_bomb", "memory", "memory_in_the_shell", "processes_counted", "shared_memory", "threads_counted")
 
 
-@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
-def test_limits_without_control_groups(backends, host, name):
+def test_limits_without_control_groups(backends, host):
     """As on most container hosts: the limits of each process and of the user namespace do it, and the gap is told."""
-    backend = backends.backend(name, control_groups=False)
+    backend = backends.backend("namespaces", control_groups=False)
     assert "control groups cannot be made here" in backend.describe()
     if not PYTHON.exists():
         pytest.skip(NO_PYTHON)
