@@ -214,26 +214,6 @@ def read(folder: Path, step: int) -> Step:
     )
 
 
-def some(folder: Path, step: int, most: int) -> list[Episode]:
-    """At most so many of a step's episodes, spread over it evenly, for who asks how long they are; digests unchecked.
-
-    Raises:
-      ConfigError: there is no such file, or it cannot be read.
-    """
-    path = path_of(folder, step)
-    bodies = [one for round_ in _header(path)["rounds"] for group in round_ for one in group]
-    starts = [0, *itertools.accumulate(size for _, size in bodies)]
-    found = []
-    with path.open("rb") as file:
-        file.readline()
-        begin = file.tell()
-        for at in range(0, len(bodies), max(1, -(-len(bodies) // most))):
-            said, size = bodies[at]
-            file.seek(begin + starts[at])
-            found.append(_unpacked(file.read(size), said, f"{path}, episode {at}")[0])
-    return found
-
-
 def headers(folder: Path, damaged: dict[int, str] | None = None) -> dict[int, dict[str, Any]]:
     """The headers of all steps: cheap, no episode is read.
 
