@@ -20,7 +20,7 @@ REFUSED = {"ONBUILD": "acts in images built from this one, which is not supporte
 FLAGS = {"COPY": ("chown", "chmod", "link"), "ADD": ("chown", "chmod", "link"), "FROM": ("platform",), "RUN": ()}
 _FLAG = re.compile(r"--([a-z][a-z-]*)(?:=(\S+))?\s+")
 _HEREDOC = re.compile(r"""(?<!<)\d*<<(-?)(["']?)([A-Za-z_][A-Za-z0-9_.-]*)\2""")
-_DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(.*?)\s*")
+_OTHER_ESCAPE = re.compile(r"(?:#.*\n)*#\s*escape\s*=\s*(?!\\\s*\n)(.*)", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,34 +50,27 @@ class Instruction:
         return f"{self.name} {flags}{self.rest}" + "".join(f"\n{h.text}" for h in self.heredocs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Dockerfile:
-    """A whole file."""
-
-    instructions: tuple[Instruction, ...]
-    escape: str = "\\"
-
-
-def parse(text: str, image: str) -> Dockerfile:
+def parse(text: str, image: str) -> list[Instruction]:
     """Every instruction of a Dockerfile.
 
     Raises:
       BuildError: malformed, or with something that is not supported; its line is named.
     """
     lines = text.replace("\r\n", "\n").split("\n")
-    escape = _escape(lines, image)
+    if directive := _OTHER_ESCAPE.match(text):
+        raise BuildError(image, 0, "", f"the escape directive must be \\, got '{directive[1].strip()}'")
     found, at = [], 0
     while at < len(lines):
         start, joined = at, ""
         at += 1
         if not (line := lines[start].strip()) or line.startswith("#"):
             continue
-        joined, more = _cut(lines[start].lstrip(), escape)
+        joined, more = _cut(lines[start].lstrip())
         while more and at < len(lines):
             following, at = lines[at], at + 1
             if not following.strip() or following.lstrip().startswith("#"):
                 continue  # comments and blank lines inside a continued instruction are left out
-            part, more = _cut(following, escape)
+            part, more = _cut(following)
             joined += part
         name = joined.split(None, 1)[0].upper()
         heredocs = []
@@ -91,10 +84,10 @@ def parse(text: str, image: str) -> Dockerfile:
     first = next(i for i in found if i.name not in ("ARG", "NOTE"))
     if first.name != "FROM":
         raise BuildError(image, 0, "", f"line {first.line}: {first.name} stands before the first FROM")
-    return Dockerfile(tuple(found), escape)
+    return found
 
 
-def expand(text: str, values: Mapping[str, str], escape: str = "\\") -> str:
+def expand(text: str, values: Mapping[str, str]) -> str:
     """Puts variables in: $name, ${name}, ${name:-word}, ${name:+word}; none inside single quotes or after an escape.
 
     Quotes and escapes stay. Raises ValueError for other forms.
@@ -102,7 +95,7 @@ def expand(text: str, values: Mapping[str, str], escape: str = "\\") -> str:
     out, at, quote = [], 0, ""
     while at < len(text):
         char = text[at]
-        if char == escape and quote != "'" and at + 1 < len(text):
+        if char == "\\" and quote != "'" and at + 1 < len(text):
             out.append(text[at : at + 2])
             at += 2
         elif char in "'\"" and quote in ("", char):
@@ -114,14 +107,14 @@ def expand(text: str, values: Mapping[str, str], escape: str = "\\") -> str:
             at = found.end()
         elif text.startswith("${", at) and quote != "'":
             inner, at = _braces(text, at + 2)
-            out.append(_variable(inner, values, escape))
+            out.append(_variable(inner, values))
         else:
             out.append(char)
             at += 1
     return "".join(out)
 
 
-def split(text: str, escape: str = "\\", whole: bool = False) -> list[str]:
+def split(text: str, whole: bool = False) -> list[str]:
     """Words of a line without quotes and escapes, as the Dockerfile's own words are cut (not a shell's).
 
     Raises ValueError for a quote that does not end. `whole`: the line is one word, blanks included.
@@ -129,7 +122,7 @@ def split(text: str, escape: str = "\\", whole: bool = False) -> list[str]:
     words, word, at, quote, begun = [], "", 0, "", False
     while at < len(text):
         char = text[at]
-        if char == escape and quote != "'" and at + 1 < len(text):
+        if char == "\\" and quote != "'" and at + 1 < len(text):
             word, begun, at = word + text[at + 1], True, at + 1
         elif quote:
             if char == quote:
@@ -150,15 +143,15 @@ def split(text: str, escape: str = "\\", whole: bool = False) -> list[str]:
     return [*words, word] if begun else words
 
 
-def pairs(rest: str, values: Mapping[str, str], escape: str = "\\") -> list[tuple[str, str]]:
+def pairs(rest: str, values: Mapping[str, str]) -> list[tuple[str, str]]:
     """What ENV sets: `a=b c="d e"`, or the older `name the rest of the line`. Raises ValueError."""
     head = rest.split(None, 1)
     if "=" not in head[0]:
         if len(head) != 2:
             raise ValueError(f"'{rest}' has no value")
-        return [(head[0], "".join(split(expand(head[1], values, escape), escape, whole=True)))]
+        return [(head[0], "".join(split(expand(head[1], values), whole=True)))]
     found = []
-    for word in split(expand(rest, values, escape), escape):
+    for word in split(expand(rest, values)):
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise ValueError(f"'{word}' must be name=value")
@@ -166,23 +159,10 @@ def pairs(rest: str, values: Mapping[str, str], escape: str = "\\") -> list[tupl
     return found
 
 
-def _escape(lines: list[str], image: str) -> str:
-    """The escape character: directives stand before everything else."""
-    for line in lines:
-        found = _DIRECTIVE.fullmatch(line.strip())
-        if found is None:
-            break
-        if found[1].lower() == "escape":
-            if found[2] not in ("\\", "`"):
-                raise BuildError(image, 0, "", f"the escape directive must be \\ or `, got '{found[2]}'")
-            return found[2]
-    return "\\"
-
-
-def _cut(line: str, escape: str) -> tuple[str, bool]:
+def _cut(line: str) -> tuple[str, bool]:
     """A line without its continuation mark, and whether it had one."""
     stripped = line.rstrip()
-    return (stripped[:-1], True) if stripped.endswith(escape) else (line, False)
+    return (stripped[:-1], True) if stripped.endswith("\\") else (line, False)
 
 
 def _body(lines: list[str], at: int, word: str, dash: bool, image: str, line: int) -> tuple[str, int]:
@@ -240,14 +220,14 @@ def _braces(text: str, at: int) -> tuple[str, int]:
     raise ValueError(f"'${{{text[start:]}' does not end")
 
 
-def _variable(inner: str, values: Mapping[str, str], escape: str) -> str:
+def _variable(inner: str, values: Mapping[str, str]) -> str:
     found = re.fullmatch(r"([A-Za-z_]\w*)(?:(:?[-+])(.*))?", inner, re.DOTALL)
     if found is None:
         raise ValueError(f"'${{{inner}}}' is not supported: only ${{name}}, ${{name:-word}} and ${{name:+word}}")
     name, how, word = found[1], found[2] or "", found[3] or ""
     there = name in values and (bool(values[name]) or not how.startswith(":"))
     if how.endswith("-"):
-        return values[name] if there else expand(word, values, escape)
+        return values[name] if there else expand(word, values)
     if how.endswith("+"):
-        return expand(word, values, escape) if there else ""
+        return expand(word, values) if there else ""
     return values.get(name, "")

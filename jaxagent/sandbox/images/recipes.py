@@ -15,7 +15,7 @@ from jaxagent.sandbox.images.build import Steps
 from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
 from jaxagent.sandbox.images.context import Context, ContextError, Item
-from jaxagent.sandbox.images.dockerfile import Dockerfile, Instruction
+from jaxagent.sandbox.images.dockerfile import Instruction
 from jaxagent.sandbox.images.store import Store
 
 SHELL = ("/bin/sh", "-c")
@@ -98,7 +98,7 @@ class _Dockerfile:
     def __init__(
         self,
         builder: Builder,
-        parsed: Dockerfile,
+        parsed: Sequence[Instruction],
         context: Context,
         name: str,
         timeout_s: float,
@@ -114,7 +114,7 @@ class _Dockerfile:
         """The last stage."""
         globals_: dict[str, str] = {}
         stages: list[tuple[Instruction, list[Instruction]]] = []
-        for instruction in self._parsed.instructions:
+        for instruction in self._parsed:
             if instruction.name == "FROM":
                 stages.append((instruction, []))
             elif stages:
@@ -180,7 +180,7 @@ class _Dockerfile:
             return built
         if i.name == "ENV":
             try:
-                found = dict(dockerfile.pairs(i.rest, values, self._parsed.escape))
+                found = dict(dockerfile.pairs(i.rest, values))
             except ValueError as error:
                 raise self._wrong(i, str(error)) from None
             return dataclasses.replace(built, env={**built.env, **found})
@@ -247,13 +247,13 @@ class _Dockerfile:
 
     def _words(self, i: Instruction, text: str, values: Mapping[str, str], whole: bool = False) -> list[str]:
         try:
-            return dockerfile.split(self._expand(i, text, values), self._parsed.escape, whole)
+            return dockerfile.split(self._expand(i, text, values), whole)
         except ValueError as error:
             raise self._wrong(i, str(error)) from None
 
     def _expand(self, i: Instruction, text: str, values: Mapping[str, str]) -> str:
         try:
-            return dockerfile.expand(text, values, self._parsed.escape)
+            return dockerfile.expand(text, values)
         except ValueError as error:
             raise self._wrong(i, str(error)) from None
 
