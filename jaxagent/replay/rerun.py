@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jaxagent.config import Config, ConfigError
 from jaxagent.data import codec
 from jaxagent.engine.driver import Driver
-from jaxagent.learner import weight_digest
 from jaxagent.learner.checkpoint import OneBundle
 from jaxagent.learner.state import TrainState
 from jaxagent.observe.compiles import CompileCounter
@@ -43,12 +42,12 @@ if TYPE_CHECKING:
     from jaxagent.replay.stored_results import StoredResults
 
 
-class AllReplayed(Exception):
-    """Everything that was wanted of the stage has been made again."""
+class ChainEnd(Exception):
+    """Nothing more of the stage is made again: all that was asked for is, or the record breaks off (`broken`)."""
 
-
-class RecordBroken(Exception):
-    """The record cannot be followed any further; what is wrong with it is among the differences."""
+    def __init__(self, broken: bool = False):
+        super().__init__()
+        self.broken = broken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,38 +118,6 @@ class Findings:
         return [*self.record, *(difference for _, difference in sorted(ordered, key=lambda each: each[0]))]
 
 
-class WeightCheck:
-    """In the place of the record's writer: compares the weights of every version with it."""
-
-    def __init__(self, headers: Mapping[int, Mapping[str, Any]], findings: Findings):
-        self._headers, self._findings = headers, findings
-
-    def played(self, rounds: object) -> None:
-        """They are the record's."""
-
-    def published(self, version: int, params: Any) -> None:
-        """Compares the weights after `version` steps."""
-        after = self._headers[version - 1]["after"] if version - 1 in self._headers else None
-        logged = self._headers[version]["before"] if version in self._headers else after
-        if logged is not None and not any(each.version == version for each in self._findings.weights):
-            place = f"version {version} ({'trained' if self._findings.weights else 'restored'})"
-            self._findings.weights.append(StoredValue(place, "weights", logged, weight_digest.digest(params), version))
-
-    def commit(self, step: int) -> None:
-        """Nothing is forgotten."""
-
-
-class _SilentFailures:
-    """In the place of `FailedEpisodes`: what failed then was told then."""
-
-    stuck = ""
-
-    def tell(self, where: str, step: int, failures: object) -> None:
-        """Nothing."""
-
-    tell_step = tell
-
-
 @dataclasses.dataclass(frozen=True)
 class ChainPoint:
     """Where a chain begins, or goes on: a bundle, or what an earlier part of it has come to."""
@@ -164,17 +131,16 @@ class ChainPoint:
 class Rerun(Run):
     """A stage's `Run` that begins at one of its bundles, and writes nothing. Use as a context manager."""
 
-    def __init__(
-        self, cfg: Config, progress: Progress, begin: ChainPoint, end: int, digests: WeightCheck, passing: StoredResults
-    ):
+    def __init__(self, cfg: Config, progress: Progress, begin: ChainPoint, end: int, stored: StoredResults):
         """Up to the step that makes version `end`; what it has come to is in `left` then."""
         self.cfg, self.workdir, self.progress = cfg, Path(cfg.workdir), progress
         self.host = copy.deepcopy(dict(begin.host))
         self.results = self.host["results"]
         self.compiles = CompileCounter()
-        self.failed = _SilentFailures()  # type: ignore[assignment]
+        quiet = lambda *_: None  # noqa: E731  what failed then was told then
+        self.failed = types.SimpleNamespace(stuck="", tell=quiet, tell_step=quiet)  # type: ignore[assignment]
         self.left = begin
-        self._begin, self._end, self._digests, self._passing = begin, end, digests, passing
+        self._begin, self._end, self._stored = begin, end, stored
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Rerun:
@@ -198,8 +164,8 @@ class Rerun(Run):
     def steps(
         self, stage: str, total: int, bundle: Callable[[], Any], *, first: Callable[[], None] = lambda: None, **_: Any
     ) -> Iterator[int]:
-        """The steps after the bundle. Raises `AllReplayed` when all are made, so that the stage exports nothing."""
-        if self.host["step"] == 0 and 0 in self._passing.evaluations:
+        """The steps after the bundle. Raises `ChainEnd` when all are made, so that the stage exports nothing."""
+        if self.host["step"] == 0 and 0 in self._stored.evaluations:
             first()
 
         def made(version: int) -> ChainPoint:
@@ -209,17 +175,17 @@ class Rerun(Run):
 
         for step in range(self.host["step"], self._end):
             yield step
-            self._passing.passes(step + 1, functools.partial(made, step + 1))
+            self._stored.passes(step + 1, functools.partial(made, step + 1))
         self.left = made(self._end)
-        raise AllReplayed
+        raise ChainEnd
 
-    def recorder(self, stage: str) -> WeightCheck:  # type: ignore[override]
+    def recorder(self, stage: str) -> StoredResults:  # type: ignore[override]
         """What compares the versions."""
-        return self._digests
+        return self._stored
 
     def record(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
         """Metrics are in metrics.jsonl."""
-        self._passing.metrics(step, metrics)
+        self._stored.metrics(step, metrics)
 
     def log_episodes(self, *_: object) -> None:  # type: ignore[override]
         """The run has written it."""
@@ -228,7 +194,7 @@ class Rerun(Run):
 
     def evaluates(self, step: int, total: int) -> bool:
         """Where the evaluation is made again: it changes nothing."""
-        return step in self._passing.evaluations
+        return step in self._stored.evaluations
 
     def committed(self) -> int:
         """Nothing is given up."""
@@ -252,8 +218,7 @@ class RecordedSource:
         """The recorded groups of a step.
 
         Raises:
-          AllReplayed: nothing is left to be trained.
-          RecordBroken: the step cannot be read, or is of other tasks.
+          ChainEnd: nothing is left to be trained, or the step cannot be read, or is of other tasks.
         """
         place = f"step {step}"
         try:
@@ -279,14 +244,14 @@ class RecordedSource:
         if step in self.wanted.steps:
             self._again(step, list(zip(recorded.rounds, drawn, strict=False)))
         if step == self.wanted.end:
-            raise AllReplayed
+            raise ChainEnd
         return rollouts
 
     def _break(self, step: int, difference: Difference) -> NoReturn:
         self.findings.record.append(difference)
         left = range(step, max(self.wanted.end, *(wanted + 1 for wanted in self.wanted.steps)))
         self.findings.unchecked.append(f"steps {ranges(left)}: not made again, since the record breaks off")
-        raise RecordBroken
+        raise ChainEnd(broken=True)
 
     def _attempts(self, step: int, number: int, groups: Sequence[Group]) -> None:
         """A round has every attempt that the run begins at its tasks, and no chosen ones; counts those that failed."""

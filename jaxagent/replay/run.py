@@ -20,7 +20,7 @@ from jaxagent.observe.progress import Progress
 from jaxagent.replay import certificate, rerun
 from jaxagent.replay.record_diff import Difference
 from jaxagent.replay.recorded_run import RecordedRun, open_workdir
-from jaxagent.replay.rerun import ChainPoint, Findings, ReplayRequest, Rerun, WeightCheck
+from jaxagent.replay.rerun import ChainPoint, Findings, ReplayRequest, Rerun
 from jaxagent.replay.stored_results import StoredResults
 from jaxagent.runs import devices, resume
 from jaxagent.runs.checks import OPD, check
@@ -100,7 +100,7 @@ def _chain(
 ) -> None:
     """Runs the stage again from one bundle to the end that is wanted, and from no other bundle."""
     start, number = wanted.start, workdir.bundles[wanted.start]
-    digests, stored = WeightCheck(workdir.headers, findings), StoredResults(workdir, parts, wanted, findings)
+    stored = StoredResults(workdir, parts, wanted, findings)
     place = f"bundle {number} (step {start})"
     progress.note(f"{place}: training the steps up to {max(wanted.end - 1, start)} again")
     try:
@@ -118,12 +118,11 @@ def _chain(
             own = dataclasses.replace(parts, cfg=as_opd(part.cfg) if workdir.stage == OPD else part.cfg)
             begin = dataclasses.replace(begin, past={} if part.alone else begin.past)
             try:
-                with Rerun(own.cfg, progress, begin, part.end, digests, stored) as saved:
+                with Rerun(own.cfg, progress, begin, part.end, stored) as saved:
                     rl_stage(own, saved, driver, params, workdir.stage, connect)
-            except rerun.RecordBroken:
-                return
-            except rerun.AllReplayed:
-                pass
+            except rerun.ChainEnd as end:
+                if end.broken:
+                    return
             begin = saved.left
             gc.collect()  # the learner's state, where a cycle still holds it
 

@@ -35,7 +35,7 @@ RESULTS = ("reward/", "stop/", "eval/", "episode/count", "episode/turns", "episo
 
 
 class StoredResults:
-    """Is told what a chain makes, and compares it."""
+    """Is told what a chain makes, and compares it: with the record's digests, bundles, export and results."""
 
     def __init__(self, workdir: RecordedRun, parts: Parts, wanted: ReplayRequest, findings: Findings):
         """Reads metrics.jsonl. Evaluations are made again after wanted steps, and the stage's first and last."""
@@ -50,6 +50,21 @@ class StoredResults:
         again = {step for step in can if step - 1 in wanted.steps or step in (0, self._last)}
         self.evaluations = again if wanted.verifies and not wanted.recorded else set()
         findings.unscored += sorted(scored - again)
+
+    def played(self, rounds: object) -> None:
+        """In the place of the record's writer: they are the record's."""
+
+    def commit(self, step: int) -> None:
+        """Nothing is forgotten."""
+
+    def published(self, version: int, params: Any) -> None:
+        """Compares the digest of the weights after `version` steps."""
+        headers, weights = self._workdir.headers, self._findings.weights
+        after = headers[version - 1]["after"] if version - 1 in headers else None
+        logged = headers[version]["before"] if version in headers else after
+        if logged is not None and not any(each.version == version for each in weights):
+            place = f"version {version} ({'trained' if weights else 'restored'})"
+            weights.append(StoredValue(place, "weights", logged, weight_digest.digest(params), version))
 
     def metrics(self, version: int, metrics: Mapping[str, Any]) -> None:
         """Compares the results in a line of metrics.jsonl."""

@@ -30,7 +30,7 @@ from aiohttp import web
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, bound, count, port, seconds
 from jaxagent.io import connections
-from jaxagent.sandbox import choose
+from jaxagent.sandbox import choose, folder
 from jaxagent.sandbox.base import (
     MAX_FILE_BYTES,
     Backend,
@@ -43,7 +43,6 @@ from jaxagent.sandbox.base import (
     SandboxLost,
     Spec,
 )
-from jaxagent.sandbox.folder import Folder
 from jaxagent.sandbox.owner import Owner
 
 MAX_BODY_BYTES = MAX_FILE_BYTES + 2**20
@@ -69,7 +68,7 @@ class Worker:
     """The web application around any back end.
 
     Args:
-      folder: where roots, layers and snapshots lie; "" for a worker without any.
+      own_folder: where roots, layers and snapshots lie; "" for a worker without any.
       relay_to: hosts and ports that a sandbox's port may lead to. The token alone must be no way into this network.
 
     Attributes:
@@ -82,7 +81,7 @@ class Worker:
         token: str,
         max_sandboxes: int,
         lease_s: float,
-        folder: str = "",
+        own_folder: str = "",
         relay_to: Sequence[tuple[str, int]] = (),
     ):
         if len(token) < 16:
@@ -91,7 +90,9 @@ class Worker:
         self._token = token.encode()
         self._max = max_sandboxes
         self._lease_s = lease_s
-        self._folder = Folder(folder)
+        if own_folder and not Path(own_folder).is_dir():
+            raise ConfigError(f"the sandbox worker's --folder '{own_folder}' is not a directory")
+        self._folder = own_folder
         self._relay_to = frozenset(relay_to)
         self._clients: dict[str, _Client] = {}
         self.known: weakref.WeakSet[asyncio.BaseTransport | None] = weakref.WeakSet()
@@ -169,7 +170,7 @@ class Worker:
         name = str(body.pop("id"))
         if not NAME.fullmatch(name) or name in client.starting or name in client.sandboxes:
             raise ValueError("'id' must be 16 to 64 hexadecimal digits that were not used before")
-        spec = self._folder.spec(spec_from_json(body))
+        spec = folder.within(self._folder, spec_from_json(body))
         running = sum(len(c.starting) + len(c.sandboxes) for c in self._clients.values())
         if running >= self._max:
             return _failure("SandboxLost", f"all {self._max} sandboxes of this worker are in use", 429)
@@ -227,7 +228,7 @@ class Worker:
 
     async def _snapshot(self, request: web.Request, client: _Client) -> web.Response:
         body = await _body(request)
-        sandbox, directory = self._sandbox(request, client), self._folder.new(str(body["directory"]))
+        sandbox, directory = self._sandbox(request, client), folder.new(self._folder, str(body["directory"]))
         return web.json_response({"layer": await sandbox.snapshot(directory)})
 
     async def _port(self, request: web.Request, client: _Client) -> web.Response:

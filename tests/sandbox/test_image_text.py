@@ -5,7 +5,7 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.sandbox.images import bases, definition, dockerfile
 from jaxagent.sandbox.images.built import BuildError
-from jaxagent.sandbox.images.context import Context, ContextError
+from jaxagent.sandbox.images.context import Context
 
 DOCKERFILE = """\
 # syntax=docker/dockerfile:1
@@ -164,7 +164,7 @@ def test_the_table_of_bases(tmp_path):
     table = bases.parse(
         ("debian:12=host", "docker.io/library/python=debootstrap:bookworm@http://m/d", f"u={tmp_path}#x")
     )
-    assert [(b.pattern, b.source) for b in table] == [
+    assert list(table) == [
         ("debian:12", "host"),
         ("python:latest", "debootstrap:bookworm@http://m/d"),
         ("u:latest", f"{tmp_path}#x"),
@@ -199,7 +199,7 @@ def test_what_copy_may_take(tmp_path):
         and names("s?b/c.txt") == ["sub/c.txt"]
     )
     for pattern in ("../outside", "sub/../../x", "out", "up/outside", "none", "*.none", "secret/key", "sub/deep/d.md"):
-        with pytest.raises(ContextError):
+        with pytest.raises(ValueError):
             context.find(pattern)
     found = {i.path: (i.kind, i.data or i.read()) for i in context.items(context.find("sub")[0])}
     assert found == {  # a link is copied as one, wherever it leads: it is followed in the image alone
@@ -209,5 +209,5 @@ def test_what_copy_may_take(tmp_path):
         "link": ("link", b"c.txt"),
     }
     assert {i.path for i in context.items(context.find("secret/public")[0])} == {""}
-    with pytest.raises(ContextError, match="leads out"):
+    with pytest.raises(ValueError, match="leads out"):
         context.items(context.find("sub")[0], follow=True)

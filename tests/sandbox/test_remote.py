@@ -46,7 +46,7 @@ def serving(worker, address, most=64):
 
 def test_the_same_interface(backends, tmp_path):
     async def main(local):
-        async with workers(local, folder=str(tmp_path)) as urls:
+        async with workers(local, own_folder=str(tmp_path)) as urls:
             remote = Remote(urls, TOKEN)
             await remote.connect()
             assert "namespaces" in remote.describe() and "not encrypted" in remote.describe()
@@ -483,7 +483,7 @@ def test_clients_name_paths_in_the_workers_folder_only(backends, tmp_path):
     async def main(local):
         with pytest.raises(ConfigError, match="--folder"):
             Worker(local, TOKEN, 1, 1.0, str(tmp_path / "none"))
-        async with workers(local) as without, workers(local, folder=str(folder)) as urls:
+        async with workers(local) as without, workers(local, own_folder=str(folder)) as urls:
             bare, remote = Remote(without, TOKEN), Remote(urls, TOKEN)
             async with await bare.start(Spec()) as sandbox:
                 with pytest.raises(ConfigError, match="without --folder"):

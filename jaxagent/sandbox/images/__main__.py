@@ -97,7 +97,7 @@ async def _build(args: argparse.Namespace) -> Built:
         if args.oci:
             record = await oci.load(Store(args.store), args.oci, args.name)
             print(_line({**record, "kind": "bases"}))
-            return bases.loaded(record).built
+            return bases.loaded(record)[0]
         return await _recipe_here(args, owner, table)
     finally:
         owner.close()

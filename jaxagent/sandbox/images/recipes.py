@@ -14,7 +14,7 @@ from jaxagent.sandbox.images import bases, definition, dockerfile
 from jaxagent.sandbox.images.build import Steps
 from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
-from jaxagent.sandbox.images.context import Context, ContextError, Item
+from jaxagent.sandbox.images.context import Context, Item
 from jaxagent.sandbox.images.dockerfile import Instruction
 from jaxagent.sandbox.images.store import Store
 
@@ -69,9 +69,9 @@ class Builder:
         source = parsed.source
         if parsed.bootstrap == "scratch":
             source = "scratch"
-        root = await bases.resolve(self.table, source, name, self.store, self.progress)
+        base, _ = await bases.resolve(self.table, source, name, self.store, self.progress)
         steps = Steps(self.backend, self.store, name, timeout_s, self.progress)
-        built = dataclasses.replace(root.built, directory="/")  # apptainer takes neither WORKDIR nor USER over
+        built = dataclasses.replace(base, directory="/")  # apptainer takes neither WORKDIR nor USER over
         for pattern, target in parsed.files:
             text = f"%files {pattern} {target}"
             source = _relative(pattern, context)
@@ -158,8 +158,8 @@ class _Dockerfile:
             built = self._stages[source.lower()]
         else:
             builder = self._builder
-            root = await bases.resolve(builder.table, source, self._name, builder.store, builder.progress)
-            built = await begin(self._steps, root)
+            base = await bases.resolve(builder.table, source, self._name, builder.store, builder.progress)
+            built = await begin(self._steps, *base)
         args: dict[str, str] = {}
         shell: tuple[str, ...] = SHELL
         for instruction in instructions:
@@ -288,7 +288,7 @@ async def _copy(
                 sources.append((name, context.items(path, follow=cp)))
                 if unpack and name and tarfile.is_tarfile(context.folder / path):
                     archives.append(name)
-    except ContextError as error:
+    except ValueError as error:
         raise BuildError(steps.image, steps.number + 1, text, str(error)) from None
     into = target.endswith(("/", "/.")) and not cp
     if len(sources) > 1 and not target.endswith(("/", "/.")):
@@ -296,14 +296,13 @@ async def _copy(
     return await steps.copy(built, text, sources, posixpath.normpath(target), into, mode, archives)
 
 
-async def begin(steps: Steps, root: bases.Root) -> Built:
+async def begin(steps: Steps, built: Built, user: str) -> Built:
     """The base with its own folder and user, where it names them."""
-    built = root.built
     if built.directory != "/":
         built = await steps.workdir(built, f"the base's folder {built.directory}", built.directory)
-    if root.user in ("", "0", "root", "0:0", "root:root"):
+    if user in ("", "0", "root", "0:0", "root:root"):
         return built
-    return await steps.user(built, f"the base's user {root.user}", root.user)
+    return await steps.user(built, f"the base's user {user}", user)
 
 
 def _only_heredoc(i: Instruction) -> bool:
