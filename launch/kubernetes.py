@@ -158,12 +158,12 @@ def _more(words: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         role, colon, path = word.partition(":")
         role, path = (role, path) if colon and role in ("coordinator", "trainer", "engine") else ("", word)
         try:
-            found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+            spec = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ConfigError(f"--pod_spec={word}: {path} is no JSON: {error}.") from error
-        if not isinstance(found, dict):
+        if not isinstance(spec, dict):
             raise ConfigError(f"--pod_spec={word}: {path} must have an object, such as {{'hostNetwork': true}}.")
-        out.setdefault(role, []).append(found)
+        out.setdefault(role, []).append(spec)
     return out
 
 

@@ -31,7 +31,7 @@ _GB = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything a dry run found out. Bytes are of one device, FLOPs of all devices together."""
+    """What a dry run says. Bytes are of one device, FLOPs of all devices together."""
 
     chip: str
     compiled_for: str  # "virtual CPU devices" or the chip

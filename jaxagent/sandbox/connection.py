@@ -169,13 +169,13 @@ class LocalSandbox(Sandbox):
         request, about = struct.pack("<H", check_port(port) if self._own_network else 0), f"port {port}"
         if self._relay.ports == MOST_PORTS:
             raise SandboxError(f"{about}: a sandbox may have {MOST_PORTS} open ports, and all of them are in use")
-        found: list[int] = []
+        fds: list[int] = []
         try:
-            answer = await self._ask("O", request, FILE_TIMEOUT_S, about, SandboxError, found)
+            answer = await self._ask("O", request, FILE_TIMEOUT_S, about, SandboxError, fds)
             opened = int.from_bytes(answer[:2], "little")
-            listening = listener(found, opened)
+            listening = listener(fds, opened)
         finally:
-            close_all(found)
+            close_all(fds)
         if self._closing is not None:
             listening.close()
             raise SandboxClosed(CLOSED)

@@ -179,7 +179,7 @@ def enter_group(group: Group | None, pid: int) -> None:
 
 def resource_limits(limits: Limits, memory: bool) -> dict[int, int]:
     """Limits of each process. `memory`: address space too, where no control group limits memory."""
-    found = {
+    values = {
         resource.RLIMIT_CORE: 1,  # with 0 the host's program that takes core dumps from a pipe is started nevertheless
         resource.RLIMIT_NOFILE: limits.open_files,
         resource.RLIMIT_FSIZE: limits.disk_bytes,
@@ -190,8 +190,8 @@ def resource_limits(limits: Limits, memory: bool) -> dict[int, int]:
         resource.RLIMIT_NICE: 0,
     }
     if memory:
-        found[resource.RLIMIT_AS] = limits.memory_bytes
-    return found
+        values[resource.RLIMIT_AS] = limits.memory_bytes
+    return values
 
 
 def check_root(name: str, spec: Spec, layers: bool = True, root: bool = True) -> None:

@@ -47,20 +47,20 @@ def listener(fds: list[int], port: int) -> socket.socket:
     if not fds:
         raise SandboxError("the sandbox sent no listening socket")
     try:
-        found = socket.socket(fileno=fds[-1])  # finds out what it is
+        sock = socket.socket(fileno=fds[-1])  # finds out what it is
     except OSError as failure:
         raise SandboxError("the sandbox sent something else than a socket") from failure
     fds.pop()
     try:
-        stream = found.family == socket.AF_INET and found.type == socket.SOCK_STREAM
-        listens = stream and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        if not listens or found.getsockname() != (LOOPBACK, port):
+        stream = sock.family == socket.AF_INET and sock.type == socket.SOCK_STREAM
+        listens = stream and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if not listens or sock.getsockname() != (LOOPBACK, port):
             raise SandboxError(f"the sandbox sent a socket that does not listen on {LOOPBACK}:{port}")
-        found.setblocking(False)
+        sock.setblocking(False)
     except BaseException:
-        found.close()
+        sock.close()
         raise
-    return found
+    return sock
 
 
 class Relay:

@@ -71,10 +71,10 @@ class Remote(Backend):
           SandboxError, or SandboxLost after some patience: one does not answer, or the token is wrong.
         """
         asked = [_patient(self.ask, "GET", f"{url}/health", START_TIMEOUT_S) for url in self._running]
-        found = dict(zip(self._running, await asyncio.gather(*asked), strict=True))
-        kinds = sorted({str(f["backend"]) for f in found.values()})
-        self.name = f"remote ({len(found)} workers: {', '.join(kinds)})"
-        gaps = [f"{url}: {gap}" for url, f in found.items() for gap in f["missing"]]
+        facts = dict(zip(self._running, await asyncio.gather(*asked), strict=True))
+        kinds = sorted({str(f["backend"]) for f in facts.values()})
+        self.name = f"remote ({len(facts)} workers: {', '.join(kinds)})"
+        gaps = [f"{url}: {gap}" for url, f in facts.items() for gap in f["missing"]]
         plain = [u for u in self._running if u.startswith("http://")]
         self.missing = (*gaps, *([f"requests to {len(plain)} workers are not encrypted"] if plain else []))
 

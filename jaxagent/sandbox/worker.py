@@ -280,9 +280,9 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return body
 
 
-def _whole(found: Mapping[str, Any], name: str, most: int = 2**63 - 1) -> int:
+def _whole(values: Mapping[str, Any], name: str, most: int = 2**63 - 1) -> int:
     """A whole number from 0, from JSON or as the text of a query."""
-    value = found[name]
+    value = values[name]
     number = int(value) if isinstance(value, str) else value
     if type(number) is not int or not 0 <= number <= most:
         raise ValueError(f"{name} must be a whole number from 0 to {most}")

@@ -123,10 +123,10 @@ def _recipe(args: argparse.Namespace) -> tuple[Path, Path]:
     """The recipe's file and its context."""
     path = args.path
     if path.is_dir():
-        found = [p for p in (path / "Dockerfile", path / "container.def") if p.is_file()]
-        if not found:
+        files = [p for p in (path / "Dockerfile", path / "container.def") if p.is_file()]
+        if not files:
             raise ConfigError(f"{path} has neither a Dockerfile nor a container.def.")
-        path = found[0]
+        path = files[0]
     if not path.is_file():
         raise ConfigError(f"{path} is not there.")
     return path, args.context or path.parent

@@ -49,28 +49,28 @@ class Context:
         parts = [part for part in pattern.split("/") if part not in ("", ".")]
         if ".." in parts:
             raise ValueError(f"'{pattern}' leads out of the folder {self.folder}")
-        found = [Path()]
+        matching = [Path()]
         for i, part in enumerate(parts):
             match = re.compile(_pattern(part))
             if _is_pattern(part):
-                found = [
+                matching = [
                     p / n
-                    for p in found
+                    for p in matching
                     if (self.folder / p).is_dir()
                     for n in sorted(os.listdir(self.folder / p))
                     if match.fullmatch(n)
                 ]
             else:
                 name = re.sub(r"\\(.)", r"\1", part)
-                found = [p / name for p in found if os.path.lexists(self.folder / p / name)]
-            found = [p for p in found if i < len(parts) - 1 or not self._ignored(p.as_posix())]
-        if not found:
+                matching = [p / name for p in matching if os.path.lexists(self.folder / p / name)]
+            matching = [p for p in matching if i < len(parts) - 1 or not self._ignored(p.as_posix())]
+        if not matching:
             hint = ", or .dockerignore leaves it out" if self._ignore else ""
             raise ValueError(f"'{pattern}' is not in the folder {self.folder}{hint}")
-        for path in found:
+        for path in matching:
             if not (self.folder / path).resolve().is_relative_to(self.folder):
                 raise ValueError(f"'{path}' is a link that leads out of the folder {self.folder}")
-        return found
+        return matching
 
     def is_directory(self, path: Path) -> bool:
         """Whether a source is a folder, whose contents are copied, not itself."""

@@ -43,8 +43,8 @@ async def make(
     """
     name = f"debootstrap:{suite}"
     key = make_key("debootstrap", suite, mirror, include, platform.machine())
-    if (found := store.find("bases", key)) is not None:
-        return {**found, "key": key, "cached": True}
+    if (existing := store.find("bases", key)) is not None:
+        return {**existing, "key": key, "cached": True}
     program = shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if program is None:
         raise BuildError(name, 0, "", "needs debootstrap, which is not installed here: apt-get install debootstrap")
@@ -53,8 +53,8 @@ async def make(
     command = [program, "--variant=minbase", *([f"--include={include}"] if include else []), suite]
     shown = " ".join(["debootstrap", *command[1:], *([mirror] if mirror else [])])
     async with store.making(key, name, timeout_s) as work:
-        if (found := store.find("bases", key)) is not None:  # made by another process meanwhile
-            return {**found, "key": key, "cached": True}
+        if (existing := store.find("bases", key)) is not None:  # made by another process meanwhile
+            return {**existing, "key": key, "cached": True}
         target = work / TREE
         for path, text in DPKG.items():
             (target / path).parent.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ def parse(text: str, image: str) -> list[Instruction]:
     lines = text.replace("\r\n", "\n").split("\n")
     if directive := _OTHER_ESCAPE.match(text):
         raise BuildError(image, 0, "", f"the escape directive must be \\, got '{directive[1].strip()}'")
-    found, at = [], 0
+    instructions, at = [], 0
     while at < len(lines):
         start, joined = at, ""
         at += 1
@@ -78,13 +78,13 @@ def parse(text: str, image: str) -> list[Instruction]:
             for dash, quote, word in _HEREDOC.findall(joined):
                 body, at = _body(lines, at, word, bool(dash), image, start + 1)
                 heredocs.append(Heredoc(word, body, not quote))
-        found.append(_instruction(joined.strip(), start + 1, tuple(heredocs), image))
-    if not any(i.name == "FROM" for i in found):
+        instructions.append(_instruction(joined.strip(), start + 1, tuple(heredocs), image))
+    if not any(i.name == "FROM" for i in instructions):
         raise BuildError(image, 0, "", "has no FROM")
-    first = next(i for i in found if i.name not in ("ARG", "NOTE"))
+    first = next(i for i in instructions if i.name not in ("ARG", "NOTE"))
     if first.name != "FROM":
         raise BuildError(image, 0, "", f"line {first.line}: {first.name} stands before the first FROM")
-    return found
+    return instructions
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
@@ -102,9 +102,9 @@ def expand(text: str, values: Mapping[str, str]) -> str:
             quote = "" if quote else char
             out.append(char)
             at += 1
-        elif char == "$" and quote != "'" and (found := re.compile(r"[A-Za-z_]\w*").match(text, at + 1)):
-            out.append(values.get(found[0], ""))
-            at = found.end()
+        elif char == "$" and quote != "'" and (variable := re.compile(r"[A-Za-z_]\w*").match(text, at + 1)):
+            out.append(values.get(variable[0], ""))
+            at = variable.end()
         elif text.startswith("${", at) and quote != "'":
             inner, at = _braces(text, at + 2)
             out.append(_variable(inner, values))
@@ -150,13 +150,13 @@ def pairs(rest: str, values: Mapping[str, str]) -> list[tuple[str, str]]:
         if len(head) != 2:
             raise ValueError(f"'{rest}' has no value")
         return [(head[0], "".join(split(expand(head[1], values), whole=True)))]
-    found = []
+    settings = []
     for word in split(expand(rest, values)):
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise ValueError(f"'{word}' must be name=value")
-        found.append((name, value))
-    return found
+        settings.append((name, value))
+    return settings
 
 
 def _cut(line: str) -> tuple[str, bool]:
@@ -189,9 +189,9 @@ def _instruction(joined: str, line: int, heredocs: tuple[Heredoc, ...], image: s
     if name not in EXECUTED:
         raise wrong(f"unknown instruction '{word}'. {nearest(name, (*EXECUTED, *HARMLESS))}")
     flags: dict[str, str] = {}
-    while name in FLAGS and (found := _FLAG.match(rest)):
-        flags[found[1]] = found[2] or "true"
-        rest = rest[found.end() :]
+    while name in FLAGS and (flag_text := _FLAG.match(rest)):
+        flags[flag_text[1]] = flag_text[2] or "true"
+        rest = rest[flag_text.end() :]
     for flag in flags:
         if flag not in FLAGS[name]:
             raise wrong(f"{name} --{flag} is not supported")
@@ -221,10 +221,10 @@ def _braces(text: str, at: int) -> tuple[str, int]:
 
 
 def _variable(inner: str, values: Mapping[str, str]) -> str:
-    found = re.fullmatch(r"([A-Za-z_]\w*)(?:(:?[-+])(.*))?", inner, re.DOTALL)
-    if found is None:
+    match = re.fullmatch(r"([A-Za-z_]\w*)(?:(:?[-+])(.*))?", inner, re.DOTALL)
+    if match is None:
         raise ValueError(f"'${{{inner}}}' is not supported: only ${{name}}, ${{name:-word}} and ${{name:+word}}")
-    name, how, word = found[1], found[2] or "", found[3] or ""
+    name, how, word = match[1], match[2] or "", match[3] or ""
     there = name in values and (bool(values[name]) or not how.startswith(":"))
     if how.endswith("-"):
         return values[name] if there else expand(word, values)

@@ -180,10 +180,10 @@ class _Dockerfile:
             return built
         if i.name == "ENV":
             try:
-                found = dict(dockerfile.pairs(i.rest, values))
+                variables = dict(dockerfile.pairs(i.rest, values))
             except ValueError as error:
                 raise self._wrong(i, str(error)) from None
-            return dataclasses.replace(built, env={**built.env, **found})
+            return dataclasses.replace(built, env={**built.env, **variables})
         if i.name == "WORKDIR":
             path = "".join(self._words(i, i.rest, values, whole=True))
             return await self._steps.workdir(built, i.text, posixpath.normpath(posixpath.join(built.directory, path)))
