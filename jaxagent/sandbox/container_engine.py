@@ -31,7 +31,7 @@ NO_ROOT = "would make user id 0 inside the host's root, without a user namespace
 
 
 class ContainerEngine(LocalBackend):
-    """See `base.Backend`. Takes `Spec.image`; podman also a root, copy-on-write, given or made of the host's /usr.
+    """Containers of one engine: of `Spec.image`, and podman's also of a root, given or made of the host's /usr.
 
     Args:
       command: of the engine, with global options.
@@ -137,7 +137,7 @@ class ContainerEngine(LocalBackend):
         return self._made[uid]
 
     async def start(self, spec: Spec) -> Sandbox:
-        """See `base.Backend`."""
+        """Creates a container, and attaches to it as it starts."""
         if spec.layers or (spec.image and spec.root) or (self.name == "docker" and not spec.image):
             wanted = "'image'" if self.name == "docker" else "'image' or 'root', or the host's /usr"
             raise ConfigError(f"{self.name} starts sandboxes from a spec's {wanted}, without layers")

@@ -157,7 +157,7 @@ class LocalBackend(Backend):
         return sandbox
 
     async def close(self) -> None:
-        """See `base.Backend`."""
+        """Ends all sandboxes that run."""
         for sandbox in list(self._running):
             await sandbox.close()
         self._running.clear()
