@@ -11,10 +11,9 @@ import pytest
 from jaxagent.sandbox import namespaces, uids, wire
 from jaxagent.sandbox.base import Spec
 from jaxagent.sandbox.owner import Owner
-from tests.sandbox.hostile.test_hostile import NO_PYTHON, PYTHON, SMALL, host, install
+from tests.sandbox.hostile.test_hostile import BY_NAME, NO_PYTHON, PYTHON, SMALL, host, install
 
 __all__ = ["host"]  # a fixture
-PROGRAMS = Path(__file__).parent / "programs"
 NEEDED = """
 import array, ctypes, fcntl, os, signal, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -58,7 +57,7 @@ def few_descriptors():
 def test_what_the_kernel_counts_per_user(backends, backend, host, few_descriptors):
     async def main():
         async with await backend.start(SMALL) as taker, await backend.start(SMALL) as there_already:
-            command = await install(taker, "/tmp", PROGRAMS / "budgets_of_the_user.py", host, backend)
+            command = await install(taker, "/tmp", BY_NAME["budgets_of_the_user"], host, backend)
             await taker.run(f"{command} >/tmp/said 2>&1 & until grep -q held /tmp/said; do sleep 0.05; done", 30, 100)
             assert await taker.read("/tmp/said") == b"held\n"
             async with await backend.start(SMALL) as late:
@@ -164,7 +163,7 @@ def test_memory_that_no_process_has_is_given_back(isolated, host):
         pytest.skip(NO_PYTHON)
 
     async def check(sandbox):
-        command = await install(sandbox, "/tmp", PROGRAMS / "shared_memory_left.py", host, isolated.backend)
+        command = await install(sandbox, "/tmp", BY_NAME["shared_memory_left"], host, isolated.backend)
         for spared in ((), [(2**22, 1)]):  # with a process to be spared they are ended in another way
             assert b"held" in (await sandbox.run(command, 20, 1000)).output
             await sandbox.stop_processes(spared)
