@@ -148,17 +148,17 @@ def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, si
 
     checks.check(cfg)
     devices.keep_compiled_programs()
-    asked: list[int] = []
+    signals: list[int] = []
 
     def listen(worker: EngineWorker) -> None:
         for signum in ending_signals():
-            signal.signal(signum, lambda number, frame: _told_to_end(worker, number, asked))
+            signal.signal(signum, lambda number, frame: _told_to_end(worker, number, signals))
 
     with local.errors_of_engine(cfg):
         own_facts = functools.partial(facts, cfg, name, options.host)
         player.run(own, link, token, name, options.host, own_facts, signs, listen)
-    if asked:
-        raise SystemExit(EXIT_CODES[signal.Signals(asked[0])])
+    if signals:
+        raise SystemExit(EXIT_CODES[signal.Signals(signals[0])])
 
 
 def _told_to_end(worker: EngineWorker, number: int, asked: list[int]) -> None:
