@@ -81,6 +81,16 @@ class Manifest:
         return sum(chunk.size for leaf in self.leaves for chunk in leaf.chunks)
 
 
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The chunks of an array that one process holds: all of them, some, or none."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: Mapping[int, memoryview]  # by the chunk's number within the array
+
+
 def cut(data: memoryview) -> list[memoryview]:
     """A leaf's bytes in chunks."""
     return [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
@@ -93,13 +103,41 @@ def chunk_of(data: memoryview | bytes) -> Chunk:
 
 def describe(path: Path, leaf: Any) -> Leaf:
     """What a manifest says of an array."""
+    share = whole(path, leaf)
+    return Leaf(path, share.dtype, share.shape, tuple(map(chunk_of, share.pieces.values())))
+
+
+def whole(path: Path, leaf: Any) -> Share:
+    """All chunks of an array. Raises TypeError: it is none of numbers."""
     leaves.check_dtype(leaf.dtype, path)
-    chunks = tuple(map(chunk_of, cut(leaves.to_bytes(leaf))))
-    return Leaf(path, leaf.dtype.name, leaf.shape, chunks)
+    return Share(path, leaf.dtype.name, leaf.shape, dict(enumerate(cut(leaves.to_bytes(leaf)))))
+
+
+def joined(rows: Iterable[Iterable[Any]]) -> list[Leaf]:
+    """The leaves of a tree whose chunks several processes have written.
+
+    Args:
+      rows: of each process and leaf: [path, dtype, shape, {number of a chunk: [digest, size]}].
+
+    Raises:
+      ValueError: a chunk is missing, or two processes have written it; names the leaf.
+    """
+    written: dict[tuple[Path, str, tuple[int, ...]], dict[int, Chunk]] = {}
+    for path, dtype, shape, chunks in rows:
+        there = written.setdefault((tuple(path), dtype, tuple(shape)), {})
+        if not there.keys().isdisjoint(own := {int(number): Chunk(*chunk) for number, chunk in chunks.items()}):
+            raise ValueError(f"{leaves.name_of(tuple(path))} has a chunk that two processes have written.")
+        there |= own
+    for (path, dtype, shape), chunks in written.items():
+        full, rest = divmod(leaves.size_of(dtype, shape), CHUNK_BYTES)
+        sizes = [CHUNK_BYTES] * full + [rest] * (rest > 0)
+        if [chunk.size for _, chunk in sorted(chunks.items())] != sizes or chunks.keys() != set(range(len(sizes))):
+            raise ValueError(f"{leaves.name_of(path)} lacks a chunk that no process has written.")
+    return [Leaf(*leaf, tuple(chunk for _, chunk in sorted(chunks.items()))) for leaf, chunks in written.items()]
 
 
 def manifest(lineage: str, version: int, found: Iterable[Leaf], base: str = "", merged: str = "") -> Manifest:
-    """The manifest of leaves, which may be those of several writers.
+    """The manifest of leaves.
 
     Args:
       lineage, version: of the weights.

@@ -1,10 +1,11 @@
 """Weights from other processes: each chunk from whoever has it, checked, until the version is whole in an own folder.
 
-The coordinator names sources: other engines that have the version or are fetching it, and last the trainer. For every
-chunk a hash makes one of the engines responsible, this one among them. An engine first fetches what it is responsible
-for, from the trainer, and then the rest from those who are responsible for it. So the trainer sends each chunk a few
-times at most, however many engines there are; and a source that does not have a chunk (404), lies, breaks off or is
-gone costs an attempt at another one.
+The coordinator names sources: other engines that have the version or are fetching it, and last the trainer's
+processes. For every chunk a hash makes one of the engines responsible, this one among them. An engine first fetches
+what it is responsible for, from one of the trainer's processes, over which another hash spreads the chunks, and then
+the rest from those who are responsible for it. So the trainer sends each chunk a few times at most, however many
+engines there are; and a source that does not have a chunk (404), lies, breaks off or is gone costs an attempt at
+another one.
 """
 
 from __future__ import annotations
@@ -112,11 +113,11 @@ class WeightFetcher:
                     def read(chunk: Chunk, now: Callable[[], Sources] = now) -> bytes:
                         if not wanted():
                             raise GivenUpError(f"version {now().version} is not wanted any more.")
-                        *peers, trainer = now().urls
-                        asked = responsible(chunk, peers)
-                        return self.chunk(chunk, [*asked[:ASKED_FIRST], trainer, *asked[ASKED_FIRST:]])
+                        engines = responsible(chunk, now().engines)
+                        trainers = responsible(chunk, now().urls[len(engines) :])
+                        return self.chunk(chunk, [*engines[:ASKED_FIRST], *trainers, *engines[ASKED_FIRST:]])
 
-                    copy(value, read, self._folder, order(value.chunks.values(), sources.urls[:-1], self._own))
+                    copy(value, read, self._folder, order(value.chunks.values(), sources.engines, self._own))
                 return self._folder
             except (weight_reader.MismatchError, GivenUpError):
                 raise

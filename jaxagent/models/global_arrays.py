@@ -8,9 +8,11 @@ before it is read, and *every* process has to ask for it. In one process all of 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -44,6 +46,48 @@ def get(tree: Tree) -> Tree:
     leaves, treedef = jax.tree.flatten(tree)
     here = [x if _readable(x) else jax.device_get(_gather(x.sharding.mesh)(x)) for x in leaves]
     return jax.tree.unflatten(treedef, jax.device_get(here))
+
+
+def pieces(x: jax.Array, size: int, group: int = 256 << 20) -> dict[int, memoryview]:
+    """The pieces of an array's bytes that this process is to copy: each is one process's, about as many for each.
+
+    The devices lay the array out anew, group by group, so that whole pieces lie on one of them: what is gathered for
+    that is on every device for a moment, and never more than a group with two rows of the array's first axis. Where
+    other processes hold parts of the array, each has to call this.
+
+    Args:
+      x: of at least one axis, on a mesh.
+      size: of a piece, in bytes; the last one may be smaller.
+      group: most bytes that are laid out at once; at least a piece for each device.
+
+    Returns:
+      By number, the bytes of pieces in C order.
+    """
+    width, row = size // x.dtype.itemsize, math.prod(x.shape[1:])
+    count, devices = -(-x.size // width), x.sharding.mesh.size
+    held = devices * max(1, min(group // (devices * size), -(-count // devices)))  # pieces of a group
+    rows = min(x.shape[0], -(-held * width // row) + 1)
+    found: dict[int, memoryview] = {}
+    for first in range(0, count, held):
+        begin = min(first * width // row, x.shape[0] - rows)
+        with jax.set_mesh(x.sharding.mesh):
+            laid_out = _laid_out(x, begin, first * width - begin * row, rows, held, width)
+        for part in laid_out.addressable_shards:
+            start = first + (part.index[0].start or 0)
+            for number, piece in enumerate(np.asarray(part.data)[: max(0, count - start)], start):
+                found[number] = piece[: x.size - number * width].view(np.uint8).data
+    return found
+
+
+@functools.partial(jax.jit, static_argnames=("rows", "count", "width"))
+def _laid_out(x: jax.Array, begin: int, offset: int, rows: int, count: int, width: int) -> jax.Array:
+    """[count, width] elements from `offset` behind row `begin` on, zeros behind the end; split over all devices."""
+    where = jax.typeof(x).sharding
+    x = jax.reshard(x, jax.P(None, *where.spec[1:]))
+    part = jax.reshard(jax.lax.dynamic_slice_in_dim(x, begin, rows), jax.P()).reshape(-1)
+    padded = jnp.pad(part, (0, count * width))
+    found = jax.lax.dynamic_slice_in_dim(padded, offset, count * width).reshape(count, width)
+    return jax.reshard(found, jax.P(where.mesh.axis_names, None))
 
 
 def writes() -> bool:

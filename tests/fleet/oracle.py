@@ -28,7 +28,9 @@ class Digests:
     def publish(self, version, state):
         base = "" if state.frozen is None else manifest.digest(trees.to_host(state.frozen.base))
         found = sink.content(state, self._dtype, base)
-        self._found[version] = manifest.digest(found.tree, found.base, found.merged)
+        shares = [(one.path, one.dtype, one.shape, map(manifest.chunk_of, one.pieces.values())) for one in found.shares]
+        leaves = [manifest.Leaf(*share, tuple(chunks)) for *share, chunks in shares]
+        self._found[version] = manifest.manifest("", version, leaves, found.base, found.merged).digest
         self._path.write_text(json.dumps(self._found))
         self._inner.publish(version, state)
 

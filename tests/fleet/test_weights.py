@@ -1,10 +1,15 @@
 """Versions of the weights: published whole, read as asked for or not at all, every bit and every failure."""
 
+import concurrent.futures
+import dataclasses
 import errno
+import functools
 import hashlib
+import itertools
 import json
 import os
 import struct
+import threading
 
 import ml_dtypes
 import numpy as np
@@ -234,16 +239,68 @@ def test_the_same_again_mends_what_was_damaged_meanwhile(tmp_path):
     assert read(tmp_path) and os.listdir(tmp_path) == ["00000003"]
 
 
-def test_several_writers_make_one_version(tmp_path):
+def together(folder, shares, fails=None):
+    """Publishes from as many threads as there are shares, as processes do; what each returned or raised."""
+    count, said, barrier = len(shares), {}, threading.Barrier(len(shares))
+    threads = concurrent.futures.ThreadPoolExecutor(count)
+
+    def meet(what, own, rank):
+        assert not weights.versions(folder), "before all have written there is none"
+        said[what, rank] = own
+        barrier.wait(10)
+        return [said[what, other] for other in range(count)]
+
+    def one(rank):
+        def tick():
+            if rank == fails:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        met = functools.partial(meet, rank=rank)
+        return weights.publish_shares(folder, shares[rank], "run", 3, tick=tick, rank=rank, meet=met)
+
+    pending = [threads.submit(one, rank) for rank in range(count)]
+    return [each.exception(20) or each.result() for each in pending]
+
+
+def spread(flat, count):
+    """The chunks of all leaves in turn, for so many processes."""
+    shares, turn = [[] for _ in range(count)], itertools.count()
+    for path, leaf in flat.items():
+        whole = manifest.whole(path, leaf)
+        owner = {number: next(turn) % count for number in whole.pieces}
+        for rank, of in enumerate(shares):
+            pieces = {number: piece for number, piece in whole.pieces.items() if owner[number] == rank}
+            of.append(dataclasses.replace(whole, pieces=pieces))
+    return shares
+
+
+def test_several_processes_make_one_version_of_the_chunks_that_each_has(tmp_path):
     flat = leaves.flatten(tree())
-    paths, stage = list(flat), tmp_path / ".writing-00000003-group"
-    parts = [weights.write(stage, {path: flat[path] for path in paths[rank::2]}) for rank in range(2)]
-    value = manifest.manifest("run", 3, [leaf for part in parts for leaf in part])
-    assert weights.versions(tmp_path) == []
-    assert weights.finish(tmp_path, stage, value).digest == manifest.digest(flat)
+    value, *others = together(tmp_path, spread(flat, 3))
+    assert value.digest == manifest.digest(flat) and others == [None, None]
     assert read(tmp_path).keys() == flat.keys()
-    with pytest.raises(ValueError, match="is there twice"):
-        manifest.manifest("run", 3, [*parts[0], parts[0][0]])
+    assert os.listdir(tmp_path) == ["00000003"]
+    names = {path.name for path in (tmp_path / "00000003").iterdir()}
+    assert names == {"manifest.json", *(f"{digest}.bin" for digest in value.chunks)}
+
+
+def test_what_one_process_cannot_write_is_published_by_none_and_each_says_why(tmp_path):
+    raised = together(tmp_path, spread(leaves.flatten(tree()), 3), fails=1)
+    assert all(isinstance(each, OSError) for each in raised)
+    assert all("process 1 could not write version 3: [Errno 28]" in str(each) for each in raised[::2])
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda shares: shares[1].pop(), "lacks a chunk that no process has written"),
+    (lambda shares: shares[1].append(shares[0][0]), "has a chunk that two processes have written"),
+])  # fmt: skip
+def test_a_chunk_that_none_or_two_have_written_makes_no_version(tmp_path, change, message):
+    shares = spread(leaves.flatten(tree()), 2)
+    change(shares)
+    value, other = together(tmp_path, shares)
+    assert isinstance(value, ValueError) and message in str(value) and other is None
+    assert weights.versions(tmp_path) == []
 
 
 @pytest.mark.parametrize("failing", (1, 5, 9, 13))

@@ -14,21 +14,20 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import math
 import pathlib
-import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import jax
-import numpy as np
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.admission import Answer, Outcome
-from jaxagent.fleet.leaves import Path
+from jaxagent.fleet.manifest import Share
 from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.wire import TaskRef
 from jaxagent.learner import peers
@@ -60,9 +59,9 @@ class Link(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What a version consists of."""
+    """What a process publishes of a version."""
 
-    tree: dict[Path, np.ndarray]  # all weights, or adapters
+    shares: list[Share]  # of all weights, or of adapters
     base: str = ""  # digest of the frozen weights that adapters change
     merged: str = ""  # digest of what they make of them: adapters.digest_of_merged
 
@@ -80,7 +79,7 @@ def dtype_of(cfg: Config, folder: pathlib.Path) -> str:
 
 
 def content(state: TrainState, dtype: str, base: str = "") -> Content:
-    """What the trainer publishes of its state. Where other processes hold parts of it, each has to call this.
+    """What this process publishes of the trainer's state. Where others hold parts of it, each has to call this.
 
     Args:
       state: the trainer's.
@@ -88,8 +87,8 @@ def content(state: TrainState, dtype: str, base: str = "") -> Content:
       base: under LoRA, the digest of its frozen weights.
     """
     if not base:
-        return Content(trees.to_host(jax.tree.map(lambda leaf: leaf.astype(dtype), state.policy)))
-    return Content(trees.to_host(state.params), base, digest_of_merged(state.policy, state.params))
+        return Content(trees.shares(jax.tree.map(lambda leaf: leaf.astype(dtype), state.policy)))
+    return Content(trees.shares(state.params), base, digest_of_merged(state.policy, state.params))
 
 
 class Versions:
@@ -137,6 +136,8 @@ class Versions:
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "publishes")
         self._under_way: concurrent.futures.Future[None] | None = None
         self._waits = True  # for chunks to come to the disk, which are its signs of life then
+        meet = peers.meetings_of("publishes")
+        self._meet: weights.Meet = lambda what, said: meet(what, said, max(self._fleet.hang_s, peers.MEETING_S))
 
     def publish(self, version: int, state: TrainState) -> None:
         """See `Sink`. Versions that nobody asks for any more are deleted.
@@ -148,10 +149,13 @@ class Versions:
         """
         self._driver.update_params(state.policy, version)
         if self._cfg.model.lora.rank and not self._base:
-            self._base = self._publish_base(trees.to_host(state.frozen.base))
+            self._base = self._publish_base(trees.shares(state.frozen.base))
         self.finish()
         found = content(state, self._dtype, self._base)
-        if peers.is_first():
+        if not peers.is_first():
+            self._waits = False
+            self._under_way = self._pool.submit(self._written, version, found)
+        else:
             staleness = self._cfg.rl.staleness
             before = {earlier for step in self._bundled() for earlier in range(step - staleness, step)}
             if self._repeats:
@@ -178,19 +182,18 @@ class Versions:
             self._signs.phase(f"publishes version {self._newest}", self._fleet.hang_s)
         publication.result()
 
-    def _publish_base(self, tree: dict[Path, np.ndarray]) -> str:
-        """Writes the weights that adapters change; their digest."""
-        digest = manifest.digest(tree)
-        if peers.is_first():
-            try:
-                weights.publish(self._folder / weights.BASE, tree, self._lineage, weights.FIRST)
-            except weights.ConflictError as conflict:
-                raise ConfigError(
-                    f"The frozen weights under the adapters are not those that this run has published: {conflict} "
-                    f"{self._folder.parent} is of another run, or '{self._cfg.workdir}/base' was replaced: use another "
-                    "workdir."
-                ) from None
-        return digest
+    def _publish_base(self, shares: list[Share]) -> str:
+        """Writes the weights that adapters change; in process 0, their digest."""
+        folder, tell = self._folder / weights.BASE, {"rank": peers.index(), "meet": self._meet}
+        try:
+            value = weights.publish_shares(folder, shares, self._lineage, weights.FIRST, **tell)
+        except weights.ConflictError as conflict:
+            raise ConfigError(
+                f"The frozen weights under the adapters are not those that this run has published: {conflict} "
+                f"{self._folder.parent} is of another run, or '{self._cfg.workdir}/base' was replaced: use another "
+                "workdir."
+            ) from None
+        return value.digest if value is not None else "as process 0 says"
 
     def _tell(self, version: int, found: Content, before: set[int], tasks: Callable[[int], Tasks]) -> None:
         """Process 0 of the trainer speaks for all."""
@@ -249,22 +252,30 @@ class Versions:
         self._signs.phase(_after(self._newest), self._fleet.hang_s)
 
     def _written(self, version: int, found: Content) -> str | None:
-        """Writes a version; its digest, or None: another one is published, and stays."""
-        of = found.tree, self._lineage, version, found.base, found.merged, self._tick
+        """Writes what this process holds of a version.
+
+        Returns:
+          In process 0, its digest; None: another one is published, and stays.
+        """
+        of = found.shares, self._lineage, version, found.base, found.merged, self._tick
+        replaces = functools.partial(self._replaces, version)
         try:
-            return weights.publish(self._folder, *of).digest
+            value = weights.publish_shares(self._folder, *of, replaces, peers.index(), self._meet)
         except weights.OtherRunError as other:
             raise ConfigError(
                 f"The versions in '{self._folder}' are of another run than the ledger beside them: {other} The ledger "
                 "was removed or replaced: put it back from a copy, go on without config.fleet, or use another workdir."
             ) from None
         except weights.ConflictError as conflict:
-            if self._exact or self._link.weights(version) is not None:
-                self._differs(version, str(conflict))
-                return None
-        # A trainer that died before it told anyone wrote the other one.
-        shutil.rmtree(weights.path_of(self._folder, version))
-        return weights.publish(self._folder, *of).digest
+            self._differs(version, str(conflict))
+            return None
+        return None if value is None else value.digest
+
+    def _replaces(self, version: int, conflict: weights.ConflictError) -> bool:
+        """Whether the version that is there may go: a trainer wrote it that died before it told anyone."""
+        if self._exact or isinstance(conflict, weights.OtherRunError):
+            return False
+        return self._link.weights(version) is None
 
     def _tick(self) -> None:
         if self._waits:

@@ -90,12 +90,10 @@ class Trainer:
         versions = self._folder / settings.WEIGHTS
         versions.mkdir(parents=True, exist_ok=True)
         self._facts = {**facts(self._cfg, self._name, self._host, parts.mesh), "rank": peers.index()}
-        if peers.is_first():
-            own = self._host in ("", "127.0.0.1", "localhost")
-            where = "127.0.0.1" if own else "0.0.0.0"
-            server = WeightServer([versions], self._token, where, address=self._host)
-            self._opened.enter_context(server)
-            self._facts["source"] = server.url
+        own = self._host in ("", "127.0.0.1", "localhost")
+        server = WeightServer([versions], self._token, "127.0.0.1" if own else "0.0.0.0", address=self._host)
+        self._opened.enter_context(server)
+        self._facts["source"] = server.url
         joined = self._link.join(ROLE, self._facts)
         self._joined_as = joined.name
         self._opened.enter_context(self._beating(joined.lease_s / BEATS_PER_LEASE))

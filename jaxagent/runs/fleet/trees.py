@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxagent.fleet import manifest
 from jaxagent.fleet.leaves import Leaves, Path
+from jaxagent.fleet.manifest import Share
 from jaxagent.models import global_arrays, params, sharding
 from jaxagent.models.params import ArraySpec
 
@@ -30,6 +32,23 @@ def of_floats(specs: Any) -> dict[Path, ArraySpec]:
 def to_host(tree: Any) -> dict[Path, np.ndarray]:
     """The leaves in this process's memory. Where other processes hold parts of them, each has to call this."""
     return {path: np.asarray(leaf) for path, leaf in paths(global_arrays.get(tree)).items()}
+
+
+def shares(tree: Any) -> list[Share]:
+    """What this process publishes of a tree, in its memory. Where others hold parts, each has to call this.
+
+    Of a large array that processes have in common each copies other chunks; small ones go round.
+    """
+
+    def one(turn: int, path: Path, leaf: jax.Array) -> Share:
+        if leaf.is_fully_addressable:
+            return manifest.whole(path, np.asarray(leaf))
+        if leaf.nbytes > manifest.CHUNK_BYTES:
+            return Share(path, leaf.dtype.name, leaf.shape, global_arrays.pieces(leaf, manifest.CHUNK_BYTES))
+        share = manifest.whole(path, np.asarray(global_arrays.get(leaf)))
+        return share if turn % jax.process_count() == jax.process_index() else dataclasses.replace(share, pieces={})
+
+    return [one(turn, path, leaf) for turn, (path, leaf) in enumerate(paths(tree).items())]
 
 
 def placed(found: Leaves, specs: Any, mesh: jax.sharding.Mesh, dtype: Callable[[Path, ArraySpec], str]) -> Any:
