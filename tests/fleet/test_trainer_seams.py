@@ -270,7 +270,7 @@ def test_a_new_version_goes_out_beside_the_next_step_and_the_one_after_waits_for
     of.finish()
     assert told == [1, 2] and link.tasks[2] == {2: []} and weights.versions(tmp_path / "w") == [0, 1, 2]
     full = OSError(28, "No space left on device")
-    monkeypatch.setattr(weights, "write", lambda *of: (_ for _ in ()).throw(full))
+    monkeypatch.setattr(weights, "_write", lambda *of: (_ for _ in ()).throw(full))
     of.publish(3, state(3))
     with pytest.raises(OSError, match="No space left"):  # whoever waits for a batch looks, and else the next version
         for _ in range(2000):

@@ -41,7 +41,7 @@ def shares(tree: Any) -> list[Share]:
     """
 
     def one(turn: int, path: Path, leaf: jax.Array) -> Share:
-        if leaf.is_fully_addressable:
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
             return manifest.whole(path, np.asarray(leaf))
         if leaf.nbytes > manifest.CHUNK_BYTES:
             return Share(path, leaf.dtype.name, leaf.shape, global_arrays.pieces(leaf, manifest.CHUNK_BYTES))
