@@ -167,7 +167,12 @@ def _write(stage: pathlib.Path, shares: Sequence[Share], tick: Callable[[], None
     with threads() as pool:
         pending = [(share, {at: pool.submit(one, piece) for at, piece in share.pieces.items()}) for share in shares]
         return [
-            [share.path, share.dtype, share.shape, {at: dataclasses.astuple(chunk.result()) for at, chunk in of.items()}]
+            [
+                share.path,
+                share.dtype,
+                share.shape,
+                {at: dataclasses.astuple(chunk.result()) for at, chunk in of.items()},
+            ]
             for share, of in pending
         ]
 
