@@ -113,6 +113,11 @@ def whole(path: Path, leaf: Any) -> Share:
     return Share(path, leaf.dtype.name, leaf.shape, dict(enumerate(cut(leaves.to_bytes(leaf)))))
 
 
+def shares(tree: Leaves) -> list[Share]:
+    """Those of one process that has all leaves."""
+    return [whole(path, leaf) for path, leaf in tree.items()]
+
+
 def joined(rows: Iterable[Iterable[Any]]) -> list[Leaf]:
     """The leaves of a tree whose chunks several processes have written.
 

@@ -21,11 +21,10 @@ import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from jaxagent.fleet import manifest
-from jaxagent.fleet.leaves import Leaves
 from jaxagent.fleet.manifest import Chunk, Manifest, Share, WeightsError
 from jaxagent.io import files
 
@@ -61,29 +60,7 @@ def path_of(folder: str | pathlib.Path, version: int) -> pathlib.Path:
 
 def publish(
     folder: str | pathlib.Path,
-    tree: Leaves,
-    lineage: str,
-    version: int,
-    base: str = "",
-    merged: str = "",
-) -> Manifest:
-    """Publishes a version that this process has whole, as `publish_shares` does.
-
-    Args:
-      folder: of all versions.
-      tree: the leaves (`leaves.flatten` makes them of nested dicts and tuples).
-      lineage, version: what readers ask for.
-      base, merged: as in `publish_shares`.
-    """
-    shares = [manifest.whole(path, leaf) for path, leaf in tree.items()]
-    value = publish_shares(folder, shares, lineage, version, base, merged)
-    assert value is not None
-    return value
-
-
-def publish_shares(
-    folder: str | pathlib.Path,
-    shares: Sequence[Share],
+    shares: Iterable[Share],
     lineage: str,
     version: int,
     base: str = "",
@@ -152,7 +129,7 @@ def _rows_of(stage: pathlib.Path, rank: int) -> pathlib.Path:
     return stage / f"rank-{rank}.json"
 
 
-def _write(stage: pathlib.Path, shares: Sequence[Share], tick: Callable[[], None]) -> list[list[Any]]:
+def _write(stage: pathlib.Path, shares: Iterable[Share], tick: Callable[[], None]) -> list[list[Any]]:
     """Writes chunks; what `manifest.joined` takes of them."""
     stage.mkdir(parents=True, exist_ok=True)
 

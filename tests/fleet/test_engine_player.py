@@ -7,10 +7,11 @@ import pytest
 
 pytest.importorskip("jax")
 
+import jax
 import numpy as np
 
 from jaxagent.config import ConfigError, flags
-from jaxagent.fleet import packing, weights
+from jaxagent.fleet import manifest, packing, weights
 from jaxagent.fleet.admission import Work
 from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.weight_fetch import WeightFetcher
@@ -20,7 +21,7 @@ from jaxagent.rollout.experience import Experience
 from jaxagent.runs import attempts
 from jaxagent.runs.collect import collect
 from jaxagent.runs.fleet import probe, trees
-from jaxagent.runs.fleet.held import HeldVersions, blank, place
+from jaxagent.runs.fleet.engine_weights import EngineVersions, blank, place
 from jaxagent.runs.fleet.player import EnginePlayer
 from jaxagent.runs.parts import open_parts
 from tests.fleet.test_weight_http import until
@@ -61,9 +62,9 @@ def test_an_engine_plays_what_a_run_of_one_process_plays_with_the_same_weights(t
     with open_parts(cfg, print) as parts, WeightServer([trainers], TOKEN) as server:
         link, policy = Link(server.url), parts.init_params()
         for version in (0, 1):
-            tree = trees.to_host(policy)
+            tree = trees.paths(jax.device_get(policy))
             tree["final_norm",] = tree["final_norm",] * np.float32(1 + version)
-            link.digests[version] = weights.publish(trainers, tree, "run", version).digest
+            link.digests[version] = weights.publish(trainers, manifest.shares(tree), "run", version).digest
         with parts.engine(place(tree, parts.spec, parts.mesh), 1) as driver:
             expected = collect(parts, driver, Experience(parts.train, cfg), STEP).chosen.played
             driver.update_params(policy, 0)
@@ -86,13 +87,13 @@ def test_an_engine_plays_what_a_run_of_one_process_plays_with_the_same_weights(t
         ]
         with parts.engine(blank(parts.spec, parts.mesh), -1) as driver:
             fetcher = WeightFetcher(own, TOKEN)
-            versions = HeldVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, tmp_path / "none", 60.0)
+            versions = EngineVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, tmp_path / "none", 60.0)
             player = EnginePlayer(parts, driver, versions, lambda: recorded, {"jaxlib": "ours"})
             player.hold(1)
             results = played(player, jobs)
             assert player.numbers()["progress"] > 0 and versions.here() == [0, 1]
             later = {**tree, ("final_norm",): 3 * tree["final_norm",]}
-            link.digests[2] = weights.publish(trainers, later, "run", 2).digest
+            link.digests[2] = weights.publish(trainers, manifest.shares(later), "run", 2).digest
             player.expect(2)
             until(lambda: weights.versions(own) == [0, 1, 2])
 

@@ -9,7 +9,7 @@ import pytest
 from jaxagent.fleet import weights
 from jaxagent.fleet.wire import Sources
 from jaxagent.models import params
-from jaxagent.runs.fleet.published import Published
+from jaxagent.runs.fleet.sink import PublishedWeights
 from tests.fleet.test_adapter_versions import ADAPTERS, SPEC, cfg, flip, mesh, numbers, published, state  # noqa: F401
 from tests.fleet.test_trainer_seams import CFG
 
@@ -17,7 +17,7 @@ from tests.fleet.test_trainer_seams import CFG
 def reader(cfg, mesh, folder, digests, said):  # noqa: F811
     parts = types.SimpleNamespace(cfg=cfg, spec=SPEC, mesh=mesh)
     known = {version: Sources(version, digest, "run", ()) for version, digest in digests.items()}
-    return Published(parts, types.SimpleNamespace(weights=known.get), folder, said.append)
+    return PublishedWeights(parts, types.SimpleNamespace(weights=known.get), folder, said.append)
 
 
 def same(found, trained):

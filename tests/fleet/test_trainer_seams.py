@@ -14,7 +14,7 @@ from jaxagent import join
 from jaxagent.config import ConfigError, ResumeConfig, parse
 from jaxagent.config.errors import WAITED
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.fleet import local, packing, server, settings, vitals, weight_reader, weights
+from jaxagent.fleet import local, manifest, packing, server, settings, vitals, weight_reader, weights
 from jaxagent.fleet.admission import Answer, Batch, Outcome
 from jaxagent.fleet.client import CallError, CoordinatorGoneError
 from jaxagent.fleet.episodes import EpisodeFiles
@@ -320,7 +320,7 @@ def test_versions_have_the_dtype_of_engines_with_the_bits_that_an_engine_would_m
     first = np.random.default_rng(0).standard_normal(1000, np.float32)
     if before:
         link.digests[0] = weights.publish(
-            folder, {("w",): np.asarray(jnp.asarray(first).astype(before))}, "run", 0
+            folder, manifest.shares({("w",): np.asarray(jnp.asarray(first).astype(before))}), "run", 0
         ).digest
     folder.mkdir(exist_ok=True)
     of = published(tmp_path, link, [], cfg)
@@ -374,7 +374,7 @@ def test_versions_of_another_run_are_told_as_such_and_stay(tmp_path, numerics):
     """Somebody removed the ledger: a new one has another run's id, and the weights are equal."""
     folder = tmp_path / "w"
     folder.mkdir()
-    weights.publish(folder, {("w",): np.full(4, 3, np.float32)}, "run before", 3)
+    weights.publish(folder, manifest.shares({("w",): np.full(4, 3, np.float32)}), "run before", 3)
     of = published(tmp_path, Publications(), [], dataclasses.replace(CFG, numerics=numerics))
     with pytest.raises(ConfigError, match=r"another run than the ledger .* 'run before'.* The ledger was removed"):
         of.publish(3, state(3))
@@ -390,7 +390,7 @@ def test_with_fast_numerics_what_was_published_stays(tmp_path):
     of = published(tmp_path, link, said, fast)
     of.publish(0, state(1))
     assert link.digests == before and len(said) == 1 and "version 0 came out differently" in said[0]
-    weights.publish(tmp_path / "w", {("w",): np.full(4, 7, np.float32)}, "run", 1)  # died before it told anyone
+    weights.publish(tmp_path / "w", manifest.shares({("w",): np.full(4, 7, np.float32)}), "run", 1)  # never told
     of.publish(1, state(1))
     assert 1 in link.digests and len(said) == 1
     accepting = dataclasses.replace(CFG, resume=ResumeConfig(numerics="accept"))  # on another machine: likewise
@@ -400,7 +400,7 @@ def test_with_fast_numerics_what_was_published_stays(tmp_path):
 
 def test_what_no_bundle_needs_is_forgotten_once():
     link = Publications()
-    of = sink.Kept(link)
+    of = sink.FleetRetention(link)
     for step in (0, 2, 2, 4):
         of.commit(step)
     assert link.kept == [2, 4]

@@ -22,7 +22,7 @@ TREE = {("a",): np.arange(500, dtype=np.int16), ("b",): np.ones(3, np.float32)}
 def source(tmp_path, monkeypatch):
     """A held version of 17 chunks."""
     monkeypatch.setattr(manifest, "CHUNK_BYTES", 64)
-    publish(tmp_path / "source", TREE, "run", 3)
+    publish(tmp_path / "source", manifest.shares(TREE), "run", 3)
     with hold(tmp_path / "source", 3, "run") as held:
         yield held
 
@@ -80,7 +80,7 @@ def test_a_chunk_that_comes_damaged_is_named_and_not_kept(tmp_path, source, corr
 
 
 def test_another_version_of_that_number_is_a_conflict(tmp_path, source):
-    publish(tmp_path / "there", {("a",): np.zeros(1)}, "run", 3)
+    publish(tmp_path / "there", manifest.shares({("a",): np.zeros(1)}), "run", 3)
     with pytest.raises(ConflictError, match=source.manifest.digest):
         copy(source.manifest, source.chunk, tmp_path / "there")
 

@@ -39,7 +39,7 @@ def quick(monkeypatch):
 @pytest.fixture
 def trainer(tmp_path):
     """Serves version 3."""
-    publish(tmp_path / "trainer", TREE, "run", 3)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 3)
     with WeightServer([tmp_path / "trainer"], TOKEN) as server:
         yield server
 
@@ -141,7 +141,7 @@ def test_weights_are_served_by_ipv6_and_fetched_from_an_address_in_brackets(tmp_
             line.bind(("::1", 0))
     except OSError as why:
         pytest.skip(f"this machine has no ::1: {why}")
-    publish(tmp_path / "trainer", TREE, "run", 3)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 3)
     with WeightServer([tmp_path / "trainer"], TOKEN, host, address="::1") as server:
         assert server.url.startswith("http://[::1]:") and equal(fetched(tmp_path / "engine", server.url))
         if host == "0.0.0.0":
@@ -149,7 +149,7 @@ def test_weights_are_served_by_ipv6_and_fetched_from_an_address_in_brackets(tmp_
 
 
 def test_more_readers_than_places_are_told_to_come_again(tmp_path, monkeypatch):
-    publish(tmp_path / "trainer", TREE, "run", 3)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 3)
     monkeypatch.setattr("jaxagent.fleet.weight_server.WAIT_S", 0.01)
     with WeightServer([tmp_path / "trainer"], TOKEN, most=1) as server, server.place():
         assert get(f"{server.url}/v1/manifest/3")[0] == 503
@@ -157,7 +157,7 @@ def test_more_readers_than_places_are_told_to_come_again(tmp_path, monkeypatch):
 
 
 def test_more_connections_than_there_may_be_are_closed_and_places_come_back(tmp_path, monkeypatch):
-    publish(tmp_path / "trainer", TREE, "run", 3)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 3)
     monkeypatch.setattr("jaxagent.fleet.weight_server.MOST_CONNECTIONS", 1)
     with WeightServer([tmp_path / "trainer"], TOKEN) as server:
         address = server.url.removeprefix("http://").split(":")
@@ -226,12 +226,12 @@ def test_another_lineage_digest_or_version_is_refused(tmp_path, trainer):
 
 
 def test_what_lies_here_of_another_history_gives_way(tmp_path, trainer):
-    publish(tmp_path / "engine", OTHER, "before", 3)
+    publish(tmp_path / "engine", manifest.shares(OTHER), "before", 3)
     assert equal(fetched(tmp_path / "engine", trainer.url, deadline_s=5))
 
 
 def test_a_server_that_is_killed_in_the_middle_costs_what_had_not_come(tmp_path, monkeypatch):
-    publish(tmp_path / "trainer", TREE, "run", 3)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 3)
     monkeypatch.setattr(weights, "THREADS", 1)
     served = []
 
@@ -252,7 +252,7 @@ def test_a_server_that_is_killed_in_the_middle_costs_what_had_not_come(tmp_path,
 
 
 def test_it_waits_for_a_trainer_that_is_away(tmp_path):
-    publish(tmp_path / "trainer", TREE, "run", 3)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 3)
     with contextlib.ExitStack() as opened:
         asked = []
 

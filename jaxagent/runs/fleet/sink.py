@@ -19,42 +19,31 @@ import math
 import pathlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import jax
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.fleet import manifest, weight_reader, weights
-from jaxagent.fleet.admission import Answer, Outcome
-from jaxagent.fleet.manifest import Share
+from jaxagent.fleet.admission import Outcome
+from jaxagent.fleet.client import Client
+from jaxagent.fleet.manifest import MissingError, Share, WeightsError
 from jaxagent.fleet.vitals import Vitals
+from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.fleet.wire import TaskRef
+from jaxagent.fleet.worker import WAITING
 from jaxagent.learner import peers
 from jaxagent.learner.state import TrainState
+from jaxagent.models import lora, params
 from jaxagent.models.params import Params
 from jaxagent.rollout.workers import STOP_TIMEOUT_S
-from jaxagent.runs.fleet import trees
-from jaxagent.runs.fleet.adapters import digest_of_merged
+from jaxagent.runs.fleet import engine_weights, trees
+from jaxagent.runs.fleet.trees import digest_of_merged
+from jaxagent.runs.parts import Parts
 
 LOOK_S = 0.5  # between two looks at what another thread does
 Tasks = Mapping[int, Sequence[Sequence[TaskRef]]]  # of steps: those of each round
-
-
-class Link(Protocol):
-    """What a sink and a ledger tell the coordinator: `fleet.client.Client`."""
-
-    def publish(self, version: int, digest: str, lineage: str, tasks: Tasks) -> Answer:
-        """A version's weights can be fetched."""
-        ...
-
-    def weights(self, version: int) -> object | None:
-        """Where a version's weights are; None: it is not published."""
-        ...
-
-    def keep(self, step: int) -> Answer:
-        """The trainer's state before `step` is saved."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +102,7 @@ class Versions:
         self,
         cfg: Config,
         driver: Driver,
-        link: Link,
+        link: Client,
         folder: pathlib.Path,
         lineage: str,
         tasks: Callable[[int], Tasks],
@@ -186,7 +175,7 @@ class Versions:
         """Writes the weights that adapters change; in process 0, their digest."""
         folder, tell = self._folder / weights.BASE, {"rank": peers.index(), "meet": self._meet}
         try:
-            value = weights.publish_shares(folder, shares, self._lineage, weights.FIRST, **tell)
+            value = weights.publish(folder, shares, self._lineage, weights.FIRST, **tell)
         except weights.ConflictError as conflict:
             raise ConfigError(
                 f"The frozen weights under the adapters are not those that this run has published: {conflict} "
@@ -260,7 +249,7 @@ class Versions:
         of = found.shares, self._lineage, version, found.base, found.merged, self._tick
         replaces = functools.partial(self._replaces, version)
         try:
-            value = weights.publish_shares(self._folder, *of, replaces, peers.index(), self._meet)
+            value = weights.publish(self._folder, *of, replaces, peers.index(), self._meet)
         except weights.OtherRunError as other:
             raise ConfigError(
                 f"The versions in '{self._folder}' are of another run than the ledger beside them: {other} The ledger "
@@ -300,13 +289,83 @@ def _after(version: int) -> str:
     return f"goes on after version {version}"
 
 
-class Kept:
+class FleetRetention:
     """A ledger (runs/seams.py) that lets the coordinator forget what no bundle needs."""
 
-    def __init__(self, link: Link):
+    def __init__(self, link: Client):
         self._link, self._step = link, 0
 
     def commit(self, step: int) -> None:
         """See `Ledger`."""
         if step > self._step and peers.is_first() and self._link.keep(step).outcome is not Outcome.REFUSED:
             self._step = step  # refused: that version is still on its way
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedWeights:
+    """Reads earlier versions back as they were trained, so that a trainer keeps none of them on its devices.
+
+    Where several processes share the trainer's mesh, each of them has to ask for the same versions.
+    """
+
+    parts: Parts
+    link: Client
+    folder: pathlib.Path  # of all versions
+    note: Callable[[str], None]  # prints a line
+    _deleted: set[int] = dataclasses.field(default_factory=set)  # versions that were found so
+
+    def trained(self, version: int) -> Params | None:
+        """All weights of a version, or its adapters, in the dtypes in which they are trained; None: it is deleted.
+
+        A version that cannot be read for another reason is not held either. Both are told: the run does not need it.
+        """
+        lora_config = self.parts.cfg.model.lora
+        adapted = lora_config.rank > 0
+        spec = self.parts.spec
+        specs: Any = lora.adapter_specs(spec, lora_config) if adapted else params.param_specs(spec)
+        try:
+            sources = self.link.weights(version)
+            if sources is None:
+                return None
+            _, found = engine_weights.read(
+                self.folder, sources, *((trees.paths(specs), None) if adapted else (trees.of_floats(specs), ""))
+            )
+        except MissingError:
+            if not self._deleted:
+                self.note(
+                    f"the tokens of version {version} are not scored again: it is deleted. Said once; "
+                    "logprob_gap/scored_frac has the rest."
+                )
+            self._deleted.add(version)
+            return None
+        except WeightsError as failure:
+            self.note(f"the tokens of version {version} are not scored again: {failure}")
+            return None
+        return trees.placed(found, specs, self.parts.mesh, lambda path, array: array.dtype)
+
+
+def lacking(link: Client, folder: pathlib.Path, version: int, tick: Callable[[], None] = lambda: None) -> str:
+    """Why nobody can have a version's weights; "" where somebody can. Reads all of them where no engine has them.
+
+    Args:
+      link: to the coordinator.
+      folder: of all versions, here.
+      version: which.
+      tick: called again and again while they are read.
+    """
+    sources = link.weights(version)
+    if sources is None:
+        return f"version {version} is not published."
+    if any(_may_have(row, version) for row in link.status()["members"]["engine"].values()):
+        return ""
+    try:
+        with weight_reader.Held(weights.path_of(folder, version)) as held:
+            held.compare(tick)
+    except WeightsError as failure:
+        return str(failure)
+    return ""
+
+
+def _may_have(engine: Mapping[str, Any], version: int) -> bool:
+    """Whether an engine has a version whole, for all that is known: one that waits for weights serves parts, too."""
+    return engine["phase"] not in (WEIGHTS, WAITING) and version in engine["numbers"].get("versions", [])

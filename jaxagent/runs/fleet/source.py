@@ -10,14 +10,14 @@ import concurrent.futures
 import pathlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from jaxagent.algorithms.group_rewards import shaped
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.config.fleet import FleetConfig
 from jaxagent.fleet import episodes, packing
-from jaxagent.fleet.admission import Answer, Batch, Outcome
-from jaxagent.fleet.client import CallError
+from jaxagent.fleet.admission import Batch, Outcome
+from jaxagent.fleet.client import CallError, Client
 from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.repairs import WHAT_TO_DO
@@ -35,26 +35,6 @@ TELL_EVERY_S = 30.0  # what it waits for
 READERS = 8  # threads
 BACK = "Put the file back from a copy, and the same command goes on; without one, begin anew in another workdir."
 MOST_IN_VAIN = 4  # readings of what is damaged here, and is not where the coordinator reads it
-
-
-class Link(Protocol):
-    """What a source asks the coordinator: `fleet.client.Client`."""
-
-    def batch(self, step: int, wait_s: float = 0.0) -> Batch | None:
-        """What a step trains on; None: not all of it is there yet."""
-        ...
-
-    def episode(self, which: EpisodeId) -> Packed:
-        """A stored episode."""
-        ...
-
-    def damaged(self, which: EpisodeId, digest: str) -> Answer:
-        """A stored episode cannot be read."""
-        ...
-
-    def status(self) -> Mapping[str, Any]:
-        """What the coordinator tells people."""
-        ...
 
 
 class Batches:
@@ -76,7 +56,7 @@ class Batches:
         self,
         rl: RLConfig,
         fleet: FleetConfig,
-        link: Link,
+        link: Client,
         folder: pathlib.Path,
         signs: Vitals,
         note: Callable[[str], None],

@@ -28,7 +28,6 @@ from jaxagent.rollout.experience import Experience
 from jaxagent.runs.checks import RL
 from jaxagent.runs.fleet import probe, sink, source
 from jaxagent.runs.fleet.facts import facts
-from jaxagent.runs.fleet.published import Published, lacking
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Seams
 from jaxagent.runs.workdir import Run
@@ -113,10 +112,10 @@ class Trainer:
             self._signs,
             note,
             look,
-            lambda step, tick: lacking(self._link, versions, plan.version(step), tick),
+            lambda step, tick: sink.lacking(self._link, versions, plan.version(step), tick),
             lambda group: told[group.step][group.round][group.number].id if group.step in told else None,
         )
-        held = Published(parts, self._link, versions, note).trained
+        held = sink.PublishedWeights(parts, self._link, versions, note).trained
         record = functools.partial(probe.record, versions, parts, driver, self._facts)
         if saved.other_rounding or any(field.startswith(probe.ASKED) for field, *_ in saved.changed):
             note(probe.renew(versions, driver, record, None if self._cfg.model.lora.rank else held(0)))
@@ -133,7 +132,7 @@ class Trainer:
             held,
             saved.bundled,
         )
-        return Seams(batches, self._published, sink.Kept(self._link), plan.bound)
+        return Seams(batches, self._published, sink.FleetRetention(self._link), plan.bound)
 
     def alive(self, stage: str) -> None:
         """What `loop.run` tells whenever it gets somewhere. Before the first stage, engines have nothing to open."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -12,8 +12,9 @@ import numpy as np
 from jaxagent.fleet import manifest
 from jaxagent.fleet.leaves import Leaves, Path
 from jaxagent.fleet.manifest import Share
+from jaxagent.learner import weight_digest
 from jaxagent.models import global_arrays, params, sharding
-from jaxagent.models.params import ArraySpec
+from jaxagent.models.params import ArraySpec, Params
 
 FLOATS = ("bfloat16", "float32")
 
@@ -27,11 +28,6 @@ def paths(tree: Any) -> dict[Path, Any]:
 def of_floats(specs: Any) -> dict[Path, ArraySpec]:
     """What a version of full weights consists of, in whichever dtype it was published."""
     return {path: dataclasses.replace(array, dtype=FLOATS) for path, array in paths(specs).items()}
-
-
-def to_host(tree: Any) -> dict[Path, np.ndarray]:
-    """The leaves in this process's memory. Where other processes hold parts of them, each has to call this."""
-    return {path: np.asarray(leaf) for path, leaf in paths(global_arrays.get(tree)).items()}
 
 
 def shares(tree: Any) -> list[Share]:
@@ -49,6 +45,13 @@ def shares(tree: Any) -> list[Share]:
         return share if turn % jax.process_count() == jax.process_index() else dataclasses.replace(share, pieces={})
 
     return [one(turn, path, leaf) for turn, (path, leaf) in enumerate(paths(tree).items())]
+
+
+def digest_of_merged(policy: Params, names: Iterable[str]) -> str:
+    """Of the matrices that adapters have changed. Processes that share the arrays must all call this."""
+    changed = {name: getattr(policy.layers, name) for name in names}
+    with jax.set_mesh(next(iter(changed.values())).sharding.mesh):
+        return weight_digest.digest(changed)
 
 
 def placed(found: Leaves, specs: Any, mesh: jax.sharding.Mesh, dtype: Callable[[Path, ArraySpec], str]) -> Any:
