@@ -180,7 +180,7 @@ def main() -> None:
             processes.append(started.enter_context(process))
             started.callback(process.kill)
         assert processes[0].stdout is not None
-        told = json.loads(processes[0].stdout.readline())
+        told = json.loads(next(line for line in processes[0].stdout if line.startswith("{")))  # Gloo speaks, too
         found = engine(folder / "w", spec_of(args.layers, args.compute), args.repeats, told)
     row = told["row"] | found | {"device": jax.devices()[0].device_kind}
     print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}))
