@@ -63,15 +63,17 @@ def pieces(x: jax.Array, size: int, group: int = 256 << 20) -> dict[int, memoryv
     Returns:
       By number, the bytes of pieces in C order.
     """
-    width, row = size // x.dtype.itemsize, math.prod(x.shape[1:])
+    width, row, length = size // x.dtype.itemsize, math.prod(x.shape[1:]), x.shape[0]
     count, devices = -(-x.size // width), x.sharding.mesh.size
     held = devices * max(1, min(group // (devices * size), -(-count // devices)))  # pieces of a group
-    rows = min(x.shape[0], -(-held * width // row) + 1)
+    rows = min(length, -(-held * width // row) + 1)
+    firsts = range(0, count, held)
+    padding = max(0, firsts[-1] * width + held * width - x.size)
     found: dict[int, memoryview] = {}
-    for first in range(0, count, held):
-        begin = min(first * width // row, x.shape[0] - rows)
+    for first in firsts:
+        begin = min(first * width // row, length - rows)
         with jax.set_mesh(x.sharding.mesh):
-            laid_out = _laid_out(x, begin, first * width - begin * row, rows, held, width)
+            laid_out = _laid_out(x, begin, first * width - begin * row, rows, padding, held, width)
         for part in laid_out.addressable_shards:
             start = first + (part.index[0].start or 0)
             for number, piece in enumerate(np.asarray(part.data)[: max(0, count - start)], start):
@@ -79,13 +81,13 @@ def pieces(x: jax.Array, size: int, group: int = 256 << 20) -> dict[int, memoryv
     return found
 
 
-@functools.partial(jax.jit, static_argnames=("rows", "count", "width"))
-def _laid_out(x: jax.Array, begin: int, offset: int, rows: int, count: int, width: int) -> jax.Array:
-    """[count, width] elements from `offset` behind row `begin` on, zeros behind the end; split over all devices."""
+@functools.partial(jax.jit, static_argnames=("rows", "padding", "count", "width"))
+def _laid_out(x: jax.Array, begin: int, offset: int, rows: int, padding: int, count: int, width: int) -> jax.Array:
+    """The bits of [count, width] elements from `offset` behind row `begin` on, split over all devices."""
     where = jax.typeof(x).sharding
-    x = jax.reshard(x, jax.P(None, *where.spec[1:]))
-    part = jax.reshard(jax.lax.dynamic_slice_in_dim(x, begin, rows), jax.P()).reshape(-1)
-    padded = jnp.pad(part, (0, count * width))
+    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))  # a CPU gathers bfloat16 as float32
+    part = jax.lax.dynamic_slice_in_dim(jax.reshard(bits, jax.P(None, *where.spec[1:])), begin, rows)
+    padded = jnp.pad(jax.reshard(part, jax.P()).reshape(-1), (0, padding))
     found = jax.lax.dynamic_slice_in_dim(padded, offset, count * width).reshape(count, width)
     return jax.reshard(found, jax.P(where.mesh.axis_names, None))
 
