@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 Tree = Any  # a pytree of arrays
+EXCHANGED_BYTES = 4 << 20  # of each process at once: so many, times the processes, are on a device
 
 
 def put(tree: Tree, where: NamedSharding) -> Tree:
@@ -85,11 +88,29 @@ def pieces(x: jax.Array, size: int, group: int = 256 << 20) -> dict[int, memoryv
 def _laid_out(x: jax.Array, begin: int, offset: int, rows: int, padding: int, count: int, width: int) -> jax.Array:
     """The bits of [count, width] elements from `offset` behind row `begin` on, split over all devices."""
     where = jax.typeof(x).sharding
-    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))  # a CPU gathers bfloat16 as float32
+    bits = jax.lax.bitcast_convert_type(
+        x, jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+    )  # a CPU gathers bfloat16 as float32
     part = jax.lax.dynamic_slice_in_dim(jax.reshard(bits, jax.P(None, *where.spec[1:])), begin, rows)
     padded = jnp.pad(jax.reshard(part, jax.P()).reshape(-1), (0, padding))
     found = jax.lax.dynamic_slice_in_dim(padded, offset, count * width).reshape(count, width)
     return jax.reshard(found, jax.P(where.mesh.axis_names, None))
+
+
+def everyones(own: bytes, sizes: Sequence[int]) -> list[bytes]:
+    """What each process has, in their order, over the network between their devices; every process calls it.
+
+    Args:
+      own: of this process.
+      sizes: bytes of each.
+    """
+    found, block = [bytearray() for _ in sizes], np.zeros(EXCHANGED_BYTES, np.uint8)
+    for start in range(0, max(sizes), EXCHANGED_BYTES):
+        part = own[start : start + EXCHANGED_BYTES]
+        block[: len(part)] = np.frombuffer(part, np.uint8)
+        for theirs, row in zip(found, multihost_utils.process_allgather(block), strict=True):
+            theirs += row.data
+    return [bytes(theirs[:size]) for theirs, size in zip(found, sizes, strict=True)]
 
 
 def writes() -> bool:

@@ -1,6 +1,8 @@
 """What the trainer of a fleet reads and publishes, with a coordinator that is a few lines."""
 
+import concurrent.futures
 import dataclasses
+import json
 import threading
 import time
 import types
@@ -132,6 +134,59 @@ def test_groups_come_in_the_order_of_rounds_and_tasks(tmp_path):
     assert looked == [3, 3] and not said
     sign = vitals.read(tmp_path / "signs.json")
     assert (sign.phase, sign.done, sign.budget_s) == ("trains step 3", 3, CFG.fleet.start_s)
+
+
+class Together(threading.local):
+    """Stands for `learner.peers` and the network of three processes, which are threads."""
+
+    count_, rank, said, barrier = 3, 0, {}, threading.Barrier(3)
+
+    def index(self):
+        return self.rank
+
+    def count(self):
+        return self.count_
+
+    def meet(self, what, own):
+        self.said[what, self.rank] = json.loads(json.dumps(own))
+        self.barrier.wait(10)
+        return [self.said[what, other] for other in range(3)]
+
+    def everyones(self, own, sizes):
+        self.said["bytes", self.rank] = own
+        self.barrier.wait(10)
+        assert [len(self.said["bytes", other]) for other in range(3)] == sizes or not own
+        found = [self.said["bytes", other] for other in range(3)]
+        self.barrier.wait(10)
+        return found
+
+
+@pytest.mark.parametrize("damaged", [None, 2])
+def test_each_process_of_a_trainer_reads_a_part_and_all_train_what_one_would(tmp_path, monkeypatch, damaged):
+    """A damaged file, which one of them finds, is read by the coordinator for all."""
+    link = Coordinator(tmp_path)
+    link.store()
+    expected = batches(tmp_path, link, []).batch(3)
+    paths = sorted((tmp_path / "ledger").rglob("*.z"))
+    size = sum(path.stat().st_size for path in paths)
+    if damaged is not None:
+        paths[damaged].write_bytes(b"no episode")
+    together = Together()
+    monkeypatch.setattr(source, "peers", together)
+    monkeypatch.setattr(source, "global_arrays", together)
+
+    def one(rank):
+        together.rank = rank
+        return batches(tmp_path, link, []).batch(3)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(one, range(3)))
+    rows = [[packing.pack(e).digest for group in each.chosen.played for e in group.episodes] for each in found]
+    assert rows == [[packing.pack(e).digest for group in expected.chosen.played for e in group.episodes]] * 3
+    assert all(each.metrics["reward/mean"] == expected.metrics["reward/mean"] for each in found)
+    if damaged is None:
+        read = [len(together.said["bytes", rank]) for rank in range(3)]
+        assert sum(read) == size and max(read) < size / 2
 
 
 def test_episodes_come_over_http_where_the_folder_is_not_seen(tmp_path):

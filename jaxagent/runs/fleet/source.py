@@ -7,6 +7,8 @@ clock has made. So all metrics but those of time are equal to that run's.
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
+import itertools
 import pathlib
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +25,8 @@ from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.repairs import WHAT_TO_DO
 from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.learner import peers
+from jaxagent.models import global_arrays
 from jaxagent.observe.text import duration
 from jaxagent.rollout.selection import Selection
 from jaxagent.runs import attempts
@@ -71,6 +75,8 @@ class Batches:
         self._timed_out = False
         self._before: dict[str, float] = {}  # seconds that each engine had been idle
         self._since = 0.0  # when that was
+        if peers.count() > 1:  # compiles
+            global_arrays.everyones(b"", [1] * peers.count())
 
     def batch(self, step: int) -> Rollouts:
         """The groups of a step. Asked again, it gives the same ones, also in another process.
@@ -91,7 +97,7 @@ class Batches:
             self._check_batch(step, found)
             waited += time.monotonic() - asked
             self._signs.phase(f"trains step {step}", budget_s, done=step)
-            played, wrong = self._read(found, here)
+            played, wrong = self._read(step, found, here)
             if not wrong:
                 return self._rollouts(step, found, played, self._numbers(waited))
             # What this process misreads may be whole: the second time the coordinator reads, and sends it.
@@ -163,31 +169,49 @@ class Batches:
 
     # ---------------------------------------------------------------- reading
 
-    def _read(self, found: Batch, here: bool) -> tuple[dict[EpisodeId, Episode], dict[EpisodeId, str]]:
-        """All episodes of a batch, checked; and of those that cannot be read, why.
+    def _read(self, step: int, found: Batch, here: bool) -> tuple[dict[EpisodeId, Episode], dict[EpisodeId, str]]:
+        """All episodes of a batch, checked; and of those that cannot be read, why. The same in all trainer processes.
+
+        Each of them reads its part, and has the others' from the other processes.
 
         Args:
+          step: the step.
           found: the batch.
           here: the files may be read, where they are to be seen; else the coordinator does that.
         """
         seen = here and (self._folder / episodes.FOLDER).is_dir()
+        read: dict[EpisodeId, Episode] = {}
         wrong: dict[EpisodeId, str] = {}
 
-        def one(which: EpisodeId) -> Episode | None:
+        def unpacked(which: EpisodeId, body: bytes | None) -> bytes:
+            """An episode's bytes, which are read where they are not given; none where that fails."""
             digest = found.results[which].digest
+            path = episodes.path_of(self._folder / episodes.FOLDER, (which.group, which.sample), digest)
             try:
-                if seen:
-                    return episodes.read(self._folder, (which.group, which.sample), digest)
-                packed = self._link.episode(which)
-                where = str(episodes.path_of(self._folder / episodes.FOLDER, (which.group, which.sample), digest))
-                return packing.unpack(Packed(digest, packed.body), where)
+                if body is None:
+                    body = episodes.body_of(path) if seen else self._link.episode(which).body
+                read[which] = packing.unpack(Packed(digest, body), str(path))
+                return body
             except (ConfigError, CallError) as error:
                 wrong[which] = str(error)
-                return None
+                return b""
 
+        ordered, rank, count = sorted(found.results), peers.index(), peers.count()
         with concurrent.futures.ThreadPoolExecutor(READERS) as threads:
-            read = dict(zip(found.results, threads.map(one, found.results), strict=True))
-        return {which: episode for which, episode in read.items() if episode is not None}, wrong
+            bodies = list(threads.map(lambda which: unpacked(which, None), ordered[rank::count]))
+            if count > 1:
+                batch = hashlib.sha256("".join(found.results[which].digest for which in ordered).encode()).hexdigest()
+                reasons = {ordered.index(which): why for which, why in wrong.items()}
+                said = peers.meet(f"the episodes of step {step}, {batch[:8]}", [list(map(len, bodies)), reasons])
+                everything = global_arrays.everyones(b"".join(bodies), [sum(sizes) for sizes, _ in said])
+                for other, (sizes, reasons) in enumerate(said):
+                    wrong |= {ordered[int(number)]: why for number, why in reasons.items()}
+                    ends = list(itertools.accumulate(sizes))
+                    theirs = [everything[other][end - size : end] for end, size in zip(ends, sizes, strict=True)]
+                    pairs = [pair for pair in zip(ordered[other::count], theirs, strict=True) if pair[0] not in wrong]
+                    if other != rank and not all(threads.map(unpacked, *zip(*pairs, strict=True))):
+                        raise peers.PeerError(f"What process {other} has read for step {step} came in damaged: {wrong}")
+        return {which: read[which] for which in found.results if which in read}, wrong
 
     def _played_again(self, step: int, found: Batch, wrong: Mapping[EpisodeId, str]) -> bool:
         """Has the coordinator have damaged episodes played again. False: it finds none of them damaged.
