@@ -1,7 +1,10 @@
 """A real engine that plays what a coordinator gives out: its episodes are those of a run of one process, bit by bit."""
 
+import asyncio
+import dataclasses
 import functools
 import threading
+import types
 
 import pytest
 
@@ -20,10 +23,14 @@ from jaxagent.fleet.wire import Job, Sources, TaskRef
 from jaxagent.rollout.experience import Experience
 from jaxagent.runs import attempts
 from jaxagent.runs.collect import collect
+from jaxagent.runs.fleet import player as player_of
 from jaxagent.runs.fleet import probe, trees
 from jaxagent.runs.fleet.engine_weights import EngineVersions, blank, place
 from jaxagent.runs.fleet.player import EnginePlayer
 from jaxagent.runs.parts import open_parts
+from jaxagent.sandbox.base import SandboxLost
+from jaxagent.types import Episode, StopReason, Task
+from tests.fleet.test_trainer_seams import CFG
 from tests.fleet.test_weight_http import until
 from tests.tiny_run import argv
 
@@ -114,3 +121,33 @@ def spoilt(recorded):
     """The trainer's probe with one bit of one log-prob changed, as its digest tells."""
     digest = recorded.split(b'"digest": "')[1][:1]
     return recorded.replace(b'"digest": "' + digest, b'"digest": "' + (b"0" if digest != b"0" else b"1"))
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """A loop in which time passes when somebody says so."""
+
+    now = 0.0
+
+    def time(self):
+        return self.now
+
+
+@pytest.mark.parametrize(("takes_s", "cut_off"), [(60.0, 0), (130.0, 1)])
+def test_an_attempt_whose_sandbox_was_lost_has_its_whole_time_again(takes_s, cut_off):
+    env = dataclasses.replace(CFG.env, episode_timeout_s=100.0 - player_of.STOP_TIMEOUT_S)
+    of = EnginePlayer(types.SimpleNamespace(cfg=dataclasses.replace(CFG, env=env)), None, None, None, {})
+    plays = []
+
+    async def attempt(task, sample):
+        plays.append(sample)
+        asyncio.get_running_loop().now += 60.0 if len(plays) == 1 else takes_s
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if len(plays) == 1:
+            raise SandboxLost("its worker is gone")
+        return Episode(task, sample, (), 1.0, {}, StopReason.ANSWER, 1)
+
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        found = runner.run(of._in_time(Task("t", "?", ()), 3, attempt))
+    assert plays == [3, 3] and of._counts["cut_off"] == cut_off
+    assert found.stop_reason is (StopReason.CANCELLED if cut_off else StopReason.ANSWER)

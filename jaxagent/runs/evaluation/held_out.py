@@ -78,9 +78,10 @@ def record_evaluation(
     saved.show_episodes(episodes, parts.tokenizer.token_bytes(), stage, step)
     if parts.cfg.log_episodes:
         saved.log_episodes(f"{stage}.eval", step, episodes)
-    when = "before" if step == 0 else "after"
-    for name in filter(summarised, scores):
-        saved.results[f"{name}_{when}_{stage}"] = scores[name]
+    ending = f"_{'before' if step == 0 else 'after'}_{stage}"
+    for name in [name for name in saved.results if name.startswith("eval/") and name.endswith(ending)]:
+        del saved.results[name]  # an earlier evaluation may have had scores that this one has not
+    saved.results |= {f"{name}{ending}": scores[name] for name in filter(summarised, scores)}
     saved.results["eval/n"] = int(scores["eval/n"])
     saved.failed.tell(f"{stage}.eval", step, failures)
     saved.write_report()

@@ -206,13 +206,23 @@ class EnginePlayer:
             done(result, version)
 
     async def _in_time(self, task: Task, sample: int, attempt: Rollout) -> Episode:
-        """Every attempt has limits of its own; this one is for what hangs all the same."""
-        try:
-            async with asyncio.timeout(self._parts.cfg.env.episode_timeout_s + STOP_TIMEOUT_S):
-                return await guarded(attempt, task, sample)
-        except TimeoutError:
+        """Every attempt has limits of its own; this one is for what hangs all the same.
+
+        One that is played again, since its sandbox was lost, has it anew.
+        """
+
+        async def limited(task: Task, sample: int) -> Episode:
+            limit = asyncio.timeout(self._parts.cfg.env.episode_timeout_s + STOP_TIMEOUT_S)
+            try:
+                async with limit:
+                    return await attempt(task, sample)
+            except TimeoutError:
+                if not limit.expired():  # the rollout's own
+                    raise
             self._counts["cut_off"] += 1
             return no_episode(task, sample, StopReason.CANCELLED, LATE)
+
+        return await guarded(limited, task, sample)
 
     def _task(self, job: Job) -> Task:
         source = self._parts.train
