@@ -127,19 +127,13 @@ def read(folder: str | pathlib.Path, key: Key, digest: str) -> Episode:
     """
     path = path_of(pathlib.Path(folder) / FOLDER, key, digest)
     try:
-        return packing.unpack(Packed(digest, body_of(path)), str(path))
-    except ConfigError as error:
-        raise DamagedEpisodeError(str(error)) from None
-
-
-def body_of(path: pathlib.Path) -> bytes:
-    """A file's content, not checked. Raises DamagedEpisodeError: it cannot be read; names it."""
-    try:
-        return path.read_bytes()
+        return packing.unpack(Packed(digest, path.read_bytes()), str(path))
     except FileNotFoundError:
         raise DamagedEpisodeError(f"{path} is not there, and the ledger has it.") from None
     except OSError as error:
         raise DamagedEpisodeError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ConfigError as error:
+        raise DamagedEpisodeError(str(error)) from None
 
 
 def name_of(key: Key) -> str:

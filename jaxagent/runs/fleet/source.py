@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
-import itertools
 import pathlib
 import time
 from collections.abc import Callable, Mapping
@@ -180,37 +179,39 @@ class Batches:
           here: the files may be read, where they are to be seen; else the coordinator does that.
         """
         seen = here and (self._folder / episodes.FOLDER).is_dir()
-        read: dict[EpisodeId, Episode] = {}
         wrong: dict[EpisodeId, str] = {}
 
-        def unpacked(which: EpisodeId, body: bytes | None) -> bytes:
-            """An episode's bytes, which are read where they are not given; none where that fails."""
+        def one(which: EpisodeId) -> Episode | None:
             digest = found.results[which].digest
-            path = episodes.path_of(self._folder / episodes.FOLDER, (which.group, which.sample), digest)
             try:
-                if body is None:
-                    body = episodes.body_of(path) if seen else self._link.episode(which).body
-                read[which] = packing.unpack(Packed(digest, body), str(path))
-                return body
+                if seen:
+                    return episodes.read(self._folder, (which.group, which.sample), digest)
+                packed = self._link.episode(which)
+                where = str(episodes.path_of(self._folder / episodes.FOLDER, (which.group, which.sample), digest))
+                return packing.unpack(Packed(digest, packed.body), where)
             except (ConfigError, CallError) as error:
                 wrong[which] = str(error)
-                return b""
+                return None
 
         ordered, rank, count = sorted(found.results), peers.index(), peers.count()
+        own = ordered[rank::count]
         with concurrent.futures.ThreadPoolExecutor(READERS) as threads:
-            bodies = list(threads.map(lambda which: unpacked(which, None), ordered[rank::count]))
-            if count > 1:
-                batch = hashlib.sha256("".join(found.results[which].digest for which in ordered).encode()).hexdigest()
-                reasons = {ordered.index(which): why for which, why in wrong.items()}
-                said = peers.meet(f"the episodes of step {step}, {batch[:8]}", [list(map(len, bodies)), reasons])
-                everything = global_arrays.everyones(b"".join(bodies), [sum(sizes) for sizes, _ in said])
-                for other, (sizes, reasons) in enumerate(said):
-                    wrong |= {ordered[int(number)]: why for number, why in reasons.items()}
-                    ends = list(itertools.accumulate(sizes))
-                    theirs = [everything[other][end - size : end] for end, size in zip(ends, sizes, strict=True)]
-                    pairs = [pair for pair in zip(ordered[other::count], theirs, strict=True) if pair[0] not in wrong]
-                    if other != rank and not all(threads.map(unpacked, *zip(*pairs, strict=True))):
-                        raise peers.PeerError(f"What process {other} has read for step {step} came in damaged: {wrong}")
+            read = {
+                which: episode for which, episode in zip(own, threads.map(one, own), strict=True) if episode is not None
+            }
+        if count > 1:
+            data = packing.to_columns(list(read.values()))
+            reasons = {ordered.index(which): why for which, why in wrong.items()}
+            batch = _sha256("".join(found.results[which].digest for which in ordered).encode())
+            said = peers.meet(f"the episodes of step {step}, {batch[:8]}", [len(data), _sha256(data), reasons])
+            everything = global_arrays.everyones(data, [size for size, *_ in said])
+            for other, (_, digest, reasons) in enumerate(said):
+                wrong |= {ordered[int(number)]: why for number, why in reasons.items()}
+                if _sha256(everything[other]) != digest:
+                    raise peers.PeerError(f"What process {other} has read for step {step} came in damaged.")
+                if other != rank:
+                    whole = [which for which in ordered[other::count] if which not in wrong]
+                    read |= zip(whole, packing.of_columns(everything[other]), strict=True)
         return {which: read[which] for which in found.results if which in read}, wrong
 
     def _played_again(self, step: int, found: Batch, wrong: Mapping[EpisodeId, str]) -> bool:
@@ -308,3 +309,7 @@ class Batches:
 def name_of(which: EpisodeId) -> str:
     """For messages."""
     return episodes.name_of((which.group, which.sample))
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
