@@ -321,6 +321,22 @@ def test_engines_share_the_work_by_a_function_of_chunk_and_address():
         assert sorted(ordered, key=str) == sorted(chunks, key=str)
 
 
+def test_the_processes_of_a_trainer_share_what_they_send_and_stand_in_for_each_other(tmp_path, trainer):
+    with WeightServer([tmp_path / "trainer"], TOKEN) as other:
+        urls = trainer.url, other.url
+        of = Sources(3, manifest.digest(TREE), "run", urls, trainers=2)
+        assert not of.engines and Sources(3, "", "run", ("http://e", *urls), trainers=2).engines == ("http://e",)
+        WeightFetcher(tmp_path / "engine", TOKEN).fetch(lambda: of, 0.0)
+        sent = [server.numbers()["weights_sent_bytes"] for server in (trainer, other)]
+        content = (tmp_path / "engine" / "00000003" / "manifest.json").read_bytes()
+        chunks = manifest.decode(content, "here").chunks.values()
+        asked = [sum(chunk.size for chunk in chunks if responsible(chunk, urls)[0] == url) for url in urls]
+        assert sent == [asked[0] + len(content), asked[1]]
+    WeightFetcher(tmp_path / "later", TOKEN).fetch(lambda: of, 0.0)  # one of them is gone
+    with hold(tmp_path / "later", 3, "run") as held:
+        assert equal(held.read())
+
+
 def test_several_engines_relieve_the_trainer(tmp_path, trainer):
     """One after the other here, so that the count does not depend on time."""
     folders = [tmp_path / f"engine-{i}" for i in range(3)]
