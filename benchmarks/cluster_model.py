@@ -9,7 +9,8 @@ steps that they were given are played. `hangs` is the same where a tenth of the 
 after `hang_s`.
 
 Weights: how long a new version takes to all engines that want it, from one trainer host (star), from all trainer hosts
-(spread), and at best when engines hand on what they have (relay). With rule `pinned` an engine wants every (S + 1)-th version.
+(spread), and at best when engines hand on what they have (relay). With rule `pinned` an engine wants every (S + 1)-th
+version.
 
 The last line is JSON.
 """

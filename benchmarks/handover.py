@@ -83,7 +83,7 @@ def published(folder: pathlib.Path, policy: Any, compute: str, repeats: int) -> 
     model = dataclasses.replace(cfg.model, compute_dtype=compute)
     cfg, link = dataclasses.replace(cfg, model=model, fleet=FleetConfig()), Told()
     of: Any = (cfg, NoDriver(), link, folder, "run", lambda version: {}, Vitals(), print, lambda: None)
-    versions = sink.Versions(*of, lambda version: None, set)
+    versions = sink.VersionPublisher(*of, lambda version: None, set)
     state: Any = argparse.Namespace(policy=policy)
     versions.publish(0, state)
     versions.finish()
@@ -128,7 +128,7 @@ def trainer(rank: int, address: str, args: argparse.Namespace) -> None:
         seconds, digest = published(folder, policy, args.compute, args.repeats)
         with WeightServer([folder], TOKEN) as server:
             rows = peers.meet("measured", [server.url, own])
-            with weight_reader.Held(weights.path_of(folder, 0)) as held:
+            with weight_reader.OpenVersion(weights.path_of(folder, 0)) as held:
                 sizes = {"mib": size / 2**20, "published_mib": held.manifest.size / 2**20}
             row = {**sizes, "copied_mib": [round(copied, 1) for _, copied in rows], **seconds}
             if rank == 0:

@@ -31,7 +31,7 @@ class Typed(Protocol):
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
 
 
-class Held:
+class OpenVersion:
     """A version that is not deleted while this is open. Use as a context manager.
 
     Attributes:
@@ -54,7 +54,7 @@ class Held:
             os.close(self._fd)
             raise
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> OpenVersion:
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -141,7 +141,7 @@ def hold(
     lineage: str,
     base: str | None = "",
     like: Mapping[Path, Typed] | None = None,
-) -> Held:
+) -> OpenVersion:
     """Exactly the version that is asked for, to be read.
 
     Args:
@@ -156,7 +156,7 @@ def hold(
       MismatchError: it is of another lineage, kind, base or model.
       DamagedError: its manifest is.
     """
-    held = Held(path_of(folder, version))
+    held = OpenVersion(path_of(folder, version))
     try:
         check(held.manifest, version, lineage, base, like)
     except BaseException:

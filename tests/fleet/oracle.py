@@ -29,7 +29,7 @@ class Digests:
 
     def publish(self, version, state):
         base = "" if state.frozen is None else manifest.digest(trees.paths(jax.device_get(state.frozen.base)))
-        found = sink.content(state, self._dtype, base)
+        found = sink.content_of(state, self._dtype, base)
         shares = [(one.path, one.dtype, one.shape, map(manifest.chunk_of, one.pieces.values())) for one in found.shares]
         leaves = [manifest.Leaf(*share, tuple(chunks)) for *share, chunks in shares]
         self._found[version] = manifest.manifest("", version, leaves, found.base, found.merged).digest

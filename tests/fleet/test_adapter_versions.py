@@ -71,7 +71,7 @@ def published(cfg, folder, *states):
     link, driver = Publications(), types.SimpleNamespace(update_params=lambda *of: None)
     folder.mkdir(exist_ok=True)
     nothing, missing = (lambda: None), (lambda version: None)
-    of = sink.Versions(
+    of = sink.VersionPublisher(
         cfg, driver, link, folder, "run", lambda version: {}, Vitals(), print, nothing, missing, lambda: {100}
     )
     for version, each in enumerate(states):
@@ -115,7 +115,7 @@ def test_the_base_comes_once_and_every_version_is_the_trainers_policy(cfg, mesh,
     with WeightServer([tmp_path / "trainer"], TOKEN) as server, WeightServer([tmp_path / "own"], TOKEN) as own:
         of = engine(cfg, mesh, tmp_path / "own", digests, server.url)
         assert equal(of.params(0), states[0], mesh)
-        assert of.numbers()["weights_got_bytes"] == base + first and of.here() == [0]
+        assert of.numbers()["weights_got_bytes"] == base + first and of.versions_to_hand_on() == [0]
         assert equal(of.params(1), states[1], mesh)
         assert of.numbers()["weights_got_bytes"] == base + first + second
         of.forget(2)

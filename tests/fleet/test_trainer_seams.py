@@ -267,7 +267,7 @@ def published(tmp_path, link, said, cfg=CFG, bundled=(100,), signs=None, stats=d
     driver = types.SimpleNamespace(update_params=lambda params, version: None, stats=stats)
     tasks, signs, gone = (lambda version: {version: []}), signs or Vitals(), (lambda version: None)
     at = tmp_path / "w", "run", tasks, signs, said.append, (lambda: None), gone, (lambda: bundled)
-    return sink.Versions(cfg, driver, link, *at)
+    return sink.VersionPublisher(cfg, driver, link, *at)
 
 
 def state(value: float):

@@ -21,9 +21,9 @@ import jax
 import numpy as np
 
 from jaxagent.config import Config, ConfigError
-from jaxagent.fleet import leaves, weight_reader, weights
+from jaxagent.fleet import weight_reader, weights
 from jaxagent.fleet.client import Client
-from jaxagent.fleet.leaves import Leaves, Path
+from jaxagent.fleet.leaves import Leaves, Path, named
 from jaxagent.fleet.manifest import DamagedError, Manifest, MismatchError, MissingError, WeightsError
 from jaxagent.fleet.weight_ahead import Ahead
 from jaxagent.fleet.weight_fetch import WeightFetcher
@@ -64,7 +64,7 @@ class EngineVersions:
     ):
         of_base = fetcher.of_base()
         self._own, self._seen, self._fetchers, self._link = own, seen, (fetcher, of_base), link
-        self._of_what = None if cfg.model.lora.rank else ""  # adapters to whatever weights, or full weights
+        self._kind_of_base = None if cfg.model.lora.rank else ""  # adapters to whatever weights, or full weights
         self._ahead = Ahead(self._fetch)
         self._spec, self._mesh, self._versions = spec, mesh, VersionReader(seen, own, fetcher, fetch_s)
         base = VersionReader(seen / weights.BASE, own / weights.BASE, of_base, fetch_s)
@@ -82,10 +82,10 @@ class EngineVersions:
         ask = functools.partial(sources_of, self._link, version)
         with self._ahead.instead(version):
             if self._base is not None:
-                value, found = self._versions.read(ask, self._base.like, self._base.digest)
-                return self._base.merged(value, found, ask)
-            _, found = self._versions.read(ask, trees.of_floats(params.param_specs(self._spec)))
-            return place(found, self._spec, self._mesh)
+                manifest, adapters = self._versions.read(ask, self._base.like, self._base.digest)
+                return self._base.merged(manifest, adapters, ask)
+            _, leaves = self._versions.read(ask, trees.of_floats(params.param_specs(self._spec)))
+            return place(leaves, self._spec, self._mesh)
 
     def expect(self, version: int) -> None:
         """A version will probably be asked for: it is fetched meanwhile, unless the trainer's folder has it."""
@@ -95,7 +95,7 @@ class EngineVersions:
         """Ahead of time: once through all sources, and whoever needs the version comes again."""
         if not any(weights.path_of(folder, version).exists() for folder in (self._seen, self._own)):
             ask = functools.partial(sources_of, self._link, version)
-            self._fetchers[0].fetch(ask, 0.0, self._of_what, wanted=wanted)
+            self._fetchers[0].fetch(ask, 0.0, self._kind_of_base, wanted=wanted)
 
     def forget(self, below: int) -> None:
         """Deletes older versions of this process's folder, but for the one by which engines are compared."""
@@ -106,9 +106,9 @@ class EngineVersions:
         numbers = [fetcher.numbers() for fetcher in self._fetchers]
         fetched = {name: sum(each[name] for each in numbers) for name in numbers[0]}
         differs = self._base is not None and self._base.differs  # it makes other bits of adapters than the trainer
-        return {"versions": self.here(), **fetched, "merge_differs": float(differs)}
+        return {"versions": self.versions_to_hand_on(), **fetched, "merge_differs": float(differs)}
 
-    def here(self) -> list[int]:
+    def versions_to_hand_on(self) -> list[int]:
         """Versions of which this process has chunks to hand on; who has one of adapters has or fetches their base."""
         if not self._own.is_dir():
             return []
@@ -116,15 +116,15 @@ class EngineVersions:
         return sorted({int(number) for number in copying} | set(weights.versions(self._own)))
 
 
-def place(found: Leaves, spec: ModelSpec, mesh: jax.sharding.Mesh) -> Params:
+def place(leaves: Leaves, spec: ModelSpec, mesh: jax.sharding.Mesh) -> Params:
     """Full weights on the devices of a mesh, in compute dtype, as an engine takes them."""
-    return trees.placed(found, params.param_specs(spec), mesh, lambda path, array: spec.compute_dtype)
+    return trees.placed(leaves, params.param_specs(spec), mesh, lambda path, array: spec.compute_dtype)
 
 
 def blank(spec: ModelSpec, mesh: jax.sharding.Mesh) -> Params:
     """Zeros, with which an engine is compiled before there are weights."""
     like = {
-        path: np.broadcast_to(np.zeros((), leaves.named(array.dtype)), array.shape)
+        path: np.broadcast_to(np.zeros((), named(array.dtype)), array.shape)
         for path, array in trees.paths(params.param_specs(spec)).items()
     }
     return place(like, spec, mesh)
@@ -230,11 +230,11 @@ class FrozenBase:
         """What a version consists of."""
         return trees.paths(self._adapters)
 
-    def merged(self, value: Manifest, found: Leaves, ask: Callable[[], Sources]) -> Params:
+    def merged(self, manifest: Manifest, leaves: Leaves, ask: Callable[[], Sources]) -> Params:
         """A version, multiplied out.
 
         Args:
-          value, found: its manifest, which names this base, and its adapters.
+          manifest, leaves: its manifest, which names this base, and its adapters.
           ask: who has the version, and with it the base.
 
         Raises:
@@ -242,34 +242,36 @@ class FrozenBase:
           ConfigError: this process does not multiply as the trainer does, where it must.
         """
         if self._params is None:
-            self._params = self._had(value, ask)
-            self._digest = value.base
-        adapters = trees.placed(found, self._adapters, self._mesh, lambda path, array: array.dtype)
+            self._params = self._read_base(manifest, ask)
+            self._digest = manifest.base
+        adapters = trees.placed(leaves, self._adapters, self._mesh, lambda path, array: array.dtype)
         with jax.set_mesh(self._mesh):
             policy = programs.merger(self._cfg)(self._params, adapters)
         made = digest_of_merged(policy, self._adapters)
-        if made != value.merged:
-            self._told(f"version {value.version} has adapters that make {value.merged} there and {made} here")
+        if made != manifest.merged:
+            self._report_difference(
+                f"version {manifest.version} has adapters that make {manifest.merged} there and {made} here"
+            )
         return policy
 
-    def _had(self, value: Manifest, ask: Callable[[], Sources]) -> Params:
+    def _read_base(self, manifest: Manifest, ask: Callable[[], Sources]) -> Params:
         def base() -> Sources:
-            return dataclasses.replace(ask(), version=weights.FIRST, digest=value.base)
+            return dataclasses.replace(ask(), version=weights.FIRST, digest=manifest.base)
 
         specs = params.param_specs(self._spec)
         try:
-            _, found = self._reader.read(base, trees.paths(specs))
+            _, leaves = self._reader.read(base, trees.paths(specs))
         except WeightsError as failure:
             raise type(failure)(
-                f"the frozen weights that the adapters of version {value.version} change (digest {value.base}) cannot "
-                f"be had: {failure}"
+                f"the frozen weights that the adapters of version {manifest.version} change (digest {manifest.base}) "
+                f"cannot be had: {failure}"
             ) from None
         changed = {("layers", name) for name in self._adapters}
         return trees.placed(
-            found, specs, self._mesh, lambda path, array: array.dtype if path in changed else self._spec.compute_dtype
+            leaves, specs, self._mesh, lambda path, array: array.dtype if path in changed else self._spec.compute_dtype
         )
 
-    def _told(self, difference: str) -> None:
+    def _report_difference(self, difference: str) -> None:
         text = f"This engine does not multiply adapters out as the trainer does: {difference}."
         if self._strict:
             raise ConfigError(

@@ -47,7 +47,7 @@ Tasks = Mapping[int, Sequence[Sequence[TaskRef]]]  # of steps: those of each rou
 
 
 @dataclasses.dataclass(frozen=True)
-class Content:
+class VersionContent:
     """What a process publishes of a version."""
 
     shares: list[Share]  # of all weights, or of adapters
@@ -62,12 +62,15 @@ def dtype_of(cfg: Config, folder: pathlib.Path) -> str:
     """
     model = cfg.model
     dtype = "bfloat16" if "bfloat16" in (model.compute_dtype, model.param_dtype) else "float32"
-    with contextlib.suppress(manifest.WeightsError), weight_reader.Held(weights.path_of(folder, weights.FIRST)) as held:
+    with (
+        contextlib.suppress(manifest.WeightsError),
+        weight_reader.OpenVersion(weights.path_of(folder, weights.FIRST)) as held,
+    ):
         return dtype if any(leaf.dtype == dtype for leaf in held.manifest.leaves) else model.param_dtype
     return dtype
 
 
-def content(state: TrainState, dtype: str, base: str = "") -> Content:
+def content_of(state: TrainState, dtype: str, base: str = "") -> VersionContent:
     """What this process publishes of the trainer's state. Where others hold parts of it, each has to call this.
 
     Args:
@@ -76,11 +79,11 @@ def content(state: TrainState, dtype: str, base: str = "") -> Content:
       base: under LoRA, the digest of its frozen weights.
     """
     if not base:
-        return Content(trees.shares(jax.tree.map(lambda leaf: leaf.astype(dtype), state.policy)))
-    return Content(trees.shares(state.params), base, digest_of_merged(state.policy, state.params))
+        return VersionContent(trees.shares(jax.tree.map(lambda leaf: leaf.astype(dtype), state.policy)))
+    return VersionContent(trees.shares(state.params), base, digest_of_merged(state.policy, state.params))
 
 
-class Versions:
+class VersionPublisher:
     """A sink (runs/seams.py) that publishes: in the step itself what may be a repetition, and beside the next one what
     is new, since nobody can have that already.
 
@@ -124,7 +127,7 @@ class Versions:
         self._repeats = True  # the newest one was there already, for all that is known
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "publishes")
         self._under_way: concurrent.futures.Future[None] | None = None
-        self._waits = True  # for chunks to come to the disk, which are its signs of life then
+        self._step_waits = True  # for chunks to come to the disk, which are its signs of life then
         meet = peers.meetings_of("publishes")
         self._meet: weights.Meet = lambda what, said: meet(what, said, max(self._fleet.hang_s, peers.MEETING_S))
 
@@ -140,18 +143,18 @@ class Versions:
         if self._cfg.model.lora.rank and not self._base:
             self._base = self._publish_base(trees.shares(state.frozen.base))
         self.finish()
-        found = content(state, self._dtype, self._base)
+        content = content_of(state, self._dtype, self._base)
         if not peers.is_first():
-            self._waits = False
-            self._under_way = self._pool.submit(self._written, version, found)
+            self._step_waits = False
+            self._under_way = self._pool.submit(self._write_version, version, content)
         else:
             staleness = self._cfg.rl.staleness
             before = {earlier for step in self._bundled() for earlier in range(step - staleness, step)}
             if self._repeats:
-                self._tell(version, found, before, self._tasks)
+                self._write_and_report(version, content, before, self._tasks)
             else:  # the tasks as they are known now
-                tasks, self._waits = {version: self._tasks(version)}, False
-                self._under_way = self._pool.submit(self._tell, version, found, before, tasks.__getitem__)
+                tasks, self._step_waits = {version: self._tasks(version)}, False
+                self._under_way = self._pool.submit(self._write_and_report, version, content, before, tasks.__getitem__)
         # Once: what the first step compiles, and what the end of the stage writes.
         once = self._newest < 0 or version == self._cfg.rl.steps
         self._newest = version
@@ -166,7 +169,7 @@ class Versions:
         """Waits until the newest version is on disk and told. Raises as `publish`."""
         if self._under_way is None:
             return
-        publication, self._under_way, self._waits = self._under_way, None, True
+        publication, self._under_way, self._step_waits = self._under_way, None, True
         if not publication.done():
             self._signs.phase(f"publishes version {self._newest}", self._fleet.hang_s)
         publication.result()
@@ -184,16 +187,18 @@ class Versions:
             ) from None
         return value.digest if value is not None else "as process 0 says"
 
-    def _tell(self, version: int, found: Content, before: set[int], tasks: Callable[[int], Tasks]) -> None:
-        """Process 0 of the trainer speaks for all."""
+    def _write_and_report(
+        self, version: int, content: VersionContent, before: set[int], tasks: Callable[[int], Tasks]
+    ) -> None:
+        """Writes a version, reports it to the coordinator, and deletes those that nobody asks for; in process 0."""
         if version == 0:
             self._probe()
-        digest = self._written(version, found)
+        digest = self._write_version(version, content)
         if digest is not None:
             answer = self._link.publish(version, digest, self._lineage, tasks(version))
             self._repeats = answer.outcome is not Outcome.STORED
             if answer.outcome is Outcome.CONFLICT:
-                self._differs(version, answer.reason)
+                self._report_difference(version, answer.reason)
             elif answer.outcome is Outcome.REFUSED:
                 raise ConfigError(
                     f"'{self._cfg.workdir}' has done {version} steps that '{self._folder.parent}' does not know "
@@ -240,14 +245,14 @@ class Versions:
             watching.join()
         self._signs.phase(_after(self._newest), self._fleet.hang_s)
 
-    def _written(self, version: int, found: Content) -> str | None:
+    def _write_version(self, version: int, content: VersionContent) -> str | None:
         """Writes what this process holds of a version.
 
         Returns:
           In process 0, its digest; None: another one is published, and stays.
         """
-        of = found.shares, self._lineage, version, found.base, found.merged, self._tick
-        replaces = functools.partial(self._replaces, version)
+        of = content.shares, self._lineage, version, content.base, content.merged, self._tick
+        replaces = functools.partial(self._may_replace, version)
         try:
             value = weights.publish(self._folder, *of, replaces, peers.index(), self._meet)
         except weights.OtherRunError as other:
@@ -256,21 +261,21 @@ class Versions:
                 "was removed or replaced: put it back from a copy, go on without config.fleet, or use another workdir."
             ) from None
         except weights.ConflictError as conflict:
-            self._differs(version, str(conflict))
+            self._report_difference(version, str(conflict))
             return None
         return None if value is None else value.digest
 
-    def _replaces(self, version: int, conflict: weights.ConflictError) -> bool:
+    def _may_replace(self, version: int, conflict: weights.ConflictError) -> bool:
         """Whether the version that is there may go: a trainer wrote it that died before it told anyone."""
         if self._exact or isinstance(conflict, weights.OtherRunError):
             return False
         return self._link.weights(version) is None
 
     def _tick(self) -> None:
-        if self._waits:
+        if self._step_waits:
             self._signs.tick()
 
-    def _differs(self, version: int, reason: str) -> None:
+    def _report_difference(self, version: int, reason: str) -> None:
         """A repetition has come out differently: a defect with exact numerics, and to be expected with fast ones."""
         if self._exact:
             raise ConfigError(
@@ -312,7 +317,7 @@ class PublishedWeights:
     link: Client
     folder: pathlib.Path  # of all versions
     note: Callable[[str], None]  # prints a line
-    _deleted: set[int] = dataclasses.field(default_factory=set)  # versions that were found so
+    _deleted: set[int] = dataclasses.field(default_factory=set)  # versions that are not there any more
 
     def trained(self, version: int) -> Params | None:
         """All weights of a version, or its adapters, in the dtypes in which they are trained; None: it is deleted.
@@ -327,7 +332,7 @@ class PublishedWeights:
             sources = self.link.weights(version)
             if sources is None:
                 return None
-            _, found = engine_weights.read(
+            _, leaves = engine_weights.read(
                 self.folder, sources, *((trees.paths(specs), None) if adapted else (trees.of_floats(specs), ""))
             )
         except MissingError:
@@ -341,7 +346,7 @@ class PublishedWeights:
         except WeightsError as failure:
             self.note(f"the tokens of version {version} are not scored again: {failure}")
             return None
-        return trees.placed(found, specs, self.parts.mesh, lambda path, array: array.dtype)
+        return trees.placed(leaves, specs, self.parts.mesh, lambda path, array: array.dtype)
 
 
 def lacking(link: Client, folder: pathlib.Path, version: int, tick: Callable[[], None] = lambda: None) -> str:
@@ -359,7 +364,7 @@ def lacking(link: Client, folder: pathlib.Path, version: int, tick: Callable[[],
     if any(_may_have(row, version) for row in link.status()["members"]["engine"].values()):
         return ""
     try:
-        with weight_reader.Held(weights.path_of(folder, version)) as held:
+        with weight_reader.OpenVersion(weights.path_of(folder, version)) as held:
             held.compare(tick)
     except WeightsError as failure:
         return str(failure)

@@ -57,7 +57,7 @@ class Trainer:
         self._folder = pathlib.Path(cfg.workdir) / settings.FOLDER
         self._facts: dict[str, Any] = {}
         self._joined_as = self._stage = ""
-        self._published: sink.Versions | None = None
+        self._published: sink.VersionPublisher | None = None
         self._over = threading.Event()
         self._opened = contextlib.ExitStack()
 
@@ -119,7 +119,7 @@ class Trainer:
         record = functools.partial(probe.record, versions, parts, driver, self._facts)
         if saved.other_rounding or any(field.startswith(probe.ASKED) for field, *_ in saved.changed):
             note(probe.renew(versions, driver, record, None if self._cfg.model.lora.rank else held(0)))
-        self._published = sink.Versions(
+        self._published = sink.VersionPublisher(
             self._cfg,
             driver,
             self._link,

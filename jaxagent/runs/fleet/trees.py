@@ -21,8 +21,8 @@ FLOATS = ("bfloat16", "float32")
 
 def paths(tree: Any) -> dict[Path, Any]:
     """The leaves of any tree by their places: ("layers", "wq")."""
-    found, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {tuple(map(_key, path)): leaf for path, leaf in found}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {tuple(map(_key, path)): leaf for path, leaf in leaves}
 
 
 def of_floats(specs: Any) -> dict[Path, ArraySpec]:
@@ -54,20 +54,20 @@ def digest_of_merged(policy: Params, names: Iterable[str]) -> str:
         return weight_digest.digest(changed)
 
 
-def placed(found: Leaves, specs: Any, mesh: jax.sharding.Mesh, dtype: Callable[[Path, ArraySpec], str]) -> Any:
+def placed(leaves: Leaves, specs: Any, mesh: jax.sharding.Mesh, dtype: Callable[[Path, ArraySpec], str]) -> Any:
     """A tree on the devices of a mesh, as a trainer lays it out.
 
     Leaves go over one by one, each device gets its own part, and a leaf's original is gone when the next one goes over.
 
     Args:
-      found: the leaves.
+      leaves: by path.
       specs: the tree, of `ArraySpec`s.
       mesh: where it goes.
       dtype: of a leaf, on the devices. The cast is the one by which an engine takes weights of another dtype.
     """
 
     def one(path: Path, array: ArraySpec, where: jax.sharding.Sharding) -> jax.Array:
-        leaf = found[path]
+        leaf = leaves[path]
         array_there = jax.make_array_from_callback(array.shape, where, lambda index: np.asarray(leaf[index]))
         return jax.block_until_ready(array_there.astype(dtype(path, array)))
 
