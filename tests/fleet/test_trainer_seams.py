@@ -16,7 +16,8 @@ from jaxagent import join
 from jaxagent.config import ConfigError, ResumeConfig, parse
 from jaxagent.config.errors import WAITED
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.fleet import local, manifest, packing, server, settings, vitals, weight_reader, weights
+from jaxagent.data import packing
+from jaxagent.fleet import local, manifest, server, settings, vitals, weight_reader, weights
 from jaxagent.fleet.admission import Answer, Batch, Outcome
 from jaxagent.fleet.client import CallError, CoordinatorGoneError
 from jaxagent.fleet.episodes import EpisodeFiles

@@ -16,10 +16,11 @@ from typing import Any
 from jaxagent.algorithms.group_rewards import shaped
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.fleet import episodes, packing
+from jaxagent.data import packing
+from jaxagent.data.packing import Packed
+from jaxagent.fleet import episodes
 from jaxagent.fleet.admission import Batch, Outcome
 from jaxagent.fleet.client import CallError, Client
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.repairs import WHAT_TO_DO
 from jaxagent.fleet.vitals import Vitals
@@ -29,8 +30,7 @@ from jaxagent.models import global_arrays
 from jaxagent.observe.text import duration
 from jaxagent.rollout.selection import Selection
 from jaxagent.runs import attempts
-from jaxagent.runs.collect import rollouts
-from jaxagent.runs.seams import Rollouts
+from jaxagent.runs.attempts import Rollouts, rollouts
 from jaxagent.types import Episode, Group, StopReason
 
 LONGEST_POLL_S = 10.0

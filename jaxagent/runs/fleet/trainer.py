@@ -30,7 +30,7 @@ from jaxagent.runs.fleet import probe, sink, source
 from jaxagent.runs.fleet.facts import facts
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Seams
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Trainer:
                     self._link.join(ROLE, here)
                 self._link.end("the trainer has ended")
 
-    def connect(self, parts: Parts, saved: Run, driver: Driver, experience: Experience, steps_before: int) -> Seams:
+    def connect(self, parts: Parts, saved: Workdir, driver: Driver, experience: Experience, steps_before: int) -> Seams:
         """The seams of the RL stage (runs/seams.py). From now on the coordinator knows this process.
 
         Raises:
@@ -132,7 +132,7 @@ class Trainer:
             held,
             saved.bundled,
         )
-        return Seams(batches, self._published, sink.FleetRetention(self._link), plan.bound)
+        return Seams(batches.batch, self._published, sink.FleetRetention(self._link).commit, plan.bound)
 
     def alive(self, stage: str) -> None:
         """What `loop.run` tells whenever it gets somewhere. Before the first stage, engines have nothing to open."""
