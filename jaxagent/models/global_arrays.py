@@ -1,6 +1,6 @@
 """Arrays between the hosts' memory and a mesh, whose devices may be those of several processes.
 
-Every process runs the same program on the same host values: all read the same batch. So a batch is placed without a
+Every process runs the same program on the same host values: all have the same batch. So a batch is placed without a
 word between processes, each giving its own devices their rows. What devices of other processes hold is gathered
 before it is read, and *every* process has to ask for it. In one process all of this is `device_put` and `device_get`.
 """
@@ -54,9 +54,9 @@ def get(tree: Tree) -> Tree:
 def pieces(x: jax.Array, size: int, group: int = 256 << 20) -> dict[int, memoryview]:
     """The pieces of an array's bytes that this process is to copy: each is one process's, about as many for each.
 
-    The devices lay the array out anew, group by group, so that whole pieces lie on one of them: what is gathered for
-    that is on every device for a moment, and never more than a group with two rows of the array's first axis. Where
-    other processes hold parts of the array, each has to call this.
+    The devices lay the array out anew, group by group, so that whole pieces lie on one of them. For that every device
+    has a group, with up to two rows of the array's first axis, for a moment; an array whose first axis is split is
+    gathered along it. Where other processes hold parts of the array, each has to call this.
 
     Args:
       x: of at least one axis, on a mesh.
