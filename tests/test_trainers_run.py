@@ -58,7 +58,7 @@ with devices.distributed(process, processes, address):
         shares = trees.shares({"w": leaf, "scale": jax.device_put(np.ones(3), jax.NamedSharding(mesh, jax.P()))})
         assert len(shares[1].pieces) == 38 - process  # of 75
         of = {"tick": tick, "rank": process, "meet": lambda what, said: meet(what, said, 30.0)}
-        weights.publish_shares(folder, shares, "run", version, **of)
+        weights.publish(folder, shares, "run", version, **of)
 """
 
 
