@@ -22,12 +22,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.admission import Outcome
 from jaxagent.fleet.client import Client
+from jaxagent.fleet.leaves import Path
 from jaxagent.fleet.manifest import MissingError, Share, WeightsError
 from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.whereabouts import WEIGHTS
@@ -42,6 +44,7 @@ from jaxagent.runs.fleet import engine_weights, trees
 from jaxagent.runs.fleet.trees import digest_of_merged
 from jaxagent.runs.parts import Parts
 
+UNPUBLISHED, DELETED = "unpublished", "it is deleted. Said once; logprob_gap/scored_frac has the rest."
 LOOK_S = 0.5  # between two looks at what another thread does
 Tasks = Mapping[int, Sequence[Sequence[TaskRef]]]  # of steps: those of each round
 
@@ -322,31 +325,31 @@ class PublishedWeights:
     def trained(self, version: int) -> Params | None:
         """All weights of a version, or its adapters, in the dtypes in which they are trained; None: it is deleted.
 
-        A version that cannot be read for another reason is not held either. Both are told: the run does not need it.
+        A version that one of the processes cannot read for another reason is not given to any of them. Both are told:
+        the run does not need it.
         """
-        lora_config = self.parts.cfg.model.lora
+        lora_config, spec = self.parts.cfg.model.lora, self.parts.spec
         adapted = lora_config.rank > 0
-        spec = self.parts.spec
         specs: Any = lora.adapter_specs(spec, lora_config) if adapted else params.param_specs(spec)
+        leaves, failure = dict[Path, np.ndarray](), ""
         try:
-            sources = self.link.weights(version)
-            if sources is None:
-                return None
-            _, leaves = engine_weights.read(
-                self.folder, sources, *((trees.paths(specs), None) if adapted else (trees.of_floats(specs), ""))
-            )
+            if (sources := self.link.weights(version)) is None:
+                failure = UNPUBLISHED
+            else:
+                wanted = (trees.paths(specs), None) if adapted else (trees.of_floats(specs), "")
+                _, leaves = engine_weights.read(self.folder, sources, *wanted)
         except MissingError:
-            if not self._deleted:
-                self.note(
-                    f"the tokens of version {version} are not scored again: it is deleted. Said once; "
-                    "logprob_gap/scored_frac has the rest."
-                )
-            self._deleted.add(version)
-            return None
-        except WeightsError as failure:
+            failure = DELETED
+        except WeightsError as error:
+            failure = str(error)
+        failure = next(filter(None, peers.meet(f"version {version} is read again", failure)), "")
+        if not failure:
+            return trees.placed(leaves, specs, self.parts.mesh, lambda path, array: array.dtype)
+        if failure != UNPUBLISHED and not (failure == DELETED and self._deleted):
             self.note(f"the tokens of version {version} are not scored again: {failure}")
-            return None
-        return trees.placed(leaves, specs, self.parts.mesh, lambda path, array: array.dtype)
+        if failure == DELETED:
+            self._deleted.add(version)
+        return None
 
 
 def lacking(link: Client, folder: pathlib.Path, version: int, tick: Callable[[], None] = lambda: None) -> str:
