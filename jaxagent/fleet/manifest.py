@@ -141,19 +141,19 @@ def joined(rows: Iterable[Iterable[Any]]) -> list[Leaf]:
     return [Leaf(*leaf, tuple(chunk for _, chunk in sorted(chunks.items()))) for leaf, chunks in written.items()]
 
 
-def manifest(lineage: str, version: int, found: Iterable[Leaf], base: str = "", merged: str = "") -> Manifest:
+def manifest(lineage: str, version: int, tree_leaves: Iterable[Leaf], base: str = "", merged: str = "") -> Manifest:
     """The manifest of leaves.
 
     Args:
       lineage, version: of the weights.
-      found: each leaf once.
+      tree_leaves: each leaf once.
       base: of an adapter: the digest of what it changes.
       merged: of an adapter: a digest of what it makes of that.
 
     Raises:
       ValueError: a leaf is there twice.
     """
-    ordered = sorted(found, key=_order)
+    ordered = sorted(tree_leaves, key=_order)
     for one, other in itertools.pairwise(ordered):
         if one.path == other.path:
             raise ValueError(f"{leaves.name_of(one.path)} is there twice.")
@@ -161,9 +161,11 @@ def manifest(lineage: str, version: int, found: Iterable[Leaf], base: str = "", 
     return Manifest(lineage, version, "adapter" if base else "full", base, whole, tuple(ordered), merged)
 
 
-def digest_of(found: Iterable[Leaf], base: str = "", merged: str = "") -> str:
+def digest_of(tree_leaves: Iterable[Leaf], base: str = "", merged: str = "") -> str:
     """The digest of a tree; of adapters with what they change and make."""
-    rows: list[Any] = [[leaf.path, leaf.dtype, leaf.shape, [chunk.digest for chunk in leaf.chunks]] for leaf in found]
+    rows: list[Any] = [
+        [leaf.path, leaf.dtype, leaf.shape, [chunk.digest for chunk in leaf.chunks]] for leaf in tree_leaves
+    ]
     if base:
         rows = [base, merged, rows]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
@@ -200,7 +202,7 @@ def decode(content: bytes, where: str) -> Manifest:
 def _checked(row: Mapping[str, Any]) -> Manifest:
     if row["weights"] != FORMAT:
         raise ValueError(f"it has format {row['weights']}, and {FORMAT} is read")
-    found = tuple(
+    read_leaves = tuple(
         Leaf(
             path=tuple(leaf["path"]),
             dtype=leaf["dtype"],
@@ -209,7 +211,7 @@ def _checked(row: Mapping[str, Any]) -> Manifest:
         )
         for leaf in row["leaves"]
     )
-    for leaf in found:
+    for leaf in read_leaves:
         dtype = leaves.named(leaf.dtype)
         if dtype is None or sum(chunk.size for chunk in leaf.chunks) != leaves.size_of(leaf.dtype, leaf.shape):
             raise ValueError(f"{leaves.name_of(leaf.path)} has chunks of another size than its shape")
@@ -217,8 +219,8 @@ def _checked(row: Mapping[str, Any]) -> Manifest:
             if not re.fullmatch("[0-9a-f]{64}", chunk.digest):  # it becomes a file's name
                 raise ValueError(f"{leaves.name_of(leaf.path)} has a chunk without a digest")
     base, merged = row["base"], row.get("merged", "")
-    value = Manifest(row["lineage"], row["version"], row["kind"], base, row["digest"], found, merged)
-    if value.kind not in get_args(Kind) or digest_of(found, base, merged) != value.digest:
+    value = Manifest(row["lineage"], row["version"], row["kind"], base, row["digest"], read_leaves, merged)
+    if value.kind not in get_args(Kind) or digest_of(read_leaves, base, merged) != value.digest:
         raise ValueError("its leaves have another digest")
     return value
 

@@ -65,15 +65,15 @@ def copy(
             path.unlink()  # begun by a process that was killed
         with weights.threads() as pool:
             pending = [pool.submit(_fetch, chunk, read, stage) for chunk in order or value.chunks.values()]
-            got = sum(future.result() for future in concurrent.futures.as_completed(pending))
+            copied = sum(future.result() for future in concurrent.futures.as_completed(pending))
         weights.finish(folder, stage, value)
-        return got
+        return copied
     finally:
         os.close(fd)
 
 
 def _fetch(chunk: Chunk, read: Callable[[Chunk], bytes], stage: pathlib.Path) -> int:
-    """The bytes that were read: 0 where an earlier copy got the chunk."""
+    """The bytes that were read: 0 where an earlier copy has the chunk."""
     path = weights.file_of(stage, chunk)
     if path.exists() and path.stat().st_size == chunk.size and manifest.chunk_of(path.read_bytes()) == chunk:
         return 0

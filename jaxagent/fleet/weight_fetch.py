@@ -67,7 +67,7 @@ class WeightFetcher:
         self._lock = threading.Lock()
         self._threads = threading.local()
         self._avoided: dict[str, float] = {}  # by source, until when
-        self._got = 0
+        self._received = 0
         self._failed: dict[str, int] = {}  # attempts, by what went wrong
 
     def of_base(self) -> WeightFetcher:
@@ -77,7 +77,10 @@ class WeightFetcher:
     def numbers(self) -> dict[str, float]:
         """Bytes that came, and attempts that failed."""
         with self._lock:
-            return {"weights_got_bytes": float(self._got), "weights_attempts_failed": float(sum(self._failed.values()))}
+            return {
+                "weights_got_bytes": float(self._received),
+                "weights_attempts_failed": float(sum(self._failed.values())),
+            }
 
     def fetch(
         self,
@@ -108,7 +111,7 @@ class WeightFetcher:
             sources = ask()
             try:
                 value = self.manifest_of(sources, base, like)
-                with _asked_again(ask, sources) as now:
+                with _asking_again(ask, sources) as now:
 
                     def read(chunk: Chunk, now: Callable[[], Sources] = now) -> bytes:
                         if not wanted():
@@ -160,7 +163,7 @@ class WeightFetcher:
           MismatchError: all sources have another one.
           SourceError: no source has it.
         """
-        said = []
+        failures = []
         for url in self.in_order(sources.urls):
             try:
                 content = self._get(url, f"/v1/{self._manifests}/{sources.version}", MOST_MANIFEST_BYTES, ANSWER_S)
@@ -171,11 +174,11 @@ class WeightFetcher:
                 raise weight_reader.MismatchError(f"{url} has digest {value.digest}, {sources.digest} was published.")
             except WeightsError as failure:
                 self.fail(url, failure)
-                said.append(failure)
-        mismatches = [failure for failure in said if isinstance(failure, weight_reader.MismatchError)]
-        if mismatches and len(mismatches) == len(said):
+                failures.append(failure)
+        mismatches = [failure for failure in failures if isinstance(failure, weight_reader.MismatchError)]
+        if mismatches and len(mismatches) == len(failures):
             raise mismatches[0]
-        raise SourceError(_all_said(f"version {sources.version}", said))
+        raise SourceError(_failure_text(f"version {sources.version}", failures))
 
     def chunk(self, chunk: Chunk, urls: Sequence[str]) -> bytes:
         """A chunk from the first source that has it.
@@ -183,19 +186,19 @@ class WeightFetcher:
         Raises:
           SourceError: none has; says what each said.
         """
-        said = []
+        failures = []
         for url in self.in_order(urls):
             try:
                 data = self._get(url, f"/v1/chunk/{chunk.digest}", chunk.size, ANSWER_S + chunk.size / LEAST_RATE)
                 if manifest.chunk_of(data) != chunk:
                     raise DamagedError(f"{url} gave {len(data)} bytes of another digest for chunk {chunk.digest}")
                 with self._lock:
-                    self._got += len(data)
+                    self._received += len(data)
                 return data
             except WeightsError as failure:
                 self.fail(url, failure)
-                said.append(failure)
-        raise SourceError(_all_said(f"chunk {chunk.digest}", said))
+                failures.append(failure)
+        raise SourceError(_failure_text(f"chunk {chunk.digest}", failures))
 
     def in_order(self, urls: Sequence[str]) -> list[str]:
         """Sources but for this process itself, those that failed a moment ago last."""
@@ -251,15 +254,15 @@ class _AbsentError(SourceError):
 
 
 @contextlib.contextmanager
-def _asked_again(ask: Callable[[], Sources], first: Sources) -> Iterator[Callable[[], Sources]]:
+def _asking_again(ask: Callable[[], Sources], first: Sources) -> Iterator[Callable[[], Sources]]:
     """Gives the newest answer to where a version is: while it is fetched, other engines come to have parts of it."""
     newest, over = [first], threading.Event()
 
     def keep_asking() -> None:
         while not over.wait(ASK_AGAIN_S):
             with contextlib.suppress(Exception):  # the coordinator is away: what it said last still holds
-                found = ask()
-                newest[0] = found if found.urls else newest[0]
+                sources = ask()
+                newest[0] = sources if sources.urls else newest[0]
 
     threading.Thread(target=keep_asking, name="sources", daemon=True).start()
     try:
@@ -283,6 +286,6 @@ def _hash(url: str, chunk: Chunk) -> bytes:
     return hashlib.blake2b(f"{url} {chunk.digest}".encode(), digest_size=8).digest()
 
 
-def _all_said(what: str, said: Sequence[Exception]) -> str:
-    reasons = "; ".join(dict.fromkeys(map(str, said))) or "nobody has it"
-    return f"{what} cannot be had from {len(said)} sources: {reasons[:600]}"
+def _failure_text(what: str, failures: Sequence[Exception]) -> str:
+    reasons = "; ".join(dict.fromkeys(map(str, failures))) or "nobody has it"
+    return f"{what} cannot be had from {len(failures)} sources: {reasons[:600]}"

@@ -214,15 +214,15 @@ def delete(folder: str | pathlib.Path, below: int, keep: Collection[int] = (FIRS
       keep: others that stay: by the first one, engines that come later are compared.
     """
     folder = pathlib.Path(folder)
-    deleted, held = [], []
+    deleted, locked = [], []
     for version in versions(folder):
         if version < below and version not in keep:
-            (deleted if _delete(path_of(folder, version)) else held).append(version)
+            (deleted if _delete(path_of(folder, version)) else locked).append(version)
     for path in list(folder.glob(".*")):
         what, _, rest = path.name.partition("-")
         if what == ".deleting" or (what in (".writing", ".copying") and int(rest[:8]) < below):
             shutil.rmtree(path, ignore_errors=True)
-    return deleted, held
+    return deleted, locked
 
 
 def _delete(path: pathlib.Path) -> bool:
