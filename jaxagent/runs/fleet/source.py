@@ -92,15 +92,15 @@ class Batches:
         here, in_vain, waited = True, 0, 0.0
         while True:
             asked = time.monotonic()
-            found = self._wait(step, started)
-            self._check_batch(step, found)
+            batch = self._wait(step, started)
+            self._check_batch(step, batch)
             waited += time.monotonic() - asked
             self._signs.phase(f"trains step {step}", budget_s, done=step)
-            played, wrong = self._read(step, found, here)
+            played, wrong = self._read(step, batch, here)
             if not wrong:
-                return self._rollouts(step, found, played, self._numbers(waited))
+                return self._rollouts(step, batch, played, self._numbers(waited))
             # What this process misreads may be whole: the second time the coordinator reads, and sends it.
-            if not here and not self._played_again(step, found, wrong):
+            if not here and not self._played_again(step, batch, wrong):
                 in_vain += 1
                 if in_vain == MOST_IN_VAIN:
                     raise ConfigError(
@@ -116,15 +116,15 @@ class Batches:
         """Asks until the batch is there."""
         self._signs.phase(f"waits for step {step}", self._fleet.hang_s, done=step)
         poll_s = min(LONGEST_POLL_S, self._fleet.hang_s / 4)
-        told, in_vain = started, 0
-        while (found := self._link.batch(step, poll_s)) is None:
+        noted, in_vain = started, 0
+        while (batch := self._link.batch(step, poll_s)) is None:
             self._signs.tick()
             self._look(step)
-            if time.monotonic() - told >= TELL_EVERY_S:
+            if time.monotonic() - noted >= TELL_EVERY_S:
                 self._note(f"step {step} waits for {duration(time.monotonic() - started)}: {self._why()}")
                 in_vain = self._weights_in_vain(step, in_vain)
-                told = time.monotonic()  # afterwards, since that may read for long
-        return found
+                noted = time.monotonic()  # afterwards, since that may read for long
+        return batch
 
     def _weights_in_vain(self, step: int, before: int) -> int:
         """How often an engine wanted weights that nobody has. They are looked for only where one waits for some.
@@ -151,38 +151,38 @@ class Batches:
         playing = status["episodes"]["playing"]
         damaged = status["episodes"]["damaged"]
         again = f"; {damaged} damaged episodes are to be played again" if damaged else ""
-        told = f"{what}{again}; {playing} episodes are played by {len(engines)} engines"
-        return told + (f" ({doing})" if doing else "")
+        what += f"{again}; {playing} episodes are played by {len(engines)} engines"
+        return what + (f" ({doing})" if doing else "")
 
-    def _check_batch(self, step: int, found: Batch) -> None:
+    def _check_batch(self, step: int, batch: Batch) -> None:
         """Raises CallError where it is none of this run's: it is asked for again when the process has started again."""
-        groups, wanted, attempts = (*found.groups, *found.left_out), self._rl.tasks_per_step, range(self._rl.group_size)
-        count = len(found.groups) == wanted or (len(found.groups) < wanted and self._rl.refill is not None)
-        own = found.step == step and (self._fleet.window > 1 or all(group.step == step for group in groups))
-        whole = found.results.keys() == {EpisodeId(group, sample) for group in groups for sample in attempts}
+        groups, wanted, attempts = (*batch.groups, *batch.left_out), self._rl.tasks_per_step, range(self._rl.group_size)
+        count = len(batch.groups) == wanted or (len(batch.groups) < wanted and self._rl.refill is not None)
+        own = batch.step == step and (self._fleet.window > 1 or all(group.step == step for group in groups))
+        whole = batch.results.keys() == {EpisodeId(group, sample) for group in groups for sample in attempts}
         if not (count and own and whole and len(set(groups)) == len(groups)):
             raise CallError(
-                f"step {step}: the coordinator has sent a batch of step {found.step} with {len(set(found.groups))} of "
-                f"{wanted} groups and {len(found.results)} episodes, none of this run's: its code or its memory errs."
+                f"step {step}: the coordinator has sent a batch of step {batch.step} with {len(set(batch.groups))} of "
+                f"{wanted} groups and {len(batch.results)} episodes, none of this run's: its code or its memory errs."
             )
 
     # ---------------------------------------------------------------- reading
 
-    def _read(self, step: int, found: Batch, here: bool) -> tuple[dict[EpisodeId, Episode], dict[EpisodeId, str]]:
+    def _read(self, step: int, batch: Batch, here: bool) -> tuple[dict[EpisodeId, Episode], dict[EpisodeId, str]]:
         """All episodes of a batch, checked; and of those that cannot be read, why. The same in all trainer processes.
 
         Each of them reads its part, and has the others' from the other processes.
 
         Args:
           step: the step.
-          found: the batch.
+          batch: of the step.
           here: the files may be read, where they are to be seen; else the coordinator does that.
         """
         seen = here and (self._folder / episodes.FOLDER).is_dir()
         wrong: dict[EpisodeId, str] = {}
 
         def one(which: EpisodeId) -> Episode | None:
-            digest = found.results[which].digest
+            digest = batch.results[which].digest
             try:
                 if seen:
                     return episodes.read(self._folder, (which.group, which.sample), digest)
@@ -193,7 +193,7 @@ class Batches:
                 wrong[which] = str(error)
                 return None
 
-        ordered, rank, count = sorted(found.results), peers.index(), peers.count()
+        ordered, rank, count = sorted(batch.results), peers.index(), peers.count()
         own = ordered[rank::count]
         with concurrent.futures.ThreadPoolExecutor(READERS) as threads:
             read = {
@@ -202,19 +202,19 @@ class Batches:
         if count > 1:
             data = packing.to_columns(list(read.values()))
             reasons = {ordered.index(which): why for which, why in wrong.items()}
-            batch = _sha256("".join(found.results[which].digest for which in ordered).encode())
-            said = peers.meet(f"the episodes of step {step}, {batch[:8]}", [len(data), _sha256(data), reasons])
-            everything = global_arrays.everyones(data, [size for size, *_ in said])
-            for other, (_, digest, reasons) in enumerate(said):
+            mark = _sha256("".join(batch.results[which].digest for which in ordered).encode())
+            parts = peers.meet(f"the episodes of step {step}, {mark[:8]}", [len(data), _sha256(data), reasons])
+            everything = global_arrays.everyones(data, [size for size, *_ in parts])
+            for other, (_, digest, reasons) in enumerate(parts):
                 wrong |= {ordered[int(number)]: why for number, why in reasons.items()}
                 if _sha256(everything[other]) != digest:
                     raise peers.PeerError(f"What process {other} has read for step {step} came in damaged.")
                 if other != rank:
                     whole = [which for which in ordered[other::count] if which not in wrong]
                     read |= zip(whole, packing.of_columns(everything[other]), strict=True)
-        return {which: read[which] for which in found.results if which in read}, wrong
+        return {which: read[which] for which in batch.results if which in read}, wrong
 
-    def _played_again(self, step: int, found: Batch, wrong: Mapping[EpisodeId, str]) -> bool:
+    def _played_again(self, step: int, batch: Batch, wrong: Mapping[EpisodeId, str]) -> bool:
         """Has the coordinator have damaged episodes played again. False: it finds none of them damaged.
 
         Raises:
@@ -223,23 +223,23 @@ class Batches:
         again = False
         lacks = dict[int, str]()  # by step: to know it, all weights of its version may be read
         for which, why in sorted(wrong.items()):
-            told = f"step {step}: {name_of(which)} is damaged on disk ({why.rstrip('.')})"
+            damage = f"step {step}: {name_of(which)} is damaged on disk ({why.rstrip('.')})"
             if which.group.step not in lacks:
                 lacks[which.group.step] = self._lacks(which.group.step, self._signs.tick)
             if why := lacks[which.group.step]:
-                raise ConfigError(f"{told}. It cannot be played again under its version: {why} {WHAT_TO_DO}")
-            answer = self._link.damaged(which, found.results[which].digest)
+                raise ConfigError(f"{damage}. It cannot be played again under its version: {why} {WHAT_TO_DO}")
+            answer = self._link.damaged(which, batch.results[which].digest)
             if answer.outcome is Outcome.REFUSED:
-                raise ConfigError(f"{told}. It cannot be had again: {answer.reason}")
+                raise ConfigError(f"{damage}. It cannot be had again: {answer.reason}")
             if answer.outcome is Outcome.STORED:
-                self._note(f"{told}: it is played again, and the step waits for that.")
+                self._note(f"{damage}: it is played again, and the step waits for that.")
             again |= answer.outcome in (Outcome.STORED, Outcome.DUPLICATE)
         return again
 
     def _rollouts(
-        self, step: int, found: Batch, played: Mapping[EpisodeId, Episode], numbers: dict[str, float]
+        self, step: int, batch: Batch, played: Mapping[EpisodeId, Episode], numbers: dict[str, float]
     ) -> Rollouts:
-        ordered = sorted((*found.groups, *found.left_out))
+        ordered = sorted((*batch.groups, *batch.left_out))
         begun = {}
         for group in ordered:
             of_group = {which: played[which] for which in sorted(played) if which.group == group}
@@ -249,7 +249,7 @@ class Batches:
         self._complain_of_time(step, played.values())
         by_id = {group: shaped(whole, self._rl) for group, whole in begun.items()}
         chosen = Selection(
-            groups=[by_id[group] for group in found.groups],
+            groups=[by_id[group] for group in batch.groups],
             played=[by_id[group] for group in ordered],
             rounds=1 + max(group.round for group in ordered),
         )

@@ -97,7 +97,7 @@ class Trainer:
         self._joined_as = joined.name
         self._opened.enter_context(self._beating(joined.lease_s / BEATS_PER_LEASE))
         note = saved.progress.note
-        told: dict[int, Rounds] = {}
+        rounds: dict[int, Rounds] = {}
 
         def look(step: int) -> None:
             assert self._published is not None
@@ -113,23 +113,23 @@ class Trainer:
             note,
             look,
             lambda step, tick: sink.lacking(self._link, versions, plan.version(step), tick),
-            lambda group: told[group.step][group.round][group.number].id if group.step in told else None,
+            lambda group: rounds[group.step][group.round][group.number].id if group.step in rounds else None,
         )
-        held = sink.PublishedWeights(parts, self._link, versions, note).trained
+        weights_of = sink.PublishedWeights(parts, self._link, versions, note).trained
         record = functools.partial(probe.record, versions, parts, driver, self._facts)
         if saved.other_rounding or any(field.startswith(probe.ASKED) for field, *_ in saved.changed):
-            note(probe.renew(versions, driver, record, None if self._cfg.model.lora.rank else held(0)))
+            note(probe.renew(versions, driver, record, None if self._cfg.model.lora.rank else weights_of(0)))
         self._published = sink.VersionPublisher(
             self._cfg,
             driver,
             self._link,
             versions,
             joined.run,
-            tasks_of(experience, plan, told),
+            tasks_of(experience, plan, rounds),
             self._signs,
             note,
             record,
-            held,
+            weights_of,
             saved.bundled,
         )
         return Seams(batches.batch, self._published, sink.FleetRetention(self._link).commit, plan.bound)
@@ -184,21 +184,21 @@ def tasks_of(experience: Experience, plan: Plan, known: dict[int, Rounds]) -> Ca
       plan: the run's rules.
       known: gets those that were told, by step, as long as a batch may still have groups of the step.
     """
-    told: list[int] = []
+    published: list[int] = []
 
     def tasks(version: int) -> sink.Tasks:
-        first = plan.admitted(version - 1) if told else version
-        told.append(version)
-        found = {
+        first = plan.admitted(version - 1) if published else version
+        published.append(version)
+        rounds = {
             step: tuple(
                 tuple(TaskRef(index, task.id) for index, task in zip(places, experience.tasks(places), strict=True))
                 for places in experience.assign(step)
             )
             for step in range(first, plan.admitted(version))
         }
-        known.update(found)
+        known.update(rounds)
         for step in [step for step in known if step < version - plan.bound]:
             del known[step]
-        return found
+        return rounds
 
     return tasks
