@@ -51,7 +51,7 @@ def get(tree: Tree) -> Tree:
     return jax.tree.unflatten(treedef, jax.device_get(here))
 
 
-def pieces(x: jax.Array, size: int, group: int = 256 << 20) -> dict[int, memoryview]:
+def pieces(x: jax.Array, size: int, turn: int = 0, group: int = 256 << 20) -> dict[int, memoryview]:
     """The pieces of an array's bytes that this process is to copy: each is one process's, about as many for each.
 
     The devices lay the array out anew, group by group, so that whole pieces lie on one of them. For that every device
@@ -61,6 +61,7 @@ def pieces(x: jax.Array, size: int, group: int = 256 << 20) -> dict[int, memoryv
     Args:
       x: of at least one axis, on a mesh.
       size: of a piece, in bytes; the last one may be smaller.
+      turn: of the array among others: with it the device changes that begins, since the last one may have fewer.
       group: most bytes that are laid out at once; at least a piece for each device.
 
     Returns:
@@ -73,20 +74,23 @@ def pieces(x: jax.Array, size: int, group: int = 256 << 20) -> dict[int, memoryv
     firsts = range(0, count, held)
     padding = max(0, firsts[-1] * width + held * width - x.size)
     found: dict[int, memoryview] = {}
+    shift = turn % devices * (held // devices)
     for first in firsts:
         begin = min(first * width // row, length - rows)
         with jax.set_mesh(x.sharding.mesh):
-            laid_out = _laid_out(x, begin, first * width - begin * row, rows, padding, held, width)
+            laid_out = _laid_out(x, begin, first * width - begin * row, shift, rows, padding, held, width)
         for part in laid_out.addressable_shards:
-            start = first + (part.index[0].start or 0)
+            start = first + ((part.index[0].start or 0) - shift) % held
             for number, piece in enumerate(np.asarray(part.data)[: max(0, count - start)], start):
                 found[number] = piece[: x.size - number * width].view(np.uint8).data
     return found
 
 
 @functools.partial(jax.jit, static_argnames=("rows", "padding", "count", "width"))
-def _laid_out(x: jax.Array, begin: int, offset: int, rows: int, padding: int, count: int, width: int) -> jax.Array:
-    """The bits of [count, width] elements from `offset` behind row `begin` on, split over all devices."""
+def _laid_out(
+    x: jax.Array, begin: int, offset: int, shift: int, rows: int, padding: int, count: int, width: int
+) -> jax.Array:
+    """The bits of [count, width] elements from `offset` behind row `begin` on, `shift` rows on, over all devices."""
     where = jax.typeof(x).sharding
     bits = jax.lax.bitcast_convert_type(
         x, jnp.dtype(f"uint{8 * x.dtype.itemsize}")
@@ -94,7 +98,7 @@ def _laid_out(x: jax.Array, begin: int, offset: int, rows: int, padding: int, co
     part = jax.lax.dynamic_slice_in_dim(jax.reshard(bits, jax.P(None, *where.spec[1:])), begin, rows)
     padded = jnp.pad(jax.reshard(part, jax.P()).reshape(-1), (0, padding))
     found = jax.lax.dynamic_slice_in_dim(padded, offset, count * width).reshape(count, width)
-    return jax.reshard(found, jax.P(where.mesh.axis_names, None))
+    return jax.reshard(jnp.roll(found, shift, axis=0), jax.P(where.mesh.axis_names, None))
 
 
 def everyones(own: bytes, sizes: Sequence[int]) -> list[bytes]:

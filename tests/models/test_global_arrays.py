@@ -29,13 +29,13 @@ def mesh():
 def test_the_pieces_of_all_devices_are_the_bytes_of_the_array(mesh, shape, spec, dtype, size, group):
     host = np.random.default_rng(0).standard_normal(shape, np.float32).astype(jnp.dtype(dtype))
     array = jax.device_put(host, NamedSharding(mesh, jax.P(*spec)))
-    found = global_arrays.pieces(array, size, group)
+    found = global_arrays.pieces(array, size, size % 7, group)
     expected = [host.tobytes()[start : start + size] for start in range(0, host.nbytes, size)]
     assert [bytes(found[number]) for number in sorted(found)] == expected and max(found) == len(expected) - 1
 
 
 def test_no_device_has_more_than_its_part(mesh, monkeypatch):
-    """Each piece lies on one device; with 75 pieces on eight devices none has more than ten."""
+    """Each piece lies on one device; with 75 pieces on eight devices none has more than ten, and another has five."""
     array = jax.device_put(np.zeros((6, 50, 64), np.float32), NamedSharding(mesh, jax.P(None, None, "tensor")))
     laid_out, parts = global_arrays._laid_out, []
 
@@ -45,4 +45,5 @@ def test_no_device_has_more_than_its_part(mesh, monkeypatch):
         return found
 
     monkeypatch.setattr(global_arrays, "_laid_out", seen)
-    assert len(global_arrays.pieces(array, 1024)) == 75 and parts == [10] * 8
+    assert list(global_arrays.pieces(array, 1024)) == list(range(75)) and parts == [10] * 8
+    assert list(global_arrays.pieces(array, 1024, turn=2))[:20] == [*range(60, 75), *range(5)]

@@ -40,7 +40,7 @@ def shares(tree: Any) -> list[Share]:
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
             return manifest.whole(path, np.asarray(leaf))
         if leaf.nbytes > manifest.CHUNK_BYTES:
-            return Share(path, leaf.dtype.name, leaf.shape, global_arrays.pieces(leaf, manifest.CHUNK_BYTES))
+            return Share(path, leaf.dtype.name, leaf.shape, global_arrays.pieces(leaf, manifest.CHUNK_BYTES, turn))
         share = manifest.whole(path, np.asarray(global_arrays.get(leaf)))
         return share if turn % jax.process_count() == jax.process_index() else dataclasses.replace(share, pieces={})
 
