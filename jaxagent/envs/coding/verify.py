@@ -22,6 +22,7 @@ from typing import Any
 from jaxagent.envs.coding import altered, outcomes, patches, repository
 from jaxagent.envs.coding.task import CodingTask, Status, StatusMap, SwePro, Tests
 from jaxagent.envs.python import hidden_tests
+from jaxagent.envs.terminal.commands import memory_ran_out
 from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.sandbox.base import MAX_OUTPUT_BYTES, CommandResult, FileError, Sandbox, SandboxError
 
@@ -160,19 +161,14 @@ async def _judge(
         try:
             judged = await _run(sandbox, task, deadline_s)
         except SandboxError:
-            if await _memory_ran_out(sandbox, before):
+            if await memory_ran_out(sandbox, before):
                 return Judgement(False, MEMORY)
             raise
-        if not judged.resolved and await _memory_ran_out(sandbox, before):
+        if not judged.resolved and await memory_ran_out(sandbox, before):
             return dataclasses.replace(judged, why=MEMORY)
         return judged
     finally:
         await sandbox.close()
-
-
-async def _memory_ran_out(sandbox: Sandbox, before: int | None) -> bool:
-    now = await sandbox.oom_kills()
-    return now is not None and before is not None and now > before
 
 
 async def apply_patch(sandbox: Sandbox, task: CodingTask, patch: str, ladder: Sequence[str]) -> bool:
@@ -244,7 +240,7 @@ async def _by_calls(
     place = f"/tmp/.calls-{secrets.token_hex(8)}"
     begin = f"import os, sys\nos.chdir({task.workdir!r})\nsys.path.insert(0, {task.workdir!r})\n{imports}\n"
     await sandbox.write(f"{place}/{hidden_tests.MAIN}", begin.encode())
-    tests = [hidden_tests.HiddenTest(f"{i}: {call}", call, value) for i, (call, value) in enumerate(calls)]
+    tests = {f"{i}: {call}": (call, value) for i, (call, value) in enumerate(calls)}
     report = await hidden_tests.outcomes_of(sandbox, tests, deadline_s, place, task.python)
     found = {call: "PASSED" if said == "passed" else "FAILED" for call, said in report.items()}
     resolved = set(report.values()) == {"passed"}

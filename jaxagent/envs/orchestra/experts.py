@@ -33,28 +33,16 @@ HOW = {
 _QUERY = tags.pair("query")
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What an attempt has found so far."""
+def newest(documents: Sequence[Passage], more: Sequence[Passage], most: int) -> tuple[Passage, ...]:
+    """Documents and those of `more` that are new; the oldest of more than `most` are dropped."""
+    known = {passage.id for passage in documents}
+    return (*documents, *(passage for passage in more if passage.id not in known))[-most:]
 
-    documents: tuple[Passage, ...] = ()
-    programs: tuple[tuple[str, str], ...] = ()  # (program, what it printed)
 
-    def with_documents(self, more: Sequence[Passage], most: int) -> Found:
-        """With documents that are new; the oldest of more than `most` are dropped."""
-        known = {passage.id for passage in self.documents}
-        new = tuple(passage for passage in more if passage.id not in known)
-        return dataclasses.replace(self, documents=(*self.documents, *new)[-most:])
-
-    def with_program(self, code: str, output: str) -> Found:
-        """With one more program."""
-        return dataclasses.replace(self, programs=(*self.programs, (code, output)))
-
-    @property
-    def text(self) -> str:
-        """All of it, the documents first; "" of nothing."""
-        documents = f"Documents:\n{shown(self.documents)}\n\n" if self.documents else ""
-        return documents + "".join(f"```python\n{c}\n```\n```output\n{o}\n```\n\n" for c, o in self.programs)
+def context(documents: Sequence[Passage], programs: Sequence[tuple[str, str]]) -> str:
+    """All that an attempt has: documents, and (program, what it printed); "" of nothing."""
+    first = f"Documents:\n{shown(documents)}\n\n" if documents else ""
+    return first + "".join(f"```python\n{c}\n```\n```output\n{o}\n```\n\n" for c, o in programs)
 
 
 def shown(documents: Sequence[Passage]) -> str:
@@ -62,15 +50,15 @@ def shown(documents: Sequence[Passage]) -> str:
     return "\n".join(f"Doc {i}: {p.title}\n{p.text}" for i, p in enumerate(documents, 1))
 
 
-def question(tool: str, problem: str, context: str) -> str:
+def question(tool: str, problem: str, found: str) -> str:
     """What an expert is asked.
 
     Args:
       tool: what it is to do.
       problem: the task's prompt.
-      context: of `Found`, as much as is kept.
+      found: what `context` gives, as much as is kept.
     """
-    return f"{context}Problem: {problem}\n{HOW[tool]}\n"
+    return f"{found}Problem: {problem}\n{HOW[tool]}\n"
 
 
 def kept(text: str, most: int, encode: Callable[[str], Sequence[int]], decode: Callable[[Sequence[int]], str]) -> str:
