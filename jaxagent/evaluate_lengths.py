@@ -85,14 +85,14 @@ def wanted(options: argparse.Namespace) -> list[Length]:
             raise ConfigError(f"--rows='{flags['rows']}' has an entry that names no file.")
         if options.split != "held_out":
             raise ConfigError(f"--rows are held-out tasks: --split={options.split} would play others. Leave it out.")
-        found = [Length(Path(path).stem, {"num_docs": 0, "length_tokens": 0}, path) for path in paths]
+        lengths = [Length(Path(path).stem, {"num_docs": 0, "length_tokens": 0}, path) for path in paths]
     else:
         field, other = ("length_tokens", "num_docs") if given == ["lengths"] else ("num_docs", "length_tokens")
         unit = "tokens" if given == ["lengths"] else "documents"
-        found = [Length(f"{value}_{unit}", {field: value, other: 0}) for value in flags[given[0]]]
-    if len({length.name for length in found}) < len(found):
-        raise ConfigError(f"--{given[0]} names a length twice: {', '.join(length.name for length in found)}.")
-    return found
+        lengths = [Length(f"{value}_{unit}", {field: value, other: 0}) for value in flags[given[0]]]
+    if len({length.name for length in lengths}) < len(lengths):
+        raise ConfigError(f"--{given[0]} names a length twice: {', '.join(length.name for length in lengths)}.")
+    return lengths
 
 
 def configured(config: Config, length: Length) -> Config:
@@ -183,11 +183,11 @@ def played(out: Path, about: Mapping[str, Any], names: Sequence[str]) -> list[di
         curve.table(points)  # all that is needed of them is there
         curve.series(points)
         known = {name: before[name] for name in about if name in before}
-        found = [(point, _said(out / point["name"]) | known) for point in points]
+        points_and_facts = [(point, _said(out / point["name"]) | known) for point in points]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"'{path}' cannot be read: remove it, or set another --out.") from error
     kept = []
-    for point, there in found:
+    for point, there in points_and_facts:
         named = [name for name in about if name != "policy" or DIGEST not in there]  # a folder may go by two names
         name = next((name for name in named if there.get(name, about[name]) != about[name]), None)
         if name is None:

@@ -74,9 +74,11 @@ def to_task(row: Mapping[str, Any]) -> types.Task:
     else:
         metadata = fields.json_object(row.get("metadata"))
         if "instance" in metadata:
-            found = metadata["instance"]
-            found = found if not isinstance(found, str) else _object(found)
-            name, statement, kind, about = _swe_bench(fields.mapping(found, "metadata.instance"), "metadata.instance.")
+            instance = metadata["instance"]
+            instance = instance if not isinstance(instance, str) else _object(instance)
+            name, statement, kind, about = _swe_bench(
+                fields.mapping(instance, "metadata.instance"), "metadata.instance."
+            )
             image = metadata.get("base_image") or metadata.get("polar_image")
             about = about | ({"image": image} if image else {})
         else:
@@ -146,8 +148,8 @@ def _swe_bench(row: Mapping[str, Any], prefix: str) -> tuple[str, str, str, dict
     test_patch = fields.text(row, "test_patch", prefix, empty=True) if row.get("test_patch") else ""
     tests: dict[str, Any] = {}
     for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
-        found = key if key in row or key.lower() not in row else key.lower()
-        tests[key.lower()] = names(fields.get(row, found, prefix), prefix + found)
+        column = key if key in row or key.lower() not in row else key.lower()
+        tests[key.lower()] = names(fields.get(row, column, prefix), prefix + column)
     if not tests["fail_to_pass"] and not tests["pass_to_pass"]:
         raise RowError(f"{prefix}FAIL_TO_PASS", "no test is named, here or in PASS_TO_PASS")
     if row.get("test_command"):

@@ -50,15 +50,15 @@ def shown(documents: Sequence[Passage]) -> str:
     return "\n".join(f"Doc {i}: {p.title}\n{p.text}" for i, p in enumerate(documents, 1))
 
 
-def question(tool: str, problem: str, found: str) -> str:
+def question(tool: str, problem: str, context: str) -> str:
     """What an expert is asked.
 
     Args:
       tool: what it is to do.
       problem: the task's prompt.
-      found: what `context` gives, as much as is kept.
+      context: what `context` gives, as much as is kept.
     """
-    return f"{found}Problem: {problem}\n{HOW[tool]}\n"
+    return f"{context}Problem: {problem}\n{HOW[tool]}\n"
 
 
 def kept(text: str, most: int, encode: Callable[[str], Sequence[int]], decode: Callable[[Sequence[int]], str]) -> str:
@@ -74,8 +74,8 @@ def program_of(reply: str) -> str | None:
 
 def query_of(reply: str) -> str | None:
     """The last query of a reply; None where there is none, or it is empty."""
-    found = tags.inside(*_QUERY, formats.spoken(reply))
-    return found[-1].strip() or None if found else None
+    queries = tags.inside(*_QUERY, formats.spoken(reply))
+    return queries[-1].strip() or None if queries else None
 
 
 def answer_of(reply: str) -> str | None:

@@ -25,14 +25,14 @@ def read_task(folder: Path) -> TerminalTask:
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
         raise ConfigError(f"No task folder {folder}.{' ' + nearest(folder.name, siblings) if siblings else ''}")
-    found = [name for name in _READERS if (folder / name).is_file()]
-    if len(found) != 1:
+    files = [name for name in _READERS if (folder / name).is_file()]
+    if len(files) != 1:
         names = sorted(p.name for p in folder.iterdir())
         problem = (
-            f"holds {' and '.join(found)}" if found else f"holds no {', '.join(_READERS)} (but: {', '.join(names)})"
+            f"holds {' and '.join(files)}" if files else f"holds no {', '.join(_READERS)} (but: {', '.join(names)})"
         )
         raise ConfigError(f"{folder} {problem}: not one terminal task.")
-    return _READERS[found[0]].read(folder)
+    return _READERS[files[0]].read(folder)
 
 
 def read_tasks(path: Path) -> list[TerminalTask]:

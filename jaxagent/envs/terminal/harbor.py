@@ -124,7 +124,7 @@ def _size_mb(environment: Fields, name: str, default: int) -> int:
     """`memory_mb = 2048`, or the older `memory = "2G"`."""
     if f"{name}_mb" in environment.values or name not in environment.values:
         return int(environment.number(f"{name}_mb", default))
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT])i?B?", environment.text(name).strip().upper().replace("I", "i"))
-    if found is None:
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT])i?B?", environment.text(name).strip().upper().replace("I", "i"))
+    if size is None:
         raise environment.wrong(name, 'must be a size such as "2G"', environment.values[name])
-    return max(1, int(float(found[1]) * _UNITS_MB[found[2]]))
+    return max(1, int(float(size[1]) * _UNITS_MB[size[2]]))

@@ -139,10 +139,10 @@ def reward_of_summary(result: ScriptResult) -> float:
     Raises:
       ValueError: no summary, or no test in it.
     """
-    found = _SUMMARY.search(result.output)
-    if found is None:
+    summary = _SUMMARY.search(result.output)
+    if summary is None:
         raise ValueError("pytest's short test summary is missing (run-tests.sh must pass -rA).")
-    lines = result.output[found.end() :].splitlines()
+    lines = result.output[summary.end() :].splitlines()
     outcomes = [match[1] for line in lines if (match := _OUTCOME.match(line))]
     if not outcomes:
         raise ValueError("pytest's short test summary lists no test.")
