@@ -297,7 +297,7 @@ def check(
         raise kind(f"{place}: {error}.") from None
 
 
-def stored(task: types.Task, place: str) -> dict[str, Any]:
+def row_to_store(task: types.Task, place: str) -> dict[str, Any]:
     """`to_row`, which turns a failure into one line for the user.
 
     Raises:

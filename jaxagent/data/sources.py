@@ -104,7 +104,7 @@ class TaskSource(Sequence[Task]):
                 raise ConfigError(f"{place}: column 'id': {task.id!r} is also the id of {first}.")
             seen[task.id] = number
             numbers.append(number)
-            row = repr(rows.stored(task, self._rows.place(number))).encode()
+            row = repr(rows.row_to_store(task, self._rows.place(number))).encode()
             self.ids.append(task.id)
             self.digests.append(hashlib.blake2b(row, digest_size=8).hexdigest())
             self.contents.append(_contents(task))

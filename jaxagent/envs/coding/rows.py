@@ -236,7 +236,7 @@ def _slime(row: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[str, st
     before = either("pre_commands") or []
     setup += [before.replace("\\n", "\n")] if isinstance(before, str) else fields.texts(before, "metadata.pre_commands")
     about["setup"] = setup
-    statement = metadata.get("problem_statement") or _said(row.get("prompt"))
+    statement = metadata.get("problem_statement") or _first_user_text(row.get("prompt"))
     if not isinstance(statement, str) or not statement.strip():
         raise RowError("metadata.problem_statement", "missing, and there is no prompt")
     label = row.get("label")
@@ -246,7 +246,7 @@ def _slime(row: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[str, st
     return name, statement, "software", about
 
 
-def _said(prompt: Any) -> str:
+def _first_user_text(prompt: Any) -> str:
     """The first user message of a prompt, or a prompt that is a text."""
     if isinstance(prompt, str):
         return prompt
@@ -258,7 +258,7 @@ def _said(prompt: Any) -> str:
 
 def names(value: Any, column: str) -> list[str]:
     """A list of texts, or text that holds one as JSON or, as in SWE-bench Pro's rows, as Python writes it."""
-    read = fields.listed(value, column) if isinstance(value, str) else value
+    read = fields.texts_of_list(value, column) if isinstance(value, str) else value
     if read is None:
         raise RowError(column, f"must be a list, or text that holds one, got {fields.show(value)}")
     return list(fields.texts(read, column))

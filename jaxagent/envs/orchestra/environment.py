@@ -279,7 +279,7 @@ class OrchestraAttempt(Attempt):
 
     async def _ask(self, tool: str, expert: str) -> str:
         """An expert's reply, each in a conversation of its own; adds what it cost and took."""
-        context = experts.kept(
+        context = experts.newest_tokens(
             experts.context(self._documents, self._ran),
             self._config.expert_context_tokens,
             lambda text: self._cast.tokens(text).ids,

@@ -1,6 +1,6 @@
 """What experts are asked, and how their replies are read. Experts see the problem and what was found; nobody else.
 
-The published code cuts what an expert is shown at its left: the newest part stays (`kept`).
+The published code cuts what an expert is shown at its left: the newest part stays (`newest_tokens`).
 
 How long an expert takes is a part of the reward (`env.latency`). Measured, it follows the machine and its load, so two
 runs of one config differ. Simulated from its tokens, it follows from what was said alone, and a run repeats exactly.
@@ -61,7 +61,9 @@ def question(tool: str, problem: str, context: str) -> str:
     return f"{context}Problem: {problem}\n{HOW[tool]}\n"
 
 
-def kept(text: str, most: int, encode: Callable[[str], Sequence[int]], decode: Callable[[Sequence[int]], str]) -> str:
+def newest_tokens(
+    text: str, most: int, encode: Callable[[str], Sequence[int]], decode: Callable[[Sequence[int]], str]
+) -> str:
     """The last `most` tokens of a text: all of it where it has no more."""
     ids = encode(text)
     return text if len(ids) <= most else decode(ids[len(ids) - most :])
