@@ -24,13 +24,13 @@ from jaxagent.envs.search.environment import SearchAttempt
 from jaxagent.envs.search.retriever.base import RetrieverError
 from jaxagent.observe import jsonl
 from jaxagent.observe.progress import Progress
-from jaxagent.rollout.failures import Failures
+from jaxagent.rollout.statistics import Failures
 from jaxagent.rollout.workers import Workers
 from jaxagent.runs import workdir as workdir_module
 from jaxagent.runs.evaluation import held_out
 from jaxagent.runs.stages import warm_start
 from jaxagent.runs.stopping import Stopping
-from jaxagent.runs.workdir import open_run
+from jaxagent.runs.workdir import open_workdir
 from jaxagent.types import Episode, Group, StopReason, Task
 from tests import tiny_run
 
@@ -56,7 +56,7 @@ def opened(workdir, **changes):
     with (
         Stopping() as stopping,
         Progress(Console(file=out, width=300), 0.0) as progress,
-        open_run(config.parse(raw), progress, stopping) as saved,
+        open_workdir(config.parse(raw), progress, stopping) as saved,
     ):
         yield saved, out
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jaxagent.agents.base import Where
-from jaxagent.agents.command import Command
+from jaxagent.agents.programs import Command
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import Seconds
 from jaxagent.envs.agent_attempt import AgentAttempt, Place

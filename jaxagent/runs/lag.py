@@ -1,8 +1,9 @@
-"""How far the engine's log-probs are from the trainer's where rollouts lag: tokens scored again as they were sampled.
+"""How old the tokens of a step are, and how far the engine's log-probs are from the trainer's where rollouts lag.
 
-The policy that a step trains is newer than its tokens, so its log-probs differ from the recorded ones by what was
-learnt since (`policy/drift_max`). That would hide a wrong mask, wrong weights or a wrong temperature. Under the very
-version that sampled a token the two agree within rounding, and with exact numerics to the last bit.
+A version is the policy after so many published steps. The policy that a step trains is newer than its tokens, so its
+log-probs differ from the recorded ones by what was learnt since (`policy/drift_max`). That would hide a wrong mask,
+wrong weights or a wrong temperature. Under the very version that sampled a token the two agree within rounding, and
+with exact numerics to the last bit: so tokens are scored again as they were sampled.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ def gaps(
         return dict.fromkeys(METRICS)
     started = time.monotonic()
     trajectories = sampled_trajectories(groups)
-    found = []
+    gaps_of_versions = []
     for version in versions(trajectories):
         then = state if version == step else as_of(programs, state, held(version))
         if then is not None:
             those = [each for each in trajectories if sampled_by(each, version).any()]
             scored = programs.policy_logprobs(then, those, temperature(rl, step))
-            found += [gap(each, version, logprobs) for each, logprobs in zip(those, scored, strict=True)]
-    return summary(found, trajectories) | {"logprob_gap/rescore_s": time.monotonic() - started}
+            gaps_of_versions += [gap(each, version, logprobs) for each, logprobs in zip(those, scored, strict=True)]
+    return summary(gaps_of_versions, trajectories) | {"logprob_gap/rescore_s": time.monotonic() - started}
 
 
 def as_of(programs: Programs, state: TrainState, trained: Params | None) -> TrainState | None:
@@ -77,12 +78,48 @@ def gap(trajectory: Trajectory, version: int, logprobs: np.ndarray) -> np.ndarra
     return np.abs(trajectory.logprobs[which].astype(np.float64) - logprobs[which])
 
 
-def summary(found: Sequence[np.ndarray], trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
+def summary(gaps_of_versions: Sequence[np.ndarray], trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
     """The metrics of the gaps that were found in `trajectories`: None, never 0, of what was not scored."""
-    scored = np.concatenate([np.zeros(0), *found])
+    scored = np.concatenate([np.zeros(0), *gaps_of_versions])
     total = sum(int((action_mask(each) > 0).sum()) for each in trajectories)
     return {
         "logprob_gap/max": float(scored.max()) if len(scored) else None,
         "logprob_gap/mean": float(scored.mean()) if len(scored) else None,
         "logprob_gap/scored_frac": len(scored) / total if total else None,
     }
+
+
+def ages(groups: Sequence[Group], step: int, bound: int) -> dict[str, float | None]:
+    """The ages of a step's sampled tokens as metrics; none where nothing may be older than the step's own version.
+
+    Args:
+      groups: that the step trains on.
+      step: trains version `step` into the next one.
+      bound: the largest age allowed.
+
+    Returns:
+      "staleness/mean" and "staleness/max" in versions (None without tokens), and for every age 0..bound
+      "staleness/frac_<age>", its part of the tokens.
+
+    Raises:
+      RuntimeError: a token's age is not from 0 to `bound`; names its task.
+    """
+    counts = np.zeros(bound + 1, np.int64)
+    for trajectory, task in ((t, g.task.id) for g in groups for t in sampled_trajectories([g])):
+        of_tokens = step - trajectory.policy_versions[trajectory.action_mask].astype(np.int64)
+        if of_tokens.min() < 0 or of_tokens.max() > bound:
+            wrong = of_tokens[(of_tokens < 0) | (of_tokens > bound)][0]
+            raise RuntimeError(
+                f"RL step {step} would train on a token of task '{task}' that version {step - wrong} sampled: versions "
+                f"{max(0, step - bound)} to {step} are allowed (rl.staleness). Please report this."
+            )
+        counts += np.bincount(of_tokens, minlength=bound + 1)
+    if not bound:
+        return {}
+    total, age = counts.sum(), np.arange(bound + 1)
+    there = age[counts > 0]
+    metrics: dict[str, float | None] = {
+        "staleness/mean": float(counts @ age / total) if total else None,
+        "staleness/max": float(there.max()) if total else None,
+    }
+    return metrics | {f"staleness/frac_{n}": float(counts[n] / total) if total else None for n in age.tolist()}

@@ -1,4 +1,4 @@
-"""Stale tokens are compared with the version that sampled them, token by token, and never with another."""
+"""How old trained tokens are; and stale ones are compared with the version that sampled them, never with another."""
 
 import math
 import types
@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 
-from jaxagent.runs import rescore
+from jaxagent.runs import lag
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
 
 STEP = 7
@@ -54,9 +54,9 @@ class State(types.SimpleNamespace):
 
 
 def gaps(programs, *groups, held=lambda version: version, step=STEP):
-    found = rescore.gaps(programs, State(params=step), held, groups, step)
-    assert not found or tuple(found) == rescore.METRICS
-    return [found[name] for name in rescore.METRICS[:3]] if found else []
+    found = lag.gaps(programs, State(params=step), held, groups, step)
+    assert not found or tuple(found) == lag.METRICS
+    return [found[name] for name in lag.METRICS[:3]] if found else []
 
 
 MIXED = group(trajectory(5, 5, None, 6), trajectory(7, None)), group(trajectory(None), trajectory(6, 7))
@@ -76,7 +76,7 @@ def test_the_mean_and_the_part_are_of_tokens():
     assert gaps(programs, *MIXED, held={5: 5.0}.get) == pytest.approx([0.5, 0.5, 4 / 6], rel=1e-5)
     assert programs.calls == [(5.0, 1), (7, 2)], "version 6 is not held, and 7 is the step's own"
     found = [np.array([0.0, 0.3]), np.array([0.6])]
-    assert list(rescore.summary(found, [trajectory(5, 5, None, 6), trajectory(6)]).values()) == [0.6, 0.3, 0.75]
+    assert list(lag.summary(found, [trajectory(5, 5, None, 6), trajectory(6)]).values()) == [0.6, 0.3, 0.75]
 
 
 def test_what_is_not_scored_is_null_and_not_0():
@@ -92,3 +92,18 @@ def test_what_is_not_scored_is_null_and_not_0():
 def test_on_policy_nothing_is_scored_again():
     programs = Programs(staleness=0)
     assert gaps(programs, *MIXED) == [] and not programs.calls
+
+
+def test_ages_by_hand():
+    ages = lag.ages([group(trajectory(3, 3, None, 4), trajectory(None)), group(trajectory(5, 5, 5, 5))], 5, 3)
+    assert ages.pop("staleness/mean") == pytest.approx((2 + 2 + 1) / 7) and ages.pop("staleness/max") == 2.0
+    parts = {"0": 4 / 7, "1": 1 / 7, "2": 2 / 7, "3": 0.0}
+    assert ages == pytest.approx({f"staleness/frac_{age}": part for age, part in parts.items()})
+    assert set(lag.ages([group(trajectory(None))], 5, 1).values()) == {None}  # nothing sampled, nothing measured
+    assert lag.ages([group(trajectory(5, None, 5))], 5, 0) == {}  # on-policy there is nothing to tell
+
+
+@pytest.mark.parametrize(("version", "bound"), [(2, 2), (6, 2), (4, 0)])
+def test_a_token_beyond_the_bound_ends_the_run(version, bound):
+    with pytest.raises(RuntimeError, match=rf"step 5 would train on a token of task 't' that version {version} samp"):
+        lag.ages([group(trajectory(5, version, 5))], 5, bound)

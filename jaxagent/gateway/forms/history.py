@@ -12,7 +12,7 @@ KEPT_HISTORIES = 16  # of a session, as many as answers that can be given again
 Item = Mapping[str, Any]
 
 
-class Answered:
+class AnswerHistory:
     """A session's items and histories. Nothing of other sessions is in it."""
 
     def __init__(self) -> None:
@@ -26,16 +26,16 @@ class Answered:
         if len(self._histories) > KEPT_HISTORIES:
             del self._histories[next(iter(self._histories))]
 
-    def history(self, response: str, param: str, **refusal: Any) -> tuple[Item, ...]:
+    def items_up_to(self, response: str, param: str, **refusal: Any) -> tuple[Item, ...]:
         """All items up to the end of a response. Raises BadRequest, with the refusal's code, where it is not known."""
         if (items := self._histories.get(response)) is None:
-            told = f"'{param}' is none of the last {KEPT_HISTORIES} responses of this session; send the whole history"
-            raise BadRequest(told, param, **refusal)
+            why = f"'{param}' is none of the last {KEPT_HISTORIES} responses of this session; send the whole history"
+            raise BadRequest(why, param, **refusal)
         return items
 
     def item(self, name: str, at: str) -> Item:
         """An item that was part of an answer. Raises BadRequest where it is not known."""
         if (item := self._items.get(name)) is None:
-            told = f"'{at}' refers to '{name[:80]}', which this session did not answer; send the item itself"
-            raise BadRequest(told, at)
+            why = f"'{at}' refers to '{name[:80]}', which this session did not answer; send the item itself"
+            raise BadRequest(why, at)
         return item

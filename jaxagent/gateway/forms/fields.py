@@ -1,4 +1,4 @@
-"""What the dialects check alike: JSON, fields and their types, sampling ranges, stop strings, arguments of calls.
+"""What the dialects read alike: JSON, fields and their types, sampling ranges, stop strings, texts, tools and calls.
 
 A field that is null counts as absent. What is sent and has no effect is collected, so that somebody can count it.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import LEAST_TEMPERATURE, SamplingConfig
-from jaxagent.gateway.chat import BadRequest, Tool
+from jaxagent.gateway.chat import BadRequest, ChatMessage, Tool
 
 MAX_DEPTH = 128  # of the JSON
 MAX_STOPS, MAX_STOP_BYTES = 128, 256
@@ -134,39 +134,20 @@ def text_bytes(text: str, name: str) -> int:
 # -------------------------------------------------------------------- fields
 
 
-class Ignored:
-    """Names of what was sent and has no effect, each once, in order, so many at most."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, None] = {}
-
-    def add(self, name: str) -> None:
-        """Notes a name; positions in lists are left out of it."""
-        if len(self._names) < MAX_IGNORED:
-            self._names[re.sub(r"\[\d+\]", "[]", name)[:MAX_IGNORED_CHARS]] = None
-
-    def names(self) -> tuple[str, ...]:
-        """All of them."""
-        return tuple(self._names)
-
-
-def whole(value: Any, *types: type) -> Any:
-    """The value, and 100 for 100.0 where a whole number is wanted: JSON knows one kind of numbers."""
-    return int(value) if type(value) is float and int in types and value.is_integer() else value
-
-
-class Refused(Ignored):
-    """Of a dialect in which nothing is ignored."""
-
-    def add(self, name: str) -> None:
-        """Raises BadRequest."""
-        raise BadRequest(f"unknown field '{name[:MAX_IGNORED_CHARS]}'", name)
-
-
 class Fields:
-    """An object whose fields are taken one by one, with their types; what is left over in the end is ignored."""
+    """An object whose fields are taken one by one, with their types; what is left over in the end is ignored.
 
-    def __init__(self, data: Any, at: str, ignored: Ignored) -> None:
+    Args:
+      data: the object.
+      at: its place in the body; "" for the body itself.
+      ignored: gets the names of what was sent and has no effect, each once, `MAX_IGNORED` at most; None: such a field
+        is refused.
+
+    Raises:
+      BadRequest: the data are no object.
+    """
+
+    def __init__(self, data: Any, at: str, ignored: dict[str, None] | None) -> None:
         if not isinstance(data, dict):
             raise BadRequest(f"'{at}' must be an object" if at else "the body must be an object", at or None)
         self._left = {name: value for name, value in data.items() if value is not None}
@@ -177,12 +158,18 @@ class Fields:
         return f"{self.at}.{name}" if self.at else name
 
     def take(self, name: str, *types: type, default: Any = None) -> Any:
-        """The field's value, or the default where it is absent. Raises BadRequest for another type."""
+        """The field's value, or the default where it is absent; 100 for 100.0 where a whole number is wanted.
+
+        Raises:
+          BadRequest: the value is of another type.
+        """
         if (value := self._left.pop(name, None)) is None:
             return default
-        if type(value := whole(value, *types)) not in types:
-            told = " or ".join({"dict": "object"}.get(t.__name__, t.__name__) for t in types)
-            raise BadRequest(f"'{self.path(name)}' must be {told}", self.path(name))
+        if type(value) is float and int in types and value.is_integer():  # JSON knows one kind of numbers
+            value = int(value)
+        if type(value) not in types:
+            wanted = " or ".join({"dict": "object"}.get(t.__name__, t.__name__) for t in types)
+            raise BadRequest(f"'{self.path(name)}' must be {wanted}", self.path(name))
         return value
 
     def need(self, name: str, *types: type) -> Any:
@@ -190,6 +177,23 @@ class Fields:
         if (value := self.take(name, *types)) is None:
             raise BadRequest(f"'{self.path(name)}' is missing", self.path(name))
         return value
+
+    def inner(self, name: str, default: Mapping[str, Any] | None = None) -> Fields:
+        """The object in a field, which must be there unless there is a default."""
+        data = self.need(name, dict) if default is None else self.take(name, dict, default=default)
+        return Fields(data, self.path(name), self.ignored)
+
+    def each(self, data: Sequence[Any], name: str, most: int | None = None) -> Iterator[Fields]:
+        """The objects of a list of the field `name`, of which what is left over is ignored once each has been read."""
+        for item, at in items(data, self.path(name), MAX_MESSAGES if most is None else most):
+            fields = Fields(item, at, self.ignored)
+            yield fields
+            fields.done()
+
+    def text_or_each(self, name: str) -> str | Iterator[Fields]:
+        """The text of a field, "" where it is absent, or the objects of its list."""
+        data = self.take(name, str, list, default="")
+        return data if isinstance(data, str) else self.each(data, name)
 
     def drop(self, *names: str) -> None:
         """Passes over fields that are a client's book-keeping."""
@@ -202,10 +206,22 @@ class Fields:
         if value is not None and value not in harmless:
             raise BadRequest(f"'{self.path(name)}': {why}", self.path(name))
 
+    def ignore(self, name: str) -> None:
+        """Notes what has no effect; positions in lists are left out of its name. Raises BadRequest in a strict body."""
+        if self.ignored is None:
+            raise BadRequest(f"unknown field '{name[:MAX_IGNORED_CHARS]}'", name)
+        if len(self.ignored) < MAX_IGNORED:
+            self.ignored[re.sub(r"\[\d+\]", "[]", name)[:MAX_IGNORED_CHARS]] = None
+
     def done(self) -> None:
-        """Notes the fields that nobody took."""
+        """Ignores the fields that nobody took."""
         for name in self._left:
-            self.ignored.add(self.path(name))
+            self.ignore(self.path(name))
+
+    def ignore_all(self, name: str) -> None:
+        """Ignores the whole object under one name."""
+        self._left = {}
+        self.ignore(name)
 
 
 def items(data: Sequence[Any], at: str, most: int) -> list[tuple[Any, str]]:
@@ -252,7 +268,7 @@ def take_common(body: Fields, most_top_k: int = 2**31 - 1) -> dict[str, Any]:
 
 def take_openai(body: Fields) -> dict[str, Any]:
     """What an Ask has of fields that OpenAI's older two dialects share."""
-    options = Fields(body.take("stream_options", dict, default={}), "stream_options", body.ignored)
+    options = body.inner("stream_options", {})
     stream_usage = options.take("include_usage", bool, default=False)
     options.done()
     stop, user = stops(body.take("stop", str, list, default=[])), body.take("user", str, default="")
@@ -284,27 +300,89 @@ def stops(stop: str | list, name: str = "stop") -> tuple[str, ...]:
     return tuple(dict.fromkeys(many))
 
 
-# -------------------------------------------------------------------- tools and calls
+# -------------------------------------------------------------------- texts, tools and calls
 
 
-def tool_name(name: str, at: str) -> str:
-    """The name, checked."""
+def content(message: Fields, parts: dict[str, str], joint: str, name: str = "content") -> str:
+    """A message's text: a text itself, or the texts of its parts with the joint between them.
+
+    Args:
+      message: its field `name` is taken.
+      parts: type of a part -> the field that has its text.
+      joint: what stands between two parts.
+      name: the field.
+
+    Raises:
+      BadRequest: a part is no text, such as an image.
+    """
+    data = message.text_or_each(name)
+    return data if isinstance(data, str) else joint.join(part_text(part, parts) for part in data)
+
+
+def part_text(part: Fields, parts: dict[str, str], kind: str | None = None, readable: str | None = None) -> str:
+    """The text of one part, whose type may have been taken already. Raises BadRequest where the part is no text."""
+    if kind is None:
+        kind = str(part.take("type", str, default="text"))
+    if kind not in parts:
+        readable = readable or ", ".join(parts)
+        raise BadRequest(f"'{part.at}' is of type '{kind[:40]}'; this server reads text only ({readable})", part.at)
+    text = part.need(parts[kind], str)
+    part.drop("cache_control", "annotations", "logprobs", "citations", "prompt_cache_breakpoint")
+    return text
+
+
+def add_message(messages: list[ChatMessage], message: ChatMessage) -> None:
+    """Appends a message of the assistant's; neighbouring ones are one."""
+    if messages and messages[-1].role == "assistant":
+        last = messages.pop()
+        text, calls = last.text + message.text, last.calls + message.calls
+        message = ChatMessage("assistant", text, calls, reasoning=last.reasoning + message.reasoning)
+    messages.append(message)
+
+
+def tool_name(tool: Fields) -> str:
+    """A tool's name, checked."""
+    name = tool.need("name", str)
     if not TOOL_NAME.fullmatch(name):
-        raise BadRequest(f"'{at}' must match {TOOL_NAME.pattern}", at)
+        raise BadRequest(f"'{tool.path('name')}' must match {TOOL_NAME.pattern}", tool.path("name"))
     return name
 
 
-def no_name_twice(tools: list[Tool]) -> tuple[Tool, ...]:
-    """The tools. Raises BadRequest where two have one name."""
-    seen: set[str] = set()
-    for tool in tools:
-        if tool.name in seen:
+def function_tool(function: Fields, schema: str = "parameters") -> Tool:
+    """A tool of its name, description and the JSON schema in the field `schema`."""
+    name = tool_name(function)
+    parameters = function.take(schema, dict, default={"type": "object", "properties": {}})
+    tool = Tool(name, function.take("description", str, default=""), parameters)
+    function.drop("cache_control")
+    return tool
+
+
+def take_tools(body: Fields, readers: Mapping[str, Callable[[Fields], Tool]], kind: str | None = None) -> list[Tool]:
+    """The tools that the policy can be offered; others, such as a vendor's own, are ignored.
+
+    Args:
+      body: its field `tools` is taken.
+      readers: by the type of a tool.
+      kind: the type of a tool that does not say it; None: it must.
+
+    Raises:
+      BadRequest: two tools have one name.
+    """
+    tools: dict[str, Tool] = {}
+    for fields in body.each(body.take("tools", list, default=[]), "tools", MAX_TOOLS):
+        type_name = fields.take("type", str, default=kind) if kind else fields.need("type", str)
+        if type_name not in readers:
+            fields.ignore_all(f"tools: {type_name}")
+            continue
+        tool = readers[type_name](fields)
+        fields.done()
+        if tool.name in tools:
             raise BadRequest(f"two tools have the name '{tool.name}'", "tools")
-        seen.add(tool.name)
-    return tuple(tools)
+        tools[tool.name] = tool
+    return list(tools.values())
 
 
-def offered(body: Fields, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+def offered(body: Fields, tools: Sequence[Tool]) -> tuple[Tool, ...]:
     """The tools that the policy may choose from, by the dialects' `tool_choice`: a text, or an object with a `type`.
 
     A call that is demanded, of any tool or of one by name, is a wish: a policy that does not call is told so by its
@@ -322,8 +400,8 @@ def offered(body: Fields, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
     if name is not None and kind in ("function", "tool", "custom") and all(tool.name != name for tool in tools):
         raise BadRequest(f"'tool_choice' names the tool '{str(name)[:80]}', which is not among 'tools'", "tool_choice")
     if CHOICES.get(kind, True) or (isinstance(choice, dict) and choice.get("disable_parallel_tool_use")):
-        body.ignored.add("tool_choice")
-    return () if kind == "none" else tools
+        body.ignore("tool_choice")
+    return () if kind == "none" else tuple(tools)
 
 
 def arguments(text: str) -> dict[str, Any] | str:
