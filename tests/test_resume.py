@@ -242,6 +242,13 @@ def test_fields_of_earlier_versions_open_and_are_told_where_they_were_in_use(tmp
             cfg("--config.fleet=on", f"--config.fleet.{field}={used}")
 
 
+def test_a_field_that_one_choice_lost_stays_anothers():
+    saved = {"env": {"name": "tau_bench", "user_strategy": "react"}, "fleet": None}
+    assert without_removed(saved)["env"] == {"name": "tau_bench"}
+    own = {"env": {"name": "mine:Env", "user_strategy": "react"}}
+    assert without_removed(own) == own
+
+
 def test_adapters_keep_their_scale():
     saved = to_dict(cfg("--config.model.lora.rank=2"))
     now = cfg("--config.model.lora.rank=2", "--config.model.lora.alpha=3")
