@@ -13,6 +13,7 @@ import pytest
 from jaxagent import main as cli
 from jaxagent.config import ConfigError, flags, parse, to_dict
 from jaxagent.config.errors import REMOVED
+from jaxagent.config.parse import without_removed
 from jaxagent.evaluate import stored_config
 from jaxagent.learner import digests
 from jaxagent.observe.files import RUN_FILE
