@@ -36,13 +36,11 @@ def read_task(folder: Path) -> TerminalTask:
 
 
 def read_tasks(path: Path) -> list[TerminalTask]:
-    """All tasks below a path, by name: a task directory, a directory of them, or an Endless `tasks.json` list.
+    """All tasks below a path, by name: a task directory, or a directory of them.
 
     Raises:
       ConfigError: none there, or malformed ones: all are named.
     """
-    if path.is_file():
-        return endless.read_list(path)
     if path.is_dir() and not any((path / name).is_file() for name in _READERS):
         inner = [p for p in sorted(path.iterdir()) if p.is_dir() and any((p / name).is_file() for name in _READERS)]
         if not inner:
