@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import logging
@@ -25,7 +26,7 @@ from jaxagent.gateway.forms import messages, responses
 from jaxagent.gateway.forms.history import AnswerHistory, Item
 from jaxagent.gateway.reading import Begun, Event
 from jaxagent.gateway.session import Session
-from jaxagent.gateway.threads import Canonical, canonical
+from jaxagent.gateway.threads import RequestDigests, request_digests
 from jaxagent.io import connections
 
 logger = logging.getLogger(__name__)
@@ -117,24 +118,24 @@ async def send(request: web.Request, response: web.StreamResponse, data: bytes) 
 # -------------------------------------------------------------------- conversations
 
 
-async def parsed(
-    request: web.Request, form: ModuleType, readers: Readers, before: AnswerHistory | None = None
-) -> tuple[Ask, Canonical]:
+async def read_request(
+    request: web.Request, form: ModuleType, readers: Readers, history: AnswerHistory | None = None
+) -> tuple[Ask, RequestDigests]:
     """The body of a request, and its digests.
 
     Args:
       request, form: what is read, and in which dialect.
       readers: threads for what takes long.
-      before: what its session answered, for the dialect whose requests refer to that; None: nothing.
+      history: what its session answered, for the dialect whose requests refer to that; None: nothing.
 
     Raises:
       BadRequest: a mistake of the client's.
     """
 
-    def parse(raw: bytes) -> tuple[Ask, Canonical]:
+    def parse(raw: bytes) -> tuple[Ask, RequestDigests]:
         try:
-            ask = form.parse(raw, before) if form in REFERRING else form.parse(raw)
-            return ask, canonical(ask)
+            ask = form.parse(raw, history) if form in REFERRING else form.parse(raw)
+            return ask, request_digests(ask)
         except RecursionError:
             raise BadRequest("the body is nested too deep") from None
 
@@ -142,28 +143,28 @@ async def parsed(
     return parse(raw) if len(raw) < LARGE_BYTES else await readers.run(parse, raw)
 
 
-async def answered(
+async def answer_request(
     request: web.Request,
     form: ModuleType,
     session: Session,
     ask: Ask,
-    asked: Canonical,
+    digests: RequestDigests,
     name: str,
-    before: AnswerHistory | None = None,
+    history: AnswerHistory | None = None,
 ) -> web.StreamResponse:
     """Answers a request of a session; the session hears when the client has taken all of it.
 
-    What is answered in Responses is added to `before`.
+    What is answered in Responses is added to `history`.
     """
     ident = Ident(secrets.token_hex(12), ask.model or name, int(time.time()))
     count = request.headers.get(RETRY_HEADER, "")
     retry = count != "0" if count == "0" or re.fullmatch("[1-9][0-9]*", count) else None  # else it says nothing
     if ask.stream:
-        return await _streamed(request, form, session, ask, asked, ident, retry, before)
-    answers = await _answers(session, ask, asked, retry)
-    told = form.body(ask, *answers, ident=ident)
-    _keep(before, ask, told)
-    response = reply(told)
+        return await _streamed(request, form, session, ask, digests, ident, retry, history)
+    answers = await _answers(session, ask, digests, retry)
+    body = form.body(ask, *answers, ident=ident)
+    _keep(history, ask, body)
+    response = reply(body)
     try:
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             await response.prepare(request)
@@ -178,21 +179,25 @@ async def answered(
 
 
 async def _answers(
-    session: Session, ask: Ask, asked: Canonical, retry: bool | None, watch: Callable[[Event], None] | None = None
+    session: Session,
+    ask: Ask,
+    digests: RequestDigests,
+    retry: bool | None,
+    watch: Callable[[Event], None] | None = None,
 ) -> Sequence[Answer]:
     """The samples that a request asks for, each one drawn for itself. Several are not watched while they are drawn."""
     if ask.n == 1:
-        return [await session.answer(ask, watch, retry, asked)]
-    draws = [dataclasses.replace(asked, digest=asked.digest + i.to_bytes(2)) for i in range(ask.n)]
+        return [await session.answer(ask, watch, retry, digests)]
+    draws = [dataclasses.replace(digests, digest=digests.digest + i.to_bytes(2)) for i in range(ask.n)]
     session.check_requests(draws, retry)  # before any of them is drawn, and trained
     return await asyncio.gather(*(session.answer(ask, None, retry, draw) for draw in draws))
 
 
-def _keep(before: AnswerHistory | None, ask: Ask, told: Mapping[str, Any], sent: Sequence[Item] = ()) -> None:
+def _keep(history: AnswerHistory | None, ask: Ask, body: Mapping[str, Any], sent: Sequence[Item] = ()) -> None:
     """Notes an answer; `sent` are its items as a stream had them."""
-    if before is not None and ask.items:
-        output = sent or told.get("output") or [{"role": "assistant", "content": told.get("content")}]
-        before.keep(told["id"], ask.items, output)
+    if history is not None and ask.items:
+        output = sent or body.get("output") or [{"role": "assistant", "content": body.get("content")}]
+        history.keep(body["id"], ask.items, output)
 
 
 async def _streamed(
@@ -200,20 +205,21 @@ async def _streamed(
     form: ModuleType,
     session: Session,
     ask: Ask,
-    asked: Canonical,
+    digests: RequestDigests,
     ident: Ident,
     retry: bool | None,
-    before: AnswerHistory | None,
+    history: AnswerHistory | None,
 ) -> web.StreamResponse:
     response, writer = event_stream(), form.writer(ask, ident)
     queue: asyncio.Queue[Event | asyncio.Task[Sequence[Answer]]] = asyncio.Queue()
-    work = asyncio.create_task(_answers(session, ask, asked, retry, queue.put_nowait))
+    work = asyncio.create_task(_answers(session, ask, digests, retry, queue.put_nowait))
     work.add_done_callback(queue.put_nowait)
     prompt_tokens, answers = 0, None
     try:
         while answers is None:
             data = b""
-            items = await upcoming(queue, PING_S)
+            item = await next_event(queue, PING_S)
+            items = [] if item is None else [item, *(queue.get_nowait() for _ in range(queue.qsize()))]
             for item in items:
                 if isinstance(item, Begun):
                     prompt_tokens = item.prompt_tokens
@@ -225,7 +231,7 @@ async def _streamed(
                     if not (response.prepared or data):
                         data = writer.begin(len(answers[0].prompt_ids), answers[0].cached_tokens)
                     data += writer.end(*answers)
-                    _keep(before, ask, form.body(ask, *answers, ident=ident), getattr(writer, "output", ()))
+                    _keep(history, ask, form.body(ask, *answers, ident=ident), getattr(writer, "output", ()))
                 elif not response.prepared and not data:
                     raise failure  # what fails before the first token still has a status code
                 else:
@@ -248,16 +254,11 @@ async def _streamed(
         await asyncio.gather(work, return_exceptions=True)
 
 
-async def upcoming(queue: asyncio.Queue, timeout_s: float, most: int = 2**31) -> list:
-    """All that the queue holds, once it holds something, or so many of it; nothing after so many seconds."""
-    try:
+async def next_event(queue: asyncio.Queue, timeout_s: float) -> Any:
+    """What the queue holds next; None after so many seconds in which it holds nothing."""
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            items = [await queue.get()]
-    except TimeoutError:
-        return []
-    while not queue.empty() and len(items) < most:
-        items.append(queue.get_nowait())
-    return items
+            return await queue.get()
 
 
 async def _push(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
