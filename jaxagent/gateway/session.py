@@ -57,6 +57,9 @@ class SessionLimits:
     requests: int  # that sample
 
 
+Limits = SessionLimits  # as programs of yours may import it
+
+
 class Session:
     """One attempt's conversations. All calls come from one event loop.
 
