@@ -35,9 +35,16 @@ from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.session import COUNTERS, Session, SessionLimits
 from jaxagent.gateway.trained import TrainingRules
-from jaxagent.rollout.bookkeeping import one_line, seconds, token_counts, verdict_of
-from jaxagent.rollout.ending import CLOSE_TIMEOUT_S, Failed
-from jaxagent.rollout.episode import EpisodeRollout, Playing
+from jaxagent.rollout.episode import (
+    CLOSE_TIMEOUT_S,
+    EpisodeRollout,
+    Failed,
+    Playing,
+    one_line,
+    seconds,
+    token_counts,
+    verdict_of,
+)
 from jaxagent.rollout.templates import CHAT_DATE, Plain
 from jaxagent.rollout.workers import Workers
 from jaxagent.sandbox.base import CommandResult, SandboxError, SandboxLost

@@ -18,7 +18,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.gateway.abilities import WORDS, find_abilities, find_family
 from jaxagent.gateway.chat import BadRequest, ChatMessage, Tool
 from jaxagent.gateway.turns import Turn, fit, locate
-from jaxagent.rollout.columns import encode_spans
+from jaxagent.rollout.conversation import encode_spans
 from jaxagent.rollout.templates import Chat, Spans, body_spans
 from jaxagent.tools import Hermes, ToolParser
 from jaxagent.tools.prompt import tool_form, tools_text

@@ -12,7 +12,7 @@ from jaxagent.engine.requests import BusyError, Sampled
 from jaxagent.gateway.chat import Answer, Reasoning, Text
 from jaxagent.gateway.reading import Begun, Event, Reading, generation_of
 from jaxagent.gateway.threads import Thread
-from jaxagent.rollout.cast import Engine
+from jaxagent.rollout.episode import Engine
 from jaxagent.types import Generation
 
 logger = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from jaxagent.gateway.forms.history import AnswerHistory
 from jaxagent.gateway.service import Completions
 from jaxagent.gateway.session import Session
 from jaxagent.io import connections
-from jaxagent.rollout.bookkeeping import one_line
+from jaxagent.rollout.episode import one_line
 
 logger = logging.getLogger(__name__)
 

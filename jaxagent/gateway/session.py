@@ -34,7 +34,7 @@ from jaxagent.gateway.threads import (
     request_digests,
 )
 from jaxagent.gateway.trained import Lines, TrainingRules
-from jaxagent.rollout.cast import Engine
+from jaxagent.rollout.episode import Engine
 from jaxagent.tools import ToolParser
 from jaxagent.types import Generation, StopReason, TokenKind, Trajectory
 

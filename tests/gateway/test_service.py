@@ -45,7 +45,7 @@ def scores(params, request, given_up):
 @contextlib.asynccontextmanager
 async def serving(driver, **limits):
     """The address of the service, as `serve` runs it."""
-    service = Completions(driver, toys.Letters(), toys.CONTEXT, 4 * WAIT_S, {}, scores, name="toy")
+    service = Completions(driver, toys.Letters(), toys.CONTEXT, 4 * WAIT_S, scores, name="toy")
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
         async with connections.serving(Gateway("toy", strict_name=True, also=service).app(), sock, **limits):
