@@ -14,7 +14,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +23,7 @@ from aiohttp import web
 from jaxagent.engine.requests import EngineError
 from jaxagent.gateway.chat import Answer, Ask, BadRequest, Ident
 from jaxagent.gateway.forms import messages, responses
+from jaxagent.gateway.forms.events import EventWriter
 from jaxagent.gateway.forms.history import AnswerHistory, Item
 from jaxagent.gateway.reading import Begun, Event
 from jaxagent.gateway.session import Session
@@ -159,12 +160,28 @@ async def answer_request(
     ident = Ident(secrets.token_hex(12), ask.model or name, int(time.time()))
     count = request.headers.get(RETRY_HEADER, "")
     retry = count != "0" if count == "0" or re.fullmatch("[1-9][0-9]*", count) else None  # else it says nothing
+
+    async def draw(watch: Callable[[Event], None] | None = None) -> Sequence[Answer]:
+        """The samples, each one drawn for itself. Several are not watched while they are drawn."""
+        if ask.n == 1:
+            return [await session.answer(ask, watch, retry, digests)]
+        draws = [dataclasses.replace(digests, digest=digests.digest + i.to_bytes(2)) for i in range(ask.n)]
+        session.check_requests(draws, retry)  # before any of them is drawn, and trained
+        return await asyncio.gather(*(session.answer(ask, None, retry, one) for one in draws))
+
+    def noted(answers: Sequence[Answer], sent: Sequence[Item] = ()) -> dict[str, Any]:
+        """The body of the answer, which the history notes; `sent` are its items as a stream had them."""
+        body = form.body(ask, *answers, ident=ident)
+        if history is not None and ask.items:
+            output = sent or body.get("output") or [{"role": "assistant", "content": body.get("content")}]
+            history.keep(body["id"], ask.items, output)
+        return body
+
     if ask.stream:
-        return await _streamed(request, form, session, ask, digests, ident, retry, history)
-    answers = await _answers(session, ask, digests, retry)
-    body = form.body(ask, *answers, ident=ident)
-    _keep(history, ask, body)
-    response = reply(body)
+        response, answers = await _stream(request, form.writer(ask, ident), draw, noted)
+    else:
+        answers = await draw()
+        response = reply(noted(answers))
     try:
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             await response.prepare(request)
@@ -178,41 +195,16 @@ async def answer_request(
     return response
 
 
-async def _answers(
-    session: Session,
-    ask: Ask,
-    digests: RequestDigests,
-    retry: bool | None,
-    watch: Callable[[Event], None] | None = None,
-) -> Sequence[Answer]:
-    """The samples that a request asks for, each one drawn for itself. Several are not watched while they are drawn."""
-    if ask.n == 1:
-        return [await session.answer(ask, watch, retry, digests)]
-    draws = [dataclasses.replace(digests, digest=digests.digest + i.to_bytes(2)) for i in range(ask.n)]
-    session.check_requests(draws, retry)  # before any of them is drawn, and trained
-    return await asyncio.gather(*(session.answer(ask, None, retry, draw) for draw in draws))
-
-
-def _keep(history: AnswerHistory | None, ask: Ask, body: Mapping[str, Any], sent: Sequence[Item] = ()) -> None:
-    """Notes an answer; `sent` are its items as a stream had them."""
-    if history is not None and ask.items:
-        output = sent or body.get("output") or [{"role": "assistant", "content": body.get("content")}]
-        history.keep(body["id"], ask.items, output)
-
-
-async def _streamed(
+async def _stream(
     request: web.Request,
-    form: ModuleType,
-    session: Session,
-    ask: Ask,
-    digests: RequestDigests,
-    ident: Ident,
-    retry: bool | None,
-    history: AnswerHistory | None,
-) -> web.StreamResponse:
-    response, writer = event_stream(), form.writer(ask, ident)
+    writer: EventWriter,
+    draw: Callable[..., Awaitable[Sequence[Answer]]],
+    noted: Callable[..., Any],
+) -> tuple[web.StreamResponse, Sequence[Answer]]:
+    """Sends the events of an answer while it is drawn. Returns the response, not ended; no answers where it failed."""
+    response = event_stream()
     queue: asyncio.Queue[Event | asyncio.Task[Sequence[Answer]]] = asyncio.Queue()
-    work = asyncio.create_task(_answers(session, ask, digests, retry, queue.put_nowait))
+    work = asyncio.ensure_future(draw(queue.put_nowait))
     work.add_done_callback(queue.put_nowait)
     prompt_tokens, answers = 0, None
     try:
@@ -231,27 +223,22 @@ async def _streamed(
                     if not (response.prepared or data):
                         data = writer.begin(len(answers[0].prompt_ids), answers[0].cached_tokens)
                     data += writer.end(*answers)
-                    _keep(history, ask, form.body(ask, *answers, ident=ident), getattr(writer, "output", ()))
+                    noted(answers, getattr(writer, "output", ()))  # before the client can name it
                 elif not response.prepared and not data:
                     raise failure  # what fails before the first token still has a status code
                 else:
-                    data += _failed(writer, failure)
-                    await _push(request, response, data)
-                    return response
+                    answers, data = [], data + _failed(writer, failure)
             if not data and response.prepared:
                 data = writer.ping()
             elif not items:  # some clients give up on a head that does not come, as others on a silent stream
                 data = writer.begin(prompt_tokens, None) or writer.ping()
             if data:
-                await _push(request, response, data)
-        async with asyncio.timeout(WRITE_TIMEOUT_S):
-            await response.write_eof()
-        for answer in answers:
-            session.delivered(answer)
-        return response
+                await response.prepare(request)
+                await send(request, response, data)
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
+    return response, answers
 
 
 async def next_event(queue: asyncio.Queue, timeout_s: float) -> Any:
@@ -261,13 +248,7 @@ async def next_event(queue: asyncio.Queue, timeout_s: float) -> Any:
             return await queue.get()
 
 
-async def _push(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-    if not response.prepared:
-        await response.prepare(request)
-    await send(request, response, data)
-
-
-def _failed(writer, failure: BaseException) -> bytes:
+def _failed(writer: EventWriter, failure: BaseException) -> bytes:
     if isinstance(failure, BadRequest):
         return writer.failed(str(failure), failure.status, failure.code)
     if isinstance(failure, TimeoutError):

@@ -233,7 +233,9 @@ def take_openai(body: Fields) -> dict[str, Any]:
     stream_usage = options.take("include_usage", bool, default=False)
     options.done()
     stop, user = stops(body.take("stop", str, list, default=[])), body.take("user", str, default="")
-    return {"stream_usage": stream_usage, "n": take_choices(body), "stops": stop, "user": user}
+    if not 1 <= (n := body.take("n", int, default=1)) <= MAX_CHOICES:
+        raise BadRequest(f"'n' must be from 1 to {MAX_CHOICES}", "n")
+    return {"stream_usage": stream_usage, "n": n, "stops": stop, "user": user}
 
 
 def take_positive(body: Fields, name: str) -> int | None:
@@ -241,13 +243,6 @@ def take_positive(body: Fields, name: str) -> int | None:
     if (value := body.take(name, int)) is not None and value < 1:
         raise BadRequest(f"'{name}' must be positive", name)
     return value
-
-
-def take_choices(body: Fields) -> int:
-    """The number of samples that a request asks for, `n`."""
-    if not 1 <= (n := body.take("n", int, default=1)) <= MAX_CHOICES:
-        raise BadRequest(f"'n' must be from 1 to {MAX_CHOICES}", "n")
-    return n
 
 
 def stops(stop: str | list, name: str = "stop") -> tuple[str, ...]:
