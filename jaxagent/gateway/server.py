@@ -205,9 +205,8 @@ class Gateway:
         return talk.reply({"name": "jaxagent", "model": self._name})
 
     def _check_name(self, name: str | None) -> None:
-        if self._strict_name and name not in (None, self._name):
-            message = f"the model '{name}' does not exist; this server has '{self._name}'"
-            raise BadRequest(message, "model", status=404, code="model_not_found")
+        if self._strict_name:
+            talk.check_model(name, self._name)
 
     async def _models(self, request: web.Request) -> web.Response:
         return talk.reply(_vendor(request).models(self._name, self._created))

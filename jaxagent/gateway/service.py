@@ -65,7 +65,7 @@ class Completions:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         raw = await read_body(request)
         asked, ask = await self._readers.run(completions.parse_many, raw, self._tokenizer.vocab_size)
-        self._check_model(ask.model)
+        talk.check_model(ask.model, self._name)
         prompts = await self._readers.run(lambda: [self._prompt(prompt) for prompt in asked])
         head = completions.head(Ident(secrets.token_hex(12), self._name, int(time.time())))
         if ask.stream:
@@ -192,11 +192,6 @@ class Completions:
         return ids
 
     # ---------------------------------------------------------------- scores
-
-    def _check_model(self, name: str | None) -> None:
-        if name not in (None, self._name):
-            message = f"the model '{name}' does not exist; this server has '{self._name}'"
-            raise BadRequest(message, "model", status=404, code="model_not_found")
 
     async def _score(self, request: web.Request) -> web.Response:
         if self._scoring is None:

@@ -119,6 +119,13 @@ async def send(request: web.Request, response: web.StreamResponse, data: bytes) 
 # -------------------------------------------------------------------- conversations
 
 
+def check_model(name: str | None, own: str) -> None:
+    """Raises BadRequest where a request names another model than the server's own."""
+    if name not in (None, own):
+        message = f"the model '{name}' does not exist; this server has '{own}'"
+        raise BadRequest(message, "model", status=404, code="model_not_found")
+
+
 async def read_request(
     request: web.Request, form: ModuleType, readers: Readers, history: AnswerHistory | None = None
 ) -> tuple[Ask, RequestDigests]:

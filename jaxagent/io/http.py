@@ -1,4 +1,4 @@
-"""The one HTTP client: a deadline for every attempt, a bounded reply, no redirects, pauses between attempts.
+"""The HTTP client of coroutines: a deadline for every attempt, a bounded reply, no redirects, pauses between attempts.
 
     async with HttpClient(timeout_s=5.0, max_bytes=1 << 20, retries=2) as client:
         body = await client.request("POST", url, json={...})
