@@ -218,7 +218,7 @@ class Gateway:
     # ---------------------------------------------------------------- admin
 
     def _admit(self, request: web.Request) -> None:
-        if not connections.has_token(request.headers, self._admin_token):
+        if not connections.has_token(request.headers, self._admin_token.encode()):
             raise BadRequest("this route needs the admin token", status=401, code="invalid_api_key")
 
     def _entry_of_id(self, request: web.Request) -> _Entry:
