@@ -24,8 +24,8 @@ def cache_directory() -> pathlib.Path:
     Raises:
       RuntimeError: the user has neither a home nor a cache folder.
     """
-    given = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else pathlib.Path.home() / ".cache") / "jaxagent"
+    configured = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (configured if configured.is_absolute() else pathlib.Path.home() / ".cache") / "jaxagent"
 
 
 def replace(path: pathlib.Path, content: str | bytes | memoryview) -> None:
