@@ -110,7 +110,7 @@ CORE = (
     "observe", "roles", "rollout", "learner", "runs", "loop",
 )  # fmt: skip
 GUESTS = (
-    "sandbox", "gateway", "agents", "tools", "fleet", "service", "plan", "replay", "runs.fleet", "runs.again", "main",
+    "sandbox", "gateway", "agents", "tools", "fleet", "service", "plan", "replay", "runs.fleet", "main",
     "join", "evaluate", "serve", "evaluate_lengths",
     *(f"envs.{folder.name}" for folder in (ROOT / "jaxagent/envs").iterdir() if (folder / "__init__.py").is_file()),
 )  # fmt: skip

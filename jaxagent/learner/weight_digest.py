@@ -4,7 +4,7 @@ Each element's bits are mixed with its position into four words of 32 bits, and 
 is the same in any order, so that equal weights have equal digests on every mesh. A change of one element always changes
 the digest; of several it is as good as random. It finds accidents, at every step, since nothing leaves the device but
 the four words. It is no signature: who can choose weights makes two trees with one digest in a second. Where somebody
-may have chosen them, replay compares SHA-256 of all bytes (`runs/again/stored.py`).
+may have chosen them, replay compares SHA-256 of all bytes (`replay/stored_results.py`).
 """
 
 from __future__ import annotations
