@@ -277,11 +277,15 @@ def test_a_machine_that_rounds_otherwise_is_refused_where_bits_count(name, monke
 def test_what_decides_rounding_is_read_as_xla_reads_it(monkeypatch):
     monkeypatch.setattr(devices, "_FOR_MESH", {})
     device, before = jax.devices()[0], provenance.rounding(jax.devices()[0])
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3 --b=1 --a=2")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3 --b=1 --a=2 --xla_dump_to=d")
     monkeypatch.setenv("PJRT_NPROC", "77")
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
     changed = {"xla_flags": "--a=2 --b=1", "threads": 77, "jax_settings": "JAX_ENABLE_X64=1"}
     assert provenance.rounding(device) == before | changed
+    files = ("--xla_gpu_dump_llvmir", "--xla_detailed_logging=true", "--xla_enable_dumping", "--xla_dump_hlo_as_text")
+    assert provenance.deciding_flags(" ".join(files)) == ""
+    numbers = ("--xla_allow_excess_precision=false", "--xla_cpu_enable_fast_math", "--xla_gpu_autotune_level=0")
+    assert provenance.deciding_flags(" ".join(numbers)) == " ".join(numbers)
     monkeypatch.delenv("JAX_ENABLE_X64")
     monkeypatch.delenv("PJRT_NPROC")
     monkeypatch.setenv("NPROC", "88")
