@@ -94,7 +94,7 @@ def run_unittest(settings, folders):
     make_importable(folders, settings["packages"])
     loader = unittest.TestLoader()
     suite = unittest.TestSuite()
-    result = Result()
+    result = RecordingResult()
     for name in settings["names"]:
         try:
             suite.addTests(loader.loadTestsFromName(name))
@@ -113,7 +113,7 @@ def run_unittest(settings, folders):
     return outcomes, messages, found[0] if len(found) == 1 else ""
 
 
-class Result(unittest.TestResult):
+class RecordingResult(unittest.TestResult):
     """The worst that was said of a test."""
 
     def __init__(self):

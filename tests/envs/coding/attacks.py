@@ -329,7 +329,7 @@ ATTACKS = {
         {
             "calc.py": f"{OWN}def forge():\n    for f in up(sys._getframe()):\n"
             "        for r in list(f.f_locals.values()):\n"
-            "            if type(r).__name__ in ('Recorder', 'Result'):\n"
+            "            if type(r).__name__ in ('Recorder', 'RecordingResult'):\n"
             "                cls = type(r)\n                if not hasattr(cls, '_old'):\n"
             "                    cls._old = cls._add\n"
             "                    cls._add = lambda s, t, st, e=None: "
