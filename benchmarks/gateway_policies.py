@@ -16,8 +16,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton, scheduler
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.engine.requests import Sampled
-from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.requests import EngineSetup, Sampled
 from jaxagent.models import params, sharding
 from jaxagent.models.spec import ModelSpec, round_up
 from jaxagent.types import Generation

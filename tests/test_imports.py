@@ -180,7 +180,7 @@ def test_the_path_of_a_task_to_an_update_is_short():
     files = [ROOT / "jaxagent" / name for name in re.findall(r"^\| `([\w/]+\.py)`", section, re.MULTILINE)]
     assert files[0].name == "types.py" and files[-1].name == "loss.py"
     assert len(set(files)) == len(files) <= 12
-    assert sum(len(file.read_text().splitlines()) for file in files) <= 2200
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 2600
 
 
 def test_data_pipelines_stand_below_the_runs():

@@ -8,16 +8,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from jaxagent.algorithms.advantages import BestOfK, Comparison, GroupAdvantage, MaxRL, NoReward
 from jaxagent.algorithms.aggregate import Aggregation
 from jaxagent.algorithms.corrections import OPSM, Importance, Mask
 from jaxagent.algorithms.echo import Denominator
 from jaxagent.algorithms.estimators import (
-    BestOfK,
     BilevelGAE,
-    Comparison,
-    GroupAdvantage,
-    MaxRL,
-    NoReward,
     TokenAdvantage,
     TurnAdvantage,
 )
@@ -63,7 +59,7 @@ def check(rl: RLConfig) -> None:
 
 def _check_own(rl: RLConfig) -> None:
     """Refuses a class of the user's own that the code which reads its field could not use, or would not notice."""
-    extend(rl.advantage, "rl.advantage", GroupAdvantage, TurnAdvantage, TokenAdvantage)
+    extend(rl.advantage, "rl.advantage", GroupAdvantage, TurnAdvantage, TokenAdvantage, module=TurnAdvantage.__module__)
     extend(rl.aggregation, "rl.aggregation", Aggregation)
     if rl.critic:
         extend(rl.critic.loss, "rl.advantage.critic.loss", Squared, Categorical)
@@ -82,8 +78,8 @@ def _check_own(rl: RLConfig) -> None:
     _takes(rl.advantage, "rl.advantage", *arguments)
 
 
-def extend(chosen: Any, field: str, *bases: type) -> None:
-    """Refuses what is none of `bases`, which are of one module.
+def extend(chosen: Any, field: str, *bases: type, module: str = "") -> None:
+    """Refuses what is none of `bases`, which can be imported from one module: the first one's where none is named.
 
     Raises:
       ConfigError: names the field, the class and what it must extend.
@@ -91,7 +87,7 @@ def extend(chosen: Any, field: str, *bases: type) -> None:
     if not isinstance(chosen, bases):
         *others, last = [base.__qualname__ for base in bases]
         names = f"{', '.join(others)} or {last}" if others else last
-        raise ConfigError(f"{field}='{name_of(chosen)}' must extend {names} of {bases[0].__module__}.")
+        raise ConfigError(f"{field}='{name_of(chosen)}' must extend {names} of {module or bases[0].__module__}.")
 
 
 def _takes(chosen: Any, field: str, *arguments: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxagent.algorithms.aggregate import Aggregation, Constant, RolloutMean, SequenceMean, TokenMean
-from jaxagent.algorithms.corrections import OPSM, Mask, Truncate
+from jaxagent.algorithms.corrections import OPSM, Importance, Mask
 from jaxagent.algorithms.estimators import (
     GAE,
     AdaptiveGAE,
@@ -112,7 +112,7 @@ PUBLISHED: dict[str, Published] = {
     "pass_at_k": _on_dapo(
         "Pass@k Training, arXiv 2508.10751, on DAPO", advantage=PassAtK(k=4, drop_zero_signal=True)
     ),
-    "tis": _on_dapo("Truncated importance sampling, Yao et al. 2025, on DAPO", correction=Truncate()),
+    "tis": _on_dapo("Truncated importance sampling, Yao et al. 2025, on DAPO", correction=Importance()),
     "icepop": _on_dapo("IcePop, arXiv 2510.18855, on DAPO", correction=Mask(low=0.5, high=5.0)),
     "mis": _on_dapo(
         "Masked importance sampling as slime's mis.yaml sets it, on DAPO",

@@ -42,16 +42,10 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class TopK:
-    """Distributions over some tokens, in which both are renormalised."""
+    """Distributions over some tokens, in which both are renormalised: over those that the student finds likeliest."""
 
-    which: ClassVar[str]  # of distill.support_of
+    which: ClassVar[str] = "student"  # of distill.support_of
     top_k: PositiveInt = 20
-
-
-class StudentTopK(TopK):
-    """The tokens that the student finds likeliest."""
-
-    which: ClassVar[str] = "student"
 
 
 class TeacherTopK(TopK):
@@ -68,7 +62,7 @@ class UnionTopK(TopK):
 
 SUPPORTS: dict[str, type] = {
     "vocabulary": Vocabulary,
-    "student": StudentTopK,
+    "student": TopK,
     "teacher": TeacherTopK,
     "union": UnionTopK,
 }

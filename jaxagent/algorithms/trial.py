@@ -21,7 +21,8 @@ import numpy as np
 from jaxagent import contract
 from jaxagent.algorithms import corrections, distill
 from jaxagent.algorithms.advantages import zero_signal
-from jaxagent.algorithms.estimators import Comparison, TokenPath, TurnAdvantage, compared, estimated
+from jaxagent.algorithms.estimate import compared, estimated
+from jaxagent.algorithms.estimators import Comparison, TokenPath, TurnAdvantage
 from jaxagent.algorithms.objectives import NoObjective
 from jaxagent.algorithms.policy_loss import READABLE, reads_of, tokens_of
 from jaxagent.algorithms.teachers import Divergence

@@ -4,7 +4,7 @@ Coroutines of any event loop `open` a session, `generate` turn by turn, and `clo
 Between two dispatches the thread takes what has arrived: new weights, closed sessions, new turns; the scheduler decides
 what runs next. Nothing here knows what a model is.
 
-Rules that hold: there may be more sessions than slots and pages, and their turns then wait (see `priority`); weights
+Rules that hold: there may be more sessions than slots and pages, and their turns then wait (`admission_order`); weights
 change between dispatches only, and each token carries the version that sampled it; an error of the device ends the
 driver, and every waiting turn raises it.
 """
@@ -25,15 +25,22 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxagent.config import ConfigError, SamplingConfig
-from jaxagent.engine.delivery import deliver
+from jaxagent.engine.automaton import StopTable
 from jaxagent.engine.executor import Executor, count_compiles
 from jaxagent.engine.model import Model, Params
-from jaxagent.engine.priority import OpenGroup
-from jaxagent.engine.requests import BusyError, EngineError, Request, Sampled, Session, empty_generation
+from jaxagent.engine.requests import (
+    BusyError,
+    EngineError,
+    EngineSetup,
+    OpenGroup,
+    Request,
+    Sampled,
+    Session,
+    deliver,
+    empty_generation,
+)
 from jaxagent.engine.sampling import request_key
 from jaxagent.engine.scheduler import Scheduler
-from jaxagent.engine.setup import EngineSetup
-from jaxagent.engine.stop_table import StopTable
 from jaxagent.engine.turns import Turns
 from jaxagent.types import Generation
 

@@ -1,7 +1,7 @@
 """Who generates next: admission by pages, shared prefixes, chunked prefill, preemption. Host decisions only.
 
-Between two dispatches the driver lets it admit waiting turns, in the order of `priority`. A turn needs a free slot and
-pages for its context. What the prefix tree holds of the context is shared or copied; the rest is prefilled, at most
+Between two dispatches the driver lets it admit waiting turns, by `admission_order`. A turn needs a free slot and pages
+for its context. What the prefix tree holds of the context is shared or copied; the rest is prefilled, at most
 `Sizes.prefill_rows` tokens per shard and round, so that a long prompt does not stall turns that generate. Pages for
 new tokens are taken dispatch by dispatch. When no page is free, idle prefixes are evicted; then sessions lose their
 pages: first those whose environment works, then waiting ones from the end of the queue, last the youngest with a slot,
@@ -27,8 +27,7 @@ import numpy as np
 from jaxagent.engine.batching import Span, padded
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.pages import PageStore
-from jaxagent.engine.priority import admission_order
-from jaxagent.engine.requests import Ledger, Request, Session, rows_of
+from jaxagent.engine.requests import Ledger, Request, Session, admission_order, rows_of
 from jaxagent.types import Generation
 
 
@@ -213,8 +212,8 @@ class Scheduler:
                 admission = store.admit(pages, request.tokens, len(request.tokens))
                 if admission is not None:
                     session.pages, self._holders[session] = pages, None
-                    request.prefilled = admission.cached
-                    copies += [(session.shard, *copy) for copy in admission.copies]
+                    request.prefilled, of_pages = admission
+                    copies += [(session.shard, *copy) for copy in of_pages]
                     return True
                 store.release(pages)
             if not self._make_room(request):

@@ -40,7 +40,7 @@ class Checkpointer:
     """Saves and restores bundles of one run. Use from the main thread, as a context manager."""
 
     def __init__(
-        self, directory: str | pathlib.Path, keep: int, checked: Collection[int] = (), only_read: bool = False
+        self, directory: str | pathlib.Path, keep: int = 1, checked: Collection[int] = (), only: int | None = None
     ):
         """Opens (and creates) the directory; leftovers of a save that was killed are removed.
 
@@ -48,12 +48,14 @@ class Checkpointer:
           directory: of the bundles.
           keep: bundles kept, at least 1.
           checked: bundles that `check` has found whole already.
-          only_read: nothing is saved: another process may be saving there, whose leftovers stay.
+          only: the one bundle that is read, as if it were the newest; nothing is saved, since another process may be
+            saving there, whose leftovers stay.
         """
         if peers.count() > 1:
             _barriers_with_a_time_limit()
         self._directory = pathlib.Path(directory).absolute()
         self._pending: Any = None  # the save that was started last, until its end was looked at
+        self._only = only
         self.pinned: set[int] = set()  # bundles that are kept whatever their age
         self._checked = set(checked)  # bundles whose files were compared with their digests
         logging.getLogger("absl").addFilter(_not_raised_again)
@@ -61,15 +63,15 @@ class Checkpointer:
             self._directory,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),  # the caller decides when
             preservation_policy=_Kept(max(keep, 1), self.pinned),
-            cleanup_tmp_directories=not only_read,
+            cleanup_tmp_directories=only is None,
             context=ocp.Context(async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal)),
         )
 
     @property
     def latest(self) -> int | None:
         """The step of the newest complete bundle; None when there is none."""
-        newest = self._checkpointer.latest
-        return None if newest is None else newest.step
+        newest = None if self._only is not None else self._checkpointer.latest
+        return self._only if newest is None else newest.step
 
     def save(self, step: int, state: TrainState, host: Host, past: Mapping[int, Any] | None = None) -> None:
         """Starts writing a bundle. Returns once `state` is copied, so its buffers may be donated next.
@@ -185,7 +187,7 @@ class Checkpointer:
     def _seal(self) -> None:
         """Called by orbax, in its thread, when all files of a bundle are written and before it gets its name."""
         for folder in self._directory.glob(f"*{_TEMPORARY}*"):  # one: leftovers were removed, and saves never overlap
-            digests.write(folder, _AFTER_DIGESTS)
+            digests.write_digests(folder, _AFTER_DIGESTS)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -202,19 +204,6 @@ class Checkpointer:
             check(self._directory, step)
             self._checked.add(step)
         return step
-
-
-class OneBundle(Checkpointer):
-    """One bundle, as the newest, to be read."""
-
-    def __init__(self, directory: str | pathlib.Path, number: int):
-        super().__init__(directory, 1, only_read=True)
-        self._number = number
-
-    @property
-    def latest(self) -> int:
-        """Its number."""
-        return self._number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +268,7 @@ def check(directory: str | pathlib.Path, number: int) -> bool:
     """
     directory = pathlib.Path(directory).absolute()
     try:
-        return digests.check(directory / str(number), _AFTER_DIGESTS)
+        return digests.check_files(directory / str(number), _AFTER_DIGESTS)
     except ConfigError as error:
         raise _unreadable(directory, number, str(error)) from None
 

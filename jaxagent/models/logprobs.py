@@ -16,8 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import sharding
-from jaxagent.models.layers import contract
-from jaxagent.models.pages import MASKED
+from jaxagent.models.layers import MASKED, contract
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 

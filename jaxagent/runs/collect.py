@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from jaxagent.algorithms.group_rewards import shaped
+from jaxagent.algorithms.streams import shaped
 from jaxagent.config import RLConfig
 from jaxagent.engine.driver import Driver
 from jaxagent.rollout import early_stop, selection, strategies

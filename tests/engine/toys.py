@@ -9,7 +9,7 @@ import numpy as np
 from jaxagent.config import EngineConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
-from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.requests import EngineSetup
 from jaxagent.engine.turns import Turns
 from tests.engine.toy_model import Toy, toy_bonus
 

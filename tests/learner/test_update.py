@@ -13,7 +13,7 @@ from jaxagent.algorithms.objectives import GSPO, PPOClip
 from jaxagent.algorithms.value_losses import HLGauss, Squared
 from jaxagent.learner import loss as losses
 from jaxagent.learner.forward import policy_forward, value_forward
-from jaxagent.learner.metrics import value_metrics
+from jaxagent.learner.loss import value_metrics
 from jaxagent.learner.score import value_scorer
 from jaxagent.learner.state import init_state
 from jaxagent.learner.update import Critic, make_trainable, make_update, shard
@@ -228,7 +228,7 @@ def test_temperature_scores_actions_and_leaves_cross_entropy_at_one(spec, make_p
 
 
 def test_a_few_updates_learn_a_sequence_by_heart(spec, make_params, make_packer, make_streams, one):
-    from jaxagent.algorithms.sft import sft
+    from jaxagent.algorithms.supervised import sft
 
     packer = make_packer(longest_targets=20)
     optimizer = optax.adam(3e-2)

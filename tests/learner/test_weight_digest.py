@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxagent.config import MeshConfig
-from jaxagent.learner.weight_digest import digest, sha256
+from jaxagent.learner.digests import digest, sha256
 from jaxagent.models.sharding import make_mesh
 from tests.replay import forging
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from jaxagent.config import Config, ConfigError
 from jaxagent.data import codec
 from jaxagent.engine.driver import Driver
-from jaxagent.learner import weight_digest
-from jaxagent.learner.checkpoint import OneBundle
+from jaxagent.learner import digests
+from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
 from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.files import CHECKPOINTS_FOLDER
@@ -129,7 +129,7 @@ class Digests:
         logged = self._headers[version]["before"] if version in self._headers else after
         if logged is not None and not any(each.version == version for each in self._found.weights):
             place = f"version {version} ({'trained' if self._found.weights else 'restored'})"
-            self._found.weights.append(Kept(place, "weights", logged, weight_digest.digest(params), version))
+            self._found.weights.append(Kept(place, "weights", logged, digests.digest(params), version))
 
     def commit(self, step: int) -> None:
         """Nothing is forgotten."""
@@ -174,7 +174,7 @@ class Rerun(Run):
         self._stack.enter_context(self.compiles)
         if self._begin.state is None:
             directory = self.workdir / CHECKPOINTS_FOLDER
-            self.checkpoints = self._stack.enter_context(OneBundle(directory, self._begin.number))
+            self.checkpoints = self._stack.enter_context(Checkpointer(directory, only=self._begin.number))
         else:
             self.checkpoints = types.SimpleNamespace(past=lambda like: self._begin.past)  # type: ignore[assignment]
         return self

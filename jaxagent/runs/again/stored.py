@@ -15,12 +15,12 @@ from typing import Any
 
 import jax
 
-from jaxagent.algorithms.entropy import EntropyControl
+from jaxagent.algorithms.compose import EntropyControl
 from jaxagent.config import ConfigError
-from jaxagent.learner import checkpoint, digests, weight_digest
-from jaxagent.learner.checkpoint import OneBundle
+from jaxagent.learner import checkpoint, digests
+from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
-from jaxagent.models import peft
+from jaxagent.models import lora
 from jaxagent.observe import jsonl
 from jaxagent.observe.files import CHECKPOINTS_FOLDER, METRICS_FILE, OUTDATED_FILE, POLICY_FOLDER, SUMMARY_FILE
 from jaxagent.runs.again.compare import Difference
@@ -96,7 +96,7 @@ class Stored:
                 if (ours := getattr(state, name)) is not None:
                     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), ours)
                     self._compare(version, place, name, checkpoint.read_field(directory, number, name, like), ours)
-            with OneBundle(directory, number) as bundle:
+            with Checkpointer(directory, only=number) as bundle:
                 past = bundle.past(state.params)
             for of in past.keys() & now.past.keys():
                 self._compare(version, place, f"version {of} before it", past[of], now.past[of])
@@ -111,7 +111,7 @@ class Stored:
                 self._found.record.append(Difference(place, name, str(stored)[:80], str(again)[:80]))
 
     def _compare(self, version: int, place: str, what: str, stored: Any, again: Any) -> None:
-        one, other = weight_digest.sha256(stored), weight_digest.sha256(again)
+        one, other = digests.sha256(stored), digests.sha256(again)
         self._found.bytes.append(Kept(place, what, one, other, version))
 
     def _exported(self, version: int, state: TrainState) -> None:
@@ -123,8 +123,8 @@ class Stored:
         for name in [name for name in exports if (workdir / name).is_dir()]:
             with tempfile.TemporaryDirectory(dir=workdir, prefix=".replay-") as again:
                 exports[name](Path(again))
-                stored, new = digests.of(workdir / name), digests.of(Path(again))
-            new.pop(peft.CONFIG_FILE, "")  # says where the base lies
+                stored, new = digests.file_digests(workdir / name), digests.file_digests(Path(again))
+            new.pop(lora.CONFIG_FILE, "")  # says where the base lies
             place, none = f"{name}/", "not there"
             self._found.bytes += [Kept(place, file, stored.get(file, none), new[file], version) for file in new]
             more = stored.keys() - new.keys() - {OUTDATED_FILE}

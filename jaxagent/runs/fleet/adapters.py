@@ -18,7 +18,7 @@ from jaxagent.fleet import weights
 from jaxagent.fleet.leaves import Leaves, Path
 from jaxagent.fleet.manifest import Manifest, WeightsError
 from jaxagent.fleet.wire import Sources
-from jaxagent.learner import programs, weight_digest
+from jaxagent.learner import digests, programs
 from jaxagent.models import lora, params
 from jaxagent.models.params import ArraySpec, Params
 from jaxagent.models.spec import ModelSpec
@@ -114,4 +114,4 @@ def digest_of_merged(policy: Params, names: Iterable[str]) -> str:
     """Of the matrices that adapters have changed. Processes that share the arrays must all call this."""
     changed = {name: getattr(policy.layers, name) for name in names}
     with jax.set_mesh(next(iter(changed.values())).sharding.mesh):
-        return weight_digest.digest(changed)
+        return digests.digest(changed)
