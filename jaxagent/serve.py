@@ -40,7 +40,7 @@ from jaxagent.gateway.chat import Ask, BadRequest
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.service import Completions
-from jaxagent.gateway.session import Limits, Session
+from jaxagent.gateway.session import Session, SessionLimits
 from jaxagent.io import connections
 from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import Computing
@@ -112,7 +112,7 @@ def open_gateway(
     def one_shot(ask: Ask) -> Session:
         if renderer is None:
             raise BadRequest(refused, status=501)
-        limits = Limits(turn_tokens=context, context_tokens=context, requests=ask.n)
+        limits = SessionLimits(turn_tokens=context, context_tokens=context, requests=ask.n)
         task = f"conversation/{ask.seed}"  # the context itself is in the key of a session's randomness
         return Session(driver, renderer, tokenizer, limits, None, task, 0, 1, ask.user, timeout_s, patient=False)
 

@@ -23,11 +23,11 @@ from jaxagent.engine import scoring
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import BusyError, EngineError, Sampled
 from jaxagent.engine.scoring import ScoreRequest, Scoring
-from jaxagent.gateway import talk, wire
+from jaxagent.gateway import talk
 from jaxagent.gateway.chat import Ask, BadRequest, Ident
-from jaxagent.gateway.cut import Cut
 from jaxagent.gateway.forms import completions
-from jaxagent.gateway.wire import dump, read_body, reply
+from jaxagent.gateway.reading import Cut
+from jaxagent.gateway.talk import dump, read_body, reply
 
 MAX_SCORING = 64  # requests to /v1/score in hand
 STATISTICS = ("queue_s", "prefill_s", "decode_s", "cached_tokens")  # of a Generation, in every answer
@@ -48,7 +48,7 @@ class Completions:
         self._driver, self._tokenizer, self._context, self._timeout_s = driver, tokenizer, context, timeout_s
         self._scoring, self._being_scored = scoring, 0
         self._name = name
-        self._readers = wire.Readers(timeout_s)
+        self._readers = talk.Readers(timeout_s)
 
     def routes(self) -> list[web.RouteDef]:
         """What it answers."""
@@ -83,13 +83,13 @@ class Completions:
     async def _stream(
         self, request: web.Request, ask: Ask, prompts: list[list[int]], head: dict[str, Any]
     ) -> web.StreamResponse:
-        response = wire.event_stream()
+        response = talk.event_stream()
         blank = {"usage": None} if ask.stream_usage else {}
         ends: list[dict[str, Any]] = []
         sampled = 0
 
         async def send(data: bytes) -> None:
-            await wire.send(request, response, b"data: " + data + b"\n\n")
+            await talk.send(request, response, b"data: " + data + b"\n\n")
 
         async with contextlib.aclosing(self._pieces(ask, prompts)) as arriving:
             try:

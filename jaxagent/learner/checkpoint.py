@@ -26,7 +26,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxagent.config import ConfigError, disk
-from jaxagent.fleet import settings
+from jaxagent.config.fleet import FOLDER as FLEET_FOLDER
 from jaxagent.learner import digests, peers
 from jaxagent.learner.state import TrainState
 
@@ -294,7 +294,7 @@ def _unreadable(directory: pathlib.Path, number: int, why: str) -> ConfigError:
 def _advice(directory: pathlib.Path, number: int) -> str:
     """What to do about a bundle that cannot be read."""
     older = [other for other in bundles(directory) if other < number]
-    fleet = (directory.parent / settings.FOLDER).is_dir()
+    fleet = (directory.parent / FLEET_FOLDER).is_dir()
     if not older and fleet:
         return "Put it back from a copy, or use another workdir: there is no older one."
     if not older:

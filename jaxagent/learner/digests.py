@@ -4,8 +4,8 @@ A tree's digest is 128 bits of every bit of every array, its name, dtype, shape 
 with its position into four words of 32 bits, and the words are summed: a sum of integers is the same in any order, so
 that equal weights have equal digests on every mesh. A change of one element always changes the digest; of several it is
 as good as random. It finds accidents, at every step, since nothing leaves the device but the four words. It is no
-signature: who can choose weights makes two trees with one digest in a second. Where somebody may have chosen them, ask
-for `sha256`, which has all bytes on the host.
+signature: who can choose weights makes two trees with one digest in a second. Where somebody may have chosen them,
+replay compares SHA-256 of all bytes (`runs/again/stored.py`).
 
 `write_digests` leaves one file with the SHA-256 of every other file of a folder; `check_files` compares them, so that a
 file that changed after it was written is named when it is read. A few threads read the files at once: the digest itself
@@ -27,7 +27,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet import manifest
 
 _LANES = (0x9E3779B9, 0x7F4A7C15, 0xF39CC060, 0x5CEDC834)
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by an element's bytes; 8: as two of 4
@@ -36,13 +35,6 @@ _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by an
 def digest(tree: Any) -> str:
     """32 hex digits of a tree of arrays. Call under `jax.set_mesh` of their mesh; compiled once per tree of shapes."""
     return "".join(f"{int(word):08x}" for word in np.asarray(_words(tree)))
-
-
-def sha256(tree: Any) -> str:
-    """64 hex digits of a tree of arrays, by their bytes, names, dtypes and shapes: one array at a time on the host."""
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    named = ((jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in found)
-    return manifest.manifest("", 0, (manifest.describe((name,), np.asarray(leaf)) for name, leaf in named)).digest
 
 
 @jax.jit
