@@ -106,24 +106,6 @@ def build(spec, mesh, params, critic=False, optimizer=None):
 
 
 @pytest.mark.slow
-def test_update_is_one_optimiser_step_on_the_summed_gradient(spec, make_params, make_packer, make_streams, one):
-    streams, params = make_streams(9), make_params(one)
-    batches = make_packer(micro_rows=2, longest_targets=20).pack(streams)
-    state, update = build(spec, one, params, critic=True)
-    _, grads = total_loss_and_gradient(spec, "policy", params, batches, one)
-    _, critic_grads = total_loss_and_gradient(spec, "critic", state.critic, batches, one)
-    expected = jax.tree.map(lambda p, g: np.asarray(p, np.float64) - 0.1 * g, params, grads)
-    expected_critic = jax.tree.map(lambda p, g: np.asarray(p, np.float64) - 0.1 * g, state.critic, critic_grads)
-    new, metrics = update(state, batches)
-    assert_trees_close(new.params, expected, 1e-6)
-    assert_trees_close(new.critic, expected_critic, 1e-6)
-    assert int(new.step) == 1 and metrics["policy/update_applied"] == metrics["critic/update_applied"] == 1
-    norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads)))
-    np.testing.assert_allclose(metrics["policy/grad_norm"], norm, rtol=1e-5)
-    assert np.all(np.isfinite(list(metrics.values())))
-
-
-@pytest.mark.slow
 def test_an_update_at_a_temperature_of_its_own(spec, make_params, make_packer, make_streams, one):
     """Log-probs and gradients are those of that temperature, cross-entropy stays at 1, and nothing compiles."""
     params = make_params(one)

@@ -15,19 +15,6 @@ def pool(rng, blocks, kv_heads, dtype="float32"):
     return keys, jnp.asarray(rng.normal(size=(blocks, kv_heads, PAGE, D)), dtype)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dtype"), [(4, 4, "float32"), (6, 2, "bfloat16"), (20, 1, "float32")])
-def test_pages_of_a_table(heads, kv_heads, dtype):
-    rng = np.random.default_rng(0)
-    keys, values = pool(rng, 9, kv_heads, dtype)
-    q = jnp.asarray(rng.normal(size=(5, heads, D)), dtype)
-    positions = jnp.asarray([0, 15, 16, 40, 63], jnp.int32)
-    tables = jnp.asarray(rng.integers(0, 9, (5, 4)), jnp.int32)
-    arguments = (q, positions, PAGE, keys, values, tables)
-    actual, expected = tpu_kernels.attend_pages(*arguments, None, interpret=True), attention.attend_pages(*arguments)
-    tolerance = 2e-6 if dtype == "float32" else 1e-2
-    np.testing.assert_allclose(np.float32(actual), np.float32(expected), atol=tolerance, rtol=tolerance)
-
-
 def test_a_page_past_the_end_changes_no_bit():
     rng = np.random.default_rng(3)
     keys, values = pool(rng, 9, 2)
@@ -55,15 +42,6 @@ def test_pages_that_begin_anywhere_and_the_same_in_a_table():
     table = jnp.asarray([[0, 1, 2]], jnp.int32)
     alone = tpu_kernels.attend_pages(q[1:2], positions[1:2], PAGE, own_keys, own_values, table, None, interpret=True)
     np.testing.assert_array_equal(alone[0], actual[1])
-
-
-def test_rows_that_share_a_sequence():
-    rng = np.random.default_rng(2)
-    keys, values = pool(rng, 5, 2)
-    q = jnp.asarray(rng.normal(size=(6, 4, D)), jnp.float32)
-    positions, tables = jnp.asarray([3, 4, 20, 30, 31, 8], jnp.int32), jnp.asarray([[1, 2], [4, 3]], jnp.int32)
-    shared = tpu_kernels.attend_pages(q, positions, PAGE, keys, values, tables, None, interpret=True)
-    np.testing.assert_allclose(attention.attend_pages(q, positions, PAGE, keys, values, tables), shared, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
