@@ -59,12 +59,12 @@ def streams(
         factors, counts = factors_of_samples(learnt, rl.correction)
     factor, sequences = iter(factors), []
     for sample, signal in zip(batch, signals, strict=True):
-        given = _auxiliary(sample, rl, progress)
+        weights = _auxiliary(sample, rl, progress)
         if signal is not None:
-            given |= _policy(sample, rl, signal, next(factor))
-        if given:
+            weights |= _policy(sample, rl, signal, next(factor))
+        if weights:
             number, reward = sample.group * outcomes.shape[1] + sample.attempt, sample.episode.total_reward
-            sequences.append(Streams.of(sample.trajectory, number, reward=reward, **given))
+            sequences.append(Streams.of(sample.trajectory, number, reward=reward, **weights))
     if scores.teacher is not None:
         counts |= distill.metrics([sample.trajectory for sample in batch], scores.teacher)
     silent = zero_signal(outcomes, counted)
@@ -127,40 +127,40 @@ def _policy(sample: Sample, rl: RLConfig, signal: Signal, factor: np.ndarray | N
     Of a vetoed one (no `factor`) the policy's alone, corrected to 0: it counts in the policy term's denominator.
     """
     mask = sample.mask
-    given = dict(advantages=signal.advantages, policy_weights=mask)
+    streams = dict(advantages=signal.advantages, policy_weights=mask)
     if factor is None:
-        return given | dict(corrections=np.zeros_like(mask))
-    given |= dict(
+        return streams | dict(corrections=np.zeros_like(mask))
+    streams |= dict(
         entropy_weights=mask * np.float32(rl.entropy_coefficient),
         z_weights=mask * np.float32(rl.z_loss.coefficient if rl.z_loss else 0.0),
     )
     if rl.kl_in("loss"):
-        given |= dict(reference_logprobs=sample.reference, kl_weights=mask * np.float32(rl.kl.coefficient))
+        streams |= dict(reference_logprobs=sample.reference, kl_weights=mask * np.float32(rl.kl.coefficient))
     if sample.old is not None:
-        given |= dict(old_logprobs=sample.old, corrections=factor)
+        streams |= dict(old_logprobs=sample.old, corrections=factor)
     if rl.distill is not None and not rl.distill.in_advantage:
-        given |= dict(distill_weights=mask * np.float32(rl.distill.coefficient))
+        streams |= dict(distill_weights=mask * np.float32(rl.distill.coefficient))
         if rl.distill.top_k:
-            given |= dict(support=distill.support_of(rl.distill.loss.support.which, sample.teacher, sample.student))
+            streams |= dict(support=distill.support_of(rl.distill.loss.support.which, sample.teacher, sample.student))
     if signal.returns is not None:
-        given |= dict(
+        streams |= dict(
             returns=signal.returns,
             old_values=sample.values * mask,
             value_weights=signal.learnt * np.float32(rl.critic.value_coefficient),
         )
-    return given
+    return streams
 
 
 def _auxiliary(sample: Sample, rl: RLConfig, progress: float) -> dict[str, np.ndarray]:
     """Streams of the auxiliary terms, also of attempts in groups without signal; ECHO's of failed ones too."""
-    given, imitated = {}, rl.positive_nll
+    streams, imitated = {}, rl.positive_nll
     if rl.echo is not None:
         coefficient = echo.coefficient(rl.echo.coefficient, rl.echo.schedule, progress)
         kinds = sample.trajectory.kinds
-        given["ce_weights"] = coefficient * echo.target_mask(kinds, rl.echo.targets, rl.echo.max_tokens)
+        streams["ce_weights"] = coefficient * echo.target_mask(kinds, rl.echo.targets, rl.echo.max_tokens)
     if imitated and sample.episode.total_reward >= imitated.min_reward and not sample.episode.stop_reason.is_failure:
-        given["nll_weights"] = imitated.coefficient * sample.mask
-    return given
+        streams["nll_weights"] = imitated.coefficient * sample.mask
+    return streams
 
 
 def refresh_due(rl: RLConfig, steps_done: int) -> bool:

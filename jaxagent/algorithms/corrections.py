@@ -115,9 +115,9 @@ def _log_ratio(old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.n
 
 def factors_of(correction: Importance, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.ndarray | None:
     """What a correction gives for one trajectory, finite f64[T] of 0 or more; None where that is vetoed."""
-    given = old_logprobs, behaviour_logprobs
-    vetoed = contract.call(correction, *given, method="vetoes")
-    return None if contract.number(correction, vetoed, "a veto", "vetoes") else contract.factors(correction, *given)
+    logprobs = old_logprobs, behaviour_logprobs
+    vetoed = contract.call(correction, *logprobs, method="vetoes")
+    return None if contract.number(correction, vetoed, "a veto", "vetoes") else contract.factors(correction, *logprobs)
 
 
 def mean_of(correction: Importance, old: Sequence[np.ndarray], behaviour: Sequence[np.ndarray]) -> float:

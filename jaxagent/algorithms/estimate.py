@@ -57,33 +57,35 @@ class Signal:
 def signals(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig) -> list[Signal | None]:
     """One signal per sample; None where it takes no part."""
     if isinstance(rl.advantage, TokenAdvantage):
-        given = _along_tokens(groups, samples, rl)
+        by_sample = _along_tokens(groups, samples, rl)
     else:
-        given = (_over_turns if isinstance(rl.advantage, TurnAdvantage) else _group_relative)(groups, samples, rl)
+        by_sample = (_over_turns if isinstance(rl.advantage, TurnAdvantage) else _group_relative)(groups, samples, rl)
     if rl.kl_in("advantage"):
-        given = [s and s.plus(-kl_penalty(sample, rl.kl)) for sample, s in zip(samples, given, strict=True)]
+        by_sample = [s and s.plus(-kl_penalty(sample, rl.kl)) for sample, s in zip(samples, by_sample, strict=True)]
     if rl.distill is not None and rl.distill.in_advantage:
-        given = [s and s.plus(teacher_advantages(sample, rl)) for sample, s in zip(samples, given, strict=True)]
+        by_sample = [s and s.plus(teacher_advantages(sample, rl)) for sample, s in zip(samples, by_sample, strict=True)]
     if rl.mask_truncated:
         cut = [sample.episode.stop_reason is StopReason.TOKEN_LIMIT for sample in samples]
-        given = [None if is_cut else signal for signal, is_cut in zip(given, cut, strict=True)]
-    given = _whitened(samples, given) if rl.whiten_advantages else given
+        by_sample = [None if is_cut else signal for signal, is_cut in zip(by_sample, cut, strict=True)]
+    by_sample = _whitened(samples, by_sample) if rl.whiten_advantages else by_sample
     if rl.shaping is not None:
         good = [sample.episode.total_reward >= rl.shaping.min_reward - REWARD_EPSILON for sample in samples]
-        more = [sample.mask * rl.shaping.correct_boost * is_good for sample, is_good in zip(samples, good, strict=True)]
-        given = [signal and signal.plus(boost) for signal, boost in zip(given, more, strict=True)]
-    return given
+        extra = [
+            sample.mask * rl.shaping.correct_boost * is_good for sample, is_good in zip(samples, good, strict=True)
+        ]
+        by_sample = [signal and signal.plus(boost) for signal, boost in zip(by_sample, extra, strict=True)]
+    return by_sample
 
 
-def _whitened(samples: Sequence[Sample], given: Sequence[Signal | None]) -> list[Signal | None]:
+def _whitened(samples: Sequence[Sample], signals: Sequence[Signal | None]) -> list[Signal | None]:
     """With advantages of mean 0 and variance 1 over all action tokens of the samples that take part."""
-    learnt = [(sample.mask > 0, signal.advantages) for sample, signal in zip(samples, given, strict=True) if signal]
+    learnt = [(sample.mask > 0, signal.advantages) for sample, signal in zip(samples, signals, strict=True) if signal]
     if not learnt:
-        return list(given)
+        return list(signals)
     masks, advantages = zip(*learnt, strict=True)
     white = whiten(np.concatenate(advantages), np.concatenate(masks))
     parts = iter(np.split(white, np.cumsum([len(mask) for mask in masks])[:-1]))
-    return [signal and dataclasses.replace(signal, advantages=next(parts)) for signal in given]
+    return [signal and dataclasses.replace(signal, advantages=next(parts)) for signal in signals]
 
 
 def kl_penalty(sample: Sample, kl: KLConfig) -> np.ndarray:
@@ -161,10 +163,10 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
             turns += of_trajectories
     shape = (*counted.shape, max(map(len, attempts.values())))
     steps, live, began = np.zeros(shape), np.zeros(shape, bool), np.zeros(shape, np.int64)
-    for place, given in attempts.items():
-        steps[place][: len(given)], live[place][: len(given)] = given, counted[place]
-        seen = states(groups[place[0]].episodes[place[1]]) if rl.advantage.reads_states else ()
-        began[place][: len(seen)] = [numbers.setdefault(state, len(numbers)) for state in seen]
+    for place, rewards_of_turns in attempts.items():
+        steps[place][: len(rewards_of_turns)], live[place][: len(rewards_of_turns)] = rewards_of_turns, counted[place]
+        began_in = states(groups[place[0]].episodes[place[1]]) if rl.advantage.reads_states else ()
+        began[place][: len(began_in)] = [numbers.setdefault(state, len(numbers)) for state in began_in]
     silent = zero_signal(*(x.reshape(len(counted), -1) for x in (steps, live))) | alone(live.any(axis=2))[:, 0]
     if rl.kl_in("reward"):  # behind `silent`, as for groups: whether there is signal is asked of the rewards alone
         for sample, turn in zip(samples, turns, strict=True):
@@ -188,11 +190,11 @@ def _along_tokens(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConf
         for i, (sample, reward) in enumerate(zip(samples, process, strict=True))
         if not sample.episode.stop_reason.is_failure
     }
-    given: list[Signal | None] = [None] * len(samples)
+    signals: list[Signal | None] = [None] * len(samples)
     for i, estimate in zip(paths, estimates(list(paths.values()), rl), strict=True):
         learnt = () if samples[i].values is None else (estimate.returns, estimate.learnt)
-        given[i] = Signal(estimate.advantages, *learnt)
-    return given
+        signals[i] = Signal(estimate.advantages, *learnt)
+    return signals
 
 
 def _path(sample: Sample, reward: np.ndarray, rl: RLConfig) -> TokenPath:

@@ -140,22 +140,22 @@ def preferred(features: np.ndarray, weights: np.ndarray, correct: np.ndarray, ma
     return np.where(correct & mask, normalised(features, mask) @ weights, 0.0)
 
 
-def weights_of(given: Any, task: str) -> dict[str, float]:
+def weights_of(preferences: Any, task: str) -> dict[str, float]:
     """A task's preferences, in the order of their names.
 
     Raises:
       ConfigError: no object of finite numbers, or an empty one; names the task.
     """
-    fine = isinstance(given, Mapping) and given
-    for name, weight in given.items() if fine else ():
+    fine = isinstance(preferences, Mapping) and preferences
+    for name, weight in preferences.items() if fine else ():
         number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         fine = fine and isinstance(name, str) and number and math.isfinite(weight)
     if not fine:
         raise ConfigError(
             f"task '{task}': metadata.{PREFERENCES} must be an object of numbers by name (accuracy, cost, latency, "
-            f"tools, experts), got {given!r:.200}."
+            f"tools, experts), got {preferences!r:.200}."
         )
-    return {name: float(given[name]) for name in sorted(given)}
+    return {name: float(preferences[name]) for name in sorted(preferences)}
 
 
 GROUP_REWARDS: dict[str, type] = {"preferences": Preferences, "gdpo": Decoupled}

@@ -198,9 +198,9 @@ class Streams:
         zero = np.zeros(length, np.float32)
         apart = ("trajectory", "episode", "support", "reward")
         names = [field.name for field in dataclasses.fields(cls) if field.name not in apart]
-        given = {name: np.asarray(stream, np.float32) for name, stream in streams.items()}
-        given = dict(old_logprobs=trajectory.logprobs, corrections=zero + 1) | given
-        return cls(trajectory, episode, support=support, reward=reward, **({name: zero for name in names} | given))
+        arrays = {name: np.asarray(stream, np.float32) for name, stream in streams.items()}
+        arrays = dict(old_logprobs=trajectory.logprobs, corrections=zero + 1) | arrays
+        return cls(trajectory, episode, support=support, reward=reward, **({name: zero for name in names} | arrays))
 
     @property
     def targets(self) -> np.ndarray:

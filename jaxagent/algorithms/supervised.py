@@ -79,14 +79,14 @@ def pairs(groups: Sequence[Group], per_task: int, min_gap: float) -> list[Pair]:
       per_task: most pairs of one task.
       min_gap: least difference of rewards; whatever it is, equal rewards make no pair.
     """
-    found = []
+    chosen = []
     for group in groups:
         ranked = sorted(distinct(group.episodes), key=lambda e: -e.total_reward)  # stable: ties in attempts' order
         for i in range(min(per_task, len(ranked) // 2)):
             best, worst = ranked[i], ranked[-1 - i]
             if (gap := best.total_reward - worst.total_reward) > 0 and gap >= min_gap:
-                found.append(Pair(best, worst))
-    return found
+                chosen.append(Pair(best, worst))
+    return chosen
 
 
 def dpo_streams(

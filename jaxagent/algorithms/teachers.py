@@ -69,7 +69,7 @@ SUPPORTS: dict[str, type] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampled:
+class SampledLogRatio:
     """An advantage: log q - log p of the sampled token (Thinking Machines, 2025)."""
 
     support: ClassVar[None] = None
@@ -129,4 +129,4 @@ class JSD(Divergence):
         return self.beta * kl(teacher, mixture, support) + (1.0 - self.beta) * kl(student, mixture, support)
 
 
-LOSSES: dict[str, type] = {"sampled": Sampled, "reverse_kl": ReverseKL, "forward_kl": ForwardKL, "jsd": JSD}
+LOSSES: dict[str, type] = {"sampled": SampledLogRatio, "reverse_kl": ReverseKL, "forward_kl": ForwardKL, "jsd": JSD}

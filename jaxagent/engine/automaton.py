@@ -55,19 +55,6 @@ class Automaton:
             state = int(self.table[state, token])
         return state
 
-    def walk(self, tokens: Sequence[int]) -> tuple[int, str | None, int]:
-        """Runs tokens from the start state on the host.
-
-        Returns:
-          (tokens consumed, stop string or None, overshoot bytes); consumption ends with the completing token.
-        """
-        state = START
-        for count, token in enumerate(tokens, start=1):
-            state = int(self.table[state, token])
-            if state < 0:
-                return count, *self.decode(state)
-        return len(tokens), None, 0
-
 
 def build(
     stop_strings: Sequence[str], token_bytes: Sequence[bytes], vocab_size: int, most_states: int = MOST_STATES
@@ -218,7 +205,7 @@ class StopTable:
 
     def _room(self, stops: Automaton, in_use: Iterable[Block]) -> int | None:
         """The first row of a gap that holds the automaton, after unused ones have made way where they must."""
-        kept = None
+        used = None
         if not np.can_cast(stops.table.dtype, self.table.dtype):
             raise ValueError(f"{len(stops.stop_strings)} stop strings are too many for tokens of so many bytes.")
         while True:
@@ -229,8 +216,8 @@ class StopTable:
                 end = block.first + len(block.stops.table)
             if len(self.table) - end >= len(stops.table):
                 return end
-            kept = set(in_use) if kept is None else kept
-            unused = next((key for key, block in self._blocks.items() if block not in kept), None)
+            used = set(in_use) if used is None else used
+            unused = next((key for key, block in self._blocks.items() if block not in used), None)
             if unused is None:
                 return None
             del self._blocks[unused]

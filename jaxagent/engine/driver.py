@@ -29,12 +29,12 @@ from jaxagent.engine.automaton import StopTable
 from jaxagent.engine.executor import Executor, count_compiles
 from jaxagent.engine.model import Model, Params
 from jaxagent.engine.requests import (
-    BusyError,
     EngineError,
     EngineSetup,
     OpenGroup,
+    QueueFullError,
     Request,
-    Sampled,
+    SampledTokens,
     Session,
     deliver,
     empty_generation,
@@ -218,7 +218,7 @@ class Driver:
         sampling: SamplingConfig,
         turn: int,
         deadline_s: float,
-        on_tokens: Callable[[Sampled], None] | None = None,
+        on_tokens: Callable[[SampledTokens], None] | None = None,
         stop_strings: Sequence[str] | None = None,
     ) -> Generation:
         """Samples one turn after appending `new_tokens` (prompt, or observation) to the session's sequence.
@@ -232,7 +232,7 @@ class Driver:
           TimeoutError: not done within `deadline_s` seconds; the session can only be closed then. So it is after
             the coroutine was cancelled.
           EngineError: the engine is dead, or the session is closed, broken or busy.
-          BusyError: too many turns wait, see `max_waiting`.
+          QueueFullError: too many turns wait, see `max_waiting`.
           ValueError: nothing to continue from, truncation without `truncation=True`, or stop strings that cannot be.
         """
         tokens = np.concatenate([session.tokens, np.asarray(new_tokens, np.int32)])
@@ -295,7 +295,7 @@ class Driver:
             in_hand = (*self._queue, *self._held_requests)
             most = self._setup.max_waiting
             if most is not None and len(in_hand) >= self._slots + most:
-                raise BusyError(f"The engine is busy: {len(in_hand)} turns are in hand already.")
+                raise QueueFullError(f"The engine is busy: {len(in_hand)} turns are in hand already.")
             if stop_strings is not None:
                 if (block := self._stops.block(stop_strings, (r.stops for r in in_hand))) is None:
                     return False
@@ -416,6 +416,6 @@ class Driver:
             self._queue, self._gone, self._held_requests = [], [], []
             self._work.notify_all()
         for loop, future in waiting:
-            told = EngineError(str(error))
-            told.__cause__ = cause
-            deliver(loop, [(future, told)])
+            failure = EngineError(str(error))
+            failure.__cause__ = cause
+            deliver(loop, [(future, failure)])

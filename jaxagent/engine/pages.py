@@ -165,14 +165,14 @@ class PageStore:
         for i in range(seq.committed // self.page_tokens, self._pages_for(len(tokens))):
             part = tokens[i * self.page_tokens : (i + 1) * self.page_tokens]
             page, was_in = seq.pages[i], seq.pages[i] in self._tree
-            kept = self._tree.put(seq.pages[i - 1] if i else ROOT, part, page)
+            in_tree = self._tree.put(seq.pages[i - 1] if i else ROOT, part, page)
             # The sequence has a reference of its own throughout, so the page becomes neither idle nor free by this.
-            self._refs[page] += (kept == page) - was_in
-            if kept != page and len(part) == self.page_tokens:
+            self._refs[page] += (in_tree == page) - was_in
+            if in_tree != page and len(part) == self.page_tokens:
                 # Not only to save a page: it keeps the sequence's pages a path of the tree.
-                self._retain(kept)
+                self._retain(in_tree)
                 self._drop(page)
-                seq.pages[i] = kept
+                seq.pages[i] = in_tree
         seq.committed = len(tokens)
 
     def release(self, seq: PagedSequence) -> None:

@@ -1,6 +1,6 @@
 """What the engine remembers about sessions and turns, and which turn is admitted next. Host side, NumPy only.
 
-A `Session` is one sequence and the pages that cache it; a `Request` is one turn of it; the `Ledger` holds, for all
+A `Session` is one sequence and the pages that cache it; a `Request` is one turn of it; the `SlotTable` holds, for all
 slots, what the turns in progress have sampled, so that a dispatch is recorded without a Python loop over tokens.
 
 Admission is fair over domains, then nearly complete groups come first. A free slot goes to the domain that holds
@@ -41,8 +41,8 @@ class EngineSetup:
     exact: bool  # whether tokens and log-probs may depend on nothing but their own sequence, bit for bit
     truncation: bool = False  # whether requests may use top-p, top-k or min-p: their programs are compiled only then
     seed: int = 0  # of the run; with task, sample, conversation, turn and position it fixes every random number
-    # Turns that may be in hand beyond the number of slots; one more is refused with `BusyError`. None: the callers see
-    # to it themselves, as rollout workers do, which are `concurrent_episodes` at most.
+    # Turns that may be in hand beyond the number of slots; one more is refused with `QueueFullError`. None: the callers
+    # see to it themselves, as rollout workers do, which are `concurrent_episodes` at most.
     max_waiting: int | None = None
 
 
@@ -95,7 +95,7 @@ class EngineError(RuntimeError):
     """The engine cannot serve: it failed, was stopped, or the session was used against its rules."""
 
 
-class BusyError(EngineError):
+class QueueFullError(EngineError):
     """The queue of turns is full. The session has not changed: the same turn can be requested again later."""
 
 
@@ -126,17 +126,17 @@ class Session:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampled:
+class SampledTokens:
     """What a turn has sampled so far, n tokens."""
 
     tokens: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.int32))
     logprobs: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.float32))
     versions: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.int32))
 
-    def __add__(self, more: Sampled) -> Sampled:
+    def __add__(self, more: SampledTokens) -> SampledTokens:
         """The tokens of this part of a turn followed by those of the next part."""
         pairs = zip(vars(self).values(), vars(more).values(), strict=True)
-        return Sampled(*(np.concatenate(pair) for pair in pairs))
+        return SampledTokens(*(np.concatenate(pair) for pair in pairs))
 
 
 @dataclasses.dataclass(eq=False)
@@ -154,8 +154,10 @@ class Request:
     since_s: float  # when its present phase began
     slot: int = -1
     prefilled: int = 0  # leading tokens that are cached, or whose caching has been issued
-    before: Sampled = dataclasses.field(default_factory=Sampled)  # sampled before an interruption
-    on_tokens: Callable[[Sampled], None] | None = None  # called with new tokens as they come, in the caller's own loop
+    before: SampledTokens = dataclasses.field(default_factory=SampledTokens)  # sampled before an interruption
+    on_tokens: Callable[[SampledTokens], None] | None = (
+        None  # called with new tokens as they come, in the caller's own loop
+    )
     told: int = 0  # tokens that `on_tokens` has been called with
     admitted: bool = False  # has had a slot
     cached_tokens: int = 0  # context tokens that needed no prefill when it was first admitted
@@ -197,7 +199,7 @@ def rows_of(ready: Sequence[Request], slots: int) -> functions.Slots:
     return rows
 
 
-class Ledger:
+class SlotTable:
     """Per-slot arrays of the turns that are generating."""
 
     def __init__(self, slots: int, context: int) -> None:
@@ -226,12 +228,12 @@ class Ledger:
         """Tokens sampled since `begin`."""
         return int(self._count[slot])
 
-    def sampled(self, slot: int, start: int = 0) -> Sampled:
+    def sampled(self, slot: int, start: int = 0) -> SampledTokens:
         """What the turn in a slot has sampled since `begin`, from its token `start` on."""
         count = self._count[slot]
-        return Sampled(*(x[slot, start:count].copy() for x in (self._tokens, self._logprobs, self._versions)))
+        return SampledTokens(*(x[slot, start:count].copy() for x in (self._tokens, self._logprobs, self._versions)))
 
-    def drop(self, slot: int) -> Sampled:
+    def drop(self, slot: int) -> SampledTokens:
         """The turn in a slot is over or interrupted; returns what it sampled since `begin`."""
         self.requests[slot] = None
         self.active[slot] = False

@@ -182,8 +182,8 @@ def _pack_rows(elements: list[dict[str, np.ndarray]], row_tokens: int, row_targe
         shuffle_bins=False,
     )
     for row in packed:
-        found = row["member"][row["member_segment_ids"] > 0]
-        members = [elements[i] for i in dict.fromkeys(found.tolist())]  # in their order in the row
+        places = row["member"][row["member_segment_ids"] > 0]
+        members = [elements[i] for i in dict.fromkeys(places.tolist())]  # in their order in the row
         starts = np.cumsum([0, *(len(member["tokens"]) for member in members)])
         # A sequence's targets are predicted where its tokens lie in the row.
         moved = [m | {"head_positions": m["head_positions"] + at} for m, at in zip(members, starts, strict=False)]

@@ -155,11 +155,11 @@ class Checkpointer:
         step = self._whole(step)
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
         with _reading(self._directory, step):
-            found = self._checkpointer.checkpointables_metadata(step).metadata.get("past")
-            if not found:
+            versions = self._checkpointer.checkpointables_metadata(step).metadata.get("past")
+            if not versions:
                 return {}
-            target = {version: like for version in found}
-            _check_shapes(_shapes(target), _shapes(found), f"{self._directory}/{step}")
+            target = {version: like for version in versions}
+            _check_shapes(_shapes(target), _shapes(versions), f"{self._directory}/{step}")
             loaded = self._checkpointer.load_checkpointables(step, {"past": target})["past"]
             return {int(version): loaded[version] for version in sorted(loaded, key=int)}
 
@@ -222,8 +222,8 @@ class _Kept:
 def bundles(directory: str | pathlib.Path) -> list[int]:
     """Numbers of the complete bundles in a directory, oldest first; [] when there is none. Changes nothing on disk."""
     directory = pathlib.Path(directory)
-    found = directory.iterdir() if directory.is_dir() else ()
-    return sorted(int(path.name) for path in found if path.name.isdigit() and path.is_dir())
+    paths = directory.iterdir() if directory.is_dir() else ()
+    return sorted(int(path.name) for path in paths if path.name.isdigit() and path.is_dir())
 
 
 def read_host(directory: str | pathlib.Path, number: int) -> Host:
@@ -283,8 +283,8 @@ def _reading(directory: pathlib.Path, number: int) -> Iterator[None]:
     except Exception as error:
         if not (directory / str(number)).is_dir():  # deleted meanwhile by its run: the caller's to tell
             raise
-        said = " ".join(str(error).split())
-        raise _unreadable(directory, number, f"{type(error).__name__}: {said[:200]}") from error
+        message = " ".join(str(error).split())
+        raise _unreadable(directory, number, f"{type(error).__name__}: {message[:200]}") from error
 
 
 def _unreadable(directory: pathlib.Path, number: int, why: str) -> ConfigError:
@@ -368,12 +368,12 @@ def _shapes(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     }
 
 
-def _check_shapes(wanted: dict[str, tuple], found: dict[str, tuple], where: str) -> None:
-    names = [*wanted, *(name for name in found if name not in wanted)]
+def _check_shapes(wanted: dict[str, tuple], stored: dict[str, tuple], where: str) -> None:
+    names = [*wanted, *(name for name in stored if name not in wanted)]
     for name in sorted(names, key=lambda name: not name.startswith("params.")):  # a user knows the model's arrays
-        if wanted.get(name) != found.get(name):
-            said, has = (f"{x[1]}{list(x[0])}" if x else "none" for x in (wanted.get(name), found.get(name)))
+        if wanted.get(name) != stored.get(name):
+            here, there = (f"{x[1]}{list(x[0])}" if x else "none" for x in (wanted.get(name), stored.get(name)))
             raise ConfigError(
-                f"Checkpoint {where} does not fit this config: array '{name}' is {has} there and {said} here. "
+                f"Checkpoint {where} does not fit this config: array '{name}' is {there} there and {here} here. "
                 "Use another workdir, or the config it was made with."
             )

@@ -80,8 +80,8 @@ def write_digests(folder: pathlib.Path, leave_out: Collection[str] = ()) -> None
       folder: its files are complete, but for those left out.
       leave_out: paths inside the folder that go on changing.
     """
-    found = _digests(folder, [name for name in _files(folder) if name not in leave_out])
-    (folder / FILE).write_text(json.dumps(found, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    digests = _digests(folder, [name for name in _files(folder) if name not in leave_out])
+    (folder / FILE).write_text(json.dumps(digests, indent=0, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def file_digests(folder: pathlib.Path) -> dict[str, str]:
@@ -102,20 +102,20 @@ def check_files(folder: pathlib.Path, leave_out: Collection[str] = ()) -> bool:
       ConfigError: says in a few words, without the folder's name, which file is missing, differs or has no digest.
     """
     try:
-        said = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        if not isinstance(said, dict):
+        expected = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        if not isinstance(expected, dict):
             raise ValueError
     except FileNotFoundError:
         return False
     except ValueError:  # not JSON, not UTF-8
         raise ConfigError(f"{FILE} is damaged") from None
-    there = set(_files(folder))
-    if missing := sorted(set(said) - there):
+    names = set(_files(folder))
+    if missing := sorted(set(expected) - names):
         raise ConfigError(f"{missing[0]} is missing")
-    if unknown := sorted(there - set(said) - set(leave_out)):
+    if unknown := sorted(names - set(expected) - set(leave_out)):
         raise ConfigError(f"{unknown[0]} has no digest in {FILE}")
-    found = _digests(folder, sorted(said))
-    if different := [name for name in said if found[name] != said[name]]:
+    actual = _digests(folder, sorted(expected))
+    if different := [name for name in expected if actual[name] != expected[name]]:
         raise ConfigError(f"{different[0]} differs from its digest")
     return True
 

@@ -87,9 +87,9 @@ def policy_loss(
       f32[] share of the update's loss, and its tally.
     """
     check_batch(batch)
-    given = [logprobs, entropy, *(extra for extra in extras or () if extra is not None)]
-    chex.assert_shape(given, batch.targets.shape)
-    chex.assert_type(given, float)
+    outputs = [logprobs, entropy, *(extra for extra in extras or () if extra is not None)]
+    chex.assert_shape(outputs, batch.targets.shape)
+    chex.assert_type(outputs, float)
     policy, kl = batch.policy_weights != 0, batch.kl_weights != 0
     ce, nll, bonus = batch.ce_weights != 0, batch.nll_weights != 0, batch.entropy_weights != 0
     z, distilled = batch.z_weights != 0, batch.distill_weights != 0

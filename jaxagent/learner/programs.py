@@ -46,16 +46,16 @@ class Programs:
 
     def score(self, state: TrainState, trajectories: Sequence[Trajectory], temperature: float) -> ModelScores:
         """What models say of a step's trajectories before its first update, as far as the algorithm reads it."""
-        given: dict[str, Any] = {}
+        scores: dict[str, Any] = {}
         if self.values is not None:
-            (given["values"],) = self.values(state.critic, trajectories)
+            (scores["values"],) = self.values(state.critic, trajectories)
         if self.rl.kl is not None:
-            given["reference"], _ = self.logprobs(self.reference_weights(state), trajectories, temperature)
+            scores["reference"], _ = self.logprobs(self.reference_weights(state), trajectories, temperature)
         if self.rl.reads_old:
-            given["old"] = self.policy_logprobs(state, trajectories, temperature)
+            scores["old"] = self.policy_logprobs(state, trajectories, temperature)
         if self.distiller is not None:
-            given["teacher"], given["students"] = self.distiller(state.policy, trajectories, temperature)
-        return ModelScores(**given)
+            scores["teacher"], scores["students"] = self.distiller(state.policy, trajectories, temperature)
+        return ModelScores(**scores)
 
     def policy_logprobs(
         self, state: TrainState, trajectories: Sequence[Trajectory], temperature: float

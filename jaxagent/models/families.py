@@ -75,8 +75,8 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
     for key, off in UNSUPPORTED.items():
         if key in hf and hf[key] not in off:
             raise ConfigError(f"{source}: {key}={hf[key]!r} is not supported.")
-    given = {key for key, value in hf.items() if value is not None}  # null is as good as no key
-    if unknown := sorted(given.difference(_READ.split(), _WITHOUT_EFFECT.split(), UNSUPPORTED)):
+    keys = {key for key, value in hf.items() if value is not None}  # null is as good as no key
+    if unknown := sorted(keys.difference(_READ.split(), _WITHOUT_EFFECT.split(), UNSUPPORTED)):
         raise ConfigError(
             f"{source}: nothing is known here of {unknown[0]}={hf[unknown[0]]!r}, which may change what the model "
             "computes. Delete the key if it does not."
@@ -201,14 +201,14 @@ def _rope(hf: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None
         if not isinstance(hf.get(key), Mapping | None):
             raise ConfigError(f"{source}: {key} must be an object, not {hf[key]!r}.")
     new, old = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
-    found = _one_rope(hf, new or old, source)
+    rope = _one_rope(hf, new or old, source)
     # transformers takes the old key, and then forgets the theta of the new one: rarely what was meant.
-    if new and old and _one_rope(hf, old, source) != found:
+    if new and old and _one_rope(hf, old, source) != rope:
         raise ConfigError(
             f"{source}: 'rope_parameters' and 'rope_scaling' say different things. Keep one of them, with the "
             "'rope_theta' of the model."
         )
-    return found
+    return rope
 
 
 def _one_rope(hf: Mapping[str, Any], rope: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None, int]:

@@ -129,8 +129,8 @@ def save(
             if (pathlib.Path(assets) / name).exists() and pathlib.Path(assets).resolve() != folder.resolve():
                 shutil.copyfile(pathlib.Path(assets) / name, folder / name)
         if (pathlib.Path(assets) / "config.json").exists():
-            kept = _read_json(pathlib.Path(assets) / "config.json")
-            config = {k: v for k, v in kept.items() if k not in ("rope_parameters", "dtype")} | config
+            settings = _read_json(pathlib.Path(assets) / "config.json")
+            config = {k: v for k, v in settings.items() if k not in ("rope_parameters", "dtype")} | config
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

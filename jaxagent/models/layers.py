@@ -53,8 +53,8 @@ def beside(equation: str) -> tuple[str, str]:
     operands, result = equation.split("->")
     x, w = operands.split(",")
     summed = "".join(letter for letter in w if letter in x)
-    kept = "".join(letter for letter in x if letter not in summed)
-    return f"{x},{summed}r->{kept}r", f"{kept}r,r{w.removeprefix(summed)}->{result}"
+    rest = "".join(letter for letter in x if letter not in summed)
+    return f"{x},{summed}r->{rest}r", f"{rest}r,r{w.removeprefix(summed)}->{result}"
 
 
 def product(array: LoraArray, dtype: str) -> jax.Array:

@@ -50,9 +50,7 @@ def test_rows_that_share_a_sequence(kernels):
     values = jnp.asarray(rng.normal(size=(5, 2, PAGE, D)), jnp.float32)
     q = jnp.asarray(rng.normal(size=(6, 4, D)), jnp.float32)
     positions, tables = jnp.asarray([3, 4, 20, 30, 31, 8], jnp.int32), jnp.asarray([[1, 2], [4, 3]], jnp.int32)
-    alone = kernels.attend_pages(
-        q, positions, PAGE, keys, values, jnp.repeat(tables, 3, axis=0), None, interpret=True
-    )
+    alone = kernels.attend_pages(q, positions, PAGE, keys, values, jnp.repeat(tables, 3, axis=0), None, interpret=True)
     shared = kernels.attend_pages(q, positions, PAGE, keys, values, tables, None, interpret=True)
     if kernels is gpu_kernels:  # which takes row by row
         np.testing.assert_array_equal(shared, alone)
