@@ -38,7 +38,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.requests import EngineSetup
 from jaxagent.engine.turns import Turns
 from jaxagent.envs.base import Message, Verdict
 from jaxagent.envs.cast import Cast

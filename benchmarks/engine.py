@@ -45,7 +45,7 @@ from jaxagent.config import EngineConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.requests import EngineSetup
 from jaxagent.types import Generation
 
 SECTIONS = ("static", "ragged", "prefill", "train")

@@ -34,7 +34,7 @@ from jaxagent.configs import search_r1
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.requests import EngineSetup
 from jaxagent.models import exact, params, sharding
 from jaxagent.models.spec import ModelSpec
 

@@ -16,8 +16,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton, scheduler
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.engine.requests import Sampled
-from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.requests import EngineSetup, SampledTokens
 from jaxagent.models import params, sharding
 from jaxagent.models.spec import ModelSpec, round_up
 from jaxagent.types import Generation
@@ -59,7 +58,7 @@ class Instant:
         sampling: SamplingConfig,
         turn: int,
         deadline_s: float,
-        on_tokens: Callable[[Sampled], None] | None,
+        on_tokens: Callable[[SampledTokens], None] | None,
         stop_strings: Sequence[str] | None,
     ) -> Generation:
         """The answer, after one turn of the event loop."""
@@ -69,7 +68,7 @@ class Instant:
         ended = "eos" if ids[-1] == self._eos else "length"
         arrays = np.asarray(ids, np.int32), np.full(len(ids), -1.0, np.float32), np.zeros(len(ids), np.int32)
         if on_tokens is not None:
-            on_tokens(Sampled(*arrays))
+            on_tokens(SampledTokens(*arrays))
         cached, session.count = session.count, session.count + len(new_tokens) + len(ids)
         return Generation(*arrays, ended, cached_tokens=cached)
 

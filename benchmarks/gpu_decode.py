@@ -26,7 +26,7 @@ from jaxagent.configs import search_r1
 from jaxagent.engine import automaton, functions
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.requests import EngineSetup
 from jaxagent.models import kernels, params, sharding
 from jaxagent.models.spec import ModelSpec
 
@@ -63,19 +63,19 @@ def measure(
     slots = executor.sizes.all_slots
     tables = np.zeros((slots, table), np.int32)
     tables[:batch] = 1 + np.arange(batch * table).reshape(batch, table)
-    requests = functions.Requests.blank(slots)
-    requests.mask[:batch], requests.token[:batch] = True, 5
+    requests = functions.Slots.blank(slots)
+    requests.active[:batch], requests.token[:batch] = True, 5
     requests.position[:batch], requests.budget[:batch] = context, STEPS * (repetitions + 3)
     requests.sampling.temperature[:batch] = 1.0
     executor.begin(requests)
     times = []
     for _ in range(repetitions + 1):
         started = time.perf_counter()
-        executor.generate(tables, requests.mask, requests.position, truncated=False)
+        executor.generate(tables, requests.active, requests.position, truncated=False)
         times.append((time.perf_counter() - started) / STEPS)
     if profile:
         print(
-            device_profile.table(lambda: executor.generate(tables, requests.mask, requests.position, truncated=False))
+            device_profile.table(lambda: executor.generate(tables, requests.active, requests.position, truncated=False))
         )
     size = np.dtype(jnp.bfloat16).itemsize
     cached = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * size * context * batch

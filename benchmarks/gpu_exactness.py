@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks import exactness, workloads
 from jaxagent.config import Config, parse
 from jaxagent.configs import search_r1
-from jaxagent.engine import cache as kv
+from jaxagent.engine import lm as kv
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.model import ROWS
 from jaxagent.models import exact, layers, logprobs, params, sharding, transformer

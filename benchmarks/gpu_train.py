@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 from benchmarks import device_profile
-from jaxagent.algorithms.sft import sft
+from jaxagent.algorithms.supervised import sft
 from jaxagent.config import parse
 from jaxagent.configs import search_r1
 from jaxagent.learner import forward

@@ -75,7 +75,7 @@ class Ours:
         from jaxagent.engine import automaton
         from jaxagent.engine.driver import Driver
         from jaxagent.engine.lm import LanguageModel
-        from jaxagent.engine.setup import EngineSetup
+        from jaxagent.engine.requests import EngineSetup
         from jaxagent.learner.programs import make_programs
         from jaxagent.models import hf, params, sharding
         from jaxagent.observe.compiles import CompileCounter

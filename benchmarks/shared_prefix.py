@@ -23,13 +23,11 @@ from jaxagent import config as schema
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, MeshConfig
 from jaxagent.configs import search_r1
-from jaxagent.learner.batching import Packer
+from jaxagent.learner.batching import Packer, Sharing
 from jaxagent.learner.forward import policy_forward
 from jaxagent.learner.loss import policy_loss_of
-from jaxagent.learner.optimizer import make_optimizer
-from jaxagent.learner.prefixes import Sharing
 from jaxagent.learner.state import TrainState, init_state
-from jaxagent.learner.update import Update, make_update
+from jaxagent.learner.update import Update, make_optimizer, make_update
 from jaxagent.models import params, sharding
 from jaxagent.models.spec import ModelSpec
 from jaxagent.runs import devices

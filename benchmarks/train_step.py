@@ -23,8 +23,8 @@ from jaxagent.algorithms import compose
 from jaxagent.algorithms.streams import sampled_trajectories
 from jaxagent.config import Config, parse
 from jaxagent.configs import search_r1
-from jaxagent.learner.batch import Batch
 from jaxagent.learner.programs import make_programs
+from jaxagent.learner.state import Batch
 from jaxagent.models import params, sharding
 from jaxagent.models.spec import ModelSpec
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory

@@ -39,11 +39,9 @@ from benchmarks.peers import fastest_threads
 from benchmarks.sides import Side, reply_with, requests
 from benchmarks.tiny_model import TinyModel
 from jaxagent.config import OptimizerConfig
-from jaxagent.learner.batch import Batch
 from jaxagent.learner.forward import policy_forward
-from jaxagent.learner.optimizer import make_optimizer
-from jaxagent.learner.state import init_state
-from jaxagent.learner.update import make_update
+from jaxagent.learner.state import Batch, init_state
+from jaxagent.learner.update import make_optimizer, make_update
 from jaxagent.models.spec import ModelSpec
 
 ADAMW = OptimizerConfig(

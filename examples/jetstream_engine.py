@@ -244,8 +244,8 @@ def _insert(prefix: Prefix, state: State, slot: jax.Array, context: int) -> Stat
     cache = jax.shard_map(local, in_specs=(specs, specs, jax.P()), out_specs=specs)(cache, prefix.cache, slot)
     here = np.arange(slots) == slot
     every = functools.partial(jnp.broadcast_to, shape=(slots,))
-    requests = functions.Requests.blank(slots).replace(
-        mask=here, token=every(prefix.token), position=every(prefix.length - 1), budget=every(context - prefix.length)
+    requests = functions.Slots.blank(slots).replace(
+        active=here, token=every(prefix.token), position=every(prefix.length - 1), budget=every(context - prefix.length)
     )
     decode = functions.begin(state.decode.replace(cache=cache), requests)
     return State(decode, jnp.where(jax.reshard(here, ROWS), 0, state.sampled))

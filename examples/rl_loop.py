@@ -13,10 +13,9 @@ import json
 import sys
 
 from jaxagent.algorithms import compose
-from jaxagent.algorithms.group_rewards import shaped
-from jaxagent.algorithms.streams import sampled_trajectories
+from jaxagent.algorithms.streams import sampled_trajectories, shaped
 from jaxagent.config import flags
-from jaxagent.learner.metrics import over_updates
+from jaxagent.learner.loss import over_updates
 from jaxagent.learner.programs import make_programs
 from jaxagent.rollout.experience import Experience
 from jaxagent.rollout.groups import episode_metrics

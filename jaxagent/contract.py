@@ -56,7 +56,7 @@ def wrong(chosen: Any, came: str, wanted: str, method: str = "__call__") -> Conf
 def call(chosen: Any, *arguments: Any, method: str = "__call__") -> Any:
     """What a method of `chosen` gives back, called with copies, which it may write to. What own code raises becomes a
     ConfigError."""
-    arguments = tuple(given.copy() if type(given) is np.ndarray else given for given in arguments)
+    arguments = tuple(argument.copy() if type(argument) is np.ndarray else argument for argument in arguments)
     try:
         return getattr(chosen, method)(*arguments)
     except Exception as error:
@@ -102,10 +102,10 @@ def numbers(
     return values
 
 
-def factors(chosen: Any, *given: Any) -> np.ndarray:
+def factors(chosen: Any, *arguments: Any) -> np.ndarray:
     """What a choice gives that weighs: a finite factor of 0 or more for each place of the first argument, float[n]."""
-    wanted = Array("factors", "one number for each given, [n]", given[0].shape)
-    return numbers(chosen, call(chosen, *given), wanted, least=0.0, of=given[:1])
+    wanted = Array("factors", "one number for each given, [n]", arguments[0].shape)
+    return numbers(chosen, call(chosen, *arguments), wanted, least=0.0, of=arguments[:1])
 
 
 def number(chosen: Any, answer: Any, name: str, method: str = "__call__", above: float = -math.inf) -> float:

@@ -121,7 +121,7 @@ def _judge(cfg: Config) -> server.Judge | None:
     """Whether a group is learnt from, with dynamic sampling."""
     if cfg.rl.refill is None:
         return None
-    from jaxagent.algorithms.group_rewards import shaped  # what selects groups loads jax, and needs no device
+    from jaxagent.algorithms.streams import shaped  # what selects groups loads jax, and needs no device
     from jaxagent.rollout.groups import signal
 
     return lambda episodes: bool(signal([shaped(Group(episodes[0].task, episodes), cfg.rl)])[0])

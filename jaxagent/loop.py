@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.algorithms import compose, trial
-from jaxagent.algorithms.entropy import EntropyControl
-from jaxagent.algorithms.needs import refresh_due
-from jaxagent.algorithms.opd import as_opd
+from jaxagent.algorithms.compose import EntropyControl, as_opd, refresh_due
 from jaxagent.algorithms.streams import sampled_trajectories
 from jaxagent.config import Config, RLConfig, Stage
 from jaxagent.engine.driver import Driver
-from jaxagent.learner.metrics import over_updates
+from jaxagent.learner.loss import over_updates
 from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState
 from jaxagent.learner.teacher import check_teacher, open_teacher

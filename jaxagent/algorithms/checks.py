@@ -8,21 +8,17 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from jaxagent.algorithms.advantages import BestOfK, Comparison, GroupAdvantage, MaxRL, NoReward
 from jaxagent.algorithms.aggregate import Aggregation
 from jaxagent.algorithms.corrections import OPSM, Importance, Mask
 from jaxagent.algorithms.echo import Denominator
 from jaxagent.algorithms.estimators import (
-    BestOfK,
     BilevelGAE,
-    Comparison,
-    GroupAdvantage,
-    MaxRL,
-    NoReward,
     TokenAdvantage,
     TurnAdvantage,
 )
 from jaxagent.algorithms.objectives import GMPO, GSPO, NoObjective, Reinforce
-from jaxagent.algorithms.teachers import Divergence, Folder, Sampled, Server, Vocabulary
+from jaxagent.algorithms.teachers import Divergence, Folder, SampledLogRatio, Server, Vocabulary
 from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.contract import name_of
@@ -63,7 +59,7 @@ def check(rl: RLConfig) -> None:
 
 def _check_own(rl: RLConfig) -> None:
     """Refuses a class of the user's own that the code which reads its field could not use, or would not notice."""
-    extend(rl.advantage, "rl.advantage", GroupAdvantage, TurnAdvantage, TokenAdvantage)
+    extend(rl.advantage, "rl.advantage", GroupAdvantage, TurnAdvantage, TokenAdvantage, module=TurnAdvantage.__module__)
     extend(rl.aggregation, "rl.aggregation", Aggregation)
     if rl.critic:
         extend(rl.critic.loss, "rl.advantage.critic.loss", Squared, Categorical)
@@ -73,7 +69,7 @@ def _check_own(rl: RLConfig) -> None:
         extend(rl.echo.denominator, "rl.echo.denominator", Denominator)
     if rl.distill:
         extend(rl.distill.teacher, "rl.distill.teacher", Folder, Server)
-        extend(rl.distill.loss, "rl.distill.loss", Sampled, Divergence)
+        extend(rl.distill.loss, "rl.distill.loss", SampledLogRatio, Divergence)
     _takes(rl.objective, "rl.objective", "tokens")
     if rl.group_reward is not None:
         _takes(rl.group_reward, "rl.group_reward", "group")
@@ -82,8 +78,8 @@ def _check_own(rl: RLConfig) -> None:
     _takes(rl.advantage, "rl.advantage", *arguments)
 
 
-def extend(chosen: Any, field: str, *bases: type) -> None:
-    """Refuses what is none of `bases`, which are of one module.
+def extend(chosen: Any, field: str, *bases: type, module: str = "") -> None:
+    """Refuses what is none of `bases`, which can be imported from one module: the first one's where none is named.
 
     Raises:
       ConfigError: names the field, the class and what it must extend.
@@ -91,7 +87,7 @@ def extend(chosen: Any, field: str, *bases: type) -> None:
     if not isinstance(chosen, bases):
         *others, last = [base.__qualname__ for base in bases]
         names = f"{', '.join(others)} or {last}" if others else last
-        raise ConfigError(f"{field}='{name_of(chosen)}' must extend {names} of {bases[0].__module__}.")
+        raise ConfigError(f"{field}='{name_of(chosen)}' must extend {names} of {module or bases[0].__module__}.")
 
 
 def _takes(chosen: Any, field: str, *arguments: str) -> None:
@@ -150,14 +146,14 @@ def _check_on_policy(rl: RLConfig) -> None:
 
 
 def _check_distill(rl: RLConfig) -> None:
-    given = rl.distill
-    assert given is not None
-    if isinstance(given.teacher, Folder) and not given.teacher.path:
+    distill = rl.distill
+    assert distill is not None
+    if isinstance(distill.teacher, Folder) and not distill.teacher.path:
         raise ConfigError("distill.teacher must name a model folder, or be 'http' with the url of a server.")
-    if isinstance(given.teacher, Folder) and given.teacher.path.startswith(("http://", "https://")):
+    if isinstance(distill.teacher, Folder) and distill.teacher.path.startswith(("http://", "https://")):
         raise ConfigError(
-            f"distill.teacher.path='{given.teacher.path}' is an address: a server is given as "
-            f"distill.teacher=http with distill.teacher.url={given.teacher.path}."
+            f"distill.teacher.path='{distill.teacher.path}' is an address: a server is given as "
+            f"distill.teacher=http with distill.teacher.url={distill.teacher.path}."
         )
     if isinstance(rl.advantage, Comparison) and rl.advantage.drop_zero_signal:
         raise ConfigError(
@@ -168,7 +164,7 @@ def _check_distill(rl: RLConfig) -> None:
             "distill needs rl.refill=none and rl.keep_groups_frac=1: groups that these leave out could be distilled "
             "too."
         )
-    if isinstance(given.loss.support, Vocabulary) and not isinstance(given.teacher, Folder):
+    if isinstance(distill.loss.support, Vocabulary) and not isinstance(distill.teacher, Folder):
         raise ConfigError(
             "distill.loss.support='vocabulary' needs the teacher's weights, not its address: name a folder, or a "
             "top-k support, or loss='sampled'."

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -35,7 +35,10 @@ _SMALLEST_MEAN = 1e-8  # slime's: nothing is divided by less
 
 @dataclasses.dataclass(frozen=True)
 class Importance:
-    """Weights that are known before the update, of log-probs float[T] of the action tokens of one trajectory."""
+    """Weights that are known before the update, of log-probs float[T] of the action tokens of one trajectory.
+
+    As it stands this is TIS (Yao et al., 2025): the ratio, bounded.
+    """
 
     reads_old: ClassVar[bool] = True
     level: Literal["token", "sequence", "geometric"] = "token"  # whose ratio: a token's, its sequence's product or mean
@@ -87,10 +90,6 @@ class Importance:
         return np.exp(np.clip(log_rho, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
 
 
-class Truncate(Importance):
-    """TIS (Yao et al., 2025): the ratio, bounded. Defaults: token, 0 to 2."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Mask(Importance):
     """IcePop (arXiv 2510.18855): the ratio inside its bounds, 0 outside. The mean is of those bounded by high alone."""
@@ -116,9 +115,9 @@ def _log_ratio(old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.n
 
 def factors_of(correction: Importance, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.ndarray | None:
     """What a correction gives for one trajectory, finite f64[T] of 0 or more; None where that is vetoed."""
-    given = old_logprobs, behaviour_logprobs
-    vetoed = contract.call(correction, *given, method="vetoes")
-    return None if contract.number(correction, vetoed, "a veto", "vetoes") else contract.factors(correction, *given)
+    logprobs = old_logprobs, behaviour_logprobs
+    vetoed = contract.call(correction, *logprobs, method="vetoes")
+    return None if contract.number(correction, vetoed, "a veto", "vetoes") else contract.factors(correction, *logprobs)
 
 
 def mean_of(correction: Importance, old: Sequence[np.ndarray], behaviour: Sequence[np.ndarray]) -> float:
@@ -126,34 +125,31 @@ def mean_of(correction: Importance, old: Sequence[np.ndarray], behaviour: Sequen
     return contract.number(correction, contract.call(correction, old, behaviour, method="mean"), "a mean", "mean", 0.0)
 
 
-class Factor(NamedTuple):
-    """What a sample's policy weights are multiplied with, and whether `rl.correction.veto` takes it out altogether."""
+def factors_of_samples(
+    learnt: Sequence[Sample], choice: Importance
+) -> tuple[list[np.ndarray | None], dict[str, float | None]]:
+    """What the policy weights of each sample that takes part are multiplied with, and counts for the metrics.
 
-    weights: np.ndarray  # f64[T], all 0 where vetoed
-    vetoed: bool
-
-
-def factors_of_samples(learnt: Sequence[Sample], choice: Any) -> tuple[list[Factor], dict[str, float | None]]:
-    """The factor of each sample that takes part, and counts for the metrics."""
-    if not isinstance(choice, Importance):
-        return [Factor(np.ones(len(sample.mask)), False) for sample in learnt], {}
+    f64[T] each, None for a sample that `rl.correction.veto` takes out altogether.
+    """
     old = [np.asarray(sample.old)[sample.mask > 0] for sample in learnt]
     behaviour = [np.asarray(sample.trajectory.logprobs)[sample.mask > 0] for sample in learnt]
     pairs = list(zip(old, behaviour, strict=True))
-    given = [factors_of(choice, *pair) for pair in pairs]
-    vetoed = [factors is None for factors in given]
-    weights = [np.zeros(len(at)) if factors is None else factors for factors, at in zip(given, old, strict=True)]
+    of_actions = [factors_of(choice, *pair) for pair in pairs]
+    weights = [np.zeros(len(at)) if one is None else one for one, at in zip(of_actions, old, strict=True)]
     used = np.concatenate(weights) if weights else np.zeros(0)
     counts = {
         "correction/weight_mean": float(np.mean(used)) if len(used) else None,
         "correction/zero_frac": float(np.mean(used == 0)) if len(used) else None,
-        "correction/vetoed": float(sum(vetoed)),
+        "correction/vetoed": float(sum(one is None for one in of_actions)),
     }
     mean = mean_of(choice, old, behaviour)
-    factors = [np.ones(len(sample.mask)) for sample in learnt]
-    for factor, sample, of_actions in zip(factors, learnt, weights, strict=True):
-        factor[sample.mask > 0] = of_actions
-    return [Factor(factor / mean, veto) for factor, veto in zip(factors, vetoed, strict=True)], counts
+    factors: list[np.ndarray | None] = []
+    for sample, one in zip(learnt, of_actions, strict=True):
+        factor = np.ones(len(sample.mask))
+        factor[sample.mask > 0] = 0.0 if one is None else one
+        factors.append(None if one is None else factor / mean)
+    return factors, counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,4 +170,4 @@ class OPSM:
         return jnp.where((tokens.advantages < 0) & (drift > self.delta), 0.0, 1.0)
 
 
-CORRECTIONS: dict[str, type] = {"truncate": Truncate, "mask": Mask, "opsm": OPSM}
+CORRECTIONS: dict[str, type] = {"truncate": Importance, "mask": Mask, "opsm": OPSM}

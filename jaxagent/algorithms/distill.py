@@ -12,7 +12,7 @@ at the sampling temperature:
 
 The last three need distributions, not samples: over the whole vocabulary, or over a support of top-k tokens in which
 both are renormalised (without that a top-k sum is no divergence: it can be negative).
-The gradient of the sampled term's own value would be useless, as that of "k1" in `kl.py`: so it is a number.
+The gradient of the sampled term's own value would be useless, as that of "k1" in `policy_loss.py`: so it is a number.
 Axis letters: T tokens, V vocabulary or support, K top-k tokens, C candidates.
 """
 

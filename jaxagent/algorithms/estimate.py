@@ -9,28 +9,34 @@ An episode of several trajectories, by `rl.advantage.multi_trajectory`, when adv
   statistics  each trajectory counts as an attempt in the group's mean and std (AgentFlow's Flow-GRPO, 2510.05592),
               where one without an action token is none, though the other two count its reward
 
-Advantages over turns read process rewards too (`process.py`) and count an episode as one sequence of turns.
+Advantages over turns read process rewards too, and count an episode as one sequence of turns. `turn_rewards[k]` is what
+the environment says of turn k, or of a sub-goal reached in it; the episode's reward comes on top of them, at the end.
+Turns are counted over the episode's trajectories, one after the other; missing rewards are 0. Advantages along tokens
+are computed for all trajectories of a batch by one program, padded to one shape.
 Here is everything around the pure functions: failed attempts, groups without signal, KL in the reward or in the
-advantage, whitening. Axis letters: N groups, G samples per group, T tokens.
+advantage, whitening. Axis letters: N groups, G samples per group, K turns, T tokens.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import Any
 
+import chex
+import jax
 import numpy as np
 
-from jaxagent.algorithms.advantages import alone, whiten, zero_signal
+from jaxagent import contract
+from jaxagent.algorithms.advantages import Comparison, GroupAdvantage, alone, whiten, zero_signal
 from jaxagent.algorithms.distill import sampled_advantages
-from jaxagent.algorithms.estimators import GroupAdvantage, TokenAdvantage, TokenPath, TurnAdvantage, compared
-from jaxagent.algorithms.kl import kl_estimate
-from jaxagent.algorithms.process import by_turn, states, token_rewards
-from jaxagent.algorithms.streams import Sample, rewards
-from jaxagent.algorithms.token_advantages import estimates
+from jaxagent.algorithms.estimators import Estimate, TokenAdvantage, TokenPath, TurnAdvantage
+from jaxagent.algorithms.policy_loss import kl_estimate
+from jaxagent.algorithms.streams import Sample, action_mask, rewards
 from jaxagent.config import KLConfig, RLConfig
-from jaxagent.types import Group, StopReason
+from jaxagent.types import Episode, Group, StopReason
 
 REWARD_EPSILON = 1e-5  # by which a reward may miss `rl.shaping.min_reward`
 
@@ -51,33 +57,35 @@ class Signal:
 def signals(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig) -> list[Signal | None]:
     """One signal per sample; None where it takes no part."""
     if isinstance(rl.advantage, TokenAdvantage):
-        given = _along_tokens(groups, samples, rl)
+        by_sample = _along_tokens(groups, samples, rl)
     else:
-        given = (_over_turns if isinstance(rl.advantage, TurnAdvantage) else _group_relative)(groups, samples, rl)
+        by_sample = (_over_turns if isinstance(rl.advantage, TurnAdvantage) else _group_relative)(groups, samples, rl)
     if rl.kl_in("advantage"):
-        given = [s and s.plus(-kl_penalty(sample, rl.kl)) for sample, s in zip(samples, given, strict=True)]
+        by_sample = [s and s.plus(-kl_penalty(sample, rl.kl)) for sample, s in zip(samples, by_sample, strict=True)]
     if rl.distill is not None and rl.distill.in_advantage:
-        given = [s and s.plus(teacher_advantages(sample, rl)) for sample, s in zip(samples, given, strict=True)]
+        by_sample = [s and s.plus(teacher_advantages(sample, rl)) for sample, s in zip(samples, by_sample, strict=True)]
     if rl.mask_truncated:
         cut = [sample.episode.stop_reason is StopReason.TOKEN_LIMIT for sample in samples]
-        given = [None if is_cut else signal for signal, is_cut in zip(given, cut, strict=True)]
-    given = _whitened(samples, given) if rl.whiten_advantages else given
+        by_sample = [None if is_cut else signal for signal, is_cut in zip(by_sample, cut, strict=True)]
+    by_sample = _whitened(samples, by_sample) if rl.whiten_advantages else by_sample
     if rl.shaping is not None:
         good = [sample.episode.total_reward >= rl.shaping.min_reward - REWARD_EPSILON for sample in samples]
-        more = [sample.mask * rl.shaping.correct_boost * is_good for sample, is_good in zip(samples, good, strict=True)]
-        given = [signal and signal.plus(boost) for signal, boost in zip(given, more, strict=True)]
-    return given
+        extra = [
+            sample.mask * rl.shaping.correct_boost * is_good for sample, is_good in zip(samples, good, strict=True)
+        ]
+        by_sample = [signal and signal.plus(boost) for signal, boost in zip(by_sample, extra, strict=True)]
+    return by_sample
 
 
-def _whitened(samples: Sequence[Sample], given: Sequence[Signal | None]) -> list[Signal | None]:
+def _whitened(samples: Sequence[Sample], signals: Sequence[Signal | None]) -> list[Signal | None]:
     """With advantages of mean 0 and variance 1 over all action tokens of the samples that take part."""
-    learnt = [(sample.mask > 0, signal.advantages) for sample, signal in zip(samples, given, strict=True) if signal]
+    learnt = [(sample.mask > 0, signal.advantages) for sample, signal in zip(samples, signals, strict=True) if signal]
     if not learnt:
-        return list(given)
+        return list(signals)
     masks, advantages = zip(*learnt, strict=True)
     white = whiten(np.concatenate(advantages), np.concatenate(masks))
     parts = iter(np.split(white, np.cumsum([len(mask) for mask in masks])[:-1]))
-    return [signal and dataclasses.replace(signal, advantages=next(parts)) for signal in given]
+    return [signal and dataclasses.replace(signal, advantages=next(parts)) for signal in signals]
 
 
 def kl_penalty(sample: Sample, kl: KLConfig) -> np.ndarray:
@@ -155,10 +163,10 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
             turns += of_trajectories
     shape = (*counted.shape, max(map(len, attempts.values())))
     steps, live, began = np.zeros(shape), np.zeros(shape, bool), np.zeros(shape, np.int64)
-    for place, given in attempts.items():
-        steps[place][: len(given)], live[place][: len(given)] = given, counted[place]
-        seen = states(groups[place[0]].episodes[place[1]]) if rl.advantage.reads_states else ()
-        began[place][: len(seen)] = [numbers.setdefault(state, len(numbers)) for state in seen]
+    for place, rewards_of_turns in attempts.items():
+        steps[place][: len(rewards_of_turns)], live[place][: len(rewards_of_turns)] = rewards_of_turns, counted[place]
+        began_in = states(groups[place[0]].episodes[place[1]]) if rl.advantage.reads_states else ()
+        began[place][: len(began_in)] = [numbers.setdefault(state, len(numbers)) for state in began_in]
     silent = zero_signal(*(x.reshape(len(counted), -1) for x in (steps, live))) | alone(live.any(axis=2))[:, 0]
     if rl.kl_in("reward"):  # behind `silent`, as for groups: whether there is signal is asked of the rewards alone
         for sample, turn in zip(samples, turns, strict=True):
@@ -182,11 +190,11 @@ def _along_tokens(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConf
         for i, (sample, reward) in enumerate(zip(samples, process, strict=True))
         if not sample.episode.stop_reason.is_failure
     }
-    given: list[Signal | None] = [None] * len(samples)
+    signals: list[Signal | None] = [None] * len(samples)
     for i, estimate in zip(paths, estimates(list(paths.values()), rl), strict=True):
         learnt = () if samples[i].values is None else (estimate.returns, estimate.learnt)
-        given[i] = Signal(estimate.advantages, *learnt)
-    return given
+        signals[i] = Signal(estimate.advantages, *learnt)
+    return signals
 
 
 def _path(sample: Sample, reward: np.ndarray, rl: RLConfig) -> TokenPath:
@@ -197,3 +205,120 @@ def _path(sample: Sample, reward: np.ndarray, rl: RLConfig) -> TokenPath:
     log_rho = zero if sample.old is None else sample.old - sample.trajectory.logprobs
     values = zero if sample.values is None else sample.values
     return TokenPath(reward, values, sample.mask > 0, sample.trajectory.turns, log_rho)
+
+
+_DTYPES = TokenPath(np.float32, np.float32, bool, np.int32, np.float32)
+_ROWS = 64  # trajectories per call: a static shape, so that nothing compiles twice
+
+
+def compared(
+    advantage: Comparison, rewards: np.ndarray, mask: np.ndarray, read: np.ndarray, *states: Any
+) -> np.ndarray:
+    """What an advantage that compares attempts says of them: float as `rewards`, finite where bool `read`.
+
+    `states`: those of turns, for one that reads them.
+    """
+    axes = "one number per attempt, [N, G]" if rewards.ndim == 2 else "one number per turn, [N, G, K]"
+    wanted = contract.Array("advantages", axes, rewards.shape)
+    return contract.numbers(advantage, contract.call(advantage, rewards, mask, *states), wanted, read, of=[rewards])
+
+
+def estimated(advantage: TokenAdvantage, path: TokenPath) -> Estimate:
+    """What an advantage along tokens says of one trajectory: three arrays [T]."""
+    kinds = {"advantages": "f", "returns": "f", "learnt tokens": "bf"}
+    wanted = [contract.Array(name, "one number per token, [T]", path.mask.shape, kinds[name]) for name in kinds]
+    return Estimate(*contract.arrays(advantage, contract.call(advantage, path), *wanted))
+
+
+def warm_up(rl: RLConfig) -> None:
+    """Compiles what the advantage runs on the device."""
+    if isinstance(rl.advantage, TokenAdvantage):
+        zero = np.zeros(1, np.float32)
+        estimates([TokenPath(zero, zero, np.zeros(1, bool), np.zeros(1, np.int32), zero)], rl)
+
+
+@functools.partial(jax.jit, static_argnames="advantage")
+def _estimate_rows(rows: TokenPath, advantage: TokenAdvantage) -> Estimate:
+    return jax.vmap(functools.partial(estimated, advantage))(rows)
+
+
+def estimates(paths: list[TokenPath], rl: RLConfig) -> list[Estimate]:
+    """Estimates of ragged trajectories, f32[T] each."""
+    # One row more than a packed row: the last token of a trajectory is a target, never an input.
+    width = rl.batch.row_tokens + 1
+    out = []
+    for start in range(0, len(paths), _ROWS):
+        block = paths[start : start + _ROWS]
+        padded = TokenPath(*(np.zeros((_ROWS, width), dtype) for dtype in _DTYPES))
+        for row, path in enumerate(block):
+            chex.assert_equal_shape(list(path))
+            for target, stream in zip(padded, path, strict=True):
+                used = min(len(stream), width)  # the tail behind the last action may be longer than a row
+                target[row, :used] = stream[:used]
+        with jax.transfer_guard("disallow"):
+            rows = jax.device_get(_estimate_rows(jax.device_put(padded), advantage=rl.advantage))
+        for row, path in enumerate(block):
+            full = [np.zeros(len(path.mask), np.float32) for _ in rows]
+            used = min(len(path.mask), width)
+            for target, row_of in zip(full, rows, strict=True):
+                target[:used] = row_of[row, :used]
+            out.append(Estimate(*full))
+            for name in ("advantages", "returns"):
+                numbers, like = (
+                    getattr(out[-1], name),
+                    contract.Array(name, "one number per token, [T]", path.mask.shape),
+                )
+                contract.numbers(rl.advantage, numbers, like, path.mask, of=[path.rewards, path.values])
+    return out
+
+
+def by_turn(episode: Episode) -> tuple[list[np.ndarray], np.ndarray]:
+    """The episode's turns that have a token the policy is trained on, numbered 0 to K - 1, and their process rewards.
+
+    Returns:
+      i64[T] of each trajectory with an action token: the turn of each action token, -1 elsewhere; and f64[K]. A reward
+      of a turn without such a token is the turn's before it, also at the end of a trajectory and in one that has none:
+      every turn counts of which a token is there, whatever its kind.
+    """
+    numbers, start = [], 0
+    for trajectory in episode.trajectories:
+        mask = action_mask(trajectory) > 0
+        if mask.any():
+            numbers.append(np.where(mask, start + trajectory.turns.astype(np.int64), -1))
+        start += int(trajectory.turns.max(initial=-1)) + 1
+    if not numbers:
+        return [], np.zeros(0)
+    live = np.unique(np.concatenate(numbers))
+    live = live[live >= 0]
+    rewards = np.zeros(len(live))
+    at = np.searchsorted(live, np.arange(len(episode.turn_rewards)), side="right") - 1
+    np.add.at(rewards, np.maximum(at, 0), episode.turn_rewards)
+    return [np.where(number < 0, -1, np.searchsorted(live, number)) for number in numbers], rewards
+
+
+def token_rewards(episode: Episode) -> list[np.ndarray]:
+    """f64[T] of each trajectory with an action token: every turn's process reward on the turn's last action token."""
+    indices, rewards = by_turn(episode)
+    out = []
+    for index in indices:
+        at = np.flatnonzero(index >= 0)[::-1]
+        turns, first = np.unique(index[at], return_index=True)  # first from behind
+        out.append(np.zeros(len(index)))
+        out[-1][at[first]] = rewards[turns]
+    return out
+
+
+def states(episode: Episode) -> list[bytes]:
+    """The state in which each turn of `by_turn` began: the tokens that the policy was shown since it last spoke.
+
+    Of a trajectory's first turn that is all before it. Two turns of a group began in the same state where these are
+    equal, which is what GiGPO calls an anchor state: an environment must show all that matters, and no more, each turn.
+    """
+    out: list[bytes] = []
+    for trajectory in episode.trajectories:
+        at = np.flatnonzero(action_mask(trajectory))
+        _, first = np.unique(trajectory.turns[at], return_index=True)
+        for index in first:
+            before = at[index - 1] + 1 if index else 0
+            out.append(trajectory.tokens[before : at[index]].tobytes())
+    return out

@@ -2,8 +2,8 @@
 
 The environment judges an attempt alone, and some things cannot be judged so: how cheap an attempt was means something
 only beside the others at its task. An entry is called with a finished group and gives one reward per episode;
-`shaped` puts them into the episodes, so that all that comes after (groups without signal, advantages, logs, metrics)
-sees these rewards and no others. Evaluations keep the environment's.
+`streams.shaped` puts them into the episodes, so that all that comes after (groups without signal, advantages, logs,
+metrics) sees these rewards and no others. Evaluations keep the environment's.
 No jax before an entry is called: a config is read without it. Axis letters: G attempts of one group, K features.
 """
 
@@ -16,11 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxagent import contract
 from jaxagent.algorithms.advantages import group_mean_std
-from jaxagent.config import ConfigError, RLConfig
+from jaxagent.config import ConfigError
 from jaxagent.config.ranges import FiniteFloat
-from jaxagent.types import Episode, Group, StopReason
+from jaxagent.types import Group
 
 PREFERENCES = "preferences"  # of a task's metadata: feature -> weight
 
@@ -141,65 +140,25 @@ def preferred(features: np.ndarray, weights: np.ndarray, correct: np.ndarray, ma
     return np.where(correct & mask, normalised(features, mask) @ weights, 0.0)
 
 
-def weights_of(given: Any, task: str) -> dict[str, float]:
+def weights_of(preferences: Any, task: str) -> dict[str, float]:
     """A task's preferences, in the order of their names.
 
     Raises:
       ConfigError: no object of finite numbers, or an empty one; names the task.
     """
-    fine = isinstance(given, Mapping) and given
-    for name, weight in given.items() if fine else ():
+    fine = isinstance(preferences, Mapping) and preferences
+    for name, weight in preferences.items() if fine else ():
         number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         fine = fine and isinstance(name, str) and number and math.isfinite(weight)
     if not fine:
         raise ConfigError(
             f"task '{task}': metadata.{PREFERENCES} must be an object of numbers by name (accuracy, cost, latency, "
-            f"tools, experts), got {given!r:.200}."
+            f"tools, experts), got {preferences!r:.200}."
         )
-    return {name: float(given[name]) for name in sorted(given)}
+    return {name: float(preferences[name]) for name in sorted(preferences)}
 
 
 GROUP_REWARDS: dict[str, type] = {"preferences": Preferences, "gdpo": Decoupled}
-
-
-def shaped(group: Group, rl: RLConfig) -> Group:
-    """The group with the rewards that `rl.group_reward` gives, scaled where an attempt ran out of tokens.
-
-    What a group reward gives takes the place of all that an attempt earned, its turns' rewards included. A factor for
-    running out of tokens, `rl.shaping.truncated_factor`, is ProRL's and ToolOrchestra's stop_properly_penalty. It
-    scales the attempt's rewards unless their sum is negative: scaled, that would be a prize for running out of tokens.
-    """
-    episodes = list(group.episodes)
-    if rl.group_reward is not None:
-        episodes = [
-            dataclasses.replace(episode, reward=reward, turn_rewards=())
-            for episode, reward in zip(episodes, _given(rl.group_reward, group), strict=True)
-        ]
-    if rl.shaping is not None:
-        episodes = [_scaled(episode, rl.shaping.truncated_factor) for episode in episodes]
-    failed = [episode.stop_reason.is_failure for episode in group.episodes]
-    chosen = zip(group.episodes, episodes, failed, strict=True)
-    return dataclasses.replace(group, episodes=[old if out else new for old, new, out in chosen])
-
-
-def _scaled(episode: Episode, factor: float) -> Episode:
-    if episode.stop_reason is not StopReason.TOKEN_LIMIT or episode.total_reward <= 0:
-        return episode
-    turns = tuple(reward * factor for reward in episode.turn_rewards)
-    return dataclasses.replace(episode, reward=episode.reward * factor, turn_rewards=turns)
-
-
-def _given(reward: Any, group: Group) -> list[float]:
-    """What a group reward says of each episode. Raises ConfigError where that is no finite number for each."""
-    answer = contract.call(reward, group)
-    listed = answer.tolist() if getattr(answer, "ndim", 0) == 1 else answer
-    if not isinstance(listed, (list, tuple)) or len(listed) != len(group.episodes):
-        came = (
-            f"{len(listed)} rewards" if isinstance(listed, (list, tuple)) else f"rewards {contract.described(answer)}"
-        )
-        raise contract.wrong(reward, came, f"a list of one per episode of the group, {len(group.episodes)},")
-    failed = [episode.stop_reason.is_failure for episode in group.episodes]
-    return [0.0 if no else contract.number(reward, r, "a reward") for r, no in zip(listed, failed, strict=True)]
 
 
 def _looked_up(values: Mapping[str, float], name: str, where: str, task: str) -> float:

@@ -4,7 +4,7 @@
   bradley_terry  mean over pairs of     -log sigmoid(z_chosen - z_rejected)      (Ouyang et al. 2203.02155, eq. 1)
 
 A pair's loss couples two sequences. Its gradient is that of the linear loss sum(c z) with c = -+sigmoid(-(z_chosen -
-z_rejected)) / pairs, computed from scores under the same parameters (see dpo.py): exact with one update per scoring.
+z_rejected)) / pairs, computed from scores under the same parameters (supervised.py): exact with one update per scoring.
 Z is read where the episode ends: `ended` appends a token that stands for the end, whose "value" is the state after the
 last token. In: episodes. Out: `Streams` (`value_weights`, `returns`) of one update, and held-out metrics.
 Axis letters: N episodes.
@@ -20,8 +20,8 @@ import chex
 import jax
 import numpy as np
 
-from jaxagent.algorithms.dpo import Pair
 from jaxagent.algorithms.streams import Streams, action_mask
+from jaxagent.algorithms.supervised import Pair
 from jaxagent.types import Episode, TokenKind, Trajectory
 
 # z f32[...], y f32[...] -> loss f32[...] per episode, before its weight.

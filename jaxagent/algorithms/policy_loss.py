@@ -1,7 +1,21 @@
-"""What an objective reads of the tokens that the policy is trained on, and what it gives. `objectives.py` has them.
+"""What an objective reads of the tokens that the policy is trained on, and the KL divergence to a frozen reference.
 
-Gradients flow through `logprobs` alone. `old_logprobs` are those of the policy that the ratio r = p / p_old is taken
-to: the one that sampled, or the learner's own before the step's first update.
+`objectives.py` has the objectives. Gradients flow through `logprobs` alone. `old_logprobs` are those of the policy that
+the ratio r = p / p_old is taken to: the one that sampled, or the learner's own before the step's first update.
+
+KL is estimated per token, from the sampled token alone. With d = log p - log p_ref of a token sampled from p (see
+Schulman, "Approximating KL Divergence", http://joschu.net/blog/kl-approx.html):
+
+  k1   d                    unbiased, high variance
+  k2   d^2 / 2              biased, low variance
+  k3   exp(-d) - 1 + d      unbiased and non-negative; "low_var_kl"; GRPO's (arXiv 2402.03300, eq. 4)
+  abs  |d|
+
+In the reward an estimator is a number. In the loss its gradient is what matters, and that of k1 is useless:
+E_p[grad d] = E_p[grad log p] = 0. So k1 in the loss has k1's value and k2's gradient, whose expectation
+E_p[d * grad log p] is the gradient of KL(p || p_ref). k2, k3 and abs are differentiated as they stand; the expected
+gradient of k3 is that of the OTHER divergence, KL(p_ref || p), so "k3+" has k3's value and k2's gradient too.
+Axis letters: B packed rows, R targets per row.
 """
 
 from __future__ import annotations
@@ -14,8 +28,56 @@ import jax
 import jax.numpy as jnp
 
 from jaxagent import contract
-from jaxagent.algorithms.segments import sequence_mean, sequence_sum
 from jaxagent.config import ConfigError
+
+
+def sequence_mean(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> jax.Array:
+    """The mean over the masked targets of each target's own sequence, at every target of it.
+
+    Args:
+      values: f32[B, R]; what stands outside the mask is never read.
+      mask: bool[B, R].
+      sequence: i32[B, R] which sequence a target belongs to; equal ids stand side by side, in one row.
+
+    Returns:
+      f32[B, R]; 0 for a sequence without masked targets.
+    """
+    _check(values, mask, sequence)
+    total = _total(sequence)
+    count = total(mask.astype(jnp.float32))
+    return total(jnp.where(mask, values, 0.0)) / jnp.maximum(count, 1.0)
+
+
+def sequence_sum(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> jax.Array:
+    """The sum over the masked targets of each target's own sequence, at every target of it; args as above."""
+    _check(values, mask, sequence)
+    return _total(sequence)(jnp.where(mask, values, 0.0))
+
+
+def _check(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> None:
+    chex.assert_rank([values, mask, sequence], 2)
+    chex.assert_equal_shape([values, mask, sequence])
+    chex.assert_type([values, mask, sequence], [float, bool, int])
+
+
+def _total(sequence: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """Sums f32[B, R] over sequences by scans along R, which no mesh splits: no sum depends on what else is in a row."""
+    first = jnp.ones_like(sequence[:, :1], bool)
+    change = sequence[:, 1:] != sequence[:, :-1]
+    starts, ends = jnp.concatenate([first, change], 1), jnp.concatenate([change, first], 1)
+
+    def add(a: tuple, b: tuple) -> tuple:  # a running sum that a start sets back
+        return jnp.where(b[1], b[0], a[0] + b[0]), a[1] | b[1]
+
+    def latest(a: tuple, b: tuple) -> tuple:  # from right to left: what the last end before held
+        return jnp.where(b[1], b[0], a[0]), a[1] | b[1]
+
+    def total(x: jax.Array) -> jax.Array:
+        running, _ = jax.lax.associative_scan(add, (x, starts), axis=1)
+        return jax.lax.associative_scan(latest, (running, ends), axis=1, reverse=True)[0]
+
+    return total
+
 
 # exp(20) is far outside any clip range; the bound keeps values and gradients finite for tokens of weight 0.
 _MAX_LOG_RATIO = 20.0
@@ -89,3 +151,42 @@ def tokens_of(
         return sequence_sum(values, mask, sequence)
 
     return Tokens(logprobs, old_logprobs, advantages, mean, total, mask, **more)
+
+
+Array = Any  # numpy.ndarray or jax.Array
+
+_MAX_DIFFERENCE = 20.0  # of d inside exp: finite values and gradients
+_MAX_K3 = 10.0  # published implementations clamp k3 here
+
+
+def kl_estimate(logprobs: Array, reference_logprobs: Array, estimator: str) -> Array:
+    """The estimate of each token, float of the inputs' shape. Runs on NumPy and JAX arrays.
+
+    Raises:
+      ValueError: unknown estimator.
+    """
+    chex.assert_equal_shape([logprobs, reference_logprobs])
+    chex.assert_type([logprobs, reference_logprobs], float)
+    xp = logprobs.__array_namespace__()
+    d = logprobs - reference_logprobs
+    match estimator:
+        case "k1":
+            return d
+        case "k2":
+            return 0.5 * d * d
+        case "k3" | "k3+":
+            bounded = xp.clip(d, -_MAX_DIFFERENCE, _MAX_DIFFERENCE)
+            return xp.clip(xp.exp(-bounded) - 1.0 + bounded, -_MAX_K3, _MAX_K3)
+        case "abs":
+            return xp.abs(d)
+    raise ValueError(f"unknown KL estimator '{estimator}'")
+
+
+def kl_loss(logprobs: jax.Array, reference_logprobs: jax.Array, estimator: str) -> jax.Array:
+    """The estimate of each token, f32[...], with a gradient that lowers the KL (see the module docstring)."""
+    reference_logprobs = jax.lax.stop_gradient(reference_logprobs)
+    if estimator not in ("k1", "k3+"):
+        return kl_estimate(logprobs, reference_logprobs, estimator)
+    value = kl_estimate(logprobs, reference_logprobs, estimator)
+    with_gradient = kl_estimate(logprobs, reference_logprobs, "k2")
+    return jax.lax.stop_gradient(value - with_gradient) + with_gradient

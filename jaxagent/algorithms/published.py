@@ -16,7 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxagent.algorithms.aggregate import Aggregation, Constant, RolloutMean, SequenceMean, TokenMean
-from jaxagent.algorithms.corrections import OPSM, Mask, Truncate
+from jaxagent.algorithms.corrections import OPSM, Importance, Mask
 from jaxagent.algorithms.estimators import (
     GAE,
     AdaptiveGAE,
@@ -45,7 +45,7 @@ from jaxagent.config.parse import hints, plain
 
 
 @dataclasses.dataclass(frozen=True)
-class Published:
+class PublishedAlgorithm:
     """One algorithm: the fields of `rl` that it sets."""
 
     source: str
@@ -74,72 +74,72 @@ _HIGHER = PPOClip(clip_low=0.2, clip_high=0.28)
 _TEN_ROUNDS = RefillConfig(max_rounds=10)  # the bound of generation batches in DAPO's recipe
 _K1_IN_REWARD = functools.partial(KLConfig, estimator="k1", where="reward")
 _on_dapo = functools.partial(
-    Published, advantage=_SIGNAL, objective=_HIGHER, aggregation=TokenMean(), refill=_TEN_ROUNDS
+    PublishedAlgorithm, advantage=_SIGNAL, objective=_HIGHER, aggregation=TokenMean(), refill=_TEN_ROUNDS
 )
-_starpo = functools.partial(Published, advantage=GAE(), whiten_advantages=True, aggregation=TokenMean())
+_starpo = functools.partial(PublishedAlgorithm, advantage=GAE(), whiten_advantages=True, aggregation=TokenMean())
 
-PUBLISHED: dict[str, Published] = {
-    "grpo": Published(
+PUBLISHED: dict[str, PublishedAlgorithm] = {
+    "grpo": PublishedAlgorithm(
         "DeepSeekMath, arXiv 2402.03300, section 4.1, with verl's dual clip", objective=DualClip(), kl=KLConfig(0.04)
     ),
     "dapo": _on_dapo("DAPO, arXiv 2503.14476"),
-    "dr_grpo": Published(
+    "dr_grpo": PublishedAlgorithm(
         "Understanding R1-Zero-Like Training, arXiv 2503.20783", advantage=GroupMean(), aggregation=Constant()
     ),
-    "rloo": Published(
+    "rloo": PublishedAlgorithm(
         "Back to Basics, arXiv 2402.14740", advantage=LeaveOneOut(), objective=Reinforce(), kl=_K1_IN_REWARD(0.05),
         aggregation=Constant(),  # an attempt is one action: a sum over its tokens
     ),
-    "reinforce_pp": Published(
+    "reinforce_pp": PublishedAlgorithm(
         "REINFORCE++, arXiv 2501.03262", advantage=Return(), whiten_advantages=True, kl=_K1_IN_REWARD(0.01),
         aggregation=TokenMean(),
     ),
-    "reinforce_pp_baseline": Published(
+    "reinforce_pp_baseline": PublishedAlgorithm(
         "REINFORCE++ with a group baseline, arXiv 2501.03262, as OpenRLHF's scripts set it", advantage=GroupMean(),
         whiten_advantages=True, kl=KLConfig(1e-5, estimator="k2"), aggregation=TokenMean(),
     ),
-    "gspo": Published("Group Sequence Policy Optimization, arXiv 2507.18071", objective=GSPO()),
+    "gspo": PublishedAlgorithm("Group Sequence Policy Optimization, arXiv 2507.18071", objective=GSPO()),
     "cispo": _on_dapo("MiniMax-M1, arXiv 2506.13585", objective=CISPO()),
-    "sapo": Published("Soft Adaptive Policy Optimization, arXiv 2511.20347", objective=SoftGate()),
-    "grpo_process": Published(
+    "sapo": PublishedAlgorithm("Soft Adaptive Policy Optimization, arXiv 2511.20347", objective=SoftGate()),
+    "grpo_process": PublishedAlgorithm(
         "GRPO with process supervision, DeepSeekMath, arXiv 2402.03300, section 4.1.3; a step is a turn",
         advantage=TurnMeanStd(), objective=DualClip(), kl=KLConfig(0.04),
     ),
-    "pkpo": Published(
+    "pkpo": PublishedAlgorithm(
         "Pass@K Policy Optimization, arXiv 2505.15201", advantage=MaxAtK(k=4), objective=Reinforce(),
         aggregation=Constant(),
     ),
     "pass_at_k": _on_dapo(
         "Pass@k Training, arXiv 2508.10751, on DAPO", advantage=PassAtK(k=4, drop_zero_signal=True)
     ),
-    "tis": _on_dapo("Truncated importance sampling, Yao et al. 2025, on DAPO", correction=Truncate()),
+    "tis": _on_dapo("Truncated importance sampling, Yao et al. 2025, on DAPO", correction=Importance()),
     "icepop": _on_dapo("IcePop, arXiv 2510.18855, on DAPO", correction=Mask(low=0.5, high=5.0)),
     "mis": _on_dapo(
         "Masked importance sampling as slime's mis.yaml sets it, on DAPO",
         correction=Mask(low=0.5, high=2.0, veto=1e-4, normalise=True),
     ),
-    "opsm": Published(
+    "opsm": PublishedAlgorithm(
         "Off-policy sequence masking as slime has it, after DeepSeek-V3.2 (arXiv 2512.02556), on GRPO",
         correction=OPSM(),
     ),
-    "flow_grpo": Published(
+    "flow_grpo": PublishedAlgorithm(
         "Flow-GRPO of AgentFlow, arXiv 2510.05592: every turn is a sample, and the group's statistics are over turns",
         advantage=GroupMeanStd(multi_trajectory="statistics"), objective=DualClip(clip_high=0.3), kl=KLConfig(0.001),
         aggregation=TokenMean(),
     ),
-    "memagent": Published(
+    "memagent": PublishedAlgorithm(
         "MemAgent, arXiv 2507.02259: no std; every turn is a sample with the episode's whole advantage",
         advantage=GroupMean(), objective=DualClip(), kl=KLConfig(0.001), aggregation=TokenMean(),
     ),
-    "polar": Published(
+    "polar": PublishedAlgorithm(
         "NVIDIA-NeMo/ProRL-Agent-Server, bridge to the trainer", advantage=LeaveOneOutStd(), objective=_HIGHER,
         kl=KLConfig(0.001), aggregation=RolloutMean(),
     ),
-    "ppo": Published(
+    "ppo": PublishedAlgorithm(
         "PPO, arXiv 1707.06347, as Search-R1 (arXiv 2503.09516) sets it", advantage=GAE(), whiten_advantages=True,
         kl=_K1_IN_REWARD(0.001), aggregation=TokenMean(),  # k1: verl's default for KL in the reward
     ),
-    "vapo": Published(
+    "vapo": PublishedAlgorithm(
         "VAPO, arXiv 2504.05118; its value pre-training is the critic's warmup_updates", advantage=AdaptiveGAE(),
         objective=_HIGHER, positive_nll=PositiveNLLConfig(0.1), aggregation=TokenMean(),
     ),
@@ -151,15 +151,15 @@ PUBLISHED: dict[str, Published] = {
         "StarPO-S of RAGEN (arXiv 2504.20073) with PPO: clip higher, no KL, a filter of groups",
         objective=DualClip(clip_high=0.28), keep_groups_frac=0.25,
     ),
-    "vtrace": Published(
+    "vtrace": PublishedAlgorithm(
         "IMPALA's V-trace (arXiv 1802.01561) over tokens", advantage=VTrace(), objective=ImportanceSampling(),
         aggregation=TokenMean(),
     ),
-    "raft": Published(
+    "raft": PublishedAlgorithm(
         "RAFT (arXiv 2304.06767): likelihood of the best attempts alone", objective=NoObjective(),
         positive_nll=PositiveNLLConfig(1.0),
     ),
-    "echo": Published("ECHO, arXiv 2605.24517", echo=EchoConfig(0.05)),
+    "echo": PublishedAlgorithm("ECHO, arXiv 2605.24517", echo=EchoConfig(0.05)),
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """What an algorithm is given and what it makes: a `Sample` of every trajectory in, `Streams` for the blind learner out.
 
 A sample is a trajectory, where it comes from, and what models say of it. Streams are one number per token and
-component, made by an algorithm (`compose.py`) or by `sft.py`, normalised over one optimiser update by `aggregate.py`
-and packed by `learner/batching.py`. NumPy only.
+component, made by an algorithm (`compose.py`) or by `supervised.py`, normalised over one optimiser update by
+`aggregate.py` and packed by `learner/batching.py`. NumPy only.
 Axis letters: N groups, G attempts per group, T tokens, K top-k tokens.
 
 The learner's loss is, with nothing hidden,
@@ -23,11 +23,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from jaxagent import contract
 from jaxagent.algorithms.distill import Scores, Support
-from jaxagent.types import Episode, Group, TokenKind, Trajectory
+from jaxagent.config import RLConfig
+from jaxagent.types import Episode, Group, StopReason, TokenKind, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +108,46 @@ def rewards(groups: Sequence[Group]) -> tuple[np.ndarray, np.ndarray]:
     return values, counted
 
 
+def shaped(group: Group, rl: RLConfig) -> Group:
+    """The group with the rewards that `rl.group_reward` gives, scaled where an attempt ran out of tokens.
+
+    What a group reward gives takes the place of all that an attempt earned, its turns' rewards included. A factor for
+    running out of tokens, `rl.shaping.truncated_factor`, is ProRL's and ToolOrchestra's stop_properly_penalty. It
+    scales the attempt's rewards unless their sum is negative: scaled, that would be a prize for running out of tokens.
+    """
+    episodes = list(group.episodes)
+    if rl.group_reward is not None:
+        episodes = [
+            dataclasses.replace(episode, reward=reward, turn_rewards=())
+            for episode, reward in zip(episodes, _given(rl.group_reward, group), strict=True)
+        ]
+    if rl.shaping is not None:
+        episodes = [_scaled(episode, rl.shaping.truncated_factor) for episode in episodes]
+    failed = [episode.stop_reason.is_failure for episode in group.episodes]
+    chosen = zip(group.episodes, episodes, failed, strict=True)
+    return dataclasses.replace(group, episodes=[old if out else new for old, new, out in chosen])
+
+
+def _scaled(episode: Episode, factor: float) -> Episode:
+    if episode.stop_reason is not StopReason.TOKEN_LIMIT or episode.total_reward <= 0:
+        return episode
+    turns = tuple(reward * factor for reward in episode.turn_rewards)
+    return dataclasses.replace(episode, reward=episode.reward * factor, turn_rewards=turns)
+
+
+def _given(reward: Any, group: Group) -> list[float]:
+    """What a group reward says of each episode. Raises ConfigError where that is no finite number for each."""
+    answer = contract.call(reward, group)
+    listed = answer.tolist() if getattr(answer, "ndim", 0) == 1 else answer
+    if not isinstance(listed, (list, tuple)) or len(listed) != len(group.episodes):
+        came = (
+            f"{len(listed)} rewards" if isinstance(listed, (list, tuple)) else f"rewards {contract.described(answer)}"
+        )
+        raise contract.wrong(reward, came, f"a list of one per episode of the group, {len(group.episodes)},")
+    failed = [episode.stop_reason.is_failure for episode in group.episodes]
+    return [0.0 if no else contract.number(reward, r, "a reward") for r, no in zip(listed, failed, strict=True)]
+
+
 WEIGHTS = (
     "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "distill_weights",
     "value_weights",
@@ -155,9 +198,9 @@ class Streams:
         zero = np.zeros(length, np.float32)
         apart = ("trajectory", "episode", "support", "reward")
         names = [field.name for field in dataclasses.fields(cls) if field.name not in apart]
-        given = {name: np.asarray(stream, np.float32) for name, stream in streams.items()}
-        given = dict(old_logprobs=trajectory.logprobs, corrections=zero + 1) | given
-        return cls(trajectory, episode, support=support, reward=reward, **({name: zero for name in names} | given))
+        arrays = {name: np.asarray(stream, np.float32) for name, stream in streams.items()}
+        arrays = dict(old_logprobs=trajectory.logprobs, corrections=zero + 1) | arrays
+        return cls(trajectory, episode, support=support, reward=reward, **({name: zero for name in names} | arrays))
 
     @property
     def targets(self) -> np.ndarray:

@@ -42,16 +42,10 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class TopK:
-    """Distributions over some tokens, in which both are renormalised."""
+    """Distributions over some tokens, in which both are renormalised: over those that the student finds likeliest."""
 
-    which: ClassVar[str]  # of distill.support_of
+    which: ClassVar[str] = "student"  # of distill.support_of
     top_k: PositiveInt = 20
-
-
-class StudentTopK(TopK):
-    """The tokens that the student finds likeliest."""
-
-    which: ClassVar[str] = "student"
 
 
 class TeacherTopK(TopK):
@@ -68,14 +62,14 @@ class UnionTopK(TopK):
 
 SUPPORTS: dict[str, type] = {
     "vocabulary": Vocabulary,
-    "student": StudentTopK,
+    "student": TopK,
     "teacher": TeacherTopK,
     "union": UnionTopK,
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampled:
+class SampledLogRatio:
     """An advantage: log q - log p of the sampled token (Thinking Machines, 2025)."""
 
     support: ClassVar[None] = None
@@ -135,4 +129,4 @@ class JSD(Divergence):
         return self.beta * kl(teacher, mixture, support) + (1.0 - self.beta) * kl(student, mixture, support)
 
 
-LOSSES: dict[str, type] = {"sampled": Sampled, "reverse_kl": ReverseKL, "forward_kl": ForwardKL, "jsd": JSD}
+LOSSES: dict[str, type] = {"sampled": SampledLogRatio, "reverse_kl": ReverseKL, "forward_kl": ForwardKL, "jsd": JSD}

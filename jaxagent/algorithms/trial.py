@@ -21,7 +21,8 @@ import numpy as np
 from jaxagent import contract
 from jaxagent.algorithms import corrections, distill
 from jaxagent.algorithms.advantages import zero_signal
-from jaxagent.algorithms.estimators import Comparison, TokenPath, TurnAdvantage, compared, estimated
+from jaxagent.algorithms.estimate import compared, estimated
+from jaxagent.algorithms.estimators import Comparison, TokenPath, TurnAdvantage
 from jaxagent.algorithms.objectives import NoObjective
 from jaxagent.algorithms.policy_loss import READABLE, reads_of, tokens_of
 from jaxagent.algorithms.teachers import Divergence
@@ -62,8 +63,8 @@ def check_answers(rl: RLConfig) -> None:
 
         def divergence(student: jax.Array) -> tuple[jax.Array, jax.Array]:
             sides = (distill.renormalise(logits, support, 1.0) for logits in (student, teacher))
-            found = distill.divergences(rl.distill.loss, *sides, support)
-            return jnp.sum(found), found
+            values = distill.divergences(rl.distill.loss, *sides, support)
+            return jnp.sum(values), values
 
         _check_flow(rl.distill.loss, _flow(divergence), "the student's log-probs", student)
 
@@ -173,10 +174,10 @@ def _try_critic(loss: Any, draw: np.random.Generator) -> None:
         return jnp.sum(per_token), per_token
 
     shape = (*returns.shape, loss.heads) if loss.heads else returns.shape
-    given, flow = (draw.normal(size=shape).astype(np.float32), old, returns), _flow(total)
-    first = _check_flow(loss, flow, "the outputs", *given)
-    for other in (3 - 5 * x[:, 1:] for x in given), (0 * x[:, 1:] for x in given):  # turned, beside other numbers
-        turned = [np.concatenate([x[:, :1], y], axis=1)[::-1, ::-1] for x, y in zip(given, other, strict=True)]
+    arrays, flow = (draw.normal(size=shape).astype(np.float32), old, returns), _flow(total)
+    first = _check_flow(loss, flow, "the outputs", *arrays)
+    for other in (3 - 5 * x[:, 1:] for x in arrays), (0 * x[:, 1:] for x in arrays):  # turned, beside other numbers
+        turned = [np.concatenate([x[:, :1], y], axis=1)[::-1, ::-1] for x, y in zip(arrays, other, strict=True)]
         again = _check_flow(loss, flow, "", *turned)
         if not all(_equal(x[::-1, -1], y[:, 0]) for x, y in zip(again, first, strict=True)):
             name = contract.name_of(loss)
@@ -194,11 +195,11 @@ def _check_flow(chosen: Any, flow: Flow, to: str, *at: Any, mask: np.ndarray | b
 
     Where all of that gradient is 0, too: then the class trains nothing `to`, if that is not "".
     """
-    gradient, values = (np.asarray(found, np.float32) for found in flow(*at))
-    for what, found in (("a loss", values), ("a gradient", gradient)):
-        if (bad := ~np.isfinite(found)).any():
+    gradient, values = (np.asarray(numbers, np.float32) for numbers in flow(*at))
+    for what, numbers in (("a loss", values), ("a gradient", gradient)):
+        if (bad := ~np.isfinite(numbers)).any():
             where = "for ordinary numbers" if (bad & mask).any() else "at targets without weight, where all is 0,"
-            raise contract.wrong(chosen, f"{what} of {found[bad][0]} {where}", "a finite number")
+            raise contract.wrong(chosen, f"{what} of {numbers[bad][0]} {where}", "a finite number")
     if to and not gradient.any():
         raise ConfigError(
             f"{contract.name_of(chosen)} trains nothing: its loss has no gradient with respect to {to}, whatever they "

@@ -39,7 +39,7 @@ class KLConfig:
     """KL to a reference policy."""
 
     coefficient: PositiveFloat = 0.04  # DeepSeekMath, arXiv 2402.03300, section 4.2
-    estimator: Literal["k1", "k2", "k3", "k3+", "abs"] = "k3"  # of algorithms/kl.py
+    estimator: Literal["k1", "k2", "k3", "k3+", "abs"] = "k3"  # of algorithms/policy_loss.py
     where: Literal["loss", "reward", "advantage"] = "loss"  # advantage: token by token, after baselines
     refresh_every: NonNegativeInt = 0  # RL steps between two copies of the policy into the reference; 0 = it is frozen
 

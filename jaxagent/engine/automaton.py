@@ -5,16 +5,22 @@ device. The states are the proper prefixes of the stop strings (Aho & Corasick 1
 over bytes; a token is then a walk over its bytes, taken in advance for every state. So it does not matter how the
 tokenizer splits a stop string, nor whether a token runs past its end: the entry then says how many bytes past.
 
-NumPy only: the table is made on the host, once per tokenizer and set of stop strings.
+Each request ends at its own strings, and one compiled program serves them all: a `StopTable` stacks the automata of all
+requests in hand in one table of a fixed size. An automaton's states are a block of its rows, and a turn begins at its
+block's first row. Blocks that no request uses make room for new ones, the least recently used first.
+
+NumPy only: tables are made on the host, once per tokenizer and set of stop strings.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from jaxagent.config import ConfigError
 
 MOST_STATES = 2**15 - 1  # of a table: states are int16 where they fit
 START = 0  # the state of a turn that has produced nothing yet
@@ -48,19 +54,6 @@ class Automaton:
         for token in tokens:
             state = int(self.table[state, token])
         return state
-
-    def walk(self, tokens: Sequence[int]) -> tuple[int, str | None, int]:
-        """Runs tokens from the start state on the host.
-
-        Returns:
-          (tokens consumed, stop string or None, overshoot bytes); consumption ends with the completing token.
-        """
-        state = START
-        for count, token in enumerate(tokens, start=1):
-            state = int(self.table[state, token])
-            if state < 0:
-                return count, *self.decode(state)
-        return len(tokens), None, 0
 
 
 def build(
@@ -146,3 +139,90 @@ def _lift(
     table = np.where(table >= 0, renumber[np.maximum(table, 0)], table)[keep]
     small = np.iinfo(np.int16)
     return table.astype(np.int16 if small.min <= table.min() and table.max() <= small.max else np.int32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Block:
+    """An automaton and where its states begin in the table."""
+
+    stops: Automaton
+    first: int
+
+    def state_after(self, tokens: Sequence[int]) -> int:
+        """The row of the table after tokens none of which completed a stop string."""
+        return self.first + self.stops.state_after(tokens)
+
+
+class StopTable:
+    """The stacked automata.
+
+    Args:
+      default: of requests that name no stop strings; always there. Others are compiled for its vocabulary.
+      rows: states of all automata together, at most.
+
+    Raises:
+      ConfigError: `default` alone has more states.
+    """
+
+    def __init__(self, default: Automaton, rows: int) -> None:
+        if len(default.table) > rows:
+            raise ConfigError(
+                f"engine.stop_states={rows} is too small: the stop strings {list(default.stop_strings)} need "
+                f"{len(default.table)}."
+            )
+        row = np.int16 if rows <= MOST_STATES else np.int32
+        self.table = np.zeros((rows, default.table.shape[1]), np.promote_types(default.table.dtype, row))
+        self.default = Block(default, 0)
+        self.changed = False  # since the device took the table
+        self._blocks: dict[tuple[str, ...], Block] = {}  # least recently used first
+        self._write(self.default)
+
+    def block(self, stop_strings: Sequence[str], in_use: Iterable[Block]) -> Block | None:
+        """The block of a set of stop strings, compiled when it is new.
+
+        Args:
+          stop_strings: of a request.
+          in_use: blocks of the requests in hand, which stay where they are.
+
+        Returns:
+          None where there is no room until some request has ended.
+
+        Raises:
+          ValueError: an empty string, or strings for which there could never be room.
+        """
+        key = tuple(stop_strings)
+        if key == self.default.stops.stop_strings:
+            return self.default
+        if (known := self._blocks.pop(key, None)) is None:
+            free = len(self.table) - len(self.default.stops.table)
+            stops = build(key, self.default.stops.token_bytes, self.table.shape[1], free)
+            first = self._room(stops, in_use)
+            if first is None:
+                return None
+            self._write(known := Block(stops, first))
+        self._blocks[key] = known
+        return known
+
+    def _room(self, stops: Automaton, in_use: Iterable[Block]) -> int | None:
+        """The first row of a gap that holds the automaton, after unused ones have made way where they must."""
+        used = None
+        if not np.can_cast(stops.table.dtype, self.table.dtype):
+            raise ValueError(f"{len(stops.stop_strings)} stop strings are too many for tokens of so many bytes.")
+        while True:
+            end = len(self.default.stops.table)
+            for block in sorted(self._blocks.values(), key=lambda block: block.first):
+                if block.first - end >= len(stops.table):
+                    return end
+                end = block.first + len(block.stops.table)
+            if len(self.table) - end >= len(stops.table):
+                return end
+            used = set(in_use) if used is None else used
+            unused = next((key for key, block in self._blocks.items() if block not in used), None)
+            if unused is None:
+                return None
+            del self._blocks[unused]
+
+    def _write(self, block: Block) -> None:
+        table = block.stops.table
+        self.table[block.first : block.first + len(table)] = np.where(table >= 0, table + block.first, table)
+        self.changed = True

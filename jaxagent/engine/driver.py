@@ -4,7 +4,7 @@ Coroutines of any event loop `open` a session, `generate` turn by turn, and `clo
 Between two dispatches the thread takes what has arrived: new weights, closed sessions, new turns; the scheduler decides
 what runs next. Nothing here knows what a model is.
 
-Rules that hold: there may be more sessions than slots and pages, and their turns then wait (see `priority`); weights
+Rules that hold: there may be more sessions than slots and pages, and their turns then wait (`admission_order`); weights
 change between dispatches only, and each token carries the version that sampled it; an error of the device ends the
 driver, and every waiting turn raises it.
 """
@@ -25,15 +25,22 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxagent.config import ConfigError, SamplingConfig
-from jaxagent.engine.delivery import deliver
+from jaxagent.engine.automaton import StopTable
 from jaxagent.engine.executor import Executor, count_compiles
 from jaxagent.engine.model import Model, Params
-from jaxagent.engine.priority import OpenGroup
-from jaxagent.engine.requests import BusyError, EngineError, Request, Sampled, Session, empty_generation
+from jaxagent.engine.requests import (
+    EngineError,
+    EngineSetup,
+    OpenGroup,
+    QueueFullError,
+    Request,
+    SampledTokens,
+    Session,
+    deliver,
+    empty_generation,
+)
 from jaxagent.engine.sampling import request_key
 from jaxagent.engine.scheduler import Scheduler
-from jaxagent.engine.setup import EngineSetup
-from jaxagent.engine.stop_table import StopTable
 from jaxagent.engine.turns import Turns
 from jaxagent.types import Generation
 
@@ -211,7 +218,7 @@ class Driver:
         sampling: SamplingConfig,
         turn: int,
         deadline_s: float,
-        on_tokens: Callable[[Sampled], None] | None = None,
+        on_tokens: Callable[[SampledTokens], None] | None = None,
         stop_strings: Sequence[str] | None = None,
     ) -> Generation:
         """Samples one turn after appending `new_tokens` (prompt, or observation) to the session's sequence.
@@ -225,7 +232,7 @@ class Driver:
           TimeoutError: not done within `deadline_s` seconds; the session can only be closed then. So it is after
             the coroutine was cancelled.
           EngineError: the engine is dead, or the session is closed, broken or busy.
-          BusyError: too many turns wait, see `max_waiting`.
+          QueueFullError: too many turns wait, see `max_waiting`.
           ValueError: nothing to continue from, truncation without `truncation=True`, or stop strings that cannot be.
         """
         tokens = np.concatenate([session.tokens, np.asarray(new_tokens, np.int32)])
@@ -288,7 +295,7 @@ class Driver:
             in_hand = (*self._queue, *self._held_requests)
             most = self._setup.max_waiting
             if most is not None and len(in_hand) >= self._slots + most:
-                raise BusyError(f"The engine is busy: {len(in_hand)} turns are in hand already.")
+                raise QueueFullError(f"The engine is busy: {len(in_hand)} turns are in hand already.")
             if stop_strings is not None:
                 if (block := self._stops.block(stop_strings, (r.stops for r in in_hand))) is None:
                     return False
@@ -409,6 +416,6 @@ class Driver:
             self._queue, self._gone, self._held_requests = [], [], []
             self._work.notify_all()
         for loop, future in waiting:
-            told = EngineError(str(error))
-            told.__cause__ = cause
-            deliver(loop, [(future, told)])
+            failure = EngineError(str(error))
+            failure.__cause__ = cause
+            deliver(loop, [(future, failure)])

@@ -20,9 +20,9 @@ import numpy as np
 
 from jaxagent.config import ConfigError, EngineConfig
 from jaxagent.engine import batching, functions, programs
+from jaxagent.engine.automaton import StopTable
 from jaxagent.engine.model import ROWS, Model, Params
-from jaxagent.engine.setup import EngineSetup
-from jaxagent.engine.stop_table import StopTable
+from jaxagent.engine.requests import EngineSetup
 from jaxagent.models import kernels
 
 _COPIES = 64  # pages copied by one call, per shard
@@ -144,9 +144,9 @@ class Executor:
             source, target = np.ascontiguousarray(pairs.reshape(-1, 2).T)
             self._state = _issue(programs.copy_pages, self.model, self._state, source, target)
 
-    def begin(self, requests: functions.Requests) -> None:
+    def begin(self, turns: functions.Slots) -> None:
         """Starts turns."""
-        self._state = _issue(programs.begin, self._state, requests)
+        self._state = _issue(programs.begin, self._state, turns)
 
     def wait(self) -> None:
         """Blocks until the device has done everything issued so far, so that prefill and decode can be timed apart."""
@@ -174,7 +174,7 @@ class Executor:
         tables = np.zeros((self.sizes.all_slots, self.sizes.table), np.int32)
         self.prefill([], tables)
         self.copy_pages([(0, 0, 0)])
-        self.begin(functions.Requests.blank(self.sizes.all_slots))
+        self.begin(functions.Slots.blank(self.sizes.all_slots))
         self.free(none)
         for truncated in (False, True) if self.truncation else (False,):
             for rows in self.sizes.decode_tiles:

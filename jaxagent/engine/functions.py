@@ -13,7 +13,6 @@ Axis letters: S slots, K steps of one dispatch, V vocabulary, n tiles, N rows of
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -27,6 +26,7 @@ from jaxagent.engine.model import ROWS, Cache, Model, Params
 from jaxagent.models.sharding import tile_at
 
 Tree = Any  # a pytree of arrays
+Array = Any  # numpy.ndarray on the host, jax.Array on the device
 
 RUNNING, STOP, EOS, LENGTH = range(4)  # finish codes
 FINISH_NAMES = ("", "stop", "eos", "length")
@@ -42,45 +42,24 @@ class StopTables:
 
 @flax.struct.dataclass
 class Slots:
-    """What a turn in progress needs, per slot."""
+    """What a turn in progress needs, per slot; of NumPy arrays, new turns in the slots that are `active`."""
 
-    token: jax.Array  # i32[S] last token of the sequence, not cached yet
-    position: jax.Array  # i32[S] its index in the sequence
-    active: jax.Array  # bool[S] generating
-    automaton: jax.Array  # i32[S] state of the stop automaton
-    budget: jax.Array  # i32[S] tokens the turn may still sample
-    keys: jax.Array  # u32[S,2] see sampling.request_key
-    sampling: sampling.SamplingParams
-
-
-@flax.struct.dataclass
-class DecodeState:
-    """Everything the device keeps from call to call."""
-
-    cache: Cache
-    slots: Slots
-
-
-@flax.struct.dataclass
-class Requests:
-    """New turns, one per slot where `mask`; elsewhere ignored. NumPy on the host, one transfer."""
-
-    mask: np.ndarray  # bool[S]
-    token: np.ndarray  # i32[S]
-    position: np.ndarray  # i32[S]
-    automaton: np.ndarray  # i32[S] START, or where an interrupted turn stood
-    budget: np.ndarray  # i32[S], at least 1
-    keys: np.ndarray  # u32[S,2]
+    token: Array  # i32[S] last token of the sequence, not cached yet
+    position: Array  # i32[S] its index in the sequence
+    active: Array  # bool[S] generating
+    automaton: Array  # i32[S] state of the stop automaton: START, or where an interrupted turn stood
+    budget: Array  # i32[S] tokens the turn may still sample
+    keys: Array  # u32[S,2] see sampling.request_key
     sampling: sampling.SamplingParams
 
     @classmethod
-    def blank(cls, slots: int) -> Requests:
-        """Requests with no slot in the mask; the caller fills in its own."""
+    def blank(cls, slots: int) -> Slots:
+        """No turn in any slot, in NumPy arrays: of new turns the caller fills in its own."""
         zeros = functools.partial(np.zeros, slots)
         return cls(
-            mask=zeros(bool),
             token=zeros(np.int32),
             position=zeros(np.int32),
+            active=zeros(bool),
             automaton=zeros(np.int32),
             budget=zeros(np.int32),
             keys=np.zeros((slots, 2), np.uint32),
@@ -93,50 +72,53 @@ class Requests:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-    """What one `generate` did, on the host: views of one array, so that there is one device-to-host copy."""
+@flax.struct.dataclass
+class DecodeState:
+    """Everything the device keeps from call to call."""
 
-    tokens: np.ndarray  # i32[S,K], the first count[s] of a row are valid
-    logprobs: np.ndarray  # f32[S,K]
-    count: np.ndarray  # i32[S] tokens sampled in this dispatch
-    finish: np.ndarray  # i32[S] RUNNING or why the turn is over
-    stop: np.ndarray  # i32[S] the automaton's negative entry when finish == STOP
+    cache: Cache
+    slots: Slots
+
+
+@flax.struct.dataclass
+class StepResult:
+    """What one `generate` did; on the host views of one array, so that there is one device-to-host copy."""
+
+    tokens: Array  # i32[S,K], the first count[s] of a row are valid
+    logprobs: Array  # f32[S,K]
+    count: Array  # i32[S] tokens sampled in this dispatch
+    finish: Array  # i32[S] RUNNING or why the turn is over
+    stop: Array  # i32[S] the automaton's negative entry when finish == STOP
+
+    @classmethod
+    def blank(cls, rows: int, steps: int) -> StepResult:
+        """Nothing sampled, on the device."""
+        many = lambda dtype: jnp.zeros((rows, steps), dtype, out_sharding=jax.P(*ROWS, None))  # noqa: E731
+        zeros = jnp.zeros((rows,), jnp.int32, out_sharding=ROWS)
+        return cls(many(jnp.int32), many(jnp.float32), zeros, zeros, zeros)
+
+    def packed(self) -> jax.Array:
+        """As one array i32[S, 2K+3]."""
+        logprobs = jax.lax.bitcast_convert_type(self.logprobs, jnp.int32)
+        tail = jnp.stack([self.count, self.finish, self.stop], axis=1)
+        return jnp.concatenate([self.tokens, logprobs, tail], axis=1)
 
     @classmethod
     def unpack(cls, packed: np.ndarray) -> StepResult:
-        """From the i32[S, 2K+3] that `generate` returns."""
+        """From what `packed` gave, which `generate` returns."""
         steps = (packed.shape[1] - 3) // 2
-        return cls(
-            tokens=packed[:, :steps],
-            logprobs=packed[:, steps : 2 * steps].view(np.float32),
-            count=packed[:, -3],
-            finish=packed[:, -2],
-            stop=packed[:, -1],
-        )
+        logprobs = packed[:, steps : 2 * steps].view(np.float32)
+        return cls(packed[:, :steps], logprobs, packed[:, -3], packed[:, -2], packed[:, -1])
 
 
 def init_state(model: Model, slots: int, pages: int, page_tokens: int) -> DecodeState:
     """No turn in any slot, nothing cached."""
-    zeros = functools.partial(jnp.zeros, (slots,), out_sharding=ROWS)
-    ones = functools.partial(jnp.ones, (slots,), out_sharding=ROWS)
-    return DecodeState(
-        cache=model.init_cache(pages, page_tokens),
-        slots=Slots(
-            token=zeros(dtype=jnp.int32),
-            position=zeros(dtype=jnp.int32),
-            active=zeros(dtype=bool),
-            automaton=zeros(dtype=jnp.int32),
-            budget=zeros(dtype=jnp.int32),
-            keys=jnp.zeros((slots, 2), jnp.uint32, out_sharding=jax.P(*ROWS, None)),
-            sampling=sampling.SamplingParams(
-                temperature=ones(dtype=jnp.float32),
-                top_p=ones(dtype=jnp.float32),
-                top_k=zeros(dtype=jnp.int32),
-                min_p=zeros(dtype=jnp.float32),
-            ),
-        ),
-    )
+    return DecodeState(cache=model.init_cache(pages, page_tokens), slots=_laid_out(Slots.blank(slots)))
+
+
+def _laid_out(slots: Slots) -> Slots:
+    """Each array split over the mesh by its slots."""
+    return jax.tree.map(lambda x: jax.reshard(jnp.asarray(x), jax.P(*ROWS, *(None,) * (x.ndim - 1))), slots)
 
 
 @jax.named_scope("prefill")
@@ -176,22 +158,11 @@ def _tables_of(tables: jax.Array, slot: jax.Array) -> jax.Array:
 
 
 @jax.named_scope("begin")
-def begin(state: DecodeState, requests: Requests) -> DecodeState:
-    """Starts a turn in every slot of `requests.mask`."""
-    requests = jax.tree.map(lambda x: jax.reshard(x, jax.P(*ROWS, *(None,) * (x.ndim - 1))), requests)
-    mask, slots = requests.mask, state.slots
-    pick = lambda new, old: jnp.where(mask if new.ndim == 1 else mask[:, None], new, old)  # noqa: E731
-    return state.replace(
-        slots=Slots(
-            token=pick(requests.token, slots.token),
-            position=pick(requests.position, slots.position),
-            active=slots.active | mask,
-            automaton=pick(requests.automaton, slots.automaton),
-            budget=pick(requests.budget, slots.budget),
-            keys=pick(requests.keys, slots.keys),
-            sampling=jax.tree.map(pick, requests.sampling, slots.sampling),
-        )
-    )
+def begin(state: DecodeState, turns: Slots) -> DecodeState:
+    """Starts a turn in every slot that is active in `turns`."""
+    turns = _laid_out(turns)
+    pick = lambda new, old: jnp.where(turns.active if new.ndim == 1 else turns.active[:, None], new, old)  # noqa: E731
+    return state.replace(slots=jax.tree.map(pick, turns, state.slots))
 
 
 @jax.named_scope("free")
@@ -230,7 +201,7 @@ def generate(
       steps, truncated: static. `truncated` is False when no active slot uses top-p, top-k or min-p.
 
     Returns:
-      The new state, and i32[S, 2K+3] for `StepResult.unpack`.
+      The new state, and `StepResult.packed`, i32[S, 2K+3].
     """
     count = state.slots.token.shape[0]
     tables, lanes = jax.reshard(tables, jax.P(*ROWS, None)), jax.reshard(lanes, jax.P(None, *ROWS))
@@ -243,46 +214,23 @@ def generate(
         own_lanes = tile_at(lanes, i)
         slots, pages = _cut((state.slots, tables), own_lanes)
 
-        def more(carry: tuple[jax.Array, Cache, Slots, _Result]) -> jax.Array:
+        def more(carry: tuple[jax.Array, Cache, Slots, StepResult]) -> jax.Array:
             step, _, slots, _ = carry
             return (step < steps) & jnp.any(slots.active)
 
-        def advance(carry: tuple[jax.Array, Cache, Slots, _Result]) -> tuple[jax.Array, Cache, Slots, _Result]:
+        def advance(carry: tuple[jax.Array, Cache, Slots, StepResult]) -> tuple[jax.Array, Cache, Slots, StepResult]:
             step, cache, slots, result = carry
             position = jnp.where(slots.active, slots.position, 0)
             own = jnp.where(slots.active[:, None], pages, 0)  # a frozen slot writes to the page that is nobody's
             hidden, cache = model.extend(params, cache, slots.token, position, own)
             return step + 1, cache, *choose(model.logits(params, hidden), stops, slots, result, step)
 
-        blank = _Result.blank(lanes.shape[1], steps)
+        blank = StepResult.blank(lanes.shape[1], steps)
         _, cache, slots, result = jax.lax.while_loop(more, advance, (jnp.int32(0), state.cache, slots, blank))
         new_slots, results = _paste((state.slots, results), (slots, result.packed()), own_lanes)
         return DecodeState(cache, new_slots), results
 
     return jax.lax.fori_loop(0, tiles, tile, (state, results))
-
-
-@flax.struct.dataclass
-class _Result:
-    """What a tile of N slots has sampled in this dispatch."""
-
-    tokens: jax.Array  # i32[N,K]
-    logprobs: jax.Array  # f32[N,K]
-    count: jax.Array  # i32[N]
-    finish: jax.Array  # i32[N]
-    stop: jax.Array  # i32[N]
-
-    @classmethod
-    def blank(cls, rows: int, steps: int) -> _Result:
-        many = lambda dtype: jnp.zeros((rows, steps), dtype, out_sharding=jax.P(*ROWS, None))  # noqa: E731
-        zeros = jnp.zeros((rows,), jnp.int32, out_sharding=ROWS)
-        return cls(many(jnp.int32), many(jnp.float32), zeros, zeros, zeros)
-
-    def packed(self) -> jax.Array:
-        """i32[N, 2K+3], see `StepResult.unpack`."""
-        logprobs = jax.lax.bitcast_convert_type(self.logprobs, jnp.int32)
-        tail = jnp.stack([self.count, self.finish, self.stop], axis=1)
-        return jnp.concatenate([self.tokens, logprobs, tail], axis=1)
 
 
 def _cut(tree: Tree, lanes: jax.Array) -> Tree:
@@ -298,8 +246,8 @@ def _paste(tree: Tree, part: Tree, lanes: jax.Array) -> Tree:
 
 
 def _choose(
-    logits: jax.Array, stops: StopTables, slots: Slots, result: _Result, step: jax.Array, truncated: bool
-) -> tuple[Slots, _Result]:
+    logits: jax.Array, stops: StopTables, slots: Slots, result: StepResult, step: jax.Array, truncated: bool
+) -> tuple[Slots, StepResult]:
     """Samples, records, and ends the turns that are over. Each device does it for its own slots."""
     position = slots.position + 1  # of the token that is sampled now
     uniform = sampling.uniforms(slots.keys, position)
@@ -311,7 +259,7 @@ def _choose(
     over = jnp.where(entry < 0, STOP, over)
     live = slots.active
     keep = lambda new, old: jnp.where(live, new, old)  # noqa: E731
-    new_result = _Result(
+    new_result = StepResult(
         tokens=result.tokens.at[:, step].set(token),  # of a frozen slot: past its count, never read
         logprobs=result.logprobs.at[:, step].set(logprob),
         count=result.count + live,

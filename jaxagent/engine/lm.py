@@ -1,9 +1,14 @@
-"""Transformers behind the engine: the trainer's layers, with attention over the paged cache.
+"""Transformers behind the engine: the trainer's layers, with attention over a paged cache of keys and values.
 
 `models.transformer.hidden` does all the maths over flat rows; a prefill is rows of one sequence, a decode step is one
 row per sequence, and neither knows which it is.
 
-Axis letters: N rows of a tile, P pages, Q pages per sequence, E embed, V vocabulary.
+Per layer, keys lie as [P, K, D, page_tokens] (the layout in which a CPU multiplies them fastest) and values as
+[P, K, page_tokens, D]. Pages are sharded over (data, fsdp, context) and kv heads over tensor; each device touches only
+its own (`shard_map`), so the same code runs on one device and on many. Nothing is ever cleared: a position is always
+written before it is attended.
+
+Axis letters: N rows of a tile, P pages, Q pages per sequence, H heads, K kv heads, D head dim, E embed, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,16 +16,86 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import flax.struct
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxagent.engine import cache as kv
 from jaxagent.engine.model import ROWS
-from jaxagent.models import logprobs, sharding, transformer
+from jaxagent.models import kernels, logprobs, sharding, tpu_kernels, transformer
 from jaxagent.models import params as model_params
+from jaxagent.models.attention import attend_pages
 from jaxagent.models.spec import ModelSpec
 
-Cache = tuple[kv.LayerCache, ...]
+_AXES = ROWS[0]
+SPEC = jax.P(_AXES, "tensor", None, None)  # of both arrays
+_HEADS = jax.P(_AXES, "tensor", None)  # of [N, H, D]
+
+
+@flax.struct.dataclass
+class LayerCache:
+    """One layer's keys (rotated) and values."""
+
+    keys: jax.Array  # [P, K, D, page_tokens]
+    values: jax.Array  # [P, K, page_tokens, D]
+
+
+def init_cache(
+    layers: int, pages: int, kv_heads: int, page_tokens: int, head_dim: int, dtype: str
+) -> tuple[LayerCache, ...]:
+    """Zeros, one LayerCache per layer: separate arrays, so that a donated cache is updated in place."""
+    keys, values = (pages, kv_heads, head_dim, page_tokens), (pages, kv_heads, page_tokens, head_dim)
+    return tuple(
+        LayerCache(jnp.zeros(keys, dtype, out_sharding=SPEC), jnp.zeros(values, dtype, out_sharding=SPEC))
+        for _ in range(layers)
+    )
+
+
+def attend_cached(
+    cache: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, positions: jax.Array
+) -> tuple[jax.Array, LayerCache]:
+    """Writes one token per row, then lets each row attend to its own sequence up to itself.
+
+    Args:
+      cache: one layer's.
+      q: [N, H, D]; k, v: [N, K, D].
+      tables: i32[M, Q] pages of a sequence, which N / M rows in a row share.
+      positions: i32[N].
+
+    Returns:
+      ([N, H, D], the cache). A token is seen through the cache's dtype, as it will be seen later.
+    """
+
+    def local(cache: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, positions: jax.Array):
+        page_tokens = cache.keys.shape[-1]
+        share = len(q) // len(tables)
+        of_rows = tables if share == 1 else jnp.repeat(tables, share, axis=0)
+        page = jnp.take_along_axis(of_rows, (positions // page_tokens)[:, None], axis=1)[:, 0]
+        offset = positions % page_tokens
+        if kernels.paged(kernels.platform(), q.shape[-1], page_tokens).name == "mosaic":
+            keys, values = tpu_kernels.write(cache.keys, cache.values, k, v, page, offset)
+        else:
+            keys = cache.keys.at[page, :, :, offset].set(k.astype(cache.keys.dtype))
+            values = cache.values.at[page, :, offset].set(v.astype(cache.values.dtype))
+        out = attend_pages(q, positions, page_tokens, keys, values, tables)
+        return out, LayerCache(keys, values)
+
+    rows = jax.P(_AXES, None)
+    return jax.shard_map(
+        local, in_specs=(SPEC, _HEADS, _HEADS, _HEADS, rows, ROWS), out_specs=(_HEADS, SPEC)
+    )(cache, q, k, v, tables, positions)  # fmt: skip
+
+
+def copy_cached_pages(cache: tuple[LayerCache, ...], source: jax.Array, target: jax.Array) -> tuple[LayerCache, ...]:
+    """Copies page source[i] to page target[i] of every layer; i32[n], sharded over rows, numbers of the own shard."""
+
+    def local(cache: tuple[LayerCache, ...], source: jax.Array, target: jax.Array) -> tuple[LayerCache, ...]:
+        return jax.tree.map(lambda pages: pages.at[target].set(pages[source]), cache)
+
+    return jax.shard_map(local, in_specs=(SPEC, ROWS, ROWS), out_specs=SPEC)(cache, source, target)
+
+
+Cache = tuple[LayerCache, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,15 +137,15 @@ class LanguageModel:
     def init_cache(self, pages: int, page_tokens: int) -> Cache:
         """One LayerCache per layer."""
         spec = self.spec
-        return kv.init(spec.num_layers, pages, spec.num_kv_heads, page_tokens, spec.head_dim, self.cache_dtype)
+        return init_cache(spec.num_layers, pages, spec.num_kv_heads, page_tokens, spec.head_dim, self.cache_dtype)
 
     def extend(
         self, params: model_params.Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
     ) -> tuple[jax.Array, Cache]:
         """Caches one tile of tokens (arguments: `Model.extend`); returns their hidden states [N, E] and the cache."""
 
-        def attend(layer: kv.LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, kv.LayerCache]:
-            return kv.attend(layer, q, k, v, tables, positions)
+        def attend(layer: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, LayerCache]:
+            return attend_cached(layer, q, k, v, tables, positions)
 
         return transformer.hidden(params, self.spec, tokens, positions, attend, cache, unroll=True)
 
@@ -80,7 +155,7 @@ class LanguageModel:
 
     def copy_pages(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
         """Copies pages within the cache of every layer (arguments: `Model.copy_pages`)."""
-        return kv.copy_pages(cache, source, target)
+        return copy_cached_pages(cache, source, target)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -29,14 +29,6 @@ class PagedSequence:
     life: int = 0  # how often the store had forgotten everything when this sequence began
 
 
-@dataclasses.dataclass(frozen=True)
-class Admission:
-    """What a sequence starts with."""
-
-    cached: int  # leading tokens that need no prefill once the copies are made
-    copies: list[tuple[int, int]]  # (source page, destination page), whole pages
-
-
 class PageStore:
     """All pages but the trash page, the sequences that use them and the tree of what they cache.
 
@@ -87,7 +79,7 @@ class PageStore:
         self._open[seq] = None
         return seq
 
-    def admit(self, seq: PagedSequence, tokens: np.ndarray, needed: int) -> Admission | None:
+    def admit(self, seq: PagedSequence, tokens: np.ndarray, needed: int) -> tuple[int, list[tuple[int, int]]] | None:
         """Gives a sequence its first pages, those that hold a prefix of its tokens already where there are any.
 
         The last token is never counted as cached: a turn begins by decoding from it. The copies must be issued before
@@ -99,7 +91,8 @@ class PageStore:
           needed: positions to have pages for, n at least.
 
         Returns:
-          What is cached; None if there are not enough pages even without all idle ones, and then nothing has changed.
+          How many leading tokens need no prefill once the copies are made, and these, (source page, target page) each;
+          None if there are not enough pages even without all idle ones, and then nothing has changed.
 
         Raises:
           ValueError: the sequence is not open, has pages, or `needed` is less than n.
@@ -107,8 +100,7 @@ class PageStore:
         self._must_be_open(seq)
         if seq.pages or needed < len(tokens):
             raise ValueError(f"Admission of {len(tokens)} tokens to {needed} positions and {len(seq.pages)} pages.")
-        match = self._tree.match(tokens[:-1])
-        shared, tail = match.pages, match.tail
+        shared, tail = self._tree.match(tokens[:-1])
         fresh = self._pages_for(needed) - len(shared)
         spare = len(self._free) + self._idle - sum(self._refs[page] == 1 for page in shared)
         if fresh > spare:
@@ -130,12 +122,12 @@ class PageStore:
             copies = [(source, seq.pages[len(shared)])]
             self._drop(source)
         self.hit_tokens += cached
-        return Admission(cached, copies)
+        return cached, copies
 
     def cached(self, tokens: np.ndarray) -> int:
         """How many leading tokens of i32[n] an admission would find cached, n - 1 at most."""
-        match = self._tree.match(tokens[:-1])
-        return len(match.pages) * self.page_tokens + (match.tail[1] if match.tail else 0)
+        pages, tail = self._tree.match(tokens[:-1])
+        return len(pages) * self.page_tokens + (tail[1] if tail else 0)
 
     def grow(self, seq: PagedSequence, needed: int) -> bool:
         """Gives a sequence pages for all positions below `needed`; False if there are too few: nothing has changed.
@@ -173,14 +165,14 @@ class PageStore:
         for i in range(seq.committed // self.page_tokens, self._pages_for(len(tokens))):
             part = tokens[i * self.page_tokens : (i + 1) * self.page_tokens]
             page, was_in = seq.pages[i], seq.pages[i] in self._tree
-            kept = self._tree.put(seq.pages[i - 1] if i else ROOT, part, page)
+            in_tree = self._tree.put(seq.pages[i - 1] if i else ROOT, part, page)
             # The sequence has a reference of its own throughout, so the page becomes neither idle nor free by this.
-            self._refs[page] += (kept == page) - was_in
-            if kept != page and len(part) == self.page_tokens:
+            self._refs[page] += (in_tree == page) - was_in
+            if in_tree != page and len(part) == self.page_tokens:
                 # Not only to save a page: it keeps the sequence's pages a path of the tree.
-                self._retain(kept)
+                self._retain(in_tree)
                 self._drop(page)
-                seq.pages[i] = kept
+                seq.pages[i] = in_tree
         seq.committed = len(tokens)
 
     def release(self, seq: PagedSequence) -> None:

@@ -22,14 +22,6 @@ ROOT = 0  # names the root where a page is expected: page 0 is the trash page an
 _BYTES = 4  # per token
 
 
-@dataclasses.dataclass(frozen=True)
-class Match:
-    """What is cached of some tokens, from the first one on."""
-
-    pages: list[int]  # full pages, all of whose tokens match
-    tail: tuple[int, int] | None  # (page, count): its first `count` tokens match too; 1 <= count < page_tokens
-
-
 @dataclasses.dataclass(eq=False)
 class _Node:
     page: int
@@ -73,21 +65,25 @@ class PrefixTree:
     def __contains__(self, page: int) -> bool:
         return page in self._nodes and page != ROOT
 
-    def match(self, tokens: np.ndarray) -> Match:
+    def match(self, tokens: np.ndarray) -> tuple[list[int], tuple[int, int] | None]:
         """Finds the longest cached prefix, to the token; changes nothing, see `touch`.
 
         Args:
           tokens: i32[n], a sequence from its start.
+
+        Returns:
+          The full pages all of whose tokens match, and (page, count) of one more whose first `count` tokens match too,
+          1 <= count < page_tokens; None for that where there is no such page.
         """
         data, width = _pack(tokens), self._page_tokens * _BYTES
         node, pages = self._nodes[ROOT], []
         for at in range(0, len(data), width):
             child, count = node.closest(data[at : at + width])
             if child is None or count < self._page_tokens:
-                return Match(pages, (child.page, count) if child else None)
+                return pages, (child.page, count) if child else None
             pages.append(child.page)
             node = child
-        return Match(pages, None)
+        return pages, None
 
     def touch(self, pages: Sequence[int]) -> None:
         """Marks pages as used just now, the last one last."""

@@ -1,31 +1,101 @@
-"""What the engine remembers about sessions and turns: host-side bookkeeping, NumPy only.
+"""What the engine remembers about sessions and turns, and which turn is admitted next. Host side, NumPy only.
 
-A `Session` is one sequence and the pages that cache it; a `Request` is one turn of it; the `Ledger` holds, for all
+A `Session` is one sequence and the pages that cache it; a `Request` is one turn of it; the `SlotTable` holds, for all
 slots, what the turns in progress have sampled, so that a dispatch is recorded without a Python loop over tokens.
+
+Admission is fair over domains, then nearly complete groups come first. A free slot goes to the domain that holds
+fewest, and of several to the one that was served longest ago. A slot is held for one turn, so a flood of one domain
+delays another by a turn, and with fewer slots than domains they take turns. Inside a domain the group with the fewest
+unfinished episodes goes first, because a batch waits for whole groups; then the session that was opened first. The
+order says when a turn runs, never what it samples.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from jaxagent.config import SamplingConfig
+from jaxagent.config import EngineConfig, SamplingConfig
 from jaxagent.engine import functions
+from jaxagent.engine.automaton import Automaton, Block
 from jaxagent.engine.pages import PagedSequence
-from jaxagent.engine.priority import Claim, OpenGroup
 from jaxagent.engine.sampling import SamplingParams
-from jaxagent.engine.stop_table import Block
 from jaxagent.types import Generation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineSetup:
+    """What the programs of an engine are compiled for, and how requests are treated."""
+
+    cfg: EngineConfig  # sizes
+    context: int  # tokens of the longest sequence, prompt and everything after it
+    stops: Automaton  # of requests that bring no stop strings of their own, for the model's vocabulary
+    eos_ids: tuple[int, ...]  # tokens that end a turn by themselves
+    exact: bool  # whether tokens and log-probs may depend on nothing but their own sequence, bit for bit
+    truncation: bool = False  # whether requests may use top-p, top-k or min-p: their programs are compiled only then
+    seed: int = 0  # of the run; with task, sample, conversation, turn and position it fixes every random number
+    # Turns that may be in hand beyond the number of slots; one more is refused with `QueueFullError`. None: the callers
+    # see to it themselves, as rollout workers do, which are `concurrent_episodes` at most.
+    max_waiting: int | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class OpenGroup:
+    """The episodes of one task that are sampled together; shared by its sessions while any of them is in use."""
+
+    size: int
+    finished: set[int] = dataclasses.field(default_factory=set)  # samples whose sessions are closed
+
+    @property
+    def unfinished(self) -> int:
+        """Episodes that are still to come, the running ones included."""
+        return self.size - len(self.finished)
+
+
+Claim = tuple[str, int, int]  # of a waiting turn: its domain, its group's unfinished episodes, its session's number
+
+
+def admission_order(claims: Sequence[Claim], held: Mapping[str, int], served: Mapping[str, int]) -> list[int]:
+    """The indices of waiting turns, the one to admit first in front.
+
+    Args:
+      claims: the waiting turns, in any order; session numbers differ.
+      held: slots in use by domain.
+      served: a clock's reading at each domain's last admission; a domain that is missing was not served lately.
+    """
+    queues: dict[str, collections.deque[int]] = collections.defaultdict(collections.deque)
+    for i in sorted(range(len(claims)), key=lambda i: claims[i][1:]):
+        queues[claims[i][0]].append(i)
+
+    def entry(domain: str, slots: int, last: int) -> tuple[int, int, int, int, str]:
+        _, unfinished, number = claims[queues[domain][0]]
+        return slots, last, unfinished, number, domain
+
+    heap = [entry(domain, held.get(domain, 0), served.get(domain, -1)) for domain in queues]
+    heapq.heapify(heap)
+    clock = max(served.values(), default=-1)
+    order: list[int] = []
+    while heap:
+        slots, _, _, _, domain = heapq.heappop(heap)
+        order.append(queues[domain].popleft())
+        clock += 1
+        if queues[domain]:
+            heapq.heappush(heap, entry(domain, slots + 1, clock))
+    return order
 
 
 class EngineError(RuntimeError):
     """The engine cannot serve: it failed, was stopped, or the session was used against its rules."""
 
 
-class BusyError(EngineError):
+class QueueFullError(EngineError):
     """The queue of turns is full. The session has not changed: the same turn can be requested again later."""
 
 
@@ -56,17 +126,17 @@ class Session:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampled:
+class SampledTokens:
     """What a turn has sampled so far, n tokens."""
 
     tokens: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.int32))
     logprobs: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.float32))
     versions: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.int32))
 
-    def __add__(self, more: Sampled) -> Sampled:
+    def __add__(self, more: SampledTokens) -> SampledTokens:
         """The tokens of this part of a turn followed by those of the next part."""
         pairs = zip(vars(self).values(), vars(more).values(), strict=True)
-        return Sampled(*(np.concatenate(pair) for pair in pairs))
+        return SampledTokens(*(np.concatenate(pair) for pair in pairs))
 
 
 @dataclasses.dataclass(eq=False)
@@ -84,8 +154,10 @@ class Request:
     since_s: float  # when its present phase began
     slot: int = -1
     prefilled: int = 0  # leading tokens that are cached, or whose caching has been issued
-    before: Sampled = dataclasses.field(default_factory=Sampled)  # sampled before an interruption
-    on_tokens: Callable[[Sampled], None] | None = None  # called with new tokens as they come, in the caller's own loop
+    before: SampledTokens = dataclasses.field(default_factory=SampledTokens)  # sampled before an interruption
+    on_tokens: Callable[[SampledTokens], None] | None = (
+        None  # called with new tokens as they come, in the caller's own loop
+    )
     told: int = 0  # tokens that `on_tokens` has been called with
     admitted: bool = False  # has had a slot
     cached_tokens: int = 0  # context tokens that needed no prefill when it was first admitted
@@ -103,7 +175,7 @@ class Request:
     @property
     def claim(self) -> Claim:
         """What the order of admission reads of this turn."""
-        return Claim(self.session.domain, self.session.group.unfinished, self.session.number)
+        return self.session.domain, self.session.group.unfinished, self.session.number
 
     @property
     def truncated(self) -> bool:
@@ -112,11 +184,11 @@ class Request:
         return not s.greedy and (s.top_p < 1 or s.top_k > 0 or s.min_p > 0)
 
 
-def rows_of(ready: Sequence[Request], slots: int) -> functions.Requests:
+def rows_of(ready: Sequence[Request], slots: int) -> functions.Slots:
     """Turns as `functions.begin` takes them; their contexts are cached."""
-    rows = functions.Requests.blank(slots)
+    rows = functions.Slots.blank(slots)
     at = [r.slot for r in ready]
-    rows.mask[at] = True
+    rows.active[at] = True
     rows.token[at] = [r.tokens[-1] for r in ready]
     rows.position[at] = [len(r.tokens) - 1 for r in ready]
     rows.automaton[at] = [r.stops.state_after(r.before.tokens) for r in ready]
@@ -127,7 +199,7 @@ def rows_of(ready: Sequence[Request], slots: int) -> functions.Requests:
     return rows
 
 
-class Ledger:
+class SlotTable:
     """Per-slot arrays of the turns that are generating."""
 
     def __init__(self, slots: int, context: int) -> None:
@@ -156,12 +228,12 @@ class Ledger:
         """Tokens sampled since `begin`."""
         return int(self._count[slot])
 
-    def sampled(self, slot: int, start: int = 0) -> Sampled:
+    def sampled(self, slot: int, start: int = 0) -> SampledTokens:
         """What the turn in a slot has sampled since `begin`, from its token `start` on."""
         count = self._count[slot]
-        return Sampled(*(x[slot, start:count].copy() for x in (self._tokens, self._logprobs, self._versions)))
+        return SampledTokens(*(x[slot, start:count].copy() for x in (self._tokens, self._logprobs, self._versions)))
 
-    def drop(self, slot: int) -> Sampled:
+    def drop(self, slot: int) -> SampledTokens:
         """The turn in a slot is over or interrupted; returns what it sampled since `begin`."""
         self.requests[slot] = None
         self.active[slot] = False
@@ -205,3 +277,19 @@ class Ledger:
 def empty_generation() -> Generation:
     """A turn for which the context has no room left."""
     return Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), "length")
+
+
+def deliver(loop: asyncio.AbstractEventLoop, outcomes: Sequence[tuple[asyncio.Future, Any]]) -> None:
+    """Settles futures of one loop with a result or an exception each: one wake-up, however many there are."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        loop.call_soon_threadsafe(_settle, outcomes)
+
+
+def _settle(outcomes: Sequence[tuple[asyncio.Future, Any]]) -> None:
+    for future, outcome in outcomes:
+        if future.done():  # cancelled, or out of time
+            continue
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

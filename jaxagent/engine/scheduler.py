@@ -1,7 +1,7 @@
 """Who generates next: admission by pages, shared prefixes, chunked prefill, preemption. Host decisions only.
 
-Between two dispatches the driver lets it admit waiting turns, in the order of `priority`. A turn needs a free slot and
-pages for its context. What the prefix tree holds of the context is shared or copied; the rest is prefilled, at most
+Between two dispatches the driver lets it admit waiting turns, by `admission_order`. A turn needs a free slot and pages
+for its context. What the prefix tree holds of the context is shared or copied; the rest is prefilled, at most
 `Sizes.prefill_rows` tokens per shard and round, so that a long prompt does not stall turns that generate. Pages for
 new tokens are taken dispatch by dispatch. When no page is free, idle prefixes are evicted; then sessions lose their
 pages: first those whose environment works, then waiting ones from the end of the queue, last the youngest with a slot,
@@ -27,8 +27,7 @@ import numpy as np
 from jaxagent.engine.batching import Span, padded
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.pages import PageStore
-from jaxagent.engine.priority import admission_order
-from jaxagent.engine.requests import Ledger, Request, Session, rows_of
+from jaxagent.engine.requests import Request, Session, SlotTable, admission_order, rows_of
 from jaxagent.types import Generation
 
 
@@ -44,7 +43,7 @@ class Scheduler:
         sizes = executor.sizes
         self._executor, self._sizes = executor, sizes
         self.stores = [PageStore(sizes.pages, sizes.page_tokens) for _ in range(sizes.shards)]
-        self.ledger = Ledger(sizes.all_slots, context)
+        self.slot_table = SlotTable(sizes.all_slots, context)
         self.stats: collections.Counter[str] = collections.Counter()
         self._tables = np.zeros((sizes.all_slots, sizes.table), np.int32)
         self._free_slots = [
@@ -69,7 +68,7 @@ class Scheduler:
     @property
     def requests(self) -> list[Request]:
         """Every turn that waits or generates."""
-        return [*self._waiting, *self._prefilling, *(r for r in self.ledger.requests if r is not None)]
+        return [*self._waiting, *self._prefilling, *(r for r in self.slot_table.requests if r is not None)]
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Puts new turns into the queue."""
@@ -91,9 +90,9 @@ class Scheduler:
         for request in [r for r in self._prefilling if r.session in gone]:
             self._prefilling.remove(request)
             self._give_back(request)
-        for request in [r for r in self.ledger.requests if r is not None and r.session in gone]:
+        for request in [r for r in self.slot_table.requests if r is not None and r.session in gone]:
             mask[request.slot] = True
-            self.ledger.drop(request.slot)
+            self.slot_table.drop(request.slot)
             self._give_back(request)
         if mask.any():
             self._executor.free(mask)
@@ -194,10 +193,10 @@ class Scheduler:
         """Brings the queue into the order of admission."""
         if not self._waiting:
             return
-        held = collections.Counter(r.session.domain for r in self.requests if r.slot >= 0)
-        present = held.keys() | {r.session.domain for r in self._waiting}
+        in_use = collections.Counter(r.session.domain for r in self.requests if r.slot >= 0)
+        present = in_use.keys() | {r.session.domain for r in self._waiting}
         self._served = {domain: at for domain, at in self._served.items() if domain in present}
-        order = admission_order([r.claim for r in self._waiting], held, self._served)
+        order = admission_order([r.claim for r in self._waiting], in_use, self._served)
         self._waiting = [self._waiting[i] for i in order]
 
     def _give_pages(self, request: Request, copies: list[tuple[int, int, int]]) -> bool:
@@ -213,8 +212,8 @@ class Scheduler:
                 admission = store.admit(pages, request.tokens, len(request.tokens))
                 if admission is not None:
                     session.pages, self._holders[session] = pages, None
-                    request.prefilled = admission.cached
-                    copies += [(session.shard, *copy) for copy in admission.copies]
+                    request.prefilled, of_pages = admission
+                    copies += [(session.shard, *copy) for copy in of_pages]
                     return True
                 store.release(pages)
             if not self._make_room(request):
@@ -256,7 +255,7 @@ class Scheduler:
                 mask = np.zeros(self._sizes.all_slots, bool)
                 mask[request.slot] = True
                 self._executor.free(mask)
-                sampled = self.ledger.drop(request.slot)
+                sampled = self.slot_table.drop(request.slot)
                 request.before += sampled
                 request.budget -= len(sampled.tokens)
                 request.tokens = np.concatenate([request.tokens, sampled.tokens])
@@ -285,26 +284,26 @@ class Scheduler:
         for request in ready:
             request.spend("prefill_s", now)
             request.session.cached, request.session.lost = len(request.tokens) - 1, 0
-            self.ledger.begin(request)
+            self.slot_table.begin(request)
 
     # ---------------------------------------------------------------- generation
 
     def dispatch(self, version: int) -> list[tuple[Request, Generation]]:
         """Generates up to K tokens in every active slot; returns the turns that ended."""
         self._grow()
-        turns = int(self.ledger.active.sum())
+        turns = int(self.slot_table.active.sum())
         began = time.monotonic()
         if not turns:
             self._look(began)
             return []
         queued, free = len(self._waiting), turns + len(self._prefilling) + len(self._waiting) < self._slots
-        lengths = np.array([0 if r is None else len(r.tokens) for r in self.ledger.requests])
-        result = self._executor.generate(self._tables, self.ledger.active, lengths, self.ledger.truncated)
+        lengths = np.array([0 if r is None else len(r.tokens) for r in self.slot_table.requests])
+        result = self._executor.generate(self._tables, self.slot_table.active, lengths, self.slot_table.truncated)
         now = time.monotonic()
-        sampled = int(result.count @ self.ledger.active)
-        over = self.ledger.record(result, version)
+        sampled = int(result.count @ self.slot_table.active)
+        over = self.slot_table.record(result, version)
         self._tell()
-        finished = [self.ledger.finish(slot, result, now) for slot in over]
+        finished = [self.slot_table.finish(slot, result, now) for slot in over]
         for request, generation in finished:
             session = request.session
             session.cached = len(session.tokens) - 1
@@ -323,9 +322,9 @@ class Scheduler:
 
     def _tell(self) -> None:
         """Calls `on_tokens` of the turns that have one with their new tokens."""
-        for request in self.ledger.requests:
+        for request in self.slot_table.requests:
             if request is not None and request.on_tokens is not None:
-                new = self.ledger.sampled(request.slot, request.told - len(request.before.tokens))
+                new = self.slot_table.sampled(request.slot, request.told - len(request.before.tokens))
                 request.told += len(new.tokens)
                 if len(new.tokens):
                     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
@@ -333,10 +332,10 @@ class Scheduler:
 
     def _grow(self) -> None:
         """Pages for the tokens of the next dispatch, older sessions first."""
-        active = [r for r in self.ledger.requests if r is not None]
+        active = [r for r in self.slot_table.requests if r is not None]
         for request in sorted(active, key=lambda r: r.session.number):
-            while self.ledger.requests[request.slot] is request:  # not preempted by an older one
-                count = self.ledger.count(request.slot)
+            while self.slot_table.requests[request.slot] is request:  # not preempted by an older one
+                count = self.slot_table.count(request.slot)
                 position = len(request.tokens) - 1 + count
                 needed = position + min(self._executor.steps, request.budget - count)
                 if self.stores[request.session.shard].grow(request.session.pages, needed):

@@ -148,8 +148,8 @@ def _score(
     positions = sharding.constrain(jax.numpy.broadcast_to(jax.numpy.arange(t), (b, t)), jax.P(sharding.ROWS, None))
     x = forward_packed(params, spec, tokens, positions, segments, at)
     flat = [sharding.merge_rows(a) for a in (x, targets, candidates)]
-    found = scores.top_logprobs(params, spec, *flat, k, temperature)
-    return jax.tree.map(lambda a: sharding.split_rows(a, b, at.shape[1]), found)
+    of_targets = scores.top_logprobs(params, spec, *flat, k, temperature)
+    return jax.tree.map(lambda a: sharding.split_rows(a, b, at.shape[1]), of_targets)
 
 
 def _parts(request: ScoreRequest) -> Iterator[list[int]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.engine.requests import Sampled
+from jaxagent.engine.requests import SampledTokens
 from jaxagent.gateway.chat import Answer, Call, Delta, Reasoning
 from jaxagent.tools import ToolParser
 from jaxagent.types import Generation
@@ -173,7 +173,7 @@ class Reading:
         return f"call_{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
 
 
-def generation_of(pieces: Sequence[Sampled], count: int) -> Generation:
+def generation_of(pieces: Sequence[SampledTokens], count: int) -> Generation:
     """The first `count` tokens of a turn, which ended there with a stop string that the engine did not know."""
     columns = [np.concatenate([getattr(p, name) for p in pieces]) for name in ("tokens", "logprobs", "versions")]
     tokens, logprobs, versions = (column[:count] for column in columns)

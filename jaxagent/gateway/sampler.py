@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxagent.config import SamplingConfig
-from jaxagent.engine.requests import BusyError, Sampled
+from jaxagent.engine.requests import QueueFullError, SampledTokens
 from jaxagent.gateway.chat import Answer, Reasoning, Text
 from jaxagent.gateway.reading import Begun, Event, Reading, generation_of
 from jaxagent.gateway.threads import Thread
@@ -82,10 +82,10 @@ class Sampler:
         self, reading: Reading, live: bool, stops: tuple[str, ...] | None, thread: Thread, *turn: Any
     ) -> Generation:
         """`stops` are those at which the engine ends the turn; None: its own. Others end it once they are read."""
-        pieces: list[Sampled] = []
+        pieces: list[SampledTokens] = []
         stop_read = asyncio.Event()
 
-        def take(sampled: Sampled) -> None:
+        def take(sampled: SampledTokens) -> None:
             if not stop_read.is_set():
                 pieces.append(sampled)
                 reading.feed(sampled.tokens.tolist())
@@ -99,7 +99,7 @@ class Sampler:
             if reading.stop is None or stops is not None:
                 generation = await work
                 if not live:
-                    take(Sampled(generation.tokens, generation.logprobs, generation.policy_versions))
+                    take(SampledTokens(generation.tokens, generation.logprobs, generation.policy_versions))
                 if reading.taken == len(generation.tokens):
                     return generation
             self.shut(thread)  # the engine has sampled beyond the stop string, or is about to
@@ -111,7 +111,7 @@ class Sampler:
 
     async def _generate(
         self,
-        take: Callable[[Sampled], None] | None,
+        take: Callable[[SampledTokens], None] | None,
         stops: tuple[str, ...] | None,
         thread: Thread,
         ids: Sequence[int],
@@ -125,7 +125,7 @@ class Sampler:
             while True:
                 try:
                     return await self._policy.generate(handle, ids, *how, *turn, on_tokens=take, stop_strings=stops)
-                except BusyError:
+                except QueueFullError:
                     if not self._patient:
                         raise
                 await asyncio.sleep(BUSY_PAUSE_S)

@@ -25,7 +25,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from jaxagent.data import codec
-from jaxagent.engine.requests import BusyError, EngineError
+from jaxagent.engine.requests import EngineError, QueueFullError
 from jaxagent.gateway import talk
 from jaxagent.gateway.chat import Ask, BadRequest
 from jaxagent.gateway.forms import chat, completions, messages, responses
@@ -271,7 +271,7 @@ class Gateway:
             message, status, param, code = str(mistake), mistake.status, mistake.param, mistake.code
             if (entry := self._entry(request)) is not None:
                 entry.session.refusal = message
-        except BusyError as failure:
+        except QueueFullError as failure:
             message, status, headers = str(failure), 429, {"Retry-After": "1"}
         except TimeoutError:
             message, status = f"no result in {self._timeout_s:g} s", 503

@@ -21,7 +21,7 @@ from aiohttp import web
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import scoring
 from jaxagent.engine.driver import Driver
-from jaxagent.engine.requests import BusyError, EngineError, Sampled
+from jaxagent.engine.requests import EngineError, QueueFullError, SampledTokens
 from jaxagent.engine.scoring import ScoreRequest, Scoring
 from jaxagent.gateway import talk
 from jaxagent.gateway.chat import Ask, BadRequest, Ident
@@ -143,7 +143,7 @@ class Completions:
         cut, loop = Cut(ask.stops, self._tokenizer.token_bytes()), asyncio.get_running_loop()
         stopped = loop.create_future()
 
-        def take(sampled: Sampled) -> None:
+        def take(sampled: SampledTokens) -> None:
             if cut.stop is not None:  # sampled before the engine heard of it
                 return
             ids = sampled.tokens.tolist()
@@ -169,7 +169,7 @@ class Completions:
             self._driver.close(session)
             await asyncio.gather(work, return_exceptions=True)
         if end is not None and on_tokens is None:
-            take(Sampled(end.tokens, end.logprobs, end.policy_versions))
+            take(SampledTokens(end.tokens, end.logprobs, end.policy_versions))
         last = completions.piece(index, cut.flush(), [], [], [], [])
         last["finish_reason"] = "length" if end is not None and end.finish == "length" else "stop"
         last["stop_string"] = cut.stop if end is None else end.stop_string
@@ -198,7 +198,7 @@ class Completions:
             return reply(completions.error("this server does not score", 501), 501)
         asked = await self._readers.run(self._score_request, await read_body(request))
         if self._being_scored >= MAX_SCORING:
-            raise BusyError(f"{self._being_scored} requests are being scored already")
+            raise QueueFullError(f"{self._being_scored} requests are being scored already")
         self._being_scored += 1
         given_up = threading.Event()
         # In a thread: the device takes its time, and generation goes on meanwhile.

@@ -69,7 +69,7 @@ class Session:
       sampling: of every request; None: each request's own, as a server's clients expect.
       task_id, sample, group_size, domain: of the attempt, for the engine's randomness and order.
       request_timeout_s: longest wait for one generation.
-      patient: waits while the engine's queue is full; else such a request is refused with a BusyError.
+      patient: waits while the engine's queue is full; else such a request is refused with a QueueFullError.
       rules: which conversations are trained.
 
     Attributes:
@@ -130,7 +130,7 @@ class Session:
           BadRequest: what the program asks cannot be; 400 with code "context_length_exceeded" where there is no room,
             403 when the session's requests are used up, 401 when it is closed.
           TimeoutError: no answer within the time for a request.
-          EngineError: generation failed; BusyError: the engine's queue is full.
+          EngineError: generation failed; QueueFullError: the engine's queue is full.
         """
         self._check_open()
         digests = request_digests(ask) if digests is None else digests

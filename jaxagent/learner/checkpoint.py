@@ -40,7 +40,7 @@ class Checkpointer:
     """Saves and restores bundles of one run. Use from the main thread, as a context manager."""
 
     def __init__(
-        self, directory: str | pathlib.Path, keep: int, checked: Collection[int] = (), only_read: bool = False
+        self, directory: str | pathlib.Path, keep: int = 1, checked: Collection[int] = (), only: int | None = None
     ):
         """Opens (and creates) the directory; leftovers of a save that was killed are removed.
 
@@ -48,12 +48,14 @@ class Checkpointer:
           directory: of the bundles.
           keep: bundles kept, at least 1.
           checked: bundles that `check` has found whole already.
-          only_read: nothing is saved: another process may be saving there, whose leftovers stay.
+          only: the one bundle that is read, as if it were the newest; nothing is saved, since another process may be
+            saving there, whose leftovers stay.
         """
         if peers.count() > 1:
             _barriers_with_a_time_limit()
         self._directory = pathlib.Path(directory).absolute()
         self._pending: Any = None  # the save that was started last, until its end was looked at
+        self._only = only
         self.pinned: set[int] = set()  # bundles that are kept whatever their age
         self._checked = set(checked)  # bundles whose files were compared with their digests
         logging.getLogger("absl").addFilter(_not_raised_again)
@@ -61,15 +63,15 @@ class Checkpointer:
             self._directory,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),  # the caller decides when
             preservation_policy=_Kept(max(keep, 1), self.pinned),
-            cleanup_tmp_directories=not only_read,
+            cleanup_tmp_directories=only is None,
             context=ocp.Context(async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal)),
         )
 
     @property
     def latest(self) -> int | None:
         """The step of the newest complete bundle; None when there is none."""
-        newest = self._checkpointer.latest
-        return None if newest is None else newest.step
+        newest = None if self._only is not None else self._checkpointer.latest
+        return self._only if newest is None else newest.step
 
     def save(self, step: int, state: TrainState, host: Host, past: Mapping[int, Any] | None = None) -> None:
         """Starts writing a bundle. Returns once `state` is copied, so its buffers may be donated next.
@@ -153,11 +155,11 @@ class Checkpointer:
         step = self._whole(step)
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
         with _reading(self._directory, step):
-            found = self._checkpointer.checkpointables_metadata(step).metadata.get("past")
-            if not found:
+            versions = self._checkpointer.checkpointables_metadata(step).metadata.get("past")
+            if not versions:
                 return {}
-            target = {version: like for version in found}
-            _check_shapes(_shapes(target), _shapes(found), f"{self._directory}/{step}")
+            target = {version: like for version in versions}
+            _check_shapes(_shapes(target), _shapes(versions), f"{self._directory}/{step}")
             loaded = self._checkpointer.load_checkpointables(step, {"past": target})["past"]
             return {int(version): loaded[version] for version in sorted(loaded, key=int)}
 
@@ -185,7 +187,7 @@ class Checkpointer:
     def _seal(self) -> None:
         """Called by orbax, in its thread, when all files of a bundle are written and before it gets its name."""
         for folder in self._directory.glob(f"*{_TEMPORARY}*"):  # one: leftovers were removed, and saves never overlap
-            digests.write(folder, _AFTER_DIGESTS)
+            digests.write_digests(folder, _AFTER_DIGESTS)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -204,19 +206,6 @@ class Checkpointer:
         return step
 
 
-class OneBundle(Checkpointer):
-    """One bundle, as the newest, to be read."""
-
-    def __init__(self, directory: str | pathlib.Path, number: int):
-        super().__init__(directory, 1, only_read=True)
-        self._number = number
-
-    @property
-    def latest(self) -> int:
-        """Its number."""
-        return self._number
-
-
 @dataclasses.dataclass(frozen=True)
 class _Kept:
     """Orbax asks it which bundles stay: the newest, and those that are pinned."""
@@ -233,8 +222,8 @@ class _Kept:
 def bundles(directory: str | pathlib.Path) -> list[int]:
     """Numbers of the complete bundles in a directory, oldest first; [] when there is none. Changes nothing on disk."""
     directory = pathlib.Path(directory)
-    found = directory.iterdir() if directory.is_dir() else ()
-    return sorted(int(path.name) for path in found if path.name.isdigit() and path.is_dir())
+    paths = directory.iterdir() if directory.is_dir() else ()
+    return sorted(int(path.name) for path in paths if path.name.isdigit() and path.is_dir())
 
 
 def read_host(directory: str | pathlib.Path, number: int) -> Host:
@@ -279,7 +268,7 @@ def check(directory: str | pathlib.Path, number: int) -> bool:
     """
     directory = pathlib.Path(directory).absolute()
     try:
-        return digests.check(directory / str(number), _AFTER_DIGESTS)
+        return digests.check_files(directory / str(number), _AFTER_DIGESTS)
     except ConfigError as error:
         raise _unreadable(directory, number, str(error)) from None
 
@@ -294,8 +283,8 @@ def _reading(directory: pathlib.Path, number: int) -> Iterator[None]:
     except Exception as error:
         if not (directory / str(number)).is_dir():  # deleted meanwhile by its run: the caller's to tell
             raise
-        said = " ".join(str(error).split())
-        raise _unreadable(directory, number, f"{type(error).__name__}: {said[:200]}") from error
+        message = " ".join(str(error).split())
+        raise _unreadable(directory, number, f"{type(error).__name__}: {message[:200]}") from error
 
 
 def _unreadable(directory: pathlib.Path, number: int, why: str) -> ConfigError:
@@ -379,12 +368,12 @@ def _shapes(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     }
 
 
-def _check_shapes(wanted: dict[str, tuple], found: dict[str, tuple], where: str) -> None:
-    names = [*wanted, *(name for name in found if name not in wanted)]
+def _check_shapes(wanted: dict[str, tuple], stored: dict[str, tuple], where: str) -> None:
+    names = [*wanted, *(name for name in stored if name not in wanted)]
     for name in sorted(names, key=lambda name: not name.startswith("params.")):  # a user knows the model's arrays
-        if wanted.get(name) != found.get(name):
-            said, has = (f"{x[1]}{list(x[0])}" if x else "none" for x in (wanted.get(name), found.get(name)))
+        if wanted.get(name) != stored.get(name):
+            here, there = (f"{x[1]}{list(x[0])}" if x else "none" for x in (wanted.get(name), stored.get(name)))
             raise ConfigError(
-                f"Checkpoint {where} does not fit this config: array '{name}' is {has} there and {said} here. "
+                f"Checkpoint {where} does not fit this config: array '{name}' is {there} there and {here} here. "
                 "Use another workdir, or the config it was made with."
             )

@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from jaxagent.algorithms.distill import divergences, renormalise
 from jaxagent.algorithms.teachers import Divergence
 from jaxagent.config import LoraConfig
-from jaxagent.learner.batch import Batch, check
 from jaxagent.learner.loss import Extras
-from jaxagent.learner.state import Frozen
+from jaxagent.learner.state import Batch, Frozen, check_batch
 from jaxagent.models import critic as critic_model
 from jaxagent.models import exact, lora, scores, sharding
 from jaxagent.models.logprobs import token_scores
@@ -103,10 +102,10 @@ def compare_to_teacher(spec: ModelSpec, divergence: Divergence, teacher: ModelSp
     def compare(
         params: Params, batch: Batch, x: jax.Array, temperature: jax.Array, weights: Params | None
     ) -> jax.Array:
-        sides, rest = [scores.Side(params, spec, _flat(x))], [_flat(batch.distill_weights != 0)]
+        sides, rest = [(params, spec, _flat(x))], [_flat(batch.distill_weights != 0)]
         if teacher is not None:
             y = jax.lax.stop_gradient(_heads(weights, teacher, batch))
-            sides.append(scores.Side(jax.lax.stop_gradient(weights), teacher, _flat(y)))
+            sides.append((jax.lax.stop_gradient(weights), teacher, _flat(y)))
             function = functools.partial(_compare_whole, divergence, temperature)
         else:
             rest += [_flat(batch.support), _flat(batch.teacher_logprobs)]
@@ -176,6 +175,6 @@ def _over_context(batch: Batch) -> Batch:
 
 
 def _heads(params: Params, spec: ModelSpec, batch: Batch) -> jax.Array:
-    check(batch)
+    check_batch(batch)
     places = batch.tokens, batch.positions, batch.segments, batch.head_positions
     return forward_packed(params, spec, *places, batch.ends, batch.longest)

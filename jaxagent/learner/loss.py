@@ -1,7 +1,8 @@
 """The blind learner's losses: arrays in, one weighted sum and its metrics out. No model here.
 
 In: per-target log-probs and entropies (or values) and a `Batch` of the same [B, R]. Out: the loss of a micro-batch,
-which is exactly its share of the update's loss, and a `Tally` that adds up over micro-batches.
+which is exactly its share of the update's loss, and a `Tally` that adds up over micro-batches. An update's tally
+becomes scalars on the host. Means are over tokens, not over weights.
 Axis letters: B packed rows, R target positions per row, K histogram edges.
 """
 
@@ -19,12 +20,11 @@ import numpy as np
 
 from jaxagent import contract
 from jaxagent.algorithms.corrections import OPSM
-from jaxagent.algorithms.kl import kl_estimate, kl_loss
 from jaxagent.algorithms.objectives import NoObjective
-from jaxagent.algorithms.policy_loss import Losses, Tokens, tokens_of
+from jaxagent.algorithms.policy_loss import Losses, Tokens, kl_estimate, kl_loss, tokens_of
 from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.config import RLConfig
-from jaxagent.learner.batch import Batch, check
+from jaxagent.learner.state import Batch, check_batch
 
 # Upper edges for quantiles of the log importance ratio: 257 of them, dense at 0 (5e-4 apart), reaching +-2.
 RATIO_EDGES = (0.01 * np.sinh(np.linspace(-6.0, 6.0, 257))).astype(np.float32)
@@ -80,16 +80,16 @@ def policy_loss(
       batch: streams, [B, R] each.
       extras: what the z-loss ("PaLM", arXiv 2204.02311, section 5) and distillation read; None: neither is on.
       objective: of algorithms/objectives.py; without one auxiliary terms alone are trained.
-      kl_estimator: of algorithms/kl.py.
+      kl_estimator: of algorithms/policy_loss.py.
       opsm: off-policy sequence masking; None: no sequence is masked.
 
     Returns:
       f32[] share of the update's loss, and its tally.
     """
-    check(batch)
-    given = [logprobs, entropy, *(extra for extra in extras or () if extra is not None)]
-    chex.assert_shape(given, batch.targets.shape)
-    chex.assert_type(given, float)
+    check_batch(batch)
+    outputs = [logprobs, entropy, *(extra for extra in extras or () if extra is not None)]
+    chex.assert_shape(outputs, batch.targets.shape)
+    chex.assert_type(outputs, float)
     policy, kl = batch.policy_weights != 0, batch.kl_weights != 0
     ce, nll, bonus = batch.ce_weights != 0, batch.nll_weights != 0, batch.entropy_weights != 0
     z, distilled = batch.z_weights != 0, batch.distill_weights != 0
@@ -152,7 +152,7 @@ def value_loss(outputs: jax.Array, batch: Batch, loss_of: Squared | Categorical)
     Returns:
       f32[] share of the update's loss, and its tally.
     """
-    check(batch)
+    check_batch(batch)
     chex.assert_shape(outputs, (*batch.targets.shape, loss_of.heads) if loss_of.heads else batch.targets.shape)
     chex.assert_type(outputs, float)
     live = batch.value_weights != 0
@@ -177,3 +177,66 @@ def value_loss(outputs: jax.Array, batch: Batch, loss_of: Squared | Categorical)
 def _tally(sums: dict[str, jax.Array], maxima: dict[str, jax.Array]) -> Tally:
     f32 = lambda tree: jax.tree.map(lambda x: jax.lax.stop_gradient(x).astype(jnp.float32), tree)  # noqa: E731
     return Tally(f32(sums), f32(maxima))
+
+
+def policy_metrics(tally: Tally) -> dict[str, float]:
+    """Scalars of one update from its tally."""
+    s, tokens = tally.sums, max(float(tally.sums["policy_tokens"]), 1.0)
+    out = {name: float(value) for name, value in s.items() if name.startswith("loss/")}
+    return out | {
+        "loss/total": sum(out.values()),
+        "policy/tokens": float(s["policy_tokens"]),
+        "policy/entropy": float(s["entropy"]) / tokens,
+        "policy/clip_frac": float(s["clipped"]) / tokens,
+        "policy/kl_behaviour": float(s["kl_behaviour"]) / tokens,
+        "policy/kl_reference": float(s["kl"]) / max(float(s["kl_tokens"]), 1.0),
+        "policy/ratio_p99": _ratio_quantile(np.asarray(s["ratios_below"]), float(s["policy_tokens"]), 0.99),
+        "policy/ratio_max": float(np.exp(tally.maxima["log_ratio"])),
+        "policy/logprob_gap_mean": float(s["gap"]) / tokens,
+        "policy/logprob_gap_max": float(tally.maxima["gap"]),
+        "ce/tokens": float(s["ce_tokens"]),
+        "ce/nll": float(s["nll"]) / max(float(s["ce_tokens"]), 1.0),
+    }
+
+
+def value_metrics(tally: Tally) -> dict[str, float]:
+    """Scalars of one critic update. `explained_variance` is 0 for the best constant and 1 for a perfect critic."""
+    s, tokens = tally.sums, max(float(tally.sums["targets"]), 1.0)
+    error = float(s["squared_error"]) / tokens
+    variance = max(float(s["squared_returns"]) / tokens - (float(s["returns"]) / tokens) ** 2, 0.0)
+    return {
+        "loss/value": float(s["loss/value"]),
+        "critic/squared_error": error,
+        "critic/constant_squared_error": variance,
+        "critic/explained_variance": 1.0 - error / variance if variance > 1e-8 else 0.0,
+        "critic/clip_frac": float(s["clipped"]) / tokens,
+    }
+
+
+def over_updates(updates: list[dict[str, float]], staleness: int = 0) -> dict[str, float]:
+    """Means over a step's updates; the difference to the engine's log-probs is the first's: no weight has moved then.
+
+    Args:
+      updates: their metrics.
+      staleness: of the rollouts. Where there is any, the difference is how far the policy has gone since it sampled,
+        "policy/drift_*"; where there is none, how far the engine is from the trainer, "logprob_gap/*".
+    """
+    if not updates:
+        return {}
+    metrics = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+    if tokens := sum(u.get("policy/tokens", 0.0) for u in updates):  # a part without any says nothing of the entropy
+        metrics["policy/entropy"] = sum(u["policy/entropy"] * u["policy/tokens"] for u in updates) / tokens
+    if "policy/logprob_gap_max" in metrics:
+        del metrics["policy/logprob_gap_max"], metrics["policy/logprob_gap_mean"]
+        name = "policy/drift_" if staleness else "logprob_gap/"
+        metrics[f"{name}max"] = updates[0]["policy/logprob_gap_max"]
+        metrics[f"{name}mean"] = updates[0]["policy/logprob_gap_mean"]
+    return metrics
+
+
+def _ratio_quantile(counts_below: np.ndarray, tokens: float, quantile: float) -> float:
+    """The upper edge of the histogram bin that holds the quantile (never below the true one, 5 % too high at most)."""
+    if tokens == 0:
+        return 1.0
+    index = min(int(np.searchsorted(counts_below, quantile * tokens)), len(RATIO_EDGES) - 1)
+    return float(np.exp(RATIO_EDGES[index]))

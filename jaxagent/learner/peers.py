@@ -109,34 +109,34 @@ class Meetings:
 
     def _waited(self, key: str, left: float) -> tuple[str | None, float]:
         """The key's value, and the seconds that are left. Those in which this process was stopped do not count."""
-        found = None
-        while found is None and left > 0:
+        value = None
+        while value is None and left > 0:
             began = time.monotonic()
             try:
-                found = self.client.blocking_key_value_get(key, max(int(1000 * min(left, SLICE_S)), 1))
+                value = self.client.blocking_key_value_get(key, max(int(1000 * min(left, SLICE_S)), 1))
             except RuntimeError as error:  # jax's own is one
                 if "DEADLINE_EXCEEDED" not in str(error):
-                    said = str(error).splitlines()[0]
-                    raise PeerError(f"The trainer's coordination service is gone: {said}") from error
+                    message = str(error).splitlines()[0]
+                    raise PeerError(f"The trainer's coordination service is gone: {message}") from error
             left -= min(time.monotonic() - began, SLICE_S)  # more: this process was stopped meanwhile
-        return found, left
+        return value, left
 
     def _verdict(self, number: int, what: str, said: Any, size: int, timeout_s: float) -> dict[str, Any]:
         """Process 0 hears all others: {"said": [...]}, {"wrong": a line} or {"missing": a line}."""
-        heard, missing, left = [said], [], timeout_s
+        answers, missing, left = [said], [], timeout_s
         for other in range(1, size):
-            found, left = self._waited(f"{self.space}/{number}/{other}", max(left, 0.01))
-            if found is None:
+            message, left = self._waited(f"{self.space}/{number}/{other}", max(left, 0.01))
+            if message is None:
                 missing.append(str(other))
                 continue
-            place, value = json.loads(found)
+            place, value = json.loads(message)
             if place != what:
                 return {"wrong": f"The trainer's processes went apart: 0 is at '{what}', {other} is at '{place}'."}
-            heard.append(value)
+            answers.append(value)
         if missing:
             who = f"process {', '.join(missing)} of {size}"
             return {"missing": f"The trainer waits for {who}, not come to '{what}' in {timeout_s:g} s."}
-        return {"said": heard}
+        return {"said": answers}
 
 
 _own: Meetings | None = None  # None: the trainer is this process alone
@@ -164,11 +164,11 @@ def agree(what: str, digest: str, timeout_s: float = MEETING_S) -> None:
     Raises:
       PeerError: digests differ, or a process is missing.
     """
-    said = meet(what, digest, timeout_s)
-    if others := [i for i, other in enumerate(said) if other != said[0]]:
+    digests = meet(what, digest, timeout_s)
+    if others := [i for i, other in enumerate(digests) if other != digests[0]]:
         raise PeerError(
-            f"The trainer's processes disagree about {what}: process 0 says {said[0]}, process {others[0]} says "
-            f"{said[others[0]]}. They read different data or run different code."
+            f"The trainer's processes disagree about {what}: process 0 says {digests[0]}, process {others[0]} says "
+            f"{digests[others[0]]}. They read different data or run different code."
         )
 
 
@@ -263,9 +263,9 @@ def abandon() -> None:
 
 def digest(arrays: Iterable[Any]) -> str:
     """64 bits of the shapes and contents of arrays, as text."""
-    found = hashlib.blake2b(digest_size=8)
+    hashed = hashlib.blake2b(digest_size=8)
     for array in arrays:
         host = np.ascontiguousarray(array)
-        found.update(f"{host.dtype.str}{host.shape}".encode())
-        found.update(host.reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+        hashed.update(f"{host.dtype.str}{host.shape}".encode())
+        hashed.update(host.reshape(-1).view(np.uint8).data)
+    return hashed.hexdigest()

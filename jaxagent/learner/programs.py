@@ -14,20 +14,16 @@ import jax
 import numpy as np
 import optax
 
-from jaxagent.algorithms import token_advantages
-from jaxagent.algorithms.needs import most_targets
+from jaxagent.algorithms import estimate
 from jaxagent.algorithms.policy_loss import reads_of
 from jaxagent.algorithms.streams import ModelScores, Streams
 from jaxagent.config import BatchConfig, Config, RLConfig
 from jaxagent.learner import forward, loss, score
-from jaxagent.learner.batch import Batch
-from jaxagent.learner.batching import Packer
-from jaxagent.learner.optimizer import make_optimizer
-from jaxagent.learner.prefixes import Sharing
-from jaxagent.learner.state import Frozen, TrainState, init_state
+from jaxagent.learner.batching import Packer, Sharing
+from jaxagent.learner.state import Batch, Frozen, TrainState, init_state
 from jaxagent.learner.teacher import Distiller, Weights, distiller
 from jaxagent.learner.teacher_http import HttpTeacher
-from jaxagent.learner.update import Critic, Update, make_update
+from jaxagent.learner.update import Critic, Update, make_optimizer, make_update
 from jaxagent.models import critic as critics
 from jaxagent.models import kernels, lora, params, sharding
 from jaxagent.models.exact import Tiling
@@ -50,16 +46,16 @@ class Programs:
 
     def score(self, state: TrainState, trajectories: Sequence[Trajectory], temperature: float) -> ModelScores:
         """What models say of a step's trajectories before its first update, as far as the algorithm reads it."""
-        given: dict[str, Any] = {}
+        scores: dict[str, Any] = {}
         if self.values is not None:
-            (given["values"],) = self.values(state.critic, trajectories)
+            (scores["values"],) = self.values(state.critic, trajectories)
         if self.rl.kl is not None:
-            given["reference"], _ = self.logprobs(self.reference_weights(state), trajectories, temperature)
+            scores["reference"], _ = self.logprobs(self.reference_weights(state), trajectories, temperature)
         if self.rl.reads_old:
-            given["old"] = self.policy_logprobs(state, trajectories, temperature)
+            scores["old"] = self.policy_logprobs(state, trajectories, temperature)
         if self.distiller is not None:
-            given["teacher"], given["students"] = self.distiller(state.policy, trajectories, temperature)
-        return ModelScores(**given)
+            scores["teacher"], scores["students"] = self.distiller(state.policy, trajectories, temperature)
+        return ModelScores(**scores)
 
     def policy_logprobs(
         self, state: TrainState, trajectories: Sequence[Trajectory], temperature: float
@@ -96,7 +92,7 @@ class Programs:
 
     def warm_up(self, state: TrainState) -> TrainState:
         """Compiles everything, on padding; the state it returns takes the place of the one it was given."""
-        token_advantages.warm_up(self.rl)
+        estimate.warm_up(self.rl)
         if self.values is not None:
             self.values.warm_up(state.critic)
         (empty,) = self.batches([self.packer.empty()], [])
@@ -229,8 +225,14 @@ def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = Fals
 
 
 def longest_targets(cfg: Config) -> int:
-    """Targets of the longest trajectory that the environment's limits allow."""
-    return most_targets(cfg.rl, action_tokens(cfg), cfg.env.context_tokens)
+    """Most tokens of one trajectory that the loss can need, by the environment's limits: all of its targets.
+
+    It fixes the shape of a batch before the first one exists.
+    """
+    echo, context, sampled = cfg.rl.echo, cfg.env.context_tokens, action_tokens(cfg)
+    if echo is None:
+        return sampled
+    return min(sampled + echo.max_tokens, context) if echo.max_tokens else context
 
 
 def action_tokens(cfg: Config) -> int:

@@ -1,13 +1,80 @@
-"""Everything the learner owns on the mesh, as one tree: what an update maps to its successor and a checkpoint keeps."""
+"""The trees that the learner maps and keeps: the `Batch` of packed rows that an update reads, and the `TrainState`.
+
+A batch holds rows of tokens and the per-target streams of the blind learner. The state is everything the learner owns
+on the mesh: what an update maps to its successor and a checkpoint keeps.
+Axis letters: B packed rows, T tokens per row, R target positions per row.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+
+from jaxagent.algorithms.policy_loss import READABLE
+
+Array = Any  # numpy.ndarray on the host, jax.Array on the mesh (B sharded over data and fsdp)
+
+STREAMS = (
+    "old_logprobs", "reference_logprobs", "advantages", "returns", "old_values",
+    "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "distill_weights",
+    "value_weights",
+)  # fmt: skip
+FLOATS = ("behaviour_logprobs", *STREAMS)
+PER_TARGET = ("head_positions", "targets", "sequence", "offset", *FLOATS)
+
+
+@flax.struct.dataclass
+class Batch:
+    """One micro-batch. Padding: segment 0, weight 0, sequence -1."""
+
+    tokens: Array  # i32[B, T]
+    positions: Array  # i32[B, T]  position inside the token's own sequence
+    segments: Array  # i32[B, T]  1, 2, ... per sequence of the row, or per tree of them; 0 = padding
+    head_positions: Array  # i32[B, R]  row index of the token BEFORE the target: where it is predicted
+    targets: Array  # i32[B, R]  the token to score
+    behaviour_logprobs: Array  # f32[B, R] as recorded when sampled
+    old_logprobs: Array  # f32[B, R] of the policy that the objective's ratio is taken to; mostly the same
+    reference_logprobs: Array  # f32[B, R]
+    advantages: Array  # f32[B, R]
+    returns: Array  # f32[B, R]
+    old_values: Array  # f32[B, R]
+    policy_weights: Array  # f32[B, R]
+    kl_weights: Array  # f32[B, R]
+    entropy_weights: Array  # f32[B, R]
+    z_weights: Array  # f32[B, R]
+    ce_weights: Array  # f32[B, R]
+    nll_weights: Array  # f32[B, R]
+    distill_weights: Array  # f32[B, R]
+    value_weights: Array  # f32[B, R]
+    sequence: Array  # i32[B, R]  which sequence of the update the target belongs to; -1 = padding
+    offset: Array  # i32[B, R]  the target's index in that sequence
+    support: Array | None = None  # i32[B, R, K]  tokens in which a teacher is compared, where it is in top-k's
+    teacher_logprobs: Array | None = None  # f32[B, R, K]  -inf: an entry that does not count
+    rewards: Array | None = None  # f32[B, R]  the episode's, where the objective reads it
+    ages: Array | None = None  # f32[B, R]  versions behind the step's policy, where the objective reads it
+    ends: Array | None = None  # i32[B, T]  where beginnings are shared: the column behind the last that may see a token
+    # With `ends`: no sequence has more tokens in its row.
+    longest: int = flax.struct.field(pytree_node=False, default=0)
+
+
+def check_batch(batch: Batch) -> None:
+    """Refuses with an AssertionError a batch of other shapes or types than above: some would broadcast."""
+    per_token = [a for a in (batch.tokens, batch.positions, batch.segments, batch.ends) if a is not None]
+    read = [name for name in READABLE if getattr(batch, name) is not None]
+    names = [*PER_TARGET, *read]
+    per_target = [getattr(batch, name) for name in names]
+    chex.assert_rank([batch.tokens, batch.targets], 2)
+    chex.assert_equal_shape(per_token)
+    chex.assert_equal_shape(per_target)
+    chex.assert_equal_shape_prefix([batch.tokens, batch.targets], 1)
+    chex.assert_type(per_token, int)
+    chex.assert_type(per_target, [float if name in (*FLOATS, *read) else int for name in names])
+
 
 Tree = Any  # a pytree of arrays
 

@@ -10,107 +10,31 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxagent.algorithms.distill import Scores, Support
-from jaxagent.algorithms.streams import Streams, action_mask
-from jaxagent.algorithms.teachers import Server, StudentTopK, TeacherTopK, Vocabulary
+from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.teachers import Server, TeacherTopK, Vocabulary
 from jaxagent.config import Config, ConfigError, DistillConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner import forward
-from jaxagent.learner.batch import Batch
-from jaxagent.learner.batching import Packer, unpack
+from jaxagent.learner.batching import Packer
+from jaxagent.learner.score import Scorer, top_scorer, with_support
+from jaxagent.learner.state import Batch
 from jaxagent.learner.teacher_http import HttpTeacher
-from jaxagent.learner.update import same_plan, scalar, shard
-from jaxagent.models import global_arrays, hf, params, sharding
+from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import Computing, ModelSpec
 from jaxagent.types import Trajectory
 
 Tree = Any  # a pytree of arrays
 
 
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """A teacher in this process."""
-
-    spec: ModelSpec
-    params: Tree
-
-
-@dataclasses.dataclass(frozen=True)
-class TopScorer:
-    """`scorer(params, trajectories, temperature, candidates) -> scores`. Holds a compiled program, no arrays."""
-
-    mesh: jax.sharding.Mesh
-    packer: Packer
-    program: Callable[[Tree, Batch, jax.Array], Any]  # see forward.top_forward
-    candidates: int  # C
-
-    def __call__(
-        self,
-        weights: Tree,
-        trajectories: Sequence[Trajectory],
-        temperature: float,
-        candidates: Sequence[np.ndarray] | None = None,
-    ) -> list[Scores]:
-        """Scores action tokens; `candidates` are i32[T, C] of each trajectory, None where C is 0.
-
-        Another temperature compiles nothing.
-        """
-        if not trajectories:
-            return []
-        streams = [Streams.of(t, policy_weights=action_mask(t)) for t in trajectories]
-        batches = self._with_candidates(self.packer.pack(streams), candidates)
-        same_plan("a teacher's scoring", batches)
-        at = scalar(temperature, self.mesh)
-        with jax.set_mesh(self.mesh), jax.transfer_guard("disallow"):
-            found = global_arrays.get([self.program(weights, shard(batch, self.mesh), at) for batch in batches])
-        return [
-            Scores(*one) for one in zip(*(unpack(batches, x, streams) for x in zip(*found, strict=True)), strict=True)
-        ]
-
-    def warm_up(self, weights: Tree) -> None:
-        """Compiles, by scoring padding."""
-        with jax.set_mesh(self.mesh):
-            for batch in self._with_candidates([self.packer.empty()], []):
-                global_arrays.get(self.program(weights, shard(batch, self.mesh), scalar(1, self.mesh)))
-
-    def _with_candidates(self, batches: list[Batch], candidates: Sequence[np.ndarray] | None) -> list[Batch]:
-        if not self.candidates:
-            return batches
-        supports = [Support(ids, np.zeros(ids.shape, np.float32)) for ids in candidates or ()]
-        return with_support(batches, supports, self.candidates)
-
-
-def top_scorer(spec: ModelSpec, packer: Packer, mesh: jax.sharding.Mesh, k: int, candidates: int) -> TopScorer:
-    """Scores under whatever parameters of `spec` it is called with: tokens, the k likeliest, and candidates."""
-    return TopScorer(mesh, packer, jax.jit(forward.top_forward(spec, k)), candidates)
-
-
-class Teacher(Protocol):
-    """Scores trajectories; K and C are fixed when it is made."""
-
-    def __call__(
-        self, trajectories: Sequence[Trajectory], candidates: Sequence[np.ndarray] | None, temperature: float
-    ) -> list[Scores]:
-        """The scores of each trajectory; `candidates` are i32[T, C] of each, None if C is 0."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LocalTeacher:
-    """A `Teacher` whose weights are in this process."""
-
-    scorer: TopScorer
-    params: Tree
-
-    def __call__(
-        self, trajectories: Sequence[Trajectory], candidates: Sequence[np.ndarray] | None, temperature: float
-    ) -> list[Scores]:
-        """Scores under its own weights."""
-        return self.scorer(self.params, trajectories, temperature, candidates)
+# Scores of each trajectory, from i32[T, C] candidates of each (None if C is 0) and a temperature.
+Teacher = Callable[[Sequence[Trajectory], Sequence[np.ndarray] | None, float], list[Scores]]
+Weights = tuple[ModelSpec, Tree]  # of a teacher in this process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +42,8 @@ class Distiller:
     """Gets the teacher's scores before a step's first update, and puts into batches what the loss reads of them."""
 
     teacher: Teacher
-    student: TopScorer | None  # the policy's own top-k tokens, where the support has them
+    local: tuple[Scorer, Tree] | None  # what scores for a teacher in this process, and its weights
+    student: Scorer | None  # the policy's own top-k tokens, where the support has them
     compare: forward.Compare | None  # what the update's forward adds, where distillation is in the loss
     weights: Tree | None  # the teacher's, where the loss itself runs it
     width: int  # K of the support; 0: the batch carries none
@@ -129,7 +54,7 @@ class Distiller:
         """The teacher's scores, and the student's top-k tokens i32[T, K] where needed."""
         students = None
         if self.student is not None:
-            students = [scores.top_ids for scores in self.student(policy, trajectories, temperature)]
+            _, students, *_ = self.student(policy, trajectories, temperature)
         return self.teacher(trajectories, students, temperature), students
 
     def batches(self, batches: list[Batch], streams: Sequence[Streams]) -> list[Batch]:
@@ -141,8 +66,9 @@ class Distiller:
 
     def warm_up(self, policy: Tree) -> None:
         """Compiles what scores the policy's own tokens, and the teacher that is in this process."""
-        if isinstance(self.teacher, LocalTeacher):
-            self.teacher.scorer.warm_up(self.teacher.params)
+        if self.local is not None:
+            scorer, weights = self.local
+            scorer.warm_up(weights)
         if self.student is not None:
             self.student.warm_up(policy)
 
@@ -158,39 +84,21 @@ def distiller(
     loss, k = distill.loss, distill.top_k
     asked = 0 if isinstance(loss.support, TeacherTopK) else k  # candidates: the student's own top k
     student = top_scorer(spec, packer, mesh, asked, 0) if asked else None
-    told = 0 if isinstance(loss.support, StudentTopK) else k
-    own = told or 1  # the likeliest, for the metrics
-    teacher_spec = None
-    if isinstance(opened, Weights):
-        teacher: Teacher = LocalTeacher(top_scorer(opened.spec, packer, mesh, own, asked), opened.params)
-        teacher_spec = opened.spec if isinstance(loss.support, Vocabulary) else None
+    from_teacher = 0 if getattr(loss.support, "which", "") == "student" else k
+    most = from_teacher or 1  # the likeliest, for the metrics
+    local = teacher_spec = weights = None
+    if isinstance(opened, HttpTeacher):
+        teacher: Teacher = lambda paths, candidates, at: opened.score(paths, candidates, most, at)  # noqa: E731
     else:
-        teacher = lambda paths, candidates, at: opened.score(paths, candidates, own, at)  # noqa: E731
-    whole = teacher_spec is not None
+        spec_there, weights_there = opened
+        local = scorer, _ = top_scorer(spec_there, packer, mesh, most, asked), weights_there
+        teacher = lambda paths, candidates, at: [  # noqa: E731
+            Scores(*one) for one in zip(*scorer(weights_there, paths, at, candidates), strict=True)
+        ]
+        if isinstance(loss.support, Vocabulary):
+            teacher_spec, weights = opened
     compare = None if distill.in_advantage else forward.compare_to_teacher(spec, loss, teacher_spec)
-    return Distiller(teacher, student, compare, opened.params if whole else None, asked + told)
-
-
-def with_support(batches: Sequence[Batch], supports: Sequence[Support], width: int) -> list[Batch]:
-    """The batches with `support` and `teacher_logprobs` i32 and f32 [B, R, width]; padding has no entry that counts.
-
-    Args:
-      batches: what `Packer.pack` gave.
-      supports: [T, width] of each sequence that was packed.
-      width: K.
-    """
-    starts = np.cumsum([0, *(len(support.ids) for support in supports)])
-    ids = np.concatenate([np.zeros((0, width), np.int32), *(support.ids for support in supports)])
-    logprobs = np.concatenate([np.zeros((0, width), np.float32), *(support.teacher_logprobs for support in supports)])
-    out = []
-    for batch in batches:
-        real = batch.sequence >= 0
-        at = starts[batch.sequence[real]] + batch.offset[real]
-        tokens = np.zeros((*real.shape, width), np.int32)
-        known = np.full((*real.shape, width), -np.inf, np.float32)
-        tokens[real], known[real] = ids[at], logprobs[at]
-        out.append(batch.replace(support=tokens, teacher_logprobs=known))
-    return out
+    return Distiller(teacher, local, student, compare, weights, asked + from_teacher)
 
 
 def check_teacher(cfg: Config, tokenizer: Tokenizer) -> None:
@@ -239,7 +147,7 @@ def open_teacher(cfg: Config, mesh: jax.sharding.Mesh) -> Weights | HttpTeacher 
         return _http(teacher)
     spec = _spec(cfg, teacher.path)
     where = params.shardings(spec, mesh, sharding.TRAIN)
-    return Weights(spec, hf.load(teacher.path, spec, where))
+    return spec, hf.load(teacher.path, spec, where)
 
 
 def _no_support(length: int, width: int) -> Support:

@@ -47,14 +47,14 @@ class HttpTeacher:
     def check(self, tokenizer: Tokenizer, context_tokens: int) -> None:
         """Raises ConfigError when the server does not answer, has another tokenizer or too short a context."""
         try:
-            told = asyncio.run(self._ask_all([("GET", "/v1/tokenizer", HEAD_BYTES, None)]))[0]
-            same = (told["vocab_size"], told["digest"]) == (tokenizer.vocab_size, tokenizer.digest())
-            context = int(told["context"])
+            answer = asyncio.run(self._ask_all([("GET", "/v1/tokenizer", HEAD_BYTES, None)]))[0]
+            same = (answer["vocab_size"], answer["digest"]) == (tokenizer.vocab_size, tokenizer.digest())
+            context = int(answer["context"])
         except (TeacherError, KeyError, TypeError, ValueError) as failure:
             raise ConfigError(f"distill.teacher: {failure}") from failure
         if not same:
             raise ConfigError(
-                f"distill.teacher '{self._url}' has another tokenizer ({told['vocab_size']} tokens) than the policy "
+                f"distill.teacher '{self._url}' has another tokenizer ({answer['vocab_size']} tokens) than the policy "
                 f"({tokenizer.vocab_size} tokens). Set tokenizer.path to the folder that the teacher is served from."
             )
 

@@ -4,7 +4,7 @@ In: `TrainState` and the `Batch`es of one update (see batching.py). Out: the nex
 Weights are normalised over the whole update, so adding up micro-batch gradients IS the full-batch gradient; two
 programs run, "accumulate" once per micro-batch and "apply" once per update, and neither is compiled anew for another
 number of micro-batches. An update without any weighted target, or with a gradient that is not finite, leaves the state
-as it was.
+as it was. The optimiser is AdamW with warm-up, schedule and clipping of the global norm, from the config.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import numpy as np
 import optax
 
 from jaxagent.algorithms.value_losses import Categorical, Squared
+from jaxagent.config import OptimizerConfig
 from jaxagent.learner import loss as losses
 from jaxagent.learner import peers
-from jaxagent.learner.batch import Batch
-from jaxagent.learner.loss import PolicyLoss, Tally
-from jaxagent.learner.metrics import policy_metrics, value_metrics
-from jaxagent.learner.state import TrainState
+from jaxagent.learner.loss import PolicyLoss, Tally, policy_metrics, value_metrics
+from jaxagent.learner.state import Batch, TrainState
 from jaxagent.models import global_arrays
 
 Tree = Any  # a pytree of arrays
@@ -110,19 +109,12 @@ class Trainable:
     summarise: Callable[[Tally], dict[str, float]]
 
     def step(
-        self,
-        params: Tree,
-        opt_state: Tree,
-        step: jax.Array,
-        batches: Sequence[Batch],
-        temperature: jax.Array,
-        frozen: Tree | None = None,
-        teacher: Tree | None = None,
+        self, params: Tree, opt_state: Tree, step: jax.Array, batches: Sequence[Batch], at: jax.Array, *others: Tree
     ) -> tuple:
         """Returns params, opt_state, step and what `metrics` needs, still on the device."""
-        grads, tally = self.zeros(params, batches[0], temperature, frozen, teacher)
+        grads, tally = self.zeros(params, batches[0], at, *others)
         for batch in batches:
-            grads, tally = self.accumulate(params, batch, temperature, grads, tally, frozen, teacher)
+            grads, tally = self.accumulate(params, batch, at, grads, tally, *others)
         params, opt_state, step, health = self.apply(params, opt_state, step, grads, tally)
         return params, opt_state, step, (tally, health)
 
@@ -163,16 +155,11 @@ def make_update(
       merge: given when the policy's params are LoRA adapters: base, adapters -> the weights to serve.
     """
 
-    def loss_of_policy(
-        params: Tree, batch: Batch, temperature: jax.Array, frozen: Tree | None, teacher: Tree | None
-    ) -> tuple[jax.Array, Tally]:
-        logprobs, entropy, *extras = forward(params, batch, temperature, frozen, teacher)
+    def loss_of_policy(params: Tree, batch: Batch, *others: Any) -> tuple[jax.Array, Tally]:
+        logprobs, entropy, *extras = forward(params, batch, *others)
         return policy_loss(logprobs, entropy, batch, *extras)
 
-    def loss_of_critic(
-        values: Tree, batch: Batch, temperature: jax.Array, frozen: None, teacher: None
-    ) -> tuple[jax.Array, Tally]:
-        del temperature, frozen, teacher  # values are of states, and a critic is trained whole
+    def loss_of_critic(values: Tree, batch: Batch, *_: Any) -> tuple[jax.Array, Tally]:  # of states, and trained whole
         return losses.value_loss(critic.forward(values, batch), batch, critic.loss)
 
     policy, values = make_trainable(loss_of_policy, optimizer, policy_metrics), None
@@ -182,30 +169,25 @@ def make_update(
 
 
 def make_trainable(
-    loss: Callable[[Tree, Batch, jax.Array, Tree | None, Tree | None], tuple[jax.Array, Tally]],
+    loss: Callable[..., tuple[jax.Array, Tally]],
     optimizer: optax.GradientTransformation,
     summarise: Callable[[Tally], dict[str, float]],
 ) -> Trainable:
-    """Jits the programs that train one tree of parameters. Gradients are f32 and accumulate in donated buffers."""
+    """Jits the programs that train one tree of parameters. Gradients are f32 and accumulate in donated buffers.
 
-    def zeros(
-        params: Tree, batch: Batch, temperature: jax.Array, frozen: Tree | None = None, teacher: Tree | None = None
-    ) -> tuple[Tree, Tally]:
-        _, tally = jax.eval_shape(loss, params, batch, temperature, frozen, teacher)
+    `loss` is called with params, batch, temperature, frozen and teacher.
+    """
+
+    def zeros(params: Tree, batch: Batch, temperature: jax.Array, *others: Tree | None) -> tuple[Tree, Tally]:
+        _, tally = jax.eval_shape(loss, params, batch, temperature, *others)
         grads = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
         tally = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally)
         return grads, tally.replace(maxima=jax.tree.map(lambda x: x - jnp.inf, tally.maxima))
 
     def accumulate(
-        params: Tree,
-        batch: Batch,
-        temperature: jax.Array,
-        grads: Tree,
-        tally: Tally,
-        frozen: Tree | None = None,
-        teacher: Tree | None = None,
+        params: Tree, batch: Batch, temperature: jax.Array, grads: Tree, tally: Tally, *others: Tree | None
     ) -> tuple[Tree, Tally]:
-        new, part = jax.grad(loss, has_aux=True)(params, batch, temperature, frozen, teacher)
+        new, part = jax.grad(loss, has_aux=True)(params, batch, temperature, *others)
         return jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, new), tally.add(part)
 
     def apply(params: Tree, opt_state: Tree, step: jax.Array, grads: Tree, tally: Tally) -> tuple:
@@ -248,3 +230,56 @@ def same_plan(what: str, batches: Sequence[Batch]) -> None:
 def scalar(value: float, mesh: jax.sharding.Mesh) -> jax.Array:
     """Puts a number on every device of the mesh: f32[]. Explicitly, as all that an update or a scorer transfers."""
     return global_arrays.put(np.float32(value), jax.NamedSharding(mesh, jax.P()))
+
+
+_WSD_DECAY = 0.2  # the last part of the updates
+
+
+def make_optimizer(config: OptimizerConfig, total_updates: int) -> optax.GradientTransformation:
+    """Clips the global gradient norm, then AdamW (decoupled decay, not on norms and biases)."""
+    return optax.chain(
+        optax.clip_by_global_norm(config.grad_clip) if config.grad_clip > 0 else optax.identity(),
+        optax.adamw(
+            learning_rate(config, total_updates),
+            b1=config.b1,
+            b2=config.b2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            mask=decayed,
+        ),
+    )
+
+
+def learning_rate(config: OptimizerConfig, total_updates: int) -> Callable[[jax.Array], jax.Array]:
+    """Update index (0-based) -> learning rate.
+
+    Linear warm-up over `warmup_steps` updates (the first one already moves: (i + 1) / warmup_steps), then constant,
+    or falling to 0 at `total_updates` along a cosine or a line. "wsd" (warm-up, stable, decay: MiniCPM, arXiv
+    2404.06395) is constant until the last fifth of the updates, over which it falls along a line.
+    """
+    shapes = {
+        "constant": lambda done: jnp.ones_like(done),
+        "linear": lambda done: 1.0 - done,
+        "cosine": lambda done: 0.5 * (1.0 + jnp.cos(jnp.pi * done)),
+        "wsd": lambda done: jnp.minimum((1.0 - done) / _WSD_DECAY, 1.0),
+    }
+    shape = shapes[config.schedule]
+    decay_updates = max(total_updates - config.warmup_steps, 1)
+
+    def schedule(count: jax.Array) -> jax.Array:
+        count = jnp.asarray(count, jnp.float32)
+        warm = jnp.minimum((count + 1.0) / max(config.warmup_steps, 1), 1.0)
+        done = jnp.clip((count - config.warmup_steps) / decay_updates, 0.0, 1.0)
+        return config.learning_rate * warm * shape(done)
+
+    return schedule
+
+
+def decayed(params: Any) -> Any:
+    """A tree of bools: True where weight decay applies (matrices and embeddings, not norm scales and biases)."""
+
+    def is_decayed(path: tuple, _: Any) -> bool:
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        return not ("norm" in name or name in ("bq", "bk", "bv"))
+
+    return jax.tree_util.tree_map_with_path(is_decayed, params)

@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import blockwise, kernels, packed_gpu, packed_tpu, paged_gpu, paged_tpu, pages
-from jaxagent.models.layers import contract
-from jaxagent.models.pages import MASKED
-from jaxagent.models.sharding import ROWS, in_mesh, merge_rows, split_rows
+from jaxagent.models import blockwise, gpu_kernels, kernels, layers, tpu_kernels
+from jaxagent.models.layers import MASKED, contract
+from jaxagent.models.sharding import ROWS, in_mesh, merge_rows, row_axes, split_rows
 
 # A layer's attention: (this layer's cache, q[N, H, D], k[N, K, D], v[N, K, D]) -> (out[N, H, D], new cache).
 Attend = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -28,7 +27,7 @@ _HEADS = P(ROWS, None, "tensor", None)
 
 QUERY_BLOCK = 64  # queries per block of packed attention, at least
 GROUP_ROWS = 32  # rows of paged attention that share a loop over pages; part of the exact numerics
-_PAGED = {"triton": paged_gpu.attend_pages, "mosaic": paged_tpu.attend_pages}
+_PAGED = {"triton": gpu_kernels.attend_pages, "mosaic": tpu_kernels.attend_pages}
 MAX_BLOCKS = 8  # per row: more blocks skip little more and compile longer
 
 
@@ -56,8 +55,10 @@ def attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> j
     if not in_mesh():
         return _attend_dense(q, k, v, mask)
     # Each device by itself: how a reshape splits an axis of length one is inferred differently by versions of JAX.
-    by_rows = P(ROWS, None, None)
-    return jax.shard_map(_attend_dense, in_specs=(*[_HEADS] * 3, by_rows), out_specs=_HEADS)(q, k, v, mask)
+    rows = row_axes(q)  # None where every device has all of them
+    heads = P(rows, None, "tensor", None)
+    arguments = [*(jax.reshard(x, heads) for x in (q, k, v)), jax.reshard(mask, P(rows, None, None))]
+    return jax.shard_map(_attend_dense, in_specs=(*[heads] * 3, P(rows, None, None)), out_specs=heads)(*arguments)
 
 
 def _attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
@@ -127,8 +128,8 @@ def attend_pages(
                 return keys[block], values[block]
             if own_starts.ndim == 2:
                 begins = jax.lax.dynamic_index_in_dim(own_starts, j, axis=1, keepdims=False)
-                return pages.cut(keys, values, block, begins, page_tokens)
-            return pages.cut(keys, values, block, own_starts + j * page_tokens, page_tokens)
+                return layers.cut(keys, values, block, begins, page_tokens)
+            return layers.cut(keys, values, block, own_starts + j * page_tokens, page_tokens)
 
         new = _attend_group(cut(q), cut(positions), page_tokens, keys.shape[1], read)
         return jax.lax.dynamic_update_slice_in_dim(out, new, i * size, 0)
@@ -207,9 +208,9 @@ def packed(segments: jax.Array) -> Attend:
 
 
 def _in_blocks(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Plain code for long rows; as `packed_gpu.attend`, of any dtype."""
+    """Plain code for long rows; as `gpu_kernels.attend`, of any dtype."""
     last = jnp.broadcast_to(jnp.arange(segments.shape[1], dtype=jnp.int32), segments.shape)
-    return blockwise.attend(q, k, v, packed_gpu.first_of_segment(segments), last)
+    return blockwise.attend(q, k, v, gpu_kernels.first_of_segment(segments), last)
 
 
 def _visible(segments: jax.Array, start: int, stop: int) -> jax.Array:
@@ -219,4 +220,4 @@ def _visible(segments: jax.Array, start: int, stop: int) -> jax.Array:
 
 
 # "xla" is what `packed` does itself.
-_PACKED = {"xla": None, "tokamax": packed_gpu.attend, "splash": packed_tpu.attend, "blocks": _in_blocks}
+_PACKED = {"xla": None, "tokamax": gpu_kernels.attend, "splash": tpu_kernels.attend, "blocks": _in_blocks}

@@ -16,8 +16,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxagent.models.layers import contract
-from jaxagent.models.pages import MASKED
+from jaxagent.models.layers import MASKED, contract
 
 BLOCK = 512  # queries of a block, and keys, at most
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import blockwise, kernels, packed_gpu
+from jaxagent.models import blockwise, gpu_kernels, kernels
 from jaxagent.models.attention import Attend
 from jaxagent.models.sharding import CONTEXT, FLAT, ROWS
 
@@ -45,7 +45,7 @@ def packed(segments: jax.Array) -> Attend:
     chex.assert_rank(segments, 2)
     chex.assert_type(segments, int)
     t = segments.shape[1]
-    first = jax.shard_map(packed_gpu.first_of_segment, in_specs=_ROWS, out_specs=_ROWS)(jax.reshard(segments, _ROWS))
+    first = jax.shard_map(gpu_kernels.first_of_segment, in_specs=_ROWS, out_specs=_ROWS)(jax.reshard(segments, _ROWS))
 
     def attend(cache: None, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
         kernel = _KERNELS[kernels.packed(kernels.platform(), str(q.dtype), t, split=True).name]
@@ -116,4 +116,4 @@ def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, last:
     return jnp.concatenate(outs, axis=1)
 
 
-_KERNELS = {"blocks": _blockwise, "tokamax": packed_gpu.attend_between}
+_KERNELS = {"blocks": _blockwise, "tokamax": gpu_kernels.attend_between}

@@ -13,9 +13,7 @@ from typing import Any
 
 from jaxagent.config import MODEL_SHAPE, ConfigError, ModelConfig
 from jaxagent.models.rope import yarn_attention_factor
-from jaxagent.models.spec import FAMILY_FEATURES, Computing, ModelSpec, RopeScaling, round_up
-
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+from jaxagent.models.spec import FAMILIES, Computing, ModelSpec, RopeScaling, round_up
 
 # Config keys whose features are not implemented, with the values that leave them off.
 UNSUPPORTED = {
@@ -55,10 +53,7 @@ _WITHOUT_EFFECT = """_name_or_path architectures transformers_version torch_dtyp
 
 ORIGINAL = "original_max_position_embeddings"
 
-# What transformers takes for keys that a config.json leaves out.
-NORM_EPS = 1e-6
-KV_HEADS = {"qwen2": 32, "qwen3": 32}  # elsewhere as many as there are heads
-HEAD_DIM = {"qwen3": 128}  # elsewhere hidden_size / num_attention_heads
+NORM_EPS = 1e-6  # what transformers takes where a config.json says none
 
 
 def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: str) -> ModelSpec:
@@ -75,18 +70,18 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
     """
 
     family = _need(hf, "model_type", source)
-    if not isinstance(family, str) or family not in FAMILY_FEATURES:
-        raise ConfigError(f"{source}: model_type {family!r} is not supported. Valid: {', '.join(FAMILY_FEATURES)}.")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ConfigError(f"{source}: model_type {family!r} is not supported. Valid: {', '.join(FAMILIES)}.")
     for key, off in UNSUPPORTED.items():
         if key in hf and hf[key] not in off:
             raise ConfigError(f"{source}: {key}={hf[key]!r} is not supported.")
-    given = {key for key, value in hf.items() if value is not None}  # null is as good as no key
-    if unknown := sorted(given.difference(_READ.split(), _WITHOUT_EFFECT.split(), UNSUPPORTED)):
+    keys = {key for key, value in hf.items() if value is not None}  # null is as good as no key
+    if unknown := sorted(keys.difference(_READ.split(), _WITHOUT_EFFECT.split(), UNSUPPORTED)):
         raise ConfigError(
             f"{source}: nothing is known here of {unknown[0]}={hf[unknown[0]]!r}, which may change what the model "
             "computes. Delete the key if it does not."
         )
-    features = FAMILY_FEATURES[family]
+    features = FAMILIES[family]
     size = functools.partial(integer, hf, source=source)
     layers, heads, embed_dim = size("num_hidden_layers"), size("num_attention_heads"), size("hidden_size")
     types = hf.get("layer_types")
@@ -103,8 +98,8 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         num_layers=layers,
         embed_dim=embed_dim,
         num_heads=heads,
-        num_kv_heads=size("num_key_value_heads", heads if "num_key_value_heads" in hf else KV_HEADS.get(family, heads)),
-        head_dim=size("head_dim", HEAD_DIM.get(family) or max(1, embed_dim // heads)),
+        num_kv_heads=size("num_key_value_heads", heads if "num_key_value_heads" in hf else features.kv_heads or heads),
+        head_dim=size("head_dim", features.head_dim or max(1, embed_dim // heads)),
         mlp_dim=size("intermediate_size"),
         qkv_bias=features.qkv_bias,
         qk_norm=features.qk_norm,
@@ -177,7 +172,7 @@ def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
         if scaling.kind in ("linear", "dynamic"):  # these two read their original length from here
             positions = scaling.original_max_position
     return {
-        "architectures": [ARCHITECTURES[spec.family]],
+        "architectures": [FAMILIES[spec.family].architecture],
         "model_type": spec.family,
         "vocab_size": spec.vocab_size,
         "num_hidden_layers": spec.num_layers,
@@ -206,14 +201,14 @@ def _rope(hf: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None
         if not isinstance(hf.get(key), Mapping | None):
             raise ConfigError(f"{source}: {key} must be an object, not {hf[key]!r}.")
     new, old = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
-    found = _one_rope(hf, new or old, source)
+    rope = _one_rope(hf, new or old, source)
     # transformers takes the old key, and then forgets the theta of the new one: rarely what was meant.
-    if new and old and _one_rope(hf, old, source) != found:
+    if new and old and _one_rope(hf, old, source) != rope:
         raise ConfigError(
             f"{source}: 'rope_parameters' and 'rope_scaling' say different things. Keep one of them, with the "
             "'rope_theta' of the model."
         )
-    return found
+    return rope
 
 
 def _one_rope(hf: Mapping[str, Any], rope: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None, int]:

@@ -2,12 +2,15 @@
 
 `load` reads only the slices a device needs, one array at a time, so the host never holds a second copy of the model.
 `save` writes a folder that transformers loads; import and export together give back every tensor byte for byte.
+We keep heads as axes of their own and inputs first ([E, H, D]); a checkpoint merges heads and puts outputs first
+([H*D, E]). `ArraySpec.hf_dims` says which of our dimensions each stored dimension merges.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import pathlib
 import shutil
 import stat
@@ -21,7 +24,6 @@ import safetensors.numpy
 
 from jaxagent.config import ConfigError, ModelConfig, check_folder
 from jaxagent.models import families, global_arrays
-from jaxagent.models.hf_layout import from_stored, stored_slices, to_stored
 from jaxagent.models.params import ArraySpec, Params, param_specs
 from jaxagent.models.spec import Computing, ModelSpec
 
@@ -127,8 +129,8 @@ def save(
             if (pathlib.Path(assets) / name).exists() and pathlib.Path(assets).resolve() != folder.resolve():
                 shutil.copyfile(pathlib.Path(assets) / name, folder / name)
         if (pathlib.Path(assets) / "config.json").exists():
-            kept = _read_json(pathlib.Path(assets) / "config.json")
-            config = {k: v for k, v in kept.items() if k not in ("rope_parameters", "dtype")} | config
+            settings = _read_json(pathlib.Path(assets) / "config.json")
+            config = {k: v for k, v in settings.items() if k not in ("rope_parameters", "dtype")} | config
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -190,7 +192,7 @@ def _check(tensors: Mapping[str, tuple[str, Any]], spec: ModelSpec) -> None:
     expected = set()
     for array in jax.tree.leaves(param_specs(spec)):
         for layer in range(spec.num_layers if array.stacked else 1):
-            name = array.hf.name.format(layer=layer)
+            name = array.hf_name.format(layer=layer)
             if name not in tensors:
                 where = ", ".join(sorted({file for file, _ in tensors.values()}))
                 tied = " A model whose head is its embeddings has tie_word_embeddings = true in its config.json."
@@ -201,9 +203,9 @@ def _check(tensors: Mapping[str, tuple[str, Any]], spec: ModelSpec) -> None:
                     f"{file}: tensor '{name}' is stored as {stored.get_dtype()}; weights must be one of "
                     f"{', '.join(DTYPES.values())}."
                 )
-            if tuple(stored.get_shape()) != array.hf.shape:
+            if tuple(stored.get_shape()) != array.hf_shape:
                 raise ConfigError(
-                    f"{file}: tensor '{name}' has shape {tuple(stored.get_shape())}, config.json says {array.hf.shape}."
+                    f"{file}: tensor '{name}' has shape {tuple(stored.get_shape())}, config.json says {array.hf_shape}."
                 )
             expected.add(name)
     for name, (file, _) in tensors.items():
@@ -231,7 +233,7 @@ def _read_block(tensors: Mapping[str, tuple[str, Any]], array: ArraySpec, spans:
     dtype = np.dtype(jax.numpy.dtype(array.dtype))
 
     def single(layer: int, spans: tuple) -> np.ndarray:
-        name = array.hf.name.format(layer=layer)
+        name = array.hf_name.format(layer=layer)
         file, lazy = tensors[name]
         stored = lazy[stored_slices(array, spans)]
         if not _finite(stored):
@@ -294,7 +296,7 @@ def _stored_tensors(params: Params, spec: ModelSpec, dtype: np.dtype) -> Iterato
         host = global_arrays.get(weights)
         for layer in range(spec.num_layers if array.stacked else 1):
             single = host[layer] if array.stacked else host
-            yield array.hf.name.format(layer=layer), to_stored(single, array).astype(dtype, copy=False)
+            yield array.hf_name.format(layer=layer), to_stored(single, array).astype(dtype, copy=False)
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -308,3 +310,36 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {str(content)[:40]!r}.")
     return content
+
+
+Spans = tuple[tuple[int, int], ...]  # (start, stop) of each of our dimensions, the layer axis left out
+
+
+def stored_slices(array: ArraySpec, spans: Spans) -> tuple[slice, ...]:
+    """Which part of the stored tensor holds our `spans`. Padded vocabulary rows are not there: cut off."""
+    sizes = array.shape[1:] if array.stacked else array.shape
+    slices = []
+    for merged, length in zip(array.hf_dims, array.hf_shape, strict=True):
+        inner = math.prod(sizes[d] for d in merged[1:])
+        if any(spans[d] != (0, sizes[d]) for d in merged[1:]):
+            raise ValueError(f"{array.hf_name}: only the first of the merged dimensions {merged} can be sliced")
+        start, stop = spans[merged[0]]
+        slices.append(slice(min(start * inner, length), min(stop * inner, length)))
+    return tuple(slices)
+
+
+def from_stored(stored: np.ndarray, array: ArraySpec, spans: Spans) -> np.ndarray:
+    """The stored part as our block of `spans`; padded vocabulary rows become zeros."""
+    order = [d for merged in array.hf_dims for d in merged]
+    lengths = [stop - start for start, stop in spans]
+    wanted = [math.prod(lengths[d] for d in merged) for merged in array.hf_dims]
+    if list(stored.shape) != wanted:
+        stored = np.pad(stored, [(0, want - have) for want, have in zip(wanted, stored.shape, strict=True)])
+    return stored.reshape([lengths[d] for d in order]).transpose(np.argsort(order))
+
+
+def to_stored(single: np.ndarray, array: ArraySpec) -> np.ndarray:
+    """Our whole single-layer array as stored: contiguous, without padded vocabulary rows."""
+    order = [d for merged in array.hf_dims for d in merged]
+    merged = single.transpose(order).reshape([math.prod(single.shape[d] for d in dims) for dims in array.hf_dims])
+    return np.ascontiguousarray(merged[tuple(slice(0, length) for length in array.hf_shape)])

@@ -12,7 +12,7 @@ import importlib.util
 
 import jax
 
-from jaxagent.models import packed_tpu, paged_gpu, paged_tpu
+from jaxagent.models import gpu_kernels, tpu_kernels
 from jaxagent.models.sharding import CONTEXT
 from jaxagent.models.spec import ModelSpec
 
@@ -49,12 +49,12 @@ def on_gpu() -> bool:
 def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
     """Chooses the kernel for rows that attend to pages of the cache."""
     if on == "tpu":
-        if not paged_tpu.supports(head_dim, page_tokens):
+        if not tpu_kernels.supports_pages(head_dim, page_tokens):
             return Choice("xla", f"head_dim {head_dim} and page_tokens {page_tokens} are not multiples of 128")
         return Choice("mosaic")
     if on not in _GPU:
         return Choice("xla")
-    if not paged_gpu.supports(head_dim, page_tokens):
+    if not gpu_kernels.supports_pages(head_dim, page_tokens):
         return Choice("xla", f"head_dim {head_dim} and page_tokens {page_tokens} are not powers of two from 16 on")
     return Choice("triton")
 
@@ -65,7 +65,7 @@ def packed(on: str, dtype: str, row_tokens: int, split: bool = False) -> Choice:
     if on == "tpu" and split:
         return Choice(plain, "splash takes the queries of whole rows, and mesh.context splits them")
     if on == "tpu":
-        if not packed_tpu.supports(row_tokens):
+        if not tpu_kernels.supports_rows(row_tokens):
             return Choice(plain, f"rows of {row_tokens} tokens are not a multiple of 128")
         return Choice("splash")
     if on not in _GPU:

@@ -1,17 +1,89 @@
-"""The small maths every layer is made of: matrix products, RMSNorm, SwiGLU.
+"""The small maths every layer is made of: matrix products, RMSNorm, SwiGLU, and what attention to pages has in common.
 
-All take and return flat rows [N, ...]. Reductions and norms are float32 whatever the compute dtype.
+All take and return flat rows [N, ...]. Reductions and norms are float32 whatever the compute dtype. Where the model
+expects a matrix, a frozen one with a low-rank adapter beside it may stand, a `LoraArray`: `contract` applies it without
+ever making the sum, x W + scale (x A) B; `product` makes it, W + scale A B.
 """
 
 from __future__ import annotations
 
 import chex
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models.lora_array import LoraArray, beside
+from jaxagent.models import sharding
+
+TERMS = 8  # of a matrix's sum that are added while it is read and written once
+
+
+@flax.struct.dataclass
+class Adapter:
+    """The trained arrays of one projection. Inputs and outputs have one axis or two, as in the matrix (heads apart)."""
+
+    a: jax.Array  # [L, inputs.., r]
+    b: jax.Array  # [L, r, outputs..]
+
+
+@flax.struct.dataclass
+class LoraArray:
+    """w + scale * a b, not multiplied out: stacked, with a leading L axis on each array, or of one layer."""
+
+    w: jax.Array  # [L, inputs.., outputs..]
+    a: jax.Array  # [L, inputs.., r]
+    b: jax.Array  # [L, r, outputs..]
+    scale: float = flax.struct.field(pytree_node=False)
+
+    def laid_out(self, dtype: str, where: P) -> LoraArray:
+        """The array of one layer, cast and laid out for use; `where` is the layout of the matrix."""
+        inputs = self.a.ndim - 1
+
+        def place(x: jax.Array, where: P) -> jax.Array:
+            return sharding.constrain(x.astype(dtype), where)
+
+        return self.replace(
+            w=place(self.w, where), a=place(self.a, P(*where[:inputs], None)), b=place(self.b, P(None, *where[inputs:]))
+        )
+
+
+def beside(equation: str) -> tuple[str, str]:
+    """The two products of an adapter: for "nhd,hde->ne" (the matrix's), "nhd,hdr->nr" and "nr,re->ne"."""
+    operands, result = equation.split("->")
+    x, w = operands.split(",")
+    summed = "".join(letter for letter in w if letter in x)
+    rest = "".join(letter for letter in x if letter not in summed)
+    return f"{x},{summed}r->{rest}r", f"{rest}r,r{w.removeprefix(summed)}->{result}"
+
+
+def product(array: LoraArray, dtype: str) -> jax.Array:
+    """The stacked matrices multiplied out, summed in float32 and then cast; in the layout of `array.w`.
+
+    Every element is summed by itself, in the order of the rank. A matrix product's bits depend on the shape of what a
+    device holds, and on what an autotuner chose; these do not. So processes on different meshes that have the same
+    base and adapters make the same weights (runs/fleet/engine_weights.py). It is a small part of an update's work.
+    """
+    inputs, outputs = array.a.ndim - 2, array.b.ndim - 2
+    a = jnp.expand_dims(
+        jnp.moveaxis(array.a.astype(jnp.float32), -1, 0), tuple(range(2 + inputs, 2 + inputs + outputs))
+    )
+    b = jnp.expand_dims(jnp.moveaxis(array.b.astype(jnp.float32), 1, 0), tuple(range(2, 2 + inputs)))
+
+    def add(total: jax.Array, terms: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        for one, other in zip(*terms, strict=True):
+            total = total + one * other
+        return total, None
+
+    total, _ = jax.lax.scan(add, jnp.zeros_like(array.w, jnp.float32), (_in_passes(a), _in_passes(b)))
+    return (array.w.astype(jnp.float32) + array.scale * total).astype(dtype)
+
+
+def _in_passes(x: jax.Array) -> jax.Array:
+    """[r, ...] -> [passes, TERMS, ...], with zeros at the end, which add nothing."""
+    more = -len(x) % TERMS
+    padded = jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)])
+    return padded.reshape(-1, TERMS, *x.shape[1:])
 
 
 def contract(equation: str, x: jax.Array, w: jax.Array | LoraArray, out: P | None = None, dtype=None) -> jax.Array:
@@ -46,3 +118,33 @@ def swiglu(x: jax.Array, w_gate: jax.Array, w_up: jax.Array, w_down: jax.Array, 
     """(silu(x w_gate) * (x w_up)) w_down for x[N, E]. See Shazeer (https://arxiv.org/abs/2002.05202)."""
     gate = jax.nn.silu(contract("ne,ef->nf", x, w_gate))
     return contract("nf,fe->ne", gate * contract("ne,ef->nf", x, w_up), w_down, out)
+
+
+# A finite stand-in for -inf: a row with nothing to see then gives a mean of values instead of NaN.
+MASKED = -1e30
+
+
+def cut(
+    keys: jax.Array, values: jax.Array, block: jax.Array, start: jax.Array, page_tokens: int
+) -> tuple[jax.Array, jax.Array]:
+    """The page of each sequence that begins at any token of a block.
+
+    Args:
+      keys, values: [B, K, D, C] and [B, K, C, D].
+      block, start: i32[m].
+      page_tokens: of a page.
+
+    Returns:
+      [m, K, D, page_tokens] and [m, K, page_tokens, D]. A start too near the end of its block is moved back.
+    """
+    chex.assert_rank([keys, values, block, start], [4, 4, 1, 1])
+    chex.assert_equal_shape([block, start])
+    chex.assert_type([block, start], int)
+    _, kv_heads, head_dim, _ = keys.shape
+
+    def one(block: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
+        page = jax.lax.dynamic_slice(keys, (block, 0, 0, start), (1, kv_heads, head_dim, page_tokens))
+        value = jax.lax.dynamic_slice(values, (block, 0, start, 0), (1, kv_heads, page_tokens, head_dim))
+        return page[0], value[0]
+
+    return jax.vmap(one)(block, start)

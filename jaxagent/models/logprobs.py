@@ -16,8 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import sharding
-from jaxagent.models.layers import contract
-from jaxagent.models.pages import MASKED
+from jaxagent.models.layers import MASKED, contract
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 
@@ -80,8 +79,8 @@ def token_scores(
         order = jnp.argsort(~live, axis=1, stable=True)
         x, targets = (_permuted(a, order) for a in (x, targets))
         used = -(-live.sum(axis=1).max() // length)
-    found = [merge(a) for a in _score(spec, head(params, spec), split(x), split(targets), temperature, used)]
-    return tuple(found) if used is None else tuple(_permuted(a, jnp.argsort(order, axis=1)) for a in found)
+    scores = [merge(a) for a in _score(spec, head(params, spec), split(x), split(targets), temperature, used)]
+    return tuple(scores) if used is None else tuple(_permuted(a, jnp.argsort(order, axis=1)) for a in scores)
 
 
 def _permuted(a: jax.Array, order: jax.Array) -> jax.Array:

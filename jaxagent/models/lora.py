@@ -23,14 +23,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
+import pathlib
 
 import jax
 
 from jaxagent.config import ConfigError, LoraConfig, nearest
-from jaxagent.models import lora_array
-from jaxagent.models.lora_array import Adapter, LoraArray
-from jaxagent.models.params import ArraySpec, HFArray, Params, param_specs
+from jaxagent.models import global_arrays, layers
+from jaxagent.models.hf import save_file, to_stored
+from jaxagent.models.layers import Adapter, LoraArray
+from jaxagent.models.params import ArraySpec, Params, param_specs
 from jaxagent.models.spec import ModelSpec
 
 Adapters = dict[str, Adapter]  # by field of `Layers`; leaves as in `Params`: arrays, ArraySpecs, shardings, ...
@@ -46,6 +49,7 @@ TARGETS = {
     "up_proj": "w_up",
     "down_proj": "w_down",
 }
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_DTYPE = "float32"  # masters of what is trained, whatever the base is stored in
 
 
@@ -114,15 +118,15 @@ def carried(base: Params, adapters: Adapters, config: LoraConfig) -> dict[str, L
 @functools.partial(jax.jit, static_argnums=1)
 def products(arrays: dict[str, LoraArray], dtype: str) -> dict[str, jax.Array]:
     """The adapted projections, multiplied out."""
-    return {name: lora_array.product(array, dtype) for name, array in arrays.items()}
+    return {name: layers.product(array, dtype) for name, array in arrays.items()}
 
 
 def _adapter(matrix: ArraySpec, rank: int) -> Adapter:
     """Specs of the adapter of a stacked projection, whose stored tensor [outputs, inputs] says which axes are which."""
-    out_dims, in_dims = matrix.hf.dims  # without the layer axis; inputs come first in ours
-    outputs, inputs = matrix.hf.shape
+    out_dims, in_dims = matrix.hf_dims  # without the layer axis; inputs come first in ours
+    outputs, inputs = matrix.hf_shape
     split = 1 + len(in_dims)
-    name = "base_model.model." + matrix.hf.name.removesuffix(".weight")
+    name = "base_model.model." + matrix.hf_name.removesuffix(".weight")
     layers = matrix.shape[0]
     after = tuple(range(1, 1 + len(out_dims)))
     a = dataclasses.replace(
@@ -131,13 +135,59 @@ def _adapter(matrix: ArraySpec, rank: int) -> Adapter:
         dtype=ADAPTER_DTYPE,
         axes=(*matrix.axes[:split], "rank"),
         std=(3 * inputs) ** -0.5,
-        hf=HFArray(f"{name}.lora_A.weight", ((len(in_dims),), in_dims), (rank, inputs)),
+        hf_name=f"{name}.lora_A.weight",
+        hf_dims=((len(in_dims),), in_dims),
+        hf_shape=(rank, inputs),
     )
     b = dataclasses.replace(
         a,
         shape=(layers, rank, *matrix.shape[split:]),
         axes=("layers", "rank", *matrix.axes[split:]),
         std=0.0,
-        hf=HFArray(f"{name}.lora_B.weight", (after, (0,)), (outputs, rank)),
+        hf_name=f"{name}.lora_B.weight",
+        hf_dims=(after, (0,)),
+        hf_shape=(outputs, rank),
     )
     return Adapter(a, b)
+
+
+def save_adapters(
+    folder: str | pathlib.Path, adapters: Adapters, spec: ModelSpec, config: LoraConfig, base: str
+) -> None:
+    """Writes PEFT's two files, which `peft.PeftModel.from_pretrained` and vLLM's and SGLang's `--lora-modules` read.
+
+    The config comes last, so a folder that was cut off cannot be mistaken for a whole one.
+
+    Args:
+      folder: made if missing.
+      adapters: f32, in any sharding. Of several processes each has to call this, and process 0 writes.
+      spec, config: of the base and of the adapters.
+      base: folder or hub name of the base model, for whoever loads the adapters.
+    """
+    adapters = global_arrays.get(adapters)
+    if not global_arrays.writes():
+        return
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG_FILE).unlink(missing_ok=True)
+    specs = adapter_specs(spec, config)
+    tensors = {}
+    for array, weights in zip(jax.tree.leaves(specs), jax.tree.leaves(adapters), strict=True):
+        tensors |= {array.hf_name.format(layer=i): to_stored(layer, array) for i, layer in enumerate(weights)}
+    save_file(tensors, folder / WEIGHTS_FILE)
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": config.rank,
+        "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
+        "use_rslora": config.rank_stabilised,
+        "target_modules": list(targets(config)),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -59,28 +59,21 @@ class Params:
 
 
 @dataclasses.dataclass(frozen=True)
-class HFArray:
-    """How one array is stored in a Hugging Face checkpoint.
+class ArraySpec:
+    """One array of the model, and how a Hugging Face checkpoint stores it. A pytree leaf.
 
     Each dimension of the stored tensor merges some dimensions of our (single-layer) array, in order. E.g. wq [E, H, D]
     is stored as `q_proj.weight` [H*D, E]: dims ((1, 2), (0,)). Only the vocabulary may be shorter there: not padded.
     """
-
-    name: str  # with "{layer}" when stacked
-    dims: tuple[tuple[int, ...], ...]
-    shape: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class ArraySpec:
-    """One array of the model. A pytree leaf."""
 
     shape: tuple[int, ...]
     dtype: str
     axes: tuple[str, ...]  # logical axis of each dimension
     mean: float  # initialiser: normal(mean, std); std 0 = constant
     std: float
-    hf: HFArray
+    hf_name: str  # with "{layer}" when stacked
+    hf_dims: tuple[tuple[int, ...], ...]
+    hf_shape: tuple[int, ...]
 
     @property
     def stacked(self) -> bool:
@@ -113,7 +106,7 @@ def param_specs(spec: ModelSpec) -> Params:
         std: float = 0.0,
     ) -> ArraySpec:
         """An ArraySpec outside the layers."""
-        return ArraySpec(tuple(sizes.values()), spec.param_dtype, tuple(sizes), mean, std, HFArray(name, dims, shape))
+        return ArraySpec(tuple(sizes.values()), spec.param_dtype, tuple(sizes), mean, std, name, dims, shape)
 
     def layer(name: str, *args, **kwargs) -> ArraySpec:
         """An ArraySpec of the layers: with a leading axis L."""

@@ -22,12 +22,7 @@ from jaxagent.models.spec import ModelSpec
 Tree = Any  # a pytree of arrays
 
 
-class Side(NamedTuple):
-    """One model's part in a comparison."""
-
-    params: Params
-    spec: ModelSpec
-    x: jax.Array  # compute_dtype[N, E] hidden states
+Side = tuple[Params, ModelSpec, jax.Array]  # one model's part in a comparison: its hidden states, compute_dtype[N, E]
 
 
 class TopLogprobs(NamedTuple):
@@ -52,15 +47,16 @@ def map_scores(function: Callable[..., Tree], sides: Sequence[Side], *rest: jax.
     Returns:
       What `function` gives, with the leading axis N.
     """
-    chex.assert_rank([side.x for side in sides], 2)
-    chex.assert_equal_shape_prefix([*(side.x for side in sides), *rest], 1)
-    n, shards = sides[0].x.shape[0], sharding.row_shards(sides[0].x)
+    specs, xs = [spec for _, spec, _ in sides], [x for *_, x in sides]
+    chex.assert_rank(xs, 2)
+    chex.assert_equal_shape_prefix([*xs, *rest], 1)
+    n, shards = xs[0].shape[0], sharding.row_shards(xs[0])
     rows = n // shards  # on one device
-    most = min(side.spec.logprob_chunk_tokens for side in sides)
+    most = min(spec.logprob_chunk_tokens for spec in specs)
     chunks = -(-rows // max(1, most // shards))
     length = -(-rows // chunks)
-    vocab = min(side.spec.vocab_size for side in sides)
-    axes = sharding.row_axes(sides[0].x)
+    vocab = min(spec.vocab_size for spec in specs)
+    axes = sharding.row_axes(xs[0])
 
     def split(a: jax.Array) -> jax.Array:
         a = sharding.split_rows(a, shards, rows)
@@ -71,18 +67,18 @@ def map_scores(function: Callable[..., Tree], sides: Sequence[Side], *rest: jax.
         return sharding.merge_rows(a.swapaxes(0, 1).reshape(shards, chunks * length, *a.shape[3:])[:, :rows])
 
     # Once, not per chunk: in compute dtype, whole over fsdp.
-    heads = [logprobs.head(side.params, side.spec) for side in sides]
+    heads = [logprobs.head(params, spec) for params, spec, _ in sides]
 
     @jax.checkpoint
     def chunk(heads: list[jax.Array], xs: list[jax.Array], rest: list[jax.Array]) -> Tree:
         scores = []
-        for side, head, x in zip(sides, heads, xs, strict=True):
-            whole = sharding.constrain(logprobs.head_logits(head, side.spec, x), P(axes, None, None))
+        for spec, head, x in zip(specs, heads, xs, strict=True):
+            whole = sharding.constrain(logprobs.head_logits(head, spec, x), P(axes, None, None))
             scores.append(whole[..., :vocab])
         return function(*scores, *rest)
 
     parts = jax.lax.map(
-        lambda part: chunk(heads, *part), ([split(side.x) for side in sides], [split(jnp.asarray(a)) for a in rest])
+        lambda part: chunk(heads, *part), ([split(x) for x in xs], [split(jnp.asarray(a)) for a in rest])
     )
     return jax.tree.map(merge, parts)
 
@@ -115,4 +111,4 @@ def top_logprobs(
         of_target = jnp.take_along_axis(logp, targets[..., None], axis=-1)[..., 0]
         return TopLogprobs(of_target, ids, top, jnp.take_along_axis(logp, candidates, axis=-1))
 
-    return map_scores(score, [Side(params, spec, x)], targets, candidates)
+    return map_scores(score, [(params, spec, x)], targets, candidates)

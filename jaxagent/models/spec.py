@@ -88,9 +88,9 @@ class ModelSpec:
         Raises:
           ConfigError: `model.family` is empty, or a size is impossible.
         """
-        if model.family not in FAMILY_FEATURES:
-            raise ConfigError(f"config.model.family must be one of {', '.join(FAMILY_FEATURES)} without a model.path.")
-        family = FAMILY_FEATURES[model.family]
+        if model.family not in FAMILIES:
+            raise ConfigError(f"config.model.family must be one of {', '.join(FAMILIES)} without a model.path.")
+        family = FAMILIES[model.family]
         return cls(
             family=model.family,
             vocab_size=vocab_size,
@@ -122,18 +122,22 @@ class ModelSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class FamilyFeatures:
-    """The features in which the families differ."""
+class Family:
+    """All in which a family differs from the others."""
 
+    architecture: str  # transformers' class
     qkv_bias: bool  # bias on the q, k and v projections
     qk_norm: bool  # RMSNorm on each head of q and k
     norm_eps: float  # as released; a Hugging Face folder says its own
+    # What transformers takes for sizes that a config.json leaves out; None: what follows from the number of heads.
+    kv_heads: int | None
+    head_dim: int | None
 
 
-FAMILY_FEATURES = {
-    "qwen2": FamilyFeatures(qkv_bias=True, qk_norm=False, norm_eps=1e-6),
-    "qwen3": FamilyFeatures(qkv_bias=False, qk_norm=True, norm_eps=1e-6),
-    "llama": FamilyFeatures(qkv_bias=False, qk_norm=False, norm_eps=1e-5),
+FAMILIES = {
+    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, qk_norm=False, norm_eps=1e-6, kv_heads=32, head_dim=None),
+    "qwen3": Family("Qwen3ForCausalLM", qkv_bias=False, qk_norm=True, norm_eps=1e-6, kv_heads=32, head_dim=128),
+    "llama": Family("LlamaForCausalLM", qkv_bias=False, qk_norm=False, norm_eps=1e-5, kv_heads=None, head_dim=None),
 }
 
 

@@ -16,8 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import context, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
-from jaxagent.models.layers import contract, rms_norm, swiglu
-from jaxagent.models.lora_array import LoraArray
+from jaxagent.models.layers import LoraArray, contract, rms_norm, swiglu
 from jaxagent.models.params import Layers, Params, param_specs
 from jaxagent.models.spec import ModelSpec
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jaxagent.config import Config, ConfigError
 from jaxagent.data import codec
 from jaxagent.engine.driver import Driver
-from jaxagent.learner.checkpoint import OneBundle
+from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
 from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.files import CHECKPOINTS_FOLDER
@@ -147,7 +147,7 @@ class Rerun(Workdir):
         self._stack.enter_context(self.compiles)
         if self._begin.state is None:
             directory = self.path / CHECKPOINTS_FOLDER
-            self.checkpoints = self._stack.enter_context(OneBundle(directory, self._begin.number))
+            self.checkpoints = self._stack.enter_context(Checkpointer(directory, only=self._begin.number))
         else:
             self.checkpoints = types.SimpleNamespace(past=lambda like: self._begin.past)  # type: ignore[assignment]
         return self

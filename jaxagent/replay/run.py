@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxagent.algorithms.opd import as_opd
+from jaxagent.algorithms.compose import as_opd
 from jaxagent.config import Config, ConfigError
 from jaxagent.learner import checkpoint
 from jaxagent.models.params import Params

@@ -17,13 +17,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxagent.algorithms.entropy import EntropyControl
+from jaxagent.algorithms.compose import EntropyControl
 from jaxagent.config import ConfigError
 from jaxagent.fleet import manifest
-from jaxagent.learner import checkpoint, digests, weight_digest
-from jaxagent.learner.checkpoint import OneBundle
+from jaxagent.learner import checkpoint, digests
+from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
-from jaxagent.models import peft
+from jaxagent.models import lora
 from jaxagent.observe import jsonl
 from jaxagent.observe.files import CHECKPOINTS_FOLDER, METRICS_FILE, OUTDATED_FILE, POLICY_FOLDER, SUMMARY_FILE
 from jaxagent.replay.record_diff import Difference
@@ -73,7 +73,7 @@ class StoredResults:
         logged = headers[version]["before"] if version in headers else after
         if logged is not None and not any(each.version == version for each in weights):
             place = f"version {version} ({'trained' if weights else 'restored'})"
-            weights.append(StoredValue(place, "weights", logged, weight_digest.digest(params), version))
+            weights.append(StoredValue(place, "weights", logged, digests.digest(params), version))
 
     def metrics(self, version: int, metrics: Mapping[str, Any]) -> None:
         """Compares the results in a line of metrics.jsonl."""
@@ -127,7 +127,7 @@ class StoredResults:
                 if (ours := getattr(state, name)) is not None:
                     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), ours)
                     self._compare(version, place, name, checkpoint.read_field(directory, number, name, like), ours)
-            with OneBundle(directory, number) as bundle:
+            with Checkpointer(directory, only=number) as bundle:
                 past = bundle.past(state.params)
             for of in past.keys() & now.past.keys():
                 self._compare(version, place, f"version {of} before it", past[of], now.past[of])
@@ -154,10 +154,10 @@ class StoredResults:
         for name in [name for name in exports if (workdir / name).is_dir()]:
             with tempfile.TemporaryDirectory(dir=workdir, prefix=".replay-") as again:
                 exports[name](Path(again))
-                stored, new = digests.of(workdir / name), digests.of(Path(again))
-                if peft.CONFIG_FILE in stored.keys() & new.keys():
-                    stored[peft.CONFIG_FILE], new[peft.CONFIG_FILE] = (
-                        _adapter_settings(folder / peft.CONFIG_FILE) for folder in (workdir / name, Path(again))
+                stored, new = digests.file_digests(workdir / name), digests.file_digests(Path(again))
+                if lora.CONFIG_FILE in stored.keys() & new.keys():
+                    stored[lora.CONFIG_FILE], new[lora.CONFIG_FILE] = (
+                        _adapter_settings(folder / lora.CONFIG_FILE) for folder in (workdir / name, Path(again))
                     )
             place, none = f"{name}/", "not there"
             self._findings.bytes += [

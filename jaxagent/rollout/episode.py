@@ -21,7 +21,7 @@ from jaxagent import contract
 from jaxagent.config import EnvConfig, SamplingConfig
 from jaxagent.config.errors import AttemptLost
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.engine.requests import Sampled
+from jaxagent.engine.requests import SampledTokens
 from jaxagent.envs.base import Verdict
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.templates import Template
@@ -59,7 +59,7 @@ class Engine(Protocol):
         sampling: SamplingConfig,
         turn: int,
         deadline_s: float,
-        on_tokens: Callable[[Sampled], None] | None = None,
+        on_tokens: Callable[[SampledTokens], None] | None = None,
         stop_strings: Sequence[str] | None = None,
     ) -> Generation:
         """Samples one turn after appending `new_tokens`; ends at a stop string, None: at one of the engine's own."""

@@ -24,7 +24,8 @@ import numpy as np
 
 from jaxagent.algorithms.advantages import zero_signal
 from jaxagent.algorithms.corrections import Importance, factors_of
-from jaxagent.algorithms.estimators import GroupAdvantage, compared
+from jaxagent.algorithms.estimate import compared
+from jaxagent.algorithms.estimators import GroupAdvantage
 from jaxagent.algorithms.streams import Streams, action_mask, rewards
 from jaxagent.config import ReplayConfig
 from jaxagent.data import codec

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxagent.algorithms.group_rewards import shaped
+from jaxagent.algorithms.streams import shaped
 from jaxagent.config import RLConfig, SamplingConfig
 from jaxagent.engine.driver import Driver
 from jaxagent.rollout.experience import Experience

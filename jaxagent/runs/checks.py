@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxagent.algorithms import checks as algorithm
+from jaxagent.algorithms.compose import as_opd
 from jaxagent.algorithms.group_rewards import Decoupled, Preferences
-from jaxagent.algorithms.opd import as_opd
 from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, EnvConfig, nearest, relations
 from jaxagent.config.choice import imported, named
 from jaxagent.config.errors import failure_line

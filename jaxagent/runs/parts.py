@@ -27,11 +27,11 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.requests import EngineSetup
 from jaxagent.envs.base import Attempt, Environment, Message, Opening, check_messages
 from jaxagent.io.files import make_folder_once
 from jaxagent.learner import peers
-from jaxagent.models import global_arrays, hf, kernels, lora, params, peft, sharding
+from jaxagent.models import global_arrays, hf, kernels, lora, params, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.roles.engines import FrozenRole, PolicyRole
@@ -156,7 +156,7 @@ class Parts:
 
     def export_adapter(self, adapters: lora.Adapters, folder: Path) -> None:
         """Writes LoRA adapters as a folder that PEFT loads."""
-        peft.save(folder, adapters, self.spec, self.cfg.model.lora, str(base_folder(self.cfg)))
+        lora.save_adapters(folder, adapters, self.spec, self.cfg.model.lora, str(base_folder(self.cfg)))
 
     @property
     def _assets(self) -> str | Path:

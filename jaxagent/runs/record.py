@@ -28,7 +28,7 @@ from jaxagent.config import ConfigError
 from jaxagent.data import packing
 from jaxagent.data.packing import Packed
 from jaxagent.io import files
-from jaxagent.learner import weight_digest
+from jaxagent.learner import digests
 from jaxagent.runs import provenance
 from jaxagent.types import Episode, Group
 
@@ -112,7 +112,7 @@ class Recorder:
         """
         if self._keep == "none":
             return
-        before, self._weights = self._weights, weight_digest.digest(params)
+        before, self._weights = self._weights, digests.digest(params)
         if self._packed is None:
             return
         after = self._weights

@@ -1,6 +1,7 @@
 """The entries of the advantages' dict by their kind: what tests of every one of a kind go through."""
 
-from jaxagent.algorithms.estimators import ADVANTAGES, BestOfK, GroupAdvantage, TokenAdvantage, TurnAdvantage
+from jaxagent.algorithms.advantages import BestOfK
+from jaxagent.algorithms.estimators import ADVANTAGES, GroupAdvantage, TokenAdvantage, TurnAdvantage
 
 
 def _of(kind: type) -> dict[str, type]:

@@ -15,12 +15,11 @@ import pytest
 from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.algorithms import checks, compose
-from jaxagent.algorithms.policy_loss import READABLE, Tokens, tokens_of
-from jaxagent.algorithms.segments import sequence_sum
+from jaxagent.algorithms.policy_loss import READABLE, Tokens, sequence_sum, tokens_of
 from jaxagent.config import ConfigError, overrides
 from jaxagent.learner import loss
-from jaxagent.learner.batch import check
 from jaxagent.learner.batching import Packer
+from jaxagent.learner.state import check_batch
 from tests.learner.test_loss import WEIGHTS, random_batch
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/add_an_algorithm.md"
@@ -150,7 +149,7 @@ def test_rewards_and_ages_reach_an_objective_that_reads_them_and_no_other(make_g
     plain, reading = (Packer(rl.batch, 8, reads=reads) for reads in ((), READABLE))
     (without,), (batch,) = plain.pack(streams, 6), reading.pack(streams, 6)
     assert without.rewards is without.ages is None and reading.empty().ages.shape == batch.ages.shape
-    check(batch)
+    check_batch(batch)
     at = batch.policy_weights != 0
     np.testing.assert_array_equal(batch.rewards[at], np.array([1.0, 0.5, 0.0], np.float32)[batch.sequence[at]])
     np.testing.assert_array_equal(batch.ages[at], (1 + batch.sequence[at]).astype(np.float32))

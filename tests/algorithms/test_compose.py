@@ -7,9 +7,9 @@ import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.algorithms import checks, compose, needs
+from jaxagent.algorithms import checks, compose
+from jaxagent.algorithms.compose import as_opd
 from jaxagent.algorithms.distill import Scores
-from jaxagent.algorithms.opd import as_opd
 from jaxagent.algorithms.streams import ModelScores, action_mask, sampled_trajectories, samples
 from jaxagent.config import ConfigError
 from jaxagent.types import StopReason
@@ -72,8 +72,8 @@ def test_an_episodes_trajectories_stay_in_one_update_and_count_once(rl, make_gro
 
 def test_the_reference_is_refreshed_on_schedule(rl):
     config = rl(kl=dict(coefficient=0.1, refresh_every=3))
-    assert [step for step in range(1, 8) if needs.refresh_due(config, step)] == [3, 6]
-    assert not any(needs.refresh_due(rl(kl=dict(coefficient=0.1)), step) for step in range(1, 8))
+    assert [step for step in range(1, 8) if compose.refresh_due(config, step)] == [3, 6]
+    assert not any(compose.refresh_due(rl(kl=dict(coefficient=0.1)), step) for step in range(1, 8))
 
 
 def test_failed_attempts_change_no_statistic_and_are_not_trained(rl, make_group):
@@ -251,12 +251,6 @@ def test_without_auxiliary_terms_updates_are_the_shuffled_episodes_cut_evenly(rl
 
 def test_no_groups_give_nothing(rl):
     assert compose.streams([], rl(), 0.0) == ([], {})
-
-
-def test_most_targets(rl):
-    assert needs.most_targets(rl(), 36, 256) == 36
-    assert needs.most_targets(rl(echo=ECHO), 36, 256) == 256
-    assert needs.most_targets(rl(echo=ECHO | dict(max_tokens=64)), 36, 256) == 100
 
 
 TRUNCATE = dict(name="truncate", low=0.0, high=2.0)

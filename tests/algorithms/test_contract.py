@@ -6,6 +6,7 @@ import dataclasses
 import decimal
 import functools
 import threading
+import types
 from typing import ClassVar
 
 import jax
@@ -16,14 +17,15 @@ import pytest
 from configs.search_r1 import get_config
 from jaxagent import config, contract
 from jaxagent.algorithms import (
+    advantages,
     aggregate,
     corrections,
     distill,
     echo,
+    estimate,
     estimators,
-    group_rewards,
     policy_loss,
-    token_advantages,
+    streams,
     trial,
     value_losses,
 )
@@ -137,7 +139,7 @@ def in_distill(bad):
 
 def in_estimates(bad):
     path = estimators.TokenPath(*(np.ones(4, dtype) for dtype in (np.float32, np.float32, bool, np.int32, np.float32)))
-    token_advantages.estimates([path], dataclasses.replace(RL, advantage=bad))
+    estimate.estimates([path], dataclasses.replace(RL, advantage=bad))
 
 
 def in_loss(bad):
@@ -180,6 +182,13 @@ class Right:
         return Verdict(1.0)
 
 
+def opened(bad):
+    """Opens a retriever where no question is asked and nothing runs."""
+    here = types.SimpleNamespace(tasks=(), run=lambda work, timeout_s: work.close())
+    with retrievers.opened_by(bad, here, None):
+        pass
+
+
 GROUP, TURN = estimators.GroupMeanStd, estimators.TurnMeanStd
 # door -> (the built-in class, its method, what calls it, what may be wrong)
 DOORS = {
@@ -189,9 +198,9 @@ DOORS = {
     "turn advantage": (TURN, "__call__", tried("advantage"), ARRAYS | NUMBERS),
     "token advantage": (estimators.Return, "__call__", tried("advantage"), first_of(ARRAYS)),
     "token advantage's numbers": (estimators.Return, "__call__", in_estimates, first_of(NUMBERS)),
-    "correction": (corrections.Truncate, "__call__", tried("correction"), ARRAYS | NUMBERS | SIGNS),
-    "a correction's veto": (corrections.Truncate, "vetoes", tried("correction"), NUMBER),
-    "a correction's mean": (corrections.Truncate, "mean", tried("correction"), NUMBER | {"0": lambda right: 0.0}),
+    "correction": (corrections.Importance, "__call__", tried("correction"), ARRAYS | NUMBERS | SIGNS),
+    "a correction's veto": (corrections.Importance, "vetoes", tried("correction"), NUMBER),
+    "a correction's mean": (corrections.Importance, "mean", tried("correction"), NUMBER | {"0": lambda right: 0.0}),
     "opsm": (corrections.OPSM, "__call__", tried("correction", RL), ARRAYS),
     "aggregation": (aggregate.SequenceMean, "__call__", tried("aggregation"), ARRAYS | NUMBERS | SIGNS),
     "a divisor": (aggregate.SequenceMean, "divisor", tried("aggregation"), {
@@ -207,7 +216,7 @@ DOORS = {
     "a reward's components": (Right, "__call__", lambda bad: contract.scores(bad, None), {
         "no reward": lambda right: {"em": 1.0}, "no text": lambda right: {"reward": 1.0, 3: 1.0},
         "None": lambda right: {"reward": 1.0, "em": None}, "nan": lambda right: {"reward": float("nan")}}),
-    "retriever, opened": (Right, "open", lambda bad: retrievers.opened_by(bad, None), NUMBER),
+    "retriever, opened": (Right, "open", opened, NUMBER),
 }  # fmt: skip
 CASES = [(door, what) for door, (*_, wrong) in DOORS.items() for what in wrong]
 
@@ -262,10 +271,10 @@ def test_a_broadcast_advantage_is_told_whatever_the_size_of_a_group():
 def test_numbers_are_not_the_class_fault_where_they_were_none_before():
     rewards, mask = np.array([[np.inf, 1.0]]), np.ones((1, 2), bool)
     with np.errstate(invalid="ignore"):
-        assert not np.isfinite(estimators.compared(GROUP(), rewards, mask, mask)).all()
+        assert not np.isfinite(estimate.compared(GROUP(), rewards, mask, mask)).all()
     with pytest.raises(ConfigError, match="returned advantages with nan at"), np.errstate(invalid="ignore"):
-        estimators.compared(own(GROUP, "__call__", NUMBERS["nan"]), np.ones((1, 2)), mask, mask)
-    estimators.compared(own(GROUP, "__call__", NUMBERS["nan"]), np.ones((1, 2)), mask, ~mask)  # read nowhere
+        estimate.compared(own(GROUP, "__call__", NUMBERS["nan"]), np.ones((1, 2)), mask, mask)
+    estimate.compared(own(GROUP, "__call__", NUMBERS["nan"]), np.ones((1, 2)), mask, ~mask)  # read nowhere
 
 
 ORDERS = {
@@ -306,7 +315,7 @@ def test_every_comparison_passes_with_groups_of_all_sizes():
     for entry in estimators.ADVANTAGES.values():
         if issubclass(entry, estimators.Comparison):
             for size in (1, 2, 3, 4, 8):
-                of_k = {"k": 1} if issubclass(entry, estimators.BestOfK) and size < 4 else {}
+                of_k = {"k": 1} if issubclass(entry, advantages.BestOfK) and size < 4 else {}
                 for drop in (False, True):
                     advantage = entry(drop_zero_signal=drop, **of_k)
                     trial.check_answers(dataclasses.replace(HOST, advantage=advantage, group_size=size))
@@ -327,7 +336,7 @@ def test_a_choice_that_keeps_a_state_learns_nothing_from_the_trial(kept):
     assert bool(running.means) == bool(kept)  # what cannot be copied is called itself
     rewards, mask = np.eye(4), np.ones((4, 4), bool)
     running.means.clear()
-    estimators.compared(running, rewards, mask, mask)
+    estimate.compared(running, rewards, mask, mask)
     assert running.means == [0.25]  # once, as many groups as attempts or not
 
 
@@ -343,14 +352,14 @@ def in_place(base: type, function) -> object:
 
 def test_what_works_in_place_changes_nothing_of_the_callers_and_is_checked():
     rewards, mask = np.array([[1.0, 1.0], [1.0, 0.0]]), np.ones((2, 2), bool)
-    given = estimators.compared(in_place(GROUP, lambda x: x), rewards, mask, mask)
+    given = estimate.compared(in_place(GROUP, lambda x: x), rewards, mask, mask)
     assert rewards.tolist() == [[1.0, 1.0], [1.0, 0.0]] and given.tolist() == [[0.0, 0.0], [0.5, -0.5]]
     given[0] = 1.0  # as estimate.py writes to it, also where the class gave an array of JAX
-    estimators.compared(in_place(GROUP, jnp.asarray), rewards, mask, mask)[0] = 1.0
+    estimate.compared(in_place(GROUP, jnp.asarray), rewards, mask, mask)[0] = 1.0
     with np.errstate(all="ignore"):
         bad = in_place(GROUP, lambda x: x.__itruediv__(x.std(1, keepdims=True)))
         with pytest.raises(ConfigError, match=r"^mine:Bad returned advantages with nan at \[0, 0\]"):
-            estimators.compared(bad, rewards, mask, mask)
+            estimate.compared(bad, rewards, mask, mask)
         with pytest.raises(ConfigError, match=r"^mine:Bad returned factors with -?inf at"):
             in_curriculum(in_place(curriculum.Failed, lambda x: x.__itruediv__(0.0 * x)))
 
@@ -471,7 +480,7 @@ def test_a_group_reward_is_checked_for_every_episode(what, make_group):
         type("Base", (), {"__call__": lambda self, group: [0.0, 1.0]}), "__call__", change.get(what, NUMBER.get(what))
     )
     with pytest.raises(ConfigError, match=r"^mine:Bad"):
-        group_rewards.shaped(make_group(("pa", 1.0), ("pa", 0.0)), dataclasses.replace(RL, group_reward=wrong))
+        streams.shaped(make_group(("pa", 1.0), ("pa", 0.0)), dataclasses.replace(RL, group_reward=wrong))
 
 
 @pytest.mark.parametrize(
@@ -545,12 +554,11 @@ def test_what_passes_is_what_the_class_gave():
     np.testing.assert_allclose(contract.factors(aggregate.TokenMean(), counts, episodes), [0.25, 0.0, 0.25])
     np.testing.assert_allclose(contract.factors(echo.ConstantSum(2.0), counts, counts), [0.5] * 3)
     old, sampled = np.log([0.5, 0.5]), np.log([0.25, 0.0625])
-    np.testing.assert_allclose(corrections.factors_of(corrections.Truncate(high=3.0), old, sampled), [2.0, 3.0])
-    assert corrections.mean_of(corrections.Truncate(high=3.0, normalise=True), [old], [sampled]) == pytest.approx(2.5)
-    assert corrections.factors_of(corrections.Truncate(veto=0.75), sampled, old) is None
-    assert corrections.factors_of_samples([], corrections.OPSM()) == ([], {})  # of others compose's tests say what
+    np.testing.assert_allclose(corrections.factors_of(corrections.Importance(high=3.0), old, sampled), [2.0, 3.0])
+    assert corrections.mean_of(corrections.Importance(high=3.0, normalise=True), [old], [sampled]) == pytest.approx(2.5)
+    assert corrections.factors_of_samples([], corrections.Importance())[0] == []  # of others compose's tests say what
     path = estimators.TokenPath(*(np.ones(2, dtype) for dtype in (np.float32, np.float32, bool, np.int32, np.float32)))
-    np.testing.assert_allclose(estimators.estimated(estimators.Return(), path).advantages, [2.0, 1.0])
+    np.testing.assert_allclose(estimate.estimated(estimators.Return(), path).advantages, [2.0, 1.0])
 
 
 def test_divergences_are_one_number_per_target():

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from configs.search_r1 import get_config
 from jaxagent import config as schema
 from jaxagent.algorithms import checks, compose, distill, estimate
+from jaxagent.algorithms.compose import as_opd
 from jaxagent.algorithms.distill import Scores, renormalise, sampled_advantages, support_of
 from jaxagent.algorithms.objectives import OBJECTIVES
-from jaxagent.algorithms.opd import as_opd
 from jaxagent.algorithms.policy_loss import Tokens
 from jaxagent.algorithms.streams import ModelScores, action_mask, sampled_trajectories
 from jaxagent.algorithms.teachers import JSD, Folder, ForwardKL, ReverseKL

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxagent.algorithms import compose
-from jaxagent.algorithms.entropy import EntropyControl, next_coefficient
+from jaxagent.algorithms.compose import EntropyControl, next_coefficient
 from jaxagent.config import EntropyControlConfig
 
 CONFIG = EntropyControlConfig(target=0.5, step=0.25, maximum=0.6)

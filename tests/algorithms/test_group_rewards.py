@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 from configs import toolrl
 from jaxagent import config
 from jaxagent.algorithms import compose
-from jaxagent.algorithms.group_rewards import Preferences, normalised, preferred, shaped, weights_of
+from jaxagent.algorithms.group_rewards import Preferences, normalised, preferred, weights_of
+from jaxagent.algorithms.streams import shaped
 from jaxagent.config import ConfigError
 from jaxagent.runs import checks as run_checks
 from jaxagent.types import StopReason

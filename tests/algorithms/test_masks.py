@@ -24,15 +24,14 @@ import pytest
 from absl.testing import parameterized
 
 from jaxagent import algorithms, config
-from jaxagent.algorithms import distill, kl
+from jaxagent.algorithms import distill, policy_loss
 from jaxagent.algorithms.advantages import root, whiten, zero_signal
 from jaxagent.algorithms.aggregate import SequenceMean
 from jaxagent.algorithms.corrections import OPSM
 from jaxagent.algorithms.estimators import TokenPath, TurnMeanStd
 from jaxagent.algorithms.gae import turn_starts
 from jaxagent.algorithms.objectives import OBJECTIVES
-from jaxagent.algorithms.policy_loss import tokens_of
-from jaxagent.algorithms.segments import sequence_mean
+from jaxagent.algorithms.policy_loss import sequence_mean, tokens_of
 from jaxagent.algorithms.teachers import JSD, ForwardKL, ReverseKL
 from jaxagent.algorithms.value_losses import VALUE_LOSSES, Squared
 from jaxagent.config.parse import hints, kind
@@ -126,7 +125,7 @@ CASES = {
     },
     "opsm": Case(guarded(lambda m, *x: OPSM(0.1)(tokens(m, *x))), 3, differentiable=False),
     **{
-        f"kl_{name}": Case(guarded(lambda m, p, q, name=name: kl.kl_loss(p, q, name)), 2,
+        f"kl_{name}": Case(guarded(lambda m, p, q, name=name: policy_loss.kl_loss(p, q, name)), 2,
                            reference=functools.partial(divergence, name))
         for name in KL_ESTIMATORS
     },
@@ -205,7 +204,7 @@ def inputs_that_are_numbers():
     """Every loss as a function of what is trained, and of what must have no gradient through it."""
     cases = {f"objective {name}": (lambda *x, f=entry: f()(tokens(jnp.ones(SHAPE, bool), *x))[0], 2)
              for name, entry in OBJECTIVES.items()}  # fmt: skip
-    cases |= {f"kl {name}": (lambda p, q, name=name: kl.kl_loss(p, q, name), 1) for name in KL_ESTIMATORS}
+    cases |= {f"kl {name}": (lambda p, q, name=name: policy_loss.kl_loss(p, q, name), 1) for name in KL_ESTIMATORS}
     cases["clipped value"] = (lambda *x: Squared(0.5)(*x)[0], 2)
     for name in ("hl_gauss", "two_hot"):
         cases[name] = (functools.partial(in_bins(name), None), 1)

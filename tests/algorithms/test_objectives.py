@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.algorithms.objectives import OBJECTIVES
-from jaxagent.algorithms.policy_loss import Tokens
-from jaxagent.algorithms.segments import sequence_mean
+from jaxagent.algorithms.policy_loss import Tokens, sequence_mean
 
 RANGE = {"clip_low": 0.2, "clip_high": 0.28}  # of those that clip, whatever is published
 

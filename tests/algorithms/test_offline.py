@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.algorithms import dpo, outcome, rft
+from jaxagent.algorithms import outcome, supervised
 from jaxagent.algorithms.streams import action_mask
 from jaxagent.types import Group, StopReason
 
@@ -25,13 +25,13 @@ def numbered(group: Group, task: str = "t") -> Group:
 def test_distinct_attempts(make_group):
     """Of two with the same tokens the first; none that failed or sampled nothing."""
     same = make_group(("pa", 1.0), ("pa", 0.0), ("pao", 0.5), ("pp", 0.0), ("paa", 1.0, StopReason.TIMEOUT))
-    assert [e.sample for e in dpo.distinct(same.episodes)] == [0, 2]
-    assert [e.sample for e in dpo.distinct(numbered(same).episodes)] == [0, 1, 2]
+    assert [e.sample for e in supervised.distinct(same.episodes)] == [0, 2]
+    assert [e.sample for e in supervised.distinct(numbered(same).episodes)] == [0, 1, 2]
 
 
 def test_pairs_join_the_best_with_the_worst(make_group):
     group = numbered(make_group(("pa", 0.2), ("pa", 1.0), ("pa", 0.0), ("pa", 0.6), ("pa", 0.6)))
-    chosen = lambda **k: [(p.chosen.sample, p.rejected.sample) for p in dpo.pairs([group], **k)]  # noqa: E731
+    chosen = lambda **k: [(p.chosen.sample, p.rejected.sample) for p in supervised.pairs([group], **k)]  # noqa: E731
     # By reward: 1 (1.0), 3 and 4 (0.6), 0 (0.2), 2 (0.0); attempt 4 is the middle and stays alone.
     assert chosen(per_task=9, min_gap=0.0) == [(1, 2), (3, 0)]
     assert chosen(per_task=1, min_gap=0.0) == [(1, 2)]
@@ -44,22 +44,22 @@ def test_pairs_leave_out_failures_copies_and_equal_rewards(make_group):
     equal = numbered(make_group(("pa", 1.0), ("pa", 1.0)))
     copies = make_group(("pa", 1.0), ("pa", 0.0))  # the same tokens
     silent = numbered(make_group(("pa", 1.0), ("pp", 0.0)))
-    assert dpo.pairs([failed, equal, copies, silent], per_task=5, min_gap=0.0) == []
+    assert supervised.pairs([failed, equal, copies, silent], per_task=5, min_gap=0.0) == []
 
 
 def test_dpo_by_hand(make_group):
     """beta 0.5; D(chosen) = 0.4 over two actions, D(rejected) = -0.6 over one: m = 0.5 and sigmoid(-m) = 0.377541."""
-    pair = dpo.Pair(*make_group(("paoa", 1.0), ("pao", 0.0)).episodes)
+    pair = supervised.Pair(*make_group(("paoa", 1.0), ("pao", 0.0)).episodes)
     logprobs = [np.array([9, -1, 9, -2]), np.array([9, -3, 9])]  # observations hold what must not count
     reference = [np.array([0, -1.2, -7, -2.2]), np.array([0, -2.4, -7])]
-    streams, metrics = dpo.streams([pair], logprobs, reference, 0.5, False, 0.0)
+    streams, metrics = supervised.dpo_streams([pair], logprobs, reference, 0.5, False, 0.0)
     np.testing.assert_allclose(streams[0].nll_weights, [0, 0.18877, 0, 0.18877], rtol=1e-4)
     np.testing.assert_allclose(streams[1].nll_weights, [0, -0.18877, 0], rtol=1e-4)
     assert metrics["dpo/margin"] == pytest.approx(0.5) and metrics["dpo/accuracy"] == 1.0
     assert metrics["dpo/loss"] == pytest.approx(np.log1p(np.exp(-0.5)))
     assert metrics["dpo/nll"] == pytest.approx(1.5)  # (1 + 2) / 2
     # Per token: D = 0.2 and -0.6, m = 0.4, sigmoid(-m) = 0.401312; and the NLL term adds 0.3 / 2 per chosen token.
-    streams, _ = dpo.streams([pair], logprobs, reference, 0.5, True, 0.3)
+    streams, _ = supervised.dpo_streams([pair], logprobs, reference, 0.5, True, 0.3)
     np.testing.assert_allclose(streams[0].nll_weights, [0, 0.100328 + 0.15, 0, 0.100328 + 0.15], rtol=1e-4)
     np.testing.assert_allclose(streams[1].nll_weights, [0, -0.200656, 0], rtol=1e-4)
 
@@ -68,7 +68,7 @@ def problem(make_group, seed=0):
     """Ragged pairs, one with an episode of two trajectories; log-probs of a softmax policy theta[T, V], as matrices."""
     groups = [make_group(("paoaa", 1.0), ("ppaooa", 0.0)), make_group(("paa poa", 1.0), ("paaaaa", 0.0)),
               make_group(("pwa", 1.0), ("paoao paa", 0.0))]  # fmt: skip
-    pairs = [dpo.Pair(*numbered(group).episodes) for group in groups]
+    pairs = [supervised.Pair(*numbered(group).episodes) for group in groups]
     rng = np.random.default_rng(seed)
     sequences = [t for pair in pairs for t in pair.trajectories]
     theta = rng.normal(size=(8, 13))
@@ -120,7 +120,7 @@ def test_the_weighted_nll_has_the_gradient_of_dpo(make_group, normalised, oracle
     with jax.enable_x64(True):
         here = [np.asarray(x) for x in jax.jit(
             lambda th: [jax.nn.log_softmax(th)[jnp.arange(len(t)), t] for t in tokens])(theta)]  # fmt: skip
-        streams, metrics = dpo.streams(pairs, here, reference, beta, normalised, alpha)
+        streams, metrics = supervised.dpo_streams(pairs, here, reference, beta, normalised, alpha)
 
         def weighted(theta):
             table = jax.nn.log_softmax(theta)
@@ -141,18 +141,24 @@ def test_the_weighted_nll_has_the_gradient_of_dpo(make_group, normalised, oracle
 
 
 def test_where_the_policy_is_its_reference_every_margin_is_0_and_no_pair_is_won(make_group):
-    pair = dpo.Pair(*numbered(make_group(("pa", 1.0), ("pa", 0.0))).episodes)
-    streams, metrics = dpo.streams([pair], [np.array([0, -3.0])] * 2, [np.array([0, -3.0])] * 2, 0.5, False, 0.0)
+    pair = supervised.Pair(*numbered(make_group(("pa", 1.0), ("pa", 0.0))).episodes)
+    streams, metrics = supervised.dpo_streams(
+        [pair], [np.array([0, -3.0])] * 2, [np.array([0, -3.0])] * 2, 0.5, False, 0.0
+    )
     assert metrics["dpo/accuracy"] == 0.0 and metrics["dpo/loss"] == pytest.approx(np.log(2))
     np.testing.assert_allclose([s.nll_weights[1] for s in streams], [0.25, -0.25])  # beta / 2
 
 
 def test_a_pair_that_is_won_by_far_pulls_no_more(make_group):
-    pair = dpo.Pair(*numbered(make_group(("pa", 1.0), ("pa", 0.0))).episodes)
+    pair = supervised.Pair(*numbered(make_group(("pa", 1.0), ("pa", 0.0))).episodes)
     for gain in (50.0, 5000.0):
-        streams, metrics = dpo.streams([pair], [np.array([0, gain]), np.zeros(2)], [np.zeros(2)] * 2, 1.0, False, 0.0)
+        streams, metrics = supervised.dpo_streams(
+            [pair], [np.array([0, gain]), np.zeros(2)], [np.zeros(2)] * 2, 1.0, False, 0.0
+        )
         assert np.isfinite(metrics["dpo/loss"]) and abs(streams[0].nll_weights).max() < 1e-20
-        streams, _ = dpo.streams([pair], [np.array([0, -gain]), np.zeros(2)], [np.zeros(2)] * 2, 1.0, False, 0.0)
+        streams, _ = supervised.dpo_streams(
+            [pair], [np.array([0, -gain]), np.zeros(2)], [np.zeros(2)] * 2, 1.0, False, 0.0
+        )
         np.testing.assert_allclose(streams[0].nll_weights, [0, 1])  # and one that is lost by far, with all of beta
 
 
@@ -160,9 +166,9 @@ def test_successes_are_distinct_and_few_per_task(make_group):
     group = numbered(make_group(("pa", 1.0), ("pa", 0.0), ("pa", 1.0), ("pa", 1.0), ("pa", 1.0, StopReason.ENV_ERROR)))
     copy = dataclasses.replace(group.episodes[0], sample=9)
     group = Group(group.task, [group.episodes[0], copy, *group.episodes[1:]])
-    assert [e.sample for e in rft.successes([group, group], 1.0, per_task=2)] == [0, 2, 0, 2]
-    assert [e.sample for e in rft.successes([group], 1.0, per_task=9)] == [0, 2, 3]
-    assert [e.sample for e in rft.successes([group], 0.0, per_task=9)] == [0, 1, 2, 3]
+    assert [e.sample for e in supervised.successes([group, group], 1.0, per_task=2)] == [0, 2, 0, 2]
+    assert [e.sample for e in supervised.successes([group], 1.0, per_task=9)] == [0, 2, 3]
+    assert [e.sample for e in supervised.successes([group], 0.0, per_task=9)] == [0, 1, 2, 3]
 
 
 def test_auc_counts_pairs(make_group):
@@ -210,7 +216,7 @@ def test_outcome_losses_have_the_gradients_of_their_formulas(make_group):
     np.testing.assert_allclose(got, (1 / (1 + np.exp(-z)) - labels) / 4, rtol=1e-5)
 
     e = group.episodes
-    pairs = [dpo.Pair(e[0], e[1]), dpo.Pair(e[2], e[3])]
+    pairs = [supervised.Pair(e[0], e[1]), supervised.Pair(e[2], e[3])]
     streams = outcome.bradley_terry(pairs, [(z[0], z[1]), (z[2], z[3])])
     got = jax.grad(lambda z: total(z, streams, "bradley_terry"))(z)
     want = jax.grad(lambda z: -(jax.nn.log_sigmoid(z[0] - z[1]) + jax.nn.log_sigmoid(z[2] - z[3])) / 2)(z)

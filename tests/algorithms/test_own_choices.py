@@ -9,7 +9,7 @@ from jaxagent.algorithms import checks
 from jaxagent.algorithms.echo import FullObservation
 from jaxagent.algorithms.estimators import GAE, CriticConfig, GroupAdvantage, TokenAdvantage
 from jaxagent.algorithms.objectives import SoftGate
-from jaxagent.algorithms.teachers import Folder, Sampled
+from jaxagent.algorithms.teachers import Folder, SampledLogRatio
 from jaxagent.config import ConfigError, DistillConfig, EchoConfig, parse
 
 
@@ -49,7 +49,7 @@ RL = parse(get_config()).rl
 def test_what_extends_and_takes_what_it_must_is_let_through():
     checks.check(dataclasses.replace(RL, objective=Own()))
     taught = dataclasses.replace(RL.advantage, drop_zero_signal=False)
-    distill, echo = DistillConfig(Folder("x"), loss=Sampled()), EchoConfig(denominator=FullObservation())
+    distill, echo = DistillConfig(Folder("x"), loss=SampledLogRatio()), EchoConfig(denominator=FullObservation())
     checks.check(dataclasses.replace(RL, advantage=taught, distill=distill, echo=echo))
 
 
@@ -76,7 +76,7 @@ def test_what_extends_and_takes_what_it_must_is_let_through():
         (dict(distill=DistillConfig(Other())), r"rl.distill.teacher='.*:Other' must extend Folder or Server of "),
         (
             dict(distill=DistillConfig(Folder("x"), loss=Other())),
-            ":Other' must extend Sampled or Divergence of",
+            ":Other' must extend SampledLogRatio or Divergence of",
         ),
     ],
 )

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.algorithms import checks, compose
+from jaxagent.algorithms.estimate import by_turn, states, token_rewards
 from jaxagent.algorithms.estimators import GiGPO, TurnMeanStd
-from jaxagent.algorithms.process import by_turn, states, token_rewards
 from jaxagent.algorithms.streams import ModelScores
 from jaxagent.types import Group, StopReason
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxagent.algorithms.sft import sft
+from jaxagent.algorithms.supervised import sft
 
 
 def test_loss_on_demonstrated_tokens_and_in_the_curriculum_on_observations(make_trajectory):

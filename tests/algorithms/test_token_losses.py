@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from jaxagent.algorithms.kl import kl_estimate, kl_loss
+from jaxagent.algorithms.policy_loss import kl_estimate, kl_loss
 from jaxagent.algorithms.value_losses import Squared
 
 

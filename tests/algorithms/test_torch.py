@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.algorithms.corrections import Truncate
+from jaxagent.algorithms.corrections import Importance
 from jaxagent.algorithms.gae import TokenPath, VTrace, gae
 from jaxagent.algorithms.objectives import PPOClip
 from jaxagent.algorithms.policy_loss import Tokens
@@ -101,7 +101,7 @@ def test_truncated_importance_sampling():
         behaviour = rng.normal(-2, 0.5, T).astype(np.float32)
         old = (behaviour + np.append(rng.normal(0, 0.8, T - 2), [1.0, -1.0])).astype(np.float32)  # e: cut to 2; 1 / e
         logprobs, a = (old + rng.normal(0, 0.3, T)).astype(np.float32), rng.normal(size=T).astype(np.float32)
-        weights = Truncate()(old, behaviour)
+        weights = Importance()(old, behaviour)
         assert (weights == 2.0).any() and (weights < 2.0).any()
         value, gradient = corrected(jnp.asarray(logprobs), old, a, weights.astype(np.float32))
         lp, before, sampled, adv = (torch.from_numpy(x.astype(np.float64)) for x in (logprobs, old, behaviour, a))

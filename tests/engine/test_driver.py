@@ -13,7 +13,7 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.engine import executor
 from jaxagent.engine.model import ROWS
-from jaxagent.engine.requests import BusyError, EngineError
+from jaxagent.engine.requests import EngineError, QueueFullError
 from jaxagent.engine.scheduler import Scheduler
 from tests.engine import toys
 from tests.engine.toy_model import Toy
@@ -234,12 +234,12 @@ def test_too_many_turns_are_refused_and_may_come_again() -> None:
         waiting = [asyncio.create_task(turn(driver, s, letters("abc"))) for s in sessions[1:3]]
         await asyncio.sleep(0)
         for session in sessions[3:]:
-            with pytest.raises(BusyError, match="3 turns are in hand"):
+            with pytest.raises(QueueFullError, match="3 turns are in hand"):
                 await turn(driver, session, letters("abc"))
         driver.close(sessions[2])
         generations = [asyncio.create_task(turn(driver, sessions[3], letters("abc")))]  # in the place of the closed one
         await asyncio.sleep(0)
-        with pytest.raises(BusyError):
+        with pytest.raises(QueueFullError):
             await turn(driver, sessions[4], letters("abc"))
         Gate.opened.set()
         with pytest.raises(EngineError, match="closed"):

@@ -13,9 +13,8 @@ from jaxagent.config import BatchConfig, EngineConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.engine.setup import EngineSetup
-from jaxagent.learner.batching import Packer, unpack
-from jaxagent.learner.prefixes import Sharing
+from jaxagent.engine.requests import EngineSetup
+from jaxagent.learner.batching import Packer, Sharing, unpack
 from jaxagent.models import exact, params, sharding
 from jaxagent.types import Trajectory
 from tests.engine.test_lm import COOL, SPEC, VOCAB, mesh_of

@@ -45,8 +45,8 @@ def test_one_prompt_in_a_group_of_slots(data: int) -> None:
         state = prefill(MODEL, params, state, tables, tokens, positions, slot, 2)
         state = jax.jit(functions.copy_pages, static_argnums=0)(MODEL, state, source, target)
         group = [s for s in range(4) if tables[s].any()]
-        requests = functions.Requests.blank(4)
-        requests.mask[group] = True
+        requests = functions.Slots.blank(4)
+        requests.active[group] = True
         requests.token[group], requests.position[group] = prompt[-1], 5
         requests.budget[group] = [2, 3, 99, 99][: len(group)]
         state = jax.jit(functions.begin)(state, requests)

@@ -13,7 +13,7 @@ from jaxagent.config import EngineConfig, MeshConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.requests import EngineSetup
 from jaxagent.models import logprobs, params, sharding, transformer
 from jaxagent.models.spec import ModelSpec
 from tests.models import tiny

@@ -1,18 +1,18 @@
 """The order of admission, checked by hand."""
 
-from jaxagent.engine.priority import Claim, OpenGroup, admission_order
+from jaxagent.engine.requests import OpenGroup, admission_order
 
 
 def order(claims: str, held=None, served=None) -> str:
     """Claims like "a3 b1": domain and unfinished episodes, numbered as written; the same, in order of admission."""
     words = claims.split()
-    made = [Claim(word[0], int(word[1:]), i) for i, word in enumerate(words)]
+    made = [(word[0], int(word[1:]), i) for i, word in enumerate(words)]
     return " ".join(words[i] for i in admission_order(made, held or {}, served or {}))
 
 
 def test_nearly_complete_groups_first_then_age() -> None:
     assert order("a3 a1 a2 a8") == "a1 a2 a3 a8"
-    made = [Claim("", 2, number) for number in (5, 3, 9, 4)]
+    made = [("", 2, number) for number in (5, 3, 9, 4)]
     assert admission_order(made, {}, {}) == [1, 3, 0, 2]
     assert admission_order([], {"a": 1}, {"a": 0}) == []
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
 from jaxagent.engine import automaton, programs
-from jaxagent.engine.stop_table import StopTable
+from jaxagent.engine.automaton import StopTable
 from tests.engine import toys
 from tests.engine.test_driver import chain, letters
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxagent.config import EngineConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
-from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.requests import EngineSetup
 from jaxagent.engine.turns import Turns
 from tests.engine.toy_model import Toy, toy_bonus
 
@@ -115,3 +115,13 @@ def greedy(params: np.ndarray, sequence: Sequence[int], count: int) -> list[int]
 def logprob(params: np.ndarray, sequence: Sequence[int], token: int, temperature: float) -> float:
     scaled = next_logits(params, sequence).astype(np.float64) / temperature
     return float(scaled[token] - scaled.max() - np.log(np.exp(scaled - scaled.max()).sum()))
+
+
+def walk(stops: automaton.Automaton, tokens: Sequence[int]) -> tuple[int, str | None, int]:
+    """(tokens up to the one that completes a stop string, the stop string or None, overshoot bytes), on the host."""
+    state = automaton.START
+    for count, token in enumerate(tokens, start=1):
+        state = int(stops.table[state, token])
+        if state < 0:
+            return count, *stops.decode(state)
+    return len(tokens), None, 0

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxagent.config import SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.engine.requests import EngineError, Sampled
+from jaxagent.engine.requests import EngineError, SampledTokens
 from jaxagent.types import Generation
 
 Reply = Callable[[str, int], "str | Sequence[int]"]
@@ -112,7 +112,7 @@ class Scripted:
         sampling: SamplingConfig,
         turn: int,
         deadline_s: float,
-        on_tokens: Callable[[Sampled], None] | None = None,
+        on_tokens: Callable[[SampledTokens], None] | None = None,
         stop_strings: Sequence[str] | None = None,
     ) -> Generation:
         """Samples the reply."""
@@ -184,9 +184,11 @@ class Scripted:
             return ids[: turn.max_tokens], "length", None, 0
         return ids, "eos" if ids and ids[-1] in self.tokenizer.eos_ids else "length", None, 0
 
-    def _part(self, start: int, ids: Sequence[int], versions: Sequence[int]) -> Sampled:
+    def _part(self, start: int, ids: Sequence[int], versions: Sequence[int]) -> SampledTokens:
         logprobs = [logprob(start + i, token) for i, token in enumerate(ids)]
-        return Sampled(np.asarray(ids, np.int32), np.asarray(logprobs, np.float32), np.asarray(versions, np.int32))
+        return SampledTokens(
+            np.asarray(ids, np.int32), np.asarray(logprobs, np.float32), np.asarray(versions, np.int32)
+        )
 
 
 def logprob(position: int, token: int) -> float:

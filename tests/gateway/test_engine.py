@@ -12,7 +12,7 @@ from jaxagent.config import EngineConfig, MeshConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.requests import EngineSetup
 from jaxagent.gateway import sampler
 from jaxagent.gateway import session as sessions
 from jaxagent.gateway.session import SessionLimits

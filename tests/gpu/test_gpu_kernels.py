@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.models import attention, kernels, packed_gpu, paged_gpu
+from jaxagent.models import attention, gpu_kernels, kernels
 
 if jax.default_backend() != "gpu":
     pytest.skip("needs an NVIDIA GPU and JAX_PLATFORMS=cuda", allow_module_level=True)
@@ -48,7 +48,7 @@ def test_pages_run_the_kernel_and_not_its_fallback():
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)])
 def test_pages_against_plain_code(dtype, tolerance):
     arguments = pages(dtype)
-    actual = jax.jit(paged_gpu.attend_pages, static_argnums=2)(*arguments, None)
+    actual = jax.jit(gpu_kernels.attend_pages, static_argnums=2)(*arguments, None)
     q, positions, _, keys, values, tables = arguments
     wide = [x.astype(jnp.float32) for x in (q, keys, values)]
     k = wide[1][tables].transpose(0, 1, 4, 2, 3).reshape(len(q), -1, 2, D)
@@ -61,7 +61,7 @@ def test_pages_against_plain_code(dtype, tolerance):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_row_of_pages_does_not_depend_on_its_neighbours(dtype):
     q, positions, _, keys, values, tables = pages(dtype)
-    run = jax.jit(paged_gpu.attend_pages, static_argnums=2)
+    run = jax.jit(gpu_kernels.attend_pages, static_argnums=2)
     whole = np.float32(run(q, positions, PAGE, keys, values, tables, None))
     order = np.random.default_rng(2).permutation(len(q))
     some = np.float32(run(q[order[:7]], positions[order[:7]], PAGE, keys, values, tables[order[:7]], None))
@@ -89,9 +89,9 @@ def test_packed_rows_against_plain_code():
     def loss(function):
         return lambda q, k, v: (function(segments, q, k, v).astype(jnp.float32) * weigh).sum()
 
-    actual = jax.jit(packed_gpu.attend)(segments, *qkv)
+    actual = jax.jit(gpu_kernels.attend)(segments, *qkv)
     np.testing.assert_allclose(np.float32(actual), np.float32(jax.jit(dense)(segments, *qkv)), atol=3e-2)
-    gradients = jax.jit(jax.grad(loss(packed_gpu.attend), (0, 1, 2)))
+    gradients = jax.jit(jax.grad(loss(gpu_kernels.attend), (0, 1, 2)))
     again = gradients(*qkv)
     for a, b, c in zip(gradients(*qkv), again, jax.jit(jax.grad(loss(dense), (0, 1, 2)))(*qkv), strict=True):
         assert np.array_equal(np.float32(a), np.float32(b))  # no atomics: the same twice

@@ -11,8 +11,7 @@ from jaxagent import config
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, MeshConfig
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.learner.batching import Packer
-from jaxagent.learner.prefixes import Sharing
+from jaxagent.learner.batching import Packer, Sharing
 from jaxagent.models import hf, sharding
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec

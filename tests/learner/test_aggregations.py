@@ -19,8 +19,8 @@ from jaxagent.algorithms.estimators import GroupMeanStd
 from jaxagent.algorithms.objectives import PPOClip
 from jaxagent.algorithms.streams import Streams, sampled_trajectories
 from jaxagent.learner import loss as losses
-from jaxagent.learner.batch import Batch
 from jaxagent.learner.forward import policy_forward
+from jaxagent.learner.state import Batch
 from jaxagent.learner.update import shard
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
 

@@ -20,7 +20,7 @@ from jaxagent.algorithms.streams import ModelScores, sampled_trajectories
 from jaxagent.algorithms.teachers import Folder
 from jaxagent.config import DistillConfig
 from jaxagent.learner import loss as losses
-from jaxagent.learner.batch import Batch
+from jaxagent.learner.state import Batch
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
 
 VOCAB, ACTIONS, ATTEMPTS, STEPS = 6, 7, 64, 25

@@ -56,3 +56,11 @@ def test_a_warm_ups_metrics_are_of_data_that_the_critic_has_not_seen():
     update = Update(jax.make_mesh((1, 1), ("data", "fsdp")), None, critic, 3, 1.0)
     state, metrics = update(state, [np.zeros((1, 1), np.float32)], train_policy=False)
     assert (passes, state.critic, metrics) == ([10, 11, 12], 13, {"critic/pass": 1})
+
+
+@pytest.mark.parametrize(("echo", "targets"), [(None, 36), (0, 256), (64, 100)])
+def test_how_many_targets_the_longest_trajectory_can_have(echo, targets):
+    """Those that the policy samples, and with ECHO as many observed ones as it takes of a sequence; 0 = all."""
+    rl = types.SimpleNamespace(echo=echo if echo is None else types.SimpleNamespace(max_tokens=echo))
+    env = types.SimpleNamespace(most_turns=3, turn_tokens=12, context_tokens=256)
+    assert programs.longest_targets(types.SimpleNamespace(rl=rl, env=env)) == targets

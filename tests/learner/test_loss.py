@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.algorithms.corrections import OPSM, Truncate
+from jaxagent.algorithms.corrections import OPSM, Importance
 from jaxagent.algorithms.objectives import GSPO, PPOClip, SoftGate
 from jaxagent.algorithms.value_losses import Squared, TwoHot
 from jaxagent.learner import loss as losses
-from jaxagent.learner.batch import Batch
-from jaxagent.learner.metrics import policy_metrics, value_metrics
+from jaxagent.learner.loss import policy_metrics, value_metrics
+from jaxagent.learner.state import Batch
 
 CLIPPED = PPOClip(clip_low=0.2, clip_high=0.28)
 LOSS = functools.partial(losses.policy_loss, objective=CLIPPED)
@@ -251,7 +251,7 @@ def test_the_loss_has_the_choices_of_the_stage():
     changed = dataclasses.replace(base, objective=SoftGate(1.5, 2.5), kl=kl, correction=OPSM(0.5))
     chosen = losses.policy_loss_of(changed).keywords
     assert chosen == dict(objective=SoftGate(1.5, 2.5), kl_estimator="k2", opsm=OPSM(0.5))
-    plain = losses.policy_loss_of(dataclasses.replace(base, correction=Truncate())).keywords
+    plain = losses.policy_loss_of(dataclasses.replace(base, correction=Importance())).keywords
     assert plain == dict(objective=CLIPPED, kl_estimator="k3", opsm=None)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.learner.optimizer import decayed, learning_rate, make_optimizer
+from jaxagent.learner.update import decayed, learning_rate, make_optimizer
 
 
 @pytest.fixture

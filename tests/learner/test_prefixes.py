@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.algorithms.streams import Streams
+from jaxagent.learner.batching import common_prefix
 from jaxagent.learner.forward import policy_forward
-from jaxagent.learner.prefixes import common_prefix
 from jaxagent.learner.score import policy_scorer
 from jaxagent.models import trees
 from jaxagent.models.exact import Tiling

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxagent.algorithms.distill import Support
+from jaxagent.algorithms.distill import Scores, Support
 from jaxagent.algorithms.streams import Streams
 from jaxagent.algorithms.teachers import Folder, ForwardKL, ReverseKL
 from jaxagent.config import ConfigError, DistillConfig, LoraConfig
@@ -69,8 +69,8 @@ def test_scores_equal_the_unpacked_model(both, make_packer, make_streams):
     candidates = [rng.integers(0, spec.vocab_size, (len(t), 2)).astype(np.int32) for t in trajectories]
     scorer = teacher.top_scorer(spec, make_packer(longest_targets=20), mesh, K, 2)
     scorer.warm_up(params)
-    found = scorer(params, trajectories, TEMPERATURE, candidates)
-    assert scorer.program._cache_size() == 1 and scorer(params, [], TEMPERATURE, []) == []
+    found = [Scores(*one) for one in zip(*scorer(params, trajectories, TEMPERATURE, candidates), strict=True)]
+    assert scorer.program._cache_size() == 1 and scorer(params, [], TEMPERATURE, []) == ([],) * 4
     for t, c, got in zip(trajectories, candidates, found, strict=True):
         expected, at = table(params, spec, t, mesh), np.flatnonzero(t.action_mask)
         np.testing.assert_allclose(got.logprobs[at], expected[at, t.tokens[at]], atol=5e-6)
@@ -151,7 +151,7 @@ def test_what_is_replayed_travels_without_a_support(make_packer, make_streams):
         Streams.of(replayed, nll_weights=replayed.action_mask),
         Streams.of(distilled, distill_weights=mask, support=Support(ids, np.full(ids.shape, -1.0, np.float32))),
     ]
-    judge = teacher.Distiller(None, None, None, None, K)
+    judge = teacher.Distiller(None, None, None, None, None, K)
     (batch,) = judge.batches(make_packer(longest_targets=20).pack(streams), streams)
     np.testing.assert_array_equal(np.isfinite(batch.teacher_logprobs).all(-1), batch.sequence == 1)
     assert (batch.support[batch.sequence == 1] == 7).all() and not batch.support[batch.sequence != 1].any()
@@ -167,8 +167,8 @@ def taught_by(cfg, folder):
 def test_a_teacher_is_opened_by_its_folder(cfg, teacher_folder, make_mesh):
     given = taught_by(cfg, teacher_folder)
     teacher.check_teacher(given, Tokenizer.load(teacher_folder))
-    opened = teacher.open_teacher(given, make_mesh())
-    assert opened.spec.embed_dim == 16 and opened.params.embed.dtype == cfg.model.compute_dtype
+    spec, weights = teacher.open_teacher(given, make_mesh())
+    assert spec.embed_dim == 16 and weights.embed.dtype == cfg.model.compute_dtype
     assert teacher.open_teacher(cfg, make_mesh()) is None
 
 

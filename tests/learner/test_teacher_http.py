@@ -88,8 +88,8 @@ def test_the_servers_scores_are_the_local_teachers(server, teacher_folder, make_
     spec, mesh = hf.read_spec(teacher_folder, tiny.model_config(vocab_multiple=64)), make_mesh()
     weights = hf.load(teacher_folder, spec, params.shardings(spec, mesh, sharding.TRAIN))
     local = teacher.top_scorer(spec, make_packer(longest_targets=20), mesh, K, C)
-    for mine, theirs in zip(local(weights, asked, TEMPERATURE, candidates), got, strict=True):
-        for name, a, b in zip(mine._fields, mine, theirs, strict=True):
+    for *mine, theirs in zip(*local(weights, asked, TEMPERATURE, candidates), got, strict=True):
+        for name, a, b in zip(theirs._fields, mine, theirs, strict=True):
             assert (a.shape, a.dtype) == (b.shape, b.dtype)
             np.testing.assert_allclose(a, b, atol=2e-6, err_msg=name)
         assert np.flatnonzero(theirs.logprobs).tolist() == [2, len(theirs.logprobs) - 2]

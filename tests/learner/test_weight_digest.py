@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxagent.config import MeshConfig
-from jaxagent.learner.weight_digest import digest
+from jaxagent.learner.digests import digest
 from jaxagent.models.sharding import make_mesh
 from jaxagent.replay.stored_results import sha256
 from tests.replay import forging

@@ -9,9 +9,9 @@ from configs import search_r1
 from jaxagent import config as schema
 from jaxagent.algorithms.value_losses import Squared
 from jaxagent.learner import loss
-from jaxagent.learner.batch import PER_TARGET, check
 from jaxagent.learner.batching import Packer
-from jaxagent.models import attention, exact, layers, logprobs, pages, rope
+from jaxagent.learner.state import PER_TARGET, check_batch
+from jaxagent.models import attention, exact, layers, logprobs, rope
 from tests.wrong_arrays import B, F, I, array, refuses
 
 PAGES = array(F, 4, 2, 8, 16), array(F, 4, 2, 16, 8)
@@ -21,7 +21,7 @@ PAGES = array(F, 4, 2, 8, 16), array(F, 4, 2, 16, 8)
     ("function", "arguments", "taken"),
     [
         (attention.attend_dense, (array(F, 2, 3, 4, 8), *[array(F, 2, 5, 2, 8)] * 2, array(B, 2, 3, 5)), ()),
-        (pages.cut, (*PAGES, array(I, 2), array(I, 2), 4), tuple(f"{k} of argument {i}" for i in (0, 1)
+        (layers.cut, (*PAGES, array(I, 2), array(I, 2), 4), tuple(f"{k} of argument {i}" for i in (0, 1)
                                                                for k in ("shape", "dtype"))),
         (layers.rms_norm, (array(F, 2, 8), array(F, 8), 1e-6), ("rank of argument 0",)),
         (rope.rotate, (array(F, 2, 3, 8), array(F, 2, 4), array(F, 2, 4)), ()),
@@ -54,8 +54,8 @@ def test_the_losses_take_what_the_packer_makes():
 @pytest.mark.parametrize("name", ["tokens", "positions", "segments", *PER_TARGET])
 def test_a_wrong_array_of_a_batch_is_refused(name):
     batch = a_batch()
-    check(batch)
+    check_batch(batch)
     right = getattr(batch, name)
     for wrong in (right[:, :1], right[None], right.astype(np.int32 if right.dtype == np.float32 else np.float32)):
         with pytest.raises(AssertionError):
-            check(batch.replace(**{name: wrong}))
+            check_batch(batch.replace(**{name: wrong}))

@@ -9,7 +9,7 @@ import pytest
 
 from jaxagent.config import MeshConfig
 from jaxagent.models import attention, blockwise, context, critic, logprobs, params, sharding, transformer
-from jaxagent.models.packed_gpu import first_of_segment
+from jaxagent.models.gpu_kernels import first_of_segment
 from tests.models import tiny
 from tests.models.test_attention import reference
 

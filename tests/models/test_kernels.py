@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxagent.config import MeshConfig
-from jaxagent.models import attention, blockwise, kernels, packed_gpu
+from jaxagent.models import attention, blockwise, gpu_kernels, kernels
 from jaxagent.models.sharding import ROWS, make_mesh
 from tests.models import tiny
 
@@ -114,14 +114,14 @@ def test_the_gpu_kernel_sees_the_keys_from_first_to_last(monkeypatch):
         seen = (mask.k_start[..., None] <= keys) & (keys < mask.k_end[..., None])
         return attention.attend_dense(q, k, v, seen[:, 0])
 
-    monkeypatch.setattr(packed_gpu, "_kernel", lambda: kernel)
+    monkeypatch.setattr(gpu_kernels, "_flash_attention", lambda: kernel)
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.normal(size=(2, t, 2, 8)), jnp.float32) for t in (4, 8, 8))
     first, last = (jnp.array([rows] * 2, jnp.int32) for rows in ([0, 0, 3, 6], [1, 2, 3, 7]))
     expected = blockwise.attend(q, k, v, first, last)
-    np.testing.assert_allclose(packed_gpu.attend_between(q, k, v, first, last), expected, atol=1e-6)
+    np.testing.assert_allclose(gpu_kernels.attend_between(q, k, v, first, last), expected, atol=1e-6)
 
 
 def test_where_segments_begin():
     segments = np.array([[1, 1, 2, 0, 0], [3, 3, 3, 3, 3]])
-    assert packed_gpu.first_of_segment(segments).tolist() == [[0, 0, 2, 3, 3], [0, 0, 0, 0, 0]]
+    assert gpu_kernels.first_of_segment(segments).tolist() == [[0, 0, 2, 3, 3], [0, 0, 0, 0, 0]]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError, LoraConfig, MeshConfig
-from jaxagent.models import logprobs, lora, lora_array, params, sharding, transformer
+from jaxagent.models import layers, logprobs, lora, params, sharding, transformer
 from tests.models import tiny
 
 CONFIG = LoraConfig(rank=3, alpha=6.0, rank_stabilised=False, targets="all-linear")
@@ -113,7 +113,7 @@ def test_adapters_start_at_the_base_and_as_published():
     ],
 )
 def test_the_two_products_beside_one(equation, expected):
-    assert lora_array.beside(equation) == expected
+    assert layers.beside(equation) == expected
 
 
 REFUSED = [  # changes of the adapters, and what is said of them
@@ -142,7 +142,7 @@ def test_the_mesh_decides_no_bit_of_what_is_multiplied_out(rank):
     for mesh in (sharding.make_mesh(MeshConfig(1, 1, 1, 1)), sharding.make_mesh(MeshConfig(1, 8, 1, 1))):
         where = [jax.NamedSharding(mesh, jax.P(None, *axes)) for axes in (("fsdp", None), ("fsdp", None), (None, None))]
         with jax.set_mesh(mesh):
-            array = lora_array.LoraArray(*map(jax.device_put, (w, a, b), where), scale=0.7)
+            array = layers.LoraArray(*map(jax.device_put, (w, a, b), where), scale=0.7)
             (made,) = lora.products({"w": array}, "float32").values()
         assert made.sharding.is_equivalent_to(where[0], 3)
         found.append(np.asarray(made))

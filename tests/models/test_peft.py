@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 import safetensors.torch  # noqa: E402
 
 from jaxagent.config import LoraConfig  # noqa: E402
-from jaxagent.models import hf, lora, peft  # noqa: E402
+from jaxagent.models import hf, lora  # noqa: E402
 from tests.models import hf_cases, tiny  # noqa: E402
 from tests.models.forward import all_logits  # noqa: E402
 from tests.models.test_lora import random_adapters  # noqa: E402
@@ -52,7 +52,7 @@ def test_torch_computes_the_same_from_the_files(name, config, tmp_path):
     plain = hf_cases.logits(model, tokens).numpy()
     spec = hf.read_spec(tmp_path / "base", tiny.model_config())
     base, adapters = hf.load(tmp_path / "base", spec, None), random_adapters(spec, config)
-    peft.save(tmp_path / "adapter", adapters, spec, config, str(tmp_path / "base"))
+    lora.save_adapters(tmp_path / "adapter", adapters, spec, config, str(tmp_path / "base"))
 
     expected = hf_cases.logits(with_adapter(model, tmp_path / "adapter"), tokens).numpy()
     assert np.abs(expected - plain).max() > 0.1

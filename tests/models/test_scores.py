@@ -59,7 +59,7 @@ def test_two_models_of_other_widths_and_their_gradient(sizes):
         return -jnp.sum(jax.nn.softmax(second) * jax.nn.log_softmax(first), axis=-1)
 
     def loss(a, b, x, y):
-        return scores.map_scores(cross, [scores.Side(a, one, x), scores.Side(b, two, y)]).sum()
+        return scores.map_scores(cross, [(a, one, x), (b, two, y)]).sum()
 
     def plain(head_a, head_b, x, y):
         return cross(x @ head_a[:59].T, y @ head_b[:59].T).sum()
@@ -88,7 +88,7 @@ def test_only_a_chunk_of_logits_exists():
 
     def loss(weights, x):
         entropy = lambda z: -(jax.nn.softmax(z) * jax.nn.log_softmax(z)).sum(-1)  # noqa: E731
-        return scores.map_scores(entropy, [scores.Side(weights, spec, x)]).sum()
+        return scores.map_scores(entropy, [(weights, spec, x)]).sum()
 
     compiled = jax.jit(jax.grad(loss, (0, 1))).lower(weights, x).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.2 * n * 4096 * 4

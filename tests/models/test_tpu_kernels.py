@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.models import attention, packed_tpu, paged_tpu
+from jaxagent.models import attention, tpu_kernels
 
 PAGE, D = 16, 32
 
@@ -15,26 +15,13 @@ def pool(rng, blocks, kv_heads, dtype="float32"):
     return keys, jnp.asarray(rng.normal(size=(blocks, kv_heads, PAGE, D)), dtype)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dtype"), [(4, 4, "float32"), (6, 2, "bfloat16"), (20, 1, "float32")])
-def test_pages_of_a_table(heads, kv_heads, dtype):
-    rng = np.random.default_rng(0)
-    keys, values = pool(rng, 9, kv_heads, dtype)
-    q = jnp.asarray(rng.normal(size=(5, heads, D)), dtype)
-    positions = jnp.asarray([0, 15, 16, 40, 63], jnp.int32)
-    tables = jnp.asarray(rng.integers(0, 9, (5, 4)), jnp.int32)
-    arguments = (q, positions, PAGE, keys, values, tables)
-    actual, expected = paged_tpu.attend_pages(*arguments, None, interpret=True), attention.attend_pages(*arguments)
-    tolerance = 2e-6 if dtype == "float32" else 1e-2
-    np.testing.assert_allclose(np.float32(actual), np.float32(expected), atol=tolerance, rtol=tolerance)
-
-
 def test_a_page_past_the_end_changes_no_bit():
     rng = np.random.default_rng(3)
     keys, values = pool(rng, 9, 2)
     q = jnp.asarray(rng.normal(size=(3, 4, D)), jnp.float32)
     positions, tables = jnp.asarray([5, 20, 40], jnp.int32), jnp.asarray(rng.integers(0, 9, (3, 6)), jnp.int32)
-    long = paged_tpu.attend_pages(q, positions, PAGE, keys, values, tables, None, interpret=True)
-    short = paged_tpu.attend_pages(q, positions, PAGE, keys, values, tables[:, :3], None, interpret=True)
+    long = tpu_kernels.attend_pages(q, positions, PAGE, keys, values, tables, None, interpret=True)
+    short = tpu_kernels.attend_pages(q, positions, PAGE, keys, values, tables[:, :3], None, interpret=True)
     np.testing.assert_array_equal(long, short)
 
 
@@ -47,23 +34,14 @@ def test_pages_that_begin_anywhere_and_the_same_in_a_table():
     positions, starts = jnp.asarray([0, 30, 79, 17], jnp.int32), jnp.asarray([79, 7, 0, 40], jnp.int32)
     blocks = jnp.asarray([[0], [1], [1], [0]], jnp.int32)
     arguments = (q, positions, PAGE, keys, values, blocks, starts)
-    actual = paged_tpu.attend_pages(*arguments, interpret=True)
+    actual = tpu_kernels.attend_pages(*arguments, interpret=True)
     np.testing.assert_allclose(actual, attention.attend_pages(*arguments), atol=2e-6)
     own = [(x[1, :, 7:55], x[1, 7:55]) for x in (keys[:, 0], values[:, 0])]
     own_keys = own[0][0].reshape(D, 3, PAGE).swapaxes(0, 1)[:, None]
     own_values = own[1][1].reshape(3, 1, PAGE, D)
     table = jnp.asarray([[0, 1, 2]], jnp.int32)
-    alone = paged_tpu.attend_pages(q[1:2], positions[1:2], PAGE, own_keys, own_values, table, None, interpret=True)
+    alone = tpu_kernels.attend_pages(q[1:2], positions[1:2], PAGE, own_keys, own_values, table, None, interpret=True)
     np.testing.assert_array_equal(alone[0], actual[1])
-
-
-def test_rows_that_share_a_sequence():
-    rng = np.random.default_rng(2)
-    keys, values = pool(rng, 5, 2)
-    q = jnp.asarray(rng.normal(size=(6, 4, D)), jnp.float32)
-    positions, tables = jnp.asarray([3, 4, 20, 30, 31, 8], jnp.int32), jnp.asarray([[1, 2], [4, 3]], jnp.int32)
-    shared = paged_tpu.attend_pages(q, positions, PAGE, keys, values, tables, None, interpret=True)
-    np.testing.assert_allclose(attention.attend_pages(q, positions, PAGE, keys, values, tables), shared, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -73,7 +51,7 @@ def test_tokens_are_written_into_their_pages(dtype):
     keys, values = pool(rng, 6, 2, dtype)
     k, v = (jnp.asarray(rng.normal(size=(5, 2, D)), jnp.float32) for _ in range(2))
     page, offset = jnp.asarray([4, 2, 2, 2, 5], jnp.int32), jnp.asarray([0, 13, 14, 15, 7], jnp.int32)
-    written = jax.jit(lambda *a: paged_tpu.write(*a, interpret=True))(keys, values, k, v, page, offset)
+    written = jax.jit(lambda *a: tpu_kernels.write(*a, interpret=True))(keys, values, k, v, page, offset)
     np.testing.assert_array_equal(written[0], keys.at[page, :, :, offset].set(k.astype(dtype)))
     np.testing.assert_array_equal(written[1], values.at[page, :, offset].set(v.astype(dtype)))
 
@@ -90,7 +68,7 @@ def test_packed_rows_with_their_gradients():
         value = lambda q, k, v: (jnp.sum((out := function(q, k, v)) * weigh), out)  # noqa: E731
         return jax.jit(jax.value_and_grad(value, (0, 1, 2), has_aux=True))(q, k, v)
 
-    (_, actual), gradients = graded(lambda q, k, v: packed_tpu.attend(segments, q, k, v, interpret=True))
+    (_, actual), gradients = graded(lambda q, k, v: tpu_kernels.attend(segments, q, k, v, interpret=True))
     (_, expected), wanted = graded(lambda q, k, v: attention.attend_dense(q, k, v, mask))
     np.testing.assert_allclose(actual, expected, atol=1e-5)
     for a, b in zip(gradients, wanted, strict=True):

@@ -13,7 +13,7 @@ import safetensors.numpy
 from orbax.checkpoint import v1 as ocp
 
 from jaxagent.fleet import packing
-from jaxagent.learner import digests, weight_digest
+from jaxagent.learner import digests
 from jaxagent.runs import record
 from jaxagent.types import Episode, Group
 
@@ -56,7 +56,7 @@ def bundle(path: pathlib.Path, change: Callable[[dict], None]) -> None:
     change(loaded["state"])
     shutil.rmtree(path)
     ocp.save_checkpointables(path, loaded)
-    digests.write(path, ("_CHECKPOINT_METADATA", "commit_success.txt"))
+    digests.write_digests(path, ("_CHECKPOINT_METADATA", "commit_success.txt"))
 
 
 def policy(path: pathlib.Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
@@ -73,7 +73,7 @@ def lines(path: pathlib.Path, change: Callable[[dict], dict]) -> None:
 
 
 def places(leaf: np.ndarray, name: str) -> np.ndarray:
-    """u32[N]: what `weight_digest.digest` mixes into the bits of each element of a leaf."""
+    """u32[N]: what `digests.digest` mixes into the bits of each element of a leaf."""
 
     def mixed(x: np.ndarray) -> np.ndarray:
         x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
@@ -85,7 +85,7 @@ def places(leaf: np.ndarray, name: str) -> np.ndarray:
 
 
 def colliding(leaf: np.ndarray, name: str) -> None:
-    """Exchanges two elements so that `weight_digest.digest` stays what it was, and their bits nearly so."""
+    """Exchanges two elements so that `digests.digest` stays what it was, and their bits nearly so."""
     place = places(leaf, name)
     order = np.argsort(place)
     near = int(np.argmin(place[order][1:] ^ place[order][:-1]))
@@ -95,7 +95,5 @@ def colliding(leaf: np.ndarray, name: str) -> None:
 
 
 def digest_of(path: pathlib.Path) -> str:
-    """`weight_digest.digest` of the weights in a bundle."""
-    return weight_digest.digest(
-        jax.tree.map(np.array, ocp.load_checkpointables(path, {"state": None})["state"]["params"])
-    )
+    """`digests.digest` of the weights in a bundle."""
+    return digests.digest(jax.tree.map(np.array, ocp.load_checkpointables(path, {"state": None})["state"]["params"]))

@@ -40,7 +40,7 @@ def rounds(step: int):
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     """A record of three steps, whose weights are texts."""
-    monkeypatch.setattr(record.weight_digest, "digest", str)
+    monkeypatch.setattr(record.digests, "digest", str)
     return write(tmp_path / "rl", range(3))
 
 
@@ -89,9 +89,9 @@ def test_times_and_texts_are_not_sealed(written, tmp_path, monkeypatch):
 
 
 def test_no_record_and_only_what_bundles_reach(tmp_path, monkeypatch):
-    monkeypatch.setattr(record.weight_digest, "digest", lambda params: pytest.fail("computed for nothing"))
+    monkeypatch.setattr(record.digests, "digest", lambda params: pytest.fail("computed for nothing"))
     assert not write(tmp_path / "none", range(2), keep="none").exists()
-    monkeypatch.setattr(record.weight_digest, "digest", str)
+    monkeypatch.setattr(record.digests, "digest", str)
     assert record.steps(write(tmp_path / "newest", range(4), keep="newest", commit=2)) == [2, 3]
     assert record.steps(write(tmp_path / "all", range(4), commit=2)) == [0, 1, 2, 3]
 
@@ -150,14 +150,14 @@ def test_a_full_disk_is_told_by_the_next_step(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(record.weight_digest, "digest", str)
+    monkeypatch.setattr(record.digests, "digest", str)
     monkeypatch.setattr(record.files, "replace", full)
     with pytest.raises(OSError, match="No space"):
         write(tmp_path / "rl", range(2))
 
 
 def test_what_cannot_be_written_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(record.weight_digest, "digest", str)
+    monkeypatch.setattr(record.digests, "digest", str)
     odd = Task("t", "p", (), metadata={"x": float("nan")})
     monkeypatch.setitem(globals(), "rounds", lambda step: [[Group(odd, (episode(odd, 0),))]])
     with pytest.raises(ConfigError, match=r"cannot be recorded .*checkpoint\.replay=none"):
@@ -167,7 +167,7 @@ def test_what_cannot_be_written_says_what_to_do(tmp_path, monkeypatch):
 def test_a_process_that_does_not_write_takes_part_in_the_digests_alone(tmp_path, monkeypatch):
     """Of a trainer of several processes; else each would delete what the first one has written."""
     asked = []
-    monkeypatch.setattr(record.weight_digest, "digest", lambda params: asked.append(params) or str(params))
+    monkeypatch.setattr(record.digests, "digest", lambda params: asked.append(params) or str(params))
     folder = write(tmp_path / "rl", range(3))
     before = {path: path.read_bytes() for path in folder.iterdir()}
     of_first = list(asked)

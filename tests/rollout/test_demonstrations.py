@@ -26,6 +26,7 @@ from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import open_template
 from jaxagent.types import Generation, Task, TokenKind
+from tests.engine.toys import walk
 
 DATE = datetime.datetime(2025, 1, 2)
 SMOLLM2 = (
@@ -192,7 +193,7 @@ class Forced:
         assert self.at == len(self.tokens) or list(new_tokens) == self.tokens[self.at : self.at + len(new_tokens)]
         self.at = min(self.at + len(new_tokens), len(self.tokens))
         rest = self.tokens[self.at :]
-        count, stop, overshoot = self.stops.walk(rest)
+        count, stop, overshoot = walk(self.stops, rest)
         eos = next((i for i, token in enumerate(rest, 1) if token in self.eos_ids), len(rest) + 1)
         finish = "eos" if eos <= count else "stop" if stop is not None else "length"
         ids = np.asarray(rest[: min(eos, count)], np.int32)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxagent.algorithms.corrections import Truncate
+from jaxagent.algorithms.corrections import Importance
 from jaxagent.algorithms.estimators import GAE, GroupMean, GroupMeanStd
 from jaxagent.config import ReplayConfig
 from jaxagent.data import codec
@@ -16,7 +16,7 @@ from jaxagent.rollout.replay import Chosen, ReplayBuffer, Success
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
 
 CFG = ReplayConfig(per_step=2, capacity=4, use="nll", coefficient=0.1, min_reward=1.0, low=0.5, high=0.95)
-TIS = Truncate()
+TIS = Importance()
 P, A, O = TokenKind.PROMPT, TokenKind.ACTION, TokenKind.OBSERVATION  # noqa: E741
 
 

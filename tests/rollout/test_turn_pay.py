@@ -14,9 +14,9 @@ from ml_collections import ConfigDict
 
 from configs.ragen import get_config
 from jaxagent import config
-from jaxagent.algorithms import compose, dpo, outcome, rft
+from jaxagent.algorithms import compose, outcome, supervised
 from jaxagent.algorithms.checks import check
-from jaxagent.algorithms.group_rewards import shaped
+from jaxagent.algorithms.streams import shaped
 from jaxagent.config import RefillConfig, ReplayConfig
 from jaxagent.config.parse import build
 from jaxagent.data import codec
@@ -108,8 +108,8 @@ READERS = {
     "replay, nll": lambda g: replayed(g, "nll"),
     "replay, policy": lambda g: replayed(g, "policy"),
     "curriculum": success,
-    "rft": lambda g: who(rft.successes(g, 1.0, 4)),
-    "dpo": lambda g: [who([pair.chosen, pair.rejected]) for pair in dpo.pairs(g, 4, 0.5)],
+    "rft": lambda g: who(supervised.successes(g, 1.0, 4)),
+    "dpo": lambda g: [who([pair.chosen, pair.rejected]) for pair in supervised.pairs(g, 4, 0.5)],
     "outcome, binary": lambda g: [s.returns.tolist() for s in outcome.binary(EPISODES(g), 1.0)],
     "outcome, pairs": lambda g: [
         who([pair.chosen, pair.rejected]) for pair in outcome_model._examples(EPISODES(g), "bradley_terry", 1.0)

@@ -10,7 +10,7 @@ import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.algorithms.sft import sft
+from jaxagent.algorithms.supervised import sft
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.rollout.conversation import Conversation

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxagent.algorithms.group_rewards import shaped
+from jaxagent.algorithms.streams import shaped
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.config.fleet import FleetConfig
 from jaxagent.data import packing

@@ -12,7 +12,7 @@ import numpy as np
 from jaxagent.fleet import manifest
 from jaxagent.fleet.leaves import Leaves, Path
 from jaxagent.fleet.manifest import Share
-from jaxagent.learner import weight_digest
+from jaxagent.learner import digests
 from jaxagent.models import global_arrays, params, sharding
 from jaxagent.models.params import ArraySpec, Params
 
@@ -51,7 +51,7 @@ def digest_of_merged(policy: Params, names: Iterable[str]) -> str:
     """Of the matrices that adapters have changed. Processes that share the arrays must all call this."""
     changed = {name: getattr(policy.layers, name) for name in names}
     with jax.set_mesh(next(iter(changed.values())).sharding.mesh):
-        return weight_digest.digest(changed)
+        return digests.digest(changed)
 
 
 def placed(leaves: Leaves, specs: Any, mesh: jax.sharding.Mesh, dtype: Callable[[Path, ArraySpec], str]) -> Any:

@@ -1,11 +1,11 @@
-"""Direct preference optimisation on logged episodes (algorithms/dpo.py): score, then one weighted-NLL update."""
+"""Direct preference optimisation on logged episodes (algorithms/supervised.py): score, then one weighted-NLL update."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxagent.algorithms import dpo
-from jaxagent.algorithms.dpo import Pair
+from jaxagent.algorithms import supervised
+from jaxagent.algorithms.supervised import Pair
 from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward
@@ -24,7 +24,7 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
     """Trains on pairs of the logged episodes; the reference is the policy that the stage began with."""
     cfg = parts.cfg.dpo
     log = offline.read_episodes(parts, workdir, cfg.episodes)
-    pairs = dpo.pairs(log.groups(), cfg.pairs_per_task, cfg.min_gap)
+    pairs = supervised.pairs(log.groups(), cfg.pairs_per_task, cfg.min_gap)
     if not pairs:
         raise ConfigError(f"dpo: no task has attempts whose rewards differ by {cfg.min_gap} or more (dpo.min_gap).")
 
@@ -39,7 +39,9 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
         def to_streams(state: TrainState, chosen: Sequence[Pair]):
             logprobs, _ = score(state.params, [t for pair in chosen for t in pair.trajectories])
             of_reference = [array for pair in chosen for array in reference[id(pair)]]
-            return dpo.streams(chosen, logprobs, of_reference, cfg.beta, cfg.length_normalised, cfg.nll_coefficient)
+            return supervised.dpo_streams(
+                chosen, logprobs, of_reference, cfg.beta, cfg.length_normalised, cfg.nll_coefficient
+            )
 
         return to_streams
 

@@ -24,9 +24,8 @@ from jaxagent.data.episode_log import EpisodeLog
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward, programs
 from jaxagent.learner.batching import Packer
-from jaxagent.learner.optimizer import make_optimizer
 from jaxagent.learner.state import TrainState, init_state
-from jaxagent.learner.update import Update, make_update
+from jaxagent.learner.update import Update, make_optimizer, make_update
 from jaxagent.models.params import Params
 from jaxagent.observe.files import EPISODES_FOLDER
 from jaxagent.runs.evaluation.held_out import record_evaluation

@@ -14,17 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxagent.algorithms import dpo, outcome
+from jaxagent.algorithms import outcome, supervised
 from jaxagent.algorithms.streams import Streams
 from jaxagent.algorithms.value_losses import Squared
 from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward, peers, programs
-from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.loss import Tally
 from jaxagent.learner.score import Scorer, value_scorer
-from jaxagent.learner.state import TrainState, init_state
+from jaxagent.learner.state import Batch, TrainState, init_state
 from jaxagent.learner.update import Update, make_trainable
 from jaxagent.models import critic as critics
 from jaxagent.models import global_arrays
@@ -40,7 +39,7 @@ OUTCOME_MODEL = "outcome_model"
 def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
     """Trains the model, reports held-out accuracy and AUC, and returns the policy as it came."""
     cfg = parts.cfg.outcome_model
-    episodes = dpo.distinct(offline.read_episodes(parts, workdir, cfg.episodes).episodes)
+    episodes = supervised.distinct(offline.read_episodes(parts, workdir, cfg.episodes).episodes)
     training, held_out = outcome.split(episodes, cfg.held_out_frac)
     if not held_out:
         raise ConfigError("outcome_model.held_out_frac leaves no task to measure with.")
@@ -88,7 +87,7 @@ def _examples(training: Sequence[Episode], loss: str, min_reward: float) -> Sequ
         groups: dict[str, list[Episode]] = {}
         for episode in training:
             groups.setdefault(episode.task.id, []).append(episode)
-        examples: Sequence[Any] = dpo.pairs([Group(e[0].task, e) for e in groups.values()], len(training), 0.0)
+        examples: Sequence[Any] = supervised.pairs([Group(e[0].task, e) for e in groups.values()], len(training), 0.0)
     else:
         examples = training if len({e.total_reward >= min_reward for e in training}) == 2 else ()
     if not examples:

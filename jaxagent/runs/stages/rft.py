@@ -1,11 +1,10 @@
-"""Rejection-sampling fine-tuning: imitate one's own distinct successes (algorithms/rft.py)."""
+"""Rejection-sampling fine-tuning: imitate one's own distinct successes (algorithms/supervised.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxagent.algorithms.rft import successes
-from jaxagent.algorithms.sft import sft
+from jaxagent.algorithms.supervised import sft, successes
 from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.models.params import Params

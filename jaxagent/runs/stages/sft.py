@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxagent.algorithms.sft import sft
+from jaxagent.algorithms.supervised import sft
 from jaxagent.engine.driver import Driver
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params

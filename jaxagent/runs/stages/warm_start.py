@@ -16,16 +16,14 @@ from typing import Any
 
 import jax
 
-from jaxagent.algorithms.sft import sft
+from jaxagent.algorithms.supervised import sft
 from jaxagent.config import ConfigError, nearest
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward
-from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
-from jaxagent.learner.optimizer import make_optimizer
 from jaxagent.learner.programs import action_tokens, sharing
-from jaxagent.learner.state import TrainState, init_state
-from jaxagent.learner.update import make_update
+from jaxagent.learner.state import Batch, TrainState, init_state
+from jaxagent.learner.update import make_optimizer, make_update
 from jaxagent.models.params import Params
 from jaxagent.rollout import demonstrations
 from jaxagent.rollout.groups import Failures, by_kind

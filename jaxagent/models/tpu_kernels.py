@@ -1,4 +1,5 @@
-"""Attention of rows over pages of keys on TPUs, and writing those pages: two kernels (Pallas, through Mosaic).
+"""Attention on TPUs: over pages of keys, and writing those pages, by two kernels (Pallas, through Mosaic); and within
+packed training rows by jax's Splash attention.
 
 The arithmetic of `attention.attend_pages`, page after page with a running softmax: a step of the grid is one page of
 one sequence, for all its key heads and for the rows that share it. The tables lie in scalar memory, so the next page is
@@ -6,6 +7,9 @@ on its way while this one is computed; past a sequence's last page the index sta
 
 New tokens are written by a kernel of its own: XLA's scatter wants pages in another layout than this one, and would
 copy the whole cache into that layout and back in every step of decode.
+
+Splash attention skips the blocks that causality hides and masks by segment inside the others. Heads are padded to the
+128 lanes of a TPU's registers; what the padding adds is zeros.
 """
 
 from __future__ import annotations
@@ -16,14 +20,16 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
-from jaxagent.models.pages import MASKED, cut
+from jaxagent.models.layers import MASKED, cut
 
 LANES = 128
+_BLOCK = 512  # queries and keys of one step of Splash attention, where the row is long enough
 _LEAST = 16  # rows of the smallest product: the sublanes of a register of bfloat16
 
 
-def supports(head_dim: int, page_tokens: int) -> bool:
+def supports_pages(head_dim: int, page_tokens: int) -> bool:
     """Whether a page fills whole registers either way round."""
     return head_dim % LANES == 0 and page_tokens % LANES == 0
 
@@ -189,3 +195,39 @@ def _lay_out(
     blocks = jnp.repeat(block, count)
     own_keys, own_values = cut(keys, values, blocks, at.reshape(-1), page_tokens)
     return own_keys, own_values, jnp.arange(len(blocks), dtype=jnp.int32).reshape(-1, count)
+
+
+def supports_rows(row_tokens: int) -> bool:
+    """Whether rows can be cut into blocks of whole registers."""
+    return row_tokens % LANES == 0
+
+
+def attend(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, interpret: bool = False) -> jax.Array:
+    """Causal attention inside segments, differentiable.
+
+    Args:
+      segments: i32[B, T], equal where tokens belong together; T a multiple of 128.
+      q: [B, T, H, D]; k, v: [B, T, K, D].
+      interpret: without a TPU, for tests.
+
+    Returns:
+      [B, T, H, D] in the dtype of `q`.
+    """
+    t, heads, d = q.shape[1:]
+    q = q * jnp.asarray(d**-0.5, q.dtype)  # the kernel itself does not scale
+    q, k, v = (jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, 0), (0, -d % LANES))) for x in (q, k, v))
+    one = splash_attention_kernel.make_splash_mha(
+        splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((t, t))] * heads),
+        block_sizes=_blocks(t),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+    )
+    ids = splash_attention_kernel.SegmentIds(q=segments, kv=segments)
+    return jax.vmap(one)(q, k, v, segment_ids=ids)[..., :d].swapaxes(1, 2)
+
+
+def _blocks(row_tokens: int) -> splash_attention_kernel.BlockSizes:
+    size = max(n for n in (_BLOCK, _BLOCK // 2, LANES) if row_tokens % n == 0)
+    names = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
+    return splash_attention_kernel.BlockSizes(**dict.fromkeys(names, size))

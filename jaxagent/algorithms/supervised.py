@@ -1,4 +1,9 @@
-"""Direct preference optimisation (Rafailov et al., arXiv 2305.18290, eq. 7) on whole episodes, as streams.
+"""Learning from episodes that are there already: demonstrations, one's own successes, and pairs of attempts. NumPy.
+
+Supervised fine-tuning (`sft`) is cross-entropy on the demonstrated tokens, those of kind ACTION. Rejection sampling
+(Yuan et al., arXiv 2308.01825) imitates one's own distinct `successes` by the same streams.
+
+Direct preference optimisation (Rafailov et al., arXiv 2305.18290, eq. 7) on whole episodes:
 
     L = mean over pairs of  -log sigmoid(m)  +  alpha * NLL(chosen) / its tokens
     m = beta * (D(chosen) - D(rejected)),   D(y) = sum over the action tokens of y of  log p - log p_ref
@@ -11,8 +16,7 @@ The loss couples two sequences, the learner's sum does not. But dL/dtheta = -bet
 grad log p(rejected)), where sigmoid(-m) is a number: so the caller scores both sequences under the parameters that are
 about to be updated, and a weighted NLL with weights +-beta sigmoid(-m) has exactly the gradient of L there. One update
 per scoring: nothing is approximated, and a pair's sequences may lie in any rows and micro-batches.
-In: groups of logged episodes. Out: pairs, then `Streams` of one optimiser update. NumPy only. Axis letters: P pairs,
-T tokens.
+Axis letters: P pairs, T tokens.
 """
 
 from __future__ import annotations
@@ -23,8 +27,26 @@ from collections.abc import Sequence
 import chex
 import numpy as np
 
+from jaxagent.algorithms import aggregate
 from jaxagent.algorithms.streams import Streams, action_mask
-from jaxagent.types import Episode, Group, Trajectory
+from jaxagent.types import Episode, Group, TokenKind, Trajectory
+
+
+def sft(demonstrations: Sequence[Trajectory], observations: bool, mode: str = "token_mean") -> list[Streams]:
+    """Mean cross-entropy over the demonstrated tokens of one optimiser update.
+
+    Args:
+      demonstrations: all sequences of the update.
+      observations: also train on observation and warning tokens (the warm start's curriculum).
+      mode: "token_mean" or "sequence_mean".
+    """
+    kinds = [TokenKind.ACTION, TokenKind.OBSERVATION, TokenKind.WARNING] if observations else [TokenKind.ACTION]
+    streams = []
+    for demonstration in demonstrations:
+        mask = np.isin(demonstration.kinds, kinds)
+        mask[:1] = False  # nothing predicts the first token
+        streams.append(Streams.of(demonstration, ce_weights=mask.astype(np.float32)))
+    return aggregate.normalise(streams, ["ce_weights"], aggregate.AGGREGATIONS[mode]())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,17 +79,17 @@ def pairs(groups: Sequence[Group], per_task: int, min_gap: float) -> list[Pair]:
       per_task: most pairs of one task.
       min_gap: least difference of rewards; whatever it is, equal rewards make no pair.
     """
-    found = []
+    chosen = []
     for group in groups:
         ranked = sorted(distinct(group.episodes), key=lambda e: -e.total_reward)  # stable: ties in attempts' order
         for i in range(min(per_task, len(ranked) // 2)):
             best, worst = ranked[i], ranked[-1 - i]
             if (gap := best.total_reward - worst.total_reward) > 0 and gap >= min_gap:
-                found.append(Pair(best, worst))
-    return found
+                chosen.append(Pair(best, worst))
+    return chosen
 
 
-def streams(
+def dpo_streams(
     batch: Sequence[Pair],
     logprobs: Sequence[np.ndarray],
     reference: Sequence[np.ndarray],
@@ -120,3 +142,9 @@ def streams(
         "dpo/accuracy": float(np.mean(np.array(margins) > 0)),
         "dpo/margin": float(np.mean(margins)),
     }
+
+
+def successes(groups: Sequence[Group], min_reward: float, per_task: int) -> list[Episode]:
+    """At most `per_task` distinct attempts with a reward of `min_reward` or more, the first of each task."""
+    good = ([e for e in distinct(group.episodes) if e.total_reward >= min_reward] for group in groups)
+    return [episode for attempts in good for episode in attempts[:per_task]]

@@ -1,8 +1,12 @@
-"""Attention of single rows over pages of keys, as one GPU kernel (Pallas, through Triton).
+"""Attention on NVIDIA GPUs: over pages of keys by a kernel of our own (Pallas, through Triton), and within packed
+training rows by tokamax's flash attention.
 
 The arithmetic of `attention.attend_pages`, page after page with a running softmax: a program of the grid is one row and
 one key head, also where rows share a sequence. What a row gets therefore depends on its own sequence alone, and the
 engine's cache and the trainer's packed rows can share the kernel (docs/design.md, "Exact numerics").
+
+In packed rows a query's keys are those from the first of its own segment to itself, and blocks of keys outside are
+skipped. tokamax exports neither the operation's object nor its mask, hence the private import.
 """
 
 from __future__ import annotations
@@ -14,13 +18,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from jaxagent.models.pages import MASKED
+from jaxagent.models.layers import MASKED
 
 _LEAST = 16  # rows of the smallest tensor-core product, and its depth
 _WARPS, _STAGES = 4, 3  # of one program; three pages of keys and values are on their way at a time
 
 
-def supports(head_dim: int, page_tokens: int) -> bool:
+def supports_pages(head_dim: int, page_tokens: int) -> bool:
     """Whether the kernel has tiles for these sizes: powers of two, 16 or more."""
     return all(size >= _LEAST and size & (size - 1) == 0 for size in (head_dim, page_tokens))
 
@@ -87,3 +91,38 @@ def _kernel(q_ref, positions_ref, blocks_ref, *refs, page_tokens: int, share: in
     start = (jnp.full((rows,), MASKED, jnp.float32), jnp.zeros((rows,), jnp.float32), zeros)
     _, total, acc = jax.lax.fori_loop(0, position // page_tokens + 1, page, start)
     out_ref[...] = (acc / total[:, None]).astype(out_ref.dtype)
+
+
+def attend(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Causal attention inside segments, differentiable.
+
+    Args:
+      segments: i32[B, T], equal where tokens belong together, and those lie side by side.
+      q: bf16[B, T, H, D]; k, v: bf16[B, T, K, D].
+
+    Returns:
+      bf16[B, T, H, D].
+    """
+    from tokamax._src.ops.attention.base import Mask
+
+    return _flash_attention()(q, k, v, mask=Mask(k_start=first_of_segment(segments)[:, None], is_causal=True))
+
+
+def attend_between(q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, last: jax.Array) -> jax.Array:
+    """Attention to the keys first..last of each query, differentiable; see `blockwise.attend`, also for the shapes."""
+    from tokamax._src.ops.attention.base import Mask
+
+    return _flash_attention()(q, k, v, mask=Mask(k_start=first[:, None], k_end=last[:, None] + 1))
+
+
+def first_of_segment(segments: jax.Array) -> jax.Array:
+    """i32[B, T]: where the segment of each token begins."""
+    column = jnp.broadcast_to(jnp.arange(segments.shape[1], dtype=jnp.int32), segments.shape)
+    begins = jnp.diff(segments, axis=1, prepend=segments[:, :1] - 1) != 0
+    return jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
+
+
+def _flash_attention():
+    from tokamax._src.ops.attention.pallas_mosaic_gpu import PallasMosaicGpuFlashAttention
+
+    return PallasMosaicGpuFlashAttention()
