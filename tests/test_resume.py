@@ -13,6 +13,7 @@ import pytest
 from jaxagent import main as cli
 from jaxagent.config import ConfigError, flags, parse, to_dict
 from jaxagent.config.errors import REMOVED
+from jaxagent.config.parse import without_removed
 from jaxagent.evaluate import stored_config
 from jaxagent.learner import digests
 from jaxagent.observe.files import RUN_FILE
@@ -240,6 +241,13 @@ def test_fields_of_earlier_versions_open_and_are_told_where_they_were_in_use(tmp
             ConfigError, match=rf"^Config field 'config\.fleet\.{field}' exists no more: .* Leave it out"
         ):
             cfg("--config.fleet=on", f"--config.fleet.{field}={used}")
+
+
+def test_a_field_that_one_choice_lost_stays_anothers():
+    saved = {"env": {"name": "tau_bench", "user_strategy": "react"}, "fleet": None}
+    assert without_removed(saved)["env"] == {"name": "tau_bench"}
+    own = {"env": {"name": "mine:Env", "user_strategy": "react"}}
+    assert without_removed(own) == own
 
 
 def test_adapters_keep_their_scale():

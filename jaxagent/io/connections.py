@@ -94,10 +94,10 @@ def _sweep(
             transport.abort()
 
 
-def has_token(headers: Mapping[str, str], token: str) -> bool:
+def has_token(headers: Mapping[str, str], token: bytes) -> bool:
     """Whether a request says "Authorization: Bearer TOKEN", found in the same time however much of it is right."""
     sent = headers.get("Authorization", "").removeprefix("Bearer ")
-    return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), token.encode())
+    return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), token)
 
 
 async def read_body(request: web.Request, most: int, timeout_s: float) -> bytes:
