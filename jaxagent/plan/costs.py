@@ -20,7 +20,7 @@ from jaxagent.plan.chips import Chip
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class StepWork:
     """What one RL step does, over all devices."""
 
     episodes: int
@@ -37,7 +37,7 @@ class Work:
 
 
 @dataclasses.dataclass(frozen=True)
-class Times:
+class StepTimes:
     """Estimated seconds of one RL step on a named chip."""
 
     train_s: float
@@ -84,7 +84,7 @@ def train_flops(
     return layers * passes + 2.0 * tokens * (own * passes - layer_matmul_params(spec)) + head * 3
 
 
-def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
+def count(cfg: Config, spec: ModelSpec, row_targets: int) -> StepWork:
     """The work of one RL step. `row_targets` is R, the log-prob positions of a packed row."""
     env, rl = cfg.env, cfg.rl
     episodes = rl.tasks_per_step * rl.group_size
@@ -99,7 +99,7 @@ def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
     critic_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets) if rl.critic else 0.0
     mean_keys = env.context_tokens / 2
     waves = math.ceil(episodes / cfg.engine.slots)
-    return Work(
+    return StepWork(
         episodes=episodes,
         sampled_tokens=sampled,
         prefill_tokens=prefill,
@@ -114,7 +114,7 @@ def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
     )
 
 
-def estimate(cfg: Config, spec: ModelSpec, work: Work, chip: Chip) -> Times:
+def estimate(cfg: Config, spec: ModelSpec, work: StepWork, chip: Chip) -> StepTimes:
     """Seconds on `chip`: compute-bound phases by MFU, decode by what each chip must read per token."""
     devices = cfg.mesh.devices
     # A decode step reads the weights this chip holds and the cached keys and values of its slots, half full.
@@ -127,7 +127,7 @@ def estimate(cfg: Config, spec: ModelSpec, work: Work, chip: Chip) -> Times:
     read_s = (weights + cfg.engine.slots * cached) / (chip.bandwidth * chip.decode_bandwidth_frac)
     compute_s = work.decode_flops / max(work.decode_steps, 1) / devices / (chip.flops * chip.prefill_mfu)
     step_s = max(read_s, compute_s) + chip.dispatch_s / cfg.engine.steps_per_dispatch
-    return Times(
+    return StepTimes(
         train_s=work.train_flops / devices / (chip.flops * chip.train_mfu),
         score_s=work.score_flops / devices / (chip.flops * chip.prefill_mfu),
         prefill_s=work.prefill_flops / devices / (chip.flops * chip.prefill_mfu),

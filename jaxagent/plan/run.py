@@ -41,8 +41,8 @@ class Plan:
     programs: list[programs.Program]
     peak_bytes: int
     chip_memory_bytes: float
-    work: costs.Work
-    times: costs.Times
+    work: costs.StepWork
+    times: costs.StepTimes
     assumptions: list[str]
 
 

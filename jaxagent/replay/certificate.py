@@ -80,7 +80,7 @@ def certificate(
         **{name: [dataclasses.asdict(each) for each in getattr(findings, name)] for name in ("weights", "bytes")},
         "differences": [dataclasses.asdict(difference) for difference in differences[:SHOWN]],
         "differences_in_all": len(differences),
-        "told": list(workdir.told),
+        "told": list(workdir.notes),
         "made_again_with": provenance.machine(),
     }
 

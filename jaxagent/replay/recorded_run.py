@@ -51,7 +51,7 @@ class RecordedRun:
     hosts: Mapping[int, Mapping[str, Any]]  # by step: the host's side of its bundle
     lagging: frozenset[int]  # steps whose bundle has not the earlier versions that the engines of a fleet had
     broken: tuple[Difference, ...]  # what the headers say against each other
-    told: tuple[str, ...]  # what is another than it was: code, packages
+    notes: tuple[str, ...]  # what is another than it was: code, packages
     alone: frozenset[int] = frozenset()  # steps at which one process went on from a lagging bundle
     final: int = 0  # the version that an ended stage came to; of one that is not over, that of the newest bundle
     over: bool = False  # the stage has ended
@@ -168,14 +168,14 @@ def open_workdir(cfg: Config, stage: str) -> RecordedRun:
     numbers = {step: number for step, (number, _) in own.items()}
     hosts = {step: host for step, (_, host) in own.items()}
     starts = provenance.read(workdir / RUN_FILE)["starts"]
-    told, broken = _told(starts, headers, provenance.own_code(cfg)), _broken(headers)
+    notes, broken = _notes(starts, headers, provenance.own_code(cfg)), _broken(headers)
     broken += [Difference(f"step {step}", "the record's file", "a step", why) for step, why in damaged.items()]
     for differences, lines in (
         stage_end.begins_late(cfg, headers, hosts, numbers),
         stage_end.cut_off(came, headers, hosts),
     ):
         broken += differences
-        told += lines
+        notes += lines
     without = {step: _without_past(directory, number, host) for step, (number, host) in own.items()}
     kept = [*record.configs(folder), *(host["config"] for _, host in bundles)]
     return RecordedRun(
@@ -187,7 +187,7 @@ def open_workdir(cfg: Config, stage: str) -> RecordedRun:
         hosts=hosts,
         lagging=frozenset(step for step, lacks in without.items() if lacks),
         broken=tuple(broken),
-        told=tuple(told),
+        notes=tuple(notes),
         alone=frozenset(stage_end.begun_alone(starts, cfg, stage, without)),
         final=came.steps,
         over=came.over,
@@ -256,37 +256,37 @@ _ROUNDING = {
 }
 
 
-def _told(
+def _notes(
     starts: Sequence[Mapping[str, Any]], headers: Mapping[int, Mapping[str, Any]], own: Mapping[str, str]
 ) -> list[str]:
-    told, code = [], provenance.code_digest()
+    notes, code = [], provenance.code_digest()
     changed: dict[str, list[int]] = {}
     for step, header in headers.items():
         for what in provenance.code_changes(header.get("own_code"), own):
             changed.setdefault(what, []).append(step)
-    told += [f"steps {ranges(steps)} were made by another version of the {what}" for what, steps in changed.items()]
+    notes += [f"steps {ranges(steps)} were made by another version of the {what}" for what, steps in changed.items()]
     if others := [step for step, header in headers.items() if header["code"] != code]:
-        told.append(
+        notes.append(
             f"steps {ranges(others)} were made by another version of this code "
             f"({headers[others[-1]]['code'][:12]}; this is {code[:12]})"
         )
     if again := [step for step, header in headers.items() if not header["previous"] and step > min(headers)]:
-        told.append(f"steps were left out: the record begins again at {ranges(again)}, and its seals with it")
-    told += [f"the run went on with other bits: {line}" for line in provenance.accepted(starts)]
+        notes.append(f"steps were left out: the record begins again at {ranges(again)}, and its seals with it")
+    notes += [f"the run went on with other bits: {line}" for line in provenance.accepted(starts)]
     if starts:
         now = provenance.packages()
         for name, then in starts[-1].get("packages", {}).items():
             if name in now and now[name] != then and name != "jaxagent":
-                told.append(f"{name} was {then} and is {now[name]}")
+                notes.append(f"{name} was {then} and is {now[name]}")
         if (then := starts[-1].get("processor")) and then != provenance.processor():
-            told.append(f"the processor was {then} and is {provenance.processor()}")
+            notes.append(f"the processor was {then} and is {provenance.processor()}")
         here, *then = (_rounding(each) for each in (provenance.machine(), *starts))
         for name, meaning in _ROUNDING.items():
             if others := sorted(
                 {str(each[name] or "none") for each in then if each.get(name, here[name]) != here[name]}
             ):
-                told.append(f"{meaning}: {' and '.join(others)} when the run was made, {here[name] or 'none'} here")
-    return told
+                notes.append(f"{meaning}: {' and '.join(others)} when the run was made, {here[name] or 'none'} here")
+    return notes
 
 
 def _rounding(start: Mapping[str, Any]) -> dict[str, Any]:

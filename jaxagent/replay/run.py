@@ -47,7 +47,7 @@ def run(cfg: Config, options: argparse.Namespace, rl_stage: StageRun) -> dict[st
     devices.keep_compiled_programs()
     findings = Findings(record=list(workdir.broken))
     with Progress() as progress, open_parts(cfg, progress.note) as parts:
-        for line in workdir.told:
+        for line in workdir.notes:
             progress.note(line)
         resume.check_identity(workdir.hosts[start].get("identity", {}), parts.identity(), cfg, workdir.hosts[start])
         recorded = "--recorded was said" if options.recorded else _not_repeatable(parts, progress.note)

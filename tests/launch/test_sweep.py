@@ -72,15 +72,6 @@ def test_fixed_overrides_are_in_every_run_and_in_no_name(tmp_path, fake_runs):
     ]
 
 
-def test_a_finished_run_with_another_fixed_value_is_not_taken_for_this_one(tmp_path, fake_runs, capsys):
-    args = [f"--config={CONFIG}", f"--workdir={tmp_path}"]
-    assert sweep.main([*args, "--config.rl.steps=2"]) == 0
-    (tmp_path / "seed=0" / "config.json").write_text('{"rl": {"steps": 2}}')  # as a run writes it
-    assert sweep.main([*args, "--config.rl.steps=2"]) == 0
-    assert sweep.main([*args, "--config.rl.steps=4"]) == 2
-    assert "was made with rl.steps=2, not 4: use another --workdir." in capsys.readouterr().err
-
-
 def test_a_finished_run_of_other_stages_is_not_taken_for_this_one(tmp_path, fake_runs, capsys):
     args = [f"--config={CONFIG}", f"--workdir={tmp_path}"]
     assert sweep.main([*args, "--config.stages=rl"]) == 0

@@ -42,7 +42,7 @@ def test_a_missing_step_in_the_middle_is_damage(headers, differences):
 
 
 def test_where_a_record_begins_again_is_told():
-    told = recorded_run._told([], without(chain(range(6), begins=[0, 3]), 2), {})
+    told = recorded_run._notes([], without(chain(range(6), begins=[0, 3]), 2), {})
     assert told == ["steps were left out: the record begins again at 3, and its seals with it"]
 
 
@@ -184,18 +184,18 @@ def test_a_bundle_says_itself_whether_a_fleet_made_it(tmp_path, fleet, past, lac
 
 def test_what_rounds_differently_is_told():
     here = recorded_run.provenance.machine()
-    assert recorded_run._told([here], {}, {}) == []
-    told = recorded_run._told([here | {"threads": 1_000, "cpu_features": "an older one"}, here], {}, {})
+    assert recorded_run._notes([here], {}, {}) == []
+    told = recorded_run._notes([here | {"threads": 1_000, "cpu_features": "an older one"}, here], {}, {})
     assert len(told) == 2 and told[0].endswith(f": an older one when the run was made, {here['cpu_features']} here")
     assert "PJRT_NPROC" in told[1] and told[1].endswith(f": 1000 when the run was made, {here['threads']} here")
-    few = recorded_run._told([here | {"few_optimizations": "1"}, here | {"few_optimizations": ""}], {}, {})
+    few = recorded_run._notes([here | {"few_optimizations": "1"}, here | {"few_optimizations": ""}], {}, {})
     assert len(few) == 1 and few[0].startswith("JAX_DISABLE_MOST_OPTIMIZATIONS: ")
-    flags = recorded_run._told([here | {"xla_flags": "--a"}, here | {"xla_flags": ""}], {}, {})
+    flags = recorded_run._notes([here | {"xla_flags": "--a"}, here | {"xla_flags": ""}], {}, {})
     assert len(flags) == 1 and flags[0].startswith("XLA_FLAGS: ") and "--a" in flags[0]
     old = {name: value for name, value in here.items() if name not in recorded_run._ROUNDING}
-    assert recorded_run._told([old], {}, {}) == []  # a run of before said nothing of them
+    assert recorded_run._notes([old], {}, {}) == []  # a run of before said nothing of them
     went_on = {"other_rounding": "threads 2 -> 1", "resumed_at": {"stage": "rl", "step": 4}}
-    assert recorded_run._told([here, here | went_on], {}, {}) == [
+    assert recorded_run._notes([here, here | went_on], {}, {}) == [
         "the run went on with other bits: rl, from step 4 on: threads 2 -> 1"
     ]
 
@@ -205,7 +205,7 @@ def test_steps_that_other_code_of_ones_own_made_are_told():
     for step, digest in enumerate(("old", "old", "new")):
         headers[step]["own_code"] = {"game/nim.py": digest}  # step 3 is of a version that did not keep it
     own = {"game/nim.py": "new", "game/rules.py": "added"}
-    assert recorded_run._told([], headers, own) == [
+    assert recorded_run._notes([], headers, own) == [
         "steps 0-1 were made by another version of the code of game.nim (game/nim.py)",
         "steps 0-2 were made by another version of the code of game.rules (game/rules.py)",
     ]

@@ -59,8 +59,8 @@ class Steps:
             await self._program(sandbox, built, text, argv, env)
             return {}
 
-        told = ["run", list(argv), {**built.env, **env}, built.directory, built.uid, built.home, self.backend.network]
-        return (await self.step(built, text, told, action))[0]
+        inputs = ["run", list(argv), {**built.env, **env}, built.directory, built.uid, built.home, self.backend.network]
+        return (await self.step(built, text, inputs, action))[0]
 
     async def workdir(self, built: Built, text: str, path: str) -> Built:
         """Makes a folder where it is missing; later steps run there."""
@@ -101,9 +101,9 @@ class Steps:
                     await _put(sandbox, under, items, mode)
             return {}
 
-        told = ["copy", target, into, mode, list(unpack)]
-        told += [[name, [item.identity() for item in items]] for name, items in sources]
-        return (await self.step(built, text, told, action, as_root=True))[0]
+        inputs = ["copy", target, into, mode, list(unpack)]
+        inputs += [[name, [item.identity() for item in items]] for name, items in sources]
+        return (await self.step(built, text, inputs, action, as_root=True))[0]
 
     async def user(self, built: Built, text: str, name: str) -> Built:
         """Later steps, and the image, run as a user of the image's /etc/passwd, or as a number."""
@@ -139,17 +139,17 @@ class Steps:
                 "env": {k: v for k, v in new.items() if old.get(k) != v and k not in ("_", "PWD", "OLDPWD", "SHLVL")}
             }
 
-        told = ["environment", script, dict(built.env), built.directory]
-        built, result = await self.step(built, text, told, action, keep=False)
+        inputs = ["environment", script, dict(built.env), built.directory]
+        built, result = await self.step(built, text, inputs, action, keep=False)
         return dataclasses.replace(built, env={**built.env, **result["env"]})
 
     async def step(
-        self, built: Built, text: str, told: Sequence[Any], action: Action, keep: bool = True, as_root: bool = False
+        self, built: Built, text: str, inputs: Sequence[Any], action: Action, keep: bool = True, as_root: bool = False
     ) -> tuple[Built, dict[str, Any]]:
         """One step: taken from the store, or done in a sandbox and kept.
 
         Args:
-          told: everything that decides what it does, as JSON.
+          inputs: everything that decides what it does, as JSON.
           action: does it; what it returns is kept beside the layer.
           keep: whether files may change; else only what `action` returned is kept.
           as_root: inside, as user 0 whatever the image's user is.
@@ -158,7 +158,7 @@ class Steps:
           BuildError: it failed.
         """
         self.number += 1
-        key = make_key(built.key, *told)
+        key = make_key(built.key, *inputs)
         record = self.store.find("layers", key)
         cached = record is not None
         if record is None:
