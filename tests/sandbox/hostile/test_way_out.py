@@ -176,7 +176,7 @@ s = talk(); s.sendall(b"x"); s.shutdown(1); print(all_of(s))
             async with asyncio.timeout(30):
                 while len(os.listdir("/proc/self/fd")) > before:
                     await asyncio.sleep(0.01)
-            assert not sandbox._relay._writers
+            assert not sandbox._relay._pairs
 
     backends.run(main())
 
@@ -209,7 +209,8 @@ def test_whoever_does_not_read_stops_the_other(backends, backend, deaf):
             waiting = [0]
             while not running.done():
                 await asyncio.sleep(0.01)
-                waiting.append(sum(w.transport.get_write_buffer_size() for w in sandbox._relay._writers))
+                ends = [end for pair in sandbox._relay._pairs for end in (pair.inside, pair.outside) if end.transport]
+                waiting.append(sum(end.transport.get_write_buffer_size() for end in ends))
             n, _, besides = (await running).partition(" ")
             done.set()
             assert besides == "b'besidesend'\n"
