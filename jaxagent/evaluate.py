@@ -26,7 +26,7 @@ from typing import Any
 
 from absl import flags as absl_flags
 
-from jaxagent.config import Config, ConfigError, absent, flags, nearest, parse, without_removed
+from jaxagent.config import Config, ConfigError, FleetConfig, absent, flags, modern, nearest, parse
 from jaxagent.config.command import Parser, count, exit_code, number, quiet_libraries
 from jaxagent.config.ranges import Range, at_least, between
 from jaxagent.observe.files import CONFIG_FILE
@@ -91,7 +91,9 @@ def stored_config(workdir: str) -> Mapping[str, Any]:
         raise ConfigError(f"There is no run in '{workdir}': it has no {CONFIG_FILE}. Say --config=FILE[:PRESET].")
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        stored = without_removed(stored | {"stages": tuple(stored["stages"])})
+        stored = modern(stored | {"stages": tuple(stored["stages"])})
+        if fleet := stored.get("fleet"):  # what these said of who plays does not matter to whoever reads the run
+            stored["fleet"] = {name: value for name, value in fleet.items() if name not in FleetConfig.removed}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no run's config ({type(error).__name__}: {error}).") from error
     try:

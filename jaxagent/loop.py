@@ -87,7 +87,7 @@ def run(
             for stage in stages:
                 STAGES[stage].check(parts)
         # LoRA adapters that an earlier process began.
-        adapting = cfg.model.lora.rank > 0 and (saved.resumes(OPD) or saved.resumes(RL))
+        adapting = cfg.model.lora is not None and (saved.resumes(OPD) or saved.resumes(RL))
         with contextlib.ExitStack() as engine:
             progress.note(
                 f"compiling for {', '.join(stages)}: minutes for a large model, seconds from the second start on"
@@ -120,7 +120,7 @@ def rl_stage(
         if saved.resumes(stage):
             state = programs.update.merged(saved.restored(stage, state))
             experience.set_state(saved.host["tasks"], saved.step_of(stage))
-        elif cfg.model.lora.rank:
+        elif cfg.model.lora:
             parts.keep_base(params)
         if stage == RL:  # in "opd" before it, roles without a path are still the policy
             parts.roles.freeze(functools.partial(parts.export, params))
@@ -171,7 +171,7 @@ def rl_stage(
             saved.record(stage, step + 1, metrics | {"time/step_s": time.monotonic() - started})
         ledger.commit(saved.committed())
         record.commit(saved.committed())
-    if cfg.model.lora.rank:
+    if cfg.model.lora:
         parts.export_adapter(state.params, Path(cfg.workdir) / "adapter")
     return state.policy
 

@@ -30,7 +30,7 @@ from tests.gateway.test_bring_your_agent import write_agent
 from tests.test_outside import write_package
 from tests.tiny_run import FLAGS, ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SETTING = re.compile(r"[A-Z_]+=\S*")  # of the environment, in front of a command
 
 
@@ -117,7 +117,7 @@ def test_the_command_is_one(command, page, stops_when_parsed, monkeypatch, tmp_p
         assert all((ROOT / path).exists() for path in arguments if path.startswith("tests"))
     elif module == "jaxagent.observe.report":
         assert len(arguments) == 1
-    elif arguments == ["--help"]:
+    elif arguments in (["--help"], ["--helpfull"]):
         monkeypatch.setattr(sys, "argv", command)
         with pytest.raises(SystemExit) as ended:
             runpy.run_module(module, run_name="__main__", alter_sys=True)

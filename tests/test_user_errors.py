@@ -53,7 +53,7 @@ def test_one_file_of_demonstrations(tmp_path, capsys):
     row = {"prompt": "x", "turns": [{"action": "", "observation": ""}]}
     (tmp_path / "demos.jsonl").write_text(json.dumps(row) + "\n")
     flags = (f"--config.warm_start.demonstrations={tmp_path / 'demos.jsonl'}", "--config.warm_start.curriculum_steps=")
-    assert "curriculum_steps=0" in refused(capsys, tmp_path / "run", flags[0], flags[1] + "1")
+    assert "curriculum=none" in refused(capsys, tmp_path / "run", flags[0], flags[1] + "1")
     line = refused(capsys, tmp_path / "run", flags[0], flags[1] + "0")
     assert "demos.jsonl, row 1: column 'turns[0].action' is empty" in line
 

@@ -15,11 +15,14 @@ from jaxagent.config.engine import EngineConfig as EngineConfig
 from jaxagent.config.engine import SamplingConfig as SamplingConfig
 from jaxagent.config.env import EnvConfig as EnvConfig
 from jaxagent.config.env import SandboxConfig as SandboxConfig
+from jaxagent.config.env import SoftwareConfig as SoftwareConfig
+from jaxagent.config.env import WorkersConfig as WorkersConfig
 from jaxagent.config.errors import ConfigError as ConfigError
 from jaxagent.config.errors import nearest as nearest
 from jaxagent.config.fleet import FleetConfig as FleetConfig
 from jaxagent.config.learner import BatchConfig as BatchConfig
 from jaxagent.config.learner import OptimizerConfig as OptimizerConfig
+from jaxagent.config.learner import RateConfig as RateConfig
 from jaxagent.config.model import MODEL_SHAPE as MODEL_SHAPE
 from jaxagent.config.model import LoraConfig as LoraConfig
 from jaxagent.config.model import MeshConfig as MeshConfig
@@ -27,9 +30,9 @@ from jaxagent.config.model import ModelConfig as ModelConfig
 from jaxagent.config.model import TokenizerConfig as TokenizerConfig
 from jaxagent.config.model import check_folder as check_folder
 from jaxagent.config.parse import absent as absent
+from jaxagent.config.parse import modern as modern
 from jaxagent.config.parse import parse as parse
 from jaxagent.config.parse import to_dict as to_dict
-from jaxagent.config.parse import without_removed as without_removed
 from jaxagent.config.rl import DistillConfig as DistillConfig
 from jaxagent.config.rl import EchoConfig as EchoConfig
 from jaxagent.config.rl import EntropyControlConfig as EntropyControlConfig

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from jaxagent.config.errors import ConfigError, unknown_field
+from jaxagent.config.errors import ConfigError, history, unknown_field
 from jaxagent.config.parse import Kind, absent, default, hints, kind
 from jaxagent.config.parse import entry as entry_of
 from jaxagent.config.run import Config
@@ -72,8 +72,10 @@ def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> An
     else:
         raise ConfigError(f"'{path}' is a value: it has no field '{parts[0]}'.")
     fields = hints(cls)
+    if parts[0] in (moved := history(cls, "moved")):
+        parts = [*moved[parts[0]].split("."), *parts[1:]]
     if parts[0] not in fields:
-        raise unknown_field(path, parts[0], fields)
+        raise unknown_field(path, parts[0], cls, fields)
     value = dict(value or {})
     first, *rest = parts
     given = value[first] if first in value else default(cls, first)

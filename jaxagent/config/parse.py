@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from jaxagent.config.choice import Choice
-from jaxagent.config.errors import REMOVED, ConfigError, failure_line, unknown_field
+from jaxagent.config.errors import ConfigError, failure_line, history, unknown_field
 from jaxagent.config.ranges import Range
 from jaxagent.config.run import STAGE_SECTIONS, Config
 
@@ -102,7 +102,7 @@ def parse(config: Mapping[str, Any]) -> Config:
     Raises:
       ConfigError: unknown, missing or ill-typed field, or a number out of its range, named with its full path.
     """
-    config = _as_mapping(config, "config")
+    config = modern(_as_mapping(config, "config"))
     stages = config.get("stages", ())
     left_out = [name for name in STAGE_SECTIONS if isinstance(stages, (tuple, list)) and name not in stages]
     parsed = build(Config, {name: value for name, value in config.items() if name not in left_out}, "config")
@@ -140,13 +140,44 @@ def absent(config: Mapping[str, Any], cls: type = Config, path: str = "config") 
     return missing
 
 
-def without_removed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config stored by any version of the schema, without the fields that exist no more."""
-    kept = dict(config)
-    for section, name in (field.split(".") for field in REMOVED):
-        if isinstance(kept.get(section), Mapping):
-            kept[section] = {key: value for key, value in kept[section].items() if key != name}
-    return kept
+def modern(section: Mapping[str, Any], cls: type = Config, root: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A section as this version of the schema has it, from what any earlier one stored.
+
+    A section's class says what has changed: `moved` (old name -> where it is now, a dotted path), `removed` (name ->
+    `errors.Removed`), and `off`, the fields with which an optional section once said that it is off. A removed field
+    with a value that means something else stays, so that whoever reads it says so.
+    """
+    root, section = section if root is None else root, dict(section)
+    for name, (inside, new) in {old: path.split(".") for old, path in history(cls, "moved").items()}.items():
+        if name in section and (value := section.pop(name)) is not False and value not in ("", (), []):
+            section[inside] = {**(section.get(inside) or {}), new: value}
+    for name, field in history(cls, "removed").items():
+        meant = value_at(root, field.like) if field.like else field.value
+        if name in section and section[name] == meant:
+            del section[name]
+    for name, hint in hints(cls).items():
+        section |= {name: _modern(kind(hint), section[name], root)} if name in section else {}
+    return section
+
+
+def _modern(wanted: Kind, value: Any, root: Mapping[str, Any]) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    if wanted.of_names is not None:
+        return {name: _modern(kind(wanted.of_names), inner, root) for name, inner in value.items()}
+    cls = wanted.choice.entries.get(value.get("name")) if wanted.choice else wanted.value
+    if not dataclasses.is_dataclass(cls):
+        return value
+    value = getattr(cls, "stored", dict)(modern(value, cls, root))
+    off = history(cls, "off")
+    return None if wanted.optional and off and off.items() <= value.items() else value
+
+
+def value_at(config: Any, path: str) -> Any:
+    """What a nested config has at a dotted path; None where it has nothing."""
+    for part in path.split("."):
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config
 
 
 def build(cls: type, value: Any, path: str) -> Any:
@@ -159,7 +190,7 @@ def build(cls: type, value: Any, path: str) -> Any:
     fields = hints(cls)
     for name in value:
         if name not in fields:
-            raise unknown_field(path, name, fields)
+            raise unknown_field(path, name, cls, fields)
     given = {name: convert(fields[name], v, f"{path}.{name}") for name, v in value.items()}
     for name in fields:
         if name not in value and not _has_default(cls, name):

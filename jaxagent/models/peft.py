@@ -134,8 +134,10 @@ def read_config(folder: str | pathlib.Path) -> LoraConfig:
         rank_stabilised=flag(said, "use_rslora", str(path)),
         targets=names if isinstance(names, str) else ",".join(names),
     )
+    if config.rank < 1 or config.alpha <= 0:
+        raise ConfigError(f"{path}: r and lora_alpha must be positive, got {config.rank} and {config.alpha}.")
     try:
-        lora.check(config)
+        lora.targets(config)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return config

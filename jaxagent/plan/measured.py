@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import Config, ConfigError, to_dict
+from jaxagent.config import Config, ConfigError, modern, to_dict
 from jaxagent.fleet.simulate import Turns
 from jaxagent.observe import jsonl
 from jaxagent.observe.files import CONFIG_FILE, METRICS_FILE, RECORD_FOLDER, RUN_FILE
@@ -45,7 +45,7 @@ def measured(cfg: Config, by_formula: Pace) -> Pace:
         rows = rows[1:][-NEWEST:]  # the first step compiles
         if not rows:
             raise NotMeasuredError(f"{workdir} has no metrics of two trained steps of the stage '{RL}'.")
-        was = json.loads((workdir / CONFIG_FILE).read_text(encoding="utf-8"))
+        was = modern(json.loads((workdir / CONFIG_FILE).read_text(encoding="utf-8")))
         on = json.loads((workdir / RUN_FILE).read_text(encoding="utf-8"))["starts"][-1]["devices"]
         episodes, said = _episodes(workdir, rows)
         factor = statistics.median(slower(row, cfg.engine.steps_per_dispatch, by_formula) for row in rows)

@@ -42,12 +42,13 @@ def check(cfg: Config) -> None:
     relations.check(cfg)
     algorithm.check(cfg.rl)
     _check_group_reward(cfg)
-    lora.check(cfg.model.lora)
+    if cfg.model.lora:
+        lora.targets(cfg.model.lora)
     strategies.check(cfg.rl)
     if OPD in cfg.stages:
         _check_opd(cfg)
     with_adapters = [at for at, stage in enumerate(cfg.stages) if stage in (OPD, RL)]
-    if cfg.model.lora.rank and with_adapters and with_adapters[0] < len(cfg.stages) - 1:
+    if cfg.model.lora and with_adapters and with_adapters[0] < len(cfg.stages) - 1:
         raise ConfigError(
             f"config.stages: with model.lora '{cfg.stages[with_adapters[0]]}' must be the last stage, since those "
             "after it would train the merged policy in full. Start another run with model.path set to this policy."
@@ -135,7 +136,7 @@ def _check_rows(section: str, batch: BatchConfig, context_tokens: int) -> None:
 
 def _check_opd(cfg: Config) -> None:
     """Refuses a stage "opd" that cannot work."""
-    if cfg.model.lora.rank and RL in cfg.stages:
+    if cfg.model.lora and RL in cfg.stages:
         raise ConfigError(
             "config.model.lora.rank: the stages 'opd' and 'rl' would both train adapters, on different weights: run "
             "one of them, and the other in a run of its own with model.path at the first one's policy."

@@ -21,8 +21,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxagent.config import Config, ConfigError, to_dict
-from jaxagent.config.errors import REMOVED
+from jaxagent.config import Config, ConfigError, modern, to_dict
+from jaxagent.config.learner import RateConfig, RowsConfig
 from jaxagent.config.run import STAGE_SECTIONS
 
 _WEIGHTS = "the weights would compute another function"
@@ -31,7 +31,12 @@ _SHAPE = ("family", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "hea
 _ADAPTERS = ("rank", "alpha", "rank_stabilised", "targets")
 REFUSED = {
     **{f"model.{name}": _WEIGHTS for name in (*_SHAPE, "rope_theta", "tie_embeddings")},
-    **{f"model.lora.{name}": _WEIGHTS for name in _ADAPTERS},
+    **dict.fromkeys(("model.lora", *(f"model.lora.{name}" for name in _ADAPTERS)), _WEIGHTS),
+    **{
+        f"warm_start.{section}.{name}": f"{removed.now} for all runs now"
+        for section, cls in (("optimizer", RateConfig), ("batch", RowsConfig))
+        for name, removed in cls.removed.items()
+    },
     "tokenizer.vocab_size": "the weights know the tokenizer that the run has trained",
     **{
         f"tokenizer.{name}": "the weights have learnt prompts that are written the other way"
@@ -67,13 +72,8 @@ def changes(saved: Mapping[str, Any], cfg: Config) -> list[tuple[str, Any, Any]]
       cfg: the config now.
     """
     # That a stage's section is there or not, `stages` says.
-    unsaid = ("workdir", "resume.numerics", *STAGE_SECTIONS)
-    differences = [change for change in _differences(saved, to_dict(cfg), "") if change[0] not in unsaid]
-    for field, (unused, _) in REMOVED.items():
-        section, name = field.split(".")
-        if (then := (saved.get(section) or {}).get(name, unused)) != unused:
-            differences.append((field, then, "gone"))
-    return differences
+    unsaid = ("workdir", "resume", "resume.numerics", *STAGE_SECTIONS)
+    return [change for change in _differences(modern(saved), to_dict(cfg), "") if change[0] not in unsaid]
 
 
 def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adapting: bool) -> list[tuple[str, Any, Any]]:
@@ -90,10 +90,10 @@ def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adaptin
     taken = []
     for field, then, now in changes(saved, cfg):
         # 0 and "" leave a model's shape to the model's folder.
-        of_lora = field.startswith("model.lora.")
+        of_lora = field.startswith("model.lora")
         of_folder = field.startswith("model.") and not of_lora and not isinstance(now, bool) and not (then and now)
         unread = field == "tokenizer.vocab_size" and bool(cfg.tokenizer.path or cfg.model.path)
-        no_adapters = of_lora and not (adapting and (field == "model.lora.rank" or cfg.model.lora.rank))
+        no_adapters = of_lora and not adapting
         if field in REFUSED and not (of_folder or unread or no_adapters):
             raise ConfigError(
                 f"config.{field} is {now!r}, and {then!r} in checkpoint {checkpoint}: {REFUSED[field]}. "
@@ -148,7 +148,7 @@ def other_rounding(
       ConfigError: numerics are and were exact, and the config does not say that other bits are taken.
     """
     what = told([(name, then, now[name]) for name, then in (saved or {}).items() if then != now.get(name, then)])
-    if what and cfg.numerics == numerics == "exact" and cfg.resume.numerics != "accept":
+    if what and cfg.numerics == numerics == "exact" and not cfg.takes_other_rounding:
         affinity = f" (taskset -c 0-{saved['threads'] - 1})" if "threads " in what and saved.get("threads") else ""
         raise ConfigError(
             f"Checkpoint {checkpoint} was made where numbers round otherwise: {what}. With numerics='exact' a run goes "
@@ -175,9 +175,12 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else ("''" if value == "" else str(value))
 
 
+GONE = "gone"  # a field that exists no more, and had a value that no run has now
+
+
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, Any]]:
-    for name in [name for name in now if name in saved]:
-        field, before, value = f"{prefix}{name}", saved[name], now[name]
+    for name in saved:
+        field, before, value = f"{prefix}{name}", saved[name], now.get(name, GONE)
         if _in_short(before) != _in_short(value):
             yield field, _in_short(before), _in_short(value)
         elif isinstance(before, Mapping) and isinstance(value, Mapping):

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from jaxagent.config import ConfigError, SandboxConfig
+from jaxagent.config import ConfigError, SandboxConfig, WorkersConfig
 from jaxagent.config.command import bound
 from jaxagent.config.errors import WaitedInVainError
 from jaxagent.envs.sandboxes import Sandboxes
@@ -337,7 +337,7 @@ def test_a_worker_that_is_away_is_waited_for(backends, monkeypatch):
         server.close()
         await runner.cleanup()
         monkeypatch.setattr(remote_module, "AWAY_S", 0.3)
-        gone = Sandboxes(SandboxConfig(backend="remote", workers=url, token_file=token_file), "env.sandbox")
+        gone = Sandboxes(SandboxConfig(backend="remote", remote=WorkersConfig(url, token_file)), "env.sandbox")
         with pytest.raises(SandboxLost, match=r"for 0\.3 s, .* is not reached: .*\.$") as told:
             await gone.open()
         assert isinstance(told.value, WaitedInVainError)  # exit code 75: it is started again

@@ -132,7 +132,7 @@ def _load_bundle(parts: Parts, source: Source) -> tuple[Params, int]:
     def read(field: str, target: Any) -> Any:
         return checkpoint.read_field(source.folder.parent, source.bundle, field, target)
 
-    if cfg.model.lora.rank and source.stage in ("opd", "rl"):
+    if cfg.model.lora and source.stage in ("opd", "rl"):
         specs = lora.adapter_specs(parts.spec, cfg.model.lora)
         adapters = read("params", params.abstract_of(specs, mesh, sharding.TRAIN))
         base = parts.base_params()

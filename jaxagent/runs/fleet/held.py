@@ -70,11 +70,11 @@ class HeldVersions:
     ):
         of_base = fetcher.of_base()
         self._own, self._seen, self._fetchers, self._link = own, seen, (fetcher, of_base), link
-        self._of_what = None if cfg.model.lora.rank else ""  # adapters to whatever weights, or full weights
+        self._of_what = None if cfg.model.lora else ""  # adapters to whatever weights, or full weights
         self._ahead = Ahead(self._fetch)
         self._spec, self._mesh, self._versions = spec, mesh, Places(seen, own, fetcher, fetch_s)
         base = Places(seen / weights.BASE, own / weights.BASE, of_base, fetch_s)
-        self._base = Base(cfg, spec, mesh, base) if cfg.model.lora.rank else None
+        self._base = Base(cfg, spec, mesh, base) if cfg.model.lora else None
 
     def params(self, version: int) -> Params:
         """A version, whole, on the devices of the mesh.

@@ -49,7 +49,7 @@ class Published:
         A version that cannot be read for another reason is not held either. Both are told: the run does not need it.
         """
         lora_config = self.parts.cfg.model.lora
-        adapted = lora_config.rank > 0
+        adapted = lora_config is not None
         spec = self.parts.spec
         specs: Any = lora.adapter_specs(spec, lora_config) if adapted else params.param_specs(spec)
         try:

@@ -131,7 +131,7 @@ class Versions:
         self._bundled = bundled
         self._base = ""  # digest of the frozen weights, once they are on disk
         self._dtype = dtype_of(cfg, folder)
-        self._exact = cfg.numerics == "exact" and cfg.resume.numerics != "accept"
+        self._exact = cfg.numerics == "exact" and not cfg.takes_other_rounding
         self._newest = -1  # that this process has published
         self._repeats = True  # the newest one was there already, for all that is known
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "publishes")
@@ -147,7 +147,7 @@ class Versions:
           OSError: the disk is full, or failed.
         """
         self._driver.update_params(state.policy, version)
-        if self._cfg.model.lora.rank and not self._base:
+        if self._cfg.model.lora and not self._base:
             self._base = self._publish_base(trees.to_host(state.frozen.base))
         self.finish()
         found = content(state, self._dtype, self._base)

@@ -121,7 +121,7 @@ class Trainer:
         held = Published(parts, self._link, versions, note).trained
         record = functools.partial(probe.record, versions, parts, driver, self._facts)
         if saved.other_rounding or any(field.startswith(probe.ASKED) for field, *_ in saved.changed):
-            note(probe.renew(versions, driver, record, None if self._cfg.model.lora.rank else held(0)))
+            note(probe.renew(versions, driver, record, None if self._cfg.model.lora else held(0)))
         self._published = sink.Versions(
             self._cfg,
             driver,

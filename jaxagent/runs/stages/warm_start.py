@@ -43,10 +43,11 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     """Supervised learning on demonstrations until the gate opens; returns the trained policy."""
     cfg = parts.cfg.warm_start
     # The curriculum is trained on every token of a row, whole episodes on the few that are sampled.
-    share = sharing(parts.cfg, cfg.batch, parts.spec)
-    curriculum = Packer(cfg.batch, cfg.batch.row_tokens, parts.row_shards, share, parts.cfg.mesh.context)
-    full = Packer(cfg.batch, action_tokens(parts.cfg), parts.row_shards, share, parts.cfg.mesh.context)
-    optimizer = make_optimizer(cfg.optimizer, cfg.max_steps)
+    batch = cfg.batch.batch(parts.cfg.rl.batch)
+    share = sharing(parts.cfg, batch, parts.spec)
+    curriculum = Packer(batch, batch.row_tokens, parts.row_shards, share, parts.cfg.mesh.context)
+    full = Packer(batch, action_tokens(parts.cfg), parts.row_shards, share, parts.cfg.mesh.context)
+    optimizer = make_optimizer(cfg.optimizer.adamw(parts.cfg.rl.optimizer), cfg.max_steps)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), optimizer, parts.mesh)
         state = init_state(params, optimizer)
@@ -106,7 +107,7 @@ class Demonstrations:
             if step >= last or first == last:
                 continue
             rows = demonstrations.load(demonstrations_file(self.parts, name))
-            size = cfg.curriculum_sequences if name == "curriculum" else cfg.batch_sequences
+            size = cfg.curriculum.sequences if name == "curriculum" else cfg.batch_sequences
             packer = self.curriculum if name == "curriculum" else self.full
             pack = functools.partial(_pack, packer, name == "curriculum")
             stream = demonstrations.stream(rows, self._trajectory, size, pack)
@@ -151,7 +152,7 @@ def demonstrations_file(parts: Parts, name: str) -> Path:
         return given / f"{name}.jsonl"
     if name == "curriculum":
         raise ConfigError(
-            f"warm_start.demonstrations is one file, '{given}', of whole episodes: set warm_start.curriculum_steps=0, "
+            f"warm_start.demonstrations is one file, '{given}', of whole episodes: set warm_start.curriculum=none, "
             "or name a folder with curriculum.jsonl and full.jsonl."
         )
     return given
