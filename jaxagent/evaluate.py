@@ -26,7 +26,7 @@ from typing import Any
 
 from absl import flags as absl_flags
 
-from jaxagent.config import Config, ConfigError, FleetConfig, absent, flags, modern, nearest, parse
+from jaxagent.config import Config, ConfigError, FleetConfig, flags, missing_fields, modern, nearest, parse
 from jaxagent.config.command import Parser, count, exit_code, number, quiet_libraries
 from jaxagent.config.ranges import Range, at_least, between
 from jaxagent.observe.files import CONFIG_FILE
@@ -101,7 +101,7 @@ def stored_config(workdir: str) -> Mapping[str, Any]:
     except ConfigError as error:
         if isinstance(error.__cause__, ImportError):  # a module of the user's own
             raise ConfigError(f"{path}: {error}") from error
-        lacks = f" and lacks {', '.join(missing)}" if (missing := absent(stored)) else ""
+        lacks = f" and lacks {', '.join(missing)}" if (missing := missing_fields(stored)) else ""
         raise ConfigError(
             f"{path} was written by another version of this code{lacks}: {error} Say --config=FILE[:PRESET] and what "
             "the run overrode."

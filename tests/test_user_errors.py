@@ -107,11 +107,6 @@ def test_a_dataset_that_cannot_be_opened(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_missing_corpus(tmp_path, capsys):
-    assert "corpus" in refused(capsys, tmp_path / "run", "--config.env.retriever.corpus=nowhere.jsonl")
-
-
-@pytest.mark.slow
 def test_a_search_engine_that_is_down(tmp_path, capsys):
     url = "http://127.0.0.1:9/retrieve"
     flags = ("--config.env.retriever=http", f"--config.env.retriever.url={url}")
@@ -153,10 +148,6 @@ def test_tokenizer_larger_than_the_model(tmp_path, capsys):
         *shape,
     )
     assert "512 tokens" in line and "vocabulary" in line
-
-
-def test_missing_model_folder(tmp_path, capsys):
-    assert "nowhere" in refused(capsys, tmp_path / "run", f"--config.model.path={tmp_path / 'nowhere'}")
 
 
 def test_a_mesh_that_does_not_divide(tmp_path, capsys):

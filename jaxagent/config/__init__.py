@@ -29,7 +29,7 @@ from jaxagent.config.model import MeshConfig as MeshConfig
 from jaxagent.config.model import ModelConfig as ModelConfig
 from jaxagent.config.model import TokenizerConfig as TokenizerConfig
 from jaxagent.config.model import check_folder as check_folder
-from jaxagent.config.parse import absent as absent
+from jaxagent.config.parse import missing_fields as missing_fields
 from jaxagent.config.parse import modern as modern
 from jaxagent.config.parse import parse as parse
 from jaxagent.config.parse import to_dict as to_dict

@@ -68,19 +68,19 @@ def hints(cls: type) -> dict[str, Any]:
       ConfigError: a class of the user's own has a field of a type that no config can hold.
     """
     try:
-        known = typing.get_type_hints(cls, include_extras=True)
+        types_of = typing.get_type_hints(cls, include_extras=True)
     except (NameError, TypeError) as error:
         raise ConfigError(
             f"{cls.__module__}:{cls.__qualname__}: the type of a field: {failure_line(error)}."
         ) from error
-    found = {field.name: known[field.name] for field in dataclasses.fields(cls)}
-    for name, hint in found.items():
+    fields = {field.name: types_of[field.name] for field in dataclasses.fields(cls)}
+    for name, hint in fields.items():
         if not _has_form(kind(hint)):
             raise ConfigError(
                 f"{cls.__module__}:{cls.__qualname__}: its field '{name}' must be bool, int, float, str, a Literal, "
                 f"tuple[X, ...] of one of these, or a frozen dataclass, got {hint}."
             )
-    return found
+    return fields
 
 
 def _has_form(wanted: Kind) -> bool:
@@ -122,11 +122,11 @@ def default(cls: type, name: str) -> Any:
     field = cls.__dataclass_fields__[name]
     if not _has_default(cls, name):
         return None
-    given = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-    return plain(hints(cls)[name], given)
+    value = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+    return plain(hints(cls)[name], value)
 
 
-def absent(config: Mapping[str, Any], cls: type = Config, path: str = "config") -> list[str]:
+def missing_fields(config: Mapping[str, Any], cls: type = Config, path: str = "config") -> list[str]:
     """Full paths of what the schema demands and a config stored by another version of it lacks."""
     missing = []
     stages = config.get("stages", STAGE_SECTIONS) if cls is Config else STAGE_SECTIONS
@@ -136,7 +136,7 @@ def absent(config: Mapping[str, Any], cls: type = Config, path: str = "config") 
         if name not in config:
             missing += [] if _has_default(cls, name) else [f"{path}.{name}"]
         elif kind(hint).is_section and isinstance(config[name], Mapping):
-            missing += absent(config[name], kind(hint).value, f"{path}.{name}")
+            missing += missing_fields(config[name], kind(hint).value, f"{path}.{name}")
     return missing
 
 
@@ -165,7 +165,7 @@ def _modern(wanted: Kind, value: Any, root: Mapping[str, Any]) -> Any:
         return value
     if wanted.of_names is not None:
         return {name: _modern(kind(wanted.of_names), inner, root) for name, inner in value.items()}
-    cls = wanted.choice.entries.get(value.get("name")) if wanted.choice else wanted.value
+    cls = wanted.choice.entries.get(str(value.get("name"))) if wanted.choice else wanted.value
     if not dataclasses.is_dataclass(cls):
         return value
     value = getattr(cls, "stored", dict)(modern(value, cls, root))
@@ -191,14 +191,14 @@ def build(cls: type, value: Any, path: str) -> Any:
     for name in value:
         if name not in fields:
             raise unknown_field(path, name, cls, fields)
-    given = {name: convert(fields[name], v, f"{path}.{name}") for name, v in value.items()}
+    values = {name: convert(fields[name], v, f"{path}.{name}") for name, v in value.items()}
     for name in fields:
         if name not in value and not _has_default(cls, name):
             raise ConfigError(f"Config field '{path}.{name}' is missing: it has no default.")
     try:
         for name in fields.keys() - value.keys():  # defaults of a class of the user's own may be wrong, too
             convert(fields[name], default(cls, name), f"{path}.{name}")
-        return cls(**given)
+        return cls(**values)
     except ValueError as error:  # what a class says of its fields together
         raise error if isinstance(error, ConfigError) else ConfigError(f"{path}: {error}") from error
     except Exception as error:  # a mistake in a class of the user's own

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import bound
+from jaxagent.config.command import bound_socket
 from jaxagent.config.errors import ending_signals
 from jaxagent.fleet import wire
 from jaxagent.fleet.api import FINISH_S, Api, Judge
@@ -66,7 +66,7 @@ def run(
     folder = pathlib.Path(folder)
     host, port = address_of(listen)
     connections.raise_descriptors()  # a connection is an open file
-    with bound(host, port) as address, log(folder):
+    with bound_socket(host, port) as address, log(folder):
 
         def clock() -> float:
             alive()

@@ -8,7 +8,7 @@ from jaxagent.algorithms import checks as algorithm
 from jaxagent.algorithms.group_rewards import Decoupled, Preferences
 from jaxagent.algorithms.opd import as_opd
 from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, EnvConfig, nearest, relations
-from jaxagent.config.choice import imported
+from jaxagent.config.choice import own_class
 from jaxagent.config.errors import failure_line
 from jaxagent.config.fleet import FleetConfig
 from jaxagent.config.parse import convert, hints
@@ -90,7 +90,7 @@ def _check_environment(cfg: Config) -> None:
         raise ConfigError(f"config.env: {type(env).__qualname__}: {error}.") from error
     except Exception as error:  # whatever its properties raise
         raise ConfigError(f"config.env: {type(env).__qualname__}: {failure_line(error)}.") from error
-    imported(env.rollout, "config.env: rollout")
+    own_class(env.rollout, "config.env: rollout")
 
 
 def _check_group_reward(cfg: Config) -> None:

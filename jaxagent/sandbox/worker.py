@@ -27,7 +27,7 @@ from typing import Any
 from aiohttp import web
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import Parser, bound, count, port, seconds
+from jaxagent.config.command import Parser, bound_socket, count, port, seconds
 from jaxagent.io import connections
 from jaxagent.sandbox import choose, door
 from jaxagent.sandbox.base import (
@@ -305,7 +305,7 @@ def result_to_json(result: CommandResult) -> dict[str, Any]:
 
 async def serve(options: argparse.Namespace) -> None:
     """Serves until cancelled."""
-    address = bound(options.host, options.port)  # before back ends are tried
+    address = bound_socket(options.host, options.port)  # before back ends are tried
     owner = Owner()
     backend: Backend | None = None
     runner: web.AppRunner | None = None

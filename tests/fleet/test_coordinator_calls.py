@@ -19,7 +19,7 @@ import zlib
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import bound
+from jaxagent.config.command import bound_socket
 from jaxagent.fleet import api, book, fence, intake, ledger, members, packing, playing, server, vitals, wire
 from jaxagent.fleet import client as calls
 from jaxagent.fleet.admission import Outcome, UnknownWorkerError, Work
@@ -452,7 +452,7 @@ def test_a_coordinator_is_reached_by_ipv6_and_by_ipv4(tmp_path):
     folder = tmp_path / "one"
     for listen, hosts in (("[::1]:0", ["[::1]"]), ("0.0.0.0:0", ["[::1]", "127.0.0.1"])):
         _needs_ipv6()
-        with bound(*server.address_of(listen)) as address:
+        with bound_socket(*server.address_of(listen)) as address:
             loop = asyncio.new_event_loop()
             stop = asyncio.Event()
             serving = server.serve(folder, PLAN, TOKEN, address, stop=stop)

@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from jaxagent.config import ConfigError, SandboxConfig, WorkersConfig
-from jaxagent.config.command import bound
+from jaxagent.config.command import bound_socket
 from jaxagent.config.errors import WaitedInVainError
 from jaxagent.envs.sandboxes import Sandboxes
 from jaxagent.io import connections
@@ -39,7 +39,7 @@ async def workers(backend, count=1, most=64, **options):
     for _ in range(count):
         runner = web.AppRunner(Worker(backend, TOKEN, **options).app())
         await runner.setup()
-        servers.append(await door.listen(runner.server, bound("127.0.0.1", 0), most))
+        servers.append(await door.listen(runner.server, bound_socket("127.0.0.1", 0), most))
         runners.append(runner)
         urls.append(f"http://127.0.0.1:{servers[-1].sockets[0].getsockname()[1]}")
     try:
@@ -321,7 +321,7 @@ def test_a_worker_that_is_away_is_waited_for(backends, monkeypatch):
     """And patience has an end, which is nobody's mistake."""
 
     async def main(local):
-        probe = bound("127.0.0.1", 0)
+        probe = bound_socket("127.0.0.1", 0)
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
         probe.close()
         remote = Remote([url], TOKEN)
@@ -330,7 +330,7 @@ def test_a_worker_that_is_away_is_waited_for(backends, monkeypatch):
         assert not any(task.done() for task in waiting)
         runner = web.AppRunner(Worker(local, TOKEN, max_sandboxes=1, lease_s=60.0).app())
         await runner.setup()
-        server = await door.listen(runner.server, bound("127.0.0.1", int(url.rpartition(":")[2])), 64)
+        server = await door.listen(runner.server, bound_socket("127.0.0.1", int(url.rpartition(":")[2])), 64)
         await waiting[0]
         sandbox = await waiting[1]
         assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
