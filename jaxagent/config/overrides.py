@@ -94,11 +94,8 @@ def _replaced(wanted: Kind, value: Any, text: str, path: str) -> Any:
     if wanted.is_section:
         if wanted.optional and text == ON:
             return value or {}
-        on = (
-            f"say --{path}={ON} for its defaults, or "
-            if wanted.optional and not missing_fields({}, wanted.value)
-            else ""
-        )
+        opens = wanted.optional and not missing_fields({}, wanted.value)
+        on = f"say --{path}={ON} for its defaults, or " if opens else ""
         raise ConfigError(f"'{path}' is a section: {on}set one of its fields, {', '.join(hints(wanted.value))}.")
     if wanted.of_names is not None:
         raise ConfigError(f"'{path}' holds sections under names: set one of them, --{path}.NAME=CHOICE.")
