@@ -181,7 +181,7 @@ def rss_mib(pid: int) -> float:
 @contextlib.contextmanager
 def coordinator(folder: pathlib.Path, plan: Plan) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Its process, and its address."""
-    arguments = [str(folder), json.dumps(dataclasses.asdict(plan) | {"domains": [["", 1]]}), TOKEN]
+    arguments = [str(folder), json.dumps(dataclasses.asdict(plan)), TOKEN]
     process = subprocess.Popen([sys.executable, "-c", SERVE, *arguments])
     try:
         address = folder / server.ADDRESS

@@ -98,7 +98,7 @@ def laptop() -> ConfigDict:
     config.env.sandbox = parts.sandbox()
 
     config.roles = ConfigDict()
-    for name in ("reasoner-3", "answer-1", "answer-3", "search-1", "search-3"):  # roles/orchestra_expert.py
+    for name in ("reasoner-3", "answer-1", "answer-3", "search-1", "search-3"):  # envs/orchestra/roles.py
         config.roles[name] = ConfigDict({"name": "orchestra_expert", "expert": name})
 
     config.engine.slots = 64

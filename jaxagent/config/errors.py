@@ -23,6 +23,10 @@ class WaitedInVainError(RuntimeError):
     """
 
 
+class AttemptLost(WaitedInVainError):
+    """What an attempt was played in is gone, and nobody failed: it has no result, and is played again by its number."""
+
+
 WAITED = 75  # as in sysexits.h: a failure for now
 
 

@@ -50,7 +50,6 @@ class Work:
     episode: EpisodeId
     lease: str
     version: int  # `pinned`: exactly this one; `in_flight`: this one or newer
-    domain: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +158,7 @@ class Coordinator:
             return []
         given = self._leases.give(name, step, min(places, self.plan.attempts))
         worker.free -= len(given)
-        groups = self.record.groups
-        return [Work(e, lease, self.plan.version(step), groups[e.group].domain) for lease, e in given]
+        return [Work(episode, lease, self.plan.version(step)) for lease, episode in given]
 
     def opening(self, now: float, names: Iterable[str]) -> bool:
         """Whether one of these workers, who have asked and wait, would get something now. They count as asking now."""

@@ -94,7 +94,7 @@ class Api:
         return app
 
     async def _lifetime(self, app: web.Application):
-        forever = self._presence.sweeps(), self._playing.looks(), self.core.watch.measure()
+        forever = self._presence.sweeps(), self._playing.looks(), self.core.watch.measure(), self.core.watch_fence()
         tasks = list(map(asyncio.create_task, forever))
         for task in tasks:  # of those that have no end: without them nobody would miss a dead engine
             task.add_done_callback(lambda done: done.cancelled() or self.core.fail(f"no sweeps: {done.exception()!r}"))
@@ -117,6 +117,7 @@ class Api:
         asked = wire.sum_of_call(request.method, request.raw_path, request.headers)
         digest = answer.headers.get(wire.DIGEST, "")
         answer.headers[wire.SUM] = wire.sum_of_answer(asked, answer.status, digest, answer.body)
+        answer.headers[wire.RUN] = self.core.book.run  # also for who has not this run's token
         return answer
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:

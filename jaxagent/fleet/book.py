@@ -33,7 +33,7 @@ from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.wire import Job, Rounds, Tasks
 from jaxagent.types import Episode
 
-FREE = ("steps", "lease_s")  # of a plan: may be others when a run goes on
+FREE = ("steps", "lease_s", "domains")  # of a plan: may be others when a run goes on; the last is of older code
 OPEN_S = 60.0  # for the first line
 LEAST_DEAD, DEAD_PART = 1000, 0.3  # forgotten lines from which the ledger is compacted; and of all its lines
 
@@ -109,6 +109,10 @@ class Book:
     def close(self) -> None:
         """Writes what waits."""
         self._ledger.close()
+
+    def check_fence(self) -> None:
+        """Raises FencedError: another process has taken the folder over. For any thread."""
+        self._ledger.check_fence()
 
     def written(self, lines: Iterable[Mapping[str, Any]] = ()) -> concurrent.futures.Future[None]:
         """Asks for what happened so far to be written, and these lines before it. The future: see `Ledger.append`."""

@@ -38,8 +38,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 TELL_EVERY_S = 30.0  # that the coordinator is away
 STOPPED_S = 5.0  # by which an attempt may be late without the process having been stopped
 BYTES_PER_S = 1 << 20  # the slowest link on which an episode still arrives
-AGAIN = (408, 422, 429, 500, 502, 503, 504, 507)  # 422: the call came in damaged; 507: the disk is full
-WRONG_TOKENS = 4  # in a row, of one call: then the token is wrong, and not its header damaged on the way
+# 401: the token was damaged on the way, or another run has the port for a while; 422: the call came in damaged;
+# 507: the disk is full.
+AGAIN = (401, 408, 422, 429, 500, 502, 503, 504, 507)
 
 
 class CoordinatorGoneError(WaitedInVainError):
@@ -63,20 +64,24 @@ class Client:
       url: of the coordinator, "http://host:port".
       token: the shared secret.
       patience_s: how long a call is repeated while it fails.
-      address: the file in which a coordinator that starts again writes where it listens then; not used where it names
-        another coordinator than `url` now.
+      address: the file in which a coordinator that starts again writes where it listens then, and of which run it is.
+        It is not used where it names another coordinator than `url` now.
 
-    Methods raise, beside what each says: CoordinatorGoneError, CallError, and ConfigError (the token is wrong).
+    Methods raise, beside what each says: CoordinatorGoneError, CallError, and ConfigError (the token is wrong, and was
+    from the first call on until `patience_s` were over).
     """
 
     def __init__(self, url: str, token: str, patience_s: float = 600.0, address: pathlib.Path | None = None):
         self._go_to(url)
         self._address = address if address is not None and url_in(address) == self.url else None
+        self._accepted = False  # whether a call was ever answered as it was meant
         self._token, self._patience_s = token, patience_s
-        self._run, self._name, self._key = "", "", secrets.token_hex(16)
+        self._run = "" if self._address is None else run_in(self._address)
+        self._name, self._key = "", secrets.token_hex(16)
         self._trains: Mapping[str, Any] | None = None  # facts of a trainer, which joins again
         self._joining = threading.Lock()
         self._damaged = 0  # answers that came in damaged
+        self._warnings = set[str]()  # what was said already
         self._taking = threading.Lock()  # one `take` at a time: a second one would give back what the first one gets
         self._lines: list[Line] = []  # that no call uses now
         self._closed = threading.Event()
@@ -269,24 +274,28 @@ class Client:
         also: tuple[int, ...] = (),
     ) -> Reply:
         """Asks until it is answered."""
-        waited, told, pause_s, attempt, wrong_tokens = 0.0, 0.0, FIRST_PAUSE_S, 0, 0
+        waited, told, pause_s, attempt = 0.0, 0.0, FIRST_PAUSE_S, 0
         while True:
             if self._closed.is_set():
                 raise CoordinatorGoneError("the client is closed.")
             attempt += 1
-            begun, line = time.monotonic(), self._idle()
+            begun, line, reply = time.monotonic(), self._idle(), None
             try:
                 sent = self._headers(method, path, body, attempt, headers)
                 reply = line.ask(method, path, body, sent, seconds, most)
                 self._check(reply, method, path, sent, line)
                 self._lines.append(line)
                 if reply.status == 200 or reply.status in also:
+                    self._accepted = True
                     return reply
-                wrong_tokens = wrong_tokens + 1 if reply.status == 401 else 0
                 again = (*AGAIN, 413) if len(body) <= wire.MAX_CALL_BYTES else AGAIN  # 413: its length came in damaged
-                if reply.status not in again and not 0 < wrong_tokens < WRONG_TOKENS:
-                    raise _error(reply, self.url + path)
+                late = reply.status == 401 and waited > self._patience_s and not self._accepted
+                if reply.status not in again or late:
+                    raise _error(reply, self.url + path, self._run)
                 failed = f"{reply.status} {_told(reply)[1]}"
+                if reply.status == 401:
+                    failed = f"{failed}{_of_another_run(reply, self._run)}"
+                    self._warn("token", f"{failed}. It is asked again for {self._patience_s:g} s (fleet.patience_s)")
             except (OSError, http.client.HTTPException) as error:
                 failed = str(error) or type(error).__name__
                 if line.used:
@@ -304,7 +313,7 @@ class Client:
                     "%s has not taken the call for %.0f s (%s); it is asked for %g s (fleet.patience_s)",
                     self.url, waited, failed, self._patience_s,
                 )  # fmt: skip
-            if waited > self._patience_s:
+            if waited > self._patience_s and (reply is None or reply.status != 401 or self._accepted):
                 known = f"(fleet.patience_s={self._patience_s:g})"
                 raise CoordinatorGoneError(f"{self.url} has failed for {waited:.0f} s {known}: {failed.rstrip('.')}.")
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -343,12 +352,23 @@ class Client:
             return
         line.close()  # whatever else comes over it is no answer to the next call either
         self._damaged += 1
-        if self._damaged == 1:
-            logger.warning(
-                "An answer of %s came in damaged, and is asked for again: a link, a proxy or a memory on the way errs. "
-                "Said once for this process.", self.url,
-            )  # fmt: skip
-        raise http.client.HTTPException(f"the answer ({reply.status}) is damaged, of other code, or of a proxy")
+        said = f"{reply.status} {_told(reply)[1][:200]}".strip()
+        if wire.SUM in reply.headers:
+            why = (
+                "came in damaged: a link or a memory on the way errs, or a proxy changes addresses, headers or bodies, "
+                "which it must leave as they are"
+            )
+        else:
+            server = reply.headers.get("Server", "which does not say what it is")[:80]
+            why = f"is none of a coordinator of this code: a proxy or another program ({server}) sent it"
+        self._warn(why, f"the answer to {method} {path} ({said}) {why}. It is asked for again")
+        raise http.client.HTTPException(f"the answer ({said}) is damaged, of other code, or of a proxy")
+
+    def _warn(self, what: str, line: str) -> None:
+        """Says something once for this process."""
+        if what not in self._warnings:
+            self._warnings.add(what)
+            logger.warning("%s: %s. Said once for this process.", self.url, line)
 
     def _headers(self, method: str, path: str, body: bytes, attempt: int, more: Mapping[str, str] | None):
         """Of a request. No two have the same, so no answer to an earlier one passes for this one's."""
@@ -366,9 +386,24 @@ def _body(row: Mapping[str, Any]) -> bytes:
 
 def url_in(address: pathlib.Path) -> str:
     """Where a coordinator says that it listens; "" where it does not, or somebody has changed the file."""
+    return _field_of(address, "url")
+
+
+def run_in(address: pathlib.Path) -> str:
+    """Of which run a coordinator says that it is; "" where it does not."""
+    return _field_of(address, "run")
+
+
+def _field_of(address: pathlib.Path, name: str) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads(address.read_text(encoding="utf-8"))["url"])
+        return str(json.loads(address.read_text(encoding="utf-8"))[name])
     return ""
+
+
+def _of_another_run(reply: Reply, run: str) -> str:
+    """What to add to a refusal by a coordinator that says that it is another run's; "" where it does not."""
+    other = reply.headers.get(wire.RUN, "")
+    return f" (it is the coordinator of run {other:.40}; this process is of run {run})" if run and other != run else ""
 
 
 def _path(which: EpisodeId) -> str:
@@ -391,7 +426,7 @@ def _told(reply: Reply) -> tuple[str, str]:
     return "", "".join(c if c.isprintable() else "?" for c in reply.body[:200].decode("utf-8", "replace"))
 
 
-def _error(reply: Reply, url: str) -> Exception:
+def _error(reply: Reply, url: str, run: str) -> Exception:
     kind, told = _told(reply)
     if kind == "unknown_worker":
         return UnknownWorkerError(told)
@@ -403,7 +438,7 @@ def _error(reply: Reply, url: str) -> Exception:
         return ConfigError(f"The coordinator at {url} needs a stored episode that is lost: {told}")
     if kind == "token":
         return ConfigError(
-            f"{url}: the token is wrong: the environment variable JAXAGENT_FLEET_TOKEN must be what the run's other "
-            "processes have (the command that starts a run keeps it in WORKDIR/fleet/token)."
+            f"{url}: the token is wrong{_of_another_run(reply, run)}: the environment variable JAXAGENT_FLEET_TOKEN "
+            "must be what the run's other processes have; the command that starts a run keeps it in WORKDIR/fleet/token"
         )
     return CallError(f"{url} answered {reply.status}: {told}")

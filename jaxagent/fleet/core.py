@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from jaxagent.config.errors import failure_line
 from jaxagent.fleet.admission import UnknownWorkerError
 from jaxagent.fleet.book import Book
+from jaxagent.fleet.fence import FencedError
 from jaxagent.fleet.intake import Bell, Intake
 from jaxagent.fleet.members import Member, Members
 from jaxagent.fleet.status import Watch
@@ -23,6 +24,7 @@ from jaxagent.fleet.status import Watch
 logger = logging.getLogger("jaxagent.fleet.coordinator")
 T = TypeVar("T")
 THREADS = 16  # that write and read episodes
+FENCE_S = 1.0  # between two looks whether another coordinator has taken over
 
 
 class CoordinatorError(RuntimeError):
@@ -102,6 +104,17 @@ class Core:
         """Sees a failure also where nobody waits any more."""
         if not written.cancelled() and (error := written.exception()) is not None:
             self.fail(f"the ledger takes no more lines: {failure_line(error)}")
+
+    async def watch_fence(self) -> None:
+        """Ends the process soon after another one has taken the folder over, also where nobody calls; for ever."""
+        while True:
+            await asyncio.sleep(FENCE_S)
+            try:
+                await self.in_thread(self.disk, self.book.check_fence)
+            except FencedError as error:
+                self.fail(failure_line(error))
+            except OSError as error:  # the next line that is to be written says so too
+                logger.warning("whether this is still the coordinator cannot be seen: %s", failure_line(error))
 
     def fail(self, reason: str) -> None:
         """The process must end."""

@@ -113,6 +113,10 @@ class Ledger:
         self._ask(request)
         return request.outcome
 
+    def check_fence(self) -> None:
+        """Raises FencedError: another process has taken the folder over. For any thread."""
+        self._fence.check()
+
     def close(self) -> None:
         """Writes what waits and ends the thread. A second call does nothing."""
         if not self._closed:

@@ -11,7 +11,6 @@ import math
 from typing import Literal, NamedTuple
 
 from jaxagent.config.errors import ConfigError
-from jaxagent.fleet.quota import shares_in_turn
 
 Rule = Literal["pinned", "in_flight"]
 
@@ -47,7 +46,6 @@ class Plan:
     window: int = 1  # groups; a finished group may overtake what is unfinished by fewer than this. 1: strict order
     rounds: int = 1  # of dynamic sampling, at most; 1: every group is used
     groups_per_round: int = 0  # with dynamic sampling; 0: as many as are missing
-    domains: tuple[tuple[str, int], ...] = (("", 1),)  # name, share: of so many groups in turn, share are of the domain
     lease_s: float = 10.0  # a worker that is silent for so long has lost its episodes
 
     def __post_init__(self) -> None:
@@ -71,10 +69,6 @@ class Plan:
             raise ConfigError("groups_per_round is of dynamic sampling: rounds must be 2 or more.")
         if self.lease_s <= 0:
             raise ConfigError(f"lease_s ({self.lease_s}) must be more than 0.")
-        names = [name for name, _ in self.domains]
-        if not names or len(set(names)) < len(names) or any(share < 1 for _, share in self.domains):
-            raise ConfigError("domains must have names that differ, each with a share of 1 or more.")
-        object.__setattr__(self, "_turns", shares_in_turn(self.domains))
 
     @property
     def first_round(self) -> int:
@@ -109,8 +103,3 @@ class Plan:
     def ordinal(self, group: GroupId) -> int:
         """A group's number in the stream of first rounds, by which windows are measured."""
         return group.step * self.first_round + group.number
-
-    def domain(self, ordinal: int) -> str:
-        """Where a group's task comes from: decided by its number, so that a slow domain delays and never starves."""
-        turns: tuple[str, ...] = self.__dict__["_turns"]
-        return turns[ordinal % len(turns)]

@@ -31,8 +31,7 @@ class Result(NamedTuple):
 class GroupRecord:
     """A group that was admitted."""
 
-    domain: str
-    results: dict[int, Result]  # by sample
+    results: dict[int, Result] = dataclasses.field(default_factory=dict)  # by sample
     usable: bool | None = None  # None: not closed yet
     damaged: set[int] = dataclasses.field(default_factory=set)  # samples whose result can no longer be read
 
@@ -166,7 +165,7 @@ class Record:
         return {
             "versions": list(self.versions),
             "groups": {
-                group: (record.domain, record.usable, sorted(record.results.items()), sorted(record.damaged))
+                group: (record.usable, sorted(record.results.items()), sorted(record.damaged))
                 for group, record in sorted(self.groups.items())
             },
             "batches": sorted((step, batch.groups, batch.left_out) for step, batch in self.batches.items()),
@@ -184,13 +183,12 @@ class Record:
         for step in range(self._admitted, end):
             ids = [GroupId(step, 0, number) for number in range(self.plan.first_round)]
             self._rounds[step] = []
-            self._open(ids, [self.plan.domain(self.plan.ordinal(group)) for group in ids])
+            self._open(ids)
         self._admitted = max(self._admitted, end)
 
-    def _open(self, ids: list[GroupId], domains: list[str]) -> None:
+    def _open(self, ids: list[GroupId]) -> None:
         self._rounds[ids[0].step].append(ids)
-        for group, domain in zip(ids, domains, strict=True):
-            self.groups[group] = GroupRecord(domain, {})
+        self.groups |= {group: GroupRecord() for group in ids}
         self._untrained.update(ids)
         self._opened += ids
 
@@ -204,10 +202,7 @@ class Record:
         if len(rounds) >= self.plan.rounds or missing <= 0 or any(group.usable is None for group in last):
             return
         count = self.plan.groups_per_round or missing
-        # A group is replaced by one of its own domain, so that a step's shares stay what they were.
-        domains = [group.domain for group in last if not group.usable] or [group.domain for group in last]
-        ids = [GroupId(step, len(rounds), number) for number in range(count)]
-        self._open(ids, [domains[number % len(domains)] for number in range(count)])
+        self._open([GroupId(step, len(rounds), number) for number in range(count)])
 
     def _usable(self, step: int) -> list[GroupId]:
         return [group for ids in self._rounds[step] for group in ids if self.groups[group].usable]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import http.client
 import json
 import logging
 import logging.handlers
@@ -25,7 +27,9 @@ from jaxagent.config.errors import ending_signals
 from jaxagent.fleet import wire
 from jaxagent.fleet.api import FINISH_S, Api, Judge
 from jaxagent.fleet.book import Book
+from jaxagent.fleet.client import run_in
 from jaxagent.fleet.core import CoordinatorError, Core, logger
+from jaxagent.fleet.line import Line
 from jaxagent.fleet.members import Members
 from jaxagent.fleet.plan import Plan
 from jaxagent.fleet.status import note_damaged
@@ -35,6 +39,7 @@ LEDGER, ADDRESS, LOG = "ledger", "address.json", "coordinator.log"
 LOG_BYTES, LOGS = 10 * 2**20, 3
 MOST_CONNECTIONS = 8192
 IDLE_S = 75.0  # of a connection without a whole request
+ASK_S = 2.0  # who has this port
 
 
 def run(
@@ -66,7 +71,7 @@ def run(
     folder = pathlib.Path(folder)
     host, port = address_of(listen)
     connections.raise_descriptors()  # a connection is an open file
-    with bound_socket(host, port) as address, log(folder):
+    with _bound(host, port, folder) as address, log(folder):
 
         def clock() -> float:
             alive()
@@ -106,7 +111,8 @@ async def serve(
         api = Api(core, token, judge)
         async with connections.serving(api.app(), address, MOST_CONNECTIONS, IDLE_S, finish_s=FINISH_S):
             url = url_of(address)
-            files.replace(folder / ADDRESS, json.dumps({"url": url, "epoch": book.epoch, "pid": os.getpid()}))
+            row = {"url": url, "run": book.run, "epoch": book.epoch, "pid": os.getpid()}
+            files.replace(folder / ADDRESS, json.dumps(row))
             logger.info("coordinator of run %s, epoch %d, listens on %s", book.run, book.epoch, url)
             stopping = asyncio.ensure_future(stop.wait())
             await asyncio.wait([stopping, core.failed], return_when=asyncio.FIRST_COMPLETED)
@@ -126,6 +132,29 @@ def address_of(listen: str) -> tuple[str, int]:
         raise ConfigError(f"--listen='{listen}' must be HOST:PORT, such as 0.0.0.0:8200.")
     host = host.removeprefix("[").removesuffix("]")
     return "" if host in wire.ANY else host, int(port)
+
+
+def _bound(host: str, port: int, folder: pathlib.Path) -> socket.socket:
+    """As `config.command.bound_socket`, whose error also says whose coordinator has the port."""
+    try:
+        return bound_socket(host, port)
+    except ConfigError as error:
+        if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+            raise
+        own, run = run_in(folder / ADDRESS), ""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            line = Line(wire.LOCAL if host in wire.ANY else host, port)
+            run = line.ask("GET", "/v1/status", b"", {}, ASK_S, wire.MAX_CALL_BYTES).headers.get(wire.RUN, "")
+            line.close()
+        if not run:
+            who = "Another program has it"
+        elif run == own:
+            who = f"An earlier coordinator of this run ({run}) has it, and ends when it sees that this one is there"
+        else:
+            who = f"The coordinator of another run ({run:.40}) has it"
+        raise ConfigError(
+            f"{error} {who}: end that, or give fleet.listen another port (0: any free one)."
+        ) from error.__cause__
 
 
 def url_of(address: socket.socket) -> str:

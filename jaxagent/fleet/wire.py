@@ -25,6 +25,7 @@ LONGEST_POLL_S = 20.0
 CALL_S = 30.0  # longest time for an answer, beyond that of the poll
 BODY_S = 120.0  # longest time for an episode's body
 
+LOCAL = "127.0.0.1"
 ANY = ("", "0.0.0.0", "::")  # where who listens there listens on all addresses of its machine
 
 T = TypeVar("T")
@@ -270,14 +271,14 @@ def job_to(job: Job) -> dict[str, Any]:
         "episode": flat(work.episode),
         "lease": work.lease,
         "version": work.version,
-        "domain": work.domain,
+        "domain": "",  # of older code, which reads it
         "task": list(job.task),
     }
 
 
 def job_of(row: Mapping[str, Any]) -> Job:
     """The other way."""
-    work = Work(episode(row.get("episode")), lease(row.get("lease")), whole(row, "version"), text(row, "domain"))
+    work = Work(episode(row.get("episode")), lease(row.get("lease")), whole(row, "version"))
     return Job(work, task(row.get("task")))
 
 

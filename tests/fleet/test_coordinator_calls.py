@@ -8,12 +8,14 @@ import hashlib
 import http.client
 import json
 import logging
+import pathlib
 import re
 import socket
 import threading
 import time
 import urllib.error
 import urllib.request
+import zipfile
 import zlib
 
 import pytest
@@ -30,7 +32,7 @@ from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.io import connections
 from jaxagent.types import Task
-from tests.fleet.served import FACTS, TOKEN, Served, packed, played, task_of, tasks_of
+from tests.fleet.served import FACTS, TOKEN, WAIT_S, Served, packed, played, task_of, tasks_of
 
 PLAN = Plan(steps=3, groups_per_step=1, attempts=2, staleness=1)
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -508,7 +510,7 @@ def test_results_that_nobody_may_hand_in(served):
     client, name = began(served)
     (job, other) = client.take(name, 2, [])
     good = packed(job.work.episode, "w")
-    stranger = Work(EpisodeId(GroupId(9, 0, 0), 0), "1-1", 0, "")
+    stranger = Work(EpisodeId(GroupId(9, 0, 0), 0), "1-1", 0)
     assert client.put(stranger, 0, good).outcome is Outcome.REFUSED
     assert client.put(job.work, 1, good).outcome is Outcome.REFUSED  # pinned to 0
     quick = served.client(patience_s=0.1)
@@ -598,10 +600,53 @@ def test_the_token_comes_first(served, tmp_path):
         assert raw(served, "GET", "/v1/status", headers=headers)[0] == 401
         assert raw(served, "GET", "/v1/nothing", headers=headers)[0] == 401
     with pytest.raises(ConfigError, match="token is wrong"):
-        Client(served.url, "another token of the tests").status()
-    assert served.client().status()["calls"]["wrong_tokens"] == 6 + calls.WRONG_TOKENS
+        Client(served.url, "another token of the tests", 0.3).status()
+    assert served.client().status()["calls"]["wrong_tokens"] > 6 + 1
     with pytest.raises(ConfigError, match="16 characters"):
         server.run(tmp_path / "other", PLAN, "short")
+
+
+def test_who_was_accepted_before_waits_while_its_token_is_refused(served, caplog):
+    """Another run's coordinator has the port for a while: that is no mistake of a process that has worked."""
+    client = served.client(patience_s=0.3)
+    client.join("engine", FACTS)
+    client._token, client._run = "another token of the tests", "run-a"
+    with pytest.raises(
+        CoordinatorGoneError, match=r"401 .*\(it is the coordinator of run \w+; this process is of run run-a\)"
+    ):
+        client.status()
+    assert "It is asked again for 0.3 s" in caplog.text
+    client = served.client()
+    client._token = "another token of the tests"
+    threading.Timer(0.5, lambda: setattr(client, "_token", TOKEN)).start()
+    assert client.status()["wire"] == wire.WIRE
+
+
+def test_whose_the_port_is_and_which_run_a_process_is_of_are_said(served, tmp_path):
+    listen, other = f"127.0.0.1:{served.port}", tmp_path / "other"
+    run = json.loads((tmp_path / server.ADDRESS).read_text())["run"]
+    with pytest.raises(
+        ConfigError, match=f"in use.* The coordinator of another run \\({run}\\) has it: end that, or give"
+    ):
+        server.run(other, PLAN, TOKEN, listen)
+    with pytest.raises(ConfigError, match="An earlier coordinator of this run"):
+        server.run(tmp_path, PLAN, TOKEN, listen)
+    with bound_socket("127.0.0.1", 0) as address, pytest.raises(ConfigError, match="Another program has it"):
+        address.listen()
+        server.run(other, PLAN, TOKEN, f"127.0.0.1:{address.getsockname()[1]}")
+    # A process of another run, whose workdir says that its coordinator listened there, with this run's token.
+    other.mkdir()
+    (other / server.ADDRESS).write_text(json.dumps({"url": served.url, "run": "run-a"}))
+    with pytest.raises(ConfigError, match=f"is of run run-a; this coordinator's is {run}"):
+        Client(served.url, TOKEN, address=other / server.ADDRESS).join("engine", FACTS)
+
+
+def test_a_proxy_that_changes_addresses_is_told_at_its_first_answer(served, monkeypatch, caplog):
+    ask = calls.Line.ask
+    monkeypatch.setattr(calls.Line, "ask", lambda self, method, path, *more: ask(self, method, f"/fleet{path}", *more))
+    with pytest.raises(CoordinatorGoneError):
+        served.client(patience_s=0.01).status()
+    assert caplog.text.count("a proxy changes addresses") == 1 and "404 GET /fleet/v1/status" in caplog.text
 
 
 def test_bodies_are_bounded(served, monkeypatch):
@@ -757,6 +802,12 @@ def test_a_coordinator_that_was_taken_over_ends(served, tmp_path):
     assert client
 
 
+def test_a_coordinator_that_was_taken_over_ends_also_where_nobody_calls(served, tmp_path):
+    fence.take(tmp_path / server.LEDGER)
+    began = time.monotonic()
+    assert "epoch 2 has taken over" in str(served.ended()) and time.monotonic() - began < WAIT_S / 4
+
+
 def test_the_rules_of_a_run_do_not_change(served, tmp_path):
     began(served)
     served.stop()
@@ -768,6 +819,22 @@ def test_the_rules_of_a_run_do_not_change(served, tmp_path):
 
 
 # -------------------------------------------------------------------- again, and forgotten
+
+
+def test_a_ledger_of_an_earlier_version_goes_on(tmp_path):
+    """Written by the code of before, whose plan had a field more, and killed with the third of four episodes stored."""
+    with zipfile.ZipFile(pathlib.Path(__file__).with_name("ledger_of_before.zip")) as stored:
+        stored.extractall(tmp_path)
+    with contextlib.closing(book.Book(tmp_path, PLAN)) as found:
+        rules = found.rules
+        assert (rules.record.versions, rules.record.formed, found.epoch) == (["w0", "w1"], 1, 2)
+        assert found.batch(0).results.keys() == {EpisodeId(GroupId(0, 0, 0), sample) for sample in range(2)}
+        assert [played.task.id for played in found.read(GroupId(0, 0, 0))] == ["task-0"] * 2
+        name, _ = rules.join(0.0)
+        jobs = [job for _ in range(2) for job in found.take(0.0, name, 1, [])]
+        assert jobs[0].work.episode == EpisodeId(GroupId(1, 0, 0), 1)
+        again = wire.tasks_of({"tasks": wire.tasks_to(tasks_of(PLAN, 1))})
+        assert found.publish(1, "w1", "lineage", again)[0].outcome is Outcome.DUPLICATE
 
 
 def test_a_ledger_that_somebody_removed_takes_no_episode_with_it(served, tmp_path):
@@ -853,7 +920,7 @@ def test_what_is_kept_is_forgotten_on_disk_too_and_a_restart_knows_the_rest(tmp_
         for field in ("steps", "oldest_unfinished_group", "run"):
             assert after[field] == before[field]
         assert client.episode(new) == packed(new, "w")
-        assert client.put(Work(old, "1-1", 0, ""), 0, packed(old, "w")).outcome is Outcome.LATE
+        assert client.put(Work(old, "1-1", 0), 0, packed(old, "w")).outcome is Outcome.LATE
         assert client.publish(1, "w1", "lineage", tasks_of(plan, 1)).outcome is Outcome.DUPLICATE
         assert client.batch(2).groups == (GroupId(2, 0, 0), GroupId(2, 0, 1))
 

@@ -18,7 +18,7 @@ from jaxagent.fleet.weight_server import WeightServer
 from jaxagent.fleet.wire import Job, Sources, TaskRef
 from jaxagent.rollout.experience import Experience
 from jaxagent.runs import attempts
-from jaxagent.runs.collect import collect
+from jaxagent.runs.attempts import collect
 from jaxagent.runs.fleet import probe, trees
 from jaxagent.runs.fleet.held import HeldVersions, blank, place
 from jaxagent.runs.fleet.player import EnginePlayer
@@ -78,7 +78,7 @@ def test_an_engine_plays_what_a_run_of_one_process_plays_with_the_same_weights(t
             assert not (trainers / probe.FILE).exists()
         jobs = [
             Job(
-                Work(EpisodeId(GroupId(STEP, 0, number), sample), f"0-{4 * number + sample}", 1, ""),
+                Work(EpisodeId(GroupId(STEP, 0, number), sample), f"0-{4 * number + sample}", 1),
                 TaskRef([task.id for task in parts.train].index(group.task.id), group.task.id),
             )
             for number, group in enumerate(expected)

@@ -1,11 +1,9 @@
-"""Plans that cannot be, the order of domains, and the lines of the log."""
+"""Plans that cannot be, and the lines of the log."""
 
 import json
 import types
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
 from jaxagent.config.fleet import FleetConfig
@@ -13,7 +11,6 @@ from jaxagent.config.rl import OversampleConfig, RefillConfig, RLConfig
 from jaxagent.fleet import events
 from jaxagent.fleet.plan import GroupId, Plan
 from jaxagent.fleet.plan_of import plan_of
-from jaxagent.fleet.quota import shares_in_turn
 
 
 @pytest.mark.parametrize(
@@ -27,26 +24,11 @@ from jaxagent.fleet.quota import shares_in_turn
         ({"window": 3, "rule": "in_flight"}, "at most"),
         ({"groups_per_round": 2}, "rounds"),
         ({"lease_s": 0}, "lease_s"),
-        ({"domains": ()}, "domains"),
-        ({"domains": (("a", 0),)}, "domains"),
-        ({"domains": (("a", 1), ("a", 2))}, "domains"),
     ],
 )
 def test_plans_that_cannot_be_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         Plan(**{"steps": 3, "groups_per_step": 2, "attempts": 1, **settings})
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=6))
-def test_domains_have_their_exact_share_to_less_than_one_group(shares):
-    plan = Plan(1, 1, 1, domains=tuple((str(i), share) for i, share in enumerate(shares)))
-    had = dict.fromkeys((name for name, _ in plan.domains), 0)
-    for at in range(2 * sum(shares) + 1):
-        had[plan.domain(at)] += 1
-        for name, share in plan.domains:
-            assert abs(had[name] - share * (at + 1) / sum(shares)) < 1
-    assert len(shares_in_turn(plan.domains)) <= sum(shares)
 
 
 def test_lines_of_the_log_can_be_read_again():

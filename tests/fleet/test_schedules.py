@@ -10,7 +10,7 @@ from tests.fleet.world import Faults, World
 
 
 def random_plan(rng: random.Random) -> Plan:
-    """S from 0 to 8, both rules, windows, dynamic sampling, domains."""
+    """S from 0 to 8, both rules, windows, dynamic sampling."""
     rule = rng.choice(("pinned", "pinned", "in_flight"))
     staleness = rng.choice((0, 0, 1, 1, 2, 2, 3, 4, 8))
     groups = rng.randint(1, 4)
@@ -27,7 +27,6 @@ def random_plan(rng: random.Random) -> Plan:
         window=window,
         rounds=rounds,
         groups_per_round=rng.choice((0, 0, 1, 3)) if rounds > 1 else 0,
-        domains=rng.choice(((("", 1),), (("fast", 1), ("slow", 1)), (("fast", 2), ("slow", 1)))),
         lease_s=rng.choice((2.0, 10.0)),
     )
 
@@ -43,10 +42,10 @@ def random_faults(rng: random.Random) -> Faults:
 
 def random_world(seed: int) -> World:
     rng = random.Random(f"schedule/{seed}")
-    scale, sigma = rng.choice((0.5, 2.0, 5.0)), rng.choice((0.0, 0.5, 1.0))
+    scale, sigma, slow = rng.choice((0.5, 2.0, 5.0)), rng.choice((0.0, 0.5, 1.0)), rng.choice((2, 3, 1000))
 
     def duration(world, work):
-        return scale * world.random.lognormvariate(0, sigma) * (10 if work.domain == "slow" else 1)
+        return scale * world.random.lognormvariate(0, sigma) * (10 if work.episode.group.number % slow == 1 else 1)
 
     return World(random_plan(rng), rng.randint(1, 5), seed, random_faults(rng), duration)
 

@@ -1,11 +1,11 @@
-"""A slow domain keeps its share, long episodes are trained as often as they are sampled, workers come and go."""
+"""What is slow keeps its share, long episodes are trained as often as they are sampled, workers come and go."""
 
 import random
 
 import pytest
 
 from jaxagent.fleet.admission import Work
-from jaxagent.fleet.plan import EpisodeId, Plan
+from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from tests.fleet.world import Faults, World
 
 STEPS = 50
@@ -16,21 +16,23 @@ def length(episode: EpisodeId) -> float:
 
 
 @pytest.mark.parametrize(("rule", "window"), [("pinned", 1), ("in_flight", 1), ("in_flight", 4)])
-@pytest.mark.parametrize("domains", [(("fast", 1), ("slow", 1)), (("fast", 3), ("slow", 1))])
-def test_a_domain_that_is_ten_times_slower_keeps_its_share(rule, window, domains):
+@pytest.mark.parametrize("every", [2, 4])
+def test_groups_that_are_ten_times_slower_keep_their_share(rule, window, every):
     """And what is trained is as long as what is sampled, though long episodes take long."""
-    plan = Plan(STEPS + 4, 8, 2, staleness=1, rule=rule, window=window, domains=domains)
+    plan = Plan(STEPS + 4, 8, 2, staleness=1, rule=rule, window=window)
+
+    def slow(group: GroupId) -> bool:
+        return plan.ordinal(group) % every == 1
 
     def duration(world: World, work: Work) -> float:
-        return length(work.episode) * (10 if work.domain == "slow" else 1)
+        return length(work.episode) * (10 if slow(work.episode.group) else 1)
 
     world = World(plan, 6, 0, Faults(), duration)
     world.run()
     order = [group for step in range(STEPS) for group in world.trained[step].groups]
-    seen = [plan.domain(plan.ordinal(group)) for group in order]
-    share = dict(domains)["slow"] / sum(count for _, count in domains)
+    seen = [slow(group) for group in order]
     size = (plan.staleness + 1) * plan.groups_per_step
-    off = [abs(seen[at : at + size].count("slow") - share * size) for at in range(len(seen) - size + 1)]
+    off = [abs(seen[at : at + size].count(True) - size / every) for at in range(len(seen) - size + 1)]
     assert max(off) == 0 if window == 1 else 0 < max(off) < window
     trained = [length(which) for step in range(STEPS) for which in world.trained[step].results]
     begun = sorted(which for which, _ in world.begun.values())[: len(trained)]

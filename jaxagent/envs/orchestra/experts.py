@@ -1,14 +1,20 @@
 """What experts are asked, and how their replies are read. Experts see the problem and what was found; nobody else.
 
 The published code cuts what an expert is shown at its left: the newest part stays (`kept`).
+
+How long an expert takes is a part of the reward (`env.latency`). Measured, it follows the machine and its load, so two
+runs of one config differ. Simulated from its tokens, it follows from what was said alone, and a run repeats exactly.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
+from jaxagent.config.errors import Removed
 from jaxagent.envs import tags
+from jaxagent.envs.cast import Said
 from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
 from jaxagent.envs.python import formats
 from jaxagent.envs.search.retriever.base import Passage
@@ -88,3 +94,42 @@ def query_of(reply: str) -> str | None:
 def answer_of(reply: str) -> str | None:
     """The last boxed answer of a reply; None where there is none, or it is empty."""
     return maths.last_boxed(formats.spoken(reply)) or None
+
+
+PROMPT_TOKENS_PER_S, REPLY_TOKENS_PER_S = 5_000.0, 50.0  # what one accelerator does for a model of 8B, about
+PROGRAM_S = 1.0  # of every program
+
+
+@dataclasses.dataclass(frozen=True)
+class FromTokens:
+    """Seconds that a server of these speeds would take."""
+
+    removed: ClassVar = {
+        "prompt_tokens_per_s": Removed(f"it is {PROMPT_TOKENS_PER_S:g}", PROMPT_TOKENS_PER_S),
+        "reply_tokens_per_s": Removed(f"it is {REPLY_TOKENS_PER_S:g}", REPLY_TOKENS_PER_S),
+        "program_s": Removed(f"it is {PROGRAM_S:g}", PROGRAM_S),
+    }
+
+    def of_reply(self, said: Said) -> float:
+        """Seconds of an expert's reply."""
+        return said.prompt_tokens / PROMPT_TOKENS_PER_S + said.reply_tokens / REPLY_TOKENS_PER_S
+
+    def of_program(self, seconds: float) -> float:
+        """Seconds of a program that took `seconds`."""
+        return PROGRAM_S
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """The clock's seconds, as published."""
+
+    def of_reply(self, said: Said) -> float:
+        """Seconds of an expert's reply."""
+        return said.seconds
+
+    def of_program(self, seconds: float) -> float:
+        """Seconds of a program that took `seconds`."""
+        return seconds
+
+
+LATENCIES: dict[str, type] = {"tokens": FromTokens, "measured": Measured}
