@@ -166,7 +166,7 @@ def _modern(wanted: Kind, value: Any, root: Mapping[str, Any]) -> Any:
     if wanted.of_names is not None:
         return {name: _modern(kind(wanted.of_names), inner, root) for name, inner in value.items()}
     cls = wanted.choice.entries.get(str(value.get("name"))) if wanted.choice else wanted.value
-    if not dataclasses.is_dataclass(cls):
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         return value
     value = getattr(cls, "stored", dict)(modern(value, cls, root))
     off = history(cls, "off")
