@@ -19,6 +19,7 @@ from jaxagent.evaluate import stored_config
 from jaxagent.learner import digests
 from jaxagent.observe.files import RUN_FILE
 from jaxagent.runs import devices, provenance, resume
+from jaxagent.runs.evaluation.run import begin
 from tests import tiny_run
 
 
@@ -279,6 +280,10 @@ def test_what_the_version_before_stored_opens_and_goes_on_as_what_it_is_now(name
     assert resume.changes(then, now) == []
     (tmp_path / "config.json").write_text(json.dumps(then))
     assert parse(stored_config(str(tmp_path))) == now
+    # An evaluation of that version is gone on with, too.
+    before, after = ({"config": json.loads(json.dumps(config))} for config in (then, to_dict(now)))
+    (tmp_path / "evaluation.json").write_text(json.dumps({"evaluated": before}))
+    assert begin(tmp_path, {"evaluated": after}, print) == after
 
 
 @pytest.mark.parametrize(
