@@ -26,8 +26,9 @@ from typing import Any
 
 from absl import flags as absl_flags
 
-from jaxagent.config import Config, ConfigError, FleetConfig, flags, missing_fields, modern, nearest, parse
+from jaxagent.config import Config, ConfigError, FleetConfig, flags, modern, nearest, parse
 from jaxagent.config.command import Parser, count, exit_code, number, quiet_libraries
+from jaxagent.config.parse import missing_fields
 from jaxagent.config.ranges import Range, at_least, between
 from jaxagent.observe.files import CONFIG_FILE
 from jaxagent.runs import devices

@@ -8,7 +8,6 @@ Imports nothing slow: `--help` and config errors answer at once.
 
 from jaxagent.config.data import Columns as Columns
 from jaxagent.config.data import DataConfig as DataConfig
-from jaxagent.config.data import Seed as Seed
 from jaxagent.config.data import SourceConfig as SourceConfig
 from jaxagent.config.engine import LEAST_TEMPERATURE as LEAST_TEMPERATURE
 from jaxagent.config.engine import EngineConfig as EngineConfig
@@ -22,14 +21,11 @@ from jaxagent.config.errors import nearest as nearest
 from jaxagent.config.fleet import FleetConfig as FleetConfig
 from jaxagent.config.learner import BatchConfig as BatchConfig
 from jaxagent.config.learner import OptimizerConfig as OptimizerConfig
-from jaxagent.config.learner import RateConfig as RateConfig
 from jaxagent.config.model import MODEL_SHAPE as MODEL_SHAPE
 from jaxagent.config.model import LoraConfig as LoraConfig
 from jaxagent.config.model import MeshConfig as MeshConfig
 from jaxagent.config.model import ModelConfig as ModelConfig
-from jaxagent.config.model import TokenizerConfig as TokenizerConfig
 from jaxagent.config.model import check_folder as check_folder
-from jaxagent.config.parse import missing_fields as missing_fields
 from jaxagent.config.parse import modern as modern
 from jaxagent.config.parse import parse as parse
 from jaxagent.config.parse import to_dict as to_dict
@@ -43,18 +39,9 @@ from jaxagent.config.rl import RefillConfig as RefillConfig
 from jaxagent.config.rl import ReplayConfig as ReplayConfig
 from jaxagent.config.rl import RLConfig as RLConfig
 from jaxagent.config.rl import TemperatureConfig as TemperatureConfig
-from jaxagent.config.rl import ZLossConfig as ZLossConfig
 from jaxagent.config.roles import RoleConfig as RoleConfig
-from jaxagent.config.run import CheckpointConfig as CheckpointConfig
 from jaxagent.config.run import Config as Config
-from jaxagent.config.run import EvalConfig as EvalConfig
 from jaxagent.config.run import ResumeConfig as ResumeConfig
 from jaxagent.config.run import Stage as Stage
-from jaxagent.config.stages import DPOConfig as DPOConfig
 from jaxagent.config.stages import OfflineConfig as OfflineConfig
 from jaxagent.config.stages import OPDConfig as OPDConfig
-from jaxagent.config.stages import OutcomeModelConfig as OutcomeModelConfig
-from jaxagent.config.stages import RFTConfig as RFTConfig
-from jaxagent.config.stages import SampleConfig as SampleConfig
-from jaxagent.config.stages import SFTConfig as SFTConfig
-from jaxagent.config.stages import WarmStartConfig as WarmStartConfig

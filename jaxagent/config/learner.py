@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from jaxagent.config.errors import Removed
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, between
@@ -11,7 +11,7 @@ from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 @dataclasses.dataclass(frozen=True)
 class RateConfig:
-    """A learning rate and how it goes on. All else of a stage's AdamW is `rl.optimizer`'s."""
+    """A learning rate and how it goes on. All else of the warm start's AdamW is `rl.optimizer`'s."""
 
     learning_rate: NonNegativeFloat  # the highest of the schedule
     schedule: Literal["constant", "cosine", "linear", "wsd"]  # wsd: constant, linear over the last fifth
@@ -21,10 +21,6 @@ class RateConfig:
         name: Removed(f"it is rl.optimizer.{name}", like=f"rl.optimizer.{name}")
         for name in ("b2", "weight_decay", "grad_clip")
     } | {"b1": Removed("it is 0.9", 0.9), "eps": Removed("it is 1e-8", 1e-8)}
-
-    def adamw(self, like: OptimizerConfig) -> OptimizerConfig:
-        """AdamW with this rate, and all else as `like` has it."""
-        return OptimizerConfig(**dataclasses.asdict(like) | dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +49,6 @@ class RowsConfig:
         "targets_multiple": Removed("it is rl.batch.targets_multiple", like="rl.batch.targets_multiple")
     }
 
-    def batch(self, like: BatchConfig) -> BatchConfig:
-        """These rows, and all else as `like` has it."""
-        return BatchConfig(**dataclasses.asdict(like) | dataclasses.asdict(self))
-
 
 @dataclasses.dataclass(frozen=True)
 class BatchConfig(RowsConfig):
@@ -65,3 +57,8 @@ class BatchConfig(RowsConfig):
     targets_multiple: PositiveInt  # log-prob positions per row are padded to a multiple of this
 
     removed: ClassVar = {}
+
+
+def completed(part: RateConfig | RowsConfig, whole: Any) -> Any:
+    """A section of the class of `whole`, with the fields of `part` and all else as `whole` has it."""
+    return type(whole)(**dataclasses.asdict(whole) | dataclasses.asdict(part))

@@ -14,6 +14,7 @@ from jaxagent.algorithms.objectives import GSPO
 from jaxagent.algorithms.streams import Streams
 from jaxagent.algorithms.value_losses import HLGauss, Squared
 from jaxagent.config import relations
+from jaxagent.config.learner import completed
 from jaxagent.learner import loss as losses
 from jaxagent.learner.forward import policy_forward, top_forward, value_forward
 from jaxagent.learner.score import policy_scorer, value_scorer
@@ -166,7 +167,7 @@ def test_rows_must_divide_over_the_axis(cfg, make_packer):
     split = dataclasses.replace(cfg, mesh=dataclasses.replace(cfg.mesh, context=80))
     assert [line for line in relations.broken_relations(split) if "mesh.context" in line] == [
         f"{section}.batch.row_tokens ({batch.row_tokens}) must be a multiple of 2 * mesh.context (160)."
-        for section, batch in (("rl", cfg.rl.batch), ("warm_start", cfg.warm_start.batch.batch(cfg.rl.batch)))
+        for section, batch in (("rl", cfg.rl.batch), ("warm_start", completed(cfg.warm_start.batch, cfg.rl.batch)))
     ]
     assert not list(relations.broken_relations(cfg))
     # Whatever a recipe rounds its targets to, they divide too.

@@ -18,6 +18,7 @@ import jax
 
 from jaxagent.algorithms.sft import sft
 from jaxagent.config import ConfigError, nearest
+from jaxagent.config.learner import completed
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward
 from jaxagent.learner.batch import Batch
@@ -41,11 +42,11 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
     """Supervised learning on demonstrations until the gate opens; returns the trained policy."""
     cfg = parts.cfg.warm_start
     # The curriculum is trained on every token of a row, whole episodes on the few that are sampled.
-    batch = cfg.batch.batch(parts.cfg.rl.batch)
+    batch = completed(cfg.batch, parts.cfg.rl.batch)
     share = sharing(parts.cfg, batch, parts.spec)
     curriculum = Packer(batch, batch.row_tokens, parts.row_shards, share, parts.cfg.mesh.context)
     full = Packer(batch, action_tokens(parts.cfg), parts.row_shards, share, parts.cfg.mesh.context)
-    optimizer = make_optimizer(cfg.optimizer.adamw(parts.cfg.rl.optimizer), cfg.max_steps)
+    optimizer = make_optimizer(completed(cfg.optimizer, parts.cfg.rl.optimizer), cfg.max_steps)
     with workdir.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), optimizer, parts.mesh)
         state = init_state(params, optimizer)
