@@ -96,6 +96,8 @@ def _set(raw: dict, path: str, value) -> None:
             "config.rl.kl.where must be one of 'loss', 'reward', 'advantage', got 'los'. Did you mean 'loss'?",
         ),
         ("mesh", 8, "config.mesh must be a section with fields, got 8."),
+        ("seed", {"a": 1}, "config.seed must be int, got dict {'a': 1}."),
+        ("rl", 8, "config.rl must be a section with fields, got 8."),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(path, value, message):

@@ -11,9 +11,10 @@ import jax
 import pytest
 
 from jaxagent import main as cli
-from jaxagent.config import ConfigError, flags, parse, to_dict
+from jaxagent.config import ConfigError, SandboxConfig, flags, parse, to_dict
 from jaxagent.config.fleet import FleetConfig
 from jaxagent.config.learner import RateConfig
+from jaxagent.envs.base import Environment
 from jaxagent.envs.orchestra.roles import SKILLS
 from jaxagent.evaluate import stored_config
 from jaxagent.learner import digests
@@ -273,9 +274,22 @@ def earlier(stored: dict) -> dict:
     return json.loads(json.dumps(stored))
 
 
-@pytest.mark.parametrize("name", ["search_r1", "tool_orchestra", "coding_agent"])
-def test_what_the_version_before_stored_opens_and_goes_on_as_what_it_is_now(name, tmp_path):
-    now = flags.parse_argv(["main", f"--config=configs/{name}.py", f"--config.workdir={tmp_path}"]).config
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Boxed(Environment):
+    """Somebody's own environment, with sandboxes."""
+
+    sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
+
+    def attempt(self, task):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["search_r1", "tool_orchestra", "coding_agent", f"search_r1 --config.env={__name__}:Boxed"],
+)
+def test_what_the_version_before_stored_opens_and_goes_on_as_what_it_is_now(words, tmp_path):
+    now = flags.parse_argv(["main", *f"--config={words} --config.workdir={tmp_path}".split()]).config
     then = earlier(to_dict(now))
     assert resume.changes(then, now) == []
     (tmp_path / "config.json").write_text(json.dumps(then))

@@ -144,7 +144,8 @@ def modern(section: Mapping[str, Any], cls: type = Config, root: Mapping[str, An
     """A section as this version of the schema has it, from what any earlier one stored.
 
     A section's class says what has changed: `moved` (old name -> where it is now, a dotted path), `removed` (name ->
-    `errors.Removed`), and `off`, the fields with which an optional section once said that it is off. A removed field
+    `errors.Removed`), and `off`, the fields with which an optional section once said that it is off; its method
+    `of_earlier_version` reads what is none of these. A removed field
     with a value that means something else stays, so that whoever reads it says so.
     """
     root, section = section if root is None else root, dict(section)
@@ -165,10 +166,13 @@ def _modern(wanted: Kind, value: Any, root: Mapping[str, Any]) -> Any:
         return value
     if wanted.of_names is not None:
         return {name: _modern(kind(wanted.of_names), inner, root) for name, inner in value.items()}
-    cls = wanted.choice.entries.get(str(value.get("name"))) if wanted.choice else wanted.value
-    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+    try:
+        cls = wanted.choice.entry(value.get("name"), "") if wanted.choice else wanted.value
+        if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+            return value  # a wrong value, which is told when the section is built
+        value = getattr(cls, "of_earlier_version", dict)(modern(value, cls, root))
+    except ConfigError:  # of a class of the user's own, and told then, too
         return value
-    value = getattr(cls, "stored", dict)(modern(value, cls, root))
     off = history(cls, "off")
     return None if wanted.optional and off and off.items() <= value.items() else value
 

@@ -55,7 +55,7 @@ class OrchestraExpert(TextRole):
     timeout_s: ClassVar[float] = 60.0  # pyright: ignore[reportIncompatibleVariableOverride] (it answers at once)
 
     @classmethod
-    def stored(cls, section: dict[str, Any]) -> dict[str, Any]:
+    def of_earlier_version(cls, section: dict[str, Any]) -> dict[str, Any]:
         """What an earlier version stored, an expert by its skill, its prices and its limits, by its name."""
         limits = {"reply_tokens": cls.reply_tokens, "timeout_s": cls.timeout_s}
         for name, skill in SKILLS.items():
