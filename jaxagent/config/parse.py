@@ -145,8 +145,8 @@ def modern(section: Mapping[str, Any], cls: type = Config, root: Mapping[str, An
 
     A section's class says what has changed: `moved` (old name -> where it is now, a dotted path), `removed` (name ->
     `errors.Removed`), and `off`, the fields with which an optional section once said that it is off; its method
-    `of_earlier_version` reads what is none of these. A removed field
-    with a value that means something else stays, so that whoever reads it says so.
+    `of_earlier_version` reads what is none of these. A removed field with a value that means something else stays, so
+    that whoever reads it says so.
     """
     root, section = section if root is None else root, dict(section)
     for name, (inside, new) in {old: path.split(".") for old, path in history(cls, "moved").items()}.items():
