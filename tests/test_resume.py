@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from jaxagent import main as cli
-from jaxagent.config import ConfigError, SandboxConfig, flags, parse, to_dict
+from jaxagent.config import ConfigError, SandboxConfig, flags, modern, parse, to_dict
 from jaxagent.config.fleet import FleetConfig
 from jaxagent.config.learner import RateConfig
 from jaxagent.envs.base import Environment
@@ -311,6 +311,12 @@ def test_what_the_version_before_stored_is_refused_by_name_where_it_means_someth
         parse(then | {"stages": tuple(then["stages"])})
     with pytest.raises(ConfigError, match=rf"config\.warm_start\.{section}\.{field} .*{used}.* in checkpoint 7"):
         resume.check_config(then, cfg(), "7", adapting=False)
+
+
+def test_a_field_that_one_choice_lost_stays_anothers():
+    assert modern({"env": {"name": "tau_bench", "user_strategy": "llm"}}) == {"env": {"name": "tau_bench"}}
+    for kept in ({"name": "mine:Env", "user_strategy": "llm"}, {"name": "tau_bench", "user_strategy": "react"}):
+        assert modern({"env": kept}) == {"env": kept}
 
 
 def test_names_of_the_version_before_are_taken_from_a_command_line():

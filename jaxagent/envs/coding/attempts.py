@@ -95,7 +95,7 @@ class _Attempt(SandboxAttempt):
             return None
         try:
             await self._sandbox.stop_processes()
-            found = await repository.change(self._sandbox, self.task, self._base, MAX_CHANGE_BYTES)
+            change = await repository.change(self._sandbox, self.task, self._base, MAX_CHANGE_BYTES)
         except repository.ChangeLost:
             return None
         except RuntimeError:
@@ -103,7 +103,7 @@ class _Attempt(SandboxAttempt):
                 raise
             return None
         await self._sandbox.close()
-        return found
+        return change
 
 
 class AgentCodingAttempt(_Attempt):
