@@ -48,9 +48,7 @@ ADAMW = OptimizerConfig(
     learning_rate=1e-4,
     schedule="constant",
     warmup_steps=0,
-    b1=0.9,
     b2=0.999,
-    eps=1e-8,
     weight_decay=0.01,
     grad_clip=0.0,
 )

@@ -37,13 +37,16 @@ def optimizer(learning_rate: float, **changes: object) -> ConfigDict:
     config.learning_rate = learning_rate
     config.schedule = "constant"
     config.warmup_steps = 10
-    config.b1 = 0.9
     config.b2 = 0.98
-    config.eps = 1e-8
     config.weight_decay = 0.01
     config.grad_clip = 1.0
     config.update(changes)
     return config
+
+
+def rate(learning_rate: float, schedule: str = "linear") -> ConfigDict:
+    """The warm start's learning rate; the rest of its AdamW is `rl.optimizer`'s."""
+    return ConfigDict({"learning_rate": learning_rate, "schedule": schedule, "warmup_steps": 10})
 
 
 def group_mean_std(drop_zero_signal: bool) -> ConfigDict:
@@ -122,7 +125,6 @@ def laptop() -> ConfigDict:
     config.model.compute_dtype = "float32"
     config.model.remat = "none"
     config.model.logprob_chunk_tokens = 512
-    config.model.lora = ConfigDict({"rank": 0, "alpha": 32.0, "rank_stabilised": False, "targets": "all-linear"})
 
     config.tokenizer = ConfigDict({"path": "", "vocab_size": 3072, "use_chat_template": False})
 
@@ -143,11 +145,10 @@ def laptop() -> ConfigDict:
     config.warm_start = ConfigDict()
     config.warm_start.demonstrations = ""
     config.warm_start.max_steps = 1_000
-    config.warm_start.curriculum_sequences = 42
     config.warm_start.batch_sequences = 19
-    config.warm_start.optimizer = optimizer(3e-3, schedule="linear")
-    config.warm_start.batch = batch(row_tokens=288, micro_rows=8)
-    config.warm_start.curriculum_steps = 200
+    config.warm_start.optimizer = rate(3e-3)
+    config.warm_start.batch = ConfigDict({"row_tokens": 288, "micro_rows": 8, "share_prefix": False})
+    config.warm_start.curriculum = ConfigDict({"steps": 200, "sequences": 42})
     config.warm_start.gate_every = 100
     config.warm_start.gate_family = "one_hop"
     config.warm_start.gate_accuracy = 0.95

@@ -92,7 +92,7 @@ def laptop() -> ConfigDict:
     config.engine.request_timeout_s = 120.0
 
     config.warm_start.max_steps = 1_000
-    config.warm_start.curriculum_steps = 0
+    config.warm_start.curriculum = None
     config.warm_start.batch_sequences = 48
     config.warm_start.batch.row_tokens = 192
     config.warm_start.gate_family = "one_step"

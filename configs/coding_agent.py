@@ -63,7 +63,7 @@ def laptop() -> ConfigDict:
     config.engine.request_timeout_s = 120.0
 
     config.warm_start.max_steps = 400  # to the end of its schedule: the habit of looking must be there, if rare
-    config.warm_start.curriculum_steps = 0
+    config.warm_start.curriculum = None
     config.warm_start.batch_sequences = 48
     config.warm_start.batch.row_tokens = 192
     config.warm_start.gate_every = 400

@@ -57,7 +57,7 @@ def terminal() -> ConfigDict:
     config.engine.request_timeout_s = 120.0
 
     config.warm_start.max_steps = 600  # RL goes on from there; the gate would take longer
-    config.warm_start.curriculum_steps = 0
+    config.warm_start.curriculum = None
     config.warm_start.batch_sequences = 24
     config.warm_start.batch.row_tokens = 192
     config.warm_start.gate_family = "level1"

@@ -76,7 +76,7 @@ def laptop_scale() -> ConfigDict:
     config.engine.request_timeout_s = 120.0
 
     config.warm_start.max_steps = 600
-    config.warm_start.curriculum_steps = 0
+    config.warm_start.curriculum = None
     config.warm_start.batch.row_tokens = 192
     config.warm_start.gate_every = 50
     config.warm_start.gate_accuracy = 0.9

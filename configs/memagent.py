@@ -80,10 +80,10 @@ def laptop() -> ConfigDict:
     # 900 of the curriculum, which is the beginning of full.jsonl: to find a fact by its country is learnt suddenly, and
     # some seeds are still at it when two facts become four, after 630; four facts, and the chunks, teach them the rest.
     config.warm_start.max_steps = 1_800
-    config.warm_start.curriculum_steps = 0
+    config.warm_start.curriculum = None
     # At 3e-3 the lookup comes later, on one seed not at all. A rate that falls from the beginning leaves too little for
     # whole chunks.
-    config.warm_start.optimizer = parts.optimizer(1.5e-3, schedule="wsd")
+    config.warm_start.optimizer = parts.rate(1.5e-3, schedule="wsd")
     config.warm_start.batch_sequences = 96
     config.warm_start.batch = parts.batch(row_tokens=288, micro_rows=4)
     # A policy that reads, and forgets, answers one question of eight: those whose fact stands in the last chunk. So

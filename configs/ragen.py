@@ -99,7 +99,7 @@ def laptop_scale() -> ConfigDict:
     config.engine.slots = 128
     config.engine.pages = 320
 
-    config.warm_start.curriculum_steps = 0
+    config.warm_start.curriculum = None
     config.warm_start.batch_sequences = 64
     config.warm_start.batch.row_tokens = 256
     config.warm_start.gate_every = 1_000  # never: most demonstrations fail on purpose

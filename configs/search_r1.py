@@ -96,7 +96,7 @@ def laptop_lora() -> ConfigDict:
     """GRPO on low-rank adapters: the warm start trains all weights, RL leaves them as they are then."""
     config = laptop()
     config.workdir = "runs/search_r1_lora"
-    config.model.lora.rank = 16
+    config.model.lora = ConfigDict({"rank": 16, "alpha": 32.0, "rank_stabilised": False, "targets": "all-linear"})
     config.rl.optimizer.learning_rate = 2e-3  # ten times that of all weights
     return config
 
@@ -184,9 +184,9 @@ def smollm2_scale(config: ConfigDict) -> None:
     config.engine.request_timeout_s = 600.0
 
     config.warm_start.max_steps = 20
-    config.warm_start.curriculum_steps = 0
+    config.warm_start.curriculum = None
     config.warm_start.batch_sequences = 8
-    config.warm_start.optimizer = parts.optimizer(2e-4, schedule="linear")
+    config.warm_start.optimizer = parts.rate(2e-4)
     config.warm_start.batch.update(row_tokens=288, micro_rows=2)
     config.warm_start.gate_every = 40  # never: a bundle here would lie in memory beside what RL begins with
 

@@ -78,8 +78,7 @@ def laptop() -> ConfigDict:
     config.engine.request_timeout_s = 120.0
 
     config.warm_start.max_steps = 1_400  # all of them: the habit of looking must be there, if rare
-    config.warm_start.curriculum_steps = 140  # to copy
-    config.warm_start.curriculum_sequences = 32
+    config.warm_start.curriculum = ConfigDict({"steps": 140, "sequences": 32})  # to copy
     config.warm_start.batch_sequences = 36
     config.warm_start.batch.row_tokens = 448
     config.warm_start.gate_every = 1_400

@@ -87,8 +87,7 @@ def laptop() -> ConfigDict:
     config.env.reasoners = ConfigDict({"reasoner-3": ""})
     config.env.answerers = ConfigDict({"answer-1": "", "answer-3": ""})
     config.env.searchers = ConfigDict({"search-1": "", "search-3": ""})
-    config.env.latency = ConfigDict({"name": "tokens", "prompt_tokens_per_s": 5_000.0, "reply_tokens_per_s": 50.0})
-    config.env.latency.program_s = 1.0
+    config.env.latency = ConfigDict({"name": "tokens"})
     config.env.price_prompt = config.env.price_reply = 0.2  # the published ones of the orchestrator itself
     config.env.code_interpreter_per_second = 8.3e-6
     config.env.run_timeout_s = 15.0  # takes milliseconds, unless the machine is very busy
@@ -99,24 +98,15 @@ def laptop() -> ConfigDict:
     config.env.sandbox = parts.sandbox()
 
     config.roles = ConfigDict()
-    for name, does, knows, words in (
-        ("reasoner-3", "enhance_reasoning", (), 12),
-        ("answer-1", "answer", ("one_step", "two_step", "fact"), 40),
-        ("answer-3", "answer", ("one_step",), 12),
-        ("search-1", "search", (), 24),
-        ("search-3", "search", (), 12),
-    ):
-        _, prompt, reply, _ = (REASONERS | ANSWERERS | SEARCHERS)[name]
-        role = {"name": "orchestra_expert", "does": does, "knows": knows, "knows_frac": 1.0, "words": words}
-        config.roles[name] = ConfigDict(role | _priced(prompt, reply, reply_tokens=96, timeout_s=60.0))
-    config.roles["answer-1"].knows_frac = 0.9  # a program or a search does better still
+    for name in ("reasoner-3", "answer-1", "answer-3", "search-1", "search-3"):  # envs/orchestra/roles.py
+        config.roles[name] = ConfigDict({"name": "orchestra_expert", "expert": name})
 
     config.engine.slots = 64
     config.engine.pages = 320
     config.engine.request_timeout_s = 120.0
 
     config.warm_start.max_steps = 300
-    config.warm_start.curriculum_steps = 0
+    config.warm_start.curriculum = None
     config.warm_start.batch_sequences = 32
     config.warm_start.batch.row_tokens = 224
     config.warm_start.gate_every = 300  # all of its steps: the dear expert alone would open it at once

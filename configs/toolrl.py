@@ -55,7 +55,7 @@ def laptop() -> ConfigDict:
     config.engine.pages = 320
 
     config.warm_start.max_steps = 400
-    config.warm_start.curriculum_steps = 0
+    config.warm_start.curriculum = None
     config.warm_start.batch_sequences = 40
     config.warm_start.batch.row_tokens = 256
     config.warm_start.gate_family = "one_call"

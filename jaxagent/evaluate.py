@@ -26,8 +26,9 @@ from typing import Any
 
 from absl import flags as absl_flags
 
-from jaxagent.config import Config, ConfigError, absent, flags, nearest, parse, without_removed
+from jaxagent.config import Config, ConfigError, FleetConfig, flags, modern, nearest, parse
 from jaxagent.config.command import Parser, count, exit_code, number, quiet_libraries
+from jaxagent.config.parse import missing_fields
 from jaxagent.config.ranges import Range, at_least, between
 from jaxagent.observe.files import CONFIG_FILE
 from jaxagent.runs import devices
@@ -91,7 +92,9 @@ def stored_config(workdir: str) -> Mapping[str, Any]:
         raise ConfigError(f"There is no run in '{workdir}': it has no {CONFIG_FILE}. Say --config=FILE[:PRESET].")
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        stored = without_removed(stored | {"stages": tuple(stored["stages"])})
+        stored = modern(stored | {"stages": tuple(stored["stages"])})
+        if fleet := stored.get("fleet"):  # what these said of who plays does not matter to whoever reads the run
+            stored["fleet"] = {name: value for name, value in fleet.items() if name not in FleetConfig.removed}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no run's config ({type(error).__name__}: {error}).") from error
     try:
@@ -99,7 +102,7 @@ def stored_config(workdir: str) -> Mapping[str, Any]:
     except ConfigError as error:
         if isinstance(error.__cause__, ImportError):  # a module of the user's own
             raise ConfigError(f"{path}: {error}") from error
-        lacks = f" and lacks {', '.join(missing)}" if (missing := absent(stored)) else ""
+        lacks = f" and lacks {', '.join(missing)}" if (missing := missing_fields(stored)) else ""
         raise ConfigError(
             f"{path} was written by another version of this code{lacks}: {error} Say --config=FILE[:PRESET] and what "
             "the run overrode."

@@ -1,4 +1,4 @@
-"""One process of a run of many: the coordinator, a trainer, or an engine. See docs/asynchronous.md.
+"""One process of a run of many: the coordinator, a trainer, or an engine. See docs/asynchronous_operating.md.
 
     python -m jaxagent.join --role=coordinator --config=search_r1 --config.fleet=on --listen=0.0.0.0:8200
     python -m jaxagent.join --role=trainer --config=search_r1 --config.fleet=on --coordinator=http://HOST:8200

@@ -83,7 +83,7 @@ def run(
             for stage in stages:
                 STAGES[stage].check(parts)
         # LoRA adapters that an earlier process began.
-        adapting = cfg.model.lora.rank > 0 and (workdir.resumes(OPD) or workdir.resumes(RL))
+        adapting = cfg.model.lora is not None and (workdir.resumes(OPD) or workdir.resumes(RL))
         with contextlib.ExitStack() as engine:
             progress.note(
                 f"compiling for {', '.join(stages)}: minutes for a large model, seconds from the second start on"
@@ -116,7 +116,7 @@ def rl_stage(
         if workdir.resumes(stage):
             state = programs.update.merged(workdir.restored(stage, state))
             experience.set_state(workdir.host["tasks"], workdir.step_of(stage))
-        elif cfg.model.lora.rank:
+        elif cfg.model.lora:
             parts.keep_base(params)
         if stage == RL:  # in "opd" before it, roles without a path are still the policy
             parts.roles.freeze(functools.partial(parts.export, params))
@@ -167,7 +167,7 @@ def rl_stage(
             workdir.record(stage, step + 1, metrics | {"time/step_s": time.monotonic() - started})
         seams.commit(workdir.committed())
         record.commit(workdir.committed())
-    if cfg.model.lora.rank:
+    if cfg.model.lora:
         parts.export_adapter(state.params, Path(cfg.workdir) / "adapter")
     return state.policy
 

@@ -24,36 +24,57 @@ from jaxagent.runs import devices
 _HELP = """
 Flags:
   --config=FILE[:PRESET]           Python file with get_config(preset); see configs/
-  --config.SECTION.FIELD=VALUE     replace one value of it; all fields are listed below
+  --config.SECTION.FIELD=VALUE     replace one value of it
   --config.SECTION.CHOICE=NAME     choose, with the defaults of what is chosen; package.module:Class is one of yours
   --config.SECTION=on|none         open a section, with its defaults, or close it
   --dry_run                        compile only: memory, FLOPs and time per device, no weights allocated
   --dry_run_chip=CHIP              {chips} (default h100)
   --help                           this text; with --config also the config's values
+  --helpfull                       the same with every field of the config
 
-Config fields:
+Config fields{which}:
 """
+MATTER = [  # what `--help` shows of the config
+    *("config.workdir", "config.seed", "config.numerics", "config.model.path", "config.model.lora.rank"),
+    *("config.data.source", "config.env", "config.env.max_turns", "config.env.turn_tokens"),
+    *("config.env.context_tokens", "config.stages", "config.rl.steps", "config.rl.tasks_per_step"),
+    *("config.rl.group_size", "config.rl.advantage", "config.rl.objective", "config.rl.kl"),
+    *("config.rl.optimizer.learning_rate", "config.rl.staleness", "config.fleet"),
+]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code. `argv[0]` is the program's name."""
     argv = list(sys.argv if argv is None else argv)
     if flags.wants_help(argv):
-        return exit_code(lambda: print(help_text(flags.config_of_help(argv))))
+        return exit_code(lambda: print(help_text(flags.config_of_help(argv), "--helpfull" in argv)))
     return exit_code(lambda: _run(flags.parse_argv(argv), argv))
 
 
-def help_text(config: Config | None = None) -> str:
-    """What `--help` prints: the commands, the flags, every field with its type, range, meaning, and value if given."""
-    rows = []
-    for field in flags.fields():
-        published = "" if field.default is None else f"default {field.default!r}"
-        of = f"of {field.of}" if field.of else ""
-        text = ", ".join(filter(None, (field.kind, field.allowed, published, of)))
-        rows.append((f"--{field.path}{_value(config, field)}", f"{text}: {field.meaning}" if field.meaning else text))
+def help_text(config: Config | None = None, full: bool = False) -> str:
+    """The commands, the flags, and fields with their types, ranges, meanings, and values of a config.
+
+    Args:
+      config: whose values are shown.
+      full: every field, as `--helpfull` shows them; else those of `MATTER`.
+    """
+    fields = [(field, _value(config, field)) for field in flags.fields()]
+    if not full:  # of a field that several environments have the one with a value
+        fields = [
+            next((f for f in of if f[1]), of[0]) for of in ([f for f in fields if f[0].path == m] for m in MATTER)
+        ]
+    rows = [(f"--{field.path}{value}", field.meaning if not full else _text(field)) for field, value in fields]
+    which = "" if full else f", the {len(MATTER)} that most runs set"
     width = max(len(name) for name, _ in rows)
     listing = "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
-    return f"{__doc__}{_HELP.format(chips=', '.join(flags.CHIPS))}{listing}"
+    return f"{__doc__}{_HELP.format(chips=', '.join(flags.CHIPS), which=which)}{listing}"
+
+
+def _text(field: flags.Field) -> str:
+    """Its type, its range, its default, who has it, and what it means."""
+    default = "" if field.default is None else f"default {field.default!r}"
+    text = ", ".join(filter(None, (field.kind, field.allowed, default, f"of {field.of}" if field.of else "")))
+    return f"{text}: {field.meaning}" if field.meaning else text
 
 
 def _value(config: Config | None, field: flags.Field) -> str:

@@ -28,7 +28,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxagent.config import ConfigError, EngineConfig, MeshConfig
-from jaxagent.config.command import Parser, bound, count, exit_code, number, port, seconds
+from jaxagent.config.command import Parser, bound_socket, count, exit_code, number, port, seconds
 from jaxagent.config.ranges import at_least
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(options: argparse.Namespace) -> None:
     """Serves until interrupted, from an address taken before anything slow begins."""
     devices.keep_compiled_programs()
-    with bound(options.host, options.port) as address:
+    with bound_socket(options.host, options.port) as address:
         platform = devices.available()[0].platform
         driver, tokenizer = open_engine(options)
         with driver:

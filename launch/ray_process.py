@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import bound
+from jaxagent.config.command import bound_socket
 from jaxagent.fleet.child import Child, Program
 from jaxagent.fleet.vitals import Sign
 
@@ -30,7 +30,7 @@ def where(port: int = 0) -> tuple[str, int]:
     import ray
 
     for wanted in (port, 0):
-        with contextlib.suppress(ConfigError), bound("0.0.0.0", wanted) as free:
+        with contextlib.suppress(ConfigError), bound_socket("0.0.0.0", wanted) as free:
             return ray.util.get_node_ip_address(), free.getsockname()[1]
     raise ConfigError("No port is free.")
 

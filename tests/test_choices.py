@@ -167,16 +167,6 @@ def test_what_fields_of_ones_own_can_be(tmp_path, monkeypatch):
     assert build(Section, to_dict(section), "config") == section
 
 
-def test_a_choice_that_takes_another_s_place_keeps_sections_that_both_have_and_no_constants(monkeypatch):
-    for name in ("one", "two"):
-        fields = [("extra", Extra, Extra()), ("k", int, 1)]
-        monkeypatch.setitem(CHOICES, name, dataclasses.make_dataclass(name, fields, frozen=True))
-    raw = RAW | {"objective": {"name": "one", "extra": {"coefficient": 0.5}, "k": 7}}
-    for name, kept in (("two", {"extra": {"coefficient": 0.5}}), ("clip", {})):
-        changed = overrides._set(Kind(Section, False, None, None), raw, ["objective"], name, "config")
-        assert changed["objective"] == {"name": name, **kept}
-
-
 def test_a_bare_word_is_a_path_where_there_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"no choice 'clips', and 'clips' is no file or folder. Did you mean 'clip'"):
@@ -188,11 +178,13 @@ def test_a_bare_word_is_a_path_where_there_is_one(tmp_path, monkeypatch):
 @dataclasses.dataclass(frozen=True)
 class Learnt:
     extra: Extra = Extra(0.5)
+    k: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class LearntToo:
     extra: Extra = Extra()
+    k: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,14 +192,14 @@ class LearntOtherwise:
     extra: Gate = Gate()
 
 
-def test_of_another_choice_a_section_remains_where_it_is_the_same_section(monkeypatch):
+def test_of_another_choice_a_section_remains_where_it_is_the_same_section_and_no_constant(monkeypatch):
     for entry in (Learnt, LearntToo, LearntOtherwise):
         monkeypatch.setitem(CHOICES, entry.__name__, entry)
-    learnt = ("objective.extra.coefficient", "3")
-    old = to_dict(_changed(("objective", "Learnt"), learnt))["objective"]
+    learnt = (("objective.extra.coefficient", "3"), ("objective.k", "7"))
+    old = to_dict(_changed(("objective", "Learnt"), *learnt))["objective"]
     wanted = kind(hints(Section)["objective"])
-    assert overrides._whole(wanted, old, "LearntToo", "config") == {"name": "LearntToo", "extra": {"coefficient": 3.0}}
-    assert overrides._whole(wanted, old, "LearntOtherwise", "config") == {"name": "LearntOtherwise"}
+    for name, kept in (("LearntToo", {"extra": {"coefficient": 3.0}}), ("LearntOtherwise", {}), ("clip", {})):
+        assert overrides._replaced(wanted, old, name, "config") == {"name": name, **kept}
 
 
 def test_help_lists_choices_with_their_fields():

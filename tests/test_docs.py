@@ -30,7 +30,7 @@ from tests.gateway.test_bring_your_agent import write_agent
 from tests.test_outside import write_package
 from tests.tiny_run import FLAGS, ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SETTING = re.compile(r"[A-Z_]+=\S*")  # of the environment, in front of a command
 
 
@@ -117,7 +117,7 @@ def test_the_command_is_one(command, page, stops_when_parsed, monkeypatch, tmp_p
         assert all((ROOT / path).exists() for path in arguments if path.startswith("tests"))
     elif module == "jaxagent.observe.report":
         assert len(arguments) == 1
-    elif arguments == ["--help"]:
+    elif arguments in (["--help"], ["--helpfull"]):
         monkeypatch.setattr(sys, "argv", command)
         with pytest.raises(SystemExit) as ended:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -261,6 +261,20 @@ def test_files_that_are_named_exist(page):
     for name in re.findall(r"`([\w.]+(?:/\w+)+\.(?:py|md))`", page.read_text(encoding="utf-8")):
         of_others = name == "tests/test_outputs.py" or name.startswith("my_package/")  # in a task's folder, in yours
         assert of_others or (ROOT / name).exists() or (ROOT / "jaxagent" / name).exists(), name
+
+
+MESSAGES = (
+    "exists no more: ", "jax cannot start that here", " cannot hold ", "Cannot listen on ", " in checkpoint ",
+    "no sandbox back end works here: ", "compiling for ", "where numbers round otherwise", " has changed since ",
+    "no space left on the disk", " without an episode that counts", "because its tokens ran out",
+    ": an update found no token to learn from", "stayed closed",
+)  # fmt: skip
+
+
+def test_the_messages_that_the_page_on_trouble_explains_are_those_of_the_code():
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    code = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "jaxagent").rglob("*.py"))
+    assert [message for message in MESSAGES if message not in page or message not in code] == []
 
 
 def test_the_list_of_commands_ends_quietly_when_its_reader_does(monkeypatch):

@@ -180,7 +180,7 @@ def test_a_broken_config_file_is_named(runs, monkeypatch, capsys, tmp_path, sour
 
 def test_help_lists_every_field_and_loads_no_jax():
     code = (
-        "import sys; from jaxagent import main; main.main(['main', '--help']);"
+        "import sys; from jaxagent import main; main.main(['main', '--helpfull']);"
         "slow = {'jax', 'flax', 'grain', 'orbax', 'transformers', 'tensorflow_datasets'} & set(sys.modules);"
         "sys.exit(f'imports {slow}' if slow else 0)"
     )
@@ -191,17 +191,26 @@ def test_help_lists_every_field_and_loads_no_jax():
 
 
 def test_help_shows_ranges_and_meanings_and_the_values_of_a_config(capsys):
-    assert cli.main(["main", CONFIG, "--config.rl.steps=3", "--help"]) == 0
+    assert cli.main(["main", CONFIG, "--config.rl.steps=3", "--helpfull"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  --config.")}
-    assert lines["--config.rl.steps=3"].endswith(" int, at least 0")
+    assert " int, at least 0: each plays " in lines["--config.rl.steps=3"]
     assert lines["--config.rl.sampling.top_p=1.0"].endswith(" float, more than 0 and at most 1: 1 = off")
-    assert lines["--config.env.sandbox.layers"].endswith("(Dockerfile, container.def)")  # its comment is a line below
+    assert lines["--config.rl.batch.row_tokens=256"].endswith("of one packed row")
     assert lines["--config.rl.kl=None"].endswith("none|on: KL to a reference policy.")
     assert cli.main(["main", CONFIG, "--config.rl.stepz=3", "--help"]) == 2
 
 
+def test_help_shows_the_twenty_fields_that_matter_each_in_one_line_with_what_it_means(capsys):
+    assert cli.main(["main", CONFIG, "--config.rl.steps=3", "--help"]) == 0
+    out = capsys.readouterr().out
+    lines = out.partition("Config fields, the 20 that most runs set:\n")[2].splitlines()
+    names, meanings = zip(*(line.split(maxsplit=1) for line in lines), strict=True)  # every one has a meaning
+    assert [name.partition("=")[0].removeprefix("--") for name in names] == list(cli.MATTER) and all(meanings)
+    assert {"--config.rl.steps=3", "--config.numerics=exact", "--config.env=search"} < set(names) and len(names) == 20
+
+
 def test_help_says_of_which_choice_a_field_is_and_its_default_there(capsys):
-    assert cli.main(["main", f"{CONFIG}:laptop-ppo", "--help"]) == 0
+    assert cli.main(["main", f"{CONFIG}:laptop-ppo", "--helpfull"]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  --config.")]
     high = [text for name, text in lines if name.startswith("--config.rl.objective.clip_high")]
     assert "float, at least 0, default 0.0004, of gspo" in high

@@ -38,10 +38,10 @@ IMPOSSIBLE = {
     },
     "engine": {"slots": (0,), "steps_per_dispatch": (0,), "prefill_tokens": (0,), "pages": (-1,),
                "page_tokens": (0, -64), "tile_rows": (0,), "request_timeout_s": (0.0, -1.0)},
-    "warm_start": {"max_steps": (-1,), "curriculum_sequences": (0,), "batch_sequences": (0,), "curriculum_steps": (-1,),
+    "warm_start": {"max_steps": (-1,), "curriculum": {"sequences": (0,), "steps": (-1,)}, "batch_sequences": (0,),
                    "gate_every": (0,), "gate_accuracy": (1.1,), "gate_questions": (0,),
-                   "optimizer": {"learning_rate": (-1.0, NAN, INF), "b1": (1.0,), "b2": (-0.1,), "eps": (0.0,)},
-                   "batch": {"row_tokens": (0,), "micro_rows": (0,), "targets_multiple": (0,)}},
+                   "optimizer": {"learning_rate": (-1.0, NAN, INF)},
+                   "batch": {"row_tokens": (0,), "micro_rows": (0,)}},
     "sample": {"steps": (-1,), "tasks_per_step": (0,), "attempts": (0,)},
     "sft": {"negative_frac": (1.0, -0.1), "updates": (0,), "examples": (0,), "learning_rate": (0.0, NAN)},
     "rft": {"min_reward": (NAN,), "per_task": (0,)},
@@ -53,7 +53,7 @@ IMPOSSIBLE = {
         "updates_per_step": (0,), "epochs": (0,),
         "entropy_coefficient": (-0.01,), "keep_groups_frac": (0.0, 1.5), "tool_epsilon": (1.5,),
         "sampling": {"temperature": (-1.0, NAN), "top_p": (0.0, 1.1), "top_k": (-1,), "min_p": (-0.1,)},
-        "optimizer": {"learning_rate": (-1.0, NAN), "warmup_steps": (-1,), "weight_decay": (-0.01,),
+        "optimizer": {"learning_rate": (-1.0, NAN), "warmup_steps": (-1,), "weight_decay": (-0.01,), "b2": (-0.1,),
                       "grad_clip": (-1.0,)},
         "temperature": {"final": (0.0,)},
         "z_loss": {"coefficient": (0.0, -1.0)},
@@ -91,7 +91,7 @@ IN_ENTRIES = [
               "output_chars": (0,)},
       "data": {"source": {"num_tasks": (-1,), "num_demonstrations": (-1,), "estimate_frac": (-0.1, 1.1)}}}),
     ("code_agent", ["env=coding", "env.agent=mini_swe_agent"],
-     {"env": {"init_s": (0.0,), "run_s": (-1.0,), "verify_s": (0.0, INF), "max_change_bytes": (0,),
+     {"env": {"init_s": (0.0,), "run_s": (-1.0,), "verify_s": (0.0, INF),
               "command_timeout_s": (0.0,), "output_chars": (0,),
               "agent": {"steps": (-1,), "command_timeout_s": (0,)}}}),
 ]  # fmt: skip
@@ -127,7 +127,7 @@ BEFORE = {
 }
 
 OFF = (
-    "model.lora.rank", "data.source.num_demonstrations", "warm_start.max_steps", "warm_start.curriculum_steps",
+    "data.source.num_demonstrations", "warm_start.max_steps", "warm_start.curriculum_steps",
     "rl.steps", "rl.staleness", "rl.kl.refresh_every", "rl.optimizer.grad_clip", "rl.optimizer.warmup_steps",
     "rl.advantage.critic.warmup_updates", "rl.echo.max_tokens", "rl.sampling.top_k", "rl.refill.tasks_per_round",
     "rl.tool_epsilon", "eval.every", "checkpoint.every",

@@ -112,55 +112,25 @@ def test_the_pages_own_command_trains_an_environment_an_advantage_and_an_objecti
     assert [start["own_code"] == kept for start in starts] == [True, False]
 
 
-BROKEN = {
+BROKEN = {  # what else may be wrong with a class is in test_choices.py
     "does not import": ("import no_such_thing", "env", "Python finds no module 'no_such_thing'"),
-    "raises": ("1 / 0", "env", "ZeroDivisionError: division by zero"),
-    "is not there": ("", "env", "has no attribute 'Mine'"),
-    "is no dataclass": ("class Mine(Environment): pass", "env", "must be a dataclass whose fields are its settings"),
-    "is none of the kind": (
-        "@dataclass(frozen=True)\nclass Mine: pass",
-        "env",
-        "must extend jaxagent.config.env.EnvConfig",
-    ),
+    "is none of the kind": ("@dataclass(frozen=True)\nclass Mine: pass", "env", "must extend jaxagent.config.env.Env"),
     "has no attempts": (
         "@dataclass(frozen=True)\nclass Mine(Environment): pass",
         "env",
         "needs a method attempt(task)",
     ),
     "writes no tasks": ("@dataclass(frozen=True)\nclass Mine(Generated): pass", "data.source", "needs a method write("),
-    "has a type no config holds": (
-        "@dataclass(frozen=True)\nclass Mine(Environment):\n    a: int | str = 1\n    def attempt(self, task): ...",
-        "env",
-        "its field 'a' must be bool, int, float, str, a Literal",
-    ),
-    "has a type that is nowhere": (
-        "@dataclass(frozen=True)\nclass Mine(Environment):\n    a: 'Nowhere' = 1\n    def attempt(self, task): ...",
-        "env",
-        "NameError: name 'Nowhere' is not defined",
-    ),
-    "has a field called name": (
-        "@dataclass(frozen=True)\nclass Mine(Environment):\n    name: str = ''\n    def attempt(self, task): ...",
-        "env",
-        "has a field 'name'",
-    ),
-    "has a default out of its range": (
-        "@dataclass(frozen=True)\nclass Mine(Environment):\n    max_turns: PositiveInt = 0\n"
-        "    def attempt(self, task): ...",
-        "env",
-        "config.env.max_turns must be at least 1, got 0",
-    ),
     "raises when it is made": (
         "@dataclass(frozen=True)\nclass Mine(Environment):\n    def __post_init__(self): 1 / 0",
         "env",
         "Mine: ZeroDivisionError: division by zero (outside_",
     ),
-    "ends the process": ("raise SystemExit(3)", "env", "SystemExit: 3 (outside_"),
     "is no reward": ("@dataclass(frozen=True)\nclass Mine: pass", "env.reward", "needs a method __call__(view)"),
 }
 HEAD = "\n".join(
     (
         "from dataclasses import dataclass",
-        "from jaxagent.config.ranges import PositiveInt",
         "from jaxagent.data.dataset import Generated",
         "from jaxagent.envs import Environment\n",
     )
@@ -177,8 +147,7 @@ def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(what, tmp_path, monk
     monkeypatch.syspath_prepend(tmp_path)
     assert cli.main(["main", "--config=search_r1", f"--config.{field}={name}:Mine"]) == 2
     error = capsys.readouterr().err
-    assert message in error, error
-    assert "Mine" in error or "config.env.max_turns" in error, error
+    assert message in error and "Mine" in error, error
     assert error.count("\n") == 1 and error.startswith("error: ")
 
 
@@ -403,17 +372,6 @@ def test_processes_that_start_at_once_in_a_new_workdir_make_one_data_set(tmp_pat
     assert set(tmp_path.iterdir()) == {seen[0][0], tmp_path / "tokenizer"}
     assert (len(made) == 1) == locks
     assert any("made other files than another process" in note for note in notes) == (not locks and not alike)
-
-
-def test_a_reward_of_ones_own_is_the_search_environments(tmp_path, monkeypatch):
-    (tmp_path / "outside_reward.py").write_text(
-        "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Short:\n    most: int = 5\n"
-        "    def __call__(self, view):\n        return float(len(view.actions) <= self.most)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    argv = ["main", "--config=search_r1", "--config.env.reward=outside_reward:Short", "--config.env.reward.most=7"]
-    reward = flags.parse_argv(argv).config.env.reward
-    assert type(reward).__name__ == "Short" and reward.most == 7
 
 
 @pytest.mark.parametrize(

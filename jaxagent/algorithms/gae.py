@@ -112,9 +112,7 @@ class TokenAdvantage:
         raise NotImplementedError
 
 
-_ADAMW = OptimizerConfig(
-    1e-5, "constant", warmup_steps=15, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.01, grad_clip=1.0
-)
+_ADAMW = OptimizerConfig(1e-5, "constant", warmup_steps=15, b2=0.999, weight_decay=0.01, grad_clip=1.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,9 @@ class Choice:
         """The entries that come with the package, by name."""
         module, _, name = self.options.partition(":")
         table = getattr(importlib.import_module(module), name)
-        return {key: named(entry, self.options) if isinstance(entry, str) else entry for key, entry in table.items()}
+        return {
+            key: object_at(entry, self.options) if isinstance(entry, str) else entry for key, entry in table.items()
+        }
 
     def make(self, name: str) -> Any:
         """An entry with its published constants: what a field of the schema has as its default."""
@@ -67,13 +69,13 @@ class Choice:
             own = cls.isidentifier() and all(map(str.isidentifier, module.split(".")))
             advice = f"A class of yours is written '{module}:{cls}'." if own else nearest(str(name), entries)
             raise ConfigError(f"{path} has no choice {name!r}{nor}. {advice}")
-        return imported(name, path)
+        return own_class(name, path)
 
     def name_of(self, chosen: Any) -> str:
         """The name under which a config names the class of `chosen`."""
         cls = type(chosen)
-        known = [name for name, entry in self.entries.items() if entry is cls]
-        return known[0] if known else f"{cls.__module__}:{cls.__qualname__}"
+        names = [name for name, entry in self.entries.items() if entry is cls]
+        return names[0] if names else f"{cls.__module__}:{cls.__qualname__}"
 
     def spelled_out(self, value: Any) -> Any:
         """A text in a config as the section it stands for; a section as it is."""
@@ -90,7 +92,7 @@ class Choice:
         return not a_class and (not text.isidentifier() or os.path.exists(text))
 
 
-def named(name: str, path: str) -> Any:
+def object_at(name: str, path: str) -> Any:
     """What stands at "package.module:name".
 
     Raises:
@@ -107,25 +109,27 @@ def named(name: str, path: str) -> Any:
         raise ConfigError(f"{path}='{name}': {failure_line(error)}.") from error
 
 
-def imported(name: str, path: str) -> type:
+def own_class(name: str, path: str) -> type:
     """The frozen dataclass "package.module:Class" of the user's own.
 
     Raises:
       ConfigError: it cannot be imported, or is none; names the config field `path`.
     """
-    found = named(name, path)
-    if not (isinstance(found, type) and "__dataclass_fields__" in vars(found) and found.__dataclass_params__.frozen):
+    cls = object_at(name, path)
+    if not (isinstance(cls, type) and "__dataclass_fields__" in vars(cls) and cls.__dataclass_params__.frozen):
         raise ConfigError(
             f"{path}='{name}' must be a dataclass whose fields are its settings: write @dataclasses.dataclass("
             "frozen=True) above it."
         )
-    module, cls = found.__module__, found.__qualname__  # as config.json names it
+    module, qualname = cls.__module__, cls.__qualname__  # as config.json names it
     try:
-        same = operator.attrgetter(cls)(importlib.import_module(module)) is found
+        same = operator.attrgetter(qualname)(importlib.import_module(module)) is cls
     except (ImportError, AttributeError):
         same = False
     if not same:
-        raise ConfigError(f"{path}='{name}' cannot be imported as '{module}:{cls}': write it at the top of its module.")
-    if "name" in found.__dataclass_fields__:
+        raise ConfigError(
+            f"{path}='{name}' cannot be imported as '{module}:{qualname}': write it at the top of its module."
+        )
+    if "name" in cls.__dataclass_fields__:
         raise ConfigError(f"{path}='{name}' has a field 'name', which a config names the class itself by: rename it.")
-    return found
+    return cls

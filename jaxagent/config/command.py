@@ -142,7 +142,7 @@ def quiet_libraries() -> None:
     absl.logging.set_verbosity(absl.logging.ERROR)
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bound_socket(host: str, port: int) -> socket.socket:
     """A socket that has its address but does not listen yet: before the slow part of a server's start.
 
     A client is refused until the server listens, and does not wait for an answer that takes minutes. Host "" means all

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from jaxagent.config.choice import Choice
 from jaxagent.config.env import EnvConfig
@@ -40,6 +40,8 @@ class Columns:
     kind: str = ""
     metadata: str = ""
 
+    off: ClassVar = dict.fromkeys(("id", "prompt", "answers", "kind", "metadata"), "")
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
@@ -50,10 +52,10 @@ class DataConfig:
     seed: Seed  # of the world, not of the run: the held-out questions are the same for every run
     num_eval: PositiveInt  # held-out tasks, spread evenly over families of kinds ("one_hop", "two_hop") and over kinds
     layout: Layout = "auto"  # of the rows, see data/rows.py; "auto" = by their columns
-    columns: Columns = dataclasses.field(default_factory=Columns)  # with one of them set, rows are read as our own
+    columns: Columns | None = None  # rows are read as our own, with these names of columns
     only_proven: bool = False  # refuse tasks that `python -m data_pipelines.prove` has not proven
 
     def __post_init__(self) -> None:
         """Raises ConfigError for columns of another layout than ours."""
-        if self.layout not in ("auto", "ours") and self.columns != Columns():
+        if self.layout not in ("auto", "ours") and self.columns is not None:
             raise ConfigError(f"data.columns are those of our own layout, and data.layout is '{self.layout}': set one.")

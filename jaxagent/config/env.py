@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from jaxagent.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 
@@ -11,7 +12,7 @@ from jaxagent.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt, S
 class EnvConfig:
     """The limits of an attempt, whatever the environment. Each entry of `envs.ENVIRONMENTS` adds its own fields."""
 
-    max_turns: PositiveInt = 4
+    max_turns: PositiveInt = 4  # of an attempt
     turn_tokens: PositiveInt = 512  # sampled tokens per turn, at most
     observation_tokens: PositiveInt = 512  # an observation is cut to this many tokens (head kept)
     context_tokens: PositiveInt = 4096  # the whole trajectory, at most; also the engine's cache length
@@ -26,24 +27,41 @@ class EnvConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class WorkersConfig:
+    """The workers of the back end "remote"."""
+
+    workers: str = ""  # their URLs, separated by commas
+    token_file: str = ""  # a file with their token
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftwareConfig:
+    """What sandboxes have installed; see docs/sandboxes.md, Images."""
+
+    root: str = ""  # folder that holds a whole root; "" = a minimal one over this machine's /usr
+    image: str = ""  # of docker and podman; "" = the root
+    # Folder with a layer per task id, for tasks with an image of their own (Dockerfile, container.def).
+    layers: str = ""
+    images: str = ""  # folder where such images are kept once they are built; "" = none is built
+    bases: tuple[str, ...] = ()  # what FROM may name: "debian:12=debootstrap:bookworm"
+    build_network: bool = False  # build steps have this machine's network; only for tasks that you trust
+
+
+@dataclasses.dataclass(frozen=True)
 class SandboxConfig:
     """Where commands run; see docs/sandboxes.md. Every limit is one sandbox's."""
 
     backend: str = "auto"  # "auto" = the best that works here, "remote", or names: "namespaces,podman"
     unsafe: bool = False  # plain processes, without any protection, where nothing else works
-    workers: str = ""  # read by "remote": their URLs, separated by commas
-    token_file: str = ""  # read by "remote": a file with the workers' token
-    root: str = ""  # folder that holds a whole root; "" = a minimal one over this machine's /usr
-    image: str = ""  # of docker and podman; "" = the root
-    layers: str = (
-        ""  # folder with a layer per task id, for tasks with an image of their own (Dockerfile, container.def)
-    )
-    images: str = ""  # folder where such images are kept once they are built; "" = none is built
-    bases: tuple[str, ...] = ()  # what FROM may name: "debian:12=debootstrap:bookworm"; see docs/sandboxes.md, Images
-    build_network: bool = False  # build steps have this machine's network; only for tasks that you trust
     warm: NonNegativeInt = 16  # sandboxes kept started ahead
     memory_mb: PositiveInt = 256
     disk_mb: PositiveInt = 16  # everything written
     files: PositiveInt = 1_000  # files and folders written
     processes: PositiveInt = 64
     cpus: PositiveFloat = 1.0
+    remote: WorkersConfig | None = None
+    software: SoftwareConfig | None = None  # None: a minimal root over this machine's /usr
+
+    moved: ClassVar = {name: f"remote.{name}" for name in ("workers", "token_file")} | {
+        name: f"software.{name}" for name in ("root", "image", "layers", "images", "bases", "build_network")
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import signal
@@ -52,33 +53,28 @@ _ELSEWHERE = {
     "env.context_tokens": "max_prompt_length max_model_len",
     "workdir": "output_dir",
 }
-# Fields of earlier versions: the value that changed nothing, and what holds for all runs now.
-REMOVED = {
-    "env.user_strategy": ("llm", "the customer says what it says"),
-    "fleet.lend": (False, "the trainer's own engine plays evaluations alone"),
-    "fleet.in_flight": ("fixed", "an engine plays env.concurrent_episodes at once"),
-    "fleet.transfer": ("files", "engines take weights from files"),
-}
-_OF_CHOICE = {"env.user_strategy": "tau_bench"}  # of these the one choice that had them: others may have such a field
 _OURS = {name: ours for ours, names in _ELSEWHERE.items() for name in names.split()}
 
 
-def removed_fields(config: typing.Mapping[str, typing.Any]) -> list[str]:
-    """Those of `REMOVED` that a stored config has."""
-    sections = {field: config.get(field.partition(".")[0]) for field in REMOVED}
-    return [
-        field
-        for field, section in sections.items()
-        if isinstance(section, typing.Mapping)
-        and field.partition(".")[2] in section
-        and _OF_CHOICE.get(field, section.get("name")) == section.get("name")
-    ]
+@dataclasses.dataclass(frozen=True)
+class Removed:
+    """A field of earlier versions that its section's class lists under its name in `removed`."""
+
+    now: str  # what holds for all runs now
+    value: typing.Any = None  # the value that means just that
+    like: str = ""  # the field, from the config's root, whose value means just that
 
 
-def unknown_field(path: str, name: str, valid: typing.Iterable[str]) -> ConfigError:
-    """What to say of a field that the section at `path` does not have: what we call it, or the nearest name."""
-    if now := REMOVED.get(f"{path}.{name}".removeprefix("config.")):
-        return ConfigError(f"Config field '{path}.{name}' exists no more: {now[1]}. Leave it out.")
+def history(cls: type, name: str) -> typing.Mapping[str, typing.Any]:
+    """What a section's class says under `removed`, `moved` or `off` (see `parse.modern`); a user's field is none."""
+    value = getattr(cls, name, None)
+    return value if isinstance(value, dict) else {}
+
+
+def unknown_field(path: str, name: str, cls: type, valid: typing.Iterable[str]) -> ConfigError:
+    """What to say of a field that the section `cls` at `path` lacks: where it went, what we call it, the nearest."""
+    if removed := history(cls, "removed").get(name):
+        return ConfigError(f"Config field '{path}.{name}' exists no more: {removed.now}. Leave it out.")
     valid = list(valid)
     ours = "" if difflib.get_close_matches(name, valid, n=1, cutoff=0.8) else _OURS.get(name, "")
     own = ours.rpartition(".")[2]  # of another stage's section, perhaps

@@ -112,7 +112,7 @@ def parse_config(
         if isinstance(failure := getattr(values.config, "_error", None), OSError):  # ml_collections puts it off
             raise ConfigError(_blame(failure, str(source))) from failure
         raise ConfigError(f"get_config() of {source} must return a ConfigDict, got {type(values.config).__name__}.")
-    parsed = parse(_with_given_model(overrides.apply(config, changes), {field for field, _ in changes}))
+    parsed = parse(_with_its_own_shape(overrides.apply(config, changes), {field for field, _ in changes}))
     for field, _ in changes:
         stage = field.split(".")[0]
         if stage in STAGE_SECTIONS and stage not in parsed.stages:
@@ -136,13 +136,13 @@ def fields(cls: type = Config, prefix: str = "config", of: str = "") -> Iterator
     """Yields every config field, in the order of the schema: a choice with its names, then the fields of each."""
     for name, hint in hints(cls).items():
         path, wanted = f"{prefix}.{name}", kind(hint)
-        meaning, given = _meanings(cls).get(name, ""), default(cls, name)
+        meaning, published = _meanings(cls).get(name, ""), default(cls, name)
         off = "none|" if wanted.optional else ""
         if wanted.of_names is not None:
-            path, wanted, given = f"{path}.NAME", kind(wanted.of_names), None
+            path, wanted, published = f"{path}.NAME", kind(wanted.of_names), None
         if wanted.choice is not None:
-            named = given["name"] if given else None
-            yield Field(path, off + "|".join(wanted.choice.entries), "", meaning, of, named)
+            entry_name = published["name"] if published else None
+            yield Field(path, off + "|".join(wanted.choice.entries), "", meaning, of, entry_name)
             of_entries: dict[Field, list[str]] = {}  # those that several have are told once
             for entry, inner in wanted.choice.entries.items():
                 for field in fields(inner, path):
@@ -155,7 +155,7 @@ def fields(cls: type = Config, prefix: str = "config", of: str = "") -> Iterator
                 yield Field(path, "none|on", "", meaning or summary, of)
             yield from fields(wanted.value, path, of)
         else:
-            yield Field(path, off + _kind_text(wanted.value), str(wanted.allowed or ""), meaning, of, given)
+            yield Field(path, off + _kind_text(wanted.value), str(wanted.allowed or ""), meaning, of, published)
 
 
 def _kind_text(hint: Any) -> str:
@@ -171,10 +171,12 @@ def _meanings(cls: type) -> dict[str, str]:
     return {name: text for base in bases for name, text in _MEANING.findall(inspect.getsource(base))}
 
 
-def _with_given_model(config: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
+def _with_its_own_shape(config: dict[str, Any], on_command_line: Collection[str]) -> dict[str, Any]:
     """A model that is given on the command line brings its own shape; a shape that is given there stays a demand."""
-    if "model.path" in given and config["model"]["path"]:
-        own = {field: "" if field == "family" else 0 for field in MODEL_SHAPE if f"model.{field}" not in given}
+    if "model.path" in on_command_line and config["model"]["path"]:
+        own = {
+            field: "" if field == "family" else 0 for field in MODEL_SHAPE if f"model.{field}" not in on_command_line
+        }
         config = config | {"model": config["model"] | own}
     return config
 
@@ -216,10 +218,10 @@ def _with_preset_file(arg: str) -> str:
     name, colon, preset = match[1].partition(":") if match else ("", "", "")
     if not name.isidentifier() or pathlib.Path(name).is_file():
         return arg
-    known = {file.stem: file for file in preset_files()}
-    if name not in known:
-        raise ConfigError(f"There is no config '{name}'. {nearest(name, known)}")
-    return f"--config={known[name]}{colon}{preset}"
+    files = {file.stem: file for file in preset_files()}
+    if name not in files:
+        raise ConfigError(f"There is no config '{name}'. {nearest(name, files)}")
+    return f"--config={files[name]}{colon}{preset}"
 
 
 def preset_files() -> list[pathlib.Path]:
@@ -236,8 +238,8 @@ def _check_file(path: str) -> None:
         return
     if file.is_dir():
         raise ConfigError(f"Config '{path}' is a folder, not a Python file.")
-    known = [*sorted(str(p) for p in file.parent.glob("[!_]*.py")), *(p.stem for p in preset_files())]
-    raise ConfigError(f"Config file '{path}' does not exist. {nearest(path, known)}")
+    names = [*sorted(str(p) for p in file.parent.glob("[!_]*.py")), *(p.stem for p in preset_files())]
+    raise ConfigError(f"Config file '{path}' does not exist. {nearest(path, names)}")
 
 
 def _of_the_file(error: BaseException) -> BaseException:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
+from jaxagent.config.errors import Removed
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, Seconds
 
 FOLDER = "fleet"  # of the workdir: what the processes of a run of many keep there
@@ -41,3 +42,9 @@ class FleetConfig:
     hang_s: Seconds = 900.0  # budget of any other phase: who shows no progress for so long is ended and started again
     # Of each process, by the command that started it; then the run ends, or goes on with the other engines.
     restarts: NonNegativeInt = 100
+
+    removed: ClassVar = {
+        "lend": Removed("the trainer's own engine plays evaluations alone", False),
+        "in_flight": Removed("an engine plays env.concurrent_episodes at once", "fixed"),
+        "transfer": Removed("engines take weights from files", "files"),
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxagent.config.errors import ConfigError
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -30,17 +30,19 @@ class MeshConfig:
 class LoraConfig:
     """Low-rank adapters (arXiv 2106.09685) beside frozen weights; read by the RL stage. See models/lora.py."""
 
-    rank: NonNegativeInt  # 0 = off: all weights are trained
-    alpha: PositiveFloat  # an adapter's product is scaled by alpha / rank
-    rank_stabilised: bool  # by alpha / sqrt(rank) instead (arXiv 2312.03732)
-    targets: str  # projections with adapters, "q_proj,v_proj"; "all-linear" = all but the vocabulary head
+    rank: PositiveInt = 16  # of an adapter's two factors
+    alpha: PositiveFloat = 32.0  # an adapter's product is scaled by alpha / rank
+    rank_stabilised: bool = False  # by alpha / sqrt(rank) instead (arXiv 2312.03732)
+    targets: str = "all-linear"  # projections with adapters, "q_proj,v_proj"; "all-linear" = all but the head
+
+    off: ClassVar = {"rank": 0}
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The policy. With a `path`, the shape is read from its config.json; fields below must agree with it or be 0."""
 
-    path: str  # a Hugging Face folder; "" = random init from the fields below. Given by flag, it clears MODEL_SHAPE
+    path: str  # a Hugging Face folder; "" = random weights of the shape below; a flag for it clears that shape
     family: Literal["", "qwen2", "qwen3", "llama"]
     num_layers: NonNegativeInt
     embed_dim: NonNegativeInt
@@ -56,7 +58,7 @@ class ModelConfig:
     compute_dtype: Literal["float32", "bfloat16"]
     remat: Literal["none", "layer", "dots"]  # what the backward pass recomputes
     logprob_chunk_tokens: PositiveInt  # tokens whose [V] logits exist at once
-    lora: LoraConfig
+    lora: LoraConfig | None = None  # None: all weights are trained
 
 
 # Fields of ModelConfig that a Hugging Face folder describes: left "" or 0, or equal to what it says.

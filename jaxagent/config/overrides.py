@@ -12,8 +12,8 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from jaxagent.config.errors import ConfigError, unknown_field
-from jaxagent.config.parse import Kind, absent, default, hints, kind
+from jaxagent.config.errors import ConfigError, history, unknown_field
+from jaxagent.config.parse import Kind, default, hints, kind, missing_fields
 from jaxagent.config.parse import entry as entry_of
 from jaxagent.config.run import Config
 
@@ -53,7 +53,7 @@ def _check_closed(overrides: Iterable[tuple[str, str]]) -> None:
 def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> Any:
     """`value` with the field at `parts` below it replaced."""
     if not parts:
-        return _whole(wanted, value, text, path)
+        return _replaced(wanted, value, text, path)
     if wanted.of_names is not None:
         first, *rest = parts
         value = dict(value or {})
@@ -63,7 +63,7 @@ def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> An
     if wanted.choice is not None:
         value = wanted.choice.spelled_out(value)
         if parts == ["name"]:
-            return _whole(wanted, value, text, path)
+            return _replaced(wanted, value, text, path)
         if value is None:
             raise ConfigError(f"{path} is off: name a choice first, --{path}={next(iter(wanted.choice.entries))}.")
         cls = entry_of(wanted.choice, value.get("name"), path)
@@ -72,15 +72,17 @@ def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> An
     else:
         raise ConfigError(f"'{path}' is a value: it has no field '{parts[0]}'.")
     fields = hints(cls)
+    if parts[0] in (moved := history(cls, "moved")):
+        parts = [*moved[parts[0]].split("."), *parts[1:]]
     if parts[0] not in fields:
-        raise unknown_field(path, parts[0], fields)
+        raise unknown_field(path, parts[0], cls, fields)
     value = dict(value or {})
     first, *rest = parts
-    given = value[first] if first in value else default(cls, first)
-    return value | {first: _set(kind(fields[first]), given, rest, text, f"{path}.{first}")}
+    before = value[first] if first in value else default(cls, first)
+    return value | {first: _set(kind(fields[first]), before, rest, text, f"{path}.{first}")}
 
 
-def _whole(wanted: Kind, value: Any, text: str, path: str) -> Any:
+def _replaced(wanted: Kind, value: Any, text: str, path: str) -> Any:
     if wanted.optional and text in OFF and not (wanted.choice and text in wanted.choice.entries):
         return None
     if wanted.choice is not None:
@@ -88,18 +90,19 @@ def _whole(wanted: Kind, value: Any, text: str, path: str) -> Any:
         entry = entry_of(wanted.choice, new["name"], path)
         if len(new) == 1 and old.get("name") == new["name"]:
             return old
-        return new | (kept(old, entry_of(wanted.choice, old["name"], path), entry) if "name" in old else {})
+        return new | (shared_sections(old, entry_of(wanted.choice, old["name"], path), entry) if "name" in old else {})
     if wanted.is_section:
         if wanted.optional and text == ON:
             return value or {}
-        on = f"say --{path}={ON} for its defaults, or " if wanted.optional and not absent({}, wanted.value) else ""
+        opens = wanted.optional and not missing_fields({}, wanted.value)
+        on = f"say --{path}={ON} for its defaults, or " if opens else ""
         raise ConfigError(f"'{path}' is a section: {on}set one of its fields, {', '.join(hints(wanted.value))}.")
     if wanted.of_names is not None:
         raise ConfigError(f"'{path}' holds sections under names: set one of them, --{path}.NAME=CHOICE.")
     return read(wanted.value, text, path)
 
 
-def kept(old: Mapping[str, Any], before: type, entry: type) -> dict[str, Any]:
+def shared_sections(old: Mapping[str, Any], before: type, entry: type) -> dict[str, Any]:
     """What a choice that takes another's place keeps of it: sections that both have, such as a critic. No constants."""
     then, now = hints(before), hints(entry)
     sections = {name for name, hint in now.items() if kind(hint).is_section and then.get(name) == hint}

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from jaxagent.config.choice import Choice
-from jaxagent.config.errors import ConfigError, failure_line, removed_fields, unknown_field
+from jaxagent.config.errors import ConfigError, failure_line, history, unknown_field
 from jaxagent.config.ranges import Range
 from jaxagent.config.run import STAGE_SECTIONS, Config
 
@@ -68,19 +68,19 @@ def hints(cls: type) -> dict[str, Any]:
       ConfigError: a class of the user's own has a field of a type that no config can hold.
     """
     try:
-        known = typing.get_type_hints(cls, include_extras=True)
+        types_of = typing.get_type_hints(cls, include_extras=True)
     except (NameError, TypeError) as error:
         raise ConfigError(
             f"{cls.__module__}:{cls.__qualname__}: the type of a field: {failure_line(error)}."
         ) from error
-    found = {field.name: known[field.name] for field in dataclasses.fields(cls)}
-    for name, hint in found.items():
+    fields = {field.name: types_of[field.name] for field in dataclasses.fields(cls)}
+    for name, hint in fields.items():
         if not _has_form(kind(hint)):
             raise ConfigError(
                 f"{cls.__module__}:{cls.__qualname__}: its field '{name}' must be bool, int, float, str, a Literal, "
                 f"tuple[X, ...] of one of these, or a frozen dataclass, got {hint}."
             )
-    return found
+    return fields
 
 
 def _has_form(wanted: Kind) -> bool:
@@ -102,7 +102,7 @@ def parse(config: Mapping[str, Any]) -> Config:
     Raises:
       ConfigError: unknown, missing or ill-typed field, or a number out of its range, named with its full path.
     """
-    config = _as_mapping(config, "config")
+    config = modern(_as_mapping(config, "config"))
     stages = config.get("stages", ())
     left_out = [name for name in STAGE_SECTIONS if isinstance(stages, (tuple, list)) and name not in stages]
     parsed = build(Config, {name: value for name, value in config.items() if name not in left_out}, "config")
@@ -122,11 +122,11 @@ def default(cls: type, name: str) -> Any:
     field = cls.__dataclass_fields__[name]
     if not _has_default(cls, name):
         return None
-    given = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-    return plain(hints(cls)[name], given)
+    value = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+    return plain(hints(cls)[name], value)
 
 
-def absent(config: Mapping[str, Any], cls: type = Config, path: str = "config") -> list[str]:
+def missing_fields(config: Mapping[str, Any], cls: type = Config, path: str = "config") -> list[str]:
     """Full paths of what the schema demands and a config stored by another version of it lacks."""
     missing = []
     stages = config.get("stages", STAGE_SECTIONS) if cls is Config else STAGE_SECTIONS
@@ -136,16 +136,52 @@ def absent(config: Mapping[str, Any], cls: type = Config, path: str = "config") 
         if name not in config:
             missing += [] if _has_default(cls, name) else [f"{path}.{name}"]
         elif kind(hint).is_section and isinstance(config[name], Mapping):
-            missing += absent(config[name], kind(hint).value, f"{path}.{name}")
+            missing += missing_fields(config[name], kind(hint).value, f"{path}.{name}")
     return missing
 
 
-def without_removed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config stored by any version of the schema, without the fields that exist no more."""
-    kept = dict(config)
-    for section, name in (field.split(".") for field in removed_fields(config)):
-        kept[section] = {key: value for key, value in kept[section].items() if key != name}
-    return kept
+def modern(section: Mapping[str, Any], cls: type = Config, root: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A section as this version of the schema has it, from what any earlier one stored.
+
+    A section's class says what has changed: `moved` (old name -> where it is now, a dotted path), `removed` (name ->
+    `errors.Removed`), and `off`, the fields with which an optional section once said that it is off; its method
+    `of_earlier_version` reads what is none of these. A removed field with a value that means something else stays, so
+    that whoever reads it says so.
+    """
+    root, section = section if root is None else root, dict(section)
+    for name, (inside, new) in {old: path.split(".") for old, path in history(cls, "moved").items()}.items():
+        if name in section and (value := section.pop(name)) is not False and value not in ("", (), []):
+            section[inside] = {**(section.get(inside) or {}), new: value}
+    for name, field in history(cls, "removed").items():
+        meant = value_at(root, field.like) if field.like else field.value
+        if name in section and section[name] == meant:
+            del section[name]
+    for name, hint in hints(cls).items():
+        section |= {name: _modern(kind(hint), section[name], root)} if name in section else {}
+    return section
+
+
+def _modern(wanted: Kind, value: Any, root: Mapping[str, Any]) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    if wanted.of_names is not None:
+        return {name: _modern(kind(wanted.of_names), inner, root) for name, inner in value.items()}
+    try:
+        cls = wanted.choice.entry(value.get("name"), "") if wanted.choice else wanted.value
+        if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+            return value  # a wrong value, which is told when the section is built
+        value = getattr(cls, "of_earlier_version", dict)(modern(value, cls, root))
+    except ConfigError:  # of a class of the user's own, and told then, too
+        return value
+    off = history(cls, "off")
+    return None if wanted.optional and off and off.items() <= value.items() else value
+
+
+def value_at(config: Any, path: str) -> Any:
+    """What a nested config has at a dotted path; None where it has nothing."""
+    for part in path.split("."):
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config
 
 
 def build(cls: type, value: Any, path: str) -> Any:
@@ -158,15 +194,15 @@ def build(cls: type, value: Any, path: str) -> Any:
     fields = hints(cls)
     for name in value:
         if name not in fields:
-            raise unknown_field(path, name, fields)
-    given = {name: convert(fields[name], v, f"{path}.{name}") for name, v in value.items()}
+            raise unknown_field(path, name, cls, fields)
+    values = {name: convert(fields[name], v, f"{path}.{name}") for name, v in value.items()}
     for name in fields:
         if name not in value and not _has_default(cls, name):
             raise ConfigError(f"Config field '{path}.{name}' is missing: it has no default.")
     try:
         for name in fields.keys() - value.keys():  # defaults of a class of the user's own may be wrong, too
             convert(fields[name], default(cls, name), f"{path}.{name}")
-        return cls(**given)
+        return cls(**values)
     except ValueError as error:  # what a class says of its fields together
         raise error if isinstance(error, ConfigError) else ConfigError(f"{path}: {error}") from error
     except Exception as error:  # a mistake in a class of the user's own

@@ -17,11 +17,11 @@ def check(cfg: Config) -> None:
     Raises:
       ConfigError: the first relation that does not hold, with its fields and their values.
     """
-    for sentence in broken(cfg):
+    for sentence in broken_relations(cfg):
         raise ConfigError(sentence)
 
 
-def broken(cfg: Config) -> Iterator[str]:
+def broken_relations(cfg: Config) -> Iterator[str]:
     """Yields a sentence for every relation that does not hold."""
     env, rl = cfg.env, cfg.rl
     samples = "rl" in cfg.stages or "opd" in cfg.stages

@@ -156,9 +156,9 @@ class TemperatureConfig:
 class RLConfig:
     """The reinforcement-learning stage. `algorithms/checks.py` says which choices go together."""
 
-    steps: NonNegativeInt
-    tasks_per_step: PositiveInt
-    group_size: PositiveInt
+    steps: NonNegativeInt  # each plays groups of attempts and trains on them
+    tasks_per_step: PositiveInt  # groups
+    group_size: PositiveInt  # attempts at one task
     staleness: NonNegativeInt  # steps by which the rollouts' weights lag behind (runs/seams.py); 0 = on-policy
     rescore_every: NonNegativeInt  # with staleness: every so many steps its logprob_gap (runs/lag.py); 0 = never
     updates_per_step: PositiveInt  # optimiser updates (mini-batches) per rollout batch and epoch

@@ -18,8 +18,14 @@ class RoleConfig:
     reply_tokens: PositiveInt = 512  # of one reply, at most
     timeout_s: Seconds = 60.0  # for one reply
 
+    @property
+    def prices(self) -> tuple[float | None, float | None]:
+        """Of a million tokens that it is shown, and that it says."""
+        return self.price_prompt, self.price_reply
+
     def cost(self, prompt_tokens: int, reply_tokens: int) -> float | None:
         """What one reply costs; None where the role has no price."""
-        if self.price_prompt is None and self.price_reply is None:
+        prompt, reply = self.prices
+        if prompt is None and reply is None:
             return None
-        return ((self.price_prompt or 0.0) * prompt_tokens + (self.price_reply or 0.0) * reply_tokens) / 1e6
+        return ((prompt or 0.0) * prompt_tokens + (reply or 0.0) * reply_tokens) / 1e6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from jaxagent.config.choice import Choice
 from jaxagent.config.data import DataConfig, Seed
@@ -56,13 +56,15 @@ class ResumeConfig:
     # With exact numerics, whether a machine whose programs round otherwise is refused, or its bits are taken and told.
     numerics: Literal["same", "accept"] = "same"
 
+    off: ClassVar = {"numerics": "same"}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """The whole truth of one run. The sections of stages that it does not have are None."""
 
-    workdir: str
-    seed: Seed
+    workdir: str  # everything that the run writes; the same command goes on with it
+    seed: Seed  # of the whole run
     numerics: Literal["exact", "fast"]  # exact: the trainer's log-probs are the engine's, bit for bit
     mesh: MeshConfig
     model: ModelConfig
@@ -84,8 +86,13 @@ class Config:
     fleet: FleetConfig | None = None  # many processes; None: one, in which rollouts and updates take turns
     eval: EvalConfig
     checkpoint: CheckpointConfig
-    resume: ResumeConfig = dataclasses.field(default_factory=ResumeConfig)
+    resume: ResumeConfig | None = None
     log_episodes: bool  # RL and greedy evaluation episodes too, token by token, to episodes/*.jsonl of the workdir
+
+    @property
+    def takes_other_rounding(self) -> bool:
+        """Whether a machine whose programs round otherwise goes on with an exact run."""
+        return self.resume is not None and self.resume.numerics == "accept"
 
     @property
     def concurrent_episodes(self) -> int:

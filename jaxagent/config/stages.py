@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from jaxagent.config.learner import BatchConfig, OptimizerConfig
+from jaxagent.config.learner import RateConfig, RowsConfig
 from jaxagent.config.ranges import (
     FiniteFloat,
     NonNegativeFloat,
@@ -19,20 +19,36 @@ from jaxagent.config.rl import DistillConfig
 
 
 @dataclasses.dataclass(frozen=True)
+class CurriculumConfig:
+    """First steps of the warm start: one short passage, loss on observation tokens too."""
+
+    steps: PositiveInt
+    sequences: PositiveInt = 42  # demonstrations per update
+
+    off: ClassVar = {"steps": 0}
+
+
+@dataclasses.dataclass(frozen=True)
 class WarmStartConfig:
     """Supervised warm start on demonstrations, ended by accuracy per relation, not by a fixed count."""
 
     demonstrations: str  # full.jsonl, or a folder with it and curriculum.jsonl; "" = the dataset's own
     max_steps: NonNegativeInt
-    curriculum_sequences: PositiveInt  # demonstrations per update of the curriculum
-    batch_sequences: PositiveInt  # and after it
-    optimizer: OptimizerConfig
-    batch: BatchConfig
-    curriculum_steps: NonNegativeInt  # first steps: one short passage, loss on observation tokens too
+    batch_sequences: PositiveInt  # demonstrations per update
+    optimizer: RateConfig
+    batch: RowsConfig
     gate_every: PositiveInt  # steps between two looks at the gate
     gate_family: str  # of kinds: "one_hop" looks at "one_hop/capital", "one_hop/currency", ...
     gate_accuracy: ZeroToOne  # greedy score on training tasks that every kind of the family must reach
     gate_questions: PositiveInt  # tasks per kind
+    curriculum: CurriculumConfig | None = None
+
+    moved: ClassVar = {"curriculum_steps": "curriculum.steps", "curriculum_sequences": "curriculum.sequences"}
+
+    @property
+    def curriculum_steps(self) -> int:
+        """Steps of the curriculum; 0 without one."""
+        return self.curriculum.steps if self.curriculum else 0
 
 
 @dataclasses.dataclass(frozen=True)

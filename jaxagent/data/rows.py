@@ -60,12 +60,12 @@ class Reading:
 
     Attributes:
       layout: "ours", "verl", "flashrag" or a name of `LAYOUTS`; "auto" = the one whose columns a row has.
-      columns: what a source of other people's calls the columns of our layout; all "" = our own names.
+      columns: what a source of other people's calls the columns of our layout; None: our own names.
       messages: whether who plays begins with the messages before the last one; where not, such a row is refused.
     """
 
     layout: str = "auto"
-    columns: Columns = dataclasses.field(default_factory=Columns)
+    columns: Columns | None = None
     messages: bool = True
 
 
@@ -91,7 +91,8 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
     if not isinstance(row, Mapping):
         raise RowError("*", f"a row must be an object with columns, got {fields.show(row)}")
     row = {name: value for name, value in row.items() if not fields.missing(value)}
-    if renamed := {name: theirs for name, theirs in dataclasses.asdict(how.columns).items() if theirs}:
+    named = dataclasses.asdict(how.columns) if how.columns else {}
+    if renamed := {name: theirs for name, theirs in named.items() if theirs}:
         row = _renamed(row, renamed)
     layout = "ours" if renamed else how.layout
     layout = _layout_of(row) if layout == "auto" else layout

@@ -1,4 +1,4 @@
-"""The coordinator's routes. `server.py` serves them; docs/asynchronous.md has the table of calls.
+"""The coordinator's routes. `server.py` serves them; docs/asynchronous_internals.md has the table of calls.
 
 Every request carries the token; every body, every answer and every handler's time is bounded. A mistake is answered
 with {"kind": a word for the client, "error": one line}. Every answer carries its SHA-256, and that of what was asked.

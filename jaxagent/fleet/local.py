@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from jaxagent.config import Config, ConfigError
-from jaxagent.config.command import bound
+from jaxagent.config.command import bound_socket
 from jaxagent.fleet import restarts, server, settings, vitals
 from jaxagent.fleet.child import LOGS, Program
 from jaxagent.fleet.client import Client, url_in
@@ -87,7 +87,7 @@ class _Here:
         """One that is started again listens where the first one did, unless somebody else has that port now."""
         listen, (host, port) = self._fleet.listen, server.address_of(self._fleet.listen)
         if (url := self.url()) and not port:
-            with contextlib.suppress(ConfigError), bound(host, before := int(url.rpartition(":")[2])):
+            with contextlib.suppress(ConfigError), bound_socket(host, before := int(url.rpartition(":")[2])):
                 listen = f"{listen.rpartition(':')[0]}:{before}"
         return [self._program("coordinator", "coordinator", f"--listen={listen}")]
 

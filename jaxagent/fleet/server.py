@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import bound
+from jaxagent.config.command import bound_socket
 from jaxagent.config.errors import ending_signals
 from jaxagent.fleet import wire
 from jaxagent.fleet.api import FINISH_S, Api, Judge
@@ -135,9 +135,9 @@ def address_of(listen: str) -> tuple[str, int]:
 
 
 def _bound(host: str, port: int, folder: pathlib.Path) -> socket.socket:
-    """As `config.command.bound`, whose error also says whose coordinator has the port."""
+    """As `config.command.bound_socket`, whose error also says whose coordinator has the port."""
     try:
-        return bound(host, port)
+        return bound_socket(host, port)
     except ConfigError as error:
         if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
             raise

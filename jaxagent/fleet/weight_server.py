@@ -21,7 +21,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from jaxagent.config.command import bound
+from jaxagent.config.command import bound_socket
 from jaxagent.fleet.weights import BASE, MANIFEST, path_of
 from jaxagent.fleet.wire import ANY, url_of
 
@@ -148,7 +148,7 @@ class _Server(http.server.ThreadingHTTPServer):
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(address, handler, bind_and_activate=False)
         self.socket.close()
-        self.socket = bound("" if address[0] in ANY else address[0], address[1])
+        self.socket = bound_socket("" if address[0] in ANY else address[0], address[1])
         self.server_address = self.socket.getsockname()
         self.server_activate()
 

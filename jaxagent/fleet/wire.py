@@ -1,4 +1,4 @@
-"""What the coordinator and its callers tell each other, to JSON and back. docs/asynchronous.md has it as a table.
+"""What the coordinator and its callers tell each other, to JSON and back. See docs/asynchronous_internals.md.
 
 Both sides read with these functions, so both refuse what they do not understand, and name the field.
 """

@@ -126,7 +126,7 @@ def make_programs(
     """
     programs = describe(cfg, spec, mesh, teacher)
     with jax.set_mesh(mesh):
-        new = adapters(cfg, spec, mesh) if cfg.model.lora.rank else None
+        new = adapters(cfg, spec, mesh) if cfg.model.lora else None
         state = first_state(cfg, policy, new)
     return programs, programs.warm_up(state)
 
@@ -158,7 +158,7 @@ def describe(
         loss.policy_loss_of(rl),
         rl.sampling.temperature or 1.0,
         critic,
-        merger(cfg) if config.rank else None,
+        merger(cfg) if config else None,
     )
     return Programs(rl, packer, update, logprobs, values, judge)
 
@@ -201,7 +201,7 @@ def merger(cfg: Config) -> Callable[[Tree, Tree], Tree]:
 
 def keeps_reference(cfg: Config) -> bool:
     """Whether the state holds a reference: with LoRA, whose base is one, only where it follows the policy."""
-    return cfg.rl.kl is not None and (not cfg.model.lora.rank or cfg.rl.kl.refresh_every > 0)
+    return cfg.rl.kl is not None and (not cfg.model.lora or cfg.rl.kl.refresh_every > 0)
 
 
 def tiling(cfg: Config) -> Tiling | None:

@@ -232,6 +232,7 @@ def scalar(value: float, mesh: jax.sharding.Mesh) -> jax.Array:
     return global_arrays.put(np.float32(value), jax.NamedSharding(mesh, jax.P()))
 
 
+_B1, _EPS = 0.9, 1e-8  # of every published recipe
 _WSD_DECAY = 0.2  # the last part of the updates
 
 
@@ -241,9 +242,9 @@ def make_optimizer(config: OptimizerConfig, total_updates: int) -> optax.Gradien
         optax.clip_by_global_norm(config.grad_clip) if config.grad_clip > 0 else optax.identity(),
         optax.adamw(
             learning_rate(config, total_updates),
-            b1=config.b1,
+            b1=_B1,
             b2=config.b2,
-            eps=config.eps,
+            eps=_EPS,
             weight_decay=config.weight_decay,
             mask=decayed,
         ),

@@ -53,19 +53,6 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_DTYPE = "float32"  # masters of what is trained, whatever the base is stored in
 
 
-def check(config: LoraConfig) -> None:
-    """Refuses settings that describe no adapter.
-
-    Raises:
-      ConfigError: naming the field, and the nearest projection.
-    """
-    if config.rank < 0:
-        raise ConfigError(f"config.model.lora.rank must be 0 (off) or positive, got {config.rank}.")
-    targets(config)
-    if config.rank and config.alpha <= 0:
-        raise ConfigError(f"config.model.lora.alpha must be positive, got {config.alpha}.")
-
-
 def targets(config: LoraConfig) -> tuple[str, ...]:
     """The targeted projections by Hugging Face name, in the order in which a layer uses them."""
     names = [name.strip() for name in config.targets.split(",")]

@@ -78,7 +78,7 @@ def train_flops(
     layers = forward_flops(spec, tokens, row_tokens, 0)
     head = forward_flops(spec, 0, 0, rows * row_targets)
     passes = 4 if spec.remat == "layer" else 3
-    if adapters is None or not adapters.rank:
+    if adapters is None:
         return layers * passes + head * 4
     own = sum(array.size for array in jax.tree.leaves(lora.adapter_specs(spec, adapters)))
     return layers * passes + 2.0 * tokens * (own * passes - layer_matmul_params(spec)) + head * 3

@@ -93,7 +93,7 @@ def abstract_state(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> sta
     """The learner's state as abstract arrays. Call under `jax.set_mesh(mesh)`."""
     policy = model_params.abstract(spec, mesh, sharding.TRAIN)
     adapters = None
-    if cfg.model.lora.rank:
+    if cfg.model.lora:
         adapters = model_params.abstract_of(lora.adapter_specs(spec, cfg.model.lora), mesh, sharding.TRAIN)
     made = jax.eval_shape(functools.partial(first_state, cfg), policy, adapters)
     return jax.tree.map(lambda x: _abstract(x.shape, x.dtype, mesh, x.sharding.spec if x.sharding else jax.P()), made)

@@ -119,7 +119,7 @@ def _not_checked(workdir: RecordedRun, findings: Findings, wanted: ReplayRequest
         lines.append(f"bundles {ranges(others)}: of another stage, an earlier step, or one that a later bundle has")
     lines += [] if workdir.over else [f"{POLICY_FOLDER}/ and {SUMMARY_FILE}: the run has not ended, or went on since"]
     lines += [f"{' and '.join(after)}: what came after the stage '{workdir.stage}'"] if after else []
-    lines += ["the weights under the adapters: they are as they lie there"] if workdir.cfg.model.lora.rank else []
+    lines += ["the weights under the adapters: they are as they lie there"] if workdir.cfg.model.lora else []
     return [
         *lines,
         "times, counters, texts: of episodes, logs, report; numbers that are no results",

@@ -111,7 +111,7 @@ def _chain(
         return
     connect = rerun.connect(workdir.folder, wanted, findings, progress.note)
     begin = ChainPoint(workdir.hosts[start], number)
-    params = parts.base_params() if parts.cfg.model.lora.rank else parts.init_params()  # the bundle's replace them
+    params = parts.base_params() if parts.cfg.model.lora else parts.init_params()  # the bundle's replace them
     with parts.engine(params, 0) as driver:
         parts.roles.start()
         for part in workdir.segments(start, max(wanted.end, *(step + 1 for step in wanted.steps))):

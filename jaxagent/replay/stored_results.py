@@ -149,7 +149,7 @@ class StoredResults:
         """Exports once more, and compares the files."""
         workdir, parts = Path(self._workdir.cfg.workdir), self._parts
         exports = {POLICY_FOLDER: lambda folder: parts.export(state.policy, folder)}
-        if parts.cfg.model.lora.rank:
+        if parts.cfg.model.lora:
             exports["adapter"] = lambda folder: parts.export_adapter(state.params, folder)
         for name in [name for name in exports if (workdir / name).is_dir()]:
             with tempfile.TemporaryDirectory(dir=workdir, prefix=".replay-") as again:

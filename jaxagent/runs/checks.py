@@ -8,7 +8,7 @@ from jaxagent.algorithms import checks as algorithm
 from jaxagent.algorithms.compose import as_opd
 from jaxagent.algorithms.group_rewards import Decoupled, Preferences
 from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, EnvConfig, nearest, relations
-from jaxagent.config.choice import imported, named
+from jaxagent.config.choice import object_at, own_class
 from jaxagent.config.errors import failure_line
 from jaxagent.config.fleet import FleetConfig
 from jaxagent.config.parse import convert, hints
@@ -41,12 +41,13 @@ def check(cfg: Config) -> None:
     relations.check(cfg)
     algorithm.check(cfg.rl)
     _check_group_reward(cfg)
-    lora.check(cfg.model.lora)
+    if cfg.model.lora:
+        lora.targets(cfg.model.lora)
     groups.check(cfg.rl)
     if OPD in cfg.stages:
         _check_opd(cfg)
     with_adapters = [at for at, stage in enumerate(cfg.stages) if stage in (OPD, RL)]
-    if cfg.model.lora.rank and with_adapters and with_adapters[0] < len(cfg.stages) - 1:
+    if cfg.model.lora and with_adapters and with_adapters[0] < len(cfg.stages) - 1:
         raise ConfigError(
             f"config.stages: with model.lora '{cfg.stages[with_adapters[0]]}' must be the last stage, since those "
             "after it would train the merged policy in full. Start another run with model.path set to this policy."
@@ -88,7 +89,7 @@ def _check_environment(cfg: Config) -> None:
         raise ConfigError(f"config.env: {type(env).__qualname__}: {error}.") from error
     except Exception as error:  # whatever its properties raise
         raise ConfigError(f"config.env: {type(env).__qualname__}: {failure_line(error)}.") from error
-    imported(env.rollout, "config.env: rollout")
+    own_class(env.rollout, "config.env: rollout")
 
 
 def _check_group_reward(cfg: Config) -> None:
@@ -134,7 +135,7 @@ def _check_rows(section: str, batch: BatchConfig, context_tokens: int) -> None:
 
 def _check_opd(cfg: Config) -> None:
     """Refuses a stage "opd" that cannot work."""
-    if cfg.model.lora.rank and RL in cfg.stages:
+    if cfg.model.lora and RL in cfg.stages:
         raise ConfigError(
             "config.model.lora.rank: the stages 'opd' and 'rl' would both train adapters, on different weights: run "
             "one of them, and the other in a run of its own with model.path at the first one's policy."
@@ -148,7 +149,9 @@ def _check_fleet(cfg: Config, fleet: FleetConfig) -> None:
     """Refuses a run of many processes that cannot work."""
     if RL not in cfg.stages:
         raise ConfigError("config.fleet: the stage 'rl' is what many processes do, and config.stages does not have it.")
-    named(fleet.plan, "config.fleet")(cfg)  # rl.staleness, rl.oversample, fleet.rule, fleet.window and fleet.trainers
+    object_at(fleet.plan, "config.fleet")(
+        cfg
+    )  # rl.staleness, rl.oversample, fleet.rule, fleet.window and fleet.trainers
     if fleet.hang_s <= fleet.patience_s:
         raise ConfigError(
             f"fleet.hang_s ({fleet.hang_s:g}) must be more than fleet.patience_s ({fleet.patience_s:g}): who waits for "

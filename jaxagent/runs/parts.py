@@ -17,7 +17,7 @@ import jax
 
 from jaxagent import contract
 from jaxagent.config import Config, ConfigError, SamplingConfig, check_folder
-from jaxagent.config.choice import imported
+from jaxagent.config.choice import own_class
 from jaxagent.config.errors import failure_line
 from jaxagent.data import proofs, sources, texts
 from jaxagent.data.dataset import Generated
@@ -94,7 +94,7 @@ class Parts:
     @functools.cached_property
     def player(self) -> Any:
         """The class that plays episodes of the environment."""
-        return imported(self.environment.rollout, "config.env.rollout")
+        return own_class(self.environment.rollout, "config.env.rollout")
 
     def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int, tool_epsilon: float = 0.0) -> Rollout:
         """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see `episode.ForcedTools`."""
@@ -326,7 +326,7 @@ def _try_attempt(environment: Environment, attempt: Callable, tasks: Sequence[Ta
 @contextlib.contextmanager
 def _shared(environment: Environment, workers: Workers, note: Callable[[str], None]) -> Iterator[Mapping[str, Any]]:
     """What all players of the run get beside their own: the server of those that have one, as `shared`."""
-    player = imported(environment.rollout, "config.env.rollout")
+    player = own_class(environment.rollout, "config.env.rollout")
     opening = getattr(player, "open_shared", None)
     if opening is None:
         yield {}

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import MODEL_SHAPE, Config, ConfigError, to_dict
-from jaxagent.config.errors import REMOVED, removed_fields
+from jaxagent.config import MODEL_SHAPE, Config, ConfigError, modern, to_dict
+from jaxagent.config.learner import RateConfig, RowsConfig
 from jaxagent.config.run import STAGE_SECTIONS
 from jaxagent.learner import checkpoint, peers
 from jaxagent.observe import jsonl
@@ -44,7 +44,12 @@ SHAPE = (*MODEL_SHAPE, "vocab_multiple", "rope_theta", "tie_embeddings")
 _ADAPTERS = ("rank", "alpha", "rank_stabilised", "targets")
 REFUSED = {
     **{f"model.{name}": _WEIGHTS for name in SHAPE},
-    **{f"model.lora.{name}": _WEIGHTS for name in _ADAPTERS},
+    **dict.fromkeys(("model.lora", *(f"model.lora.{name}" for name in _ADAPTERS)), _WEIGHTS),
+    **{
+        f"warm_start.{section}.{name}": f"{removed.now} for all runs now"
+        for section, cls in (("optimizer", RateConfig), ("batch", RowsConfig))
+        for name, removed in cls.removed.items()
+    },
     "tokenizer.vocab_size": "the weights know the tokenizer that the run has trained",
     **{
         f"tokenizer.{name}": "the weights have learnt prompts that are written the other way"
@@ -80,12 +85,8 @@ def changes(saved: Mapping[str, Any], cfg: Config) -> list[tuple[str, Any, Any]]
       cfg: the config now.
     """
     # That a stage's section is there or not, `stages` says.
-    left_out = ("workdir", "resume.numerics", *STAGE_SECTIONS)
-    differences = [change for change in _differences(saved, to_dict(cfg), "") if change[0] not in left_out]
-    for section, name in (field.split(".") for field in removed_fields(saved)):
-        if (then := saved[section][name]) != REMOVED[f"{section}.{name}"][0]:
-            differences.append((f"{section}.{name}", then, "gone"))
-    return differences
+    left_out = ("workdir", "resume", "resume.numerics", *STAGE_SECTIONS)
+    return [change for change in _differences(modern(saved), to_dict(cfg), "") if change[0] not in left_out]
 
 
 def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adapting: bool) -> list[tuple[str, Any, Any]]:
@@ -102,10 +103,10 @@ def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adaptin
     accepted = []
     for field, then, now in changes(saved, cfg):
         # 0 and "" leave a model's shape to the model's folder.
-        of_lora = field.startswith("model.lora.")
+        of_lora = field.startswith("model.lora")
         of_folder = field.startswith("model.") and not of_lora and not isinstance(now, bool) and not (then and now)
         unread = field == "tokenizer.vocab_size" and bool(cfg.tokenizer.path or cfg.model.path)
-        no_adapters = of_lora and not (adapting and (field == "model.lora.rank" or cfg.model.lora.rank))
+        no_adapters = of_lora and not adapting
         if field in REFUSED and not (of_folder or unread or no_adapters):
             raise ConfigError(
                 f"config.{field} is {now!r}, and {then!r} in checkpoint {checkpoint}: {REFUSED[field]}. "
@@ -162,7 +163,7 @@ def other_rounding(
     what = changes_line(
         [(name, then, now[name]) for name, then in (saved or {}).items() if then != now.get(name, then)]
     )
-    if what and cfg.numerics == numerics == "exact" and cfg.resume.numerics != "accept":
+    if what and cfg.numerics == numerics == "exact" and not cfg.takes_other_rounding:
         affinity = f" (taskset -c 0-{saved['threads'] - 1})" if "threads " in what and saved.get("threads") else ""
         raise ConfigError(
             f"Checkpoint {checkpoint} was made where numbers round otherwise: {what}. With numerics='exact' a run goes "
@@ -189,9 +190,12 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else ("''" if value == "" else str(value))
 
 
+GONE = "gone"  # a field that exists no more, and had a value that no run has now
+
+
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, Any]]:
-    for name in [name for name in now if name in saved]:
-        field, before, value = f"{prefix}{name}", saved[name], now[name]
+    for name in saved:
+        field, before, value = f"{prefix}{name}", saved[name], now.get(name, GONE)
         if _in_short(before) != _in_short(value):
             yield field, _in_short(before), _in_short(value)
         elif isinstance(before, Mapping) and isinstance(value, Mapping):

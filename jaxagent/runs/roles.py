@@ -60,7 +60,7 @@ def check(cfg: Config, environment: Environment) -> None:
                 f"example --config.roles.{name}=engine, or =http with --config.roles.{name}.url=URL."
             )
     for name in environment.priced_roles:
-        if cfg.roles[name].price_prompt is None or cfg.roles[name].price_reply is None:
+        if None in cfg.roles[name].prices:
             raise ConfigError(
                 f"config.roles.{name} has no price, or half of one, and the environment counts what it costs: set "
                 f"config.roles.{name}.price_prompt and config.roles.{name}.price_reply, of a million tokens; 0 is free."

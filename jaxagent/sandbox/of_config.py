@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import ConfigError, SandboxConfig
+from jaxagent.config import ConfigError, SandboxConfig, SoftwareConfig, WorkersConfig
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox, SandboxError, Spec
 from jaxagent.sandbox.images import bases
@@ -31,7 +31,7 @@ class Sandboxes:
     """
 
     def __init__(self, config: SandboxConfig, field: str):
-        self._config = config
+        self._config, self._software = config, config.software or SoftwareConfig()
         self._field = field
         self._owner: Owner | None = None
         self._backend: Backend | None = None
@@ -47,7 +47,8 @@ class Sandboxes:
         Raises:
           ConfigError, or SandboxLost where a worker is away: no back end works here.
         """
-        spec, table = make_spec(self._config), bases.parse(self._config.bases)
+        spec, software = make_spec(self._config), self._software
+        table = bases.parse(software.bases)
         try:
             if self._config.backend == "remote":
                 self._backend = remote(self._config, self._field)
@@ -58,9 +59,8 @@ class Sandboxes:
                 self._backend = await choose.choose_backend(self._owner, tuple(names), self._config.unsafe, spec)
         except SandboxError as failure:
             raise ConfigError(f"{self._field}: {failure}") from failure
-        if self._config.images:
-            store, network = Store(self._config.images), self._config.build_network
-            self._images = Images(self._backend, store, table, network, note)
+        if software.images:
+            self._images = Images(self._backend, Store(software.images), table, software.build_network, note)
         self._pool = Pool(self._backend, spec, self._config.warm)
         self._pool.fill()
         return self._backend.describe()
@@ -80,13 +80,13 @@ class Sandboxes:
         """
         if own is None:
             return await self._pool.take()
-        layer = Path(self._config.layers) / own.id
-        if self._config.layers and layer.is_dir():
+        layer = Path(self._software.layers) / own.id
+        if self._software.layers and layer.is_dir():
             return await self._backend.start(make_spec(self._config, (str(layer.absolute()),)))
         if self._images is None:
             raise SandboxError(
-                f"{own.id} has an image of its own, {self._field}.layers has none for it, and {self._field}.images "
-                "does not say where to build it"
+                f"{own.id} has an image of its own, {self._field}.software.layers has none for it, and "
+                f"{self._field}.software.images does not say where to build it"
             )
         try:
             built = await self._images.get(own)
@@ -134,8 +134,9 @@ def make_spec(config: SandboxConfig, layers: tuple[str, ...] = ()) -> Spec:
         processes=config.processes,
         cpus=config.cpus,
     )
-    root = str(Path(config.root).absolute()) if config.root else ""
-    return Spec(root=root, layers=layers, image=config.image, limits=limits)
+    software = config.software or SoftwareConfig()
+    root = str(Path(software.root).absolute()) if software.root else ""
+    return Spec(root=root, layers=layers, image=software.image, limits=limits)
 
 
 def remote(config: SandboxConfig, field: str) -> Remote:
@@ -144,11 +145,12 @@ def remote(config: SandboxConfig, field: str) -> Remote:
     Raises:
       ConfigError: no workers, or no token.
     """
+    config = config.remote or WorkersConfig()
     urls = [url.strip() for url in config.workers.split(",") if url.strip()]
     if not urls:
-        raise ConfigError(f"{field}.backend='remote' needs {field}.workers.")
+        raise ConfigError(f"{field}.backend='remote' needs {field}.remote.workers.")
     try:
         token = Path(config.token_file).read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise ConfigError(f"{field}.token_file: '{config.token_file}': {error.strerror}.") from error
+        raise ConfigError(f"{field}.remote.token_file: '{config.token_file}': {error.strerror}.") from error
     return Remote(urls, token)

@@ -254,7 +254,7 @@ async def _patient(call: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
             return await call(*arguments)
         except SandboxLost as failure:
             if asyncio.get_running_loop().time() >= until:
-                raise SandboxLost(f"env.sandbox.workers: for {AWAY_S:g} s, {failure}.") from failure
+                raise SandboxLost(f"env.sandbox.remote.workers: for {AWAY_S:g} s, {failure}.") from failure
         await asyncio.sleep(LOOK_S)
 
 

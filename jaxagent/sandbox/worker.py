@@ -28,7 +28,7 @@ from typing import Any
 from aiohttp import web
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import Parser, bound, count, port, seconds
+from jaxagent.config.command import Parser, bound_socket, count, port, seconds
 from jaxagent.io import connections
 from jaxagent.sandbox import choose, folder
 from jaxagent.sandbox.base import (
@@ -312,7 +312,7 @@ def result_to_json(result: CommandResult) -> dict[str, Any]:
 async def serve(options: argparse.Namespace) -> None:
     """Serves until cancelled."""
     async with contextlib.AsyncExitStack() as opened:
-        address = opened.enter_context(bound(options.host, options.port))  # before back ends are tried
+        address = opened.enter_context(bound_socket(options.host, options.port))  # before back ends are tried
         owner = Owner()
         opened.callback(owner.close)
         backend = await choose.choose_backend(owner, unsafe=options.unsafe)

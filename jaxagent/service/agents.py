@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.config.choice import imported
+from jaxagent.config.choice import own_class
 from jaxagent.engine.requests import EngineError
 from jaxagent.envs.base import Environment, Opening
 from jaxagent.gateway.harness import HarnessRollout, SessionLine, SessionReport
@@ -91,7 +91,7 @@ def player(here: Here) -> Iterator[Play]:
         raise ConfigError("This player needs --config: an environment whose agent programs it starts.")
     if not here.gateway_url or not here.gateway_token:
         raise ConfigError("This player needs --gateway_url and --gateway_token_file: where its agents find the policy.")
-    if not issubclass(imported(environment.rollout, "config.env.rollout"), (HarnessRollout, RemoteRollout)):
+    if not issubclass(own_class(environment.rollout, "config.env.rollout"), (HarnessRollout, RemoteRollout)):
         raise ConfigError(f"config.env.rollout='{environment.rollout}' plays no agent programs.")
     gateway = GatewayClient(here.gateway_url, here.gateway_token)
     with environment.open(Opening(None, (), here.run, logger.info)) as begin:

@@ -22,7 +22,7 @@ from pathlib import Path
 from aiohttp import web
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import Parser, bound, count, exit_code, port, seconds
+from jaxagent.config.command import Parser, bound_socket, count, exit_code, port, seconds
 from jaxagent.io import connections
 from jaxagent.service import callbacks, leases
 from jaxagent.service.api import Api
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> None:
     folder = Path(options.store).absolute().parent
     folder.mkdir(parents=True, exist_ok=True)
     with (
-        bound(options.host, int(options.port)) as address,
+        bound_socket(options.host, int(options.port)) as address,
         Store(options.store) as store,
         contextlib.suppress(web.GracefulExit),
     ):

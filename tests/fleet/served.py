@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxagent.config.command import bound
+from jaxagent.config.command import bound_socket
 from jaxagent.fleet import packing, server
 from jaxagent.fleet.admission import Batch, Outcome, UnknownWorkerError
 from jaxagent.fleet.client import Client
@@ -94,7 +94,7 @@ class Served:
 
     def __init__(self, folder: pathlib.Path, plan: Plan, **settings):
         self.folder, self.plan, self.settings = folder, plan, {"config": "c0", **settings}
-        with bound("127.0.0.1", 0) as address:
+        with bound_socket("127.0.0.1", 0) as address:
             self.port = address.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.failure: BaseException | None = None
@@ -143,7 +143,7 @@ class Served:
             await server.serve(self.folder, self.plan, TOKEN, address, stop=self._stop, **self.settings)
 
         try:
-            with bound("127.0.0.1", self.port) as address, server.log(self.folder):
+            with bound_socket("127.0.0.1", self.port) as address, server.log(self.folder):
                 asyncio.run(main())
         except BaseException as failure:
             self.failure = failure

@@ -21,7 +21,7 @@ import zlib
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import bound
+from jaxagent.config.command import bound_socket
 from jaxagent.fleet import api, book, fence, intake, ledger, members, packing, playing, server, vitals, wire
 from jaxagent.fleet import client as calls
 from jaxagent.fleet.admission import Outcome, UnknownWorkerError, Work
@@ -456,7 +456,7 @@ def test_a_coordinator_is_reached_by_ipv6_and_by_ipv4(tmp_path):
     folder = tmp_path / "one"
     for listen, hosts in (("[::1]:0", ["[::1]"]), ("0.0.0.0:0", ["[::1]", "127.0.0.1"])):
         _needs_ipv6()
-        with bound(*server.address_of(listen)) as address:
+        with bound_socket(*server.address_of(listen)) as address:
             loop = asyncio.new_event_loop()
             stop = asyncio.Event()
             serving = server.serve(folder, PLAN, TOKEN, address, stop=stop)
@@ -633,7 +633,7 @@ def test_whose_the_port_is_and_which_run_a_process_is_of_are_said(served, tmp_pa
         server.run(other, PLAN, TOKEN, listen)
     with pytest.raises(ConfigError, match="An earlier coordinator of this run"):
         server.run(tmp_path, PLAN, TOKEN, listen)
-    with bound("127.0.0.1", 0) as address, pytest.raises(ConfigError, match="Another program has it"):
+    with bound_socket("127.0.0.1", 0) as address, pytest.raises(ConfigError, match="Another program has it"):
         address.listen()
         server.run(other, PLAN, TOKEN, f"127.0.0.1:{address.getsockname()[1]}")
     # A process of another run, whose workdir says that its coordinator listened there, with this run's token.

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from jaxagent.config import flags
-from jaxagent.config.command import bound
+from jaxagent.config.command import bound_socket
 from jaxagent.fleet import child, local, restarts, supervise, vitals
 from jaxagent.fleet.child import Program
 from jaxagent.fleet.client import Client
@@ -432,7 +432,7 @@ def test_a_coordinator_whose_port_is_taken_moves_and_those_who_wait_for_it_follo
     assert all(part in told for part in (f"{before}/v1/status", f"--coordinator={before}", str(folder / "logs")))
     first.kill()
     first.wait()
-    with bound("127.0.0.1", int(before.rpartition(":")[2])) as other:
+    with bound_socket("127.0.0.1", int(before.rpartition(":")[2])) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # an outgoing connection has its port for itself
         second = start(1)
         try:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxagent.config.command import bound
+from jaxagent.config.command import bound_socket
 from jaxagent.fleet import vitals
 from launch import slurm_fleet
 from tests import tiny_run
@@ -147,7 +147,7 @@ def test_a_new_workdir_first_try_and_a_job_that_goes_back_into_the_queue(tmp_pat
     for name in ("srun", "sbatch", "scontrol"):
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} {name} "$@"\n')
         (programs / name).chmod(0o755)
-    with bound("127.0.0.1", 0) as free:
+    with bound_socket("127.0.0.1", 0) as free:
         port = str(free.getsockname()[1])
     env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")}
     env |= {"PATH": f"{programs}:{env['PATH']}", "PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "PORT": port}

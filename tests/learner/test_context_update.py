@@ -14,6 +14,7 @@ from jaxagent.algorithms.objectives import GSPO
 from jaxagent.algorithms.streams import Streams
 from jaxagent.algorithms.value_losses import HLGauss, Squared
 from jaxagent.config import relations
+from jaxagent.config.learner import completed
 from jaxagent.learner import loss as losses
 from jaxagent.learner.forward import policy_forward, top_forward, value_forward
 from jaxagent.learner.score import policy_scorer, value_scorer
@@ -164,10 +165,10 @@ def test_a_sequence_that_fits_no_single_devices_share(spec, make_mesh, make_pack
 
 def test_rows_must_divide_over_the_axis(cfg, make_packer):
     split = dataclasses.replace(cfg, mesh=dataclasses.replace(cfg.mesh, context=80))
-    assert [line for line in relations.broken(split) if "mesh.context" in line] == [
+    assert [line for line in relations.broken_relations(split) if "mesh.context" in line] == [
         f"{section}.batch.row_tokens ({batch.row_tokens}) must be a multiple of 2 * mesh.context (160)."
-        for section, batch in (("rl", cfg.rl.batch), ("warm_start", cfg.warm_start.batch))
+        for section, batch in (("rl", cfg.rl.batch), ("warm_start", completed(cfg.warm_start.batch, cfg.rl.batch)))
     ]
-    assert not list(relations.broken(cfg))
+    assert not list(relations.broken_relations(cfg))
     # Whatever a recipe rounds its targets to, they divide too.
     assert make_packer(row_tokens=48, longest_targets=10, context=8).row_targets == 16

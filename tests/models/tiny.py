@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from jaxagent.config import LoraConfig, ModelConfig
+from jaxagent.config import ModelConfig
 from jaxagent.models import params
 from jaxagent.models.spec import ModelSpec
 
@@ -61,7 +61,6 @@ def model_config(**changes) -> ModelConfig:
         compute_dtype="float32",
         remat="none",
         logprob_chunk_tokens=1024,
-        lora=LoraConfig(rank=0, alpha=32.0, rank_stabilised=False, targets="all-linear"),
     )
     return dataclasses.replace(config, **changes)
 

@@ -28,7 +28,7 @@ def test_bytes_by_hand():
     assert resident["optimiser"] == pytest.approx(2 * adapters, abs=16)
     assert resident["merged parameters"] == layers * (e * h * d + f * e) * 2 // 4  # bfloat16, over four devices
     assert resident["reference"] == 0
-    full = dataclasses.replace(cfg, model=dataclasses.replace(model, lora=dataclasses.replace(lora, rank=0)))
+    full = dataclasses.replace(cfg, model=dataclasses.replace(model, lora=None))
     plain = programs.resident_bytes(full, spec, sharding.make_mesh(cfg.mesh))
     assert resident["parameters"] == plain["parameters"] == plain["reference"]
     assert (plain["adapters"], plain["merged parameters"]) == (0, 0)

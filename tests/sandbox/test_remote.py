@@ -16,8 +16,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from jaxagent.config import ConfigError, SandboxConfig
-from jaxagent.config.command import bound
+from jaxagent.config import ConfigError, SandboxConfig, WorkersConfig
+from jaxagent.config.command import bound_socket
 from jaxagent.config.errors import WaitedInVainError
 from jaxagent.io import connections
 from jaxagent.sandbox import remote as remote_module
@@ -34,7 +34,7 @@ TOKEN = "0123456789abcdef-token"
 async def workers(backend, count=1, most=64, **options):
     options = {"max_sandboxes": 8, "lease_s": 60.0, **options}
     async with contextlib.AsyncExitStack() as opened:
-        addresses = [bound("127.0.0.1", 0) for _ in range(count)]
+        addresses = [bound_socket("127.0.0.1", 0) for _ in range(count)]
         for address in addresses:
             await opened.enter_async_context(serving(Worker(backend, TOKEN, **options), address, most))
         yield [f"http://127.0.0.1:{address.getsockname()[1]}" for address in addresses]
@@ -271,7 +271,7 @@ def test_a_worker_that_is_away_is_waited_for(backends, monkeypatch):
     """And patience has an end, which is nobody's mistake."""
 
     async def main(local):
-        probe = bound("127.0.0.1", 0)
+        probe = bound_socket("127.0.0.1", 0)
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
         probe.close()
         remote = Remote([url], TOKEN)
@@ -279,12 +279,12 @@ def test_a_worker_that_is_away_is_waited_for(backends, monkeypatch):
         await asyncio.sleep(0.7)
         assert not any(task.done() for task in waiting)
         worker = Worker(local, TOKEN, max_sandboxes=1, lease_s=60.0)
-        async with serving(worker, bound("127.0.0.1", int(url.rpartition(":")[2]))):
+        async with serving(worker, bound_socket("127.0.0.1", int(url.rpartition(":")[2]))):
             await waiting[0]
             sandbox = await waiting[1]
             assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
         monkeypatch.setattr(remote_module, "AWAY_S", 0.3)
-        gone = Sandboxes(SandboxConfig(backend="remote", workers=url, token_file=token_file), "env.sandbox")
+        gone = Sandboxes(SandboxConfig(backend="remote", remote=WorkersConfig(url, token_file)), "env.sandbox")
         with pytest.raises(SandboxLost, match=r"for 0\.3 s, .* is not reached: .*\.$") as told:
             await gone.open()
         assert isinstance(told.value, WaitedInVainError)  # exit code 75: it is started again

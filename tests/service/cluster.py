@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from jaxagent.config.command import bound
+from jaxagent.config.command import bound_socket
 from jaxagent.io import connections
 from jaxagent.service import callbacks, leases
 from jaxagent.service.api import Api
@@ -85,7 +85,7 @@ class Service:
 @contextlib.asynccontextmanager
 async def serving(path, rules: Rules = RULES, heartbeat_s: float = 0.2, late_s: float = 0.0):
     """A server in this process, and a client of it."""
-    with Store(path, clock=lambda: found.clock()) as store, bound("127.0.0.1", 0) as address:
+    with Store(path, clock=lambda: found.clock()) as store, bound_socket("127.0.0.1", 0) as address:
         url = f"http://127.0.0.1:{address.getsockname()[1]}"
         api = Api(store, rules, TOKEN, heartbeat_s)
         found = Service(url, store, api, ServiceClient(url, TOKEN), rules, late_s)
@@ -175,5 +175,5 @@ def start_node(folder: pathlib.Path, port: int, name: str, *more: str) -> Proces
 
 
 def free_port() -> int:
-    with bound("127.0.0.1", 0) as address:
+    with bound_socket("127.0.0.1", 0) as address:
         return address.getsockname()[1]

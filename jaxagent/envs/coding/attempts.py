@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from jaxagent.envs.agent_attempt import Place
 from jaxagent.envs.base import Message, Transcript, Verdict
 from jaxagent.envs.coding import patches, repository, verify
-from jaxagent.envs.coding.environment import GUARD_S, SOLVED, Coding, statement_file
+from jaxagent.envs.coding.environment import GUARD_S, MAX_CHANGE_BYTES, SOLVED, Coding, statement_file
 from jaxagent.envs.coding.task import CodingTask
 from jaxagent.envs.terminal.commands import COMMAND_COUNTERS, ENTER_TIMEOUT_S, CommandAttempt, SandboxAttempt
 from jaxagent.envs.terminal.verify import VerifierError
@@ -95,7 +95,7 @@ class _Attempt(SandboxAttempt):
             return None
         try:
             await self._sandbox.stop_processes()
-            change = await repository.change(self._sandbox, self.task, self._base, self.config.max_change_bytes)
+            change = await repository.change(self._sandbox, self.task, self._base, MAX_CHANGE_BYTES)
         except repository.ChangeLost:
             return None
         except RuntimeError:

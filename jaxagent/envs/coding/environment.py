@@ -10,11 +10,12 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from jaxagent.agents import Agent, Shell
 from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.config.choice import Choice
+from jaxagent.config.errors import Removed
 from jaxagent.config.ranges import PositiveInt, Seconds
 from jaxagent.envs.base import Environment, Opening
 from jaxagent.envs.coding import patches
@@ -24,6 +25,7 @@ from jaxagent.envs.terminal.commands import CommandSettings
 from jaxagent.types import Task
 
 SOLVED = "resolved"  # the verdict's component
+MAX_CHANGE_BYTES = 1_000_000  # a larger change is worth 0
 GUARD_S = 180.0  # on top of the tests' deadline, for taking the change and starting a sandbox (slime's)
 INSTRUCTION = (
     "Read PROBLEM_STATEMENT.md in the current directory and solve the problem that it describes. Change source files "
@@ -44,7 +46,6 @@ class Coding(CommandSettings, Environment):
     verify_empty: bool = True  # without a change, run the tests all the same (slime); else 0 (Polar, SWE-bench)
     ladder: patches.Ladder = "slime"  # how a change is applied; see patches.py
     drop: tuple[str, ...] = patches.STEERS  # files whose change is left out, beside the tests' own
-    max_change_bytes: PositiveInt = 1_000_000  # a larger change is worth 0
     reward: Literal["resolved", "patch_similarity"] = "resolved"  # 1 or 0; or SWE-RL's likeness to the oracle's patch
     agent: Annotated[Agent, Choice("jaxagent.agents:AGENTS")] = dataclasses.field(default_factory=Shell)  # who plays
     instruction: str = INSTRUCTION  # read by "agent"; {statement} stands for the problem itself
@@ -58,6 +59,7 @@ class Coding(CommandSettings, Environment):
     )
 
     score = SOLVED
+    removed: ClassVar = {"max_change_bytes": Removed(f"it is {MAX_CHANGE_BYTES:,}", MAX_CHANGE_BYTES)}
 
     def __post_init__(self) -> None:
         """Refuses settings under which an agent's own slowness would look like a failure of ours."""
@@ -120,7 +122,7 @@ class Coding(CommandSettings, Environment):
 
         known = [read(task) for task in here.tasks]
         with open_sandboxes(here, self.sandbox) as sandboxes:
-            if self.sandbox.images:
+            if self.sandbox.software and self.sandbox.software.images:
                 build_ahead(here, sandboxes, map(image, known))
             kind = AgentCodingAttempt if self.play == "agent" else BuiltInAttempt
             yield lambda task: kind(read(task), self, lambda own: sandboxes.take(image(own)))

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from jaxagent.config import ConfigError
-from jaxagent.config.choice import named
+from jaxagent.config.choice import object_at
 from jaxagent.config.errors import failure_line
 from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.envs import tags
@@ -150,7 +150,7 @@ class GymnasiumAttempt(Attempt):
 def _maker(make: str) -> Callable[[], Any]:
     """The function that makes an environment. "module:Name-v1" is gymnasium's own way to import a registration."""
     if _is_function(make):
-        return named(make, "config.env.make")
+        return object_at(make, "config.env.make")
     import gymnasium
 
     return lambda: gymnasium.make(make)

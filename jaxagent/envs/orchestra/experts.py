@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
-from jaxagent.config.ranges import NonNegativeFloat, PositiveFloat
+from jaxagent.config.errors import Removed
 from jaxagent.envs import tags
 from jaxagent.envs.cast import Said
 from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
@@ -85,21 +86,27 @@ def answer_of(reply: str) -> str | None:
     return maths.last_boxed(formats.spoken(reply)) or None
 
 
+PROMPT_TOKENS_PER_S, REPLY_TOKENS_PER_S = 5_000.0, 50.0  # what one accelerator does for a model of 8B, about
+PROGRAM_S = 1.0  # of every program
+
+
 @dataclasses.dataclass(frozen=True)
 class FromTokens:
     """Seconds that a server of these speeds would take."""
 
-    prompt_tokens_per_s: PositiveFloat = 5_000.0
-    reply_tokens_per_s: PositiveFloat = 50.0
-    program_s: NonNegativeFloat = 1.0  # of every program
+    removed: ClassVar = {
+        "prompt_tokens_per_s": Removed(f"it is {PROMPT_TOKENS_PER_S:g}", PROMPT_TOKENS_PER_S),
+        "reply_tokens_per_s": Removed(f"it is {REPLY_TOKENS_PER_S:g}", REPLY_TOKENS_PER_S),
+        "program_s": Removed(f"it is {PROGRAM_S:g}", PROGRAM_S),
+    }
 
     def of_reply(self, said: Said) -> float:
         """Seconds of an expert's reply."""
-        return said.prompt_tokens / self.prompt_tokens_per_s + said.reply_tokens / self.reply_tokens_per_s
+        return said.prompt_tokens / PROMPT_TOKENS_PER_S + said.reply_tokens / REPLY_TOKENS_PER_S
 
     def of_program(self, seconds: float) -> float:
         """Seconds of a program that took `seconds`."""
-        return self.program_s
+        return PROGRAM_S
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from typing import Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from jaxagent.config.ranges import NonNegativeInt, ZeroToOne
 from jaxagent.envs.cast import Scripted, Speaker, TextRole
 from jaxagent.types import Task
 
@@ -26,14 +25,56 @@ def _stands_in(gold: str, shown: str) -> bool:
     return re.search(rf"(?<![\w.-]){re.escape(gold)}(?!\w|[.,]\d)", shown) is not None
 
 
+class Skill(NamedTuple):
+    """What one expert can do, and what a million of its tokens cost, in and out: ToolOrchestra's prices."""
+
+    does: str  # one of envs.orchestra.tools.TOOLS
+    prices: tuple[float, float]
+    words: int  # that it says before its answer, each of which costs
+    knows: tuple[str, ...] = ()  # families of kinds of tasks that it answers by itself
+    knows_frac: float = 1.0  # of the tasks of these families; which, follows from their ids
+
+
+# The five of the laptop. They are a part of its task, as its problems are, and nothing that a run would change.
+SKILLS = {
+    "reasoner-3": Skill("enhance_reasoning", (0.8, 0.8), 12),
+    # A program or a search does better still.
+    "answer-1": Skill("answer", (1.25, 10.0), 40, ("one_step", "two_step", "fact"), 0.9),
+    "answer-3": Skill("answer", (0.9, 0.9), 12, ("one_step",)),
+    "search-1": Skill("search", (1.25, 10.0), 24),
+    "search-3": Skill("search", (0.8, 0.8), 12),
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OrchestraExpert(TextRole):
     """An expert that reads the task's own answer where it is skilled, and says something wrong elsewhere."""
 
-    does: Literal["enhance_reasoning", "answer", "search"] = "answer"
-    knows: tuple[str, ...] = ()  # families of kinds of tasks that it answers by itself
-    knows_frac: ZeroToOne = 1.0  # of the tasks of these families; which, follows from its tasks' ids
-    words: NonNegativeInt = 0  # that it says before its answer, each of which costs
+    expert: Literal["reasoner-3", "answer-1", "answer-3", "search-1", "search-3"]
+    reply_tokens: ClassVar[int] = 96  # pyright: ignore[reportIncompatibleVariableOverride] (more than it says)
+    timeout_s: ClassVar[float] = 60.0  # pyright: ignore[reportIncompatibleVariableOverride] (it answers at once)
+
+    @classmethod
+    def of_earlier_version(cls, section: dict[str, Any]) -> dict[str, Any]:
+        """What an earlier version stored, an expert by its skill, its prices and its limits, by its name."""
+        limits = {"reply_tokens": cls.reply_tokens, "timeout_s": cls.timeout_s}
+        for name, skill in SKILLS.items():
+            known = skill._asdict() | limits | dict(zip(("price_prompt", "price_reply"), skill.prices, strict=True))
+            known["knows"], _ = list(skill.knows), known.pop("prices")
+            if known == {field: section.get(field) for field in known} | {"knows": list(section.get("knows", ()))}:
+                return {"name": section["name"], "expert": name}
+        return section
+
+    @property
+    def skill(self) -> Skill:
+        """What it can do."""
+        return SKILLS[self.expert]
+
+    @property
+    def prices(self) -> tuple[float | None, float | None]:
+        """Those of its skill, where the config gives none."""
+        given = self.price_prompt, self.price_reply
+        return self.skill.prices if given == (None, None) else given
 
     def speaker(self, task: Task, sample: int, number: int) -> Speaker:
         """A fresh conversation."""
@@ -42,18 +83,18 @@ class OrchestraExpert(TextRole):
     def knows_task(self, task: Task) -> bool:
         """Whether it knows the answer without being shown anything."""
         digest = hashlib.blake2b(f"knows/{task.id}".encode(), digest_size=4).digest()
-        known = int.from_bytes(digest, "big") < self.knows_frac * 2**32
-        return task.kind.partition("/")[0] in self.knows and known
+        known = int.from_bytes(digest, "big") < self.skill.knows_frac * 2**32
+        return task.kind.partition("/")[0] in self.skill.knows and known
 
     def _reply(self, task: Task, question: str) -> str:
         """A program, a query or an answer, as its question asks for."""
-        if self.does == "enhance_reasoning":
+        if self.skill.does == "enhance_reasoning":
             text = f"```python\n{task.metadata.get('program', 'print(0)')}\n```"
-        elif self.does == "search":
+        elif self.skill.does == "search":
             text = f"<query>{task.metadata.get('query', task.prompt)}</query>"
         else:
             text = f"\\boxed{{{self._answer(task, question)}}}"
-        return " ".join([*(THOUGHTS[i % len(THOUGHTS)] for i in range(self.words)), text])
+        return " ".join([*(THOUGHTS[i % len(THOUGHTS)] for i in range(self.skill.words)), text])
 
     def _answer(self, task: Task, question: str) -> str:
         """The gold answer where it knows it, or where it stands in what it is shown in front of the problem.

@@ -17,9 +17,10 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxagent.config import ConfigError, nearest
+from jaxagent.config.errors import Removed
 from jaxagent.config.ranges import PositiveInt
 from jaxagent.data.fields import RowError
 from jaxagent.envs.base import Environment, Message, Observation, Opening
@@ -49,6 +50,7 @@ class TauBench(Environment):
     context_tokens: PositiveInt = 32_768
 
     score = SOLVED
+    removed: ClassVar = {"user_strategy": Removed("the customer says what it says", "llm")}
     calls = "tool_calls"
     roles = (ROLE,)
 

@@ -74,7 +74,7 @@ class Terminal(CommandSettings, Environment):
         from jaxagent.sandbox.of_config import build_ahead, open_sandboxes  # late: loads every back end
 
         with open_sandboxes(here, self.sandbox) as sandboxes:
-            if self.sandbox.images:
+            if self.sandbox.software and self.sandbox.software.images:
                 if here.dataset is not None and sources.TRAIN in files.splits(here.dataset):
                     train = sources.load_tasks(here.dataset, sources.TRAIN, need_answers=False)
                     known += map(rows.from_task, train)  # before their attempts count

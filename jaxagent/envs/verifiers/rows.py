@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.config.choice import named
+from jaxagent.config.choice import object_at
 from jaxagent.config.errors import failure_line
 from jaxagent.envs.base import Message
 from jaxagent.tools.calls import Tool
@@ -40,7 +40,7 @@ def load(make: str, arguments: str) -> Any:
         raise ConfigError(f"config.env.arguments is no JSON: {error}.") from None
     if not isinstance(given, dict):
         raise ConfigError('config.env.arguments must be a JSON object, such as {"num_examples": 100}.')
-    function = named(make, "config.env.make")
+    function = object_at(make, "config.env.make")
     try:
         environment = function(**given)
     except Exception as error:  # the user's code

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from jaxagent.config import Config, ConfigError, to_dict
+from jaxagent.config import Config, ConfigError, modern, to_dict
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner import checkpoint
 from jaxagent.learner.programs import merger
@@ -132,7 +132,7 @@ def _load_bundle(parts: Parts, source: PolicySource) -> tuple[Params, int]:
     def read(field: str, target: Any) -> Any:
         return checkpoint.read_field(source.folder.parent, source.bundle, field, target)
 
-    if cfg.model.lora.rank and source.stage in ("opd", "rl"):
+    if cfg.model.lora and source.stage in ("opd", "rl"):
         specs = lora.adapter_specs(parts.spec, cfg.model.lora)
         adapters = read("params", params.abstract_of(specs, mesh, sharding.TRAIN))
         base = parts.base_params()
@@ -161,11 +161,11 @@ def _listed(directory: Path, numbers: list[int]) -> str:
 
 
 def _check_same(cfg: Config, saved: Mapping[str, Any], where: str) -> None:
-    mine = to_dict(cfg)
+    mine, saved = to_dict(cfg), modern(saved)
     for section, fields in (("model", _MODEL), ("tokenizer", _TOKENIZER)):
         for field in fields:
             said, has = mine[section][field], saved[section].get(field)
-            if said != has and said and has:  # 0 and "" leave it to the model's folder
+            if said != has and (field == "lora" or (said and has)):  # 0 and "" leave it to the model's folder
                 raise ConfigError(
                     f"config.{section}.{field} is {said!r}, checkpoint {where} was made with {has!r}. "
                     "Leave --config out to take the run's own config."

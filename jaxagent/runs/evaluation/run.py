@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, SamplingConfig, to_dict
+from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, SamplingConfig, modern, to_dict
 from jaxagent.data.tasks import balanced_sample
 from jaxagent.engine.requests import EngineError
 from jaxagent.io import files
@@ -209,6 +209,7 @@ def begin(out: Path, record: Mapping[str, Any], note: Callable[[str], None]) -> 
     if path.is_file():
         try:
             before = json.loads(path.read_text(encoding="utf-8"))["evaluated"]
+            before |= {"config": modern(before["config"])} if "config" in before else {}
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"'{path}' does not say what was evaluated: set another --out.") from error
         now, unnamed = comparable(before, record["evaluated"])

@@ -64,11 +64,11 @@ class EngineVersions:
     ):
         of_base = fetcher.of_base()
         self._own, self._seen, self._fetchers, self._link = own, seen, (fetcher, of_base), link
-        self._kind_of_base = None if cfg.model.lora.rank else ""  # adapters to whatever weights, or full weights
+        self._kind_of_base = None if cfg.model.lora else ""  # adapters to whatever weights, or full weights
         self._ahead = Ahead(self._fetch)
         self._spec, self._mesh, self._versions = spec, mesh, VersionReader(seen, own, fetcher, fetch_s)
         base = VersionReader(seen / weights.BASE, own / weights.BASE, of_base, fetch_s)
-        self._base = FrozenBase(cfg, spec, mesh, base) if cfg.model.lora.rank else None
+        self._base = FrozenBase(cfg, spec, mesh, base) if cfg.model.lora else None
 
     def params(self, version: int) -> Params:
         """A version, whole, on the devices of the mesh.

@@ -125,7 +125,7 @@ class VersionPublisher:
         self._bundled = bundled
         self._base = ""  # digest of the frozen weights, once they are on disk
         self._dtype = dtype_of(cfg, folder)
-        self._exact = cfg.numerics == "exact" and cfg.resume.numerics != "accept"
+        self._exact = cfg.numerics == "exact" and not cfg.takes_other_rounding
         self._newest = -1  # that this process has published
         self._repeats = True  # the newest one was there already, for all that is known
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "publishes")
@@ -143,7 +143,7 @@ class VersionPublisher:
           OSError: the disk is full, or failed.
         """
         self._driver.update_params(state.policy, version)
-        if self._cfg.model.lora.rank and not self._base:
+        if self._cfg.model.lora and not self._base:
             self._base = self._publish_base(trees.shares(state.frozen.base))
         self.finish()
         content = content_of(state, self._dtype, self._base)
@@ -329,7 +329,7 @@ class PublishedWeights:
         the run does not need it.
         """
         lora_config, spec = self.parts.cfg.model.lora, self.parts.spec
-        adapted = lora_config.rank > 0
+        adapted = lora_config is not None
         specs: Any = lora.adapter_specs(spec, lora_config) if adapted else params.param_specs(spec)
         leaves, failure = dict[Path, np.ndarray](), ""
         try:

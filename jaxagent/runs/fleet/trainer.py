@@ -118,7 +118,7 @@ class Trainer:
         weights_of = sink.PublishedWeights(parts, self._link, versions, note).trained
         record = functools.partial(probe.record, versions, parts, driver, self._facts)
         if saved.other_rounding or any(field.startswith(probe.ASKED) for field, *_ in saved.changed):
-            note(probe.renew(versions, driver, record, None if self._cfg.model.lora.rank else weights_of(0)))
+            note(probe.renew(versions, driver, record, None if self._cfg.model.lora else weights_of(0)))
         self._published = sink.VersionPublisher(
             self._cfg,
             driver,

@@ -18,6 +18,7 @@ import jax
 
 from jaxagent.algorithms.supervised import sft
 from jaxagent.config import ConfigError, nearest
+from jaxagent.config.learner import completed
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward
 from jaxagent.learner.batching import Packer
@@ -39,10 +40,11 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
     """Supervised learning on demonstrations until the gate opens; returns the trained policy."""
     cfg = parts.cfg.warm_start
     # The curriculum is trained on every token of a row, whole episodes on the few that are sampled.
-    share = sharing(parts.cfg, cfg.batch, parts.spec)
-    curriculum = Packer(cfg.batch, cfg.batch.row_tokens, parts.row_shards, share, parts.cfg.mesh.context)
-    full = Packer(cfg.batch, action_tokens(parts.cfg), parts.row_shards, share, parts.cfg.mesh.context)
-    optimizer = make_optimizer(cfg.optimizer, cfg.max_steps)
+    batch = completed(cfg.batch, parts.cfg.rl.batch)
+    share = sharing(parts.cfg, batch, parts.spec)
+    curriculum = Packer(batch, batch.row_tokens, parts.row_shards, share, parts.cfg.mesh.context)
+    full = Packer(batch, action_tokens(parts.cfg), parts.row_shards, share, parts.cfg.mesh.context)
+    optimizer = make_optimizer(completed(cfg.optimizer, parts.cfg.rl.optimizer), cfg.max_steps)
     with workdir.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), optimizer, parts.mesh)
         state = init_state(params, optimizer)
@@ -92,7 +94,7 @@ def batches_from(step: int, parts: Parts, curriculum: Packer, full: Packer) -> I
         return demonstrations.trajectory(row, parts.conversation(), parts.environment)
 
     for name, packer, size, first, last in (
-        ("curriculum", curriculum, cfg.curriculum_sequences, 0, cfg.curriculum_steps),
+        ("curriculum", curriculum, cfg.curriculum.sequences if cfg.curriculum else 0, 0, cfg.curriculum_steps),
         ("full", full, cfg.batch_sequences, cfg.curriculum_steps, cfg.max_steps),
     ):
         if step >= last or first == last:
@@ -137,7 +139,7 @@ def demonstrations_file(parts: Parts, name: str) -> Path:
         return path / f"{name}.jsonl"
     if name == "curriculum":
         raise ConfigError(
-            f"warm_start.demonstrations is one file, '{path}', of whole episodes: set warm_start.curriculum_steps=0, "
+            f"warm_start.demonstrations is one file, '{path}', of whole episodes: set warm_start.curriculum=none, "
             "or name a folder with curriculum.jsonl and full.jsonl."
         )
     return path

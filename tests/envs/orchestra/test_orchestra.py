@@ -10,11 +10,13 @@ from configs import tool_orchestra
 from jaxagent import config as schema
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.envs.agentflow.roles import ArithmeticGenerator
 from jaxagent.envs.base import Opening, Transcript
 from jaxagent.envs.cast import RoleError, Said, Tokens
 from jaxagent.envs.orchestra import environment, experts, tools
 from jaxagent.envs.orchestra.environment import OrchestraAttempt, right
 from jaxagent.envs.orchestra.experts import FromTokens, Measured
+from jaxagent.envs.orchestra.roles import OrchestraExpert
 from jaxagent.envs.python.programs import Programs
 from jaxagent.envs.search.retriever.base import Passage
 from jaxagent.runs import roles
@@ -224,7 +226,7 @@ def test_an_attempt_whose_cost_and_seconds_are_computed_by_hand():
 
 def test_latency_of_tokens_repeats_and_that_of_the_clock_is_the_clocks():
     said = Said("x", "eos", None, 1000, 25, 9.0, 0.0)
-    assert FromTokens(500.0, 50.0, 2.0).of_reply(said) == 2.5 and FromTokens(program_s=2.0).of_program(0.1) == 2.0
+    assert FromTokens().of_reply(said) == 0.7 and FromTokens().of_program(0.1) == 1.0
     assert Measured().of_reply(said) == 9.0 and Measured().of_program(0.1) == 0.1
 
 
@@ -321,16 +323,16 @@ def test_a_program_that_fails_is_the_experts_and_the_next_one_has_a_sandbox(how,
 
 def test_an_expert_without_a_price_is_refused_before_training_and_costs_nobody_nothing():
     config = settings()
-    free = {name: dataclasses.replace(role, price_prompt=None, price_reply=None) for name, role in config.roles.items()}
-    with pytest.raises(ConfigError, match=r"config\.roles\.reasoner-3 has no price.*price_prompt"):
-        roles.check(dataclasses.replace(config, roles=config.roles | {"reasoner-3": free["reasoner-3"]}), config.env)
-    roles.check(config, config.env)
-    gift = dataclasses.replace(config.roles["reasoner-3"], price_prompt=0.0, price_reply=0.0)
-    roles.check(dataclasses.replace(config, roles=config.roles | {"reasoner-3": gift}), config.env)
-    for half in (dict(price_prompt=1.25, price_reply=None), dict(price_prompt=None, price_reply=10.0)):
-        role = dataclasses.replace(gift, **half)  # one that was forgotten would make its words free
-        with pytest.raises(ConfigError, match=r"reasoner-3 has no price, or half of one"):
-            roles.check(dataclasses.replace(config, roles=config.roles | {"reasoner-3": role}), config.env)
+
+    def checked(expert):
+        roles.check(dataclasses.replace(config, roles=config.roles | {"reasoner-3": expert}), config.env)
+
+    checked(config.roles["reasoner-3"])  # whose prices are those of its skill
+    checked(ArithmeticGenerator(price_prompt=0.0, price_reply=0.0))
+    half = OrchestraExpert(expert="answer-1", price_prompt=1.25)  # the other half would be free
+    for expert in (ArithmeticGenerator(), ArithmeticGenerator(price_reply=10.0), half):
+        with pytest.raises(ConfigError, match=r"config\.roles\.reasoner-3 has no price, or half of one.*price_prompt"):
+            checked(expert)
     with pytest.raises(RoleError, match="answer-3 has no price"):
         played(attempt(FakeCast(priced=False)), call("answer", "answer-3"))
 

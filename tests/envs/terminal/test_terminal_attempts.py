@@ -12,7 +12,7 @@ import pytest
 
 from configs import echo, endless_terminals
 from jaxagent import config as schema
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, SoftwareConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Opening, Transcript
 from jaxagent.envs.terminal import dialogue
@@ -407,7 +407,7 @@ def test_images_are_built(opened, attempt, tmp_path):
     dockerfile.write_text("FROM base\nENV WORD='from the image'\nWORKDIR /srv\nRUN echo $WORD > given; ls /root\n")
     folder = Path(tempfile.mkdtemp(prefix="jaxagent-test-images-"))  # pytest's own is closed to the sandboxes' user
     env, lines = make_config(solved_reward=0.5).env, []
-    sandbox = dataclasses.replace(env.sandbox, images=str(folder), bases=("base=host",))
+    sandbox = dataclasses.replace(env.sandbox, software=SoftwareConfig(images=str(folder), bases=("base=host",)))
     env = dataclasses.replace(env, sandbox=sandbox)
     place = str(harbor_copy(tmp_path, "broken", "RUN false"))
     broken = Task("broken", "x", (), "harbor", {"terminal": {"folder": place}})

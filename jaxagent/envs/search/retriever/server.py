@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from jaxagent.config.command import Parser, bound, exit_code, port, seconds
+from jaxagent.config.command import Parser, bound_socket, exit_code, port, seconds
 from jaxagent.envs.search.retriever.base import Retriever, RetrieverError, read_corpus
 
 MAX_BODY_BYTES = 16 * 2**20
@@ -83,7 +83,7 @@ def serve(arguments: Sequence[str] | None) -> None:
     parser.add_argument("--port", type=port, default=8000)
     parser.add_argument("--timeout_s", type=seconds, default=60.0, help="longest time for one request")
     options = parser.parse_args(arguments)
-    with bound(options.host, options.port) as address:
+    with bound_socket(options.host, options.port) as address:
         retriever = open_local(options.corpus, options.index)
         web.run_app(make_app(retriever, options.timeout_s), sock=address)
 
