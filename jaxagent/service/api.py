@@ -17,18 +17,18 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from jaxagent.config import ConfigError
+from jaxagent.fleet.wire import BadMessageError, whole
 from jaxagent.io.connections import read_body
 from jaxagent.service import groups, leases, reading, views
-from jaxagent.service.episodes import DIGEST, Refused, checked
-from jaxagent.service.request import BadRequest, TaskRequest
-from jaxagent.service.rows import Conflict, Full, Missing
-from jaxagent.service.states import Rules
-from jaxagent.service.store import Store, StoreError
+from jaxagent.service.episodes import DIGEST, checked
+from jaxagent.service.request import TaskRequest
+from jaxagent.service.rows import RequestRefusedError
+from jaxagent.service.states import ServiceRules
+from jaxagent.service.store import ServiceStore, StoreError
 
 EPISODES_AT_ONCE = 16  # bodies in memory
 STREAMS = 64  # of events, at once
 STREAM_S, PING_S, SEND_TIMEOUT_S = 3600.0, 10.0, 30.0
-STATUS = {BadRequest: 400, Refused: 422, Missing: 404, Conflict: 409, Full: 503, StoreError: 503}
 
 
 class Bell:
@@ -46,7 +46,7 @@ class Bell:
 class Api:
     """The web application around a store."""
 
-    def __init__(self, store: Store, rules: Rules, token: str, heartbeat_s: float):
+    def __init__(self, store: ServiceStore, rules: ServiceRules, token: str, heartbeat_s: float):
         """Raises ConfigError: the token is too short."""
         if len(token) < 16:
             raise ConfigError("The rollout service's token must have at least 16 characters.")
@@ -104,9 +104,9 @@ class Api:
             return refused
         try:
             return await handler(request)
-        except tuple(STATUS) as failure:
-            kind = next(kind for kind in STATUS if isinstance(failure, kind))
-            status = STATUS[kind]
+        except (BadMessageError, RequestRefusedError, StoreError) as failure:
+            status = failure.status if isinstance(failure, RequestRefusedError) else 503
+            status = 400 if isinstance(failure, BadMessageError) else status
             self.counts[f"answered_{status}"] += 1
             return reading.reply({"error": str(failure)}, status, {"Retry-After": "1"} if status == 503 else {})
         except web.HTTPException as answer:
@@ -125,7 +125,7 @@ class Api:
         return reading.reply(answer)
 
     async def _task(self, request: web.Request) -> web.Response:
-        task_id, until = reading.task_id(request), self._until(reading.whole(request.query, "wait_s", 0))
+        task_id, until = reading.task_id(request), self._until(whole(request.query, "wait_s", 0))
         while True:
             changed = self._news.next
             found = await self._store.do(views.task, task_id)
@@ -142,22 +142,22 @@ class Api:
         return reading.reply(await self._store.do(views.status) | {"since_start": dict(self.counts)})
 
     async def _tasks(self, request: web.Request) -> web.Response:
-        return reading.reply(await self._store.do(views.tasks, reading.whole(request.query, "before", 2**62)))
+        return reading.reply(await self._store.do(views.tasks, whole(request.query, "before", 2**53)))
 
     async def _sessions(self, request: web.Request) -> web.Response:
         return reading.reply({"sessions": (await self._store.do(views.task, reading.task_id(request)))["results"]})
 
     async def _episode(self, request: web.Request) -> web.Response:
-        sample = reading.whole(request.match_info, "sample")
+        sample = whole(request.match_info, "sample")
         body, digest = await self._store.do(views.episode, reading.task_id(request), sample)
         return web.Response(body=body, content_type="application/json", headers={DIGEST: digest})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: those after `?after=N` or Last-Event-ID, else those from now on."""
         if self._streams >= STREAMS:
-            raise Full(f"{STREAMS} clients listen to events already")
+            raise RequestRefusedError(503, f"{STREAMS} clients listen to events already")
         last = request.headers.get("Last-Event-ID", request.query.get("after", ""))
-        after = reading.whole({"after": last}, "after") if last else await self._store.do(views.newest_event)
+        after = whole({"after": last}, "after") if last else await self._store.do(views.newest_event)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         self._streams += 1
@@ -207,8 +207,8 @@ class Api:
         node_id, process = reading.name(row.get("node_id"), "node_id"), reading.process(row)
         url = row.get("gateway_url", "")
         if not isinstance(url, str) or len(url) > 2000 or not url.isprintable():
-            raise BadRequest("'gateway_url' must be a text of one line")
-        places = {phase: reading.whole(row, f"max_{phase}_workers", 1) for phase in reading.PHASES}
+            raise BadMessageError("'gateway_url' must be a text of one line")
+        places = {phase: whole(row, f"max_{phase}_workers", 1) for phase in reading.PHASES}
         await self._store.do(leases.register, self._rules, node_id, process, url, places)
         self.ring()
         return reading.reply({"heartbeat_interval": self._heartbeat_s, "lease_s": self._rules.lease_s})
@@ -225,7 +225,7 @@ class Api:
     async def _take(self, request: web.Request) -> web.Response:
         """Long poll: at most `wait_s`, and `LONGEST_POLL_S`."""
         row = await reading.row(request)
-        until = self._until(reading.whole(row, "wait_s", 0))
+        until = self._until(whole(row, "wait_s", 0))
         who, have = (
             (reading.node_id(request), reading.process(row)),
             [reading.key(e) for e in reading.entries(row, "have")],
@@ -262,14 +262,14 @@ class Api:
         """PUT /sessions/{task}/{sample}/{attempt}: answered when the episode is on disk."""
         key = (
             reading.task_id(request),
-            reading.whole(request.match_info, "sample"),
-            reading.whole(request.match_info, "attempt"),
+            whole(request.match_info, "sample"),
+            whole(request.match_info, "attempt"),
         )
         try:
             async with asyncio.timeout(reading.BODY_TIMEOUT_S):
                 await self._bodies.acquire()
         except TimeoutError:
-            raise Full(f"{EPISODES_AT_ONCE} episodes are being received already") from None
+            raise RequestRefusedError(503, f"{EPISODES_AT_ONCE} episodes are being received already") from None
         try:
             body = await read_body(request, reading.MAX_EPISODE_BYTES, reading.BODY_TIMEOUT_S)
             episode, result = await asyncio.to_thread(checked, body, request.headers.get(DIGEST, ""))

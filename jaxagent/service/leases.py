@@ -16,9 +16,8 @@ from jaxagent.service import states
 from jaxagent.service.groups import cancel_rest, end, settle
 from jaxagent.service.rows import (
     IN_HELD,
-    Conflict,
     Held,
-    Missing,
+    RequestRefusedError,
     find,
     held,
     key_of,
@@ -26,7 +25,7 @@ from jaxagent.service.rows import (
     save,
     session_of,
 )
-from jaxagent.service.states import HELD, Result, Rules, Session, State
+from jaxagent.service.states import HELD, EpisodeSummary, RolloutSession, ServiceRules, State
 from jaxagent.types import Episode
 
 LATE_S = 30.0  # after a session's deadline, until which its node must have ended it itself
@@ -37,7 +36,7 @@ MOST_EVENTS = 10_000  # kept
 def register(
     db: sqlite3.Connection,
     now: float,
-    rules: Rules,
+    rules: ServiceRules,
     node_id: str,
     process: str,
     gateway_url: str,
@@ -57,7 +56,7 @@ def register(
 def beat(
     db: sqlite3.Connection,
     now: float,
-    rules: Rules,
+    rules: ServiceRules,
     node_id: str,
     process: str,
     playing: Iterable[tuple[Held, State]],
@@ -70,7 +69,7 @@ def beat(
         many are in another phase than before.
 
     Raises:
-      Missing, Conflict: this process is not registered, or another one is.
+      RequestRefusedError: this process is not registered, or another one is.
     """
     draining = heard(db, now, node_id, process, free)
     cancel, moved = [], 0
@@ -90,9 +89,9 @@ def heard(db: sqlite3.Connection, now: float, node_id: str, process: str, free: 
     """Notes that a node lives; whether it drains."""
     row = db.execute("SELECT * FROM nodes WHERE node_id = ?", (node_id,)).fetchone()
     if row is None:
-        raise Missing(f"there is no node '{node_id}': register it")
+        raise RequestRefusedError(404, f"there is no node '{node_id}': register it")
     if row["process"] != process:
-        raise Conflict(f"another process has registered as node '{node_id}'")
+        raise RequestRefusedError(409, f"another process has registered as node '{node_id}'")
     db.execute("UPDATE nodes SET heard = ?, free = ?, lost = 0 WHERE node_id = ?", (now, json.dumps(free), node_id))
     if row["lost"]:
         note(db, now, "node", node_id=node_id, status="back")
@@ -102,7 +101,7 @@ def heard(db: sqlite3.Connection, now: float, node_id: str, process: str, free: 
 def take(
     db: sqlite3.Connection,
     now: float,
-    rules: Rules,
+    rules: ServiceRules,
     node_id: str,
     process: str,
     have: Sequence[Held],
@@ -111,7 +110,7 @@ def take(
     """Sessions for a node: those that are its already and that it does not know of, then new ones.
 
     Raises:
-      Missing, Conflict: as `beat`.
+      RequestRefusedError: as `beat`.
     """
     draining = heard(db, now, node_id, process, free)
     owed = [session for session in _of_process(db, process) if key_of(session) not in have]
@@ -160,19 +159,19 @@ def leave(db: sqlite3.Connection, now: float, node_id: str, process: str) -> Non
 
 
 def drain(db: sqlite3.Connection, now: float, node_id: str) -> None:
-    """Nothing more goes to the node; it ends what it has. Raises Missing."""
+    """Nothing more goes to the node; it ends what it has. Raises RequestRefusedError: there is none."""
     if not db.execute("UPDATE nodes SET draining = 1 WHERE node_id = ?", (node_id,)).rowcount:
-        raise Missing(f"there is no node '{node_id}'")
+        raise RequestRefusedError(404, f"there is no node '{node_id}'")
     note(db, now, "node", node_id=node_id, status="draining")
 
 
-def lose(db: sqlite3.Connection, now: float, rules: Rules, process: str, why: str) -> None:
+def lose(db: sqlite3.Connection, now: float, rules: ServiceRules, process: str, why: str) -> None:
     """All that a process holds is lost."""
     for session in _of_process(db, process):
         lost(db, now, rules, session, why)
 
 
-def lost(db: sqlite3.Connection, now: float, rules: Rules, session: Session, why: str) -> None:
+def lost(db: sqlite3.Connection, now: float, rules: ServiceRules, session: RolloutSession, why: str) -> None:
     """A held session is lost: it waits again, or ends."""
     new = states.lost(session, why, rules.max_losses, now)
     save(db, now, session, new)
@@ -181,36 +180,41 @@ def lost(db: sqlite3.Connection, now: float, rules: Rules, session: Session, why
 
 
 def finish(
-    db: sqlite3.Connection, now: float, rules: Rules, key: Held, episode: Episode, result: Result, body: bytes
+    db: sqlite3.Connection,
+    now: float,
+    rules: ServiceRules,
+    key: Held,
+    episode: Episode,
+    result: EpisodeSummary,
+    body: bytes,
 ) -> bool:
     """Stores the episode of one attempt of a session. False: the session had ended already.
 
     Raises:
-      Missing: there is no such session.
-      Conflict: nobody was given that attempt; the episode is another session's; or another episode of the same
-        attempt is stored.
+      RequestRefusedError: there is no such session; nobody was given that attempt; the episode is another session's;
+        or another episode of the same attempt is stored.
     """
     task_id, sample, attempt = key
     session = find(db, task_id, sample)
     if session is None:
-        raise Missing(f"there is no session {sample} of task '{task_id}'")
+        raise RequestRefusedError(404, f"there is no session {sample} of task '{task_id}'")
     if not 1 <= attempt <= session.attempt:
-        raise Conflict(f"attempt {attempt} of session {sample} of task '{task_id}' was given to nobody")
+        raise RequestRefusedError(409, f"attempt {attempt} of session {sample} of task '{task_id}' was given to nobody")
     if session.state.ended:
         if session.digest and session.ended_attempt == attempt and session.digest != result.digest:
-            raise Conflict(f"another episode of attempt {attempt} of {task_id}/{sample} is stored")
+            raise RequestRefusedError(409, f"another episode of attempt {attempt} of {task_id}/{sample} is stored")
         return False
     (row,) = db.execute("SELECT body FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
     given = json.loads(row)
     if (episode.task.id, episode.sample) != (given["task"]["id"], given["first_sample"] + sample):
-        raise Conflict(f"{task_id}/{sample} is not task '{episode.task.id}', sample {episode.sample}")
+        raise RequestRefusedError(409, f"{task_id}/{sample} is not task '{episode.task.id}', sample {episode.sample}")
     db.execute("INSERT INTO episodes VALUES (?, ?, ?)", (task_id, sample, zlib.compress(body, 1)))
     save(db, now, session, states.with_result(session, attempt, result, now))
     settle(db, now, rules, task_id)
     return True
 
 
-def resumed(db: sqlite3.Connection, now: float, rules: Rules) -> None:
+def resumed(db: sqlite3.Connection, now: float, rules: ServiceRules) -> None:
     """The server begins anew: nodes that play have a lease's time to be heard, and to send what they finished."""
     until = now + rules.lease_s
     db.execute(
@@ -221,7 +225,7 @@ def resumed(db: sqlite3.Connection, now: float, rules: Rules) -> None:
     db.execute("UPDATE nodes SET heard = ? WHERE lost = 0", (now,))
 
 
-def sweep(db: sqlite3.Connection, now: float, rules: Rules) -> bool:
+def sweep(db: sqlite3.Connection, now: float, rules: ServiceRules) -> bool:
     """Finds what time has ended: leases, deadlines, nodes, tasks that are kept no longer. Whether there was any."""
     before = db.total_changes
     rows = db.execute(
@@ -245,7 +249,7 @@ def sweep(db: sqlite3.Connection, now: float, rules: Rules) -> bool:
     return db.total_changes > before
 
 
-def _forget(db: sqlite3.Connection, now: float, rules: Rules) -> None:
+def _forget(db: sqlite3.Connection, now: float, rules: ServiceRules) -> None:
     before = now - rules.keep_s
     for task in db.execute("SELECT * FROM tasks WHERE status = 'running' AND created < ?", (before,)).fetchall():
         reason = f"it did not end in {rules.keep_s:g} s"
@@ -258,7 +262,7 @@ def _forget(db: sqlite3.Connection, now: float, rules: Rules) -> None:
     db.execute("DELETE FROM events WHERE seq <= (SELECT max(seq) FROM events) - ?", (MOST_EVENTS,))
 
 
-def _of_process(db: sqlite3.Connection, process: str) -> list[Session]:
+def _of_process(db: sqlite3.Connection, process: str) -> list[RolloutSession]:
     """What a process holds, the most urgent first."""
     order = "ORDER BY priority DESC, seq, sample"
     rows = db.execute(f"SELECT * FROM sessions WHERE process = ? AND {IN_HELD} {order}", (process,))

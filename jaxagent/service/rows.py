@@ -10,37 +10,38 @@ import json
 import sqlite3
 from typing import Any
 
-from jaxagent.service.states import HELD, Session, State
+from jaxagent.service.states import HELD, RolloutSession, State
 
-FIELDS = tuple(field.name for field in dataclasses.fields(Session))
+FIELDS = tuple(field.name for field in dataclasses.fields(RolloutSession))
 IN_HELD = f"state IN ({', '.join(repr(str(state)) for state in HELD)})"
 Held = tuple[str, int, int]  # task id, sample, attempt
 
 
-class Missing(Exception):
-    """There is no such task, session or node."""
+class RequestRefusedError(Exception):
+    """A request that cannot be met; one line says why.
+
+    Attributes:
+      status: 404 for what is not there, 409 for what contradicts the store, 422 for bytes that were changed on the way,
+        503 for what may be asked again later.
+    """
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
 
 
-class Conflict(Exception):
-    """It contradicts what is stored."""
-
-
-class Full(Exception):
-    """So many sessions wait already that no more are taken."""
-
-
-def find(db: sqlite3.Connection, task_id: str, sample: int) -> Session | None:
+def find(db: sqlite3.Connection, task_id: str, sample: int) -> RolloutSession | None:
     """A session."""
     row = db.execute("SELECT * FROM sessions WHERE task_id = ? AND sample = ?", (task_id, sample)).fetchone()
     return None if row is None else session_of(row)
 
 
-def sessions_of(db: sqlite3.Connection, task_id: str) -> list[Session]:
+def sessions_of(db: sqlite3.Connection, task_id: str) -> list[RolloutSession]:
     """A group's sessions, in order."""
     return [session_of(r) for r in db.execute("SELECT * FROM sessions WHERE task_id = ? ORDER BY sample", (task_id,))]
 
 
-def save(db: sqlite3.Connection, now: float, old: Session, new: Session) -> None:
+def save(db: sqlite3.Connection, now: float, old: RolloutSession, new: RolloutSession) -> None:
     """Writes a session, and the event of its new state."""
     assert not old.state.ended, (old, new)  # an end is final
     db.execute(
@@ -57,18 +58,18 @@ def note(db: sqlite3.Connection, now: float, kind: str, **data: Any) -> None:
     db.execute("INSERT INTO events (at, kind, data) VALUES (?, ?, ?)", (now, kind, json.dumps(data)))
 
 
-def session_of(row: sqlite3.Row) -> Session:
+def session_of(row: sqlite3.Row) -> RolloutSession:
     """The session of a row."""
-    session = Session(*(row[name] for name in FIELDS))
+    session = RolloutSession(*(row[name] for name in FIELDS))
     return dataclasses.replace(session, state=State(session.state))
 
 
-def key_of(session: Session) -> Held:
+def key_of(session: RolloutSession) -> Held:
     """What a node names a session by."""
     return session.task_id, session.sample, session.attempt
 
 
-def held(db: sqlite3.Connection, key: Held) -> Session | None:
+def held(db: sqlite3.Connection, key: Held) -> RolloutSession | None:
     """The session, where a node has it and this attempt is its present one."""
     session = find(db, key[0], key[1])
     return session if session is not None and session.state in HELD and session.attempt == key[2] else None

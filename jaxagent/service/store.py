@@ -58,7 +58,7 @@ class StoreError(Exception):
     """What was asked is not on disk, in no part: the disk is full, failed, or too slow. It may be asked again."""
 
 
-class Store:
+class ServiceStore:
     """The file and its thread. Use as a context manager.
 
     Args:
@@ -82,7 +82,7 @@ class Store:
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> ServiceStore:
         return self
 
     def __exit__(self, *failure: object) -> None:
