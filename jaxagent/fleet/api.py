@@ -7,7 +7,6 @@ with {"kind": a word for the client, "error": one line}. Every answer carries it
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import shutil
 from collections.abc import Awaitable, Callable
@@ -20,14 +19,13 @@ from jaxagent.config.errors import failure_line
 from jaxagent.fleet import wire
 from jaxagent.fleet.admission import UnknownWorkerError
 from jaxagent.fleet.core import CoordinatorError, Core
-from jaxagent.fleet.intake import BusyError, DamagedBodyError, FullDiskError, failure, reply
-from jaxagent.fleet.members import RefusedError, ReplacedError
+from jaxagent.fleet.intake import failure, has_token, reply
 from jaxagent.fleet.playing import Judge, Playing
 from jaxagent.fleet.presence import Presence
 from jaxagent.fleet.repairs import LostEpisodeError
 from jaxagent.fleet.status import metrics, status
 from jaxagent.fleet.training import Training
-from jaxagent.fleet.wire import BadMessageError
+from jaxagent.fleet.wire import BadMessageError, RefusedCallError
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -35,16 +33,11 @@ METRICS = "text/plain; version=0.0.4; charset=utf-8"
 FINISH_S = 5.0  # for what is under way when it ends
 LEAST_TOKEN = 16  # characters
 
-ANSWERS: dict[type[Exception], tuple[str, int]] = {
-    BadMessageError: ("malformed", 400),
-    DamagedBodyError: ("damaged", 422),
-    UnknownWorkerError: ("unknown_worker", 410),
-    RefusedError: ("refused", 409),
-    ReplacedError: ("replaced", 409),
-    LostEpisodeError: ("lost", 409),
-    BusyError: ("busy", 503),
-    FullDiskError: ("full_disk", 507),
-    CoordinatorError: ("ending", 503),
+KINDS: dict[type[Exception], str] = {
+    BadMessageError: "malformed",
+    UnknownWorkerError: "unknown_worker",
+    LostEpisodeError: "lost",
+    CoordinatorError: "ending",
 }
 
 
@@ -122,8 +115,7 @@ class Api:
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         counts = self.core.watch.counts
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._token):
+        if not has_token(request, self._token):
             counts["wrong_tokens"] += 1
             refused = failure("token", "the token is wrong: send 'Authorization: Bearer TOKEN'", 401)
             refused.force_close()  # a stranger's connection is not kept
@@ -133,16 +125,18 @@ class Api:
         try:
             run = request.headers.get(wire.RUN, "")
             if run and run != self.core.book.run:
-                raise RefusedError(f"the call is of run {run}; this coordinator's is {self.core.book.run}")
+                raise RefusedCallError(
+                    "refused", f"the call is of run {run}; this coordinator's is {self.core.book.run}"
+                )
             async with asyncio.timeout(wire.CALL_S + (wire.BODY_S if request.method == "PUT" else wire.LONGEST_POLL_S)):
                 return await handler(request)
-        except tuple(ANSWERS) as error:
-            kind, code = next(ANSWERS[known] for known in ANSWERS if isinstance(error, known))
+        except (RefusedCallError, *KINDS) as error:
+            kind = error.kind if isinstance(error, RefusedCallError) else KINDS[type(error)]
             counts[f"answered_{kind}"] += 1
             if kind == "damaged" and counts["answered_damaged"] == 1:
                 who = f"{request.headers.get(wire.NAME, '')!r:.80} at {request.remote}"
                 logger.warning("a call of %s came in damaged (%s): it is sent again; this is said once", who, error)
-            return failure(kind, str(error), code)
+            return failure(kind, str(error), wire.STATUS[kind])
         except TimeoutError:
             return failure("busy", f"{request.method} {request.path} took too long", 503)
         except web.HTTPException as answer:

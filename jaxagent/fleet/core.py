@@ -144,7 +144,7 @@ class Core:
     # ---------------------------------------------------------------- who is there
 
     def known(self, name: str, now: float) -> Member:
-        """Who calls. Raises UnknownWorkerError: it must join; ReplacedError: it must end."""
+        """Who calls. Raises UnknownWorkerError: it must join; RefusedCallError: it must end."""
         self.members.check_newest(name)
         member = self.members.get(name)
         if member is None:

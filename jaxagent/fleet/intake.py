@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -11,22 +12,10 @@ from typing import Any
 from aiohttp import web
 
 from jaxagent.fleet import wire
-from jaxagent.fleet.wire import BadMessageError
+from jaxagent.fleet.wire import BadMessageError, RefusedCallError
 
 MOST_IN_MEMORY = 2**30  # bytes of all bodies that are being read or stored
 CALL_BODY_S = 20.0  # longest time for a body of JSON
-
-
-class BusyError(RuntimeError):
-    """The call may be repeated in a moment: the coordinator is at a limit, or ends."""
-
-
-class DamagedBodyError(ValueError):
-    """A call or its body is not what its digest says: send it again."""
-
-
-class FullDiskError(RuntimeError):
-    """Nothing is stored until there is room."""
 
 
 class Intake:
@@ -48,7 +37,7 @@ class Intake:
 
         Raises:
           BadMessageError: no JSON object.
-          DamagedBodyError: it is not what was sent, or did not arrive.
+          RefusedCallError: it is not what was sent, or did not arrive, or too much comes at once.
         """
         body = await self._body(request, wire.MAX_CALL_BYTES, CALL_BODY_S)
         self.release(body)
@@ -61,7 +50,7 @@ class Intake:
         return found
 
     async def _body(self, request: web.Request, most: int, seconds: float) -> bytes:
-        """Raises DamagedBodyError: too slow, cut off, not what was sent; BusyError: too much at once."""
+        """Raises RefusedCallError: too slow, cut off, not what was sent, or too much at once."""
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BadMessageError("Content-Encoding is not supported: send the body as it is")
         if (request.content_length or 0) > most:
@@ -77,18 +66,24 @@ class Intake:
                     if len(found) > most:
                         raise web.HTTPRequestEntityTooLarge(most, len(found))
                     if self.held > MOST_IN_MEMORY:
-                        raise BusyError(f"bodies of {MOST_IN_MEMORY} bytes are in memory already")
+                        raise RefusedCallError("busy", f"bodies of {MOST_IN_MEMORY} bytes are in memory already")
             if request.headers.get(wire.SUM) != came.hexdigest():
-                raise DamagedBodyError(f"the call is not what its {wire.SUM} says")
+                raise RefusedCallError("damaged", f"the call is not what its {wire.SUM} says")
             kept = True
             return bytes(found)
         except TimeoutError:
-            raise DamagedBodyError(f"the body did not arrive within {seconds:g} s") from None
+            raise RefusedCallError("damaged", f"the body did not arrive within {seconds:g} s") from None
         except web.RequestPayloadError as failure:
-            raise DamagedBodyError(f"the body cannot be read: {failure}") from None
+            raise RefusedCallError("damaged", f"the body cannot be read: {failure}") from None
         finally:
             if not kept:
                 self.held -= len(found)
+
+
+def has_token(request: web.Request, token: bytes) -> bool:
+    """Whether a request carries the server's token; it takes as long to find out for every token."""
+    sent = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(sent, token)
 
 
 def reply(data: Mapping[str, Any], status: int = 200, indent: int | None = None) -> web.Response:

@@ -19,10 +19,11 @@ from jaxagent.fleet import packing, wire
 from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.core import Core
 from jaxagent.fleet.episodes import DamagedEpisodeError, name_of
-from jaxagent.fleet.intake import Bell, DamagedBodyError, FullDiskError, failure, reply
+from jaxagent.fleet.intake import Bell, failure, reply
 from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.status import note_damaged
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.types import Episode
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
@@ -157,17 +158,20 @@ class Playing:
         """In a thread."""
         free = shutil.disk_usage(self.core.folder).free
         if free < RESERVE_BYTES + len(packed.body):
-            raise FullDiskError(
+            raise RefusedCallError(
+                "full_disk",
                 f"{self.core.folder} has {free >> 20} MiB left, and {RESERVE_BYTES >> 20} are kept for the ledger: the "
-                f"episode is not stored. Make room; it is sent again."
+                f"episode is not stored. Make room; it is sent again.",
             )
         try:
             self.core.book.store(which, packed)
         except ConfigError as error:
-            raise DamagedBodyError(str(error)) from None
+            raise RefusedCallError("damaged", str(error)) from None
         except OSError as error:
             if error.errno in FULL:
-                raise FullDiskError(f"{self.core.folder}: the disk is full, and the episode is not stored.") from None
+                raise RefusedCallError(
+                    "full_disk", f"{self.core.folder}: the disk is full, and the episode is not stored."
+                ) from None
             raise
 
     async def _close(self, group: GroupId, tries: int = JUDGE_TRIES) -> None:
@@ -229,13 +233,13 @@ def _of_another(plan: Plan, which: EpisodeId, task: str | None, packed: Packed) 
     """Why a body is not the episode's that it is handed in as; "" where it may be. In a thread.
 
     Raises:
-      DamagedBodyError: it is not what its digest says.
+      RefusedCallError: it is not what its digest says.
     """
     name = name_of(which)
     try:
         packing.check(packed, name)
     except ConfigError as error:
-        raise DamagedBodyError(str(error)) from None
+        raise RefusedCallError("damaged", str(error)) from None
     try:
         found, number = packing.whose(packed, name)
     except ConfigError as error:

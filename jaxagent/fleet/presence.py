@@ -12,8 +12,8 @@ from jaxagent.fleet import wire
 from jaxagent.fleet.admission import Beat
 from jaxagent.fleet.core import Core
 from jaxagent.fleet.intake import reply
-from jaxagent.fleet.members import RefusedError
 from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.wire import RefusedCallError
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
 LONGEST_SWEEP_S = 1.0
@@ -32,7 +32,7 @@ class Presence:
         holding = wire.entries(row, "holding", wire.held)
         try:
             self.core.members.check(role, facts, wire.text(row, "run", ""), wire.whole(row, "wire"))
-        except RefusedError as error:
+        except RefusedCallError as error:
             logger.warning("%s on %s may not join: %s", role, facts.get("host", "?"), error)
             raise
         now, rules, was = self.core.clock(), self.core.book.rules, wire.text(row, "was", "")

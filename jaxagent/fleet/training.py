@@ -13,10 +13,9 @@ from jaxagent.fleet import episodes, wire
 from jaxagent.fleet.admission import Answer, Outcome, UnknownWorkerError
 from jaxagent.fleet.core import CoordinatorError, Core
 from jaxagent.fleet.intake import reply
-from jaxagent.fleet.members import RefusedError
 from jaxagent.fleet.record import BoundError
 from jaxagent.fleet.status import note_damaged
-from jaxagent.fleet.wire import BadMessageError
+from jaxagent.fleet.wire import BadMessageError, RefusedCallError
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
 
@@ -29,12 +28,12 @@ class Training:
         self._compacting = asyncio.Lock()
 
     def _trainer(self, request: web.Request) -> str:
-        """The name of the trainer that calls. Raises ReplacedError; UnknownWorkerError; RefusedError: it is none."""
+        """The name of the trainer that calls. Raises UnknownWorkerError; RefusedCallError: it is none."""
         name, key = request.headers.get(wire.NAME, ""), request.headers.get(wire.KEY, "")
         member = self.core.known(name, self.core.clock()) if name else None
         if member is None or member.role != "trainer":
             who = f"{member.role} {name}" if member else "a process that has not joined"
-            raise RefusedError(f"{who} asks for {request.path}, which is the trainer's alone.")
+            raise RefusedCallError("refused", f"{who} asks for {request.path}, which is the trainer's alone.")
         if not hmac.compare_digest(member.key.encode(), key.encode("utf-8", "replace")):
             raise UnknownWorkerError(f"this process is not {name}: join.")
         return name

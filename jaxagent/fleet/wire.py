@@ -54,6 +54,27 @@ class BadMessageError(ValueError):
     """A message that is none of these: names the field."""
 
 
+# What a server answers where it refuses: a word for its client, and the status.
+STATUS = {
+    "malformed": 400, "missing": 404, "conflict": 409, "refused": 409, "replaced": 409, "lost": 409,
+    "unknown_worker": 410, "damaged": 422, "busy": 503, "ending": 503, "full_disk": 507,
+}  # fmt: skip
+
+
+class RefusedCallError(Exception):
+    """A call that a server refuses; one line says why, and what to do.
+
+    Attributes:
+      kind: one of `STATUS`. "busy": it may be repeated in a moment; "damaged": it is not what its digest says, and is
+        to be sent again; "full_disk": nothing is stored until there is room; "replaced": another process has taken
+        the caller's place.
+    """
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
 class TaskRef(NamedTuple):
     """A task of the training data."""
 

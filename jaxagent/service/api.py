@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import hmac
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -17,12 +16,12 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet.wire import BadMessageError, whole
+from jaxagent.fleet.intake import has_token, reply
+from jaxagent.fleet.wire import STATUS, BadMessageError, RefusedCallError, whole
 from jaxagent.io.connections import read_body
 from jaxagent.service import groups, leases, reading, views
 from jaxagent.service.episodes import DIGEST, checked
 from jaxagent.service.request import TaskRequest
-from jaxagent.service.rows import RequestRefusedError
 from jaxagent.service.states import ServiceRules
 from jaxagent.service.store import ServiceStore, StoreError
 
@@ -96,33 +95,32 @@ class Api:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]):
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._token):
+        if not has_token(request, self._token):
             self.counts["wrong_tokens"] += 1
-            refused = reading.reply({"error": "the token is wrong: send 'Authorization: Bearer TOKEN'"}, 401)
+            refused = reply({"error": "the token is wrong: send 'Authorization: Bearer TOKEN'"}, 401)
             refused.force_close()  # a stranger's connection is not kept
             return refused
         try:
             return await handler(request)
-        except (BadMessageError, RequestRefusedError, StoreError) as failure:
-            status = failure.status if isinstance(failure, RequestRefusedError) else 503
-            status = 400 if isinstance(failure, BadMessageError) else status
+        except (BadMessageError, RefusedCallError, StoreError) as failure:
+            kind = failure.kind if isinstance(failure, RefusedCallError) else "busy"
+            status = STATUS["malformed" if isinstance(failure, BadMessageError) else kind]
             self.counts[f"answered_{status}"] += 1
-            return reading.reply({"error": str(failure)}, status, {"Retry-After": "1"} if status == 503 else {})
+            return reply({"error": str(failure)}, status)
         except web.HTTPException as answer:
-            return reading.reply({"error": f"{request.method} {request.path}: {answer.reason}"}, answer.status)
+            return reply({"error": f"{request.method} {request.path}: {answer.reason}"}, answer.status)
 
     # ---------------------------------------------------------------- clients
 
     async def _health(self, request: web.Request) -> web.Response:
         await self._store.do(views.newest_event)  # the store answers
-        return reading.reply({"status": "ok"})
+        return reply({"status": "ok"})
 
     async def _submit(self, request: web.Request) -> web.Response:
         asked = TaskRequest.parse(await read_body(request, reading.MAX_BODY_BYTES, reading.BODY_TIMEOUT_S))
         answer = await self._store.do(groups.submit, self._rules, asked)
         self.ring()
-        return reading.reply(answer)
+        return reply(answer)
 
     async def _task(self, request: web.Request) -> web.Response:
         task_id, until = reading.task_id(request), self._until(whole(request.query, "wait_s", 0))
@@ -130,22 +128,22 @@ class Api:
             changed = self._news.next
             found = await self._store.do(views.task, task_id)
             if found["status"] != "running" or not await self._wait(changed, until):
-                return reading.reply(found)
+                return reply(found)
 
     async def _cancel(self, request: web.Request) -> web.Response:
         register = request.query.get("register_if_missing", "") in ("1", "true")
         answer = await self._store.do(groups.cancel, self._rules, reading.task_id(request), register)
         self.ring()
-        return reading.reply(answer)
+        return reply(answer)
 
     async def _status(self, request: web.Request) -> web.Response:
-        return reading.reply(await self._store.do(views.status) | {"since_start": dict(self.counts)})
+        return reply(await self._store.do(views.status) | {"since_start": dict(self.counts)})
 
     async def _tasks(self, request: web.Request) -> web.Response:
-        return reading.reply(await self._store.do(views.tasks, whole(request.query, "before", 2**53)))
+        return reply(await self._store.do(views.tasks, whole(request.query, "before", 2**53)))
 
     async def _sessions(self, request: web.Request) -> web.Response:
-        return reading.reply({"sessions": (await self._store.do(views.task, reading.task_id(request)))["results"]})
+        return reply({"sessions": (await self._store.do(views.task, reading.task_id(request)))["results"]})
 
     async def _episode(self, request: web.Request) -> web.Response:
         sample = whole(request.match_info, "sample")
@@ -155,7 +153,7 @@ class Api:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: those after `?after=N` or Last-Event-ID, else those from now on."""
         if self._streams >= STREAMS:
-            raise RequestRefusedError(503, f"{STREAMS} clients listen to events already")
+            raise RefusedCallError("busy", f"{STREAMS} clients listen to events already")
         last = request.headers.get("Last-Event-ID", request.query.get("after", ""))
         after = whole({"after": last}, "after") if last else await self._store.do(views.newest_event)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
@@ -200,7 +198,7 @@ class Api:
     # ---------------------------------------------------------------- nodes
 
     async def _nodes(self, request: web.Request) -> web.Response:
-        return reading.reply(await self._store.do(views.nodes))
+        return reply(await self._store.do(views.nodes))
 
     async def _register(self, request: web.Request) -> web.Response:
         row = await reading.row(request)
@@ -211,7 +209,7 @@ class Api:
         places = {phase: whole(row, f"max_{phase}_workers", 1) for phase in reading.PHASES}
         await self._store.do(leases.register, self._rules, node_id, process, url, places)
         self.ring()
-        return reading.reply({"heartbeat_interval": self._heartbeat_s, "lease_s": self._rules.lease_s})
+        return reply({"heartbeat_interval": self._heartbeat_s, "lease_s": self._rules.lease_s})
 
     async def _beat(self, request: web.Request) -> web.Response:
         row = await reading.row(request)
@@ -220,7 +218,7 @@ class Api:
         answer = await self._store.do(leases.beat, self._rules, *who, playing, reading.free(row))
         if answer["moved"]:
             self._news.ring()
-        return reading.reply(answer)
+        return reply(answer)
 
     async def _take(self, request: web.Request) -> web.Response:
         """Long poll: at most `wait_s`, and `LONGEST_POLL_S`."""
@@ -236,7 +234,7 @@ class Api:
             if work:
                 self._news.ring()
             if work or not await self._wait(changed, until):
-                return reading.reply({"work": work})
+                return reply({"work": work})
 
     async def _give_back(self, request: web.Request) -> web.Response:
         row = await reading.row(request)
@@ -246,7 +244,7 @@ class Api:
         )
         given = await self._store.do(leases.give_back, process, keys)
         self.ring()
-        return reading.reply({"given_back": given})
+        return reply({"given_back": given})
 
     async def _drain(self, request: web.Request) -> web.Response:
         """DELETE /nodes/{id}: it gets no more work. With ?process=P the node itself says that it ends."""
@@ -256,7 +254,7 @@ class Api:
         else:
             await self._store.do(leases.drain, node)
         self.ring()
-        return reading.reply({"node_id": node, "status": "left" if process else "draining"})
+        return reply({"node_id": node, "status": "left" if process else "draining"})
 
     async def _finish(self, request: web.Request) -> web.Response:
         """PUT /sessions/{task}/{sample}/{attempt}: answered when the episode is on disk."""
@@ -269,7 +267,7 @@ class Api:
             async with asyncio.timeout(reading.BODY_TIMEOUT_S):
                 await self._bodies.acquire()
         except TimeoutError:
-            raise RequestRefusedError(503, f"{EPISODES_AT_ONCE} episodes are being received already") from None
+            raise RefusedCallError("busy", f"{EPISODES_AT_ONCE} episodes are being received already") from None
         try:
             body = await read_body(request, reading.MAX_EPISODE_BYTES, reading.BODY_TIMEOUT_S)
             episode, result = await asyncio.to_thread(checked, body, request.headers.get(DIGEST, ""))
@@ -278,4 +276,4 @@ class Api:
             self._bodies.release()
         self.counts["stored" if stored else "duplicates"] += 1
         self.ring()
-        return reading.reply({"stored": stored, "duplicate": not stored})
+        return reply({"stored": stored, "duplicate": not stored})

@@ -11,9 +11,10 @@ import asyncio
 import logging
 import sqlite3
 
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.io.http import HttpClient, HttpError, HttpStatus
 from jaxagent.service import views
-from jaxagent.service.rows import RequestRefusedError, note
+from jaxagent.service.rows import note
 from jaxagent.service.store import ServiceStore, StoreError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ async def tell(store: ServiceStore, pause_s: float = 1.0) -> None:
 async def _tell(store: ServiceStore, client: HttpClient, task_id: str, url: str, tries: int) -> None:
     try:
         body = await store.do(views.task, task_id)
-    except RequestRefusedError:  # forgotten since
+    except RefusedCallError:  # forgotten since
         return
     error = ""
     try:

@@ -9,9 +9,8 @@ import sys
 
 from jaxagent.config import ConfigError
 from jaxagent.data import codec
-from jaxagent.fleet.wire import BadMessageError
+from jaxagent.fleet.wire import BadMessageError, RefusedCallError
 from jaxagent.service.request import json_object
-from jaxagent.service.rows import RequestRefusedError
 from jaxagent.service.states import EpisodeSummary
 from jaxagent.types import Episode
 
@@ -29,11 +28,11 @@ def to_bytes(episode: Episode) -> tuple[bytes, str]:
 
 
 def from_bytes(body: bytes, digest: str) -> Episode:
-    """Raises RequestRefusedError: other bytes than the digest's. Raises BadMessageError: no episode."""
+    """Raises RefusedCallError: other bytes than the digest's. Raises BadMessageError: no episode."""
     found = hashlib.sha256(body).hexdigest()
     if not hmac.compare_digest(found.encode(), digest.lower().encode("utf-8", "surrogateescape")):
         said = f"and {DIGEST} says {digest!r:.80}" if digest else f"and there is no {DIGEST}"
-        raise RequestRefusedError(422, f"the episode's sha256 is {found}, {said}: the bytes were changed on the way")
+        raise RefusedCallError("damaged", f"the episode's sha256 is {found}, {said}: the bytes were changed on the way")
     try:
         return codec.decode_episode(json_object(body), "the episode")
     except ConfigError as error:

@@ -11,9 +11,10 @@ import sqlite3
 from typing import Any
 
 from jaxagent.data import codec
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.service import states
 from jaxagent.service.request import TaskRequest
-from jaxagent.service.rows import FIELDS, RequestRefusedError, note, save, sessions_of
+from jaxagent.service.rows import FIELDS, note, save, sessions_of
 from jaxagent.service.states import RolloutSession, ServiceRules, State
 
 ENOUGH = "enough sessions of its group were usable without it"
@@ -24,17 +25,17 @@ def submit(db: sqlite3.Connection, now: float, rules: ServiceRules, request: Tas
     """Registers a group, once.
 
     Raises:
-      RequestRefusedError: there is another submission of this id, or too many sessions wait.
+      RefusedCallError: there is another submission of this id, or too many sessions wait.
     """
     row = db.execute("SELECT * FROM tasks WHERE task_id = ?", (request.task_id,)).fetchone()
     if row is not None:
         if row["digest"] not in (request.digest, ""):  # "": cancelled before it came
-            raise RequestRefusedError(409, f"there is another task '{request.task_id}': its body was not this one")
+            raise RefusedCallError("conflict", f"there is another task '{request.task_id}': its body was not this one")
         return {"task_id": request.task_id, "status": row["status"]}
     (waiting,) = db.execute("SELECT count(*) FROM sessions WHERE state = ?", (State.REGISTERED,)).fetchone()
     if waiting + request.num_samples > rules.max_waiting:
-        raise RequestRefusedError(
-            503, f"{waiting} sessions wait for a node, and {rules.max_waiting} may: try again later"
+        raise RefusedCallError(
+            "busy", f"{waiting} sessions wait for a node, and {rules.max_waiting} may: try again later"
         )
     body = {"task": codec.encode_task(request.task), "first_sample": request.first_sample}
     values = (
@@ -64,12 +65,12 @@ def cancel(
     """Ends what is not over of a group. A group that is not there yet can be cancelled ahead of its coming.
 
     Raises:
-      RequestRefusedError: there is none, and none is to be registered.
+      RefusedCallError: there is none, and none is to be registered.
     """
     row = db.execute("SELECT * FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
     if row is None:
         if not register_if_missing:
-            raise RequestRefusedError(404, f"there is no task '{task_id}'")
+            raise RefusedCallError("missing", f"there is no task '{task_id}'")
         db.execute(
             "INSERT INTO tasks (task_id, digest, body, total, needed, early_stop, timeout_s, agent_timeout_s,"
             " callback_url, status, reason, created, ended) VALUES (?, '', '{}', 0, 0, 0, 0, 0, '', ?, ?, ?, ?)",

@@ -12,12 +12,12 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.service import states
 from jaxagent.service.groups import cancel_rest, end, settle
 from jaxagent.service.rows import (
     IN_HELD,
     Held,
-    RequestRefusedError,
     find,
     held,
     key_of,
@@ -69,7 +69,7 @@ def beat(
         many are in another phase than before.
 
     Raises:
-      RequestRefusedError: this process is not registered, or another one is.
+      RefusedCallError: this process is not registered, or another one is.
     """
     draining = heard(db, now, node_id, process, free)
     cancel, moved = [], 0
@@ -89,9 +89,9 @@ def heard(db: sqlite3.Connection, now: float, node_id: str, process: str, free: 
     """Notes that a node lives; whether it drains."""
     row = db.execute("SELECT * FROM nodes WHERE node_id = ?", (node_id,)).fetchone()
     if row is None:
-        raise RequestRefusedError(404, f"there is no node '{node_id}': register it")
+        raise RefusedCallError("missing", f"there is no node '{node_id}': register it")
     if row["process"] != process:
-        raise RequestRefusedError(409, f"another process has registered as node '{node_id}'")
+        raise RefusedCallError("conflict", f"another process has registered as node '{node_id}'")
     db.execute("UPDATE nodes SET heard = ?, free = ?, lost = 0 WHERE node_id = ?", (now, json.dumps(free), node_id))
     if row["lost"]:
         note(db, now, "node", node_id=node_id, status="back")
@@ -110,7 +110,7 @@ def take(
     """Sessions for a node: those that are its already and that it does not know of, then new ones.
 
     Raises:
-      RequestRefusedError: as `beat`.
+      RefusedCallError: as `beat`.
     """
     draining = heard(db, now, node_id, process, free)
     owed = [session for session in _of_process(db, process) if key_of(session) not in have]
@@ -159,9 +159,9 @@ def leave(db: sqlite3.Connection, now: float, node_id: str, process: str) -> Non
 
 
 def drain(db: sqlite3.Connection, now: float, node_id: str) -> None:
-    """Nothing more goes to the node; it ends what it has. Raises RequestRefusedError: there is none."""
+    """Nothing more goes to the node; it ends what it has. Raises RefusedCallError: there is none."""
     if not db.execute("UPDATE nodes SET draining = 1 WHERE node_id = ?", (node_id,)).rowcount:
-        raise RequestRefusedError(404, f"there is no node '{node_id}'")
+        raise RefusedCallError("missing", f"there is no node '{node_id}'")
     note(db, now, "node", node_id=node_id, status="draining")
 
 
@@ -191,23 +191,27 @@ def finish(
     """Stores the episode of one attempt of a session. False: the session had ended already.
 
     Raises:
-      RequestRefusedError: there is no such session; nobody was given that attempt; the episode is another session's;
+      RefusedCallError: there is no such session; nobody was given that attempt; the episode is another session's;
         or another episode of the same attempt is stored.
     """
     task_id, sample, attempt = key
     session = find(db, task_id, sample)
     if session is None:
-        raise RequestRefusedError(404, f"there is no session {sample} of task '{task_id}'")
+        raise RefusedCallError("missing", f"there is no session {sample} of task '{task_id}'")
     if not 1 <= attempt <= session.attempt:
-        raise RequestRefusedError(409, f"attempt {attempt} of session {sample} of task '{task_id}' was given to nobody")
+        raise RefusedCallError(
+            "conflict", f"attempt {attempt} of session {sample} of task '{task_id}' was given to nobody"
+        )
     if session.state.ended:
         if session.digest and session.ended_attempt == attempt and session.digest != result.digest:
-            raise RequestRefusedError(409, f"another episode of attempt {attempt} of {task_id}/{sample} is stored")
+            raise RefusedCallError("conflict", f"another episode of attempt {attempt} of {task_id}/{sample} is stored")
         return False
     (row,) = db.execute("SELECT body FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
     given = json.loads(row)
     if (episode.task.id, episode.sample) != (given["task"]["id"], given["first_sample"] + sample):
-        raise RequestRefusedError(409, f"{task_id}/{sample} is not task '{episode.task.id}', sample {episode.sample}")
+        raise RefusedCallError(
+            "conflict", f"{task_id}/{sample} is not task '{episode.task.id}', sample {episode.sample}"
+        )
     db.execute("INSERT INTO episodes VALUES (?, ?, ?)", (task_id, sample, zlib.compress(body, 1)))
     save(db, now, session, states.with_result(session, attempt, result, now))
     settle(db, now, rules, task_id)

@@ -1,16 +1,15 @@
-"""What comes in at the service's routes, read and checked: bodies, addresses, the words of nodes; how it answers."""
+"""What comes in at the service's routes, read and checked: bodies, addresses, the words of nodes."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from aiohttp import web
 
-from jaxagent.fleet.wire import BadMessageError, whole
+from jaxagent.fleet.wire import BadMessageError, RefusedCallError, whole
 from jaxagent.io.connections import read_body
 from jaxagent.service.request import NO_NAME, TASK_ID, json_object
-from jaxagent.service.rows import Held, RequestRefusedError
+from jaxagent.service.rows import Held
 from jaxagent.service.states import State
 
 MAX_BODY_BYTES = 4 * 2**20  # of everything but an episode
@@ -18,11 +17,6 @@ MAX_EPISODE_BYTES = 64 * 2**20
 BODY_TIMEOUT_S = 120.0
 LONGEST_POLL_S = 20.0
 PHASES = ("init", "run", "postrun")
-
-
-def reply(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """JSON."""
-    return web.Response(body=json.dumps(data).encode(), status=status, headers=headers, content_type="application/json")
 
 
 async def row(request: web.Request) -> dict[str, Any]:
@@ -34,7 +28,7 @@ def task_id(request: web.Request) -> str:
     """Of the address."""
     found = request.match_info["task"]
     if not TASK_ID.fullmatch(found):
-        raise RequestRefusedError(404, f"no task can be called {found!r:.80}")
+        raise RefusedCallError("missing", f"no task can be called {found!r:.80}")
     return found
 
 

@@ -17,19 +17,6 @@ IN_HELD = f"state IN ({', '.join(repr(str(state)) for state in HELD)})"
 Held = tuple[str, int, int]  # task id, sample, attempt
 
 
-class RequestRefusedError(Exception):
-    """A request that cannot be met; one line says why.
-
-    Attributes:
-      status: 404 for what is not there, 409 for what contradicts the store, 422 for bytes that were changed on the way,
-        503 for what may be asked again later.
-    """
-
-    def __init__(self, status: int, message: str):
-        super().__init__(message)
-        self.status = status
-
-
 def find(db: sqlite3.Connection, task_id: str, sample: int) -> RolloutSession | None:
     """A session."""
     row = db.execute("SELECT * FROM sessions WHERE task_id = ? AND sample = ?", (task_id, sample)).fetchone()

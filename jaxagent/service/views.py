@@ -7,17 +7,18 @@ import sqlite3
 import zlib
 from typing import Any
 
-from jaxagent.service.rows import RequestRefusedError, find, sessions_of
+from jaxagent.fleet.wire import RefusedCallError
+from jaxagent.service.rows import find, sessions_of
 from jaxagent.service.states import RolloutSession
 
 MOST_ROWS = 1000  # of one answer
 
 
 def task(db: sqlite3.Connection, now: float, task_id: str) -> dict[str, Any]:
-    """A group with its sessions; the episodes themselves are asked for one by one. Raises RequestRefusedError."""
+    """A group with its sessions; the episodes themselves are asked for one by one. Raises RefusedCallError."""
     row = db.execute("SELECT * FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
     if row is None:
-        raise RequestRefusedError(404, f"there is no task '{task_id}'")
+        raise RefusedCallError("missing", f"there is no task '{task_id}'")
     sessions = sessions_of(db, task_id)
     return {
         "task_id": task_id,
@@ -103,9 +104,9 @@ def newest_event(db: sqlite3.Connection, now: float) -> int:
 
 
 def episode(db: sqlite3.Connection, now: float, task_id: str, sample: int) -> tuple[bytes, str]:
-    """An episode's bytes as its node sent them, and their sha256. Raises RequestRefusedError."""
+    """An episode's bytes as its node sent them, and their sha256. Raises RefusedCallError."""
     row = db.execute("SELECT body FROM episodes WHERE task_id = ? AND sample = ?", (task_id, sample)).fetchone()
     session = find(db, task_id, sample)
     if row is None or session is None:
-        raise RequestRefusedError(404, f"session {sample} of task '{task_id}' has no episode")
+        raise RefusedCallError("missing", f"session {sample} of task '{task_id}' has no episode")
     return zlib.decompress(row["body"]), session.digest

@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.service import groups, leases, states, views
 from jaxagent.service.episodes import checked, to_bytes
 from jaxagent.service.request import TaskRequest
-from jaxagent.service.rows import RequestRefusedError, sessions_of
+from jaxagent.service.rows import sessions_of
 from jaxagent.service.states import HELD, RolloutSession, ServiceRules, State
 from jaxagent.service.store import opened
 from jaxagent.types import StopReason, Task
@@ -136,7 +137,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES), free=st.integers(0, 3), heard=st.booleans())
     def takes(self, node, free, heard):
-        with contextlib.suppress(RequestRefusedError):
+        with contextlib.suppress(RefusedCallError):
             work = self.do(leases.take, RULES, node, self.processes[node], list(self.given), {"init": free})
             if heard:  # else the answer was lost on the way
                 self.given |= {(w["task_id"], w["sample"], w["attempt"]): w for w in work}
@@ -144,7 +145,7 @@ class Histories(RuleBasedStateMachine):
     @rule(node=st.sampled_from(NODES), state=st.sampled_from(HELD), data=st.data())
     def beats(self, node, state, data):
         keys = data.draw(st.lists(st.sampled_from(sorted(self.given)), max_size=4)) if self.given else []
-        with contextlib.suppress(RequestRefusedError):
+        with contextlib.suppress(RefusedCallError):
             self.do(leases.beat, RULES, node, self.processes[node], [(key, state) for key in keys], {})
 
     @rule(
@@ -165,7 +166,7 @@ class Histories(RuleBasedStateMachine):
             try:
                 stored = self.do(leases.finish, RULES, key, *sent, body)
                 assert not (stored and time), "the same episode was stored twice"
-            except RequestRefusedError:  # an earlier one of the same attempt, with other content
+            except RefusedCallError:  # an earlier one of the same attempt, with other content
                 assert key[:2] in self.ends or self.db.execute("SELECT 1 FROM episodes").fetchone()
 
     @rule(node=st.sampled_from(NODES), data=st.data())
@@ -175,7 +176,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES), leaves=st.booleans())
     def drains_or_leaves(self, node, leaves):
-        with contextlib.suppress(RequestRefusedError):
+        with contextlib.suppress(RefusedCallError):
             if leaves:
                 self.do(leases.leave, node, self.processes[node])
             else:
