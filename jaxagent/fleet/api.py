@@ -21,10 +21,8 @@ from jaxagent.fleet.admission import UnknownWorkerError
 from jaxagent.fleet.core import CoordinatorError, Core
 from jaxagent.fleet.intake import failure, has_token, reply
 from jaxagent.fleet.playing import Judge, Playing
-from jaxagent.fleet.presence import Presence
 from jaxagent.fleet.repairs import LostEpisodeError
 from jaxagent.fleet.status import metrics, status
-from jaxagent.fleet.training import Training
 from jaxagent.fleet.wire import BadMessageError, RefusedCallError
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
@@ -57,7 +55,7 @@ class Api:
         if len(token) < LEAST_TOKEN or not (token.isascii() and token.isprintable()) or token != token.strip():
             raise ConfigError(f"The coordinator's token must have at least {LEAST_TOKEN} characters, printable ASCII.")
         self.core, self._token = core, token.encode()
-        self._presence, self._playing, self._training = Presence(core), Playing(core, judge), Training(core)
+        self._playing = Playing(core, judge)
 
     def app(self) -> web.Application:
         """The routes."""
@@ -65,18 +63,18 @@ class Api:
         one = r"/v1/episodes/{step:\d+}/{round:\d+}/{number:\d+}/{sample:\d+}"
         app.add_routes(
             [
-                web.post("/v1/join", self._presence.join),
-                web.post("/v1/beat", self._presence.beat),
-                web.post("/v1/leave", self._presence.leave),
-                web.post("/v1/drain", self._presence.drain),
+                web.post("/v1/join", self.core.join),
+                web.post("/v1/beat", self.core.beat),
+                web.post("/v1/leave", self.core.leave),
+                web.post("/v1/drain", self.core.drain),
                 web.post("/v1/take", self._playing.take),
                 web.put(one, self._playing.put),
                 web.get(one, self._playing.episode),
-                web.post("/v1/batch", self._training.batch),
-                web.post("/v1/publish", self._training.publish),
-                web.post("/v1/damaged", self._training.damaged),
-                web.post("/v1/keep", self._training.keep),
-                web.post("/v1/end", self._training.end),
+                web.post("/v1/batch", self.core.batch),
+                web.post("/v1/publish", self.core.publish),
+                web.post("/v1/damaged", self.core.damaged),
+                web.post("/v1/keep", self.core.keep),
+                web.post("/v1/end", self.core.end),
                 web.get(r"/v1/weights/{version:\d+}", self.weights),
                 web.get("/v1/status", self.status),
                 web.get("/metrics", self.metrics),
@@ -87,7 +85,7 @@ class Api:
         return app
 
     async def _lifetime(self, app: web.Application):
-        forever = self._presence.sweeps(), self._playing.looks(), self.core.watch.measure(), self.core.watch_fence()
+        forever = self.core.sweeps(), self._playing.looks(), self.core.watch.measure(), self.core.watch_fence()
         tasks = list(map(asyncio.create_task, forever))
         for task in tasks:  # of those that have no end: without them nobody would miss a dead engine
             task.add_done_callback(lambda done: done.cancelled() or self.core.fail(f"no sweeps: {done.exception()!r}"))
