@@ -38,7 +38,7 @@ from jaxagent.config import SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
-from jaxagent.gateway.session import Limits, Session
+from jaxagent.gateway.session import Session, SessionLimits
 
 ADMIN = "benchmark"
 MEASURED_SESSIONS, MEASURED_SHARE, THINK_S = 64, 0.25, (0.25, 0.75)
@@ -66,7 +66,7 @@ def serve(pipe: Connection, engine: bool) -> None:
     tokenizer = make_tokenizer()
     policy = tiny_engine(tokenizer) if engine else Instant(tokenizer)
     renderer = Renderer(tokenizer, TEMPLATE, datetime.datetime(2026, 1, 1))
-    limits = Limits(turn_tokens=32, context_tokens=2000 if engine else 20_000, requests=1000)
+    limits = SessionLimits(turn_tokens=32, context_tokens=2000 if engine else 20_000, requests=1000)
     made: list[Session] = []
 
     def make(body: Any) -> Session:

@@ -65,7 +65,6 @@ def laptop() -> ConfigDict:
     config.data.num_eval = 96
 
     config.env = ConfigDict({"name": "tau_bench", "tools": "plain", "store": "", "policy": ""})
-    config.env.user_strategy = "llm"  # the customer's words as they are
     config.env.max_turns = 12
     config.env.turn_tokens = 40
     config.env.observation_tokens = 62  # of an order what an agent needs
@@ -125,7 +124,6 @@ def qwen3_4b() -> ConfigDict:
     config.data.num_eval = 20
 
     config.env = ConfigDict({"name": "tau_bench", "tools": "native", "store": "", "policy": ""})
-    config.env.user_strategy = "llm"
     config.env.max_turns = 30
     config.env.turn_tokens = 1024
     config.env.observation_tokens = 4096

@@ -24,9 +24,9 @@ from jaxagent.config import ConfigError
 from jaxagent.data_pipelines import arithmetic, generated
 from jaxagent.data_pipelines.arithmetic import HELDOUT, HELDOUT_TEMPLATES, TRAIN
 from jaxagent.envs.agentflow import prompts
-from jaxagent.envs.agentflow.memory import Action
-from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Step
-from jaxagent.roles import arithmetic_team
+from jaxagent.envs.agentflow import roles as arithmetic_team
+from jaxagent.envs.agentflow.prompts import Action
+from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, PlannedStep
 
 WORDS = {"+": "add", "-": "take", "*": "multiply"}
 
@@ -74,7 +74,8 @@ def demonstration(row: Mapping[str, Any], estimate_frac: float, steps: int, role
         asked = prompts.step("compact", question, plan, memory, number, steps, False)
         said.append(("planner", asked, f"Context:\nSub-Goal: {sub_goal}\nTool Name: {tool}"))
         command = arithmetic_team.command(sub_goal, tool)
-        said.append(("executor", prompts.executor("compact", question, Step("", sub_goal, tool), tool, False), command))
+        wanted = PlannedStep("", sub_goal, tool)
+        said.append(("executor", prompts.executor("compact", question, wanted, tool, False), command))
         result = _result(sub_goal, tool)
         memory += (Action(tool, sub_goal, command, result),)
         asked = prompts.verifier("compact", question, plan, memory, False)

@@ -98,7 +98,7 @@ def write_index(
     """
     import numpy as np
 
-    from jaxagent.envs.search.retriever.encoders import open_encoder
+    from jaxagent.envs.search.retriever.dense import open_encoder
 
     facts = {"encoder": encoder_name, "passages": len(passages), "corpus": corpus}
     finished, position = folder / "index.json", folder / "progress.json"

@@ -34,7 +34,6 @@ from jaxagent.data import fields, files, rows, sources
 from jaxagent.data.fields import RowError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.data_pipelines import generated
-from jaxagent.data_pipelines.nq_hotpotqa import JsonListRows
 from jaxagent.envs.memagent import documents
 from jaxagent.types import Task
 
@@ -94,7 +93,7 @@ def hotpotqa_rows(path: Path, split: str, pool: Pool) -> Iterator[tuple[dict[str
     """
     if not path.is_file():
         raise ConfigError(f"There is no file '{path}'.")
-    data = JsonListRows(path) if path.suffix == ".json" else files.open_rows(path, "")
+    data = files.open_rows(path, "")
     for index in range(len(data)):
         try:
             yield _hotpotqa(data[index], f"hotpotqa/{split}", index, pool)
@@ -177,7 +176,7 @@ def lines(path: Path) -> Iterator[Mapping[str, Any]]:
     """Yields the checked rows of a .json list in a published layout."""
     if not path.is_file():
         raise ConfigError(f"There is no file '{path}'.")
-    data = JsonListRows(path)
+    data = files.open_rows(path, "")
     for index in range(len(data)):
         rows.check(data[index], data.place(index), True)
         yield data[index]

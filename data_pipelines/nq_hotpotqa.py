@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,7 +59,7 @@ class Reader:
           ConfigError: a malformed row, named by file, row and column (unless they are skipped).
         """
         for source in inputs:
-            data = _open(source.path)
+            data = files.open_rows(source.path, "")
             for index in range(len(data)):
                 try:
                     task = rows.check(_named(data[index], source.data_source, split, index), data.place(index), True)
@@ -97,31 +96,6 @@ def build(
         splits["test"] = readers["test"].read(test, "test")
     write.write_tasks(out, splits, description="Open-domain questions in Search-R1's selection.", progress=progress)
     return readers
-
-
-def _open(path: Path) -> files.Rows:
-    if path.suffix == ".json" and path.is_file():
-        return JsonListRows(path)
-    return files.open_rows(path, "")
-
-
-class JsonListRows(files.Rows):
-    """A .json file that holds one list of {"question", "answer"} objects."""
-
-    def __init__(self, path: Path):
-        self.name = str(path)
-        try:
-            self._rows = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: not JSON: {error}.") from None
-        if not isinstance(self._rows, list):
-            raise ConfigError(f"{path}: must hold one list of objects, got {type(self._rows).__name__}.")
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._rows[index]
 
 
 def _named(row: Any, data_source: str, split: str, index: int) -> Any:

@@ -2,7 +2,7 @@
 
     python -m data_pipelines.orchestra --out=data/orchestra
 
-Problems are of three families, and the scripted experts of configs/tool_orchestra.py (roles/orchestra_expert.py) are
+Problems are of three families, and the scripted experts of configs/tool_orchestra.py (envs/orchestra/roles.py) are
 made for them:
 
     one_step   arithmetic of one step (arithmetic.py)        the cheap expert knows the answer, the expensive one too

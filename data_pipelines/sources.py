@@ -12,20 +12,17 @@ from jaxagent.config.choice import Choice
 from jaxagent.config.parse import to_dict
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
-from jaxagent.envs import (
-    ENVIRONMENTS,
-    AgentFlow,
-    Coding,
-    MemAgent,
-    Ragen,
-    Search,
-    TauBench,
-    Terminal,
-    ToolCalls,
-    ToolOrchestra,
-    Verifiers,
-)
-from jaxagent.envs import Python as PythonEnv
+from jaxagent.envs.agentflow.environment import AgentFlow
+from jaxagent.envs.coding.environment import Coding
+from jaxagent.envs.memagent.environment import MemAgent
+from jaxagent.envs.orchestra.environment import ToolOrchestra
+from jaxagent.envs.python.environment import Python as PythonEnv
+from jaxagent.envs.ragen.environment import Ragen
+from jaxagent.envs.search.environment import Search
+from jaxagent.envs.tau.environment import TauBench
+from jaxagent.envs.terminal.environment import Terminal
+from jaxagent.envs.toolcalls.environment import ToolCalls
+from jaxagent.envs.verifiers.environment import Verifiers
 
 E = TypeVar("E", bound=EnvConfig)
 
@@ -389,9 +386,10 @@ def _of(env: EnvConfig, wanted: type[E], source: SourceConfig) -> E:
     """The environment's settings, which must be of the kind that the source's demonstrations are for."""
     if not isinstance(env, wanted):
         name = Choice("jaxagent.data_pipelines.sources:SOURCES").name_of(source)
-        (right,) = (name for name, cls in ENVIRONMENTS.items() if cls is wanted)
+        environments = Choice("jaxagent.envs:ENVIRONMENTS")
+        (right,) = (name for name, cls in environments.entries.items() if cls is wanted)
         raise ConfigError(
             f"data.source='{name}' makes tasks for the environment '{right}', and config.env is "
-            f"'{Choice('jaxagent.envs:ENVIRONMENTS').name_of(env)}': set data.source to tasks of that one."
+            f"'{environments.name_of(env)}': set data.source to tasks of that one."
         )
     return env

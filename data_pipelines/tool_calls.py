@@ -33,8 +33,8 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import amount, count, exit_code, part
-from jaxagent.data import toolcall_rows
 from jaxagent.data_pipelines import generated
+from jaxagent.envs.toolcalls import rows as toolcall_rows
 
 TRAIN, HELDOUT = "train", "heldout"
 HELDOUT_FRAC = 0.2

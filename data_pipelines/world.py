@@ -15,7 +15,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from jaxagent.envs.search.protocols import Protocol
+from jaxagent.envs.search.research import SearchProtocol
 
 # Relation -> (question templates, sentence templates, search query). {s} = subject, {o} = object.
 RELATIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
@@ -212,7 +212,7 @@ class Demonstrator:
         self,
         world: World,
         search: Callable[[str], Sequence[int]],
-        protocol: Protocol,
+        protocol: SearchProtocol,
         early_answer_frac: float,
     ):
         self._passages = passages(world)

@@ -52,15 +52,15 @@ def _run(argv: Sequence[str]) -> int:
     from jaxagent.runs.evaluation import run
 
     try:
-        found = run.run(config, run.Options(**vars(options)))
+        results = run.run(config, run.Options(**vars(options)))
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(found))
-    if found["failed"] == found["attempts"]:
+    print(json.dumps(results))
+    if results["failed"] == results["attempts"]:
         print(
-            f"error: all {found['failed']} attempts failed, most of them: {found['failure']}. Mend this and run the "
-            "same command with --retry_failed.",
+            f"error: all {results['failed']} attempts failed, most of them: {results['failure']}. Mend this and run "
+            "the same command with --retry_failed.",
             file=sys.stderr,
         )
         return 1

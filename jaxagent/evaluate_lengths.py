@@ -32,7 +32,6 @@ from typing import Any
 from jaxagent import evaluate
 from jaxagent.config import Config, ConfigError
 from jaxagent.config.command import count, exit_code, quiet_libraries
-from jaxagent.envs.memagent import documents
 from jaxagent.io import files
 from jaxagent.runs import devices
 
@@ -105,7 +104,7 @@ def configured(config: Config, length: Length) -> Config:
       ConfigError: the environment reads no documents of a length.
     """
     env: Any = config.env
-    if not all(hasattr(env, field) for field in (*length.env, "chunk_tokens")):
+    if not all(hasattr(env, field) for field in (*length.env, "chunk_tokens", "too_short")):
         raise ConfigError("config.env reads no documents of a length: --config must be a run of configs/memagent.py.")
     now = max(length.env["length_tokens"], DOCUMENT_TOKENS * length.env["num_docs"])
     trained = (env.max_turns - 1) * env.chunk_tokens
@@ -239,13 +238,8 @@ def checked(config: Config, done: Any, length: Length, source: Any) -> str:
         wanted_tokens = length.env["length_tokens"]
         if not wanted_tokens or not tasks:
             return ""
-        found = documents.Documents(documents.beside(place) / documents.FILE)
-        for task in tasks:
-            documents.check(task, found, 0, wanted_tokens)
-        tokenizer = parts.tokenizer
-        short = documents.short(
-            tasks, found, wanted_tokens, lambda text: len(tokenizer.encode(tokenizer.normalize(text)))
-        )
+        env: Any = config.env
+        short = env.too_short(tasks, place, lambda text: len(parts.tokenizer.encode(parts.tokenizer.normalize(text))))
     if len(short) == len(tasks):
         raise ConfigError(
             f"--lengths={wanted_tokens}: the documents of every task end before. Name a shorter length, or bring more "

@@ -13,11 +13,11 @@ def hidden(*names: str) -> Iterator[None]:
 
     For libraries that go on without them when such an import fails. A module's own parts are named, too: "jax.lax".
     """
-    held = {name: sys.modules[name] for name in names if name in sys.modules}
+    loaded = {name: sys.modules[name] for name in names if name in sys.modules}
     sys.modules.update(dict.fromkeys(names))  # None makes an import fail
     try:
         yield
     finally:
         for name in names:
             del sys.modules[name]
-        sys.modules.update(held)
+        sys.modules.update(loaded)

@@ -147,15 +147,15 @@ def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, si
 
     checks.check(cfg)
     devices.keep_compiled_programs()
-    asked: list[int] = []
+    signals: list[int] = []
 
     def listen(worker: EngineWorker) -> None:
         for signum in ending_signals():
-            signal.signal(signum, lambda number, frame: _told_to_end(worker, number, asked))
+            signal.signal(signum, lambda number, frame: _told_to_end(worker, number, signals))
 
     player.run(own, link, token, name, options.host, lambda mesh: facts(cfg, name, options.host, mesh), signs, listen)
-    if asked:
-        raise SystemExit(EXIT_CODES[signal.Signals(asked[0])])
+    if signals:
+        raise SystemExit(EXIT_CODES[signal.Signals(signals[0])])
 
 
 def _told_to_end(worker: EngineWorker, number: int, asked: list[int]) -> None:

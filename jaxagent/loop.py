@@ -2,7 +2,7 @@
 
     tasks -> rollout workers <-> engine -> groups -> streams -> packed batches -> update -> weights back to the engine
 
-By default this is one process with one mesh. The engine's thread generates while this thread waits in `source.batch`;
+By default this is one process with one mesh. The engine's thread generates while this thread waits in `seams.batch`;
 then this thread updates while the engine idles, so every token is exactly on-policy at the start of its update. New
 weights are an argument: the engine takes the arrays that the update returned, and lays their layers out side by side
 once. Where other processes play, the RL stage is given other seams (runs/seams.py), and is the same otherwise.
@@ -35,22 +35,20 @@ from jaxagent.observe import health
 from jaxagent.observe.files import OUTDATED_FILE, POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience, check_tasks
-from jaxagent.rollout.staleness import ages
-from jaxagent.runs import devices, local, rescore
+from jaxagent.runs import devices, lag
 from jaxagent.runs.attempts import temperature
 from jaxagent.runs.checks import OPD, RL, check
 from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.parts import Parts, open_parts
-from jaxagent.runs.seams import Connect
-from jaxagent.runs.stages import dpo, outcome_model, rft, sample, served, sft, warm_start
-from jaxagent.runs.stages.stage import StageProgram, left, nothing_to_check
+from jaxagent.runs.seams import Connect, one_process, publish_past
+from jaxagent.runs.stages import StageProgram, dpo, offline, outcome_model, rft, sample, sft, stages_left, warm_start
 from jaxagent.runs.stopping import Stopping
-from jaxagent.runs.workdir import Run, open_run
+from jaxagent.runs.workdir import Workdir, open_workdir
 from jaxagent.types import Group
 
 
 def run(
-    cfg: Config, connect: Connect = local.connect, alive: Callable[[str], None] = lambda stage: None
+    cfg: Config, connect: Connect = one_process, alive: Callable[[str], None] = lambda stage: None
 ) -> dict[str, Any]:
     """Trains from wherever the workdir stands to the end, and returns the summary.
 
@@ -69,30 +67,30 @@ def run(
     with (
         Stopping() as stopping,
         Progress(alive=alive) as progress,
-        open_run(cfg, progress, stopping) as saved,
+        open_workdir(cfg, progress, stopping) as workdir,
         contextlib.ExitStack() as opened,
     ):
-        stages = left(saved, STAGES)
+        stages = stages_left(workdir, STAGES)
         if stages:
-            saved.check_rounding()
-        with saved.compiles.warm_up():
+            workdir.check_rounding()
+        with workdir.compiles.warm_up():
             parts = opened.enter_context(open_parts(cfg, progress.note))
-        saved.begin(parts.identity(), parts.mesh)
-        policy_folder = saved.workdir / POLICY_FOLDER
+        workdir.begin(parts.identity(), parts.mesh)
+        policy_folder = workdir.path / POLICY_FOLDER
         outdated = policy_folder / OUTDATED_FILE
         if not stages and (policy_folder / "config.json").exists() and not outdated.exists():
-            return saved.finish(summary(saved))  # the same command after the end; more steps would go on
+            return workdir.finish(summary(workdir))  # the same command after the end; more steps would go on
         stages = stages or cfg.stages[-1:]  # killed while it was exporting
-        with saved.compiles.warm_up():  # of small programs that try out the choices
+        with workdir.compiles.warm_up():  # of small programs that try out the choices
             for stage in stages:
                 STAGES[stage].check(parts)
         # LoRA adapters that an earlier process began.
-        adapting = cfg.model.lora.rank > 0 and (saved.resumes(OPD) or saved.resumes(RL))
+        adapting = cfg.model.lora.rank > 0 and (workdir.resumes(OPD) or workdir.resumes(RL))
         with contextlib.ExitStack() as engine:
             progress.note(
                 f"compiling for {', '.join(stages)}: minutes for a large model, seconds from the second start on"
             )
-            with saved.compiles.warm_up():
+            with workdir.compiles.warm_up():
                 params = parts.base_params() if adapting else parts.init_params()
                 driver = engine.enter_context(parts.engine(params, 0))
                 parts.roles.start()
@@ -100,77 +98,77 @@ def run(
             del params
             for stage in stages:
                 program = functools.partial(rl_stage, connect=connect) if stage == RL else STAGES[stage].run
-                policy.append(program(parts, saved, driver, policy.pop()))
+                policy.append(program(parts, workdir, driver, policy.pop()))
                 gc.collect()  # its optimiser state, where a cycle still holds it
         parts.export(policy.pop(), policy_folder)
         outdated.unlink(missing_ok=True)
-        return saved.finish(summary(saved))
+        return workdir.finish(summary(workdir))
 
 
 def rl_stage(
-    parts: Parts, saved: Run, driver: Driver, params: Params, stage: Stage = RL, connect: Connect = local.connect
+    parts: Parts, workdir: Workdir, driver: Driver, params: Params, stage: Stage = RL, connect: Connect = one_process
 ) -> Params:
     """Reinforcement learning; returns the trained policy. Logs and bundles go under the name `stage`."""
     cfg, rl = parts.cfg, parts.cfg.rl
     experience = Experience(parts.train, cfg)
-    entropy = EntropyControl.start(rl, saved.results if saved.resumes(stage) else {})
+    entropy = EntropyControl.start(rl, workdir.results if workdir.resumes(stage) else {})
     before = cfg.opd.steps if stage == RL and OPD in cfg.stages else 0  # steps of the other stage that samples so
-    with saved.compiles.warm_up():
+    with workdir.compiles.warm_up():
         programs, state = make_programs(cfg, parts.spec, parts.mesh, params, open_teacher(cfg, parts.mesh))
-        if saved.resumes(stage):
-            state = programs.update.merged(saved.restored(stage, state))
-            experience.set_state(saved.host["tasks"], saved.step_of(stage))
+        if workdir.resumes(stage):
+            state = programs.update.merged(workdir.restored(stage, state))
+            experience.set_state(workdir.host["tasks"], workdir.step_of(stage))
         elif cfg.model.lora.rank:
             parts.keep_base(params)
         if stage == RL:  # in "opd" before it, roles without a path are still the policy
             parts.roles.freeze(functools.partial(parts.export, params))
-        seams = connect(parts, saved, driver, experience, before)
-        source, sink, ledger, record = seams.source, seams.sink, seams.ledger, saved.recorder(stage)
-        served.publish_past(sink, saved, stage, state, programs.update.merged)
-        sink.publish(saved.step_of(stage), state)
-        record.published(saved.step_of(stage), state.params)
+        seams = connect(parts, workdir, driver, experience, before)
+        sink, record = seams.sink, workdir.recorder(stage)
+        publish_past(sink, workdir, stage, state, programs.update.merged)
+        sink.publish(workdir.step_of(stage), state)
+        record.published(workdir.step_of(stage), state.params)
     del params  # the state has them until its first update; later they would be in memory for nothing
-    first = functools.partial(record_evaluation, parts, saved, driver, stage, 0, {})
+    first = functools.partial(record_evaluation, parts, workdir, driver, stage, 0, {})
 
     def bundle() -> tuple[Any, ...]:
         return state, experience.get_state(), sink.past()
 
-    for step in saved.steps(stage, rl.steps, bundle, first=first):
+    for step in workdir.steps(stage, rl.steps, bundle, first=first):
         started = time.monotonic()
-        rollouts = source.batch(step)
+        rollouts = seams.batch(step)
         collected = time.monotonic()
         record.played(rollouts.rounds)
-        chosen, sampled = rollouts.chosen, rollouts.metrics | ages(rollouts.chosen.groups, step, seams.bound)
+        chosen, sampled = rollouts.chosen, rollouts.metrics | lag.ages(rollouts.chosen.groups, step, seams.bound)
         played = [episode for group in chosen.played for episode in group.episodes]
         if cfg.log_episodes:
-            saved.log_episodes(stage, step, played)
-        sampled |= rescore.gaps(programs, state, sink.held, chosen.groups, step)
+            workdir.log_episodes(stage, step, played)
+        sampled |= lag.gaps(programs, state, sink.held, chosen.groups, step)
         state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
         sampled |= experience.record(chosen.played, step)
         metrics["policy/entropy_coefficient"] = entropy.applied
         entropy = entropy.after(metrics)
-        entropy.save(saved.results)
+        entropy.save(workdir.results)
         if refresh_due(rl, step + 1):
             state = state.replace(reference=state.params)  # updates donate no parameters
         sink.publish(step + 1, state)
         record.published(step + 1, state.params)
-        ended = time.monotonic()
+        updated = time.monotonic()
         metrics |= sampled | {
             "time/rollout_s": collected - started,
-            "time/learn_s": ended - collected,
-            "tokens_per_s": sum(len(t) for e in played for t in e.trajectories) / (ended - started),
+            "time/learn_s": updated - collected,
+            "tokens_per_s": sum(len(t) for e in played for t in e.trajectories) / (updated - started),
             "policy_version": float(step + 1),
         }
-        gaps = saved.results.get("logprob_gap_max"), metrics.get("logprob_gap/max")
-        saved.results["logprob_gap_max"] = health.largest(*gaps)
-        saved.failed.tell_step(stage, step + 1, rollouts.failures)
-        if saved.evaluates(step + 1, rl.steps):
+        gaps = workdir.results.get("logprob_gap_max"), metrics.get("logprob_gap/max")
+        workdir.results["logprob_gap_max"] = health.largest(*gaps)
+        workdir.failed.tell_step(stage, step + 1, rollouts.failures)
+        if workdir.evaluates(step + 1, rl.steps):
             with sink.newest():
-                record_evaluation(parts, saved, driver, stage, step + 1, metrics)
+                record_evaluation(parts, workdir, driver, stage, step + 1, metrics)
         else:
-            saved.record(stage, step + 1, metrics | {"time/step_s": time.monotonic() - started})
-        ledger.commit(saved.committed())
-        record.commit(saved.committed())
+            workdir.record(stage, step + 1, metrics | {"time/step_s": time.monotonic() - started})
+        seams.commit(workdir.committed())
+        record.commit(workdir.committed())
     if cfg.model.lora.rank:
         parts.export_adapter(state.params, Path(cfg.workdir) / "adapter")
     return state.policy
@@ -183,9 +181,9 @@ def check_rl(cfg: Config, parts: Parts) -> None:
     trial.check_answers(cfg.rl)
 
 
-def opd_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+def opd_stage(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
     """On-policy distillation: the RL stage with a teacher's judgement in place of the reward."""
-    return rl_stage(dataclasses.replace(parts, cfg=as_opd(parts.cfg)), saved, driver, params, OPD)
+    return rl_stage(dataclasses.replace(parts, cfg=as_opd(parts.cfg)), workdir, driver, params, OPD)
 
 
 def learn(
@@ -212,19 +210,23 @@ def learn(
     return state, metrics | over_updates(updates, rl.staleness)
 
 
-def summary(saved: Run) -> dict[str, Any]:
+def summary(workdir: Workdir) -> dict[str, Any]:
     """What summary.json says."""
-    return {"seed": saved.cfg.seed, "steps": saved.cfg.rl.steps, "failed_episodes": {}, **saved.results}
+    return {"seed": workdir.cfg.seed, "steps": workdir.cfg.rl.steps, "failed_episodes": {}, **workdir.results}
 
 
 # What config.stages can name. A stage that is interrupted begins again from its newest bundle.
 STAGES: dict[Stage, StageProgram] = {
     "warm_start": StageProgram(warm_start.run, lambda cfg: cfg.warm_start.max_steps, warm_start.check),
-    "sample": StageProgram(sample.run, lambda cfg: cfg.sample.steps, nothing_to_check),
+    "sample": StageProgram(sample.run, lambda cfg: cfg.sample.steps),
     "sft": StageProgram(sft.run, lambda cfg: cfg.sft.updates, sft.check),
-    "rft": StageProgram(rft.run, lambda cfg: cfg.rft.updates, rft.check),
-    "dpo": StageProgram(dpo.run, lambda cfg: cfg.dpo.updates, dpo.check),
-    "outcome_model": StageProgram(outcome_model.run, lambda cfg: cfg.outcome_model.updates, outcome_model.check),
+    "rft": StageProgram(rft.run, lambda cfg: cfg.rft.updates, lambda parts: offline.check(parts, "rft")),
+    "dpo": StageProgram(dpo.run, lambda cfg: cfg.dpo.updates, lambda parts: offline.check(parts, "dpo")),
+    "outcome_model": StageProgram(
+        outcome_model.run,
+        lambda cfg: cfg.outcome_model.updates,
+        lambda parts: offline.check(parts, "outcome_model"),
+    ),
     "opd": StageProgram(opd_stage, lambda cfg: cfg.opd.steps, lambda parts: check_rl(as_opd(parts.cfg), parts)),
     "rl": StageProgram(rl_stage, lambda cfg: cfg.rl.steps, lambda parts: check_rl(parts.cfg, parts)),
 }

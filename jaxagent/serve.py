@@ -25,15 +25,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import sys
-from collections.abc import Mapping, Sequence
-
-import jax
+from collections.abc import Sequence
 
 from jaxagent.config import ConfigError, EngineConfig, MeshConfig
 from jaxagent.config.command import Parser, bound, count, exit_code, number, port, seconds
 from jaxagent.config.ranges import at_least
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.engine import automaton, int8
+from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.scoring import Scoring
@@ -42,7 +40,7 @@ from jaxagent.gateway.chat import Ask, BadRequest
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.service import Completions
-from jaxagent.gateway.session import Limits, Session
+from jaxagent.gateway.session import Session, SessionLimits
 from jaxagent.io import connections
 from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import Computing
@@ -52,8 +50,8 @@ WARM_UP_TIMEOUT_S = 1800.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[str, float]]:
-    """A driver, not started, for a Hugging Face folder; its tokenizer; what was measured on the way.
+def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer]:
+    """A driver, not started, for a Hugging Face folder; and its tokenizer.
 
     Raises:
       ConfigError: a folder that cannot be served.
@@ -82,15 +80,6 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
         request_timeout_s=options.timeout_s,
     )
     weights = hf.load(options.model, spec, params.shardings(spec, mesh, sharding.COMPUTE))
-    language_model, gauges = LanguageModel(spec, cfg.cache_dtype), {}
-    if options.int8:
-        plain, language_model = language_model, int8.Int8LanguageModel(spec, cfg.cache_dtype)
-        with jax.set_mesh(mesh):
-            quantised = language_model.place(weights)
-            texts = [tokenizer.encode(text) for text in int8.TEXTS]
-            gap = int8.measure(plain, plain.place(weights), quantised, texts)
-        weights, gauges = quantised, {"int8_logprob_gap_mean": gap.mean, "int8_logprob_gap_max": gap.max}
-        print(f"int8: log-probs differ by {gap.mean:.4f} on average, {gap.max:.4f} at most", file=sys.stderr)
     setup = EngineSetup(
         cfg=cfg,
         context=options.context,
@@ -100,12 +89,7 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
         truncation=True,
         max_waiting=options.max_waiting,
     )
-    return Driver(language_model, weights, 0, setup, mesh), tokenizer, gauges
-
-
-def open_scoring(driver: Driver, int8_matrices: bool) -> Scoring | None:
-    """Scoring with the driver's own weights; None if the weights are no plain arrays (int8)."""
-    return None if int8_matrices else Scoring(driver.model.spec, driver.mesh)
+    return Driver(LanguageModel(spec, cfg.cache_dtype), weights, 0, setup, mesh), tokenizer
 
 
 def open_gateway(
@@ -113,7 +97,6 @@ def open_gateway(
     tokenizer: Tokenizer,
     context: int,
     timeout_s: float,
-    gauges: Mapping[str, float],
     scorer: Scoring | None = None,
     name: str = "policy",
 ) -> Gateway:
@@ -129,11 +112,11 @@ def open_gateway(
     def one_shot(ask: Ask) -> Session:
         if renderer is None:
             raise BadRequest(refused, status=501)
-        limits = Limits(turn_tokens=context, context_tokens=context, requests=ask.n)
+        limits = SessionLimits(turn_tokens=context, context_tokens=context, requests=ask.n)
         task = f"conversation/{ask.seed}"  # the context itself is in the key of a session's randomness
         return Session(driver, renderer, tokenizer, limits, None, task, 0, 1, ask.user, timeout_s, patient=False)
 
-    completions = Completions(driver, tokenizer, context, timeout_s, gauges, scorer, name)
+    completions = Completions(driver, tokenizer, context, timeout_s, scorer, name)
     return Gateway(name, strict_name=True, one_shot=one_shot, also=completions, timeout_s=timeout_s)
 
 
@@ -167,7 +150,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps_per_dispatch", type=count, default=8, help="tokens per slot and dispatch")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and cache")
     parser.add_argument("--exact", action="store_true", help="tokens that do not depend on what else is served; slower")
-    parser.add_argument("--int8", action="store_true", help="matrices in 8 bits; how far off they are is measured")
     parser.add_argument("--tensor", type=count, default=1, help="devices over which heads are split")
     parser.add_argument("--timeout_s", type=seconds, default=600.0, help="longest time for one request")
     return parser.parse_args(argv)
@@ -189,12 +171,12 @@ def serve(options: argparse.Namespace) -> None:
     devices.keep_compiled_programs()
     with bound(options.host, options.port) as address:
         platform = devices.available()[0].platform
-        driver, tokenizer, gauges = open_engine(options)
+        driver, tokenizer = open_engine(options)
         with driver:
             print(f"compiling for {platform} ...", file=sys.stderr)
             driver.start(WARM_UP_TIMEOUT_S)
-            scorer = open_scoring(driver, options.int8)
-            gateway = open_gateway(driver, tokenizer, options.context, options.timeout_s, gauges, scorer, options.model)
+            scorer = Scoring(driver.model.spec, driver.mesh)
+            gateway = open_gateway(driver, tokenizer, options.context, options.timeout_s, scorer, options.model)
             if options.host not in LOOPBACK:
                 print(f"--host={options.host}: there is no token, so whoever reaches it may use it", file=sys.stderr)
             print(f"serving '{options.model}' on http://{options.host}:{options.port}", file=sys.stderr)

@@ -9,7 +9,7 @@ from jaxagent import config as schema
 from jaxagent import main as cli
 from jaxagent.config import ConfigError
 from jaxagent.envs.agentflow import prompts
-from jaxagent.envs.agentflow.memory import Action, brief, cut
+from jaxagent.envs.agentflow.prompts import Action, brief, cut
 from jaxagent.envs.agentflow.reading import PYTHON
 from jaxagent.observe import jsonl
 from jaxagent.runs import checks

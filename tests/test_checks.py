@@ -85,7 +85,7 @@ def test_refused_by_every_command(changes, tmp_path, monkeypatch):
     def opened(*_):
         raise AssertionError("something was opened")
 
-    monkeypatch.setattr(loop, "open_run", opened)
+    monkeypatch.setattr(loop, "open_workdir", opened)
     monkeypatch.setattr(topology, "mesh_for", opened)
     monkeypatch.setattr(evaluation, "open_parts", opened)
     monkeypatch.setattr(policy, "choose", lambda *_: None)

@@ -15,9 +15,8 @@ from jaxagent import config
 from jaxagent.config import flags, overrides
 from jaxagent.data import files, sources
 from jaxagent.rollout.experience import Experience
-from jaxagent.rollout.workers import Workers
-from jaxagent.runs.collect import collect
-from jaxagent.runs.evaluation.held_out import deadline_s
+from jaxagent.rollout.workers import Workers, batch_deadline_s
+from jaxagent.runs.attempts import collect
 from jaxagent.types import Episode, StopReason, TokenKind, Trajectory
 from tests import tiny_run
 
@@ -190,4 +189,6 @@ def test_episodes_at_once_are_as_many_as_slots_or_as_said(said, at_once, tmp_pat
     cfg = flags.parse_argv(tiny_run.argv(tmp_path, f"--config.env.concurrent_episodes={said}")).config
     assert cfg.engine.slots == 8 and cfg.concurrent_episodes == at_once
     rounds = -(-100 // at_once)
-    assert deadline_s(types.SimpleNamespace(cfg=cfg), 100) == rounds * cfg.env.episode_timeout_s
+    assert (
+        batch_deadline_s(100, cfg.concurrent_episodes, cfg.env.episode_timeout_s) == rounds * cfg.env.episode_timeout_s
+    )

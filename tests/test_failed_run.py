@@ -24,13 +24,13 @@ from jaxagent.envs.search.environment import SearchAttempt
 from jaxagent.envs.search.retriever.base import RetrieverError
 from jaxagent.observe import jsonl
 from jaxagent.observe.progress import Progress
-from jaxagent.rollout.failures import Failures
+from jaxagent.rollout.statistics import Failures
 from jaxagent.rollout.workers import Workers
 from jaxagent.runs import workdir as workdir_module
 from jaxagent.runs.evaluation import held_out
 from jaxagent.runs.stages import warm_start
 from jaxagent.runs.stopping import Stopping
-from jaxagent.runs.workdir import open_run
+from jaxagent.runs.workdir import open_workdir
 from jaxagent.types import Episode, Group, StopReason, Task
 from tests import tiny_run
 
@@ -56,7 +56,7 @@ def opened(workdir, **changes):
     with (
         Stopping() as stopping,
         Progress(Console(file=out, width=300), 0.0) as progress,
-        open_run(config.parse(raw), progress, stopping) as saved,
+        open_workdir(config.parse(raw), progress, stopping) as saved,
     ):
         yield saved, out
 
@@ -220,7 +220,7 @@ def test_the_search_engine_is_asked_at_start(tmp_path, monkeypatch, failure):
     raw = get_config()
     raw.env.retriever = ConfigDict({"name": "http", "url": "http://x:1/retrieve"})
     monkeypatch.setattr("jaxagent.envs.search.retriever.backends.HttpConfig.open", lambda *arguments: Engine())
-    monkeypatch.setattr("jaxagent.envs.search.environment._TRY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("jaxagent.envs.search.retriever.base.TRY_TIMEOUT_S", 0.05)
     with Workers(1) as workers:
         here = Opening(tmp_path, [Task("t", "Who?", ("me",))], workers.run, print)
         refused = pytest.raises(ConfigError, match="http://x:1/retrieve") if failure else contextlib.nullcontext()

@@ -3,7 +3,6 @@
 import ast
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -171,16 +170,6 @@ def test_the_folders_beside_the_package_are_its_subpackages():
         timeout=120,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_the_path_of_a_task_to_an_update_is_short():
-    """The table in docs/design.md, whose files exist and can be read in one sitting."""
-    page = (ROOT / "docs/design.md").read_text()
-    section = page.split("## The path of a task to an update")[1].split("\n## ")[0]
-    files = [ROOT / "jaxagent" / name for name in re.findall(r"^\| `([\w/]+\.py)`", section, re.MULTILINE)]
-    assert files[0].name == "types.py" and files[-1].name == "loss.py"
-    assert len(set(files)) == len(files) <= 12
-    assert sum(len(file.read_text().splitlines()) for file in files) <= 2200
 
 
 def test_data_pipelines_stand_below_the_runs():

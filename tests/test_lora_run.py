@@ -6,10 +6,11 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from jaxagent import main as cli
 from jaxagent.config import flags
-from jaxagent.models import hf, lora, peft
+from jaxagent.models import hf
 from jaxagent.observe import jsonl
 from jaxagent.runs.evaluation import policy as policies
 from jaxagent.runs.parts import open_parts
@@ -38,13 +39,19 @@ def test_a_run_and_its_continuation(tmp_path):
     # The exported policy is the base with the exported adapter in it; the base itself is what the warm start left.
     cfg = flags.parse_argv(argv).config
     spec = hf.read_spec(workdir / "policy", cfg.model)
-    base, policy = (hf.load(workdir / name, spec, None) for name in ("base", "policy"))
-    adapters, config = peft.load(workdir / "adapter", spec, None)
-    assert all(float(np.abs(adapter.b).max()) > 0 for adapter in adapters.values())
-    merged = lora.merge(base, adapters, config, "float32")
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), merged, policy)
-    said = json.loads((workdir / "adapter" / "adapter_config.json").read_text())
-    assert said["base_model_name_or_path"] == str(workdir / "base")
+    policy = hf.load(workdir / "policy", spec, None)
+    base, merged = (load_file(workdir / name / "model.safetensors") for name in ("base", "policy"))
+    adapter = load_file(workdir / "adapter" / "adapter_model.safetensors")
+    settings = json.loads((workdir / "adapter" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(workdir / "base")
+    for name, weights in base.items():
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        a, b = (adapter.pop(f"{module}.lora_{side}.weight", None) for side in "AB")
+        if a is not None:
+            assert np.abs(b).max() > 0
+            weights = weights + settings["lora_alpha"] / settings["r"] * b @ a
+        np.testing.assert_allclose(weights, merged[name], rtol=1e-5, atol=1e-6)
+    assert not adapter
 
     # What is evaluated of the last bundle, in which there are adapters alone, is the policy as it was served.
     with open_parts(cfg, print) as parts:

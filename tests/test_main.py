@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import types
+from unittest import mock
 
 import pytest
 
@@ -177,15 +178,6 @@ def test_a_broken_config_file_is_named(runs, monkeypatch, capsys, tmp_path, sour
     assert message in error and error.count("\n") == 1
 
 
-def test_errors_from_the_run_are_one_line_too(runs, monkeypatch, capsys):
-    def fail(config):
-        raise ConfigError("row 3 is malformed")
-
-    monkeypatch.setattr(sys.modules["jaxagent.loop"], "run", fail)
-    assert cli.main(["main", CONFIG]) == 2
-    assert capsys.readouterr().err == "error: row 3 is malformed\n"
-
-
 def test_help_lists_every_field_and_loads_no_jax():
     code = (
         "import sys; from jaxagent import main; main.main(['main', '--help']);"
@@ -225,23 +217,34 @@ def test_as_a_command():
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
 
 
+FULL = "No space left on device"
+FREE = "Free some and run again to resume.\n"
+SAVED = ": saved at step 37; the same command continues."
+
+
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("error", "code", "line"),
     [
-        (PermissionError(errno.EACCES, "Permission denied", "data/train.jsonl"),
+        (ConfigError("row 3 is malformed"), 2, "error: row 3 is malformed\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "data/train.jsonl"), 2,
          "error: Cannot use 'data/train.jsonl': Permission denied.\n"),
-        (NotADirectoryError(errno.ENOTDIR, "Not a directory", pathlib.Path("notes.txt/run")),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", pathlib.Path("notes.txt/run")), 2,
          "error: Cannot use 'notes.txt/run': Not a directory.\n"),
-        (OSError(errno.EXDEV, "Invalid cross-device link", "/a/x", None, b"/b/x"),
+        (OSError(errno.EXDEV, "Invalid cross-device link", "/a/x", None, b"/b/x"), 2,
          "error: Cannot use '/a/x' -> '/b/x': Invalid cross-device link.\n"),
+        (OSError(errno.ENOSPC, FULL, "metrics.jsonl"), 1,
+         f"error: no space left on the disk (metrics.jsonl). {FREE}"),
+        (OSError(errno.ENOSPC, FULL), 1, f"error: no space left on the disk. {FREE}"),
+        (ValueError(f"RESOURCE_EXHAUSTED: Failed to write 147259 bytes to file 7: {FULL} [tensorstore]"), 1,
+         f"error: no space left on the disk. {FREE}"),
+        (RuntimeError(f"Error while serializing: I/O error: {FULL} (os error 28)"), 1,  # safetensors
+         f"error: no space left on the disk. {FREE}"),
+        (Stopped(signal.SIGINT, SAVED), 130, f"interrupted{SAVED}\n"),
     ],
 )  # fmt: skip
-def test_a_path_that_cannot_be_used_is_one_line(runs, monkeypatch, capsys, error, line):
-    def fail(config):
-        raise error
-
-    monkeypatch.setattr("jaxagent.loop.run", fail)
-    assert cli.main(["main", CONFIG]) == 2
+def test_what_ends_a_run_is_one_line_and_an_exit_code(runs, monkeypatch, capsys, error, code, line):
+    monkeypatch.setattr("jaxagent.loop.run", mock.Mock(side_effect=error))
+    assert cli.main(["main", CONFIG]) == code
     assert capsys.readouterr().err == line
 
 
@@ -251,56 +254,15 @@ def test_a_path_that_cannot_be_used_is_one_line(runs, monkeypatch, capsys, error
         ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
         OSError("no number and no path"),
         OSError(errno.EBADF, "Bad file descriptor", 7),
+        OSError(errno.EIO, "I/O error"),
         FileNotFoundError(errno.ENOENT, "No such file or directory", str(ROOT / "jaxagent/observe/report.css")),
+        ValueError("RESOURCE_EXHAUSTED: Out of memory"),
     ],
 )
 def test_a_mistake_of_the_programs_own_keeps_its_traceback(runs, monkeypatch, error):
-    def fail(config):
-        raise error
-
-    monkeypatch.setattr("jaxagent.loop.run", fail)
+    monkeypatch.setattr("jaxagent.loop.run", mock.Mock(side_effect=error))
     with pytest.raises(type(error)):
         cli.main(["main", CONFIG])
-
-
-FULL = "No space left on device"
-
-
-@pytest.mark.parametrize(
-    ("error", "where"),
-    [
-        (OSError(errno.ENOSPC, FULL, "metrics.jsonl"), " (metrics.jsonl)"),
-        (OSError(errno.ENOSPC, FULL), ""),
-        (ValueError(f"RESOURCE_EXHAUSTED: Failed to write 147259 bytes to file 7: {FULL} [tensorstore]"), ""),
-        (RuntimeError(f"Error while serializing: I/O error: {FULL} (os error 28)"), ""),  # safetensors
-    ],
-)
-def test_a_full_disk_is_one_line(runs, monkeypatch, capsys, error, where):
-    def full(config):
-        raise error
-
-    monkeypatch.setattr("jaxagent.loop.run", full)
-    assert cli.main(["main", CONFIG]) == 1
-    assert capsys.readouterr().err == f"error: no space left on the disk{where}. Free some and run again to resume.\n"
-
-
-@pytest.mark.parametrize("error", [ValueError("RESOURCE_EXHAUSTED: Out of memory"), OSError(errno.EIO, "I/O error")])
-def test_other_errors_are_raised_as_they_are(runs, monkeypatch, error):
-    def fail(config):
-        raise error
-
-    monkeypatch.setattr("jaxagent.loop.run", fail)
-    with pytest.raises(type(error)):
-        cli.main(["main", CONFIG])
-
-
-def test_a_stopped_run_says_so_and_has_the_signal_s_exit_code(runs, monkeypatch, capsys):
-    def stop(config):
-        raise Stopped(signal.SIGINT, ": saved at step 37; the same command continues.")
-
-    monkeypatch.setattr("jaxagent.loop.run", stop)
-    assert cli.main(["main", CONFIG]) == 130
-    assert capsys.readouterr().err == "interrupted: saved at step 37; the same command continues.\n"
 
 
 def test_ctrl_c_while_a_command_is_loaded_is_one_line(tmp_path):

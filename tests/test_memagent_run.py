@@ -18,8 +18,7 @@ from jaxagent.engine.requests import EngineError
 from jaxagent.envs.cast import Tokens
 from jaxagent.envs.memagent import documents, prompts
 from jaxagent.observe import jsonl
-from jaxagent.rollout.conversation import Conversation
-from jaxagent.rollout.splicing import encode_prompt
+from jaxagent.rollout.conversation import Conversation, encode_prompt
 from jaxagent.rollout.templates import Plain
 from jaxagent.runs import checks
 from jaxagent.runs.evaluation import run as evaluation

@@ -28,7 +28,7 @@ from jaxagent.envs import Environment
 from jaxagent.observe import jsonl
 from jaxagent.rollout.workers import Workers
 from jaxagent.runs import checks, parts, provenance
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 from jaxagent.types import Task
 from tests import tiny_run
 from tests.algorithms.test_add_an_algorithm import write_files
@@ -283,7 +283,7 @@ def test_code_of_ones_own_is_that_of_bases_and_of_what_a_choice_holds_too(tmp_pa
     note = mock.Mock(side_effect=InterruptedError)
     opening = SimpleNamespace(host={}, cfg=[notebook.Choice()], progress=SimpleNamespace(note=note))
     with pytest.raises(InterruptedError):
-        Run.begin(opening, {}, None)
+        Workdir.begin(opening, {}, None)
     assert note.call_args.args[0].startswith("no file has the code of own_notebook: ")
     notebook.__file__ = str(tmp_path / "one/own_base.py")  # as that of a script that is __main__
     assert provenance.own_code([notebook.Choice()]).keys() == {"own_base.py"}

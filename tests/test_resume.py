@@ -221,7 +221,7 @@ def test_every_refused_field_exists():
 def test_changes_that_are_taken_are_told(then, now, told):
     before, after = (cfg(*(f"--config.{change}" for change in changes)) for changes in (then, now))
     saved = json.loads(json.dumps(to_dict(before)))  # as a bundle has it
-    assert resume.told(resume.check_config(saved, after, "7", adapting=True)) == told
+    assert resume.changes_line(resume.check_config(saved, after, "7", adapting=True)) == told
 
 
 def test_fields_of_earlier_versions_open_and_are_told_where_they_were_in_use(tmp_path):
@@ -230,9 +230,10 @@ def test_fields_of_earlier_versions_open_and_are_told_where_they_were_in_use(tmp
         saved = json.loads(json.dumps(to_dict(now)))
         unused = REMOVED[f"fleet.{field}"][0]
         saved["fleet"][field] = unused
-        assert resume.told(resume.check_config(saved, now, "7", adapting=True)) == ""
+        assert resume.changes_line(resume.check_config(saved, now, "7", adapting=True)) == ""
         saved["fleet"][field] = used
-        assert resume.told(resume.check_config(saved, now, "7", adapting=True)) == f"fleet.{field} {used} -> gone"
+        changes = resume.check_config(saved, now, "7", adapting=True)
+        assert resume.changes_line(changes) == f"fleet.{field} {used} -> gone"
         (tmp_path / "config.json").write_text(json.dumps(saved))
         assert to_dict(parse(stored_config(str(tmp_path)))) == to_dict(now)
         with pytest.raises(
@@ -246,7 +247,7 @@ def test_adapters_keep_their_scale():
     now = cfg("--config.model.lora.rank=2", "--config.model.lora.alpha=3")
     with pytest.raises(ConfigError, match=r"config\.model\.lora\.alpha .* in checkpoint 7"):
         resume.check_config(saved, now, "7", adapting=True)
-    assert resume.told(resume.check_config(saved, now, "7", adapting=False)) == "model.lora.alpha 32 -> 3"
+    assert resume.changes_line(resume.check_config(saved, now, "7", adapting=False)) == "model.lora.alpha 32 -> 3"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,7 @@ def test_a_machine_that_rounds_otherwise_is_refused_where_bits_count(name, monke
     then = now | {name: 3 if name == "threads" else "another"}
     for text, saved in (("exact", now), ("exact", None), ("fast", then)):
         what = resume.other_rounding(saved, now, cfg(f"--config.numerics={text}"), "7")
-        assert what == (f"{name} {resume.told([('', then[name], now[name])])[1:]}" if text == "fast" else "")
+        assert what == (f"{name} {resume.changes_line([('', then[name], now[name])])[1:]}" if text == "fast" else "")
     with pytest.raises(ConfigError, match=rf"Checkpoint 7 was made .* otherwise: {name} .*resume\.numerics=accept"):
         resume.other_rounding(then, now, cfg(), "7")
     assert resume.other_rounding(then, now, cfg("--config.resume.numerics=accept"), "7").startswith(name)

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from jaxagent.runs.stages.served import Served, publish_past
+from jaxagent.runs.seams import LaggedWeights, publish_past
 
 
 class Engine:
@@ -21,7 +21,7 @@ def after(step):
 
 def test_on_policy_the_engine_always_has_the_newest():
     engine = Engine()
-    served = Served(engine, staleness=0)
+    served = LaggedWeights(engine, staleness=0)
     for step in range(4):
         served.publish(step, after(step))
         assert engine.has == (f"weights {step}", step)
@@ -32,7 +32,7 @@ def test_on_policy_the_engine_always_has_the_newest():
 
 def test_stale_rollouts_have_the_weights_of_so_many_steps_ago_and_evaluations_the_newest():
     engine, seen = Engine(), []
-    served = Served(engine, staleness=2)
+    served = LaggedWeights(engine, staleness=2)
     for step in range(5):
         served.publish(step, after(step))
         seen.append(engine.has[1])
@@ -52,7 +52,7 @@ def test_a_stage_that_goes_on_has_its_lag_from_its_first_step(held):
         progress=types.SimpleNamespace(note=noted.append),
     )
     state = types.SimpleNamespace(params="", replace=lambda params: params)
-    served = Served(engine, staleness=2)
+    served = LaggedWeights(engine, staleness=2)
     publish_past(served, saved, "rl", state, lambda adapters: after(int(adapters[-1])))
     served.publish(7, after(7))
     there = [version for version in (5, 6) if version in held]
@@ -62,5 +62,5 @@ def test_a_stage_that_goes_on_has_its_lag_from_its_first_step(held):
 
 
 def test_a_stage_that_begins_and_a_run_without_lag_ask_for_nothing():
-    assert [list(Served(None, 2).missing(step)) for step in (0, 1, 2, 3)] == [[], [0], [0, 1], [1, 2]]
-    assert not Served(None, 0).missing(7)
+    assert [list(LaggedWeights(None, 2).missing(step)) for step in (0, 1, 2, 3)] == [[], [0], [0, 1], [1, 2]]
+    assert not LaggedWeights(None, 0).missing(7)

@@ -1,4 +1,4 @@
-"""The tail that all stages share, `Run.steps`: which steps are left, when a bundle is due, and how a stage ends."""
+"""The tail that all stages share, `Workdir.steps`: which steps are left, when a bundle is due, and how a stage ends."""
 
 import gc
 import signal
@@ -8,10 +8,10 @@ import weakref
 import pytest
 
 from jaxagent.runs.stopping import Stopped, Stopping
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 
 
-class Recorded(Run):
+class Recorded(Workdir):
     """A run whose bundles are numbers in a list."""
 
     def __init__(self, every: int, host=()):
@@ -106,7 +106,7 @@ def test_a_signal_saves_after_the_step_and_ends(choices):
         for step in run.steps("rl", 5, lambda: ("state", {"at": len(taken)}), **choices):
             taken.append(step)
             if step == 1:
-                run._stopping.asked = signal.SIGTERM
+                run._stopping.end_signal = signal.SIGTERM
     assert taken == [0, 1] and run.saved == [2] and not run._stopping.training
 
 
@@ -115,7 +115,7 @@ def test_a_signal_in_the_last_step_ends_the_run_before_the_next_stage():
     with pytest.raises(Stopped):
         for step in run.steps("rl", 1, lambda: ("state", {"at": len(taken)})):
             taken.append(step)
-            run._stopping.asked = signal.SIGINT
+            run._stopping.end_signal = signal.SIGINT
     assert run.saved == [1]
 
 
@@ -133,7 +133,7 @@ def test_a_failed_step_saves_nothing_and_the_stage_is_closed():
 
 def test_what_the_oldest_bundle_holds_is_never_asked_for_again(tmp_path):
     run = Recorded(every=1)
-    run.workdir, run._first_bundle = tmp_path, 8
+    run.path, run._first_bundle = tmp_path, 8
     run.checkpoints = types.SimpleNamespace(pinned=set())
     assert run.committed() == 0, "there is none yet"
     found = []
@@ -149,7 +149,7 @@ def test_what_the_oldest_bundle_holds_is_never_asked_for_again(tmp_path):
 
 def test_a_run_may_go_on_from_each_bundle_of_the_stage_and_from_the_one_being_written(tmp_path):
     run = Recorded(every=1)
-    run.workdir, run._first_bundle, run._last_bundle = tmp_path, 8, 7
+    run.path, run._first_bundle, run._last_bundle = tmp_path, 8, 7
     assert run.bundled() == set(), "the stage begins"
     for number in (7, 8, 10):  # 7 is the last one of the stage before
         (tmp_path / f"checkpoints/{number}").mkdir(parents=True)

@@ -19,7 +19,7 @@ def run():
         {body}
 sys.exit(exit_code(run))
 """
-WAITING = "while stopping.asked is None: time.sleep(0.01)\n        stopping.end_if_asked(37)"
+WAITING = "while stopping.end_signal is None: time.sleep(0.01)\n        stopping.end_if_asked(37)"
 DEAF = "while True: time.sleep(0.01)"
 # Minutes in C without the interpreter, as a compilation is.
 COMPILING = "__import__('hashlib').pbkdf2_hmac('sha256', b'x', b'y', 10**9)"

@@ -77,4 +77,4 @@ class Bench:
 
 async def check(take: Take, task: CodingTask, patch: str, timeout_s: float) -> verify.Judgement:
     """A change's judgement in fresh sandboxes, by the verifier that a run uses."""
-    return await verify.judge(take, task, patch, verify.Rules("slime", patches.STEERS, timeout_s))
+    return await verify.judge(take, task, patch, "slime", patches.STEERS, timeout_s)

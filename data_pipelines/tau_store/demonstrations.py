@@ -19,10 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent.data_pipelines.tau_store import store as stores
-from jaxagent.envs.tau import plain, toolbox
-from jaxagent.envs.tau.store import Store
-from jaxagent.roles import retail_facts
-from jaxagent.roles.retail_customer import STOP, Customer
+from jaxagent.envs.tau import plain, scripted_customer, toolbox
+from jaxagent.envs.tau.scripted_customer import STOP, ScriptedCustomer
+from jaxagent.envs.tau.store import ShopStore
 
 AUTHENTICATED = 3  # turns: who the customer is, his id, and what he wants
 LOOKED_UP = AUTHENTICATED + 1
@@ -51,8 +50,8 @@ DONE, REFUSED, MORE, BYE = "Done.", "I cannot do that.", "Anything else?", "Good
 class Episode:
     """An agent's conversation, written down while it happens."""
 
-    def __init__(self, about: Mapping[str, Any], store: Store):
-        self._customer = Customer(retail_facts.of_task(about))
+    def __init__(self, about: Mapping[str, Any], store: ShopStore):
+        self._customer = ScriptedCustomer(*scripted_customer.of_task(about))
         self._shop = store.open()
         self.opening = self._customer.open()
         self.turns: list[dict[str, str]] = []
@@ -84,7 +83,7 @@ def mistakes(row: Mapping[str, Any], flawed_frac: float) -> dict[str, bool]:
     return {name: random_.random() >= flawed_frac for name in ("looks", "asks_more")}
 
 
-def demonstration(row: Mapping[str, Any], store: Store, looks: bool, asks_more: bool) -> dict[str, Any]:
+def demonstration(row: Mapping[str, Any], store: ShopStore, looks: bool, asks_more: bool) -> dict[str, Any]:
     """An episode of one task.
 
     Args:
@@ -113,7 +112,7 @@ def demonstration(row: Mapping[str, Any], store: Store, looks: bool, asks_more: 
     }
 
 
-def excerpt(row: Mapping[str, Any], store: Store) -> dict[str, Any]:
+def excerpt(row: Mapping[str, Any], store: ShopStore) -> dict[str, Any]:
     """The second half of a right agent's episode: from where the customer has said which order it is about.
 
     Short, and with what a tool shows of an order twice, before and after it is changed: so a policy that predicts
@@ -125,7 +124,7 @@ def excerpt(row: Mapping[str, Any], store: Store) -> dict[str, Any]:
     return whole | {"prompt": [{"role": "user", "content": answer["observation"]}], "turns": rest}
 
 
-def practice(row: Mapping[str, Any], store: Store, asks_more: bool) -> dict[str, Any]:
+def practice(row: Mapping[str, Any], store: ShopStore, asks_more: bool) -> dict[str, Any]:
     """What a right agent does once it has looked an order up; all before that is the prompt, and no habit is taught.
 
     An order in the prompt ends where the items do, since only observations are cut to the environment's limit.
@@ -146,7 +145,7 @@ def _serve(
     wish: Mapping[str, str],
     user_id: str,
     actions: list[Mapping[str, Any]],
-    store: Store,
+    store: ShopStore,
     looks: bool,
 ) -> bool:
     """Does what one wish asks for; False where it is refused. Takes the wish's own action off `actions`."""

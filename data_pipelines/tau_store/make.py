@@ -17,7 +17,7 @@ from jaxagent.data_pipelines import generated
 from jaxagent.data_pipelines.tau_store import demonstrations, store, tasks
 from jaxagent.data_pipelines.tau_store.store import Store
 from jaxagent.envs.tau import toolbox
-from jaxagent.envs.tau.store import Store as Shops
+from jaxagent.envs.tau.store import ShopStore
 
 TRAIN, HELDOUT = "train", "heldout"
 HELDOUT_FRAC = 0.25  # of the users
@@ -75,7 +75,7 @@ def checked(drawn: Store, split_rows: Mapping[str, Sequence[Mapping[str, Any]]])
       ConfigError: an action is refused, a task that must change the store does not (or the other way round), a user
         is in two splits, or a split lacks a kind. Names the task.
     """
-    shops = Shops(drawn.data())
+    shops = ShopStore(drawn.data())
     users: dict[str, str] = {}
     for split, its in split_rows.items():
         missing = set(tasks.KINDS) - {row["kind"] for row in its}
@@ -100,12 +100,12 @@ def _owners(drawn: Store, about: Mapping[str, Any]) -> list[str]:
     return [drawn.orders[order_id]["user_id"] for order_id in named]
 
 
-def further(seed: int, kinds: Sequence[str]) -> Iterator[tuple[dict[str, Any], Shops]]:
+def further(seed: int, kinds: Sequence[str]) -> Iterator[tuple[dict[str, Any], ShopStore]]:
     """Endless stream of tasks with their stores, compact ones, none of which is the store of the dataset's tasks."""
     for count in itertools.count():
         name = f"{seed}/further/{count}"
         drawn = store.draw(random.Random(name), SHOWN_USERS, NUM_PRODUCTS, compact=True)
-        shops = Shops(drawn.data())
+        shops = ShopStore(drawn.data())
         its = rows(drawn, list(drawn.users), name, compact=True, kinds=kinds)
         yield from ((row, shops) for row in itertools.islice(its, SHOWN_TASKS))
 

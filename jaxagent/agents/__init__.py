@@ -1,14 +1,9 @@
-"""Agent programs that a rollout starts in a sandbox: Codex, Claude Code, any command line; one module each."""
+"""Agent programs that a rollout starts in a sandbox: Codex, Claude Code, any command line."""
 
 from __future__ import annotations
 
 from jaxagent.agents.base import Agent
-from jaxagent.agents.claude_code import ClaudeCode
-from jaxagent.agents.codex import Codex
-from jaxagent.agents.command import Command
-from jaxagent.agents.mini_swe_agent import MiniSweAgent
-from jaxagent.agents.opencode import OpenCode
-from jaxagent.agents.qwen_code import QwenCode
+from jaxagent.agents.programs import ClaudeCode, Codex, Command, MiniSweAgent, OpenCode, QwenCode
 from jaxagent.agents.shell import Shell
 
 AGENTS: dict[str, type[Agent]] = {

@@ -12,8 +12,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
-PROGRAMS = "/opt/agents/bin"  # where the layer of `python -m data_pipelines.agent_programs` has them
-
 
 @dataclasses.dataclass(frozen=True)
 class Where:
@@ -57,8 +55,3 @@ class Agent:
     def env(self, where: Where) -> Mapping[str, str]:
         """Variables on top of those that every program of the sandbox has."""
         return {"HOME": where.home}
-
-
-def with_blank(instruction: str) -> str:
-    """An instruction for programs that take a slash at its beginning for a command of their own: a blank before it."""
-    return f" {instruction}" if instruction.startswith("/") else instruction

@@ -26,7 +26,7 @@ from jaxagent.config.errors import ConfigError, failure_line, nearest
 class Choice:
     """What a field of the schema is annotated with; see the module."""
 
-    options: str  # "module:DICT", names to frozen dataclasses
+    options: str  # "module:DICT", names to frozen dataclasses or their paths, "module:Class"
     otherwise: str = (
         ""  # "name:field": any other text is that entry's field, as a path is of "files:path"; "" = refused
     )
@@ -35,7 +35,8 @@ class Choice:
     def entries(self) -> dict[str, type]:
         """The entries that come with the package, by name."""
         module, _, name = self.options.partition(":")
-        return getattr(importlib.import_module(module), name)
+        table = getattr(importlib.import_module(module), name)
+        return {key: named(entry, self.options) if isinstance(entry, str) else entry for key, entry in table.items()}
 
     def make(self, name: str) -> Any:
         """An entry with its published constants: what a field of the schema has as its default."""

@@ -22,6 +22,10 @@ class WaitedInVainError(RuntimeError):
     """
 
 
+class AttemptLost(WaitedInVainError):
+    """What an attempt was played in is gone, and nobody failed: it has no result, and is played again by its number."""
+
+
 WAITED = 75  # as in sysexits.h: a failure for now
 
 
@@ -50,6 +54,7 @@ _ELSEWHERE = {
 }
 # Fields of earlier versions: the value that changed nothing, and what holds for all runs now.
 REMOVED = {
+    "env.user_strategy": ("llm", "the customer says what it says"),
     "fleet.lend": (False, "the trainer's own engine plays evaluations alone"),
     "fleet.in_flight": ("fixed", "an engine plays env.concurrent_episodes at once"),
     "fleet.transfer": ("files", "engines take weights from files"),

@@ -7,6 +7,8 @@ from typing import Literal
 
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, Seconds
 
+FOLDER = "fleet"  # of the workdir: what the processes of a run of many keep there
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FleetEngineConfig:
@@ -22,6 +24,8 @@ class FleetEngineConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FleetConfig:
     """Who plays and who trains. How far apart they may be is `rl.staleness`: see docs/asynchronous.md."""
+
+    plan = "jaxagent.fleet.plan_of:plan_of"  # no field: what makes a plan of a config, and refuses what cannot be one
 
     # Which weights an episode has: one version from its beginning to its end, or the newest at every dispatch.
     rule: Literal["pinned", "in_flight"] = "pinned"

@@ -159,8 +159,8 @@ class RLConfig:
     steps: NonNegativeInt
     tasks_per_step: PositiveInt
     group_size: PositiveInt
-    staleness: NonNegativeInt  # steps by which the rollouts' weights lag behind (runs/stages/served.py); 0 = on-policy
-    rescore_every: NonNegativeInt  # with staleness: every so many steps its logprob_gap (runs/rescore.py); 0 = never
+    staleness: NonNegativeInt  # steps by which the rollouts' weights lag behind (runs/seams.py); 0 = on-policy
+    rescore_every: NonNegativeInt  # with staleness: every so many steps its logprob_gap (runs/lag.py); 0 = never
     updates_per_step: PositiveInt  # optimiser updates (mini-batches) per rollout batch and epoch
     epochs: PositiveInt
     advantage: Annotated[Any, ADVANTAGES]  # how much better than expected an attempt, a turn or a token was

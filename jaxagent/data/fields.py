@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MESSAGES = "earlier_messages"  # of metadata: what stands before the prompt, as {"role", "content"}
+VERL_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")  # no reward is given `ability`
 _UNSHOWN = ("name", "weight")  # keys of messages that are shown to no model
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _STRINGS = re.compile(rf"\[\s*(?:{_STRING}\s*(?:,\s*{_STRING}\s*)*,?\s*)?\]", re.DOTALL)

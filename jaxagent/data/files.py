@@ -17,14 +17,14 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxagent.config import ConfigError, nearest
 from jaxagent.data.formats import (
     FORMATS,
     ChainedRows,
+    ListRows,
+    RecordRows,
     Rows,
-    TfdsRows,
     builder,
     ending,
     from_json,
@@ -42,33 +42,16 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(?:-[0-9a-f]{16})?")  # older ones 
 _RETAIL = re.compile("retail_(train|dev|test)_tasks")  # tau-bench's splits; other files beside them are none
 
 
-class ListedRows(Rows):
+def _listed_rows(folder: Path, split: str) -> Rows:
     """Rows of one split of a folder with tasks.json, in the order of that file."""
-
-    def __init__(self, folder: Path, split: str):
-        path, wanted = folder / TASKS, _task_splits(folder)[split]
-        tasks = from_json(path.read_bytes(), str(path))
-        if not isinstance(tasks, list):
-            raise ConfigError(f"{path} must be a list of tasks, got {type(tasks).__name__}.")
-        ids = [task.get("id") if isinstance(task, Mapping) else None for task in tasks]
-        for one in wanted:
-            if one not in ids:
-                raise ConfigError(
-                    f"{folder / TASK_SPLITS}: split '{split}' names '{one}', and {path} has no such task."
-                )
-        self.name = f"{path}, split '{split}'"
-        self._path, self._tasks = path, tasks
-        self._numbers = [number for number, one in enumerate(ids) if one in wanted]
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._tasks[self._numbers[index]]
-
-    def place(self, index: int) -> str:
-        """The file, and the task's place in it."""
-        return f"{self._path}, row {self._numbers[index]}"
+    path, wanted = folder / TASKS, _task_splits(folder)[split]
+    tasks = from_json(path.read_bytes(), str(path))
+    ids = [task.get("id") if isinstance(task, Mapping) else None for task in tasks] if isinstance(tasks, list) else []
+    rows = ListRows(str(path), tasks, [number for number, one in enumerate(ids) if one in wanted])
+    for one in wanted:
+        if one not in ids:
+            raise ConfigError(f"{folder / TASK_SPLITS}: split '{split}' names '{one}', and {path} has no such task.")
+    return rows
 
 
 def is_tfds(path: Path) -> bool:
@@ -211,7 +194,7 @@ def open_rows(path: Path, split: str) -> Rows:
         raise ConfigError(f"{path} {meant}")
     places = found[split]
     if places[0].is_dir():
-        return TfdsRows(places[0], split) if is_tfds(places[0]) else ListedRows(places[0], split)
+        return RecordRows(places[0], split) if is_tfds(places[0]) else _listed_rows(places[0], split)
     parts = [FORMATS[ending(place)](place) for place in places]
     return parts[0] if len(parts) == 1 else ChainedRows(parts)
 

@@ -112,40 +112,60 @@ class TableRows(Rows):
 
 
 class ListRows(Rows):
-    """Rows of a file that is read whole: a JSON list, or CSV."""
+    """Rows that are in memory.
 
-    def __init__(self, path: Path):
-        self.name = str(path)
-        inner = path.with_suffix("") if path.suffix == PACKED else path
-        self._rows = _csv_rows(path) if inner.suffix == ".csv" else from_json(whole(path), str(path))
-        if not isinstance(self._rows, list):
-            raise ConfigError(f"{path} must be a list of rows, got {fields.show(self._rows)}.")
+    Args:
+      name: of the file, for messages.
+      rows: a list.
+      numbers: of the rows of it that count, in their order; None = all.
+    """
+
+    def __init__(self, name: str, rows: Any, numbers: Sequence[int] | None = None):
+        if not isinstance(rows, list):
+            raise ConfigError(f"{name} must be a list of rows, got {fields.show(rows)}.")
+        self.name, self._rows = name, rows
+        self._numbers = range(len(rows)) if numbers is None else numbers
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> Any:
-        return self._rows[index]
+        return self._rows[self._numbers[index]]
+
+    def place(self, index: int) -> str:
+        """The file, and the row's place in it."""
+        return f"{self.name}, row {self._numbers[index]}"
+
+
+def csv_rows(path: Path) -> Rows:
+    """Rows of a .csv file."""
+    return ListRows(str(path), _csv_rows(path))
 
 
 def json_rows(path: Path) -> Rows:
     """Rows of a .json file: one list, or, as `datasets` writes it, an object per line."""
-    begins = whole(path)[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
-    return JsonlRows(path) if begins.startswith(b"{") else ListRows(path)
+    content = whole(path)
+    lines = content[:4096].removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
+    return JsonlRows(path) if lines else ListRows(str(path), from_json(content, str(path)))
 
 
-class ArrayRecordRows(Rows):
-    """Records of one bare array_record file, each a JSON object in UTF-8."""
+class RecordRows(Rows):
+    """Records of array_record files: JSON objects in UTF-8 of a bare one, examples of a split of a TFDS folder."""
 
-    def __init__(self, path: Path):
-        from array_record.python import array_record_data_source
-
-        self.name = str(path)
+    def __init__(self, path: Path, split: str | None = None):
+        self.name = str(path) if split is None else f"{path}, split '{split}'"
+        self._bare = split is None
         try:
-            self._source = array_record_data_source.ArrayRecordDataSource(os.fspath(path))
+            if split is None:
+                from array_record.python import array_record_data_source
+
+                self._source = array_record_data_source.ArrayRecordDataSource(os.fspath(path))
+            else:
+                self._source = builder(path).as_data_source(split=split)
             self._count = len(self._source)
-        except RuntimeError as error:
-            raise ConfigError(f"{path} is not a readable array_record file: {_first_line(error)}") from None
+        except (NotImplementedError, OSError, RuntimeError) as error:
+            what = "is not a readable array_record file" if split is None else "cannot be read"
+            raise ConfigError(f"{self.name} {what}: {_first_line(error)}") from None
 
     def __len__(self) -> int:
         return self._count
@@ -153,30 +173,10 @@ class ArrayRecordRows(Rows):
     def __getitem__(self, index: int) -> Any:
         try:
             record = self._source[index]
-        except RuntimeError as error:
-            raise ConfigError(f"{self.place(index)} cannot be read: {_first_line(error)}") from None
-        return from_json(record, self.place(index))
-
-
-class TfdsRows(Rows):
-    """Rows of one split of a TFDS folder that was written as array_record."""
-
-    def __init__(self, folder: Path, split: str):
-        self.name = f"{folder}, split '{split}'"
-        try:
-            self._source = builder(folder).as_data_source(split=split)
-            self._count = len(self._source)
-        except (NotImplementedError, OSError, RuntimeError) as error:
-            raise ConfigError(f"{self.name} cannot be read: {_first_line(error)}") from None
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Any:
-        try:
-            return _decode(self._source[index])
+            record = record if self._bare else _decode(record)
         except Exception as error:  # a damaged record: Riegeli, protobuf, TFDS and UTF-8 each raise their own kind
             raise ConfigError(f"{self.place(index)} cannot be decoded: {_first_line(error)}") from None
+        return from_json(record, self.place(index)) if self._bare else record
 
 
 class ChainedRows(Rows):
@@ -208,13 +208,13 @@ PACKED = ".gz"
 FORMATS: dict[str, Callable[[Path], Rows]] = {
     ".jsonl": JsonlRows,
     ".parquet": TableRows,
-    ".array_record": ArrayRecordRows,
+    ".array_record": RecordRows,
     ".arrow": TableRows,
     ".json": json_rows,
-    ".csv": ListRows,
+    ".csv": csv_rows,
     ".jsonl.gz": JsonlRows,
     ".json.gz": json_rows,
-    ".csv.gz": ListRows,
+    ".csv.gz": csv_rows,
 }
 
 

@@ -4,12 +4,12 @@ The layouts, by the names that `data.layout` gives them, and the columns that th
   ours:       prompt, answers [str], id and kind (optional), metadata (optional: an object, or the JSON text of one)
   verl:       data_source, prompt [{role, content}], reward_model {ground_truth}, extra_info {split, index}: what
               Search-R1's and verl's scripts write; Search-R1's has ground_truth {target [str]}
-  toolrl:     as verl's, with data_source "rlla": see `toolcall_rows`
+  toolrl:     as verl's, with data_source "rlla": `envs.toolcalls.rows`
   flashrag:   id, question, golden_answers [str], optionally data_source: the raw question-answering sets
-  long_text:  MemAgent's and RULER-HQA's, whose column `context` is a text: see `long_rows`
-  software:   SWE-bench, SWE-Gym, R2E, slime and Polar: see `coding_rows`
-  tau_bench:  index, metadata {user_id, instruction, actions, outputs}: see `retail_rows`
-  tau2:       tau2-bench's tasks, with `user_scenario`: see `tau2_rows`
+  long_text:  MemAgent's and RULER-HQA's, whose column `context` is a text: `envs.memagent.rows`
+  software:   SWE-bench, SWE-Gym, R2E, slime and Polar: `envs.coding.rows`
+  tau_bench:  index, metadata {user_id, instruction, actions, outputs}: `envs.tau.rows`
+  tau2:       tau2-bench's tasks, with `user_scenario`: `envs.tau2.rows`
 
 A row with an id of its own, prompt and answers is ours, whatever else it has. Columns that a layout does not know go
 to the task's metadata under their own names, where a reward finds them. What stands before the last user message of a
@@ -19,14 +19,15 @@ prompt goes to `metadata["earlier_messages"]`.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxagent import config, types
 from jaxagent.config import Columns, nearest
-from jaxagent.data import coding_rows, fields, long_rows, retail_rows, tau2_rows, toolcall_rows
+from jaxagent.data import fields
 from jaxagent.data.fields import RowError
 
 TASK_COLUMNS = ("id", "prompt", "answers", "kind", "metadata")
@@ -34,14 +35,23 @@ _NEAR = {"kind": ("kinds", "iknd", "knid", "kidn")}  # of short names not all th
 _SEARCH_R1 = "Answer the given question"  # how Search-R1's rendered prompt begins
 _QUESTION_MARK = "Question:"  # what stands before the question in it
 _GSM8K = re.compile(r"(?:.*\n)?#### *([-+$]?[\d.,/%]*\d%?)\s*", re.DOTALL)  # a solution that ends with its number
-_VERL = ("data_source", "prompt", "ability", "reward_model", "extra_info")  # no reward is given `ability`
 _SEARCH_R1_TOO = ("id", "question", "golden_answers", "metadata")  # columns of FlashRAG's that its script leaves there
-_KNOWN = {  # columns that are read, or left out for good; of other layouts all are
-    "verl": _VERL,
-    "toolrl": _VERL,
+_KNOWN = {  # columns that are read, or left out for good; of "ours" all are
+    "verl": fields.VERL_COLUMNS,
     "flashrag": (*_SEARCH_R1_TOO, "data_source"),
-    "long_text": (*_VERL, "context", "input", "answers", "num_docs", "index"),
 }
+# A layout that one environment's tasks are published in -> the module beside that environment which reads it. It has
+# is_published(row), to_task(row), and COLUMNS where it does not read all columns.
+LAYOUTS = {
+    "toolrl": "jaxagent.envs.toolcalls.rows",
+    "long_text": "jaxagent.envs.memagent.rows",
+    "software": "jaxagent.envs.coding.rows",
+    "tau_bench": "jaxagent.envs.tau.rows",
+    "tau2": "jaxagent.envs.tau2.rows",
+}
+# A key of our own rows' metadata -> the module whose check(value, column) its value must pass.
+_IN_METADATA = {"coding": "jaxagent.envs.coding.rows", "tau2": "jaxagent.envs.tau2.rows"}
+_VERL_AND_MORE = ("toolrl", "long_text")  # verl's columns, and what tells them from any other of verl's rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +59,7 @@ class Reading:
     """How the rows of a source are read.
 
     Attributes:
-      layout: a name of `LAYOUTS`, or "auto": the one whose columns a row has.
+      layout: "ours", "verl", "flashrag" or a name of `LAYOUTS`; "auto" = the one whose columns a row has.
       columns: what a source of other people's calls the columns of our layout; all "" = our own names.
       messages: whether who plays begins with the messages before the last one; where not, such a row is refused.
     """
@@ -85,9 +95,11 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
         row = _renamed(row, renamed)
     layout = "ours" if renamed else how.layout
     layout = _layout_of(row) if layout == "auto" else layout
-    read = LAYOUTS[layout][1]
-    task = read(row, made_id) if read in (_ours, _verl) else read(row)
-    known = _KNOWN.get(layout, row)
+    if layout in LAYOUTS:
+        module = importlib.import_module(LAYOUTS[layout])
+        task, known = module.to_task(row), getattr(module, "COLUMNS", row)
+    else:
+        task, known = GENERAL[layout](row, made_id), _KNOWN.get(layout, row)
     if layout == "verl" and isinstance(row["reward_model"]["ground_truth"], Mapping):
         known = (*known, *_SEARCH_R1_TOO)
     if others := {name: value for name, value in row.items() if name not in known and value is not None}:
@@ -104,9 +116,12 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
 
 def _layout_of(row: Mapping[str, Any]) -> str:
     """The one layout that a row has: ours where it has an id of its own and is complete, or where it is no other."""
-    if row.get("id") is not None and _is_ours(row):
+    possible = [name for name, columns in _MARKS.items() if all(column in row for column in columns)]
+    if row.get("id") is not None and "ours" in possible:
         return "ours"
-    possible = [name for name, (is_one, _) in LAYOUTS.items() if is_one(row)]
+    possible += [name for name, path in LAYOUTS.items() if importlib.import_module(path).is_published(row)]
+    less = ("verl", "flashrag") if set(possible) & set(_VERL_AND_MORE) else ("flashrag",) if "verl" in possible else ()
+    possible = [name for name in possible if name not in less]
     if len(possible) > 1:
         raise RowError("*", f"the row can be read as {' and as '.join(possible)}: say which with data.layout")
     return possible[0] if possible else "ours"
@@ -156,10 +171,8 @@ def _ours(row: Mapping[str, Any], made_id: str = "") -> types.Task:
             raise RowError(str(name), f"unknown; did you mean '{meant}'? data.columns.{meant}={name} says so")
     prompt, earlier = fields.conversation(fields.get(row, "prompt"))
     metadata = _joined(metadata, others | earlier)
-    if coding_rows.KEY in metadata:
-        coding_rows.check(metadata[coding_rows.KEY], f"metadata.{coding_rows.KEY}")
-    if tau2_rows.KEY in metadata:
-        tau2_rows.parse(metadata[tau2_rows.KEY], f"metadata.{tau2_rows.KEY}.")
+    for name in metadata.keys() & _IN_METADATA.keys():
+        importlib.import_module(_IN_METADATA[name]).check(metadata[name], f"metadata.{name}")
     return types.Task(
         prompt=prompt,
         answers=fields.answers(fields.get(row, "answers"), "answers"),
@@ -233,7 +246,7 @@ def _question(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return as_question(question), {}
 
 
-def _flashrag(row: Mapping[str, Any]) -> types.Task:
+def _flashrag(row: Mapping[str, Any], made_id: str = "") -> types.Task:
     source = fields.text(row, "data_source") if row.get("data_source") else ""
     name = fields.label(row, "id")
     return types.Task(
@@ -255,26 +268,14 @@ def _is_ours(row: Mapping[str, Any]) -> bool:
     return "prompt" in row and "answers" in row
 
 
-def _is_verl(row: Mapping[str, Any]) -> bool:
-    return "reward_model" in row and not long_rows.is_published(row) and not toolcall_rows.is_published(row)
-
-
-LAYOUTS: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[..., types.Task]]] = {
-    "ours": (_is_ours, _ours),
-    "verl": (_is_verl, _verl),
-    "toolrl": (toolcall_rows.is_published, toolcall_rows.to_task),
-    "flashrag": (lambda row: "golden_answers" in row and "reward_model" not in row, _flashrag),
-    "long_text": (long_rows.is_published, long_rows.to_task),
-    "software": (coding_rows.is_published, coding_rows.to_task),
-    "tau_bench": (retail_rows.is_published, retail_rows.to_task),
-    "tau2": (tau2_rows.is_published, tau2_rows.to_task),
-}
+GENERAL = {"ours": _ours, "verl": _verl, "flashrag": _flashrag}
+_MARKS = {"ours": ("prompt", "answers"), "verl": ("reward_model",), "flashrag": ("golden_answers",)}
 
 
 def _answer_column(row: Mapping[str, Any], layout: str) -> str:
-    if layout == "long_text":
-        return long_rows.answer_column(row)
-    return {"verl": "reward_model", "flashrag": "golden_answers"}.get(layout, "answers")
+    if layout != "ours" and "reward_model" in row:
+        return "reward_model.ground_truth"
+    return "golden_answers" if layout == "flashrag" else "answers"
 
 
 def check(

@@ -1,38 +1,37 @@
-"""Environments: what a policy acts in. One folder each; `config.env.name` chooses one, or names one of yours."""
+"""Environments: what a policy acts in. One folder each; `config.env.name` chooses one, or names one of yours.
 
-from __future__ import annotations
+A folder has all that the package knows of one benchmark: settings and attempts, rows as they are published, rewards and
+roles of its own. Nothing outside a folder imports it: it is named here, in `roles.ROLES` and in `data.rows.LAYOUTS`.
+"""
 
-from jaxagent.envs.agentflow.environment import AgentFlow
-from jaxagent.envs.base import Environment
-from jaxagent.envs.coding.environment import Coding
-from jaxagent.envs.gymnasium.environment import Gymnasium
-from jaxagent.envs.mcp.environment import MCP
-from jaxagent.envs.memagent.environment import MemAgent
-from jaxagent.envs.orchestra.environment import ToolOrchestra
-from jaxagent.envs.python.environment import Python
-from jaxagent.envs.ragen.environment import Ragen
-from jaxagent.envs.script.environment import Script
-from jaxagent.envs.search.environment import Search
-from jaxagent.envs.tau.environment import TauBench
-from jaxagent.envs.tau2.environment import Tau2
-from jaxagent.envs.terminal.environment import Terminal
-from jaxagent.envs.toolcalls.environment import ToolCalls
-from jaxagent.envs.verifiers.environment import Verifiers
+import importlib
 
-ENVIRONMENTS: dict[str, type[Environment]] = {
-    "search": Search,
-    "terminal": Terminal,
-    "python": Python,
-    "coding": Coding,
-    "gymnasium": Gymnasium,
-    "mcp": MCP,
-    "verifiers": Verifiers,
-    "script": Script,
-    "tau_bench": TauBench,
-    "agentflow": AgentFlow,
-    "memagent": MemAgent,
-    "tool_orchestra": ToolOrchestra,
-    "toolrl": ToolCalls,
-    "ragen": Ragen,
-    "tau2": Tau2,
+from jaxagent.envs.base import Environment as Environment
+
+# Name -> "module:Class"
+ENVIRONMENTS: dict[str, str] = {
+    "search": "jaxagent.envs.search.environment:Search",
+    "terminal": "jaxagent.envs.terminal.environment:Terminal",
+    "python": "jaxagent.envs.python.environment:Python",
+    "coding": "jaxagent.envs.coding.environment:Coding",
+    "gymnasium": "jaxagent.envs.gymnasium.environment:Gymnasium",
+    "mcp": "jaxagent.envs.mcp.environment:MCP",
+    "verifiers": "jaxagent.envs.verifiers.environment:Verifiers",
+    "script": "jaxagent.envs.script.environment:Script",
+    "tau_bench": "jaxagent.envs.tau.environment:TauBench",
+    "agentflow": "jaxagent.envs.agentflow.environment:AgentFlow",
+    "memagent": "jaxagent.envs.memagent.environment:MemAgent",
+    "tool_orchestra": "jaxagent.envs.orchestra.environment:ToolOrchestra",
+    "toolrl": "jaxagent.envs.toolcalls.environment:ToolCalls",
+    "ragen": "jaxagent.envs.ragen.environment:Ragen",
+    "tau2": "jaxagent.envs.tau2.environment:Tau2",
 }
+
+
+def __getattr__(name: str) -> type:
+    """The class of one of them, imported when it is asked for: `from jaxagent.envs import Search`."""
+    for path in ENVIRONMENTS.values():
+        module, _, cls = path.partition(":")
+        if cls == name:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from jaxagent.agents.base import Agent
 from jaxagent.envs.base import Verdict
 from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import StopReason
-
-if TYPE_CHECKING:
-    from jaxagent.envs.script.host import Host
 
 HOME = "/home/user"
 
@@ -30,7 +27,7 @@ HOME = "/home/user"
 class Place:
     """Where an agent program starts, and what it is to do. Paths are the same in every episode: prompts show them."""
 
-    sandbox: Sandbox | Host  # of both a rollout uses write, open_port, execute, stop_processes and close
+    sandbox: Sandbox  # or what has its write, open_port, execute, stop_processes and close
     directory: str  # absolute path
     instruction: str
     home: str = HOME  # absolute path; the program writes its settings there

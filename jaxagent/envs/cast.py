@@ -12,16 +12,25 @@ or a `TimeoutError`. It passes through the environment and ends the episode as E
 reward of 0. A role whose context has no room left for what the policy made the episode hold is none of these: `NoRoom`
 passes through the environment and ends the episode as TOKEN_LIMIT, judged as it stands; an environment may also catch
 it and go on.
+
+A role that speaks text, a scripted counterpart or an endpoint, is a `TextRole`; engines of this run are
+`roles.engines`:
+
+    with role.open(name, run, note) as speaker_at:       # once per run
+        speaker = speaker_at(task, sample, number)       # one conversation
+        reply = await speaker.reply(messages, stop_strings, max_tokens)     # the whole conversation so far, each time
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
+from jaxagent.config.roles import RoleConfig
 from jaxagent.envs.base import Message, Verdict
-from jaxagent.types import StopReason
+from jaxagent.types import StopReason, Task
 
 POLICY = "policy"  # the role that is trained
 
@@ -147,3 +156,53 @@ class PlayedAttempt(Protocol):
 
     async def close(self) -> None:
         """Releases everything. Called exactly once, also when `play` failed."""
+
+
+Run = Callable[[Coroutine[Any, Any, Any], float], Any]  # (coroutine, timeout_s): on the loop of the episodes
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What a speaker says. Tokens that it does not count (None) are counted with the policy's tokenizer."""
+
+    text: str
+    finish: str = "eos"  # "stop", "eos" or "length"
+    prompt_tokens: int | None = None
+    reply_tokens: int | None = None
+
+
+class Speaker(Protocol):
+    """One conversation of a role."""
+
+    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
+        """Answers the conversation so far; `messages` with role "assistant" are its own earlier replies."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Scripted(Speaker):
+    """A conversation whose replies a function writes, given the messages so far."""
+
+    write: Callable[[Sequence[Message]], str]
+
+    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
+        """What the function writes."""
+        return Reply(self.write(messages))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextRole(RoleConfig):
+    """A role that speaks text. A subclass has `speaker`, or `open` where its conversations share something."""
+
+    def speaker(self, task: Task, sample: int, number: int) -> Speaker:
+        """A fresh conversation: number `number` of attempt `sample` at a task, which key whatever is random."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def open(self, name: str, run: Run, note: Callable[[str], None]) -> Iterator[Callable[[Task, int, int], Speaker]]:
+        """Takes what conversations share and yields the function that begins one.
+
+        Raises:
+          ConfigError: the role cannot speak; names config.roles.<name>.
+        """
+        yield self.speaker

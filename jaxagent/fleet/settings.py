@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator
 
 from jaxagent.config import Config, ConfigError, to_dict
+from jaxagent.config.fleet import FOLDER as FOLDER
 from jaxagent.config.fleet import FleetConfig
 
-FOLDER = "fleet"  # of the workdir
 WEIGHTS = "weights"  # of that folder: the versions that the trainer has published
 ENGINES = "engines"  # of that folder: what each engine process keeps
 TOKEN_VARIABLE, TOKEN_FILE = "JAXAGENT_FLEET_TOKEN", "token"

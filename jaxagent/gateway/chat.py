@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -88,47 +88,3 @@ class Ident:
     id: str  # a random suffix; the dialect adds its prefix
     model: str
     created: int  # seconds since the epoch
-
-
-class EventWriter(Protocol):
-    """An answer as server-sent events: each method returns the bytes to send, b"" for none."""
-
-    def begin(self, prompt_tokens: int, cached_tokens: int | None) -> bytes:
-        """The first events, sent with the first delta."""
-        ...
-
-    def delta(self, delta: Delta) -> bytes:
-        """Part of the answer."""
-        ...
-
-    def end(self, *answers: Answer) -> bytes:
-        """The last events; of a request for several samples, all of them."""
-        ...
-
-    def ping(self) -> bytes:
-        """A real event that says nothing, for a client that counts the silence; only after `begin`."""
-        ...
-
-    def failed(self, message: str, status: int, code: str | None) -> bytes:
-        """The stream cannot go on."""
-        ...
-
-
-class Form(Protocol):
-    """A dialect; the modules of `forms` are such."""
-
-    def parse(self, raw: bytes, *before: Any) -> Ask:
-        """Reads a body; `before` is what was answered, for a dialect whose requests may name it. Raises BadRequest."""
-        ...
-
-    def body(self, ask: Ask, *answers: Answer, ident: Ident) -> dict[str, Any]:
-        """The whole answer."""
-        ...
-
-    def writer(self, ask: Ask, ident: Ident) -> EventWriter:
-        """The answer piece by piece."""
-        ...
-
-    def error(self, message: str, status: int, param: str | None, code: str | None) -> dict[str, Any]:
-        """An error as the dialect's clients read it."""
-        ...

@@ -22,22 +22,29 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxagent.agents.base import Agent, Where
 from jaxagent.config import ConfigError
 from jaxagent.envs.agent_attempt import Place
-from jaxagent.gateway.line import Line, LocalLine
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
-from jaxagent.gateway.session import COUNTERS, Limits, Session
-from jaxagent.gateway.trained import Rules
-from jaxagent.rollout.bookkeeping import one_line, seconds, token_counts, verdict_of
-from jaxagent.rollout.ending import CLOSE_TIMEOUT_S, Failed
-from jaxagent.rollout.episode import EpisodeRollout, Playing
+from jaxagent.gateway.session import COUNTERS, Session, SessionLimits
+from jaxagent.gateway.trained import TrainingRules
+from jaxagent.rollout.episode import (
+    CLOSE_TIMEOUT_S,
+    EpisodeRollout,
+    Failed,
+    Playing,
+    one_line,
+    seconds,
+    token_counts,
+    verdict_of,
+)
 from jaxagent.rollout.templates import CHAT_DATE, Plain
 from jaxagent.rollout.workers import Workers
 from jaxagent.sandbox.base import CommandResult, SandboxError, SandboxLost
@@ -74,14 +81,14 @@ class SessionRollout(EpisodeRollout):
             return Renderer(self.tokenizer, "", CHAT_DATE)
         return Renderer(self.tokenizer, self.tokenizer.chat_template, CHAT_DATE, self.tokenizer.tool_template)
 
-    def session(self, task_id: str, sample: int, group_size: int, domain: str, rules: Rules) -> Session:
+    def session(self, task_id: str, sample: int, group_size: int, domain: str, rules: TrainingRules) -> Session:
         """A session for one attempt, whatever its program asks to be sampled from. `rules`: what of it is trained."""
         config = self.config
         return Session(
             self.policy,
             self.renderer,
             self.tokenizer,
-            Limits(config.turn_tokens, config.context_tokens, config.most_turns),
+            SessionLimits(config.turn_tokens, config.context_tokens, config.most_turns),
             self.sampling,
             task_id,
             sample,
@@ -96,10 +103,53 @@ class SessionRollout(EpisodeRollout):
         return "\n\n".join(self.tokenizer.decode(t.tokens.tolist()) for t in trajectories)
 
 
-class _Playing(Playing):
+@dataclasses.dataclass(frozen=True)
+class SessionReport:
+    """What is known of what a session was asked, by the names of `Session`; of one that is far away: when it ended."""
+
+    counters: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    stop: StopReason | None = None
+    refusal: str = ""
+    failure: Exception | None = None
+
+
+class SessionLine:
+    """An attempt's session at the run's own gateway. One at another host is a subclass (`service/agents.py`).
+
+    Attributes:
+      token: lets the program in.
+      run_s: the program's time, where that is less than the attempt's.
+    """
+
+    run_s = math.inf
+
+    def __init__(self, gateway: Gateway, session: Session):
+        self._gateway, self._session = gateway, session
+        self.token = gateway.add(session)
+
+    @property
+    def url(self) -> str:
+        """Of the gateway; "" while it does not listen."""
+        return self._gateway.url
+
+    @property
+    def state(self) -> Session | SessionReport:
+        """What was asked so far."""
+        return self._session
+
+    async def phase(self, name: str) -> None:
+        """Is called in front of the program ("run") and of its judgement ("verify"); may wait for a place."""
+
+    async def end(self) -> tuple[Trajectory, ...]:
+        """Lets nobody in any more; what the session has. More than once is harmless."""
+        self._gateway.remove(self.token)
+        return self._session.close()
+
+
+class _ProgramEpisode(Playing):
     def __init__(self, rollout: HarnessRollout, task: Task, sample: int):
         super().__init__(rollout, task, sample, "init_s", "run_s", "verify_s", "exit_status")
-        self._line: Line | None = None
+        self._line: SessionLine | None = None
         self._trajectories: tuple[Trajectory, ...] = ()
 
     async def _play(self) -> StopReason:
@@ -108,7 +158,7 @@ class _Playing(Playing):
             async with _deadline(attempt.init_s, "the agent program's place was not ready"):
                 place = await attempt.start()
                 agent = attempt.agent
-                rules = Rules(agent.side_requests, agent.foreign, place.instruction.strip(), agent.spawns)
+                rules = TrainingRules(agent.side_requests, agent.foreign, place.instruction.strip(), agent.spawns)
                 self._line = line = await self._rollout.line(self._task, self._sample, rules)
                 where = await self._wire(place, attempt.agent, line)
         await line.phase("run")
@@ -128,7 +178,7 @@ class _Playing(Playing):
                     raise Failed(StopReason.ENV_ERROR, told) from failure
         return ended
 
-    async def _wire(self, place: Place, agent: Agent, line: Line) -> Where:
+    async def _wire(self, place: Place, agent: Agent, line: SessionLine) -> Where:
         """Gives the program its way to its session, and its files."""
         config = self._rollout.config
         outside = urllib.parse.urlsplit(line.url)
@@ -147,7 +197,7 @@ class _Playing(Playing):
             await place.sandbox.write(path, data, 0o600)
         return where
 
-    def _ended(self, result: CommandResult, line: Line) -> StopReason:
+    def _ended(self, result: CommandResult, line: SessionLine) -> StopReason:
         """How the program ended. Raises Failed where that says nothing about the policy."""
         status, session = result.exit_code, line.state
         self._metrics["exit_status"] = float(status)
@@ -214,7 +264,7 @@ class HarnessRollout(SessionRollout):
       warnings: of what the run has been told; see WARNINGS.
     """
 
-    playing = _Playing
+    playing = _ProgramEpisode
     warnings: set[str] = dataclasses.field(default_factory=set, compare=False)
 
     def __post_init__(self) -> None:
@@ -234,13 +284,13 @@ class HarnessRollout(SessionRollout):
         finally:
             workers.run(gateway.stop(), LISTEN_TIMEOUT_S)
 
-    async def line(self, task: Task, sample: int, rules: Rules) -> Line:
+    async def line(self, task: Task, sample: int, rules: TrainingRules) -> SessionLine:
         """A session for one attempt. `rules`: which of its conversations are trained."""
         domain = str(task.metadata.get("domain", ""))
-        return LocalLine(self.shared, self.session(task.id, sample, self.group_size, domain, rules))
+        return SessionLine(self.shared, self.session(task.id, sample, self.group_size, domain, rules))
 
 
-def _refused(line: Line) -> str:
+def _refused(line: SessionLine) -> str:
     return f"the gateway refused its last request: {line.state.refusal}; " if line.state.refusal else ""
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine.requests import Sampled
 from jaxagent.gateway.chat import Answer, Call, Delta, Reasoning
-from jaxagent.gateway.cut import Cut
 from jaxagent.tools import ToolParser
 from jaxagent.types import Generation
 
@@ -26,6 +26,62 @@ class Begun:
 Event = Begun | Delta
 
 
+class Cut:
+    """The text of one choice as its tokens come in, up to the first of the request's own stop strings.
+
+    The engine's automaton knows the stop strings it was started with. Those of a request are found here, between two
+    dispatches, and what was sampled beyond one is thrown away. A stop string's own text is left out, as OpenAI does;
+    its tokens are kept.
+
+    Attributes:
+      stop: the stop string that was found; None: none yet.
+      characters: of all tokens so far.
+    """
+
+    def __init__(self, stops: Sequence[str], token_bytes: Sequence[bytes]) -> None:
+        self.stop: str | None = None
+        self._stops = {stop.encode(): stop for stop in stops}
+        self._token_bytes = token_bytes
+        self._unsure = b""  # might be the beginning of a stop string
+        self._text, self._all = (codecs.getincrementaldecoder("utf-8")(errors="replace") for _ in range(2))
+        self.characters = 0
+
+    def feed(self, tokens: Sequence[int]) -> tuple[str, list[int]]:
+        """Text that the tokens complete, and where each token begins, up to the one that completes a stop string."""
+        text, offsets = "", []
+        for token in tokens:
+            if self.stop is not None:
+                break
+            # Ids without an entry (padded vocabulary rows) have no bytes.
+            data = self._token_bytes[token] if token < len(self._token_bytes) else b""
+            offsets.append(self.characters)
+            self.characters += len(self._all.decode(data))
+            text += self._text.decode(self._advance(data))
+        return text, offsets
+
+    def flush(self) -> str:
+        """The rest of the text: no token follows."""
+        rest, self._unsure = self._unsure, b""
+        return self._text.decode(b"" if self.stop is not None else rest, final=True)
+
+    def _advance(self, data: bytes) -> bytes:
+        """Takes the bytes of a token; returns what of the unsure ones is certainly text."""
+        self._unsure += data
+        places = [(at + len(stop), at, stop) for stop in self._stops if (at := self._unsure.find(stop)) >= 0]
+        if places:  # the one that ends first; of several, the longest
+            _, at, stop = min(places)
+            self.stop = self._stops[stop]
+            return self._unsure[:at]
+        longest = min(len(self._unsure), max(map(len, self._stops), default=1) - 1)
+        keep = next((n for n in range(longest, 0, -1) if self._begins(self._unsure[-n:])), 0)
+        sure = self._unsure[: len(self._unsure) - keep]
+        self._unsure = self._unsure[len(self._unsure) - keep :]
+        return sure
+
+    def _begins(self, data: bytes) -> bool:
+        return any(stop.startswith(data) for stop in self._stops)
+
+
 class Reading:
     """Fed with the tokens of one turn.
 
@@ -34,14 +90,22 @@ class Reading:
       parser: finds reasoning and calls in the text; a fresh one.
       stops: of the request.
       call_key: what the ids of calls are made of: other turns have others.
+      tell: called with what the tokens add to the answer.
 
     Attributes:
-      stop: the stop string of the request that was found, or None.
       taken: how many tokens belong to the turn: all, up to the one that completes a stop string.
     """
 
-    def __init__(self, tokenizer: Tokenizer, parser: ToolParser, stops: Sequence[str], call_key: str) -> None:
-        self._tokenizer, self._parser, self._call_key = tokenizer, parser, call_key
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        parser: ToolParser,
+        stops: Sequence[str],
+        call_key: str,
+        tell: Callable[..., None],
+    ) -> None:
+        self._tokenizer, self._parser, self._call_key, self._tell = tokenizer, parser, call_key, tell
+        self.stops = tuple(stops)
         self._cut = Cut(stops, tokenizer.token_bytes())
         self._text, self._reasoning = [], []
         self._calls: list[Call] = []
@@ -53,10 +117,10 @@ class Reading:
         """The stop string of the request that was found, or None."""
         return self._cut.stop
 
-    def feed(self, ids: Sequence[int]) -> list[Delta]:
-        """What the tokens add to the answer. The token that ends a turn has no text."""
+    def feed(self, ids: Sequence[int]) -> None:
+        """Reads more tokens. The one that ends a turn has no text; behind a stop string, none counts."""
         if self.stop is not None:  # sampled before the engine heard of it
-            return []
+            return
         text = ""
         for token in ids:
             self.taken += 1
@@ -65,14 +129,15 @@ class Reading:
                 text += self._cut.feed([token])[0]
                 if self.stop is not None:
                     break
-        return self._take(self._parser.feed(text)) if text else []
+        if text:
+            self._take(self._parser.feed(text))
 
-    def end(self) -> list[Delta]:
-        """The rest: no token follows."""
+    def end(self) -> None:
+        """Reads the rest: no token follows."""
         rest = self._cut.flush()
-        return self._take([*(self._parser.feed(rest) if rest else ()), *self._parser.end()])
+        self._take([*(self._parser.feed(rest) if rest else ()), *self._parser.end()])
 
-    def answer(self, prompt_ids: Sequence[int], generation: Generation, whole: bool) -> Answer:
+    def answer(self, prompt_ids: Sequence[int], generation: Generation, complete: bool) -> Answer:
         """The whole answer, after `end`. Of a turn that was cut at a stop string, nobody knows what was cached."""
         ids = generation.tokens.tolist()
         finish = "tool_calls" if self._calls else "stop"
@@ -90,22 +155,18 @@ class Reading:
             tokens=generation.tokens,
             logprobs=generation.logprobs,
             token_texts=tuple(self._tokenizer.decode([i]) for i in ids),
-            cached_tokens=generation.cached_tokens if whole else None,
+            cached_tokens=generation.cached_tokens if complete else None,
             text_offsets=tuple(self._offsets),
         )
 
-    def _take(self, deltas: Sequence[Delta]) -> list[Delta]:
-        taken: list[Delta] = []
+    def _take(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             if isinstance(delta, Call):
                 delta = dataclasses.replace(delta, id=self._call_id())
                 self._calls.append(delta)
-            elif isinstance(delta, Reasoning):
-                self._reasoning.append(delta.text)
             else:
-                self._text.append(delta.text)
-            taken.append(delta)
-        return taken
+                (self._reasoning if isinstance(delta, Reasoning) else self._text).append(delta.text)
+            self._tell(delta)
 
     def _call_id(self) -> str:
         text = f"{self._call_key}\0{len(self._calls)}"

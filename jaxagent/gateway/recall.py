@@ -13,8 +13,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from jaxagent.gateway.chat import APPENDED, Answer, Ask, Call, ChatMessage
-from jaxagent.gateway.renderer import Stored
+from jaxagent.gateway.renderer import Context, Renderer, SampledTokens
 from jaxagent.gateway.threads import Canonical, End, Thread, after, message_digest
+from jaxagent.types import TokenKind
 
 OWN_ID = re.compile("[0-9a-f]{24}")  # of a call, as `reading` makes it; dialects and programs put prefixes before it
 LEAST = 16  # letters of a sampled text with which another one does not begin by chance
@@ -26,7 +27,7 @@ class SampledTurn:
 
     thread: Thread
     end: End
-    stored: Stored
+    stored: SampledTokens
     digest: bytes  # of the message
     calls: Mapping[str, Call]  # by the part of the id that is ours
     texts: tuple[str, ...]  # what a message that holds it may begin with, the longest first
@@ -46,9 +47,33 @@ class KnownRequest:
     asked: Canonical
     turns: Mapping[int, SampledTurn]
 
-    def stored(self, start: int) -> dict[int, Stored]:
+    def stored(self, start: int) -> dict[int, SampledTokens]:
         """The ids of the sampled turns from a message on."""
         return {number: turn.stored for number, turn in self.turns.items() if number >= start}
+
+    def context(self, renderer: Renderer, base: tuple[Thread, End] | None) -> Context:
+        """The tokens in front of the answer, of a request that begins as `base` does, or as no trajectory does.
+
+        Assistant messages that the session sampled are spliced with their ids, wherever they stand.
+
+        Raises:
+          BadRequest: the chat template refuses the conversation.
+        """
+        ask = self.ask
+        if base is None:
+            return renderer.prompt(ask.messages, ask.tools, self.stored(0))
+        thread, end = base
+        at, ended_by = end.taken - 1, end.ended_by
+        context = Context([], [], thread.tokens[: end.tokens])
+        for number, stored in [*self.stored(end.taken).items(), (len(ask.messages), None)]:
+            rendered = renderer.continuation(ask.messages[:number], ask.tools, at, ended_by)
+            context.ids.extend(rendered.ids)
+            context.kinds.extend(rendered.kinds)
+            if stored is not None:
+                context.ids.extend(stored.ids)
+                context.kinds.extend([int(TokenKind.PROMPT)] * len(stored.ids))
+                at, ended_by = number, stored.ended_by
+        return context
 
 
 class Recall:
@@ -75,7 +100,7 @@ class Recall:
         shown = {answer.text, answer.text.strip()} if answer.text.strip() else set()
         texts = shown | {text + answer.stop_string for text in shown if answer.stop_string}
         texts |= {said} if shown and not calls else set()
-        stored = Stored(tuple(sampled), end.ended_by)
+        stored = SampledTokens(tuple(sampled), end.ended_by)
         turn = SampledTurn(thread, end, stored, digest, calls, tuple(sorted(texts, key=len, reverse=True)))
         self._by_call |= dict.fromkeys(calls, turn)
         self._by_digest.setdefault(digest, turn)

@@ -17,9 +17,8 @@ from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.gateway.abilities import WORDS, find_abilities, find_family
 from jaxagent.gateway.chat import BadRequest, ChatMessage, Tool
-from jaxagent.gateway.spans import locate
-from jaxagent.gateway.turns import Turn, fit
-from jaxagent.rollout.columns import encode_spans
+from jaxagent.gateway.turns import Turn, fit, locate
+from jaxagent.rollout.conversation import encode_spans
 from jaxagent.rollout.templates import Chat, Spans, body_spans
 from jaxagent.tools import Hermes, ToolParser
 from jaxagent.tools.prompt import tool_form, tools_text
@@ -27,19 +26,23 @@ from jaxagent.types import TokenKind
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
-    """A sampled turn: its tokens, and the EOS text that they end with, or ""."""
+class SampledTokens:
+    """Those of a turn, and the EOS text that they end with, or ""."""
 
     ids: Sequence[int]
     ended_by: str
 
 
 @dataclasses.dataclass(frozen=True)
-class Rendered:
-    """Tokens of a context and the `types.TokenKind` of each."""
+class Context:
+    """Tokens of a request's context, and the `types.TokenKind` of each."""
 
     ids: list[int]
     kinds: list[int]
+    copied: Sequence[int] = ()  # tokens of a trajectory, from its beginning, which stand before these
+
+    def __len__(self) -> int:
+        return len(self.copied) + len(self.ids)
 
 
 class Renderer:
@@ -72,7 +75,7 @@ class Renderer:
         family = find_family(chat)
         self._native = family is not None and self._abilities.tools
         self._family: type[ToolParser] = family if family is not None and self._native else Hermes
-        self._headers = {role: _header(chat, role) for role in ("user", self._abilities.tool_role)}
+        self._headers = {role: _headers(chat, role) for role in ("user", self._abilities.tool_role)}
         self._reasoning = "</think>" in template_source or "<think>" in template_source
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
@@ -81,9 +84,11 @@ class Renderer:
             return self._with_tools.parser(tools)
         if self._chat is None:
             return ToolParser()
-        return self._family(tools, self._reasoning, self._headers["user"].opening.rstrip().endswith("<think>"))
+        return self._family(tools, self._reasoning, self._headers["user"][1].rstrip().endswith("<think>"))
 
-    def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], stored: Mapping[int, Stored]) -> Rendered:
+    def prompt(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool], stored: Mapping[int, SampledTokens]
+    ) -> Context:
         """The whole conversation, up to where the assistant writes.
 
         Args:
@@ -100,10 +105,10 @@ class Renderer:
         if self._chat is None:
             rendered = self._encode(_plain(messages, tools, stored))
             prefix = list(self._tokenizer.prefix_ids)
-            return Rendered(prefix + rendered.ids, [int(TokenKind.PROMPT)] * len(prefix) + rendered.kinds)
+            return Context(prefix + rendered.ids, [int(TokenKind.PROMPT)] * len(prefix) + rendered.kinds)
         return self._encode(self._pieces(self._fit(messages, tools, stored), tools, stored))
 
-    def continuation(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], at: int, ended_by: str) -> Rendered:
+    def continuation(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], at: int, ended_by: str) -> Context:
         """What follows message number `at`, which the policy sampled last, up to where the assistant writes next.
 
         Args:
@@ -125,16 +130,16 @@ class Renderer:
         before = Turn("user", (("question", TokenKind.PROMPT),))  # as `Chat` frames an observation
         known = next(turn for turn in turns if turn.index == at)
         shown = () if self._abilities.tools_before else tools
-        pieces = list(self._pieces([before, known, *rest], shown, {at: Stored((), ended_by)}))
-        return self._encode(pieces[1 + next(i for i, piece in enumerate(pieces) if isinstance(piece, Stored)) :])
+        pieces = list(self._pieces([before, known, *rest], shown, {at: SampledTokens((), ended_by)}))
+        return self._encode(pieces[1 + next(i for i, piece in enumerate(pieces) if isinstance(piece, SampledTokens)) :])
 
     def _fit(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], known: Collection[int]) -> list[Turn]:
         preface = "" if self._native or not tools else tools_text(tools)
         return fit(messages, known, self._abilities, self._family, self._native, preface)
 
     def _pieces(
-        self, turns: Sequence[Turn], tools: Sequence[Tool], stored: Mapping[int, Stored]
-    ) -> Iterator[Spans | Stored]:
+        self, turns: Sequence[Turn], tools: Sequence[Tool], stored: Mapping[int, SampledTokens]
+    ) -> Iterator[Spans | SampledTokens]:
         """The template's text, cut at the stored turns."""
         mark = _unused_mark(turns, tools)
         marks = [f"{mark}-{i}-END" for i in range(len(turns))]
@@ -157,13 +162,13 @@ class Renderer:
             if turn.index is None:
                 spans += [(between, TokenKind.PROMPT), *body_spans(text[start:end], turn.parts)]
                 continue
-            yield [*spans, (header.opened(between), TokenKind.PROMPT)]
+            yield [*spans, (_opened(between, *header), TokenKind.PROMPT)]
             yield stored[turn.index]
             spans = Spans(body_spans(text[start + len(mark) : end], turn.parts) if turn.parts else ())
             ended_by = "" if turn.parts else stored[turn.index].ended_by
         yield [*spans, (text[at:].removeprefix(ended_by), TokenKind.PROMPT)]
 
-    def _encode(self, pieces: Iterator[Spans | Stored] | Sequence[Spans | Stored]) -> Rendered:
+    def _encode(self, pieces: Iterator[Spans | SampledTokens] | Sequence[Spans | SampledTokens]) -> Context:
         ids: list[int] = []
         kinds: list[int] = []
         run: Spans = []  # spans between two stored turns are encoded together
@@ -181,37 +186,20 @@ class Renderer:
             run.clear()
 
         for piece in pieces:
-            if isinstance(piece, Stored):
+            if isinstance(piece, SampledTokens):
                 encode_run()
                 ids.extend(piece.ids)
                 kinds.extend([int(TokenKind.PROMPT)] * len(piece.ids))
             else:
                 run.extend(piece)
         encode_run()
-        return Rendered(ids, kinds)
+        return Context(ids, kinds)
 
 
-@dataclasses.dataclass(frozen=True)
-class Header:
-    """What stands between a message and the assistant's next one, the end of the message apart.
-
-    `written` for an assistant message in the history, `opening` for the one that the policy is to write. They differ
-    where only the latter begins with "<think>".
-    """
-
-    written: str
-    opening: str
-
-    def opened(self, between: str) -> str:
-        """The text before an assistant message as it was when the policy began to write it."""
-        if between.endswith(self.written):
-            return between[: len(between) - len(self.written)] + self.opening
-        same = os.path.commonprefix([self.written, self.opening])  # noqa: RUF071, these are no paths
-        return between[: between.rindex(same)] + self.opening if same and same in between else between
-
-
-def _header(chat: Chat, role: str) -> Header:
-    """The header of an assistant message behind a message of that role."""
+def _headers(chat: Chat, role: str) -> tuple[str, str]:
+    """What stands between a message of that role and the assistant's next one, the end of the message apart: (for an
+    assistant message in the history, for the one that the policy is to write). They differ where only the latter begins
+    with "<think>"."""
     answer, last, more, user = *WORDS[:3], {"role": "user", "content": WORDS[3]}
     message = {"role": role, "content": last, **({"name": "tool"} if role == "tool" else {})}
     talk = [user, {"role": "assistant", "content": answer}, message]
@@ -219,12 +207,20 @@ def _header(chat: Chat, role: str) -> Header:
     opening = chat.render(talk).partition(last)[2].removeprefix(closed)
     talk += [{"role": "assistant", "content": more}, user]
     written = chat.render(talk).partition(last)[2].partition(more)[0].removeprefix(closed)
-    return Header(written, opening)
+    return written, opening
+
+
+def _opened(between: str, written: str, opening: str) -> str:
+    """The text before an assistant message as it was when the policy began to write it."""
+    if between.endswith(written):
+        return between[: len(between) - len(written)] + opening
+    same = os.path.commonprefix([written, opening])  # noqa: RUF071, these are no paths
+    return between[: between.rindex(same)] + opening if same and same in between else between
 
 
 def _plain(
-    messages: Sequence[ChatMessage], tools: Sequence[Tool], stored: Mapping[int, Stored]
-) -> Iterator[Spans | Stored]:
+    messages: Sequence[ChatMessage], tools: Sequence[Tool], stored: Mapping[int, SampledTokens]
+) -> Iterator[Spans | SampledTokens]:
     """The contents as they are, one piece for each message."""
     if tools or any(message.calls for message in messages):
         raise BadRequest("tools: this model has no chat template, so it cannot be offered tools.", "tools")

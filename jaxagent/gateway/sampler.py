@@ -1,17 +1,18 @@
-"""Asks the policy for the turns of an attempt's trajectories, and ends a turn at a stop string of the request."""
+"""Asks the policy for the turns of an attempt's trajectories; `Pending` is one generation and who waits for it."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxagent.config import SamplingConfig
 from jaxagent.engine.requests import BusyError, Sampled
-from jaxagent.gateway.reading import Event, Reading, generation_of
+from jaxagent.gateway.chat import Answer, Reasoning, Text
+from jaxagent.gateway.reading import Begun, Event, Reading, generation_of
 from jaxagent.gateway.threads import Thread
-from jaxagent.rollout.cast import Engine
+from jaxagent.rollout.episode import Engine
 from jaxagent.types import Generation
 
 logger = logging.getLogger(__name__)
@@ -20,28 +21,20 @@ ENGINE_STOP_BYTES = 48  # of a request's stop strings together; `engine.stop_sta
 BUSY_PAUSE_S = 0.1  # between two tries while the engine's queue is full
 
 
-@dataclasses.dataclass(frozen=True)
-class Attempt:
-    """What an attempt's randomness is keyed by, and what its turns' order in the engine depends on."""
-
-    task_id: str
-    sample: int
-    group_size: int
-    domain: str
-
-
 class Sampler:
     """Keeps a policy's sequence for each trajectory.
 
     Args:
       policy: samples.
-      attempt: whose trajectories they are.
+      attempt: (task id, sample, size of the group, domain): of the engine's randomness, and of its order.
       timeout_s: longest wait for one turn.
       patient: waits while the engine's queue is full.
       engine_stops: the engine may end turns at a request's stop strings, instead of at its own.
     """
 
-    def __init__(self, policy: Engine, attempt: Attempt, timeout_s: float, patient: bool, engine_stops: bool) -> None:
+    def __init__(
+        self, policy: Engine, attempt: tuple[str, int, int, str], timeout_s: float, patient: bool, engine_stops: bool
+    ) -> None:
         self._policy, self._attempt, self._timeout_s, self._patient = policy, attempt, timeout_s, patient
         self._engine_stops = engine_stops
         self._stops: tuple[str, ...] | None = None  # what the engine ends turns at
@@ -53,15 +46,7 @@ class Sampler:
             self._policy.close(handle)
 
     async def sample(
-        self,
-        thread: Thread,
-        ids: Sequence[int],
-        most: int,
-        sampling: SamplingConfig,
-        reading: Reading,
-        tell: Callable[..., None],
-        live: bool,
-        stops: Sequence[str],
+        self, thread: Thread, ids: Sequence[int], most: int, sampling: SamplingConfig, reading: Reading, live: bool
     ) -> Generation:
         """Samples behind the trajectory's tokens and `ids`, and has the reading read all of it.
 
@@ -70,40 +55,31 @@ class Sampler:
           ids: context that the policy has not seen.
           most: tokens to sample at most.
           sampling: the distribution.
-          reading: reads the tokens.
-          tell: called with what the reading makes of them.
-          live: reads them while they are sampled, as a stream needs it.
-          stops: of the request; the reading finds them too.
+          reading: reads the tokens; it finds the request's stop strings, too.
+          live: has it read them while they are sampled, as a stream needs it.
 
         Raises:
           TimeoutError, EngineError: there is no turn.
         """
-        if self._for_engine(stops):
+        turn = (thread, ids, most, sampling)
+        if self._for_engine(reading.stops):
             try:
-                return await self._sample(thread, ids, most, sampling, reading, tell, live, tuple(stops))
+                return await self._read(reading, live, reading.stops, *turn)
             except ValueError as error:  # before anything is sampled: the engine has no room for them
                 logger.info("stop strings are found after the engine: %s", error)
                 self._stops = ()
-        return await self._sample(thread, ids, most, sampling, reading, tell, live or bool(stops), None)
+        return await self._read(reading, live or bool(reading.stops), None, *turn)
 
-    def _for_engine(self, stops: Sequence[str]) -> bool:
+    def _for_engine(self, stops: tuple[str, ...]) -> bool:
         """Whether the engine itself ends turns at these strings. New ones cost it a table, so it gets one set of each
         attempt, and a short one, since all attempts share the room for them. Programs send the same with all requests.
         """
         if self._stops is None and 0 < sum(len(stop.encode()) for stop in stops) <= ENGINE_STOP_BYTES:
-            self._stops = tuple(stops)
-        return bool(stops) and self._engine_stops and tuple(stops) == self._stops
+            self._stops = stops
+        return bool(stops) and self._engine_stops and stops == self._stops
 
-    async def _sample(
-        self,
-        thread: Thread,
-        ids: Sequence[int],
-        most: int,
-        sampling: SamplingConfig,
-        reading: Reading,
-        tell: Callable[..., None],
-        live: bool,
-        stops: tuple[str, ...] | None,
+    async def _read(
+        self, reading: Reading, live: bool, stops: tuple[str, ...] | None, thread: Thread, *turn: Any
     ) -> Generation:
         """`stops` are those at which the engine ends the turn; None: its own. Others end it once they are read."""
         pieces: list[Sampled] = []
@@ -112,12 +88,11 @@ class Sampler:
         def take(sampled: Sampled) -> None:
             if not found.is_set():
                 pieces.append(sampled)
-                events: Sequence[Event] = reading.feed(sampled.tokens.tolist())
-                tell(*events)
+                reading.feed(sampled.tokens.tolist())
                 if reading.stop is not None:
                     found.set()
 
-        work = asyncio.ensure_future(self._turn(thread, ids, most, sampling, take if live else None, stops))
+        work = asyncio.ensure_future(self._generate(take if live else None, stops, thread, *turn))
         stopped = asyncio.ensure_future(found.wait())
         try:
             await asyncio.wait({work, stopped} if stops is None else {work}, return_when=asyncio.FIRST_COMPLETED)
@@ -134,26 +109,22 @@ class Sampler:
             await asyncio.gather(work, stopped, return_exceptions=True)
         return generation_of(pieces, reading.taken)
 
-    async def _turn(
+    async def _generate(
         self,
-        thread: Thread,
-        ids: Sequence[int],
-        most: int,
-        sampling: SamplingConfig,
         take: Callable[[Sampled], None] | None,
         stops: tuple[str, ...] | None,
+        thread: Thread,
+        ids: Sequence[int],
+        *how: Any,
     ) -> Generation:
         if thread.handle is None:
             ids = [*thread.tokens, *ids]
-            own = dataclasses.astuple(self._attempt)
-            thread.handle = await self._policy.open(*own, conversation=thread.key)
-        handle, turn = thread.handle, thread.turns
+            thread.handle = await self._policy.open(*self._attempt, conversation=thread.key)
+        handle, turn = thread.handle, (thread.turns, self._timeout_s)
         try:
             while True:
                 try:
-                    return await self._policy.generate(
-                        handle, ids, most, sampling, turn, self._timeout_s, on_tokens=take, stop_strings=stops
-                    )
+                    return await self._policy.generate(handle, ids, *how, *turn, on_tokens=take, stop_strings=stops)
                 except BusyError:
                     if not self._patient:
                         raise
@@ -163,3 +134,71 @@ class Sampler:
             if thread.handle is handle:
                 thread.handle = None
             raise
+
+
+class Pending:
+    """A request's generation. Lives in one event loop.
+
+    Attributes:
+      digest: of the request.
+      result: the answer, or why there is none.
+      task: what samples it.
+      thread: the trajectory that it continues, once that is known.
+      waiters: requests that wait for it.
+      delivered: a client has taken the whole answer.
+    """
+
+    def __init__(self, digest: bytes) -> None:
+        self.digest = digest
+        self.result: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.result.add_done_callback(lambda result: result.cancelled() or result.exception())  # read: nobody may wait
+        self.task: asyncio.Task[None] | None = None
+        self.thread: Thread | None = None
+        self.waiters = 0
+        self.delivered = False
+        self._settled: float | None = None  # when there was an answer, by the loop's clock
+        self._events: list[Event] = []
+        self._watchers: list[Callable[[Event], None]] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether there is a result."""
+        return self.result.done()
+
+    def lost(self, taking_s: float) -> bool:
+        """Whether nobody waits for it and nobody has taken its answer within so many seconds."""
+        late = self._settled is not None and asyncio.get_running_loop().time() > self._settled + taking_s
+        return not self.waiters and not self.delivered and (late or not self.done)
+
+    def gave(self, answer: Answer) -> bool:
+        """Whether this is its answer."""
+        return self.done and not self.result.exception() and self.result.result() is answer
+
+    def settle(self, answer: Answer) -> None:
+        """The answer is whole. For those who ask again, it comes in as few pieces as can be."""
+        events: list[Event] = [Begun(len(answer.prompt_ids))]
+        events += [kind(text) for kind, text in ((Reasoning, answer.reasoning), (Text, answer.text)) if text]
+        self._events = [*events, *answer.calls]
+        self._settled = asyncio.get_running_loop().time()
+        self.result.set_result(answer)
+
+    def tell(self, *events: Event) -> None:
+        """Tells all watchers, those too that come later."""
+        for event in events:
+            self._events.append(event)
+            for watcher in tuple(self._watchers):
+                watcher(event)
+
+    async def wait(self, watch: Callable[[Event], None] | None) -> Answer:
+        """The result. A waiter that is cancelled leaves the others their generation."""
+        self.waiters += 1
+        if watch is not None:
+            for event in self._events:
+                watch(event)
+            self._watchers.append(watch)
+        try:
+            return await asyncio.shield(self.result)
+        finally:
+            self.waiters -= 1
+            if watch is not None:
+                self._watchers.remove(watch)

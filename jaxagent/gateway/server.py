@@ -14,29 +14,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hmac
 import logging
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import ModuleType
+from typing import Any, Self
 
 from aiohttp import web
 
 from jaxagent.data import codec
 from jaxagent.engine.requests import BusyError, EngineError
-from jaxagent.gateway import talk, wire
-from jaxagent.gateway.answered import Answered
-from jaxagent.gateway.chat import Ask, BadRequest, Form
-from jaxagent.gateway.forms import chat, checks, completions, messages, models, responses
+from jaxagent.gateway import talk
+from jaxagent.gateway.chat import Ask, BadRequest
+from jaxagent.gateway.forms import chat, completions, messages, responses
+from jaxagent.gateway.forms.fields import parse_json
+from jaxagent.gateway.forms.history import AnswerHistory
+from jaxagent.gateway.service import Completions
 from jaxagent.gateway.session import Session
 from jaxagent.io import connections
-from jaxagent.rollout.bookkeeping import one_line
+from jaxagent.rollout.episode import one_line
 
 logger = logging.getLogger(__name__)
 
-FORMS: Mapping[str, Form] = {
+FORMS: Mapping[str, ModuleType] = {
     "/v1/chat/completions": chat,
     "/v1/responses": responses,
     "/v1/messages": messages,
@@ -47,17 +49,6 @@ FINISH_S = 1.0  # for requests in hand when it stops
 SESSION_HEADERS = ("x-api-key", "x-session-id")  # beside "Authorization: Bearer ..."
 
 
-class Also(Protocol):
-    """Routes of others in the same application."""
-
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes."""
-        ...
-
-    def close(self) -> None:
-        """The application has ended."""
-
-
 @dataclasses.dataclass(frozen=True)
 class _Entry:
     """A session that the gateway knows."""
@@ -65,7 +56,7 @@ class _Entry:
     id: str  # for the admin routes
     token: str
     session: Session
-    answered: Answered = dataclasses.field(default_factory=Answered)
+    history: AnswerHistory = dataclasses.field(default_factory=AnswerHistory)
 
 
 class Gateway:
@@ -77,7 +68,7 @@ class Gateway:
       one_shot: request -> a session for this request alone, where no known token comes with it; None: 401.
       make: body of POST /sessions -> a session; raises BadRequest. None: there are no admin routes.
       admin_token: for the admin routes; "" = there are none.
-      also: more routes.
+      also: an engine's own routes.
       timeout_s: longest time for reading a large body.
     """
 
@@ -88,13 +79,13 @@ class Gateway:
         one_shot: Callable[[Ask], Session] | None = None,
         make: Callable[[Mapping[str, Any]], Session] | None = None,
         admin_token: str = "",
-        also: Also | None = None,
+        also: Completions | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         self._name, self._strict_name, self._one_shot = name, strict_name, one_shot
         self._make, self._admin_token, self._also = make, admin_token, also
         self._created = int(time.time())
-        self._readers = wire.Readers(timeout_s)
+        self._readers = talk.Readers(timeout_s)
         self._timeout_s = timeout_s
         self._by_token: dict[str, _Entry] = {}
         self._by_id: dict[str, _Entry] = {}
@@ -150,7 +141,7 @@ class Gateway:
 
     def app(self) -> web.Application:
         """The web application."""
-        app = web.Application(client_max_size=wire.MAX_BODY_BYTES, middlewares=[self._errors])
+        app = web.Application(client_max_size=talk.MAX_BODY_BYTES, middlewares=[self._errors])
         others = [] if self._also is None else list(self._also.routes())
         served = {route.path for route in others}  # an engine's completions are its own: many prompts, many choices
         routes = [*others, *(web.post(path, self._talk) for path in FORMS if path not in served)]
@@ -199,19 +190,19 @@ class Gateway:
 
     async def _talk(self, request: web.Request) -> web.StreamResponse:
         entry, form = self._admitted(request), FORMS[_long(request.path)]
-        before = None if entry is None else entry.answered
+        before = None if entry is None else entry.history
         ask, asked = await talk.parsed(request, form, self._readers, before)
         with self._session(entry, ask) as session:
             return await talk.answered(request, form, session, ask, asked, self._name, before)
 
     async def _count(self, request: web.Request) -> web.StreamResponse:
         entry = self._admitted(request)
-        ask, _ = await talk.parsed(request, messages, self._readers, None if entry is None else entry.answered)
+        ask, _ = await talk.parsed(request, messages, self._readers, None if entry is None else entry.history)
         with self._session(entry, ask) as session:
-            return wire.reply(messages.count(await session.count(ask)))
+            return talk.reply(messages.count(await session.count(ask)))
 
     async def _here(self, request: web.Request) -> web.Response:
-        return wire.reply({"name": "jaxagent", "model": self._name})
+        return talk.reply({"name": "jaxagent", "model": self._name})
 
     def _check_name(self, name: str | None) -> None:
         if self._strict_name and name not in (None, self._name):
@@ -219,19 +210,16 @@ class Gateway:
             raise BadRequest(message, "model", status=404, code="model_not_found")
 
     async def _models(self, request: web.Request) -> web.Response:
-        make = models.anthropic_list if models.ANTHROPIC_HEADER in request.headers else models.openai_list
-        return wire.reply(make(self._name, self._created))
+        return talk.reply(_vendor(request).models(self._name, self._created))
 
     async def _one_model(self, request: web.Request) -> web.Response:
         self._check_name(request.match_info["name"])
-        make = models.anthropic_model if models.ANTHROPIC_HEADER in request.headers else models.openai_model
-        return wire.reply(make(request.match_info["name"], self._created))
+        return talk.reply(_vendor(request).model(request.match_info["name"], self._created))
 
     # ---------------------------------------------------------------- admin
 
     def _admit(self, request: web.Request) -> None:
-        offered = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="surrogateescape")
-        if not hmac.compare_digest(offered, self._admin_token.encode()):
+        if not connections.has_token(request.headers, self._admin_token):
             raise BadRequest("this route needs the admin token", status=401, code="invalid_api_key")
 
     def _known(self, request: web.Request) -> _Entry:
@@ -243,17 +231,17 @@ class Gateway:
 
     async def _open(self, request: web.Request) -> web.Response:
         self._admit(request)
-        body = checks.parse_json(await wire.read_body(request))
+        body = parse_json(await talk.read_body(request))
         if not isinstance(body, dict):
             raise BadRequest("the body must be an object with a 'task_id'")
         assert self._make is not None
         token = self.add(self._make(body))
-        return wire.reply({"id": self._by_token[token].id, "token": token}, 201)
+        return talk.reply({"id": self._by_token[token].id, "token": token}, 201)
 
     async def _look(self, request: web.Request) -> web.Response:
         session = self._known(request).session
         told = {"running": session.running, "counters": session.counters}
-        return wire.reply(told | {"stop": session.stop, "closed": session.closed})
+        return talk.reply(told | {"stop": session.stop, "closed": session.closed})
 
     async def _trajectories(self, request: web.Request) -> web.Response:
         """Ends the session: what it gives is whole."""
@@ -262,13 +250,13 @@ class Gateway:
         failure = None if session.failure is None else one_line(session.failure, "")
         told = {"counters": session.counters, "stop": session.stop, "failure": failure, "refusal": session.refusal}
         rows = await self._readers.run(lambda: [codec.encode_trajectory(t) for t in trajectories])
-        return await self._readers.run(wire.reply, {"trajectories": rows} | told)
+        return await self._readers.run(talk.reply, {"trajectories": rows} | told)
 
     async def _delete(self, request: web.Request) -> web.Response:
         entry = self._known(request)
         self.remove(entry.token)
         entry.session.close()
-        return wire.reply({"id": entry.id, "deleted": True})
+        return talk.reply({"id": entry.id, "deleted": True})
 
     # ---------------------------------------------------------------- errors
 
@@ -301,7 +289,12 @@ class Gateway:
         path = _long(request.path)
         form = FORMS.get(path, messages if path == COUNT else None)
         body = (form or completions).error
-        return wire.reply(body(told, status, param, code), status, headers)
+        return talk.reply(body(told, status, param, code), status, headers)
+
+
+def _vendor(request: web.Request) -> ModuleType:
+    """One address serves both vendors' clients: Anthropic's send the header `anthropic-version`, OpenAI's do not."""
+    return messages if "anthropic-version" in request.headers else completions
 
 
 def _long(path: str) -> str:

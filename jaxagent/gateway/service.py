@@ -23,11 +23,11 @@ from jaxagent.engine import scoring
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import BusyError, EngineError, Sampled
 from jaxagent.engine.scoring import ScoreRequest, Scoring
-from jaxagent.gateway import talk, wire
+from jaxagent.gateway import talk
 from jaxagent.gateway.chat import Ask, BadRequest, Ident
-from jaxagent.gateway.cut import Cut
 from jaxagent.gateway.forms import completions
-from jaxagent.gateway.wire import dump, read_body, reply
+from jaxagent.gateway.reading import Cut
+from jaxagent.gateway.talk import dump, read_body, reply
 
 MAX_SCORING = 64  # requests to /v1/score in hand
 STATISTICS = ("queue_s", "prefill_s", "decode_s", "cached_tokens")  # of a Generation, in every answer
@@ -42,15 +42,13 @@ class Completions:
         tokenizer: Tokenizer,
         context: int,
         timeout_s: float,
-        gauges: Mapping[str, float],
         scoring: Scoring | None = None,
         name: str = "policy",
     ) -> None:
         self._driver, self._tokenizer, self._context, self._timeout_s = driver, tokenizer, context, timeout_s
-        self._gauges = gauges  # what was measured once, for /metrics
         self._scoring, self._being_scored = scoring, 0
         self._name = name
-        self._readers = wire.Readers(timeout_s)
+        self._readers = talk.Readers(timeout_s)
 
     def routes(self) -> list[web.RouteDef]:
         """What it answers."""
@@ -85,13 +83,13 @@ class Completions:
     async def _stream(
         self, request: web.Request, ask: Ask, prompts: list[list[int]], head: dict[str, Any]
     ) -> web.StreamResponse:
-        response = wire.event_stream()
+        response = talk.event_stream()
         blank = {"usage": None} if ask.stream_usage else {}
         ends: list[dict[str, Any]] = []
         sampled = 0
 
         async def send(data: bytes) -> None:
-            await wire.send(request, response, b"data: " + data + b"\n\n")
+            await talk.send(request, response, b"data: " + data + b"\n\n")
 
         async with contextlib.aclosing(self._pieces(ask, prompts)) as arriving:
             try:
@@ -202,7 +200,7 @@ class Completions:
 
     async def _score(self, request: web.Request) -> web.Response:
         if self._scoring is None:
-            return reply(completions.error("this server does not score (int8 matrices)", 501), 501)
+            return reply(completions.error("this server does not score", 501), 501)
         asked = await self._readers.run(self._score_request, await read_body(request))
         if self._being_scored >= MAX_SCORING:
             raise BusyError(f"{self._being_scored} requests are being scored already")
@@ -242,7 +240,6 @@ class Completions:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         lines = [f"jaxagent_engine_{name}_total {value:.6f}" for name, value in sorted(self._driver.stats().items())]
-        lines += [f"jaxagent_engine_{name} {value:.6g}" for name, value in self._gauges.items()]
         return web.Response(text="\n".join(lines) + "\n")
 
 

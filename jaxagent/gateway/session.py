@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,11 +18,10 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine.requests import EngineError
 from jaxagent.gateway import prompts
 from jaxagent.gateway.chat import Answer, Ask, BadRequest, ChatMessage
-from jaxagent.gateway.contexts import Context, build
 from jaxagent.gateway.reading import Begun, Event, Reading
 from jaxagent.gateway.recall import KnownRequest, Recall
-from jaxagent.gateway.renderer import Renderer
-from jaxagent.gateway.sampler import Attempt, Sampler
+from jaxagent.gateway.renderer import Context, Renderer
+from jaxagent.gateway.sampler import Pending, Sampler
 from jaxagent.gateway.threads import (
     Beginning,
     Canonical,
@@ -33,9 +33,8 @@ from jaxagent.gateway.threads import (
     is_tip,
     message_digest,
 )
-from jaxagent.gateway.trained import Lines, Rules
-from jaxagent.gateway.waiting import Pending
-from jaxagent.rollout.cast import Engine
+from jaxagent.gateway.trained import Lines, TrainingRules
+from jaxagent.rollout.episode import Engine
 from jaxagent.tools import ToolParser
 from jaxagent.types import Generation, StopReason, TokenKind, Trajectory
 
@@ -50,7 +49,7 @@ COUNTERS += ("sampled_tokens", "cached_tokens", "queue_s", "prefill_s", "decode_
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class SessionLimits:
     """What a session may use."""
 
     turn_tokens: int  # sampled for one request
@@ -83,7 +82,7 @@ class Session:
         policy: Engine,
         renderer: Renderer,
         tokenizer: Tokenizer,
-        limits: Limits,
+        limits: SessionLimits,
         sampling: SamplingConfig | None,
         task_id: str,
         sample: int,
@@ -91,12 +90,11 @@ class Session:
         domain: str = "",
         request_timeout_s: float = 600.0,
         patient: bool = True,
-        rules: Rules = Rules(),  # noqa: B008, it is frozen
+        rules: TrainingRules = TrainingRules(),  # noqa: B008, it is frozen
     ) -> None:
         self._renderer, self._tokenizer, self._limits, self._sampling = renderer, tokenizer, limits, sampling
-        self._sampler = Sampler(
-            policy, Attempt(task_id, sample, group_size, domain), request_timeout_s, patient, sampling is not None
-        )
+        attempt = task_id, sample, group_size, domain
+        self._sampler = Sampler(policy, attempt, request_timeout_s, patient, sampling is not None)
         self._call_key, self._timeout_s = f"{task_id}\0{sample}", request_timeout_s
         self._threads, self._prompts = Threads(), prompts.Prompts(tokenizer)
         self._recall, self._lines = Recall(), Lines(rules)
@@ -302,17 +300,17 @@ class Session:
         most = min(room, self._limits.turn_tokens, ask.max_tokens or room)
         parser = self._renderer.parser(ask.tools) if ask.prompt is None else ToolParser()  # a completion is all text
         key = f"{self._call_key}\0{thread.key}\0{thread.turns}"
-        reading = Reading(self._tokenizer, parser, ask.stops, key)
+        reading = Reading(self._tokenizer, parser, ask.stops, key, turn.tell)
         sampling = ask.sampling if self._sampling is None else self._sampling
-        generation = await self._sampler.sample(thread, ids, most, sampling, reading, turn.tell, watched, ask.stops)
+        generation = await self._sampler.sample(thread, ids, most, sampling, reading, watched)
         if not len(generation.tokens):
             raise self._no_room(count)
         if turn.done:  # given up meanwhile: the trajectory is no longer this turn's
             raise EngineError("The turn was given up.")
         if not np.isfinite(generation.logprobs).all():
             raise EngineError("The log-prob of a sampled token is not finite: are the weights?")
-        turn.tell(*reading.end())
-        answer = reading.answer(Beginning(thread.tokens, count), generation, whole=thread.handle is not None)
+        reading.end()
+        answer = reading.answer(Beginning(thread.tokens, count), generation, complete=thread.handle is not None)
         thread.latest = number
         thread.asked.append(number)
         self._commit(thread, ids, kinds, generation, request, answer)
@@ -357,26 +355,20 @@ class Session:
         named = {number: turn.thread for number, turn in request.turns.items() if turn.calls}
         return self._threads.match(request.asked, named)
 
-    async def _prompt_context(self, prompt: str | tuple[int, ...], base: tuple[Thread, End] | None) -> Context:
-        rest = prompts.behind(prompt, base)
-        least = self._tokenizer.least_tokens(rest) if isinstance(rest, str) else len(rest)
-        if least >= self._limits.context_tokens:
-            raise self._no_room(least)
-        if len(rest) < LARGE_TEXT:
-            return prompts.build(self._tokenizer, rest, base)
-        return await asyncio.to_thread(prompts.build, self._tokenizer, rest, base)
-
     async def _context(self, request: KnownRequest, base: tuple[Thread, End] | None) -> Context:
         """The tokens of a request. Large ones are made in a thread, while other requests are served."""
-        if request.ask.prompt is not None:
-            return await self._prompt_context(request.ask.prompt, base)
-        new = request.ask.messages[base[1].taken if base else 0 :]
-        least = sum(self._tokenizer.least_tokens(m.text) for m in new if m.role != "assistant")
+        if (prompt := request.ask.prompt) is not None:
+            rest = prompts.behind(prompt, base)
+            least, size = self._tokenizer.least_tokens(rest) if isinstance(rest, str) else len(rest), len(rest)
+            build = functools.partial(prompts.build, self._tokenizer, rest, base)
+        else:
+            new = request.ask.messages[base[1].taken if base else 0 :]
+            least = sum(self._tokenizer.least_tokens(m.text) for m in new if m.role != "assistant")
+            size = sum(len(message.text) + LARGE_TEXT // 1000 for message in new)  # many are slow, too
+            build = functools.partial(request.context, self._renderer, base)
         if least >= self._limits.context_tokens:  # what cannot fit is not encoded
             raise self._no_room(least)
-        if sum(len(message.text) + LARGE_TEXT // 1000 for message in new) < LARGE_TEXT:  # many are slow, too
-            return build(self._renderer, request, base)
-        return await asyncio.to_thread(build, self._renderer, request, base)
+        return build() if size < LARGE_TEXT else await asyncio.to_thread(build)
 
     def _no_room(self, count: int) -> BadRequest:
         most = self._limits.context_tokens

@@ -1,36 +1,124 @@
-"""One request of a dialect: its body -> an ask -> the session's answer -> the dialect's bytes, whole or as a stream."""
+"""One request of a dialect: its body -> an ask -> the session's answer -> the dialect's bytes, whole or as a stream.
+
+Everything has a bound: how long a body may take to arrive and to be read, and an answer to be taken.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import dataclasses
+import json
 import logging
 import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from aiohttp import web
 
 from jaxagent.engine.requests import EngineError
-from jaxagent.gateway import wire
-from jaxagent.gateway.answered import Answered, Item
-from jaxagent.gateway.chat import Answer, Ask, BadRequest, Form, Ident
+from jaxagent.gateway.chat import Answer, Ask, BadRequest, Ident
 from jaxagent.gateway.forms import messages, responses
+from jaxagent.gateway.forms.history import AnswerHistory, Item
 from jaxagent.gateway.reading import Begun, Event
 from jaxagent.gateway.session import Session
 from jaxagent.gateway.threads import Canonical, canonical
+from jaxagent.io import connections
 
 logger = logging.getLogger(__name__)
 
 PING_S = 10.0  # of silence, after which the client of a stream hears that it is not forgotten: its head, then events
 REFERRING = (responses, messages)  # dialects whose requests may name what was answered before
+MAX_BODY_BYTES = 16 * 2**20
+BODY_TIMEOUT_S = 60.0  # for a body to arrive
+WRITE_TIMEOUT_S = 60.0  # for an event of a stream to be taken
+READERS = 2  # threads that read bodies and tokenise prompts
+LARGE_BYTES = 100_000  # a body that is longer is read in a thread, and the others are served meanwhile
 RETRY_HEADER = "x-stainless-retry-count"  # of the OpenAI and Anthropic SDKs
 
 
+class Readers:
+    """A few threads for what takes long with megabytes of text.
+
+    Args:
+      timeout_s: longest wait for a result.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._threads: concurrent.futures.Executor | None = None
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The function's result, computed in a thread.
+
+        Raises:
+          TimeoutError: it took too long.
+        """
+        if self._threads is None:
+            self._threads = concurrent.futures.ThreadPoolExecutor(READERS, "reader")
+        loop = asyncio.get_running_loop()
+        return await asyncio.wait_for(loop.run_in_executor(self._threads, function, *args), self._timeout_s)
+
+    def close(self) -> None:
+        """Ends the threads; work that has not begun is dropped."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The whole body. Raises BadRequest: it is too long, compressed, wrongly framed or too slow."""
+    try:
+        return await connections.read_body(request, MAX_BODY_BYTES, BODY_TIMEOUT_S)
+    except web.HTTPException as refusal:
+        raise BadRequest(refusal.reason, status=refusal.status) from None
+
+
+def dump(data: Any) -> bytes:
+    """JSON.
+
+    Raises:
+      EngineError: a number is not finite.
+    """
+    try:
+        return json.dumps(data, allow_nan=False).encode()
+    except ValueError:
+        raise EngineError("The answer has numbers that are not finite: something is wrong with the weights.") from None
+
+
+def reply(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """A response with JSON."""
+    return web.Response(body=dump(data), status=status, headers=headers, content_type="application/json")
+
+
+def event_stream() -> web.StreamResponse:
+    """A response of server-sent events, not begun."""
+    return web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+
+
+async def send(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Sends part of a stream.
+
+    Raises:
+      ConnectionResetError: the client does not read: it gets nothing more, not even this error.
+    """
+    try:
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await response.write(data)
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the client does not read its stream") from None
+
+
+# -------------------------------------------------------------------- conversations
+
+
 async def parsed(
-    request: web.Request, form: Form, readers: wire.Readers, before: Answered | None = None
+    request: web.Request, form: ModuleType, readers: Readers, before: AnswerHistory | None = None
 ) -> tuple[Ask, Canonical]:
     """The body of a request, and its digests.
 
@@ -50,18 +138,18 @@ async def parsed(
         except RecursionError:
             raise BadRequest("the body is nested too deep") from None
 
-    raw = await wire.read_body(request)
-    return parse(raw) if len(raw) < wire.LARGE_BYTES else await readers.run(parse, raw)
+    raw = await read_body(request)
+    return parse(raw) if len(raw) < LARGE_BYTES else await readers.run(parse, raw)
 
 
 async def answered(
     request: web.Request,
-    form: Form,
+    form: ModuleType,
     session: Session,
     ask: Ask,
     asked: Canonical,
     name: str,
-    before: Answered | None = None,
+    before: AnswerHistory | None = None,
 ) -> web.StreamResponse:
     """Answers a request of a session; the session hears when the client has taken all of it.
 
@@ -75,9 +163,9 @@ async def answered(
     answers = await _answers(session, ask, asked, retry)
     told = form.body(ask, *answers, ident=ident)
     _keep(before, ask, told)
-    response = wire.reply(told)
+    response = reply(told)
     try:
-        async with asyncio.timeout(wire.WRITE_TIMEOUT_S):
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
             await response.prepare(request)
             await response.write_eof()
     except TimeoutError:
@@ -100,7 +188,7 @@ async def _answers(
     return await asyncio.gather(*(session.answer(ask, None, retry, draw) for draw in draws))
 
 
-def _keep(before: Answered | None, ask: Ask, told: Mapping[str, Any], sent: Sequence[Item] = ()) -> None:
+def _keep(before: AnswerHistory | None, ask: Ask, told: Mapping[str, Any], sent: Sequence[Item] = ()) -> None:
     """Notes an answer; `sent` are its items as a stream had them."""
     if before is not None and ask.items:
         output = sent or told.get("output") or [{"role": "assistant", "content": told.get("content")}]
@@ -109,15 +197,15 @@ def _keep(before: Answered | None, ask: Ask, told: Mapping[str, Any], sent: Sequ
 
 async def _streamed(
     request: web.Request,
-    form: Form,
+    form: ModuleType,
     session: Session,
     ask: Ask,
     asked: Canonical,
     ident: Ident,
     retry: bool | None,
-    before: Answered | None,
+    before: AnswerHistory | None,
 ) -> web.StreamResponse:
-    response, writer = wire.event_stream(), form.writer(ask, ident)
+    response, writer = event_stream(), form.writer(ask, ident)
     queue: asyncio.Queue[Event | asyncio.Task[Sequence[Answer]]] = asyncio.Queue()
     work = asyncio.create_task(_answers(session, ask, asked, retry, queue.put_nowait))
     work.add_done_callback(queue.put_nowait)
@@ -150,7 +238,7 @@ async def _streamed(
                 data = writer.begin(prompt_tokens, None) or writer.ping()
             if data:
                 await _push(request, response, data)
-        async with asyncio.timeout(wire.WRITE_TIMEOUT_S):
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
             await response.write_eof()
         for answer in answers:
             session.delivered(answer)
@@ -175,7 +263,7 @@ async def upcoming(queue: asyncio.Queue, timeout_s: float, most: int = 2**31) ->
 async def _push(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
     if not response.prepared:
         await response.prepare(request)
-    await wire.send(request, response, data)
+    await send(request, response, data)
 
 
 def _failed(writer, failure: BaseException) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxagent.gateway.chat import Ask, ChatMessage
-from jaxagent.rollout.columns import Columns
+from jaxagent.rollout.conversation import Columns
 from jaxagent.types import Generation, Trajectory
 
 DIGEST_BYTES = 16

@@ -18,7 +18,7 @@ Fate = Literal["drop", "train"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
+class TrainingRules:
     """What is done with conversations that are not the program's main one.
 
     Attributes:
@@ -34,18 +34,18 @@ class Rules:
     spawns: tuple[str, ...] = ()
 
 
-def read_rules(data: Any) -> Rules:
+def read_rules(data: Any) -> TrainingRules:
     """`dataclasses.asdict(rules)` as it arrived. Raises BadRequest."""
     try:
-        return Rules(**{**data, "spawns": tuple(data.get("spawns", ()))})
+        return TrainingRules(**{**data, "spawns": tuple(data.get("spawns", ()))})
     except (TypeError, AttributeError, ValueError) as error:
-        raise BadRequest(f"'rules' must have the fields of gateway.trained.Rules: {error}", "rules") from None
+        raise BadRequest(f"'rules' must have the fields of gateway.trained.TrainingRules: {error}", "rules") from None
 
 
 class Lines:
     """The lines of a session's trajectories, in the order in which these begin."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: TrainingRules) -> None:
         self._rules = rules
         self._by_system: dict[str, Thread] = {}  # the line whose conversations begin with this system text
         self._main: Thread | None = None

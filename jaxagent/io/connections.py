@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hmac
 import logging
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -30,7 +31,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclasses.dataclass
-class _Seen:
+class _Connection:
     """A connection: the request that is being answered, and since when nothing has come that it must still send."""
 
     since: float
@@ -43,50 +44,56 @@ class _Seen:
         return self.request is None or not self.request.content.is_eof()
 
 
-class _Watch:
-    """Knows since when each connection has been idle."""
+Watched = dict[asyncio.BaseProtocol, _Connection]
 
-    def __init__(self) -> None:
-        self._seen: dict[asyncio.BaseProtocol, _Seen] = {}
 
-    def middleware(self) -> Middleware:
-        """The middleware that notes when a request begins and ends."""
+def _watching(watched: Watched) -> Middleware:
+    """The middleware that notes when a request begins and ends."""
 
-        @web.middleware
-        async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
-            protocol = request.protocol
-            self._seen[protocol] = _Seen(time.monotonic(), request)
-            try:
-                return await handler(request)
-            except ConnectionResetError as failure:
-                if request.transport is not None and not request.transport.is_closing():
-                    raise
-                logger.debug("%s %s: the client has left: %s", request.method, request.path, failure)
-                return web.Response()  # which goes nowhere
-            finally:
-                self._seen[protocol] = _Seen(time.monotonic())
+    @web.middleware
+    async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
+        protocol = request.protocol
+        watched[protocol] = _Connection(time.monotonic(), request)
+        try:
+            return await handler(request)
+        except ConnectionResetError as failure:
+            if request.transport is not None and not request.transport.is_closing():
+                raise
+            logger.debug("%s %s: the client has left: %s", request.method, request.path, failure)
+            return web.Response()  # which goes nowhere
+        finally:
+            watched[protocol] = _Connection(time.monotonic())
 
-        return watch
+    return watch
 
-    def sweep(self, server: web.Server, most: int, idle_s: float) -> None:
-        """Closes connections that send nothing for too long, and those above the limit.
 
-        Of these first the ones that have still to send, the longest idle before others; then the newest requests.
-        """
-        now, connections = time.monotonic(), server.connections
-        self._seen = {c: self._seen.get(c) or _Seen(now) for c in connections}
-        for connection, seen in self._seen.items():
-            arrived = seen.request.content.total_bytes if seen.request is not None else 0
-            if arrived != seen.arrived or getattr(connection, "_reading_paused", False):  # it waits for the handler
-                seen.arrived, seen.since = arrived, now
-        senders = sorted((c for c in connections if self._seen[c].sends), key=lambda c: self._seen[c].since)
-        others = sorted((c for c in connections if not self._seen[c].sends), key=lambda c: -self._seen[c].since)
-        late = [c for c in senders if now - self._seen[c].since > idle_s]
-        for connection in {*late, *[*senders, *others][: max(0, len(connections) - most)]}:
-            transport = connection.transport
-            connection.force_close()
-            if transport is not None:  # closing alone would wait until all that was written is read
-                transport.abort()
+def _sweep(watched: Watched, server: web.Server, most: int, idle_s: float) -> None:
+    """Closes connections that send nothing for too long, and those above the limit.
+
+    Of these first the ones that have still to send, the longest idle before others; then the newest requests.
+    """
+    now, connections = time.monotonic(), server.connections
+    for gone in watched.keys() - set(connections):
+        del watched[gone]
+    for connection in connections:
+        seen = watched.setdefault(connection, _Connection(now))
+        arrived = seen.request.content.total_bytes if seen.request is not None else 0
+        if arrived != seen.arrived or getattr(connection, "_reading_paused", False):  # it waits for the handler
+            seen.arrived, seen.since = arrived, now
+    senders = sorted((c for c in connections if watched[c].sends), key=lambda c: watched[c].since)
+    others = sorted((c for c in connections if not watched[c].sends), key=lambda c: -watched[c].since)
+    late = [c for c in senders if now - watched[c].since > idle_s]
+    for connection in {*late, *[*senders, *others][: max(0, len(connections) - most)]}:
+        transport = connection.transport
+        connection.force_close()
+        if transport is not None:  # closing alone would wait until all that was written is read
+            transport.abort()
+
+
+def has_token(headers: Mapping[str, str], token: str) -> bool:
+    """Whether a request says "Authorization: Bearer TOKEN", found in the same time however much of it is right."""
+    sent = headers.get("Authorization", "").removeprefix("Bearer ")
+    return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), token.encode())
 
 
 async def read_body(request: web.Request, most: int, timeout_s: float) -> bytes:
@@ -121,17 +128,15 @@ def raise_descriptors() -> int:
     return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(16, min(MOST_CONNECTIONS, soft // 2))
 
 
-class _OneLine(logging.Filter):
+def _in_one_line(record: logging.LogRecord) -> bool:
     """What a stranger sends that is no request is a line of the log, not a traceback."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        failure = record.exc_info[1] if record.exc_info else None
-        if isinstance(failure, HttpProcessingError):
-            record.msg, record.args, record.exc_info = f"{record.getMessage()}: {failure.message[:200]!r}", (), None
-        return True
+    failure = record.exc_info[1] if record.exc_info else None
+    if isinstance(failure, HttpProcessingError):
+        record.msg, record.args, record.exc_info = f"{record.getMessage()}: {failure.message[:200]!r}", (), None
+    return True
 
 
-logger.addFilter(_OneLine())
+logger.addFilter(_in_one_line)
 
 
 @contextlib.asynccontextmanager
@@ -149,8 +154,9 @@ async def serving(
       most: connections at once; None for half of the open files that this process may have, at most 4,096.
       handle_signals: see `aiohttp.web.AppRunner`.
     """
-    watch, most = _Watch(), raise_descriptors() if most is None else most
-    app.middlewares.insert(0, watch.middleware())
+    watched: Watched = {}
+    bound = raise_descriptors() if most is None else most
+    app.middlewares.insert(0, _watching(watched))
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
@@ -165,7 +171,7 @@ async def serving(
         while True:
             await asyncio.sleep(min(SWEEP_S, idle_s / 2))
             if runner.server is not None:
-                watch.sweep(runner.server, most, idle_s)
+                _sweep(watched, runner.server, bound, idle_s)
 
     await runner.setup()
     task = asyncio.create_task(sweeps())

@@ -26,7 +26,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxagent.config import ConfigError, disk
-from jaxagent.fleet import settings
+from jaxagent.config.fleet import FOLDER as FLEET_FOLDER
 from jaxagent.learner import digests, peers
 from jaxagent.learner.state import TrainState
 
@@ -249,22 +249,6 @@ def has_past(directory: str | pathlib.Path, number: int) -> bool:
     return (pathlib.Path(directory) / str(number) / "past").is_dir()
 
 
-def read_params(directory: str | pathlib.Path, number: int, where: jax.sharding.Sharding) -> Any:
-    """What is trained in a bundle (`TrainState.params`), whatever its model, every array laid out as `where` says.
-
-    Raises:
-      ConfigError: a file of the bundle is missing or damaged.
-    """
-    check(directory, number)
-    path = pathlib.Path(directory).absolute() / str(number)
-    with _reading(path.parent, number):
-        saved = _arrays(ocp.checkpointables_metadata(path).metadata["state"])["params"]
-        target = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), saved, is_leaf=_is_array
-        )
-    return read_field(directory, number, "params", target)
-
-
 def read_field(directory: str | pathlib.Path, number: int, field: str, target: Any) -> Any:
     """One field of the `TrainState` in a bundle, such as "params"; the others are not read. As `read_host`.
 
@@ -321,7 +305,7 @@ def _unreadable(directory: pathlib.Path, number: int, why: str) -> ConfigError:
 def _advice(directory: pathlib.Path, number: int) -> str:
     """What to do about a bundle that cannot be read."""
     older = [other for other in bundles(directory) if other < number]
-    fleet = (directory.parent / settings.FOLDER).is_dir()
+    fleet = (directory.parent / FLEET_FOLDER).is_dir()
     if not older and fleet:
         return "Put it back from a copy, or use another workdir: there is no older one."
     if not older:

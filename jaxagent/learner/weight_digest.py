@@ -4,7 +4,7 @@ Each element's bits are mixed with its position into four words of 32 bits, and 
 is the same in any order, so that equal weights have equal digests on every mesh. A change of one element always changes
 the digest; of several it is as good as random. It finds accidents, at every step, since nothing leaves the device but
 the four words. It is no signature: who can choose weights makes two trees with one digest in a second. Where somebody
-may have chosen them, ask for `sha256`, which has all bytes on the host.
+may have chosen them, replay compares SHA-256 of all bytes (`runs/again/stored.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxagent.fleet import manifest
-
 _LANES = (0x9E3779B9, 0x7F4A7C15, 0xF39CC060, 0x5CEDC834)
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by an element's bytes; 8: as two of 4
 
@@ -25,13 +23,6 @@ _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by an
 def digest(tree: Any) -> str:
     """32 hex digits of a tree of arrays. Call under `jax.set_mesh` of their mesh; compiled once per tree of shapes."""
     return "".join(f"{int(word):08x}" for word in np.asarray(_words(tree)))
-
-
-def sha256(tree: Any) -> str:
-    """64 hex digits of a tree of arrays, by their bytes, names, dtypes and shapes: one array at a time on the host."""
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    named = ((jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in found)
-    return manifest.manifest("", 0, (manifest.describe((name,), np.asarray(leaf)) for name, leaf in named)).digest
 
 
 @jax.jit

@@ -1,21 +1,13 @@
 """Roles: who speaks in an episode beside the policy. `config.roles.<name>` chooses one, or names one of yours."""
 
-from __future__ import annotations
-
-from jaxagent.config.roles import RoleConfig
-from jaxagent.roles.arithmetic_team import ArithmeticExecutor, ArithmeticGenerator, ArithmeticVerifier
-from jaxagent.roles.engines import FrozenRole, PolicyRole
-from jaxagent.roles.http import Http
-from jaxagent.roles.orchestra_expert import OrchestraExpert
-from jaxagent.roles.retail_customer import RetailCustomer
-
-ROLES: dict[str, type[RoleConfig]] = {
-    "policy": PolicyRole,
-    "engine": FrozenRole,
-    "http": Http,
-    "retail_customer": RetailCustomer,
-    "arithmetic_executor": ArithmeticExecutor,
-    "arithmetic_generator": ArithmeticGenerator,
-    "arithmetic_verifier": ArithmeticVerifier,
-    "orchestra_expert": OrchestraExpert,
+# Name -> "module:Class". A role that only one environment has stands in that environment's folder.
+ROLES: dict[str, str] = {
+    "policy": "jaxagent.roles.engines:PolicyRole",
+    "engine": "jaxagent.roles.engines:FrozenRole",
+    "http": "jaxagent.roles.http:Http",
+    "retail_customer": "jaxagent.envs.tau.scripted_customer:RetailCustomer",
+    "arithmetic_executor": "jaxagent.envs.agentflow.roles:ArithmeticExecutor",
+    "arithmetic_generator": "jaxagent.envs.agentflow.roles:ArithmeticGenerator",
+    "arithmetic_verifier": "jaxagent.envs.agentflow.roles:ArithmeticVerifier",
+    "orchestra_expert": "jaxagent.envs.orchestra.roles:OrchestraExpert",
 }

@@ -10,71 +10,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-import numpy as np
-
-from jaxagent.config import RoleConfig, SamplingConfig
-from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.engine.requests import Sampled
+from jaxagent.config import RoleConfig
 from jaxagent.envs.base import Message, Observation
 from jaxagent.envs.cast import POLICY, NoRoom, RoleError, Said, Spliced, Tokens
 from jaxagent.roles.base import Speaker
-from jaxagent.rollout.asking import misuse
-from jaxagent.rollout.bookkeeping import one_line
 from jaxagent.rollout.conversation import Conversation
-from jaxagent.rollout.ending import Failed
-from jaxagent.rollout.templates import Template
-from jaxagent.rollout.text_talk import TextTalk
+from jaxagent.rollout.episode import Failed, Playing, Voice, add_engine_times, one_line, sample_turn
+from jaxagent.rollout.text_talk import TextTalk, misuse
 from jaxagent.types import Generation, Heard, StopReason, Task, TokenKind, Trajectory
 
 NO_ROOM = "its conversation had no room for a reply, and cannot go on"
 TIMES = ("engine_s", "open_s", "queue_s", "prefill_s", "decode_s", "cached_tokens", "overshoots")  # of the policy
-
-
-class Engine(Protocol):
-    """What a rollout needs of an engine: `engine.driver.Driver` is one. Sessions are opaque, times seconds from now."""
-
-    @property
-    def open(self) -> Callable[..., Awaitable[Any]]:
-        """Begins a sequence: open(task_id, sample, group_size, domain); where there are several, conversation=number.
-
-        All but the task, the sample and the conversation, which key its randomness, only say what is urgent.
-        """
-        ...
-
-    async def generate(
-        self,
-        session: Any,
-        new_tokens: Sequence[int],
-        max_tokens: int,
-        sampling: SamplingConfig,
-        turn: int,
-        deadline_s: float,
-        on_tokens: Callable[[Sampled], None] | None = None,
-        stop_strings: Sequence[str] | None = None,
-    ) -> Generation:
-        """Samples one turn after appending `new_tokens`; ends at a stop string, None: at one of the engine's own."""
-        ...
-
-    def close(self, session: Any) -> None:
-        """Ends the sequence, also in the middle of a turn."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Voice:
-    """How an engine of this run speaks: for the policy, and for roles."""
-
-    engine: Engine
-    tokenizer: Tokenizer
-    template: Template
-    sampling: SamplingConfig
-    turn_tokens: int  # of one reply, at most
-    context_tokens: int  # of one conversation, at most
-    observation_tokens: int  # what follows a reply is cut to so many
-    timeout_s: float  # for one reply
-    policys_ids: bool = True  # whether its token ids are the policy's: else tokens pass between the two as text
 
 
 SpeakerAt = Callable[[Task, int, int], Speaker]
@@ -149,8 +98,8 @@ class EpisodeCast:
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
         """Of the policy's trained conversations in which it has said something, in the order of their beginning."""
-        found = (talk.conversation.trajectory() for talk in self._engine_talks if talk.trained)
-        return tuple(trajectory for trajectory in found if trajectory.action_mask.any())
+        trajectories = (talk.conversation.trajectory() for talk in self._engine_talks if talk.trained)
+        return tuple(trajectory for trajectory in trajectories if trajectory.action_mask.any())
 
     @property
     def turns(self) -> int:
@@ -198,23 +147,23 @@ class EpisodeCast:
         it likes, and an episode that is left out of its group for that would be one that it has chosen to leave.
         """
         timeout = isinstance(cause, TimeoutError)
-        told = f"{role}: {one_line(cause, 'no reply in its time')}"
+        line = f"{role}: {one_line(cause, 'no reply in its time')}"
         if isinstance(cause, NoRoom) and self._policy_spoke:
             self.metrics[f"{role}_no_room"] = self.metrics.get(f"{role}_no_room", 0.0) + 1.0
-            return NoRoom(told)
+            return NoRoom(line)
         if role == POLICY:
             reason = StopReason.TIMEOUT if timeout else StopReason.ENGINE_ERROR
         else:
             reason = StopReason.TIMEOUT if timeout else StopReason.ENV_ERROR
-        failure = Failed(reason, told)
+        failure = Failed(reason, line)
         self.failure = self.failure or failure
-        return failure if role == POLICY else TimeoutError(told) if timeout else RoleError(told)
+        return failure if role == POLICY else TimeoutError(line) if timeout else RoleError(line)
 
-    def misused(self, role: str, told: str) -> ValueError:
+    def misused(self, role: str, mistake: str) -> ValueError:
         """Remembers what the environment did wrong, and returns what it is told."""
-        told = f"{role}: {told}"
-        self.failure = self.failure or Failed(StopReason.ENV_ERROR, told)
-        return ValueError(told)
+        mistake = f"{role}: {mistake}"
+        self.failure = self.failure or Failed(StopReason.ENV_ERROR, mistake)
+        return ValueError(mistake)
 
     @contextlib.contextmanager
     def question(
@@ -229,13 +178,13 @@ class EpisodeCast:
         Raises:
           ValueError: the question is a misuse.
         """
-        told = misuse(messages, talk.begun, self._policy.tokenizer.vocab_size, stop_strings, max_tokens)
+        mistake = misuse(messages, talk.begun, self._policy.tokenizer.vocab_size, stop_strings, max_tokens)
         if self.closed:
-            told = "the episode is over, and nobody speaks any more"
+            mistake = "the episode is over, and nobody speaks any more"
         elif talk.state:
-            told = talk.state
-        if told:
-            raise self.misused(talk.role, told)
+            mistake = talk.state
+        if mistake:
+            raise self.misused(talk.role, mistake)
         talk.state = "it has not answered yet, and cannot be asked two things at once"
         try:
             yield
@@ -252,6 +201,27 @@ class EpisodeCast:
     def limits(self, role: str) -> RoleConfig:
         """Of a role other than the policy."""
         return self._company.roles[role]
+
+
+ALONE = Company({}, {})
+
+
+class PlayedWithCast(Playing):
+    """An attempt beside which others may play."""
+
+    def __init__(self, rollout: Any, task: Task, sample: int, *metrics: str, first: int) -> None:
+        """`first`: number of the first conversation that the environment begins."""
+        super().__init__(rollout, task, sample, *metrics)
+        self._voice = rollout.voice
+        self._cast = EpisodeCast(rollout.company, self._voice, task, sample, rollout.group_size, first)
+
+    async def _hang_up(self) -> None:
+        self._cast.close()
+
+    def _check(self) -> None:
+        """An attempt may have gone on without a role that failed; nothing that follows is the policy's doing."""
+        if self._cast.failure is not None:
+            raise self._cast.failure
 
 
 class EngineTalk:
@@ -288,23 +258,13 @@ class EngineTalk:
             if self.role == POLICY:
                 self.state = NO_ROOM
                 return Said("", "length", Tokens((), ""), prompt_tokens, 0, 0.0, None)
-            told = f"its conversation of {prompt_tokens} tokens leaves no room in context_tokens={voice.context_tokens}"
-            raise self._cast.failed(self.role, NoRoom(told))
+            why = f"its conversation of {prompt_tokens} tokens leaves no room in context_tokens={voice.context_tokens}"
+            raise self._cast.failed(self.role, NoRoom(why))
         budget = min(voice.turn_tokens, room, voice.turn_tokens if max_tokens is None else max_tokens)
         try:
             if self._session is None:
                 self._session = await self._cast.open(voice, self._number)
-            generation = await voice.engine.generate(
-                self._session,
-                conversation.pending,
-                budget,
-                voice.sampling,
-                conversation.turns,
-                voice.timeout_s,
-                stop_strings=stop_strings,
-            )
-            if not np.isfinite(generation.logprobs).all():
-                raise ValueError("the log-prob of a sampled token is not finite: are the weights?")
+            generation = await sample_turn(voice, self._session, conversation, budget, stop_strings)
         except Exception as failure:
             raise self._cast.failed(self.role, failure) from failure
         if self._cast.closed:  # it has answered, but too late: the episode is judged
@@ -325,11 +285,8 @@ class EngineTalk:
     def _said(self, text: str, generation: Generation, prompt_tokens: int, seconds: float) -> Said:
         cost = None
         if self.role == POLICY:
-            metrics = self._cast.policy_metrics
-            for name in ("queue_s", "prefill_s", "decode_s", "cached_tokens"):
-                metrics[name] += getattr(generation, name)
-            metrics["overshoots"] += generation.overshoot_bytes > 0
-            metrics["engine_s"] += seconds
+            add_engine_times(self._cast.policy_metrics, generation)
+            self._cast.policy_metrics["engine_s"] += seconds
         else:
             cost = self._cast.price(self.role, prompt_tokens, len(generation.tokens), seconds)
         ids = generation.tokens.tolist()
@@ -340,8 +297,8 @@ class EngineTalk:
 
     def heard(self) -> Heard:
         """The conversation, for people and for checks."""
-        said = [action for action, _ in self.conversation.transcript.turns]
-        shown = zip(self._shown, [*said, ""] if len(said) < len(self._shown) else said, strict=True)
+        replies = [action for action, _ in self.conversation.transcript.turns]
+        shown = zip(self._shown, [*replies, ""] if len(replies) < len(self._shown) else replies, strict=True)
         return Heard(self.role, tuple(shown), self.conversation.trajectory(), self._after)
 
     def close(self) -> None:

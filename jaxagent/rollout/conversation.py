@@ -3,20 +3,21 @@
 Prompt messages, generations and observations in -> the tokens the engine needs next (`pending`) and, at the end, a
 `types.Trajectory` whose tokens are the engine's tokens, one for one. Nothing that was sampled is ever encoded again:
 the text of an action is decoded *for parsing only*, and a boundary between two turns is a boundary between tokens.
-The gateway makes its trajectories of the same `columns.Columns` (`gateway/threads.py`).
+The gateway makes its trajectories of the same `Columns` (`gateway/threads.py`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+import numpy as np
 
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Observation, Transcript
-from jaxagent.envs.cast import Spliced
-from jaxagent.rollout.columns import Columns, encode_spans
-from jaxagent.rollout.splicing import encode_prompt
-from jaxagent.rollout.templates import Plain, Template
+from jaxagent.envs.cast import Spliced, Tokens
+from jaxagent.rollout.templates import Plain, Spans, Template
 from jaxagent.types import Generation, TokenKind, Trajectory
 
 
@@ -162,3 +163,135 @@ class Conversation:
     def _turn(self) -> int:
         """The turn that the next tokens belong to."""
         return max(0, len(self._texts) - 1)
+
+
+class Columns:
+    """What a trajectory is made of, token by token, as it grows.
+
+    Attributes:
+      tokens, kinds, logprobs, versions, turns: one entry per token each, see `types.Trajectory`.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.kinds: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.turns: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def append(
+        self,
+        turn: int,
+        ids: Sequence[int],
+        kinds: Sequence[int],
+        logprobs: Sequence[float] | None = None,
+        versions: Sequence[int] | None = None,
+    ) -> None:
+        """Appends tokens of a turn; those that were not sampled have neither log-probs nor policy versions."""
+        count = len(ids)
+        logprobs = [0.0] * count if logprobs is None else logprobs
+        versions = [-1] * count if versions is None else versions
+        if not count == len(kinds) == len(logprobs) == len(versions):
+            raise ValueError(f"{count} tokens with {len(logprobs)} log-probs and {len(versions)} policy versions.")
+        self.tokens.extend(ids)
+        self.kinds.extend(kinds)
+        self.logprobs.extend(logprobs)
+        self.versions.extend(versions)
+        self.turns.extend([turn] * count)
+
+    def append_action(self, turn: int, generation: Generation) -> None:
+        """Appends what the policy sampled in a turn."""
+        ids = generation.tokens.tolist()
+        logprobs, versions = generation.logprobs.tolist(), generation.policy_versions.tolist()
+        self.append(turn, ids, [TokenKind.ACTION] * len(ids), logprobs, versions)
+
+    def trajectory(self, end: int) -> Trajectory:
+        """The first `end` tokens."""
+        return Trajectory(
+            tokens=np.asarray(self.tokens[:end], np.int32),
+            kinds=np.asarray(self.kinds[:end], np.uint8),
+            logprobs=np.asarray(self.logprobs[:end], np.float32),
+            policy_versions=np.asarray(self.versions[:end], np.int32),
+            turns=np.asarray(self.turns[:end], np.int32),
+        )
+
+
+def encode_spans(tokenizer: Tokenizer, spans: Spans) -> tuple[list[int], list[int]]:
+    """The tokens of consecutive spans, encoded as one text, and the kind of each."""
+    spans = [(tokenizer.normalize(text), kind) for text, kind in spans]
+    ids = tokenizer.encode("".join(text for text, _ in spans))
+    if all(kind == TokenKind.PROMPT for _, kind in spans):
+        return ids, [int(TokenKind.PROMPT)] * len(ids)
+    return ids, span_kinds(spans, tokenizer.byte_lengths[ids])
+
+
+def span_kinds(spans: Spans, lengths: Sequence[int] | np.ndarray) -> list[int]:
+    """The kind of every token, given each token's length in bytes: the kind of the span it lies in.
+
+    A token across spans of different kinds is PROMPT if template text is in it, else WARNING: an OBSERVATION token
+    holds nothing but the environment's words, which is what makes it a fair target of ECHO.
+    """
+    if not len(lengths):
+        return []
+    lengths = np.asarray(lengths)
+    ends = np.cumsum(lengths)
+    # Which spans each token touches: from the one with its first byte to the one with its last.
+    borders = np.cumsum([len(text.encode()) for text, _ in spans])
+    first = np.searchsorted(borders, ends - lengths, side="right")
+    last = np.searchsorted(borders, ends - 1, side="right")
+    of_span = [kind for _, kind in spans]
+    kinds = np.asarray([*of_span, TokenKind.PROMPT], np.uint8)[first].tolist()
+    for at in np.flatnonzero((first != last) | (lengths == 0)).tolist():
+        within = spans[first[at] : last[at] + 1] if lengths[at] else []
+        touched = {kind for text, kind in within if text}
+        kinds[at] = touched.pop() if len(touched) == 1 else _mixed(touched)
+    return kinds
+
+
+def _mixed(touched: set[TokenKind]) -> TokenKind:
+    return TokenKind.WARNING if touched and TokenKind.PROMPT not in touched else TokenKind.PROMPT
+
+
+def encode_prompt(tokenizer: Tokenizer, template: Template, messages: Sequence[Message | Spliced]) -> list[int]:
+    """The token ids of a prompt. A boundary between a text and spliced tokens is a boundary between tokens.
+
+    Raises:
+      ValueError: the template does not show a message's tokens, or shows them twice.
+    """
+    mark = _unused([message.content for message in messages])
+    tokens: list[Tokens] = []
+
+    def plain(message: Message | Spliced) -> Message:
+        if isinstance(message, Message):
+            return message
+        parts = []
+        for piece in message.pieces:
+            if isinstance(piece, str):
+                parts.append(piece)
+            else:
+                parts.append(f"{mark}{len(tokens)}{mark}")
+                tokens.append(piece)
+        return Message(message.role, "".join(parts))
+
+    text = template.prompt([plain(message) for message in messages])
+    if not tokens:
+        return tokenizer.encode(text)
+    # re.split keeps what stands in the group: text, number, text, number, ..., text
+    pieces = re.split(f"{re.escape(mark)}([0-9]+){re.escape(mark)}", text)
+    if [int(number) for number in pieces[1::2]] != list(range(len(tokens))):
+        raise ValueError("The chat template does not show each spliced piece of the prompt once and in its place.")
+    ids: list[int] = []
+    for at, piece in enumerate(pieces):
+        ids += tokens[int(piece)].ids if at % 2 else tokenizer.encode(piece)
+    return ids
+
+
+def _unused(texts: Sequence[str]) -> str:
+    """Plain letters that occur in none of the texts: no template trims, escapes or strips them."""
+    number = 0
+    while any((mark := f"SPLICED{number}X") in text for text in texts):
+        number += 1
+    return mark

@@ -6,7 +6,6 @@ other columns are ignored.
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,27 +14,9 @@ import grain
 
 from jaxagent.config import ConfigError
 from jaxagent.data import files
-from jaxagent.envs.base import Message, Observation
+from jaxagent.envs.base import Environment, Message
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.types import Trajectory
-
-
-class Protocol(typing.Protocol):
-    """How an environment and a policy speak; every `envs.base.Environment` is one.
-
-    Attributes:
-      stop_strings: a generation ends with the first of these that it completes.
-    """
-
-    stop_strings: Sequence[str]
-
-    def messages(self, text: str) -> Sequence[Message]:
-        """The prompt of a task."""
-        ...
-
-    def observation(self, action: str, text: str) -> Observation:
-        """What an environment shows after an action, given only its text."""
-        ...
 
 
 def load(path: str | Path) -> list[dict[str, Any]]:
@@ -59,24 +40,24 @@ def load(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def trajectory(row: dict[str, Any], conversation: Conversation, protocol: Protocol) -> Trajectory:
+def trajectory(row: dict[str, Any], conversation: Conversation, environment: Environment) -> Trajectory:
     """One demonstration as the trajectory that an episode with these texts would have been, token by token.
 
     Args:
       row: as `load` gives it. A question becomes the environment's prompt; messages are taken as they stand.
       conversation: an empty one.
-      protocol: of the environment.
+      environment: says the prompt, the observations, and where an action ends.
     """
     prompt = row["prompt"]
     if isinstance(prompt, str):
-        conversation.add_prompt(protocol.messages(prompt))
+        conversation.add_prompt(environment.messages(prompt))
     else:
         conversation.add_prompt([Message(message["role"], message["content"]) for message in prompt])
     for turn in row["turns"]:
-        conversation.add_demonstration(turn["action"], protocol.stop_strings)
+        conversation.add_demonstration(turn["action"], environment.stop_strings)
         if turn["observation"]:
             action = conversation.transcript.turns[-1][0]
-            conversation.add_observation(protocol.observation(action, turn["observation"]))
+            conversation.add_observation(environment.observation(action, turn["observation"]))
     return conversation.trajectory()
 
 

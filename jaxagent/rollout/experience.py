@@ -69,8 +69,8 @@ class Experience:
         if self.replay is not None:
             self.replay.record(played, step, self._rl.advantage)
             metrics["replay/size"] = float(len(self.replay))
-        for known in (self._rounds, self._positions):
-            known.pop(step, None)
+        for by_step in (self._rounds, self._positions):
+            by_step.pop(step, None)
         self._recorded = step + 1
         self._look_ahead()
         return metrics
@@ -100,8 +100,8 @@ class Experience:
             self.replay.set_state(state["replay"])
         assigned = state.get("assigned", {}) if self._curriculum is not None else {}
         # A config that asks for another number of tasks has them drawn anew.
-        whole = {int(at): rounds for at, rounds in assigned.items() if all(len(r) == self._size for r in rounds)}
-        self._begin(step, whole)
+        same_size = {int(at): rounds for at, rounds in assigned.items() if all(len(r) == self._size for r in rounds)}
+        self._begin(step, same_size)
 
     def _begin(self, step: int, assigned: Mapping[int, list[list[int]]] | None = None) -> None:
         """Nothing is assigned from `step` on but what is given."""

@@ -10,35 +10,29 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from jaxagent import contract
 from jaxagent.envs.base import Attempt, Step, check_messages, check_texts
 from jaxagent.envs.cast import NoRoom
-from jaxagent.rollout.bookkeeping import seconds, token_counts, verdict_of
-from jaxagent.rollout.cast import Company, EpisodeCast
+from jaxagent.rollout.cast import ALONE, TIMES, Company, PlayedWithCast
 from jaxagent.rollout.conversation import Conversation
-from jaxagent.rollout.ending import engine_failures
-from jaxagent.rollout.episode import EpisodeRollout, Playing
+from jaxagent.rollout.episode import (
+    EpisodeRollout,
+    add_engine_times,
+    engine_failures,
+    sample_turn,
+    seconds,
+    token_counts,
+    verdict_of,
+)
 from jaxagent.types import Generation, StopReason, Task
 
 OWN_CONVERSATION = 0  # the number of the policy's own; those that the environment begins follow
 
 
-ALONE = Company({}, {})
-
-
-class _Playing(Playing):
+class _TurnByTurn(PlayedWithCast):
     def __init__(self, rollout: MultiTurn, task: Task, sample: int):
-        times = ("env_s", "engine_s", "open_s", "queue_s", "prefill_s", "decode_s")
-        super().__init__(rollout, task, sample, *times, "cached_tokens", "overshoots")
+        super().__init__(rollout, task, sample, "env_s", *TIMES, first=OWN_CONVERSATION + 1)
         self._conversation = Conversation(rollout.tokenizer, rollout.template, rollout.config.observation_tokens)
-        self._cast = EpisodeCast(
-            rollout.company, rollout.voice, task, sample, rollout.group_size, first=OWN_CONVERSATION + 1
-        )
-
-    async def _hang_up(self) -> None:
-        self._cast.close()
 
     async def _play(self) -> StopReason:
         with seconds(self._metrics, "env_s"):
@@ -61,11 +55,6 @@ class _Playing(Playing):
         if not self._rollout.company.roles:
             return self._rollout.begin(self._task)
         return self._rollout.begin(self._task, self._cast)
-
-    def _check(self) -> None:
-        """An attempt may have gone on without a role that failed; nothing that follows is the policy's doing."""
-        if self._cast.failure is not None:
-            raise self._cast.failure
 
     async def _converse(self, environment: Attempt) -> StopReason:
         policy, task = self._rollout.policy, self._task
@@ -106,20 +95,8 @@ class _Playing(Playing):
         rollout, conversation = self._rollout, self._conversation
         budget = min(rollout.config.turn_tokens, rollout.config.context_tokens - len(conversation))
         with seconds(self._metrics, "engine_s"), engine_failures():
-            generation = await rollout.policy.generate(
-                session,
-                conversation.pending,
-                budget,
-                rollout.sampling,
-                conversation.turns,
-                rollout.request_timeout_s,
-                stop_strings=stop_strings,
-            )
-            if not np.isfinite(generation.logprobs).all():
-                raise ValueError("the log-prob of a sampled token is not finite: are the weights?")
-        for name in ("queue_s", "prefill_s", "decode_s", "cached_tokens"):
-            self._metrics[name] += getattr(generation, name)
-        self._metrics["overshoots"] += generation.overshoot_bytes > 0
+            generation = await sample_turn(self._voice, session, conversation, budget, stop_strings)
+        add_engine_times(self._metrics, generation)
         return generation
 
     def _fields(self) -> dict[str, Any]:
@@ -137,5 +114,5 @@ class _Playing(Playing):
 class MultiTurn(EpisodeRollout):
     """The rollout of attempts that answer the policy turn by turn. `company`: who plays beside the policy."""
 
-    playing = _Playing
+    playing = _TurnByTurn
     company: Company = ALONE

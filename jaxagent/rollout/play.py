@@ -11,19 +11,14 @@ from typing import Any
 from jaxagent import contract
 from jaxagent.config import ConfigError
 from jaxagent.envs.cast import NoRoom
-from jaxagent.rollout.bookkeeping import seconds, token_counts, verdict_of
-from jaxagent.rollout.cast import Company, EpisodeCast
-from jaxagent.rollout.episode import EpisodeRollout, Playing
+from jaxagent.rollout.cast import Company, PlayedWithCast
+from jaxagent.rollout.episode import EpisodeRollout, seconds, token_counts, verdict_of
 from jaxagent.types import StopReason, Task
 
 
-class _Playing(Playing):
+class _SelfPlayed(PlayedWithCast):
     def __init__(self, rollout: Play, task: Task, sample: int):
-        super().__init__(rollout, task, sample, "verify_s")
-        self._cast = EpisodeCast(rollout.company, rollout.voice, task, sample, rollout.group_size)
-
-    async def _hang_up(self) -> None:
-        self._cast.close()
+        super().__init__(rollout, task, sample, "verify_s", first=0)
 
     async def _play(self) -> StopReason:
         self._attempt = self._rollout.begin(self._task, self._cast)
@@ -36,11 +31,6 @@ class _Playing(Playing):
             self._verdict = await verdict_of(self._attempt, self._cast.turns, stop_reason)
         self._check()
         return stop_reason
-
-    def _check(self) -> None:
-        """An attempt may have gone on without a role that failed; nothing that follows is the policy's doing."""
-        if self._cast.failure is not None:
-            raise self._cast.failure
 
     def _fields(self) -> dict[str, Any]:
         cast = self._cast
@@ -59,7 +49,7 @@ class _Playing(Playing):
 class Play(EpisodeRollout):
     """The rollout of attempts that play themselves. `company`: who plays beside the policy."""
 
-    playing = _Playing
+    playing = _SelfPlayed
     company: Company
 
     def __post_init__(self) -> None:

@@ -33,24 +33,20 @@ def check_prompts(
     Raises:
       ConfigError: prompts that leave no room for a single token of the policy.
     """
-    tokens = []
-    for task in tasks:
-        rendered = conversation()
-        rendered.add_prompt(prompt(task))
-        tokens.append(len(rendered))
+    tokens = [_length(prompt(task), conversation) for task in tasks]
     limit = env.context_tokens
     if not tokens or max(tokens) + env.turn_tokens <= limit:
         return
     longest = max(range(len(tokens)), key=tokens.__getitem__)
     example = f"the longest, of task '{tasks[longest].id}', has {tokens[longest]} tokens"
-    whole = f"a whole turn (env.turn_tokens={env.turn_tokens}) needs {tokens[longest] + env.turn_tokens} or more"
+    least = f"a whole turn (env.turn_tokens={env.turn_tokens}) needs {tokens[longest] + env.turn_tokens} or more"
     if too_long := sum(length >= limit for length in tokens):
         raise ConfigError(
             f"env.context_tokens={limit} has no room for a turn after {too_long} of {len(tokens)} {name} prompts: "
-            f"{example}; {whole}. Raise it, or leave such tasks out."
+            f"{example}; {least}. Raise it, or leave such tasks out."
         )
     tight = sum(length + env.turn_tokens > limit for length in tokens)
-    note(f"env.context_tokens={limit} cuts the first turn of {tight} of {len(tokens)} {name} tasks: {example}; {whole}")
+    note(f"env.context_tokens={limit} cuts the first turn of {tight} of {len(tokens)} {name} tasks: {example}; {least}")
 
 
 def check_role_prompts(
@@ -72,21 +68,23 @@ def check_role_prompts(
     Raises:
       ConfigError: prompts that leave no room for a single token of the role's.
     """
-    longest, of_task, too_long = 0, "", 0
-    for task in tasks:
-        rendered = conversation()
-        rendered.add_prompt(prompt(task.prompt))
-        too_long += len(rendered) >= context_tokens
-        if len(rendered) > longest:
-            longest, of_task = len(rendered), task.id
-    if too_long:
+    tokens = [_length(prompt(task.prompt), conversation) for task in tasks]
+    if too_long := sum(length >= context_tokens for length in tokens):
+        longest = max(range(len(tokens)), key=tokens.__getitem__)
         raise ConfigError(
             f"config.roles.{role}.context_tokens={context_tokens} has no room for a reply after the first prompt of "
-            f"{too_long} of {len(tasks)} tasks: the longest, of task '{of_task}', has {longest} tokens. Raise it, or "
-            "leave such tasks out."
+            f"{too_long} of {len(tasks)} tasks: the longest, of task '{tasks[longest].id}', has {tokens[longest]} "
+            "tokens. Raise it, or leave such tasks out."
         )
 
 
 def some(tasks: Sequence[Task], count: int = SAMPLE) -> list[Task]:
     """At most `count` tasks, evenly spaced over all of them."""
     return [tasks[i * len(tasks) // count] for i in range(count)] if len(tasks) > count else list(tasks)
+
+
+def _length(messages: Sequence[Message], conversation: Callable[[], Conversation]) -> int:
+    """Tokens of a prompt, encoded as a rollout would."""
+    rendered = conversation()
+    rendered.add_prompt(messages)
+    return len(rendered)

@@ -67,17 +67,17 @@ class ReplayBuffer:
           step: the RL step.
           advantage: `rl.advantage`; attempts have one of their own only where it is one from groups.
         """
-        given = np.zeros((0, 0))
+        advantages = np.zeros((0, 0))
         if isinstance(advantage, GroupAdvantage) and groups:
-            scores, counted = rewards(groups)
-            given = compared(advantage, scores, counted, counted & ~zero_signal(scores, counted)[:, None])
-        found = [
-            (episode, float(given[g, s]) if given.size else 0.0)
+            scores, counts = rewards(groups)
+            advantages = compared(advantage, scores, counts, counts & ~zero_signal(scores, counts)[:, None])
+        solved = [
+            (episode, float(advantages[g, s]) if advantages.size else 0.0)
             for g, group in enumerate(groups)
             for s, episode in enumerate(group.episodes)
             if not episode.stop_reason.is_failure and episode.total_reward >= self._cfg.min_reward
         ]
-        for episode, worth in found:
+        for episode, worth in solved:
             trajectories = tuple(t for t in episode.trajectories if action_mask(t).any())
             if trajectories and (worth or self._cfg.use == "nll"):
                 self._kept.append(Success(episode.task.id, step, float(episode.total_reward), worth, trajectories))
@@ -105,8 +105,8 @@ class ReplayBuffer:
         """
         chosen, scored = choose(self.candidates(step), policy, self._cfg)
         unused = 1 + max((s.episode for s in beside), default=-1)
-        given = streams(chosen, self._cfg, correction, unused)
-        return given, {"replay/used": float(len(chosen)), "replay/scored": float(scored)}
+        replayed = streams(chosen, self._cfg, correction, unused)
+        return replayed, {"replay/used": float(len(chosen)), "replay/scored": float(scored)}
 
     def get_state(self) -> list[dict[str, Any]]:
         """All successes that are kept, as JSON values."""
@@ -118,11 +118,11 @@ class ReplayBuffer:
 
     def set_state(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Goes on from what `get_state` gave."""
-        kept = []
+        successes = []
         for item in state:
             trajectories = tuple(codec.decode_trajectory(t, "the bundle's replay") for t in item["trajectories"])
-            kept.append(Success(**{**item, "trajectories": trajectories}))
-        self._kept = kept[-self._cfg.capacity :]
+            successes.append(Success(**{**item, "trajectories": trajectories}))
+        self._kept = successes[-self._cfg.capacity :]
 
 
 def token_probability(success: Success, logprobs: Sequence[np.ndarray]) -> float:
@@ -132,8 +132,8 @@ def token_probability(success: Success, logprobs: Sequence[np.ndarray]) -> float
       success: the attempt.
       logprobs: f32[T] per trajectory, under the policy that is asked.
     """
-    taken = [x[action_mask(t) > 0] for t, x in zip(success.trajectories, logprobs, strict=True)]
-    return float(np.exp(np.mean(np.concatenate(taken).astype(np.float64))))
+    action_logprobs = [x[action_mask(t) > 0] for t, x in zip(success.trajectories, logprobs, strict=True)]
+    return float(np.exp(np.mean(np.concatenate(action_logprobs).astype(np.float64))))
 
 
 def choose(

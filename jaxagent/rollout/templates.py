@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -31,35 +31,20 @@ ACTION = "PLACEHOLDER-ACTION"  # plain ASCII words: no template trims, escapes o
 BODY = "PLACEHOLDER-BODY"
 
 
-class Template(Protocol):
-    """How messages become text.
-
-    Attributes:
-      after_message: how the text begins that follows the policy's message; "" where messages have no end.
-    """
-
-    after_message: str
-
-    def prompt(self, messages: Sequence[Message]) -> str:
-        """The text that the policy's first turn continues."""
-        ...
-
-    def observation(self, observation: Observation, ended_by: str) -> Spans:
-        """The text between the policy's turn and its next one. `ended_by`: the EOS text that it sampled, or ""."""
-        ...
-
-
 class Plain:
     """No template: contents one after the other."""
 
-    after_message = ""
+    after_message = ""  # how the text begins that follows the policy's message; "" where messages have no end
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """The contents of all messages, joined."""
+        """The text that the policy's first turn continues: the contents of all messages, joined."""
         return "".join(message.content for message in messages)
 
     def observation(self, observation: Observation, ended_by: str) -> Spans:
-        """The parts of the observation as they are."""
+        """The text between the policy's turn and its next one: the parts of the observation as they are.
+
+        `ended_by`: the EOS text that the policy sampled, or "".
+        """
         return list(observation.parts)
 
 
@@ -119,12 +104,12 @@ class Chat:
     def _frame(self, role: str) -> tuple[str, str, str]:
         """(role the template knows, text before a body, text after it), cached."""
         if role not in self._frames:
-            found = self._try_frame(role)
-            if found is None and role != "user":
-                found = self._frame("user")
-            if found is None:
+            frame = self._try_frame(role)
+            if frame is None and role != "user":
+                frame = self._frame("user")
+            if frame is None:
                 raise ConfigError("The chat template does not show assistant and user messages; it cannot be used.")
-            self._frames[role] = found
+            self._frames[role] = frame
         return self._frames[role]
 
     def _try_frame(self, role: str) -> tuple[str, str, str] | None:
@@ -159,6 +144,9 @@ class Chat:
             )
         except REFUSALS as error:
             raise ConfigError(f"The chat template failed: {error}") from error
+
+
+Template = Plain | Chat  # how messages become text
 
 
 def open_template(tokenizer: Tokenizer, use_chat_template: bool, date: datetime.datetime) -> Template:

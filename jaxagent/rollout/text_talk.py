@@ -1,4 +1,8 @@
-"""A conversation with a role that speaks text: scripted counterparts and endpoints; see `roles.base`."""
+"""A conversation with a role that speaks text (scripted counterparts, endpoints), and what a question must not be.
+
+Of a misuse nothing is sent and nothing becomes part of the conversation. It is remembered as the episode's failure, so
+that an environment that swallows the exception cannot make an honest reward of what follows.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxagent import contract
-from jaxagent.envs.base import Message
+from jaxagent.envs.base import Message, check_texts
 from jaxagent.envs.cast import Said, Spliced
 from jaxagent.roles.base import Reply, Speaker
-from jaxagent.rollout.asking import whole
 from jaxagent.types import Heard
 
 if TYPE_CHECKING:
@@ -51,25 +54,25 @@ class TextTalk:
         self._turns.append(("\n".join(message.content for message in messages), ""))
         try:
             async with asyncio.timeout(limits.timeout_s):
-                shown = tuple(self._messages), stop_strings, budget
-                reply = await contract.awaited(self._speaker, "reply", *shown, wanted=Reply)
-            text, finish, prompt, said = self._read(reply, stop_strings)
+                arguments = tuple(self._messages), stop_strings, budget
+                reply = await contract.awaited(self._speaker, "reply", *arguments, wanted=Reply)
+            text, finish, prompt, reply_tokens = self._read(reply, stop_strings)
         except Exception as failure:
             raise cast.failed(role, failure) from failure
         self._turns[-1] = (self._turns[-1][0], text)
         self._messages.append(Message("assistant", text))
         seconds = time.monotonic() - began
-        return Said(text, finish, None, prompt, said, seconds, cast.price(role, prompt, said, seconds))
+        return Said(text, finish, None, prompt, reply_tokens, seconds, cast.price(role, prompt, reply_tokens, seconds))
 
     def _read(self, reply: Reply, stop_strings: Sequence[str]) -> tuple[str, str, int, int]:
         """The text and the finish of a reply, and its numbers of tokens: the speaker's, or else counted here."""
         if not isinstance(reply.text, str):
             raise TypeError(f"its reply is no text but {type(reply.text).__name__}")
-        text, finish = _cut(whole(reply.text), reply.finish, stop_strings)
-        prompt, said = reply.prompt_tokens, reply.reply_tokens
+        text, finish = _cut(without_half_pairs(reply.text), reply.finish, stop_strings)
+        prompt, reply_tokens = reply.prompt_tokens, reply.reply_tokens
         if prompt is None:
             prompt = sum(len(self._cast.tokens(message.content).ids) for message in self._messages)
-        return text, finish, prompt, len(self._cast.tokens(text).ids) if said is None else said
+        return text, finish, prompt, len(self._cast.tokens(text).ids) if reply_tokens is None else reply_tokens
 
     def heard(self) -> Heard:
         """The conversation, for people."""
@@ -80,3 +83,56 @@ def _cut(text: str, finish: str, stop_strings: Sequence[str]) -> tuple[str, str]
     """A text up to the end of the first stop string in it."""
     ends = [at + len(stop) for stop in stop_strings if (at := text.find(stop)) >= 0]
     return (text[: min(ends)], "stop") if ends else (text, finish)
+
+
+def misuse(
+    messages: Sequence[Message | Spliced],
+    begun: bool,
+    vocab_size: int,
+    stop_strings: Sequence[str],
+    max_tokens: int | None,
+) -> str:
+    """What is wrong with a question; "" = nothing.
+
+    Args:
+      messages, stop_strings, max_tokens: as `envs.cast.Talk.say` has them.
+      begun: whether the conversation has a reply.
+      vocab_size: of the policy's tokenizer, whose ids spliced tokens are.
+    """
+    if not messages or (begun and len(messages) != 1):
+        return "a conversation begins with one message or more, and goes on with one"
+    for message in messages:
+        if wrong := _of_message(message, begun, vocab_size):
+            return wrong
+    try:
+        check_texts("stop_strings", stop_strings)
+    except ValueError as error:
+        return str(error)
+    if max_tokens is not None and max_tokens < 1:
+        return f"max_tokens={max_tokens}, and a reply has at least one token"
+    return ""
+
+
+def _of_message(message: Message | Spliced, begun: bool, vocab_size: int) -> str:
+    if isinstance(message, Spliced):
+        if begun:
+            return "only a conversation's prompt can be spliced: what follows a reply is text"
+        ids = (i for piece in message.pieces if not isinstance(piece, str) for i in piece.ids)
+        if any(not 0 <= (wrong := i) < vocab_size for i in ids):
+            return f"spliced tokens have the id {wrong}, and the tokenizer has {vocab_size} ids"
+    if not isinstance(message.content, str):
+        return f"a message's content must be text, got {type(message.content).__name__}"
+    return (
+        ""
+        if without_half_pairs(message.content) == message.content
+        else "a message has half of a surrogate pair: it is no text"
+    )
+
+
+def without_half_pairs(text: str) -> str:
+    """The text with U+FFFD for every half of a surrogate pair, which no tokenizer and no log can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -2,7 +2,9 @@
 
 Tasks and a rollout in -> `Group`s out. The loop thread is the only place where environments and rollouts run; the
 caller's thread (the training loop) blocks in `collect` and never sees a coroutine. Episodes start in task order and
-end in any order; groups come out in task order, so nothing downstream depends on timing.
+end in any order; groups come out in task order, so nothing downstream depends on timing. The one exception is
+`run_until_enough`, oversampling with early stop: WHICH attempts it uses depends on which ended first, so a run that
+oversamples is not reproducible to the bit, and favours attempts that are fast. It is off by default (`rl.oversample`).
 """
 
 from __future__ import annotations
@@ -12,11 +14,10 @@ import concurrent.futures
 import logging
 import math
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, Self, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Self, TypeVar
 
-from jaxagent.rollout import waiting
-from jaxagent.sandbox.base import SandboxLost
+from jaxagent.config.errors import AttemptLost, WaitedInVainError
 from jaxagent.types import Episode, Group, StopReason, Task
 
 logger = logging.getLogger(__name__)
@@ -25,12 +26,8 @@ LATE = "the deadline of its group passed"
 STOP_TIMEOUT_S = 30.0  # for cancelled episodes to clean up after themselves
 
 
-class Rollout(Protocol):
-    """A function that plays one attempt at a task, such as `multi_turn.MultiTurn`."""
-
-    async def __call__(self, task: Task, sample: int) -> Episode:
-        """Runs attempt number `sample`."""
-        ...
+# Plays an attempt, by its number, at a task: `multi_turn.MultiTurn` is one.
+Rollout = Callable[[Task, int], Awaitable[Episode]]
 
 
 async def run_groups(
@@ -77,12 +74,12 @@ async def run_groups(
 async def guarded(rollout: Rollout, task: Task, sample: int, plays: int = 5) -> Episode:
     """The attempt's episode; if the rollout raises, an episode that failed.
 
-    An attempt whose sandbox was lost has no result: it is played again under its number, `plays` times in all.
+    An attempt that was lost has no result: it is played again under its number, `plays` times in all.
     """
     try:
         return await rollout(task, sample)
     except Exception as failure:
-        if not isinstance(failure, SandboxLost) or plays <= 1:
+        if not isinstance(failure, AttemptLost) or plays <= 1:
             logger.exception("task %s, sample %d: the rollout raised", task.id, sample)
             return no_episode(task, sample, StopReason.ENV_ERROR, f"{type(failure).__name__}: {failure}")
         logger.warning("task %s, sample %d is played again: %s", task.id, sample, failure)
@@ -97,6 +94,11 @@ def group_deadline_s(attempts: int, concurrency: int, episode_timeout_s: float) 
     """
     in_turn = 1 + math.ceil((attempts - 1) / concurrency)
     return in_turn * (episode_timeout_s + STOP_TIMEOUT_S)
+
+
+def batch_deadline_s(episodes: int, concurrency: int, episode_timeout_s: float) -> float:
+    """Seconds after which a batch of episodes is cut off: a full episode deadline for every turn of `concurrency`."""
+    return math.ceil(episodes / concurrency) * episode_timeout_s
 
 
 def no_episode(task: Task, sample: int, stop_reason: StopReason, error: str) -> Episode:
@@ -136,10 +138,10 @@ class Workers:
         """Runs a coroutine on the loop and waits for it, e.g. `run(retriever.close(), 5.0)`.
 
         Raises:
-          OverdueError: it took longer than that of this process's own time (waiting.py); it has been cancelled.
+          OverdueError: it took longer than that of this process's own time (`result_of`); it has been cancelled.
         """
         what = getattr(coroutine, "__qualname__", "a coroutine").replace(".<locals>", "")
-        return waiting.result(asyncio.run_coroutine_threadsafe(coroutine, self._loop), timeout_s, what)
+        return result_of(asyncio.run_coroutine_threadsafe(coroutine, self._loop), timeout_s, what)
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Begins a coroutine on the loop. Unlike `run`, its caller goes on, and bounds it itself."""
@@ -168,3 +170,123 @@ async def _cancel_all() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+SLICE_S = 1.0  # of waiting
+
+
+class OverdueError(WaitedInVainError, TimeoutError):
+    """What ran in the rollouts' loop did not end by its own limits."""
+
+
+def result_of(future: concurrent.futures.Future[T], timeout_s: float, what: str) -> T:
+    """The future's result; its exception is raised.
+
+    Time in which this process was stopped (SIGSTOP, a machine that paused) does not count: the loop was stopped, too,
+    and what it has in hand ends by limits of its own as soon as both go on.
+
+    Args:
+      future: of a coroutine.
+      timeout_s: of time in which this process ran; more than the limits of all that the coroutine waits for.
+      what: its name, for the message.
+
+    Raises:
+      OverdueError: it took longer; it has been cancelled.
+    """
+    left_s = timeout_s
+    while left_s > 0:
+        slice_s = min(left_s, SLICE_S)
+        try:
+            return future.result(slice_s)
+        except concurrent.futures.TimeoutError:
+            if future.done():  # it is the coroutine's own, or there is a result by now
+                return future.result()
+            left_s -= slice_s  # whatever the clock says
+    future.cancel()
+    raise OverdueError(
+        f"The rollouts' loop has not ended '{what}' within {timeout_s:g} s, which is more than the limits of all that "
+        "it waits for: it hangs."
+    )
+
+
+ENOUGH = "enough groups were complete without it"
+ALL_LATE = "the deadline of all rollouts passed"
+
+
+async def run_until_enough(
+    tasks: Sequence[Task],
+    attempts: int,
+    group_size: int,
+    enough: int,
+    rollout: Rollout,
+    concurrency: int,
+    deadline_s: float,
+) -> list[Group]:
+    """One group per task, in task order, ended when `enough` of them are complete.
+
+    A group is complete when `group_size` of its `attempts` attempts ended without failing; then its others are
+    cancelled. When `enough` groups are complete everything is. What was cancelled, or never began, comes back
+    CANCELLED, so every group has `attempts` episodes and `Group.valid` is its real size.
+
+    Args:
+      tasks: in the order in which they start.
+      attempts: started per task, at least `group_size`.
+      group_size: attempts that make a group complete.
+      enough: complete groups that end the round.
+      rollout: runs one attempt.
+      concurrency: attempts running at once.
+      deadline_s: seconds after which the round ends in any case.
+    """
+    table: list[list[Episode | None]] = [[None] * attempts for _ in tasks]
+    running: dict[tuple[int, int], asyncio.Task[Episode]] = {}
+    over = asyncio.Event()
+    waiting = iter([(t, s) for t in range(len(tasks)) for s in range(attempts)])
+
+    def complete(t: int) -> bool:
+        return sum(e is not None and not e.stop_reason.is_failure for e in table[t]) >= group_size
+
+    def start() -> None:
+        while len(running) < concurrency and not over.is_set():
+            t, s = next((at for at in waiting if not complete(at[0])), (-1, -1))
+            if t < 0:
+                break
+            job = running[t, s] = asyncio.create_task(guarded(rollout, tasks[t], s))
+            job.add_done_callback(lambda job, at=(t, s): ended(at, job))
+        if not running:
+            over.set()
+
+    def ended(at: tuple[int, int], job: asyncio.Task[Episode]) -> None:
+        running.pop(at, None)
+        t, s = at
+        if over.is_set() or complete(t):  # also one that ended while its cancellation was on its way
+            return start()
+        if not job.cancelled():
+            if job.exception() is not None:
+                logger.error("task %s, sample %d was ended from outside", tasks[t].id, s)
+            else:
+                table[t][s] = job.result()
+        if complete(t):
+            for other in [job for (u, _), job in running.items() if u == t]:
+                other.cancel()
+        if sum(map(complete, range(len(tasks)))) >= enough:
+            over.set()
+        start()
+
+    start()
+    reason = ENOUGH
+    try:
+        async with asyncio.timeout(deadline_s):
+            await over.wait()
+    except TimeoutError:
+        over.set()
+        reason = ALL_LATE
+        logger.warning("Rollouts were cut off after %.0f s.", deadline_s)
+    finally:
+        left = list(running.values())
+        for job in left:
+            job.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+    return [
+        Group(task, tuple(e or no_episode(task, s, StopReason.CANCELLED, reason) for s, e in enumerate(row)))
+        for task, row in zip(tasks, table, strict=True)
+    ]

@@ -8,15 +8,14 @@ from jaxagent.algorithms import checks as algorithm
 from jaxagent.algorithms.group_rewards import Decoupled, Preferences
 from jaxagent.algorithms.opd import as_opd
 from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, EnvConfig, nearest, relations
-from jaxagent.config.choice import imported
+from jaxagent.config.choice import imported, named
 from jaxagent.config.errors import failure_line
 from jaxagent.config.fleet import FleetConfig
 from jaxagent.config.parse import convert, hints
 from jaxagent.engine import automaton
 from jaxagent.envs.base import Environment, check_texts
-from jaxagent.fleet.plan_of import plan_of
 from jaxagent.models import lora
-from jaxagent.rollout import strategies
+from jaxagent.rollout import selection
 from jaxagent.runs import roles
 
 EXACT_TILE_ROWS = 64
@@ -43,7 +42,7 @@ def check(cfg: Config) -> None:
     algorithm.check(cfg.rl)
     _check_group_reward(cfg)
     lora.check(cfg.model.lora)
-    strategies.check(cfg.rl)
+    selection.check(cfg.rl)
     if OPD in cfg.stages:
         _check_opd(cfg)
     with_adapters = [at for at, stage in enumerate(cfg.stages) if stage in (OPD, RL)]
@@ -149,7 +148,7 @@ def _check_fleet(cfg: Config, fleet: FleetConfig) -> None:
     """Refuses a run of many processes that cannot work."""
     if RL not in cfg.stages:
         raise ConfigError("config.fleet: the stage 'rl' is what many processes do, and config.stages does not have it.")
-    plan_of(cfg)  # rl.staleness, rl.oversample, fleet.rule and fleet.window
+    named(fleet.plan, "config.fleet")(cfg)  # rl.staleness, rl.oversample, fleet.rule and fleet.window
     devices = cfg.mesh.devices
     if devices % fleet.trainers:
         raise ConfigError(

@@ -17,7 +17,6 @@ from jaxagent.observe.episodes import episode_record
 from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER
 from jaxagent.observe.jsonl import JsonlLog
 from jaxagent.observe.metrics import MetricsWriter
-from jaxagent.runs import together
 from jaxagent.types import Episode
 
 
@@ -34,13 +33,14 @@ class Logs:
         self._metrics_position = host.get("metrics_position", 0)
         self._shown_position = host.get("episodes_position", 0)
         self._positions: dict[str, int] = dict(host.get("episode_positions", {}))
+        self._metrics: MetricsWriter | None = None  # None in a process that does not write
+        self._shown: JsonlLog | None = None
         self._named: dict[str, JsonlLog] = {}
         self._stack = contextlib.ExitStack()
 
     def open(self) -> None:
         """Opens metrics and evaluation episodes, where this process writes them."""
         if not peers.is_first():
-            self._metrics = self._shown = together.Unwritten()
             return
         self._metrics = MetricsWriter(self._workdir, self._metrics_position)
         self._stack.callback(self._metrics.close)
@@ -55,8 +55,8 @@ class Logs:
     def positions(self) -> dict[str, Any]:
         """What a bundle keeps of them."""
         return {
-            "metrics_position": self._metrics.position,
-            "episodes_position": self._shown.position,
+            "metrics_position": self._metrics.position if self._metrics else 0,
+            "episodes_position": self._shown.position if self._shown else 0,
             "episode_positions": self._positions,
         }
 
@@ -66,11 +66,12 @@ class Logs:
         Raises:
           OSError: the disk is full.
         """
-        self._metrics.write(stage, step, metrics)
+        if self._metrics:
+            self._metrics.write(stage, step, metrics)
 
     def show(self, episodes: Sequence[Episode], token_bytes: Sequence[bytes], stage: str, step: int) -> None:
         """Keeps evaluation episodes, token by token, for the report."""
-        for episode in episodes:
+        for episode in episodes if self._shown else ():
             self._shown.append(episode_record(episode, token_bytes, stage=stage, step=step, split="eval"))
 
     def keep(self, name: str, step: int, episodes: Iterable[Episode]) -> None:

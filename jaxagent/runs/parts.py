@@ -35,13 +35,13 @@ from jaxagent.models import global_arrays, hf, kernels, lora, params, peft, shar
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.roles.engines import FrozenRole, PolicyRole
+from jaxagent.rollout.cast import ALONE
 from jaxagent.rollout.conversation import Conversation
-from jaxagent.rollout.ending import CLOSE_TIMEOUT_S
-from jaxagent.rollout.forced import ForcedTools
+from jaxagent.rollout.episode import CLOSE_TIMEOUT_S, ForcedTools
 from jaxagent.rollout.prompts import check_prompts, check_role_prompts, some
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template, unended_messages
 from jaxagent.rollout.workers import Rollout, Workers
-from jaxagent.runs import replica, resume, together
+from jaxagent.runs import replica, resume
 from jaxagent.runs.roles import WARM_UP_TIMEOUT_S, Own, RunRoles, check_folders, open_roles
 from jaxagent.types import Task
 
@@ -82,21 +82,26 @@ class Parts:
     def contents(self) -> dict[str, str]:
         """Digests of what episodes read besides their tasks."""
         place = self.cfg.data.eval_source
-        found: dict[str, str] = {}
-        asked = {"identity": self.dataset} | ({"held_out_identity": Path(place)} if place else {})
-        for method, path in asked.items():
+        digests: dict[str, str] = {}
+        paths = {"identity": self.dataset} | ({"held_out_identity": Path(place)} if place else {})
+        for method, path in paths.items():
             answer = contract.call(self.environment, path, method=method)
             if not isinstance(answer, Mapping):
                 raise contract.wrong(self.environment, f"a result {contract.described(answer)}", "a mapping", method)
-            found |= answer
-        return found
+            digests |= answer
+        return digests
+
+    @functools.cached_property
+    def player(self) -> Any:
+        """The class that plays episodes of the environment."""
+        return imported(self.environment.rollout, "config.env.rollout")
 
     def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int, tool_epsilon: float = 0.0) -> Rollout:
-        """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see rollout/forced.py."""
-        cfg = self.cfg
-        player = imported(self.environment.rollout, "config.env.rollout")
-        company = {"company": self.roles.company(driver)} if "company" in player.__dataclass_fields__ else {}
-        return player(
+        """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see `episode.ForcedTools`."""
+        cfg, company = self.cfg, {}
+        if "company" in self.player.__dataclass_fields__:
+            company = {"company": self.roles.company(driver) if cfg.roles else ALONE}
+        return self.player(
             begin=self.attempt,
             policy=driver,
             tokenizer=self.tokenizer,
@@ -212,7 +217,7 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
     assert isinstance(environment, Environment)  # runs.checks has seen to it
     mesh = sharding.make_mesh(cfg.mesh)
     plays_on = mesh if peers.count() == 1 else replica.own_mesh(mesh)
-    with together.one_after_another("making the data and the tokenizer"):
+    with one_after_another("making the data and the tokenizer"):
         dataset = cfg.data.source.folder(cfg.workdir, cfg.data.seed, cfg.env, note)
         needs = environment.needs_answers, environment.takes_messages
         train, held_out = sources.open_train_and_held_out(dataset, cfg.data, *needs, note)
@@ -222,8 +227,8 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
     if cfg.tokenizer.end_token:
         tokenizer = tokenizer.with_end_token(cfg.tokenizer.end_token)
     places = [Path(place) for place in (dataset, cfg.data.eval_source, cfg.workdir) if str(place)]
-    known = isinstance(cfg.data.source, Generated) and not cfg.data.only_proven  # made by code that is tested
-    if not known and (unproven := proofs.check(train, held_out, places, cfg.data.only_proven)):
+    made_by_us = isinstance(cfg.data.source, Generated) and not cfg.data.only_proven  # made by code that is tested
+    if not made_by_us and (unproven := proofs.check(train, held_out, places, cfg.data.only_proven)):
         note(unproven)
     for repeated in more_than_an_epoch(cfg, len(train)):
         note(repeated)
@@ -248,8 +253,8 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
         )
 
     def prompt(task: Task) -> Sequence[Message]:
-        method, asked = ("prompt_messages", task) if environment.takes_messages else ("messages", task.prompt)
-        messages = contract.call(environment, asked, method=method)
+        method, argument = ("prompt_messages", task) if environment.takes_messages else ("messages", task.prompt)
+        messages = contract.call(environment, argument, method=method)
         check_messages(environment, messages, method)
         return messages
 
@@ -280,16 +285,26 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
         )
 
 
+@contextlib.contextmanager
+def one_after_another(what: str) -> Iterator[None]:
+    """Process 0 does what is inside, which may write files for all, and then the others, which find them."""
+    if not peers.is_first():
+        peers.meet(what)
+    yield
+    if peers.is_first():
+        peers.meet(what)
+
+
 def _check_roles(
     cfg: Config, environment: Environment, tasks: Sequence[Task], conversation: Callable[[], Conversation]
 ) -> None:
     """The first prompts of roles that this run's own tokenizer encodes; of which environments say what they are."""
-    shown = getattr(environment, "role_messages", None)
+    role_messages = getattr(environment, "role_messages", None)
     for name, role in cfg.roles.items():
         own = isinstance(role, PolicyRole) or (isinstance(role, FrozenRole) and not role.path)
-        if own and tasks and shown is not None and name in shown(tasks[0].prompt):
+        if own and tasks and role_messages is not None and name in role_messages(tasks[0].prompt):
             check_role_prompts(
-                name, tasks, lambda text, name=name: shown(text)[name], conversation, role.context_tokens
+                name, tasks, lambda text, name=name: role_messages(text)[name], conversation, role.context_tokens
             )
 
 
@@ -350,8 +365,8 @@ def more_than_an_epoch(cfg: Config, tasks: int) -> Iterator[str]:
 
 def base_folder(cfg: Config) -> Path:
     """Where the weights under LoRA adapters lie: the given model, or what the run itself made before RL."""
-    given = cfg.model.path and cfg.stages[0] == "rl"
-    return Path(cfg.model.path) if given else Path(cfg.workdir) / "base"
+    starts_with_rl = cfg.model.path and cfg.stages[0] == "rl"
+    return Path(cfg.model.path) if starts_with_rl else Path(cfg.workdir) / "base"
 
 
 def _tokenizer(
@@ -363,14 +378,14 @@ def _tokenizer(
     folder = _tokenizer_folder(cfg)
     if not (folder / "tokenizer.json").is_file():
         note(f"training a tokenizer of {cfg.tokenizer.vocab_size} tokens")
-        found = texts.of_dataset(
+        corpus = texts.of_dataset(
             dataset,
             train,
             lambda prompt: (message.content for message in environment.messages(prompt)),
             environment.corpus(dataset),
         )
-        made = Tokenizer.train(found, cfg.tokenizer.vocab_size, environment.tokens)
-        if make_folder_once(folder, made.save):
+        trained = Tokenizer.train(corpus, cfg.tokenizer.vocab_size, environment.tokens)
+        if make_folder_once(folder, trained.save):
             note(f"another process of this run trained another tokenizer, which counts: {folder}")
     return Tokenizer.load(folder)
 

@@ -112,8 +112,8 @@ def processor() -> str:
 @functools.cache
 def code_digest() -> str:
     """SHA-256 over every file of this package, by name and content; what is compiled or cached is left out."""
-    package, digest, made = Path(__file__).parents[1], hashlib.sha256(), (".pyc", ".so", ".bin")
-    for path in sorted(path for path in package.rglob("*") if path.is_file() and path.suffix not in made):
+    package, digest, left_out = Path(__file__).parents[1], hashlib.sha256(), (".pyc", ".so", ".bin")
+    for path in sorted(path for path in package.rglob("*") if path.is_file() and path.suffix not in left_out):
         name, content = path.relative_to(package).as_posix().encode(), path.read_bytes()
         digest.update(b"%d %s %d " % (len(name), name, len(content)) + content)
     return digest.hexdigest()
@@ -128,7 +128,7 @@ def own_code(section: Any) -> dict[str, str]:
     config names, the files of that package alone. Files are named from that folder on, "game/nim.py"; an archive is one
     file. What is read in other ways is part of nothing here.
     """
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for module, is_choice in _own_modules(section):
         if (path := _file_of(module)) is None:
             continue
@@ -139,10 +139,10 @@ def own_code(section: Any) -> dict[str, str]:
         while pending:
             path = pending.pop()
             name, content = path.relative_to(root).as_posix(), path.read_bytes()
-            if name not in found:
-                found[name] = hashlib.sha256(content).hexdigest()
+            if name not in digests:
+                digests[name] = hashlib.sha256(content).hexdigest()
                 pending += _imported(content, path, root, only) if path.suffix == ".py" else ()
-    return dict(sorted(found.items()))
+    return dict(sorted(digests.items()))
 
 
 def without_file(section: Any) -> list[str]:
@@ -193,7 +193,7 @@ def _file_of(module: str) -> Path | None:
 
 def _imported(content: bytes, path: Path, root: Path, only: str) -> Iterator[Path]:
     """The files under `root` that a Python file imports; of the package `only` where that is not ""."""
-    here = path.relative_to(root).parts
+    folders = path.relative_to(root).parts
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # of another Python, or none: nobody has to load it
@@ -201,7 +201,7 @@ def _imported(content: bytes, path: Path, root: Path, only: str) -> Iterator[Pat
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
         if isinstance(node, ast.ImportFrom):
-            base = ".".join((*(here[: -node.level] if node.level else ()), *filter(None, (node.module,))))
+            base = ".".join((*(folders[: -node.level] if node.level else ()), *filter(None, (node.module,))))
             names = [f"{base}.{name}" for name in names]
         for parts in (name.split(".") for name in names):
             for end in range(1, len(parts) + 1):  # to import a.b is to run a as well
@@ -216,8 +216,8 @@ def config_digest(config: Mapping[str, Any]) -> str:
     Args:
       config: as `to_dict` makes it, or as JSON has it.
     """
-    kept = {name: value for name, value in config.items() if name not in UNREAD}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    deciding = {name: value for name, value in config.items() if name not in UNREAD}
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
 def commit(folder: Path) -> dict[str, Any]:
@@ -225,11 +225,11 @@ def commit(folder: Path) -> dict[str, Any]:
 
     A copy installed inside somebody else's checkout is not tracked there, and has none.
     """
-    found = _git(folder, "ls-files", "--error-unmatch", "__init__.py") and _git(folder, "rev-parse", "HEAD")
-    if not found:
+    head = _git(folder, "ls-files", "--error-unmatch", "__init__.py") and _git(folder, "rev-parse", "HEAD")
+    if not head:
         return {"commit": None, "dirty": None}
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": found, "dirty": None if changed is None else bool(changed)}
+    return {"commit": head, "dirty": None if changed is None else bool(changed)}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -239,8 +239,8 @@ def read(path: Path) -> dict[str, Any]:
       ConfigError: it is damaged.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {"checkpointed": bool(found["checkpointed"]), "starts": list(found["starts"])}
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {"checkpointed": bool(content["checkpointed"]), "starts": list(content["starts"])}
     except FileNotFoundError:
         return {"checkpointed": False, "starts": []}
     except (ValueError, TypeError, KeyError):

@@ -3,7 +3,7 @@
     <workdir>/record/rl/<digest>.json      a config that steps were made under, by its digest
     <workdir>/record/rl/00000012.step      step 12, whole or not at all
         {"record": 1, "step": 12, ..., "seal": "..."}      one line of JSON, the header
-        episodes, packed (fleet/packing.py), one after the other in the order of rounds, groups, attempts
+        episodes, packed (data/packing.py), one after the other in the order of rounds, groups, attempts
 
 Groups are kept as they were played, before rewards that compare a group's attempts, selection and filters: those are
 functions of them. The header has the digest of every episode, and the digests of the policy's weights before and after
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet import packing
-from jaxagent.fleet.packing import Packed
+from jaxagent.data import packing
+from jaxagent.data.packing import Packed
 from jaxagent.io import files
 from jaxagent.learner import weight_digest
 from jaxagent.runs import provenance
@@ -172,8 +172,8 @@ def path_of(folder: Path, step: int) -> Path:
 
 def steps(folder: Path) -> list[int]:
     """The recorded steps, in order."""
-    found = folder.glob(f"*{SUFFIX}") if folder.is_dir() else ()
-    return sorted(int(path.stem) for path in found if path.stem.isdigit())
+    paths = folder.glob(f"*{SUFFIX}") if folder.is_dir() else ()
+    return sorted(int(path.stem) for path in paths if path.stem.isdigit())
 
 
 def read(folder: Path, step: int) -> Step:
@@ -194,10 +194,10 @@ def read(folder: Path, step: int) -> Step:
             groups = []
             for group in round_:
                 episodes = []
-                for attempt, (said, size) in enumerate(group):
+                for attempt, (digest, size) in enumerate(group):
                     where = f"{path}, round {len(rounds)}, group {len(groups)}, attempt {attempt}"
-                    episode, whole = _unpacked(file.read(size), said, where)
-                    damage += [] if whole else [f"{where}: the episode does not fit its digest"]
+                    episode, intact = _unpacked(file.read(size), digest, where)
+                    damage += [] if intact else [f"{where}: the episode does not fit its digest"]
                     episodes.append(episode)
                 groups.append(Group(episodes[0].task, tuple(episodes)))
             rounds.append(tuple(groups))
@@ -223,15 +223,15 @@ def some(folder: Path, step: int, most: int) -> list[Episode]:
     path = path_of(folder, step)
     bodies = [one for round_ in _header(path)["rounds"] for group in round_ for one in group]
     starts = [0, *itertools.accumulate(size for _, size in bodies)]
-    found = []
+    episodes = []
     with path.open("rb") as file:
         file.readline()
         begin = file.tell()
         for at in range(0, len(bodies), max(1, -(-len(bodies) // most))):
-            said, size = bodies[at]
+            digest, size = bodies[at]
             file.seek(begin + starts[at])
-            found.append(_unpacked(file.read(size), said, f"{path}, episode {at}")[0])
-    return found
+            episodes.append(_unpacked(file.read(size), digest, f"{path}, episode {at}")[0])
+    return episodes
 
 
 def headers(folder: Path) -> dict[int, dict[str, Any]]:
@@ -241,17 +241,17 @@ def headers(folder: Path) -> dict[int, dict[str, Any]]:
 
 def configs(folder: Path) -> list[dict[str, Any]]:
     """The configs under which a record's steps were made, as `to_dict` makes them; of old runs none."""
-    found = []
+    configs = []
     for path in sorted(folder.glob("*.json")):
         with contextlib.suppress(ValueError):  # damaged: whoever looks for its digest does not find it
-            found.append(json.loads(path.read_bytes()))
-    return found
+            configs.append(json.loads(path.read_bytes()))
+    return configs
 
 
 def seal_of(header: dict[str, Any]) -> str:
     """The seal of a header: of everything in it but the sizes of bodies, the code, and the seal itself."""
     sealed = {name: header[name] for name in ("record", "step", "config", "before", "after", "previous", "tasks")}
-    sealed["rounds"] = [[[said for said, _ in group] for group in round_] for round_ in header["rounds"]]
+    sealed["rounds"] = [[[digest for digest, _ in group] for group in round_] for round_ in header["rounds"]]
     return hashlib.sha256(json.dumps(sealed, sort_keys=True).encode()).hexdigest()
 
 
@@ -282,9 +282,9 @@ def _header(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is damaged ({type(error).__name__}: {error}).") from None
 
 
-def _unpacked(body: bytes, said: str, where: str) -> tuple[Episode, bool]:
+def _unpacked(body: bytes, digest: str, where: str) -> tuple[Episode, bool]:
     """The episode, and whether it has the digest."""
     try:
-        return packing.unpack(Packed(said, body), where), True
+        return packing.unpack(Packed(digest, body), where), True
     except ConfigError:
         return packing.unpack(Packed(packing.digest_of(body, where), body), where), False

@@ -1,4 +1,4 @@
-"""What may differ between a checkpoint and the run that goes on from it.
+"""What a workdir holds that a run can go on from, and what may differ between that and the run.
 
 The rule: what changes the function that the saved weights compute, or what the saved state means, is refused, and
 everything else is taken and told.
@@ -11,26 +11,39 @@ everything else is taken and told.
   - Refused with exact numerics then and now, unless `resume.numerics` says "accept": a machine that rounds otherwise. A
     run whose bundle does not say what it was made on goes on, and is told so.
   - Taken and told: everything else, `numerics`, learning rates, group sizes, sampling and paths among it.
-
-Imports no JAX.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from jaxagent.config import Config, ConfigError, to_dict
+from jaxagent.config import MODEL_SHAPE, Config, ConfigError, to_dict
 from jaxagent.config.errors import REMOVED
 from jaxagent.config.run import STAGE_SECTIONS
+from jaxagent.learner import checkpoint, peers
+from jaxagent.observe import jsonl
+from jaxagent.observe.files import (
+    CHECKPOINTS_FOLDER,
+    EPISODES_FILE,
+    EPISODES_FOLDER,
+    METRICS_FILE,
+    POLICY_FOLDER,
+    RUN_FILE,
+    SUMMARY_FILE,
+)
+from jaxagent.runs import provenance
 
 _WEIGHTS = "the weights would compute another function"
 _STATE = "the saved position and results would be of something else"
-_SHAPE = ("family", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "vocab_multiple")
+SHAPE = (*MODEL_SHAPE, "vocab_multiple", "rope_theta", "tie_embeddings")
 _ADAPTERS = ("rank", "alpha", "rank_stabilised", "targets")
 REFUSED = {
-    **{f"model.{name}": _WEIGHTS for name in (*_SHAPE, "rope_theta", "tie_embeddings")},
+    **{f"model.{name}": _WEIGHTS for name in SHAPE},
     **{f"model.lora.{name}": _WEIGHTS for name in _ADAPTERS},
     "tokenizer.vocab_size": "the weights know the tokenizer that the run has trained",
     **{
@@ -67,8 +80,8 @@ def changes(saved: Mapping[str, Any], cfg: Config) -> list[tuple[str, Any, Any]]
       cfg: the config now.
     """
     # That a stage's section is there or not, `stages` says.
-    unsaid = ("workdir", "resume.numerics", *STAGE_SECTIONS)
-    differences = [change for change in _differences(saved, to_dict(cfg), "") if change[0] not in unsaid]
+    left_out = ("workdir", "resume.numerics", *STAGE_SECTIONS)
+    differences = [change for change in _differences(saved, to_dict(cfg), "") if change[0] not in left_out]
     for field, (unused, _) in REMOVED.items():
         section, name = field.split(".")
         if (then := (saved.get(section) or {}).get(name, unused)) != unused:
@@ -87,7 +100,7 @@ def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adaptin
     Raises:
       ConfigError: a field of `REFUSED` has changed; names it, and `checkpoint`.
     """
-    taken = []
+    accepted = []
     for field, then, now in changes(saved, cfg):
         # 0 and "" leave a model's shape to the model's folder.
         of_lora = field.startswith("model.lora.")
@@ -99,8 +112,8 @@ def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adaptin
                 f"config.{field} is {now!r}, and {then!r} in checkpoint {checkpoint}: {REFUSED[field]}. "
                 "Use another workdir, or that value."
             )
-        taken.append((field, then, now))
-    return taken
+        accepted.append((field, then, now))
+    return accepted
 
 
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], cfg: Config, host: Mapping[str, Any]) -> None:
@@ -147,7 +160,9 @@ def other_rounding(
     Raises:
       ConfigError: numerics are and were exact, and the config does not say that other bits are taken.
     """
-    what = told([(name, then, now[name]) for name, then in (saved or {}).items() if then != now.get(name, then)])
+    what = changes_line(
+        [(name, then, now[name]) for name, then in (saved or {}).items() if then != now.get(name, then)]
+    )
     if what and cfg.numerics == numerics == "exact" and cfg.resume.numerics != "accept":
         affinity = f" (taskset -c 0-{saved['threads'] - 1})" if "threads " in what and saved.get("threads") else ""
         raise ConfigError(
@@ -158,9 +173,9 @@ def other_rounding(
     return what
 
 
-def told(taken: list[tuple[str, Any, Any]]) -> str:
+def changes_line(changes: list[tuple[str, Any, Any]]) -> str:
     """ "rl.group_size 4 -> 2, rl.optimizer.learning_rate 0.001 -> 0.0003"."""
-    return ", ".join(f"{field} {_short(then)} -> {_short(now)}" for field, then, now in taken)
+    return ", ".join(f"{field} {_short(then)} -> {_short(now)}" for field, then, now in changes)
 
 
 def of_spec(spec: Any) -> dict[str, Any]:
@@ -189,3 +204,74 @@ def _in_short(value: Any) -> Any:
     if isinstance(value, Mapping):
         return value.get("name", "on")
     return list(value) if isinstance(value, tuple) else value
+
+
+# Of run.json; the newest bundle; its host side, {} for a new run; config fields that differ from its and are taken.
+Continued = tuple[dict[str, Any], int | None, dict[str, Any], list[tuple[str, Any, Any]]]
+
+
+def find(cfg: Config, note: Callable[[str], None]) -> Continued:
+    """Reads what the workdir holds, and changes nothing.
+
+    Args:
+      cfg: of the run.
+      note: is told what a user should know.
+
+    Raises:
+      ConfigError: the run cannot be continued with this config, or from what is there.
+    """
+    workdir = Path(cfg.workdir)
+    starts = provenance.read(workdir / RUN_FILE)
+    if bundles := checkpoint.bundles(workdir / CHECKPOINTS_FOLDER):
+        return _of_bundle(cfg, workdir, bundles[-1], starts, note)
+    _check_nothing_is_lost(workdir, starts, note)
+    return starts, None, {}, []
+
+
+def _of_bundle(
+    cfg: Config, workdir: Path, bundle: int, starts: dict[str, Any], note: Callable[[str], None]
+) -> Continued:
+    """The newest bundle, and whether this config and these logs can go on from it."""
+    directory = workdir / CHECKPOINTS_FOLDER
+    # Of several processes the first one looks, and ends all where it is damaged.
+    if peers.is_first() and not checkpoint.check(directory, bundle):
+        note(f"{directory / str(bundle)} has no digests: it is read unchecked.")
+    host = checkpoint.read_host(directory, bundle)
+    adapting = host["stage"] in ("opd", "rl")
+    changed = check_config(host["config"], cfg, str(directory / str(bundle)), adapting)
+    jsonl.check(workdir / METRICS_FILE, host["metrics_position"], parse=True)
+    jsonl.check(workdir / EPISODES_FILE, host["episodes_position"], parse=False)
+    for name, position in host.get("episode_positions", {}).items():
+        jsonl.check(workdir / EPISODES_FOLDER / f"{name}.jsonl", position, parse=False)
+    return starts, bundle, host, changed
+
+
+def _check_nothing_is_lost(workdir: Path, starts: dict[str, Any], note: Callable[[str], None]) -> None:
+    """Records without a bundle are those of a run that was killed before its first one, or lost their bundles."""
+    records = jsonl.count(workdir / METRICS_FILE)
+    exported = (workdir / SUMMARY_FILE).exists() or (workdir / POLICY_FOLDER).exists()
+    had = starts["checkpointed"] or exported or not (workdir / CHECKPOINTS_FOLDER).is_dir()
+    if records and had:
+        raise ConfigError(
+            f"{workdir} holds {records} records and no checkpoint: use another workdir, or delete "
+            f"{workdir / METRICS_FILE} to begin anew."
+        )
+    if records:
+        note(f"{workdir} has no checkpoint yet: its {records} records are made again.")
+
+
+def check_processes_agree(bundle: int | None, identity: Mapping[str, Any], cfg: Config) -> None:
+    """Compares what the processes of one trainer go on from; of one process nothing.
+
+    Args:
+      bundle: the newest.
+      identity: of `Parts`.
+      cfg: of the run.
+
+    Raises:
+      PeerError: they see another workdir, other data, or another config.
+    """
+    if peers.count() > 1:
+        for what, value in (("newest bundle", bundle), ("data", dict(identity)), ("config", to_dict(cfg))):
+            text = json.dumps(value, sort_keys=True, default=str)
+            peers.agree(f"the {what}", hashlib.sha256(text.encode()).hexdigest()[:16])

@@ -29,7 +29,8 @@ from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import ModelSpec
 from jaxagent.roles.base import Run, TextRole
 from jaxagent.roles.engines import FrozenRole, PolicyRole
-from jaxagent.rollout.cast import Company, SpeakerAt, Voice
+from jaxagent.rollout.cast import Company, SpeakerAt
+from jaxagent.rollout.episode import Voice
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template
 
 SECONDS = tuple(f"{of}_s" for of in ("env", "engine", "open", "queue", "prefill", "decode", "verify", "total"))
@@ -50,8 +51,8 @@ def check(cfg: Config, environment: Environment) -> None:
             raise ConfigError(f"The environment's role '{name}' must have another name: this one is taken.")
     for name in cfg.roles:
         if name not in wanted:
-            known = nearest(name, wanted) if wanted else "It has none."
-            raise ConfigError(f"config.roles.{name}: the environment has no role '{name}'. {known}")
+            advice = nearest(name, wanted) if wanted else "It has none."
+            raise ConfigError(f"config.roles.{name}: the environment has no role '{name}'. {advice}")
     for name in wanted:
         if name not in cfg.roles:
             raise ConfigError(

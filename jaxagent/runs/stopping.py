@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from jaxagent.config.errors import EXIT_CODES, Stopped, ending_signals
+from jaxagent.learner import peers
 
 ANSWER_S = 2.0  # for the main thread to run the handler
 NOTHING_LOST = " while no step was under way: nothing is lost, and the same command continues."
@@ -26,20 +27,20 @@ class Stopping:
     """Listens while it is open, in the main thread; elsewhere it hears nothing.
 
     Attributes:
-      asked: the signal that asked for a save and an end; None = none has.
+      end_signal: the signal that asked for a save and an end; None = none has.
       training: whether a stage is under way, which saves when it is asked.
     """
 
     def __init__(self) -> None:
-        self.asked: signal.Signals | None = None
+        self.end_signal: signal.Signals | None = None
         self.training = False
         self._answered = threading.Event()
         self._ending = False
 
     def end_if_asked(self, step: int) -> None:
         """Ends the run where a signal has asked for it; everything up to `step` is on disk."""
-        if self.asked is not None:
-            raise Stopped(self.asked, f": saved at step {step}; the same command continues.")
+        if self.end_signal is not None:
+            raise Stopped(self.end_signal, f": saved at step {step}; the same command continues.")
 
     def __enter__(self) -> Stopping:
         self._stack = contextlib.ExitStack()
@@ -72,7 +73,7 @@ class Stopping:
         """In the main thread."""
         self._answered.set()
         if self.training:
-            self.asked = self.asked or signal.Signals(signum)
+            self.end_signal = self.end_signal or signal.Signals(signum)
         elif not self._ending:  # a second SIGTERM must not cut short what the first one closes
             self._ending = True
             raise Stopped(signal.Signals(signum), NOTHING_LOST)
@@ -103,3 +104,12 @@ def _say(text: str) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.write(f"\n{text}\n")
         sys.stderr.flush()
+
+
+def asks_to_end(here_asks: bool, stopping: Stopping) -> bool:
+    """Whether any process is to save after this step, and end; a signal that one has got is then everybody's."""
+    answers = peers.meet("the end of a step", [here_asks, stopping.end_signal])
+    if signals := [number for _, number in answers if number is not None]:
+        stopping.end_signal = stopping.end_signal or signal.Signals(signals[0])
+    peers.ending_together = any(ending for ending, _ in answers)
+    return peers.ending_together

@@ -1,4 +1,4 @@
-"""`Run`: one workdir and what goes on around training: checkpoints, metrics, episodes, progress, stopping, the summary.
+"""`Workdir`: a run's folder and what goes on around training: checkpoints, metrics, episodes, stopping, the summary.
 
 A bundle holds everything that a run needs to go on, so the same command again continues where the last bundle was
 taken: what `metrics.jsonl` holds beyond it is dropped, and written again by the steps that are done again.
@@ -37,17 +37,16 @@ from jaxagent.observe.files import (
     SUMMARY_FILE,
 )
 from jaxagent.observe.progress import Progress
-from jaxagent.runs import garbage, provenance, resume, together
-from jaxagent.runs.failed import FailedEpisodes, end
-from jaxagent.runs.found import find
+from jaxagent.rollout.statistics import FailedEpisodes, end
+from jaxagent.runs import devices, provenance, resume
 from jaxagent.runs.logs import Logs
 from jaxagent.runs.record import Recorder
-from jaxagent.runs.stopping import Stopping
+from jaxagent.runs.stopping import Stopping, asks_to_end
 from jaxagent.types import Episode
 
 
-class Run:
-    """Opened by `open_run`, which has compared the config; then `begin`, then a stage after the other.
+class Workdir:
+    """Opened by `open_workdir`, which has compared the config; then `begin`, then a stage after the other.
 
     Attributes:
       host: what the newest bundle says of the host's side; {} for a new run.
@@ -67,16 +66,14 @@ class Run:
           ConfigError: the run cannot be continued with this config, or from what is there.
         """
         self.cfg = cfg
-        self.workdir = Path(cfg.workdir)
+        self.path = Path(cfg.workdir)
         self.progress = progress
         self.compiles = compiles
         self._stopping = stopping
         self._stack = contextlib.ExitStack()
         self._ending = False
-        found = find(cfg, progress.note)
-        self.host, self.changed = found.host, found.changed
-        self._starts, self._bundle = found.starts, found.bundle
-        self._logs = Logs(self.workdir, self.host)
+        self._starts, self._bundle, self.host, self.changed = resume.find(cfg, progress.note)
+        self._logs = Logs(self.path, self.host)
         self.results: dict[str, Any] = self.host.get("results", {})
         self.stage_seconds: dict[str, float] = self.host.get("stage_seconds", {})
         self._identity: dict[str, Any] = {}
@@ -103,7 +100,7 @@ class Run:
         """Whether this machine rounds as that of the bundle from which the run goes on. Raises ConfigError."""
         if not self.host:
             return
-        name, then = str(self.workdir / CHECKPOINTS_FOLDER / str(self._bundle)), self.host.get("rounding")
+        name, then = str(self.path / CHECKPOINTS_FOLDER / str(self._bundle)), self.host.get("rounding")
         if then is None and self.cfg.numerics == "exact":
             self.progress.note(f"{name} does not say on what it was made: whether numbers round as there is not known")
         numerics = self.host["config"].get("numerics", "exact")
@@ -124,11 +121,11 @@ class Run:
         self._own_code = provenance.own_code(self.cfg)
         if unseen := provenance.without_file(self.cfg):
             self.progress.note(f"no file has the code of {', '.join(unseen)}: no one will be told that it has changed")
-        together.start(self._bundle, {**identity, "code of one's own": self._own_code}, self.cfg)
+        resume.check_processes_agree(self._bundle, {**identity, "code of one's own": self._own_code}, self.cfg)
         self._identity, self._devices = dict(identity), list(mesh.devices.flat)
-        checked = () if self._bundle is None else (self._bundle,)
+        verified = () if self._bundle is None else (self._bundle,)
         self.checkpoints = self._stack.enter_context(
-            Checkpointer(self.workdir / CHECKPOINTS_FOLDER, self.cfg.checkpoint.keep, checked)
+            Checkpointer(self.path / CHECKPOINTS_FOLDER, self.cfg.checkpoint.keep, verified)
         )
         self.checkpoints.pinned.update(self.host.get("pinned", ()))
 
@@ -141,21 +138,21 @@ class Run:
             where = f"{self.host['stage']}, step {self.host['step']}: "
             if code:
                 self.results["code_changed"] = [*self.results.get("code_changed", ()), where + ", ".join(code)]
-            told = ", ".join(filter(None, (resume.told(self.changed), self.other_rounding, *code)))
+            changes = ", ".join(filter(None, (resume.changes_line(self.changed), self.other_rounding, *code)))
             self.progress.note(
                 f"resuming {self.host['stage']} at step {self.host['step']}"
-                + (f"; changed since the checkpoint: {told}" if told else "")
+                + (f"; changed since the checkpoint: {changes}" if changes else "")
             )
             resumed_at = {"stage": self.host["stage"], "step": self.host["step"], "checkpoint": self._bundle}
         else:
             self._starts = {"checkpointed": False, "starts": []}
         if peers.is_first():  # process 0 writes what all have in common
-            self.progress.keep(self.workdir / CONSOLE_FILE)
+            self.progress.keep(self.path / CONSOLE_FILE)
             start = provenance.start(self._devices, resumed_at, self._own_code)
             self._starts["starts"].append(start | {"other_rounding": self.other_rounding})
-            files.replace_json(self.workdir / RUN_FILE, jsonl.plain(self._starts))
-            files.replace_json(self.workdir / CONFIG_FILE, jsonl.plain(to_dict(self.cfg)))
-            if (policy := self.workdir / POLICY_FOLDER).is_dir():
+            files.replace_json(self.path / RUN_FILE, jsonl.plain(self._starts))
+            files.replace_json(self.path / CONFIG_FILE, jsonl.plain(to_dict(self.cfg)))
+            if (policy := self.path / POLICY_FOLDER).is_dir():
                 (policy / OUTDATED_FILE).touch()  # an export of fewer steps, until this run's
         self._stack.callback(self._logs.close)
         self._logs.open()
@@ -205,7 +202,7 @@ class Run:
           OSError: the disk is full, or failed.
         """
         begins, done = not self.resumes(stage), self.step_of(stage)
-        with self._stage_open(stage, total, done), garbage.frozen():
+        with self._stage_open(stage, total, done), devices.collector_frozen():
             if begins and first is not None:
                 first()
                 if stage in self._recorded:
@@ -216,7 +213,7 @@ class Run:
                 self._save_now = lambda done=done: self._save(stage, done, *bundle())
                 yield done
                 done += 1
-                self._ending = together.asks_to_end(self._asked_to_end(), self._stopping)
+                self._ending = asks_to_end(self._asked_to_end(), self._stopping)
                 due = self._due(done) if save_after is None else self.terminating or save_after(done)
                 if due or done == total or over():
                     self._save(stage, done, *bundle())
@@ -273,7 +270,7 @@ class Run:
 
     def recorder(self, stage: str) -> Recorder:
         """Keeps what the steps of a stage are made of, from where it goes on, as far as `checkpoint.replay` says."""
-        keep, folder = self.cfg.checkpoint.replay, self.workdir / RECORD_FOLDER / stage
+        keep, folder = self.cfg.checkpoint.replay, self.path / RECORD_FOLDER / stage
         whole = to_dict(self.cfg)
         config = provenance.config_digest(whole)
         recorder = Recorder(folder, self.step_of(stage), keep, config, peers.is_first(), self._own_code, whole)
@@ -334,13 +331,13 @@ class Run:
 
     def committed(self) -> int:
         """The step of the stage under way that the oldest bundle holds, pinned ones aside: training needs no older."""
-        found = set(checkpoint.bundles(self.workdir / CHECKPOINTS_FOLDER)) - self.checkpoints.pinned
-        return max(0, min(found, default=0) - self._first_bundle)
+        numbers = set(checkpoint.bundles(self.path / CHECKPOINTS_FOLDER)) - self.checkpoints.pinned
+        return max(0, min(numbers, default=0) - self._first_bundle)
 
     def bundled(self) -> set[int]:
         """The steps of the stage under way where a run may go on: of its bundles, and of the one being written."""
-        found = {*checkpoint.bundles(self.workdir / CHECKPOINTS_FOLDER), self._last_bundle}
-        return {number - self._first_bundle for number in found if number >= self._first_bundle}
+        numbers = {*checkpoint.bundles(self.path / CHECKPOINTS_FOLDER), self._last_bundle}
+        return {number - self._first_bundle for number in numbers if number >= self._first_bundle}
 
     def end_between_steps(self, stage: str, step: int) -> None:
         """Ends the process, where `terminating`, before `step` has begun to train: what is done is saved."""
@@ -359,7 +356,7 @@ class Run:
         return self._asked_to_end() if peers.count() == 1 else self._ending
 
     def _asked_to_end(self) -> bool:
-        return self._stopping.asked is not None or bool(self.failed.stuck)
+        return self._stopping.end_signal is not None or bool(self.failed.stuck)
 
     def _wait(self) -> None:
         self.checkpoints.wait()
@@ -369,7 +366,7 @@ class Run:
         """Says in run.json that there was a bundle, so that a workdir that has lost them all is not begun anew."""
         if self._saved_stages and not self._starts["checkpointed"] and peers.is_first():
             self._starts["checkpointed"] = True
-            files.replace_json(self.workdir / RUN_FILE, jsonl.plain(self._starts))
+            files.replace_json(self.path / RUN_FILE, jsonl.plain(self._starts))
 
     @property
     def compiles_after_warmup(self) -> int:
@@ -384,21 +381,21 @@ class Run:
         """
         how = "More steps of its last stage (--config.rl.steps) go on with it; another --config.workdir begins anew."
         if self.changed and not self._opened:
-            refused = resume.told(self.changed)
-            raise ConfigError(f"The run in '{self.workdir}' has ended, and does not take: {refused}. {how}")
+            refused = resume.changes_line(self.changed)
+            raise ConfigError(f"The run in '{self.path}' has ended, and does not take: {refused}. {how}")
         summary = dict(summary) | {
             "stage_seconds": {name: round(seconds, 2) for name, seconds in self.stage_seconds.items()},
             "compiles_after_warmup": self.compiles_after_warmup,
         }
         if not peers.is_first():
             return summary
-        files.replace_json(self.workdir / SUMMARY_FILE, jsonl.plain(summary))
+        files.replace_json(self.path / SUMMARY_FILE, jsonl.plain(summary))
         if not self._opened:
-            self.progress.note(f"the run in '{self.workdir}' has ended already, and nothing is done. {how}")
+            self.progress.note(f"the run in '{self.path}' has ended already, and nothing is done. {how}")
         if unexpected := self.compiles.names_after_warm_up:
             self.progress.note(f"compiled after warm-up: {', '.join(unexpected)}")
         page = self.write_report()
-        self.progress.note(f"summary: {self.workdir / SUMMARY_FILE}" + (f"   report: {page}" if page else ""))
+        self.progress.note(f"summary: {self.path / SUMMARY_FILE}" + (f"   report: {page}" if page else ""))
         return summary
 
     def write_report(self) -> Path | None:
@@ -423,7 +420,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(cfg: Config, progress: Progress, stopping: Stopping) -> Iterator[Run]:
+def open_workdir(cfg: Config, progress: Progress, stopping: Stopping) -> Iterator[Workdir]:
     """Opens the workdir, and reads what is there to be continued. Nothing that lies there changes yet.
 
     Raises:
@@ -438,6 +435,6 @@ def open_run(cfg: Config, progress: Progress, stopping: Stopping) -> Iterator[Ru
             files.lock(alone.fileno(), workdir)
         peers.meet("opening the workdir")
         compiles = stack.enter_context(CompileCounter())
-        run = Run(cfg, progress, compiles, stopping)
+        run = Workdir(cfg, progress, compiles, stopping)
         stack.callback(run.close)
         yield run

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jaxagent.config import ConfigError
-from jaxagent.config.errors import WaitedInVainError
+from jaxagent.config.errors import AttemptLost
 
 MIB = 2**20
 MAX_FILE_BYTES = 64 * MIB  # one read or write
@@ -23,7 +23,7 @@ class SandboxClosed(SandboxError):
     """The sandbox is gone: closed, killed at a deadline, or dead."""
 
 
-class SandboxLost(WaitedInVainError):
+class SandboxLost(AttemptLost):
     """Its host is away, full, or another by now. No SandboxError, since nobody failed: the attempt is played again."""
 
 

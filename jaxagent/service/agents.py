@@ -19,9 +19,8 @@ from jaxagent.config import ConfigError
 from jaxagent.config.choice import imported
 from jaxagent.engine.requests import EngineError
 from jaxagent.envs.base import Environment, Opening
-from jaxagent.gateway.harness import HarnessRollout
-from jaxagent.gateway.line import Line, LineState
-from jaxagent.gateway.trained import Rules
+from jaxagent.gateway.harness import HarnessRollout, SessionLine, SessionReport
+from jaxagent.gateway.trained import TrainingRules
 from jaxagent.io.http import HttpError
 from jaxagent.rollout.templates import Plain
 from jaxagent.service.gateway_client import GatewayClient, Opened, Sampled
@@ -35,22 +34,22 @@ PHASE = {"run": State.RUNNING, "verify": State.EVALUATING}
 CLOSE_TIMEOUT_S = 30.0
 
 
-class RemoteLine:
-    """A session at a gateway on another host; see `gateway.line.Line`."""
+class RemoteLine(SessionLine):
+    """A session at a gateway on another host."""
 
     def __init__(self, gateway: GatewayClient, opened: Opened, work: Work, phases: Phases):
         self._gateway, self._opened, self._phases = gateway, opened, phases
         self._sampled: Sampled | None = None
-        self.url, self.token, self.run_s = gateway.url, opened.token, work.agent_timeout_s
+        self.token, self.run_s = opened.token, work.agent_timeout_s
 
     @property
-    def state(self) -> LineState:
-        """See `Line`."""
+    def state(self) -> SessionReport:
+        """Nothing before the session has ended."""
         if (end := self._sampled) is None:
-            return LineState()
+            return SessionReport()
         late = end.failure is not None and end.failure.startswith("TimeoutError")
         failure = None if end.failure is None else TimeoutError(end.failure) if late else EngineError(end.failure)
-        return LineState(end.counters, end.stop, end.refusal, failure)
+        return SessionReport(end.counters, end.stop, end.refusal, failure)
 
     async def phase(self, name: str) -> None:
         """Waits for the node's place."""
@@ -73,7 +72,7 @@ class RemoteHarness(HarnessRollout):
     phases: Phases | None = None
     gateway: GatewayClient | None = None
 
-    async def line(self, task: Task, sample: int, rules: Rules) -> Line:
+    async def line(self, task: Task, sample: int, rules: TrainingRules) -> SessionLine:
         """A session at the trainer's gateway."""
         assert self.work is not None and self.phases is not None and self.gateway is not None
         domain = str(task.metadata.get("domain", ""))

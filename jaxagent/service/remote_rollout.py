@@ -9,7 +9,7 @@ An environment of yours becomes one whose episodes the service plays:
 
 The first attempt at a task that a step asks for submits its whole group; the others wait for the same submission.
 What comes back goes the way of every group: failed sessions are failed episodes with their reasons, sessions that an
-early stop cancelled are those of `rollout/early_stop.py`, and of a group that is not accepted nothing is valid. Nodes
+early stop cancelled are those of `rollout/workers.py`, and of a group that is not accepted nothing is valid. Nodes
 reach the policy through this run's gateway, by its admin routes (`gateway_client.py`).
 """
 
@@ -31,8 +31,7 @@ from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.session import Session
 from jaxagent.gateway.trained import read_rules
 from jaxagent.io.http import HttpError, checked_url
-from jaxagent.rollout import early_stop
-from jaxagent.rollout.workers import Workers, no_episode
+from jaxagent.rollout.workers import ENOUGH, Workers, no_episode
 from jaxagent.service import groups
 from jaxagent.service.client import ServiceClient
 from jaxagent.service.server import read_token
@@ -245,6 +244,6 @@ async def _episodes(
 def _without(task: Task, sample: int, state: State, reason: str) -> Episode:
     """The episode that stands for a session that ended without one."""
     if reason == groups.ENOUGH:
-        return no_episode(task, sample, StopReason.CANCELLED, early_stop.ENOUGH)
+        return no_episode(task, sample, StopReason.CANCELLED, ENOUGH)
     ends = {State.CANCELLED: StopReason.CANCELLED, State.TIMEOUT: StopReason.TIMEOUT}
     return no_episode(task, sample, ends.get(state, StopReason.ENV_ERROR), f"the rollout service: {reason}")

@@ -8,7 +8,7 @@ import pytest
 
 from jaxagent.agents import AGENTS
 from jaxagent.agents.base import Where
-from jaxagent.agents.command import Command
+from jaxagent.agents.programs import Command
 from jaxagent.agents.shell import Shell
 from jaxagent.config import ConfigError
 

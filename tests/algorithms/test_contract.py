@@ -35,7 +35,7 @@ from jaxagent.envs.base import Message, Observation, Step, Verdict
 from jaxagent.envs.search.retriever import base as retrievers
 from jaxagent.envs.search.retriever.base import Passage
 from jaxagent.learner import loss as losses
-from jaxagent.rollout import bookkeeping
+from jaxagent.rollout import episode
 from jaxagent.types import StopReason
 from tests.learner.test_loss import random_batch
 
@@ -523,7 +523,7 @@ def test_a_verdict_is_checked(verdict, message):
             return verdict
 
     with pytest.raises(ConfigError, match=f"Judging.verify returned {message}"):
-        asyncio.run(bookkeeping.verdict_of(Judging(), 3, None))
+        asyncio.run(episode.verdict_of(Judging(), 3, None))
 
 
 @pytest.mark.parametrize("parts", ["text", ("text", 2), (("text",),), ((None, 2),), [["text", 2]]], ids=str)

@@ -257,7 +257,7 @@ def test_a_row_of_several_layouts_is_refused_unless_its_layout_is_named():
             mine = rows.to_task(row | more, False, Reading(layout="ours"), made_id="train/0")
             assert (mine.id, mine.answers) == ("train/0", ("2",))
     assert rows.to_task(verl, True, made_id="train/0").id == "math/train/0"
-    assert set(rows.LAYOUTS) | {"auto"} == set(Layout.__args__)
+    assert set(rows.GENERAL) | set(rows.LAYOUTS) | {"auto"} == set(Layout.__args__)
 
 
 def _verl(messages, **changes):

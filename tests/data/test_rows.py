@@ -96,7 +96,7 @@ def test_flashrag_layout():
         (SEARCH_R1 | {"extra_info": {"split": "train"}}, "extra_info.index"),
         (SEARCH_R1 | {"reward_model": {}}, "reward_model.ground_truth"),
         (SEARCH_R1 | {"reward_model": {"ground_truth": {}}}, "reward_model.ground_truth.target"),
-        (SEARCH_R1 | {"reward_model": {"ground_truth": {"target": []}}}, "reward_model"),
+        (SEARCH_R1 | {"reward_model": {"ground_truth": {"target": []}}}, "reward_model.ground_truth"),
         (SEARCH_R1 | {"prompt": "text"}, "prompt"),
         (SEARCH_R1 | {"prompt": [{"role": "system", "content": "x"}]}, "prompt"),
         (

@@ -11,9 +11,10 @@ from configs import agentflow
 from data_pipelines import arithmetic, arithmetic_plans
 from jaxagent import config as schema
 from jaxagent.config import ConfigError
+from jaxagent.config.choice import Choice
+from jaxagent.envs.agentflow import roles as arithmetic_team
 from jaxagent.envs.agentflow.attempt import AgentFlowAttempt
 from jaxagent.envs.cast import Said
-from jaxagent.roles import ROLES, arithmetic_team
 from jaxagent.sandbox.base import CommandResult
 from jaxagent.types import StopReason, Task
 
@@ -43,7 +44,7 @@ class Talk:
         self.cast.unsaid[role] -= 1
         text = self.cast.lines.get((role, message.content))
         if role != "planner":
-            speaker = ROLES[f"arithmetic_{role}"]().speaker(self.cast.task, 0, 0)
+            speaker = Choice("jaxagent.roles:ROLES").make(f"arithmetic_{role}").speaker(self.cast.task, 0, 0)
             said = (await speaker.reply((message,), (), 24)).text
             assert text in (None, said), "an executor and a verifier are demonstrated as they speak"
             assert (text is None) == (role == "generator")

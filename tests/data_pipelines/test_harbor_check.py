@@ -11,7 +11,7 @@ from jaxagent.data.sources import HELD_OUT, TRAIN, load_tasks
 from jaxagent.envs.terminal import folders, rows
 from jaxagent.envs.terminal.verify import VerifierError, prepare, verify
 from jaxagent.sandbox.base import SandboxError
-from tests.envs import terminal_folders as made
+from tests.envs.terminal import terminal_folders as made
 
 
 def test_both_schemas_check(tmp_path, images, capsys):

@@ -101,7 +101,7 @@ def test_json_lists_as_hotpotqa_and_agentflow_have_them(tmp_path):
     ("content", "message"),
     [
         ("{", "not JSON"),
-        ('{"a": 1}', "must hold one list"),
+        ('{"a": 1}', "column 'prompt': missing"),
         ('[{"question": 3, "answer": "x"}]', "row 0: column 'question'"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from data_pipelines.tau_store import __main__ as command
 from data_pipelines.tau_store import demonstrations, make, store, tasks
 from jaxagent.config import ConfigError
+from jaxagent.config.choice import Choice
 from jaxagent.data import sources
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs import TauBench
@@ -18,8 +19,7 @@ from jaxagent.envs.base import Message, Transcript
 from jaxagent.envs.cast import Said
 from jaxagent.envs.tau import plain
 from jaxagent.envs.tau.attempt import TauAttempt
-from jaxagent.envs.tau.store import Store as Shops
-from jaxagent.roles import ROLES
+from jaxagent.envs.tau.store import ShopStore
 from jaxagent.rollout import demonstrations as rollout_demonstrations
 from jaxagent.types import StopReason, Task
 
@@ -137,7 +137,7 @@ class OnlyTheCustomer:
     names = ("user",)
 
     def __init__(self, task):
-        self.speaker = ROLES["retail_customer"]().speaker(task, 0, 0)
+        self.speaker = Choice("jaxagent.roles:ROLES").make("retail_customer").speaker(task, 0, 0)
         self.messages = []
 
     def talk(self, role, trained=True):
@@ -167,7 +167,7 @@ async def played(row, shops, shown):
 
 def test_right_demonstrations_are_rewarded_and_flawed_ones_where_it_does_not_matter():
     ours = drawn()
-    shops = Shops(ours.data())
+    shops = ShopStore(ours.data())
     for row in some_rows(ours, 4 * len(tasks.KINDS)):
         for looks, asks_more in itertools.product((True, False), repeat=2):
             shown = demonstrations.demonstration(row, shops, looks=looks, asks_more=asks_more)
@@ -200,7 +200,7 @@ def test_a_dataset_is_read_back(tmp_path, capsys):
         named = {wish["order"] for task in its for wish in task.metadata["customer"]["wishes"] if "order" in wish}
         users[split] = {task.metadata["user_id"] for task in its} | {owners[order_id] for order_id in named}
     assert not users["train"] & users["heldout"]
-    Shops.load(out)
+    ShopStore.load(out)
     episodes = rollout_demonstrations.load(out / "full.jsonl")
     assert len(episodes) == 56 + 28
     assert {row["kind"] for row in episodes} == set(tasks.KINDS)

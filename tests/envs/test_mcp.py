@@ -17,9 +17,8 @@ pytest.importorskip("mcp")
 from jaxagent.config import ConfigError, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Opening, Transcript
-from jaxagent.envs.mcp.connection import Connection, ServerError
+from jaxagent.envs.mcp.connection import Connection, ServerError, as_text
 from jaxagent.envs.mcp.environment import MCP, MCPAttempt, distinct
-from jaxagent.envs.mcp.results import as_text
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.types import StopReason, Task, TokenKind

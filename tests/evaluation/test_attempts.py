@@ -11,7 +11,7 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.engine.requests import EngineError
-from jaxagent.runs.evaluation.attempts import Attempt, AttemptLog, play
+from jaxagent.runs.evaluation.attempts import AttemptLog, ScoredAttempt, play
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
 
 TASKS = [Task(f"t{i}", "Who?", ("me",), "one_hop/x") for i in range(3)]
@@ -102,9 +102,9 @@ def test_the_log_is_read_back_without_a_torn_last_line(tmp_path):
     again = AttemptLog(path, "em", "rl", 3)
     assert again.attempts == log.attempts
     assert {key: dataclasses.replace(attempt, task="") for key, attempt in again.attempts.items()} == {
-        ("t0", 0): Attempt(1.0, "answer", 2, 1),
-        ("t0", 1): Attempt(None, "timeout", 2, 1),
-        ("t1", 0): Attempt(0.25, "answer", 2, 1),
+        ("t0", 0): ScoredAttempt(1.0, "answer", 2, 1),
+        ("t0", 1): ScoredAttempt(None, "timeout", 2, 1),
+        ("t1", 0): ScoredAttempt(0.25, "answer", 2, 1),
     }
     again.check_same(TASKS)
     fixed = [dataclasses.replace(TASKS[0], metadata={"test": "mended"}), *TASKS[1:]]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxagent.runs.evaluation.attempts import Attempt
+from jaxagent.runs.evaluation.attempts import ScoredAttempt
 from jaxagent.runs.evaluation.results import curves, summarise, table
 from jaxagent.types import Task
 
@@ -15,7 +15,9 @@ def attempts(*rows):
     """One text per task: + passed, - not, ! failed."""
     score = {"+": 1.0, "-": 0.5, "!": None}
     reason = {"+": "answer", "-": "turn_limit", "!": "timeout"}
-    return {(f"t{i}", s): Attempt(score[x], reason[x], 2, 10) for i, row in enumerate(rows) for s, x in enumerate(row)}
+    return {
+        (f"t{i}", s): ScoredAttempt(score[x], reason[x], 2, 10) for i, row in enumerate(rows) for s, x in enumerate(row)
+    }
 
 
 def test_failed_attempts_are_no_zeros():
@@ -42,8 +44,8 @@ def test_the_score_from_which_an_attempt_passes():
 
 
 def test_the_mean_cost_is_of_attempts_that_did_not_fail():
-    rows = {("t0", s): Attempt(1.0, "answer", 1, 1, cost=cost) for s, cost in enumerate((0.25, 0.5))}
-    rows["t0", 2] = Attempt(None, "timeout", 1, 1)
+    rows = {("t0", s): ScoredAttempt(1.0, "answer", 1, 1, cost=cost) for s, cost in enumerate((0.25, 0.5))}
+    rows["t0", 2] = ScoredAttempt(None, "timeout", 1, 1)
     found = summarise(tasks(""), 3, (1,), 0.5, rows)
     assert found["cost_mean"] == 0.375 and "an attempt costs 0.375 on average" in table(found)
     assert "cost_mean" not in summarise(tasks(""), 2, (1,), 0.5, attempts("++"))  # where nothing has a price

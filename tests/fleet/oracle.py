@@ -11,9 +11,9 @@ import sys
 from jaxagent import loop
 from jaxagent.config import flags
 from jaxagent.fleet import manifest
-from jaxagent.runs import devices, local
+from jaxagent.runs import devices
 from jaxagent.runs.fleet import sink, trees
-from jaxagent.runs.seams import Seams
+from jaxagent.runs.seams import Seams, one_process
 
 FILE = "digests.json"
 
@@ -53,7 +53,7 @@ def main() -> None:
     dtype = sink.dtype_of(cfg, workdir / "none")
 
     def connect(*args) -> Seams:
-        seams = local.connect(*args)
+        seams = one_process(*args)
         return dataclasses.replace(seams, sink=Digests(seams.sink, workdir / FILE, dtype))
 
     loop.run(cfg, connect)

@@ -18,7 +18,7 @@ from jaxagent.fleet.weight_server import WeightServer
 from jaxagent.fleet.wire import Job, Sources, TaskRef
 from jaxagent.rollout.experience import Experience
 from jaxagent.runs import attempts
-from jaxagent.runs.collect import collect
+from jaxagent.runs.attempts import collect
 from jaxagent.runs.fleet import probe, trees
 from jaxagent.runs.fleet.held import HeldVersions, blank, place
 from jaxagent.runs.fleet.player import EnginePlayer

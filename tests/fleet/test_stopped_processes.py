@@ -18,8 +18,7 @@ from jaxagent.fleet import wire
 from jaxagent.fleet.client import Client, CoordinatorGoneError
 from jaxagent.fleet.line import Line, Reply
 from jaxagent.learner import peers
-from jaxagent.rollout.waiting import OverdueError
-from jaxagent.rollout.workers import Workers
+from jaxagent.rollout.workers import OverdueError, Workers
 from jaxagent.runs.fleet import probe
 
 COLLECTS = """

@@ -13,8 +13,8 @@ import pathlib
 import pytest
 
 from jaxagent.agents.base import Where
-from jaxagent.agents.command import client_variables
-from jaxagent.gateway.session import Limits
+from jaxagent.agents.programs import client_variables
+from jaxagent.gateway.session import SessionLimits
 from tests import environments
 from tests.gateway import world
 from tests.gateway.scripted import Scripted
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow  # installs packages, and starts a process per cli
 
 HERE = pathlib.Path(__file__).parent
 LIMIT_S = 300.0
-LIMITS = Limits(turn_tokens=400, context_tokens=100_000, requests=20)
+LIMITS = SessionLimits(turn_tokens=400, context_tokens=100_000, requests=20)
 PYTHON = (
     *("openai", "anthropic", "langgraph", "langchain-openai", "pydantic-ai-slim[openai,anthropic]"),
     *("smolagents[openai]", "litellm"),

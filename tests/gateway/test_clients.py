@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from jaxagent.agents.base import Where
-from jaxagent.agents.command import client_variables
+from jaxagent.agents.programs import client_variables
 from jaxagent.gateway import talk
 from tests.gateway import world
 from tests.gateway.scripted import Scripted

@@ -12,7 +12,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.gateway import session as sessions
 from jaxagent.gateway.chat import Ask, BadRequest
 from jaxagent.gateway.renderer import Renderer
-from jaxagent.gateway.session import Limits, Session
+from jaxagent.gateway.session import Session, SessionLimits
 from jaxagent.types import StopReason, TokenKind
 from tests.gateway import world
 from tests.gateway.scripted import Scripted
@@ -46,17 +46,14 @@ def encode(text):
 def test_a_text_that_begins_as_a_trajectory_goes_on_with_its_tokens():
     policy = scripted()
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         text = PROMPT
         for observation in (" says\n", " and runs\n", ""):
             answer = await told(session, text)
             text += answer.text + observation
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert len(trajectories) == 1 and session.counters["forks"] == 0
-    world.check(policy, trajectories)
     assert [t.new_tokens for t in policy.turns] == [encode(PROMPT), encode(" says\n"), encode(" and runs\n")]
     assert policy.turns[1].context[-len(encode(" says\n")) - 1] == world.tokenizer().eos_ids[0], "the EOS stays"
     (one,) = trajectories
@@ -67,8 +64,7 @@ def test_a_text_that_begins_as_a_trajectory_goes_on_with_its_tokens():
 def test_ids_that_begin_as_a_trajectory_go_on_with_it():
     policy = scripted()
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         first = await told(session, PROMPT)
         ids = [*first.prompt_ids, *first.tokens.tolist(), *encode(" says")]
         second = await told(session, tuple(ids))
@@ -77,11 +73,9 @@ def test_ids_that_begin_as_a_trajectory_go_on_with_it():
         text = world.tokenizer().decode([*ids, *second.tokens.tolist(), 5])
         await told(session, text + world.tokenizer().decode(policy.turns[-1].sampled) + "!")
         await told(session, tuple(ids[:-1]))  # no turn ends there
-        return session.close()
 
-    trajectories = world.run(scene)
+    _, trajectories = world.played(policy, program)
     assert sorted(len(world.spans(t)) for t in trajectories) == [1, 4]
-    world.check(policy, trajectories)
     assert policy.turns[1].new_tokens == encode(" says") and policy.turns[3].new_tokens == encode("!")
 
 
@@ -92,16 +86,14 @@ def test_a_stop_string_that_the_answer_left_out_stays_in_the_context(sends, rest
     first = [*world.letters("fox")[:-1], the, *world.letters("never")]
     policy = scripted(lambda context, turn: [first, world.letters("quick"), world.letters("end")][turn])
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         one = await told(session, PROMPT, stops=(" t",))
         assert (one.text, one.stop_string, one.tokens.tolist()) == ("fox", " t", first[:4])
         text = PROMPT + one.text + sends + rest
         two = await told(session, text)
         await told(session, text + two.text + rest)
-        return session.close()
 
-    (trajectory,) = world.run(scene)
+    _, (trajectory,) = world.played(policy, program)
     end = world.tokenizer().eos_ids[0]
     ids = [*encode(PROMPT), *first[:4], *encode(rest), *world.letters("quick"), *encode(rest), *world.letters("end")]
     assert trajectory.tokens.tolist() == ids and ids.count(end) == 2
@@ -162,18 +154,15 @@ def test_a_prefix_of_the_tokenizer_stands_in_front_once():
 def test_another_text_behind_an_earlier_turn_is_a_fork_with_its_tokens():
     policy = scripted()
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         one = (await told(session, PROMPT)).text
         two = (await told(session, PROMPT + one + " a ")).text
         await told(session, PROMPT + one + " a " + two + " b ")
         await told(session, PROMPT + one + " c ")
         await told(session, "a" + PROMPT + one)
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert len(trajectories) == 3 and session.counters["forks"] == 1
-    world.check(policy, trajectories)
     whole = [*policy.turns[0].context, *policy.turns[0].sampled]
     assert policy.turns[3].new_tokens == [*whole, *encode(" c ")]
     context = policy.turns[3].context
@@ -185,31 +174,25 @@ def test_another_text_behind_an_earlier_turn_is_a_fork_with_its_tokens():
 def test_two_prompts_at_once_behind_one_turn_are_a_trajectory_and_a_fork():
     policy = scripted()
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         one = PROMPT + (await told(session, PROMPT)).text
         both = await asyncio.gather(told(session, one + " a "), told(session, one + " c "))
         for text, answer in zip((" a ", " c "), both, strict=True):
             await told(session, one + text + answer.text + "!")
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert sorted(len(world.spans(t)) for t in trajectories) == [2, 3] and session.counters["forks"] == 1
-    world.check(policy, trajectories)
 
 
 def test_of_two_turns_that_say_the_same_the_idle_one_goes_on():
     policy = scripted(lambda context, turn: "same")
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         assert (await told(session, PROMPT)).text == (await told(session, PROMPT)).text
         await asyncio.gather(*(told(session, PROMPT + "same" + text) for text in "bc"))
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert [len(world.spans(t)) for t in trajectories] == [2, 2] and session.counters["forks"] == 0
-    world.check(policy, trajectories)
 
 
 def test_what_looks_like_reasoning_is_text_in_a_completion():
@@ -228,8 +211,7 @@ def test_what_looks_like_reasoning_is_text_in_a_completion():
 def test_a_prompt_again_is_given_again_joined_or_sampled_again():
     policy = scripted(lambda context, turn: [world.tokenizer().eos_ids[0]] if context == PROMPT else "done")
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         lost = await session.answer(prompted(PROMPT))
         assert await session.answer(prompted(PROMPT)) is lost and lost.text == ""
         session.delivered(lost)
@@ -239,12 +221,10 @@ def test_a_prompt_again_is_given_again_joined_or_sampled_again():
         session.delivered(burst[0])
         await told(session, "adone")  # the EOS would be followed by nothing
         await told(session, PROMPT + "more")  # begins with a prompt whose answer said nothing
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert (session.counters["replayed"], session.counters["retries_joined"]) == (1, 4)
     assert len(trajectories) == 5 and len({t.conversation for t in policy.turns}) == 5
-    world.check(policy, trajectories)
 
 
 def test_a_client_that_leaves_leaves_no_trace(monkeypatch):
@@ -275,17 +255,14 @@ def test_a_client_that_leaves_leaves_no_trace(monkeypatch):
 def test_conversations_and_completions_do_not_go_on_with_each_other():
     policy = scripted(lambda context, turn: "done")
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         chat = await session.answer(world.ask(user("a")))
         ids = [*chat.prompt_ids, *chat.tokens.tolist()]
         await told(session, tuple([*ids, 5]))
         await told(session, world.tokenizer().decode(ids) + "!")
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert len(trajectories) == 3 and session.counters["forks"] == 0
-    world.check(policy, trajectories)
 
 
 # -------------------------------------------------------------------- limits and the wire
@@ -293,7 +270,7 @@ def test_conversations_and_completions_do_not_go_on_with_each_other():
 
 def test_limits_and_sampling_are_the_sessions():
     policy = scripted(lambda context, turn: world.letters("x" * 100))
-    limits = Limits(turn_tokens=50, context_tokens=200, requests=2)
+    limits = SessionLimits(turn_tokens=50, context_tokens=200, requests=2)
 
     async def scene():
         session = world.session(policy, limits)
@@ -362,8 +339,7 @@ def test_openais_own_client_goes_on_with_a_trajectory():
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
     policy = scripted()
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
 
         def program(url, token):
             with openai.OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=0) as client:
@@ -380,8 +356,6 @@ def test_openais_own_client_goes_on_with_a_trajectory():
 
         async with world.serving(session) as (gateway, (token,), _):
             await asyncio.to_thread(program, gateway.url, token)
-        return session.close()
 
-    trajectories = world.run(scene)
+    _, trajectories = world.played(policy, program)
     assert len(trajectories) == 1 and np.unique(trajectories[0].turns).tolist() == [0, 1, 2]
-    world.check(policy, trajectories)

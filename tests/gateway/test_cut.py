@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxagent.gateway.cut import Cut
+from jaxagent.gateway.reading import Cut
 
 TOKENS = [b"a", b"b", b"ab", b"ba", b"aba", "é".encode(), "é".encode()[:1], "é".encode()[1:], b"\n\n", b""]
 

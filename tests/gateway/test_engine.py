@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxagent.agents.command import Command
+from jaxagent.agents.programs import Command
 from jaxagent.config import EngineConfig, MeshConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
@@ -15,7 +15,7 @@ from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.setup import EngineSetup
 from jaxagent.gateway import sampler
 from jaxagent.gateway import session as sessions
-from jaxagent.gateway.session import Limits
+from jaxagent.gateway.session import SessionLimits
 from jaxagent.gateway.threads import conversation_key
 from jaxagent.models import sharding
 from jaxagent.models.spec import round_up
@@ -26,7 +26,7 @@ from tests.gateway.world import post
 from tests.models import tiny
 
 CONTEXT, TURNS = 600, 3
-LIMITS = Limits(turn_tokens=24, context_tokens=CONTEXT, requests=50)
+LIMITS = SessionLimits(turn_tokens=24, context_tokens=CONTEXT, requests=50)
 
 
 def tiny_spec():

@@ -5,12 +5,12 @@ import dataclasses
 
 import pytest
 
-from jaxagent.agents.command import Command
+from jaxagent.agents.programs import Command
 from jaxagent.config import ConfigError
 from jaxagent.engine.requests import EngineError
 from jaxagent.gateway import harness
 from jaxagent.gateway.harness import HarnessRollout
-from jaxagent.rollout.forced import ForcedTools
+from jaxagent.rollout.episode import ForcedTools
 from jaxagent.rollout.workers import guarded
 from jaxagent.sandbox.base import SandboxClosed, SandboxLost
 from jaxagent.types import StopReason

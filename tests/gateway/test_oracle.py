@@ -18,7 +18,7 @@ from tests.gateway import world
 from tests.gateway.scripted import Scripted
 
 STEPS, PROGRAMS = 9, 12
-LIMITS = sessions.Limits(turn_tokens=60, context_tokens=100_000, requests=10_000)
+LIMITS = sessions.SessionLimits(turn_tokens=60, context_tokens=100_000, requests=10_000)
 STOPS = [(), (), (), ("e",), ("the", "\n"), ("é", "qu"), ("<|im_end|>",), ("x" * 60, "a")]
 TOOLS = '<tools>\n%s\n</tools>Call: <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\n'
 

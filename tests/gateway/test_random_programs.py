@@ -59,7 +59,7 @@ def poster(client, token):
 def test_random_programs(seed, monkeypatch):
     monkeypatch.setattr(sessions, "LINGER_S", 0.003)
     policy = Random(world.tokenizer(), lambda context, turn: "", pause_s=0.001)
-    limits = sessions.Limits(turn_tokens=200, context_tokens=100_000, requests=10_000)
+    limits = sessions.SessionLimits(turn_tokens=200, context_tokens=100_000, requests=10_000)
     words = [f"secret{i}{seed}word" for i in range(PROGRAMS)]
 
     async def scene():

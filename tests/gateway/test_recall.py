@@ -15,14 +15,14 @@ import pytest
 from jaxagent.gateway import session as sessions
 from jaxagent.gateway.chat import ChatMessage
 from jaxagent.gateway.renderer import Renderer
-from jaxagent.gateway.session import Limits, Session
+from jaxagent.gateway.session import Session, SessionLimits
 from jaxagent.rollout.templates import Chat
 from tests.gateway import chat_templates, world
 from tests.gateway.scripted import Scripted
 from tests.gateway.world import ask, assistant, tool, user
 
 DATE = datetime.datetime(2026, 1, 1)
-LIMITS = Limits(turn_tokens=2000, context_tokens=200_000, requests=100)
+LIMITS = SessionLimits(turn_tokens=2000, context_tokens=200_000, requests=100)
 
 
 def arguments(change):
@@ -164,13 +164,11 @@ OTHERS += [("so we see the quick", "so we see the quickest fox")]
 def test_a_text_that_shares_first_letters_is_another(sampled, sent):
     policy = Scripted(world.tokenizer(), lambda context, turn: world.letters(sampled))
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         session.delivered(await session.answer(ask(user("go"))))
         await session.answer(ask(user("go"), assistant(sent), user("more")))
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert session.counters["retokenised_turns"] == 1 and len(trajectories) == 2
     assert f"assistant\n{sent}<|im_end|>" in world.tokenizer().decode(policy.turns[1].context)
 
@@ -198,8 +196,7 @@ def test_another_text_beside_a_known_call_is_counted(text, counted):
 def test_an_answer_that_is_really_another_is_counted_once_and_its_successors_are_known():
     policy = Scripted(world.tokenizer(), lambda context, turn: world.letters(f"answer {len(context)}"))
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         one = await session.answer(ask(user("a")))
         history = [user("a"), assistant(one.text.replace("answer", "ANSWER")), user("b")]
         for _ in range(3):
@@ -208,11 +205,9 @@ def test_an_answer_that_is_really_another_is_counted_once_and_its_successors_are
             history += [assistant(said.text), user("more")]
         few_shots = [user("q"), assistant("an example"), user("r")]
         await session.answer(ask(*few_shots))
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert session.counters["retokenised_turns"] == 1 and sorted(len(world.spans(t)) for t in trajectories) == [1, 1, 3]
-    world.check(policy, trajectories)
 
 
 def test_ids_tell_turns_apart_that_say_the_same():

@@ -13,7 +13,7 @@ from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Observation
 from jaxagent.gateway.chat import BadRequest, Call, ChatMessage, Reasoning, Text, Tool
-from jaxagent.gateway.renderer import Renderer, Stored
+from jaxagent.gateway.renderer import Renderer, SampledTokens
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.templates import Chat, Plain
 from jaxagent.types import Generation, TokenKind
@@ -107,7 +107,7 @@ def test_turn_by_turn_is_all_at_once(history):
         message = read(renderer, tokenizer, sampled, tools)
         sampled += [tokenizer.id_of(eos)] * ended
         places[len(messages)] = len(ids)
-        stored[len(messages)] = Stored(sampled, eos * ended)
+        stored[len(messages)] = SampledTokens(sampled, eos * ended)
         ids += sampled
         kinds += [TokenKind.PROMPT] * len(sampled)
         messages = [*messages, message, *after]
@@ -134,7 +134,7 @@ def test_a_history_that_is_sampled_in_part(history, foreign):
         if number in foreign:
             messages = [*messages, ChatMessage("assistant", f"MARK{number}!", tuple(made)), *after]
         else:
-            stored[len(messages)] = Stored(tokenizer.encode(f"MARK{number}!"), "")
+            stored[len(messages)] = SampledTokens(tokenizer.encode(f"MARK{number}!"), "")
             messages = [*messages, ChatMessage("assistant", "", tuple(made)), *after]
         bodies += after
     rendered = renderer.prompt(messages, tools, stored)
@@ -160,7 +160,7 @@ def test_kinds(name):
         ChatMessage("system", "policy"),
         ChatMessage("user", "u"),
     ]
-    stored = {1: Stored(tokenizer.encode("user tool"), "")}
+    stored = {1: SampledTokens(tokenizer.encode("user tool"), "")}
     for rendered in (renderer.prompt(messages, [SHELL], stored), renderer.continuation(messages, [SHELL], 1, "")):
         observed, last = [], None
         for token, kind in zip(rendered.ids, rendered.kinds, strict=True):
@@ -232,7 +232,7 @@ def test_calls_come_back_from_what_the_template_writes(name, arguments, text, re
     before = tokenizer.decode(renderer.prompt(messages[:1], [tool], {}).ids)
     whole = tokenizer.decode(renderer.prompt(messages, [tool], {}).ids)
     opening = before[before.index("q") + 1 :]  # the end of the question, and what the policy continues
-    written = whole.removesuffix(renderer._headers["user"].opening)
+    written = whole.removesuffix(renderer._headers["user"][1])
     written = written.rstrip("\n").removesuffix(TEMPLATES[name][1])
     if written.startswith(before):
         answer = written.removeprefix(before)
@@ -303,7 +303,7 @@ def test_a_tool_whose_description_has_the_word_for_a_stored_turn():
     tokenizer, renderer = make("qwen2.5")
     tool = Tool("shell", "PLACEHOLDER-0-END PLACEHOLDER-1-END PLACEHOLDER-2-END", {})
     talk = [ChatMessage("user", "a"), ChatMessage("assistant", "sampled"), ChatMessage("user", "r")]
-    stored = Stored((7, 7, 7), "")
+    stored = SampledTokens((7, 7, 7), "")
     text = tokenizer.decode(renderer.prompt(talk, (tool,), {1: stored}).ids)
     assert text.endswith(
         f"a<|im_end|>\n<|im_start|>assistant\n{tokenizer.decode([7, 7, 7])}<|im_end|>\n"
@@ -326,7 +326,7 @@ def test_the_policys_thoughts_begin_where_it_began_them():
     tokenizer, renderer = make("thinker")
     messages = [ChatMessage("user", "q"), ChatMessage("assistant", "answer"), ChatMessage("user", "r")]
     ids = tokenizer.encode("hm</think>answer<|im_end|>")
-    text = tokenizer.decode(renderer.prompt(messages, (), {1: Stored(ids, "<|im_end|>")}).ids)
+    text = tokenizer.decode(renderer.prompt(messages, (), {1: SampledTokens(ids, "<|im_end|>")}).ids)
     assert text == (
         "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n<think>\nhm</think>answer<|im_end|>\n"
         "<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n<think>\n"

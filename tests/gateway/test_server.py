@@ -12,7 +12,7 @@ from aiohttp import web
 from jaxagent.data import codec
 from jaxagent.engine.requests import EngineError
 from jaxagent.gateway import session as sessions
-from jaxagent.gateway import talk, wire
+from jaxagent.gateway import talk
 from jaxagent.gateway.chat import BadRequest
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
@@ -268,9 +268,9 @@ def test_a_failure_is_a_status_before_the_first_token_and_an_event_after():
 
 
 def test_what_does_not_fit_and_what_is_no_request(monkeypatch):
-    monkeypatch.setattr(wire, "BODY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(talk, "BODY_TIMEOUT_S", 0.3)
     policy = scripted()
-    limits = sessions.Limits(turn_tokens=10, context_tokens=100, requests=2)
+    limits = sessions.SessionLimits(turn_tokens=10, context_tokens=100, requests=2)
 
     async def scene():
         async with world.serving(world.session(policy, limits)) as (gateway, (token,), client):
@@ -305,7 +305,7 @@ def test_a_request_for_more_samples_than_are_left_draws_none():
     policy = scripted()
 
     async def scene():
-        session = world.session(policy, sessions.Limits(400, 4000, requests=3))
+        session = world.session(policy, sessions.SessionLimits(400, 4000, requests=3))
         async with world.serving(session) as (_, (token,), client):
             for n, expected in ((4, 403), (3, 200)):
                 assert (await post(client, token, messages=hello(), n=n))[0] == expected
@@ -337,7 +337,7 @@ def test_no_tool_that_a_client_offers_is_the_engines_fault():
     policy = scripted(lambda context, turn: world.letters(answer))
     template = chat_templates.TEMPLATES["qwen3-coder"][0]
     made = Renderer(world.tokenizer(), template, datetime.datetime(2026, 1, 1))
-    limits = sessions.Limits(2000, 40_000, 100)
+    limits = sessions.SessionLimits(2000, 40_000, 100)
     deep = {}
     for _ in range(470):
         deep = {"items": deep}
@@ -359,7 +359,7 @@ def test_no_tool_that_a_client_offers_is_the_engines_fault():
 
 
 def test_a_client_that_does_not_read_its_stream_is_cut_off(monkeypatch):
-    monkeypatch.setattr(wire, "WRITE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(talk, "WRITE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(sessions, "LINGER_S", 0.02)
     write, written = web.StreamResponse.write, []
 
@@ -437,7 +437,7 @@ def test_a_server_without_sessions_keeps_nothing_and_samples_as_it_is_asked():
     policy = scripted(lambda context, turn: f"saw {len(context)}")
 
     def one_shot(ask):
-        limits = sessions.Limits(turn_tokens=100, context_tokens=500, requests=1)
+        limits = sessions.SessionLimits(turn_tokens=100, context_tokens=500, requests=1)
         return sessions.Session(policy, world.renderer(), world.tokenizer(), limits, None, f"x/{ask.seed}", 0)
 
     async def scene():

@@ -45,7 +45,7 @@ def scores(params, request, given_up):
 @contextlib.asynccontextmanager
 async def serving(driver, **limits):
     """The address of the service, as `serve` runs it."""
-    service = Completions(driver, toys.Letters(), toys.CONTEXT, 4 * WAIT_S, {}, scores, name="toy")
+    service = Completions(driver, toys.Letters(), toys.CONTEXT, 4 * WAIT_S, scores, name="toy")
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
         async with connections.serving(Gateway("toy", strict_name=True, also=service).app(), sock, **limits):
@@ -364,7 +364,7 @@ def test_who_does_not_read_a_stream_is_cut_off_and_gets_no_second_answer(engine,
         await (write(self, data) if len(written) == 1 else asyncio.sleep(WAIT_S))
 
     monkeypatch.setattr(web.StreamResponse, "write", stuck)
-    monkeypatch.setattr("jaxagent.gateway.wire.WRITE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("jaxagent.gateway.talk.WRITE_TIMEOUT_S", 0.2)
     body = json.dumps({"prompt": "abc", "max_tokens": 30, "stream": True}).encode()
 
     async def run():
@@ -383,7 +383,7 @@ def test_who_does_not_read_a_stream_is_cut_off_and_gets_no_second_answer(engine,
 
 
 def test_half_a_body_is_not_waited_for(engine, monkeypatch):
-    monkeypatch.setattr("jaxagent.gateway.wire.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("jaxagent.gateway.talk.BODY_TIMEOUT_S", 0.2)
 
     async def run():
         async with serving(engine) as url:

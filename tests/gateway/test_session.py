@@ -12,7 +12,7 @@ from jaxagent.gateway import sampler
 from jaxagent.gateway import session as sessions
 from jaxagent.gateway.chat import BadRequest, Call, ChatMessage, Text
 from jaxagent.gateway.reading import Begun
-from jaxagent.gateway.session import Limits
+from jaxagent.gateway.session import SessionLimits
 from jaxagent.types import StopReason, TokenKind
 from tests.gateway import world
 from tests.gateway.scripted import Scripted
@@ -45,8 +45,7 @@ async def told(session, *messages, **more):
 def test_a_conversation_of_three_turns_is_one_trajectory_of_the_policys_tokens():
     policy = scripted(lambda context, turn: ["looking " + call("ls"), call("cat a"), "  done  "][turn])
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         first = await told(session, user("fix it"), tools=True)
         assert (first.text.strip(), first.calls[0].arguments) == ("looking", {"command": "ls"})
         ids_differ = ChatMessage("assistant", " looking", (Call("shell", {"command": "ls"}, "other"),), reasoning="hm")
@@ -54,11 +53,9 @@ def test_a_conversation_of_three_turns_is_one_trajectory_of_the_policys_tokens()
         second = await told(session, *history, tools=True)
         third = await told(session, *history, second, tool("text of a"), user("go on"), tools=True)
         assert third.text.strip() == "done" and not third.calls
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert len(trajectories) == 1
-    world.check(policy, trajectories)
     one = trajectories[0]
     assert [t.new_tokens for t in policy.turns][1:] != [] and len({t.conversation for t in policy.turns}) == 1
     text = world.tokenizer().decode(one.tokens)
@@ -90,17 +87,14 @@ def test_numbers_written_otherwise_are_the_same_call():
 def test_a_rewritten_history_keeps_the_tokens_up_to_the_last_common_answer():
     policy = scripted(lambda context, turn: world.scrambled(f"in the quick shell {len(context)}"))
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         one = await told(session, user("a"))
         two = await told(session, user("a"), one, user("b"))
         await told(session, user("a"), one, user("b"), two, user("c"))
         await told(session, user("a"), one, user("B!"), two, user("d"))
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert len(trajectories) == 2 and session.counters["forks"] == 1
-    world.check(policy, trajectories)
     fork = policy.turns[-1]
     first = policy.turns[0]
     whole = [*first.context, *first.sampled]
@@ -113,31 +107,25 @@ def test_a_rewritten_history_keeps_the_tokens_up_to_the_last_common_answer():
 def test_compaction_and_sub_agents_begin_trajectories_of_their_own():
     policy = scripted()
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         one = await told(session, ChatMessage("system", "agent"), user("a"), tools=True)
         await told(session, ChatMessage("system", "sub-agent"), user("look"), tools=True)
         await told(session, ChatMessage("system", "agent"), user("so far: " + one.text), tools=True)
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert len(trajectories) == 3 and session.counters["forks"] == 0
-    world.check(policy, trajectories)
 
 
 def test_another_tool_set_begins_anew_with_the_sampled_ids_spliced():
     policy = scripted(lambda context, turn: world.scrambled(f"in the quick shell {len(context)}"))
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         one = await told(session, user("a"), tools=True)
         other = dataclasses.replace(ask(user("a"), one, user("b")), tools=(dataclasses.replace(world.SHELL, name="x"),))
         await session.answer(other)
-        return session.close()
 
-    trajectories = world.run(scene)
+    _, trajectories = world.played(policy, program)
     assert len(trajectories) == 2
-    world.check(policy, trajectories)
     assert policy.turns[1].turn == 0 and world.contains(policy.turns[1].context, policy.turns[0].sampled) == 1
 
 
@@ -160,34 +148,28 @@ def test_a_request_without_tools_beside_others_with_tools_is_not_trained():
 def test_a_request_while_its_trajectory_generates_is_a_fork():
     policy = scripted(lambda context, turn: f"saw {len(context)}")
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         one = await told(session, user("a"))
         left, right = await asyncio.gather(
             told(session, user("a"), one, user("b")), told(session, user("a"), one, user("c"))
         )
         await told(session, user("a"), one, user("c"), right, user("d"))
         await told(session, user("a"), one, user("b"), left, user("d"))
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert [len(world.spans(t)) for t in trajectories] in ([3, 2], [2, 3]) and session.counters["forks"] == 1
-    world.check(policy, trajectories)
 
 
 def test_of_two_trajectories_that_say_the_same_the_idle_one_goes_on():
     policy = scripted(lambda context, turn: "same")
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         one = await told(session, user("a"))
         assert await told(session, user("a")) == one
         await asyncio.gather(*(told(session, user("a"), one, user(text)) for text in "bc"))
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert [len(world.spans(t)) for t in trajectories] == [2, 2] and session.counters["forks"] == 0
-    world.check(policy, trajectories)
 
 
 # -------------------------------------------------------------------- retries
@@ -236,8 +218,7 @@ def test_nobody_waits_so_the_generation_ends_and_a_retry_samples_the_same(monkey
     monkeypatch.setattr(sessions, "LINGER_S", 0.05)
     policy = Keyed(world.tokenizer(), lambda context, turn: "", pause_s=0.01)
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         one = await told(session, user("a"))
         before = len(policy.turns)
         work = asyncio.create_task(session.answer(ask(user("a"), one, user("b"))))
@@ -249,9 +230,8 @@ def test_nobody_waits_so_the_generation_ends_and_a_retry_samples_the_same(monkey
         while session.running:
             await asyncio.sleep(0.01)
         await told(session, user("a"), one, user("b"))
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     cancelled, whole = policy.turns[1:]
     assert cancelled.finish == "cancelled" and whole.finish == "eos" and session.counters["cancelled"] == 1
     assert (whole.conversation, whole.turn, whole.context) == (
@@ -262,7 +242,6 @@ def test_nobody_waits_so_the_generation_ends_and_a_retry_samples_the_same(monkey
     assert whole.sampled[: len(cancelled.sampled)] == cancelled.sampled
     assert whole.new_tokens == whole.context, "the policy's sequence was opened again"
     assert len(trajectories) == 1 and not policy.left_open
-    world.check(policy, trajectories)
 
 
 def test_a_retry_within_the_linger_joins_the_generation_whose_client_left():
@@ -286,8 +265,7 @@ def test_a_retry_within_the_linger_joins_the_generation_whose_client_left():
 def test_a_generation_that_failed_leaves_no_trace():
     policy = Keyed(world.tokenizer(), lambda context, turn: "")
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         one = await told(session, user("a"))
         policy.failing = True
         for _ in range(3):
@@ -298,11 +276,9 @@ def test_a_generation_that_failed_leaves_no_trace():
         policy.failing = False
         await told(session, user("a"), one, user("b"))
         await told(session, user("new"))
-        return session.close()
 
-    trajectories = world.run(scene)
+    _, trajectories = world.played(policy, program)
     assert sorted(len(world.spans(t)) for t in trajectories) == [1, 2]
-    world.check(policy, trajectories)
     failed, done = [t for t in policy.turns if t.finish == "cancelled"], policy.done
     assert {t.conversation for t in failed} == {t.conversation for t in done}
 
@@ -327,7 +303,7 @@ def test_keys_do_not_depend_on_arrival():
 
 def test_sampling_is_the_runs_and_every_limit_is_told():
     policy = scripted(lambda context, turn: world.letters("x" * 100))
-    limits = Limits(turn_tokens=50, context_tokens=200, requests=4)
+    limits = SessionLimits(turn_tokens=50, context_tokens=200, requests=4)
 
     async def scene():
         session = world.session(policy, limits)
@@ -409,13 +385,11 @@ def test_the_engine_gets_one_set_of_stop_strings_of_an_attempt_and_may_refuse_it
 def test_a_stop_string_that_is_the_end_of_a_turn_is_not_written_again():
     policy = scripted(lambda context, turn: ["one", "two"][turn])
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         said = await told(session, user("a"), stops=("<|im_end|>",))
         await told(session, user("a"), said, user("b"), stops=("<|im_end|>",))
-        return session.close()
 
-    (trajectory,) = world.run(scene)
+    _, (trajectory,) = world.played(policy, program)
     assert "one<|im_end|>\n<|im_start|>user" in world.tokenizer().decode(trajectory.tokens)
 
 
@@ -423,7 +397,7 @@ def test_a_turn_has_the_least_of_the_three_limits():
     async def scene(room, turn_tokens, max_tokens):
         policy = scripted(lambda context, turn: world.letters("x" * 300))
         prompt = len(world.renderer().prompt([user("a")], (), {}).ids)
-        session = world.session(policy, Limits(turn_tokens, prompt + room, 10))
+        session = world.session(policy, SessionLimits(turn_tokens, prompt + room, 10))
         return len((await session.answer(ask(user("a"), max_tokens=max_tokens))).tokens)
 
     for limits in ((7, 50, 90), (50, 7, 90), (50, 90, 7), (7, 50, None), (50, 7, None)):
@@ -476,8 +450,7 @@ def test_requests_that_differ_in_more_than_messages_are_not_one():
     policy = scripted(lambda context, turn: "a long answer of many words", pause_s=0.001)
     other = dataclasses.replace(world.SHELL, description="Runs another command.")
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         bodies = [ask(user("q"), tools=True), ask(user("q"), tools=True, max_tokens=3)]
         bodies += [ask(user("q"), tools=True, stops=("z",)), dataclasses.replace(bodies[0], tools=(other,))]
         answers = await asyncio.gather(*(session.answer(body) for body in bodies))
@@ -487,12 +460,10 @@ def test_requests_that_differ_in_more_than_messages_are_not_one():
         await told(session, user("q"), said, user("r"), tools=True)
         last = dataclasses.replace(ask(user("q"), said, user("s")), tools=(other,))
         await session.answer(last)
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, _ = world.played(policy, program)
     assert len(policy.turns) == 6 and session.counters["retries_joined"] == 0
     assert "Runs another command" in world.tokenizer().decode(policy.turns[-1].context)
-    world.check(policy, trajectories)
 
 
 def test_only_the_latest_answers_are_kept_to_be_given_again():
@@ -507,7 +478,7 @@ def test_only_the_latest_answers_are_kept_to_be_given_again():
 
 def test_counting_a_request_that_has_no_room_is_no_refusal():
     async def scene():
-        session = world.session(scripted(lambda context, turn: "a"), Limits(10, 50, 10))
+        session = world.session(scripted(lambda context, turn: "a"), SessionLimits(10, 50, 10))
         with pytest.raises(BadRequest, match="prompt is too long"):
             await session.count(ask(user("a" * 5000)))
         return session
@@ -518,8 +489,7 @@ def test_counting_a_request_that_has_no_room_is_no_refusal():
 def test_new_weights_while_an_agent_waits_are_in_the_versions():
     policy = scripted(lambda context, turn: world.letters("a long answer"), piece=2)
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         work = asyncio.create_task(session.answer(ask(user("a"))))
         while not policy.turns or len(policy.turns[0].sampled) < 4:
             await asyncio.sleep(0)
@@ -528,9 +498,8 @@ def test_new_weights_while_an_agent_waits_are_in_the_versions():
         policy.version = 5
         policy.gate.set()
         await work
-        return session.close()
 
-    (trajectory,) = world.run(scene)
+    _, (trajectory,) = world.played(policy, program)
     versions = trajectory.policy_versions[trajectory.action_mask].tolist()
     assert set(versions) == {0, 5} and versions == sorted(versions)
 
@@ -577,14 +546,11 @@ def test_a_malformed_call_comes_back_as_text_and_the_program_can_answer_it():
     bad = '<tool_call>{"name": "shell", "arguments": {</tool_call>'
     policy = scripted(lambda context, turn: [bad, call("ls")][turn])
 
-    async def scene():
-        session = world.session(policy)
+    async def program(session):
         one = await told(session, user("a"), tools=True)
         assert one.text == bad and not one.calls
         two = await told(session, user("a"), one, user("that is no JSON"), tools=True)
         assert two.calls
-        return session, session.close()
 
-    session, trajectories = world.run(scene)
+    session, trajectories = world.played(policy, program)
     assert session.counters["malformed_calls"] == 1 and len(trajectories) == 1
-    world.check(policy, trajectories)

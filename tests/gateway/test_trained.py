@@ -10,13 +10,13 @@ import pytest
 from jaxagent.agents.shell import Shell
 from jaxagent.gateway import session as sessions
 from jaxagent.gateway.chat import ChatMessage
-from jaxagent.gateway.trained import Rules, read_rules
+from jaxagent.gateway.trained import TrainingRules, read_rules
 from tests.gateway import world
 from tests.gateway.episodes import CONFIG, TASK
 from tests.gateway.scripted import Scripted
 from tests.gateway.world import ask, assistant, tool, user
 
-OURS = Rules(foreign="drop", instruction="mend it", spawns=("task",))
+OURS = TrainingRules(foreign="drop", instruction="mend it", spawns=("task",))
 SYSTEM, SUB = ChatMessage("system", "the program's words"), ChatMessage("system", "a sub-agent's words")
 
 
@@ -178,7 +178,7 @@ def test_a_turn_that_is_left_and_a_talk_that_goes_on_are_the_programs():
 
 
 def test_rules_travel_to_a_gateway_elsewhere():
-    assert read_rules(json.loads(json.dumps(dataclasses.asdict(OURS)))) == OURS and read_rules({}) == Rules()
+    assert read_rules(json.loads(json.dumps(dataclasses.asdict(OURS)))) == OURS and read_rules({}) == TrainingRules()
     for wrong in (3, {"no": 1}, {"spawns": 3}):
         with pytest.raises(ValueError, match="'rules' must have the fields"):
             read_rules(wrong)

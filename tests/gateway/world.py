@@ -18,13 +18,13 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.gateway.chat import Ask, Call, ChatMessage, Tool
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
-from jaxagent.gateway.session import Limits, Session
+from jaxagent.gateway.session import Session, SessionLimits
 from jaxagent.types import TokenKind, Trajectory
 from tests.gateway.scripted import Scripted, logprob
 
 WAIT_S = 60.0
 SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
-LIMITS = Limits(turn_tokens=400, context_tokens=4000, requests=100)
+LIMITS = SessionLimits(turn_tokens=400, context_tokens=4000, requests=100)
 TEMPLATE = """
 {%- if tools %}{{ '<|im_start|>system\n' }}
 {%- if messages and messages[0].role == 'system' %}{{ messages[0].content + '\n' }}{% endif %}
@@ -69,7 +69,7 @@ def renderer() -> Renderer:
     return Renderer(tokenizer(), TEMPLATE, datetime.datetime(2026, 1, 1))
 
 
-def session(policy: Any, limits: Limits = LIMITS, task: str = "task", sample: int = 0, **more: Any) -> Session:
+def session(policy: Any, limits: SessionLimits = LIMITS, task: str = "task", sample: int = 0, **more: Any) -> Session:
     return Session(policy, renderer(), tokenizer(), limits, SAMPLING, task, sample, **more)
 
 
@@ -100,6 +100,22 @@ def run(scene: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         return await asyncio.wait_for(scene(), WAIT_S)
 
     return asyncio.run(bounded())
+
+
+def played(
+    policy: Scripted, program: Callable[[Session], Coroutine[Any, Any, Any]], *limits: SessionLimits, **more: Any
+) -> tuple[Session, tuple[Trajectory, ...]]:
+    """(session, its trajectories) of a program that asks in a session: each is what the policy saw; nothing is open."""
+
+    async def scene() -> tuple[Session, tuple[Trajectory, ...]]:
+        made = session(policy, *limits, **more)
+        await program(made)
+        return made, made.close()
+
+    made, trajectories = run(scene)
+    check(policy, trajectories)
+    assert not policy.left_open
+    return made, trajectories
 
 
 @contextlib.asynccontextmanager

@@ -15,8 +15,8 @@ import optax
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.learner import digests, weight_digest
-from jaxagent.learner.checkpoint import Checkpointer, bundles, check, has_past, read_params
+from jaxagent.learner import digests
+from jaxagent.learner.checkpoint import Checkpointer, bundles, check, has_past
 from jaxagent.learner.state import TrainState, init_state
 from jaxagent.models import params as model_params
 from jaxagent.models import sharding
@@ -64,10 +64,6 @@ def test_earlier_versions_lie_beside_the_state(tmp_path, make_state, make_mesh):
         found = checkpointer.past(state.params)
         jax.tree.map(np.testing.assert_array_equal, checkpointer.restore(state)[0].params, state.params)
     assert list(found) == [9, 10] and [has_past(tmp_path, step) for step in (0, 1)] == [False, True]
-    mesh = make_mesh()
-    with jax.set_mesh(mesh):  # what is trained can be read without a word about the model, and is the same policy
-        read = read_params(tmp_path, 1, jax.NamedSharding(mesh, jax.P()))
-        assert weight_digest.digest(read) == weight_digest.digest(state.params)
     jax.tree.map(np.testing.assert_array_equal, found, older)
     with Checkpointer(tmp_path, keep=2) as checkpointer, pytest.raises(ConfigError, match="does not fit this config"):
         checkpointer.past({"embed": jax.numpy.zeros(3)})

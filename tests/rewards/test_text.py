@@ -1,4 +1,4 @@
-"""Text comparisons, by hand and by properties. (Against the published functions: tests/envs/test_search_rewards.py.)"""
+"""Text comparisons, by hand and by properties. (The published functions: tests/envs/search/test_search_rewards.py.)"""
 
 import re
 import string

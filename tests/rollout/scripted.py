@@ -5,6 +5,7 @@ import dataclasses
 
 import numpy as np
 
+from jaxagent.roles.base import Reply, TextRole
 from jaxagent.types import Generation
 
 
@@ -59,3 +60,21 @@ class ScriptedPolicy:
         assert not session.closed
         session.closed = True
         self.running -= 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lines(TextRole):
+    """A role that says its lines, one after the other; "fail" and "hang" are done."""
+
+    lines: tuple[str, ...] = ()
+
+    def speaker(self, task, sample, number):
+        return self
+
+    async def reply(self, messages, stop_strings, max_tokens):
+        line = self.lines[sum(message.role == "assistant" for message in messages)]
+        if line == "fail":
+            raise ConnectionError("refused")
+        if line == "hang":
+            await asyncio.Event().wait()
+        return Reply(line)

@@ -8,11 +8,11 @@ from scripted import ScriptedPolicy
 
 from configs import agentflow
 from jaxagent.config import SamplingConfig
+from jaxagent.config.choice import Choice
 from jaxagent.envs.agentflow.attempt import AgentFlowAttempt
 from jaxagent.envs.agentflow.environment import AgentFlow
 from jaxagent.envs.agentflow.reading import GENERATOR
 from jaxagent.envs.cast import NoRoom
-from jaxagent.roles import ROLES
 from jaxagent.roles.base import Reply, TextRole
 from jaxagent.rollout.cast import Company
 from jaxagent.rollout.play import Play
@@ -56,7 +56,10 @@ def play(tokenizer, roles=None, said=SAID, **changes):
     raw = agentflow.get_config().env
     fields = {name: value for name, value in raw.items() if name not in ("name", "sandbox")}
     config = AgentFlow(**fields | {"turn_tokens": 100, "context_tokens": 400} | changes)
-    roles = {name: ROLES[f"arithmetic_{name}"]() for name in ("executor", "verifier", "generator")} | (roles or {})
+    roles = {
+        name: Choice("jaxagent.roles:ROLES").make(f"arithmetic_{name}")
+        for name in ("executor", "verifier", "generator")
+    } | (roles or {})
     policy = ScriptedPolicy(tokenizer, lambda task, sample: said)
     rollout = Play(
         lambda task, cast: AgentFlowAttempt(task, cast, config, no_sandbox),

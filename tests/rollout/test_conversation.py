@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.envs.base import Message, Observation
-from jaxagent.rollout.columns import span_kinds
-from jaxagent.rollout.conversation import Conversation
+from jaxagent.rollout.conversation import Conversation, span_kinds
 from jaxagent.rollout.templates import Plain
 from jaxagent.types import Generation, TokenKind
 

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from jaxagent.rollout.early_stop import oversample_metrics, run_until_enough, usable
+from jaxagent.rollout.selection import oversample_metrics, usable
+from jaxagent.rollout.workers import run_until_enough
 from jaxagent.types import Episode, Group, StopReason, Task
 
 TASKS = [Task(f"t{i}", "?", ("a",)) for i in range(3)]

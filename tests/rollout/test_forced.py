@@ -13,7 +13,7 @@ from jaxagent.envs.search.retriever.backends import Bm25Config
 from jaxagent.envs.search.retriever.base import Passage
 from jaxagent.envs.search.retriever.bm25 import Bm25
 from jaxagent.envs.search.rewards import ExactMatch
-from jaxagent.rollout.forced import NEVER, ForcedTools
+from jaxagent.rollout.episode import NEVER, ForcedTools
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.types import StopReason, Task, TokenKind

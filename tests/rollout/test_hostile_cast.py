@@ -13,7 +13,8 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Step
 from jaxagent.envs.cast import Spliced, Tokens
 from jaxagent.roles.base import Reply
-from jaxagent.rollout.cast import Company, Voice
+from jaxagent.rollout.cast import Company
+from jaxagent.rollout.episode import Voice
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.play import Play
 from jaxagent.rollout.templates import Plain

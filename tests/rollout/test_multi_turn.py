@@ -214,7 +214,7 @@ class Faulty:
 @pytest.mark.parametrize("hang", [False, True])
 @pytest.mark.parametrize("place", ["start", "step", "verify", "close", "nowhere"])
 def test_faulty_environments(trained, place, hang, monkeypatch):
-    monkeypatch.setattr("jaxagent.rollout.ending.CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("jaxagent.rollout.episode.CLOSE_TIMEOUT_S", 0.05)
     environment = Faulty(place, hang)
     episode, _ = play(trained, [SEARCH, ANSWER], make=lambda task: environment, episode_timeout_s=0.2)
     assert environment.closed == 1

@@ -12,10 +12,11 @@ from jaxagent.config import SamplingConfig
 from jaxagent.envs.base import Environment, Message, Observation, Step, Verdict
 from jaxagent.envs.cast import RoleError, Spliced, Tokens
 from jaxagent.roles.base import Reply, TextRole
-from jaxagent.rollout.cast import Company, Voice
+from jaxagent.rollout.cast import Company
+from jaxagent.rollout.conversation import encode_prompt
+from jaxagent.rollout.episode import Voice
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.play import Play
-from jaxagent.rollout.splicing import encode_prompt
 from jaxagent.rollout.templates import Chat, Plain
 from jaxagent.types import StopReason, Task, TokenKind
 

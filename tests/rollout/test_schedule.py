@@ -1,10 +1,17 @@
 """Temperatures by hand."""
 
+import types
+
 import numpy as np
 import pytest
 
 from jaxagent.config import TemperatureConfig
-from jaxagent.rollout.schedule import temperature
+from jaxagent.runs import attempts
+
+
+def temperature(cfg, start, step, steps):
+    rl = types.SimpleNamespace(temperature=cfg, sampling=types.SimpleNamespace(temperature=start), steps=steps)
+    return attempts.temperature(rl, step)
 
 
 @pytest.mark.parametrize(

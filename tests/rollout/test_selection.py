@@ -81,17 +81,17 @@ def test_most_varied_by_hand():
     ]
     spread = [selection.reward_std(g) for g in groups]
     np.testing.assert_allclose(spread, [3**-0.5, 0.5, 0, 0.5**0.5, 3**-0.5], rtol=1e-12)
-    assert names(selection.most_varied(groups, 0.2)) == ["d"]
-    assert names(selection.most_varied(groups, 0.4)) == ["a", "d"]  # the earlier of a and e; in their order
-    assert names(selection.most_varied(groups, 0.6)) == ["a", "d", "e"]
-    assert names(selection.most_varied(groups, 0.01)) == ["d"]  # one at least
-    assert names(selection.most_varied(groups, 1.0)) == names(groups) and selection.most_varied([], 0.5) == []
+    assert names(selection.keep_most_varied(groups, 0.2)) == ["d"]
+    assert names(selection.keep_most_varied(groups, 0.4)) == ["a", "d"]  # the earlier of a and e; in their order
+    assert names(selection.keep_most_varied(groups, 0.6)) == ["a", "d", "e"]
+    assert names(selection.keep_most_varied(groups, 0.01)) == ["d"]  # one at least
+    assert names(selection.keep_most_varied(groups, 1.0)) == names(groups) and selection.keep_most_varied([], 0.5) == []
 
 
 @pytest.mark.parametrize("count, frac, kept", [(8, 0.25, 2), (100, 0.29, 29), (10, 0.7, 7), (3, 0.5, 1)])
 def test_a_fraction_is_rounded_down_as_written(count, frac, kept):
     groups = [group(f"g{i}", MIXED) for i in range(count)]
-    assert len(selection.most_varied(groups, frac)) == kept
+    assert len(selection.keep_most_varied(groups, frac)) == kept
 
 
 def test_one_reward_has_no_std():

@@ -8,7 +8,7 @@ from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.algorithms.objectives import SoftGate
 from jaxagent.config import ConfigError, overrides
-from jaxagent.rollout import strategies
+from jaxagent.rollout import selection
 
 
 def rl(**changes):
@@ -19,14 +19,14 @@ def rl(**changes):
 @pytest.mark.parametrize("preset", ["laptop", "laptop-ppo", "laptop-echo", "qwen2.5-3b"])
 def test_off_by_default(preset):
     found = config.parse(get_config(preset)).rl
-    strategies.check(found)
-    assert not strategies.selects(found) and found.tool_epsilon == 0.0
+    selection.check(found)
+    assert not selection.selects(found) and found.tool_epsilon == 0.0
     assert found.curriculum is found.replay is found.temperature is None
 
 
 def test_a_curriculum_of_ones_own_draws_by_success():
     with pytest.raises(ConfigError, match=r"rl.curriculum='.*:SoftGate' must extend BySuccess of "):
-        strategies.check(dataclasses.replace(rl(), curriculum=SoftGate()))
+        selection.check(dataclasses.replace(rl(), curriculum=SoftGate()))
 
 
 REFUSED = [  # changes of rl, and what is said of them
@@ -45,9 +45,9 @@ REFUSED = [  # changes of rl, and what is said of them
 @pytest.mark.parametrize("changes, message", REFUSED)
 def test_refusals(changes, message):
     with pytest.raises(ConfigError, match=message):
-        strategies.check(rl(**changes))
+        selection.check(rl(**changes))
 
 
 def test_accepted():
-    strategies.check(rl(replay__per_step=4, replay__use="policy", correction="truncate"))
-    strategies.check(rl(refill__max_rounds=10, oversample__extra_attempts=2, keep_groups_frac=0.25))
+    selection.check(rl(replay__per_step=4, replay__use="policy", correction="truncate"))
+    selection.check(rl(refill__max_rounds=10, oversample__extra_attempts=2, keep_groups_frac=0.25))

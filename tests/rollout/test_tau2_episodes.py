@@ -1,17 +1,15 @@
 """tau2 in the rollout: tokens of the policy and of nobody else, roles' counters, and failures that are no rewards."""
 
 import asyncio
-import dataclasses
 import json
 
 import pytest
-from scripted import ScriptedPolicy
+from scripted import Lines, ScriptedPolicy
 
 from jaxagent.config import SamplingConfig
 from jaxagent.data import sources
 from jaxagent.envs.base import Opening
 from jaxagent.envs.tau2.environment import Tau2
-from jaxagent.roles.base import Reply, TextRole
 from jaxagent.rollout.cast import Company
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
@@ -43,22 +41,6 @@ UPDATE = (
 DISMISS = '<tool_call>{"name": "dismiss_notification", "arguments": {"notification_id": "n"}}</tool_call>'
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Customer(TextRole):
-    """Says its lines; the word "fail" is an error."""
-
-    lines: tuple[str, ...] = ()
-
-    def speaker(self, task, sample, number):
-        return self
-
-    async def reply(self, messages, stop_strings, max_tokens):
-        line = self.lines[sum(message.role == "assistant" for message in messages)]
-        if line == "fail":
-            raise ConnectionError("refused")
-        return Reply(line)
-
-
 def episode(tokenizer, folder, actions, lines):
     """One episode, with its policy."""
     for name, value in {"tasks": [TASK], "split_tasks": {"base": ["one"]}, "db": STORE}.items():
@@ -66,7 +48,7 @@ def episode(tokenizer, folder, actions, lines):
     (folder / "policy.md").write_text("Be kind.")
     (task,) = sources.load_tasks(folder, need_answers=False)
     policy = ScriptedPolicy(tokenizer, lambda task, sample: actions)
-    user = Customer(lines=lines)
+    user = Lines(lines=lines)
     environment = Tau2(context_tokens=20_000, turn_tokens=500, episode_timeout_s=5.0)
     here = Opening(folder, (task,), lambda work, timeout_s: asyncio.run(work), lambda line: None)
     with environment.open(here) as attempt_at:

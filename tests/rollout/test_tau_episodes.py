@@ -1,16 +1,14 @@
 """Whole episodes of tau_bench, token by token: a scripted policy, and customers who answer, are slow, or fail."""
 
 import asyncio
-import dataclasses
 import json
 
 import pytest
-from scripted import ScriptedPolicy
+from scripted import Lines, ScriptedPolicy
 
 from jaxagent.config import SamplingConfig
 from jaxagent.envs import TauBench
 from jaxagent.envs.base import Opening
-from jaxagent.roles.base import Reply, TextRole
 from jaxagent.rollout.cast import Company
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
@@ -34,34 +32,11 @@ CALL = json.dumps({"name": CANCEL["name"], "arguments": CANCEL["kwargs"]})
 DONE = [f"<tool_call>{CALL}</tool_call>", "Cancelled."]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scripted(TextRole):
-    """Says the lines, one after the other; "fail" and "hang" are done."""
-
-    lines: tuple[str, ...]
-
-    def speaker(self, task, sample, number):
-        return Speaker(self.lines)
-
-
-class Speaker:
-    def __init__(self, lines):
-        self._lines = list(lines)
-
-    async def reply(self, messages, stop_strings, max_tokens):
-        line = self._lines.pop(0)
-        if line == "fail":
-            raise ConnectionError("refused")
-        if line == "hang":
-            await asyncio.Event().wait()
-        return Reply(line)
-
-
 def episode(folder, tokenizer, lines, said, **settings):
     for name, table in TABLES.items():
         (folder / f"{name}.json").write_text(json.dumps(table))
     environment = TauBench(context_tokens=8_192, episode_timeout_s=20.0, **settings)
-    role = Scripted(lines=lines, timeout_s=0.05)
+    role = Lines(lines=lines, timeout_s=0.05)
     policy = ScriptedPolicy(tokenizer, lambda task, sample: {0: said})
     with environment.open(Opening(folder, [TASK], None, print)) as begin:
         company = Company({"user": role}, {"user": role.speaker})

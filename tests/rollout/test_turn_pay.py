@@ -100,7 +100,7 @@ def received(played: list[Group]) -> list[float]:
 EPISODES = lambda played: [e for group in played for e in group.episodes]  # noqa: E731
 READERS = {
     "signal": lambda g: selection.signal(g).tolist(),
-    "most_varied": lambda g: [group.task.id for group in selection.most_varied(g, 0.34)],
+    "most_varied": lambda g: [group.task.id for group in selection.keep_most_varied(g, 0.34)],
     "reward_std": lambda g: [selection.reward_std(group) for group in g],
     "refill": lambda g: len(selection.refill(lambda *_: g, 2, RefillConfig(max_rounds=1)).groups),
     "sampling metrics": lambda g: selection.selection_metrics(selection.Selection(g, g, 1)),
@@ -164,6 +164,6 @@ def test_starpo_s_keeps_the_groups_whose_summed_turns_vary_most():
         Group(task, [Episode(task, s, [], 0.0, {}, StopReason.ANSWER, 2, turn_rewards=pay) for s, pay in enumerate(g)])
         for g in pays
     ]
-    kept = selection.most_varied(played, cfg.rl.keep_groups_frac)
+    kept = selection.keep_most_varied(played, cfg.rl.keep_groups_frac)
     published = np.argsort([-np.std([sum(pay) for pay in g], ddof=1) for g in pays])[:2]
     assert sorted(map(played.index, kept)) == sorted(published) == [6, 7]

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from jaxagent.agents.command import Command
+from jaxagent.agents.programs import Command
 from jaxagent.agents.shell import Shell
 from jaxagent.config import ConfigError
 from jaxagent.engine.requests import EngineError

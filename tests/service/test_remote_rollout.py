@@ -13,10 +13,10 @@ from jaxagent.algorithms.estimators import LeaveOneOutStd
 from jaxagent.algorithms.streams import rewards
 from jaxagent.config import ConfigError, EnvConfig
 from jaxagent.io.http import HttpStatus
-from jaxagent.rollout import early_stop
-from jaxagent.rollout.failures import Failures
+from jaxagent.rollout.selection import usable
+from jaxagent.rollout.statistics import Failures
 from jaxagent.rollout.templates import Plain
-from jaxagent.rollout.workers import Workers, run_groups
+from jaxagent.rollout.workers import ENOUGH, Workers, run_groups
 from jaxagent.service import remote_rollout
 from jaxagent.service.gateway_client import GatewayClient
 from jaxagent.service.play import of_rollout
@@ -114,7 +114,7 @@ def test_one_usable_session_of_eight(tmp_path, fraction, valid):
             assert all(e.error for e in group.episodes if e.stop_reason.is_failure)
             assert "it failed on purpose" in Failures.of(group.episodes).reason
             assert not LeaveOneOutStd()(*rewards([group])).any()
-            assert early_stop.usable([group], 2, 1) == []
+            assert usable([group], 2, 1) == []
             if not valid:
                 assert "1 of 8 sessions are usable, 2 are needed" in group.episodes[5].error
 
@@ -135,7 +135,7 @@ def test_an_early_stop_leaves_the_slow_ones_out(tmp_path):
             (group,) = await run_groups(TASKS[:1], 8, rollout(8), 8, 60)
             assert len(group.valid) == 4  # ceil(8 / 4) + 2
             rest = [e for e in group.episodes if e.stop_reason.is_failure]
-            assert {(e.stop_reason, e.error) for e in rest} == {(StopReason.CANCELLED, early_stop.ENOUGH)}
+            assert {(e.stop_reason, e.error) for e in rest} == {(StopReason.CANCELLED, ENOUGH)}
             assert Failures.of(group.episodes).failed == 0  # nobody failed
 
     asyncio.run(main())

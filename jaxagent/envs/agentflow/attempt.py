@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
-from jaxagent.envs.agentflow import programs, prompts, reading
-from jaxagent.envs.agentflow.memory import Action, brief, cut
+from jaxagent.envs.agentflow import prompts, reading
+from jaxagent.envs.agentflow.prompts import Action, brief, cut
 from jaxagent.envs.base import Message, Verdict
-from jaxagent.envs.cast import POLICY, Cast, NoRoom, RoleError, Said
+from jaxagent.envs.cast import POLICY, Cast, NoRoom, PlayedAttempt, RoleError, Said
+from jaxagent.envs.python import hidden_tests
 from jaxagent.envs.python.programs import Programs, Take
 from jaxagent.rewards import maths
 from jaxagent.rewards.text import exact_match, normalize_answer
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 SOLVED = "solved"  # the verdict's component
 NO_COMMAND = "No command was generated because the tool was not found."
 NO_RESULT = "No result was generated because the tool was not found."
+NO_OUTPUT = "(no output)"
+OUT_OF_MEMORY = "Execution error: out of memory"
 COUNTERS = (
     "steps", "tool_calls", "python_calls", "generator_calls", "unreadable_steps", "unknown_tools",
     "unreadable_commands", "unclear_conclusions", "failed_programs", "timed_out_programs", "out_of_budget",
@@ -27,8 +30,8 @@ COUNTERS = (
 )  # fmt: skip
 
 
-class AgentFlowAttempt:
-    """See `envs.cast.PlayedAttempt`.
+class AgentFlowAttempt(PlayedAttempt):
+    """One attempt at one question.
 
     Args:
       task: with gold answers.
@@ -117,7 +120,7 @@ class AgentFlowAttempt:
         messages = (*([Message("system", system)] if system else ()), Message("user", asked))
         return await self._cast.talk(role).say(*messages)
 
-    async def _act(self, wanted: reading.Step) -> None:
+    async def _act(self, wanted: reading.PlannedStep) -> None:
         """Has the executor write a command for what the planner wants, runs it, and remembers what came of it."""
         config = self._config
         tool = reading.tool(wanted.tool_name)
@@ -127,7 +130,7 @@ class AgentFlowAttempt:
             self._remember(wanted.tool_name, wanted.sub_goal, NO_COMMAND, NO_RESULT)
             return
         tool = tool or reading.GENERATOR
-        shown = reading.Step(
+        shown = reading.PlannedStep(
             cut(wanted.context, config.plan_chars), cut(wanted.sub_goal, config.step_chars), wanted.tool_name
         )
         asked = prompts.executor(config.style, self._task.prompt, shown, tool, config.coder)
@@ -150,7 +153,7 @@ class AgentFlowAttempt:
         if config.coder:
             system = prompts.CODER.format(seconds=config.run_timeout_s)
             query = reading.program((await self._ask("coder", query, system)).text)
-        return await programs.run(self._programs, query, config.run_timeout_s, self.counters)
+        return await run_program(self._programs, query, config.run_timeout_s, self.counters)
 
     def _remember(self, tool: str, sub_goal: str, command: str, result: str) -> None:
         self._memory += (Action(tool, sub_goal, command, cut(result.strip(), self._config.result_chars)),)
@@ -184,3 +187,23 @@ class AgentFlowAttempt:
             how = "was cut off before" if said.finish == "length" else "has no line"
             raise RoleError(f"judge: its reply {how} 'VERDICT: True' or 'VERDICT: False'")
         return verdict
+
+
+async def run_program(programs: Programs, code: str, timeout_s: float, counters: MutableMapping[str, float]) -> str:
+    """What a program prints, or what it fails with. Counts "failed_programs" and "timed_out_programs".
+
+    Raises:
+      RuntimeError: of the sandbox, which no program is to blame for.
+    """
+    if len(code) > hidden_tests.MAX_FILE_CHARS:
+        counters["failed_programs"] += 1
+        return f"Execution error: the program has more than {hidden_tests.MAX_FILE_CHARS} characters"
+    ran = await programs.run(code.replace("\0", ""))
+    output = ran.output.strip()
+    if ran.timed_out:
+        counters["timed_out_programs"] += 1
+        return f"{output}\nExecution error: timed out after {timeout_s:g} s".lstrip("\n")
+    if ran.exit_code != 0:
+        counters["failed_programs"] += 1
+        return OUT_OF_MEMORY if ran.out_of_memory else f"Execution error: {output or f'exit code {ran.exit_code}'}"
+    return output or NO_OUTPUT

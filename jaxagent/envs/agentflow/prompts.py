@@ -3,16 +3,16 @@ r"""What every role is shown, in two styles (`env.style`).
     full     for models that follow instructions: the published tasks, fields and memory, in our words
     compact  for a policy that learns the protocol from demonstrations: a planner's call in less than 100 tokens
 
-Words that are read again are the published ones: the planner's fields, the command, "Conclusion:", "VERDICT:".
+What the tools gave so far, the memory, is a tuple of `Action`. Words that are read again are the published ones: the
+planner's fields, the command, "Conclusion:", "VERDICT:".
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal
 
-from jaxagent.envs.agentflow import memory
-from jaxagent.envs.agentflow.memory import Action
-from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Answer, Step
+from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Answer, PlannedStep
 from jaxagent.rewards.judge import quote
 
 Style = Literal["full", "compact"]
@@ -130,6 +130,60 @@ VERDICT: False
 """
 
 
+@dataclasses.dataclass(frozen=True)
+class Action:
+    """One step that was taken."""
+
+    tool: str
+    sub_goal: str
+    command: str
+    result: str  # cut by `cut`
+
+
+def cut(text: str, chars: int) -> str:
+    """The text with its middle left out where it is longer than `chars`, as published."""
+    if len(text) <= chars:
+        return text
+    head, tail = chars // 2, (chars + 1) // 2
+    return f"{text[:head]}\n... [truncated {len(text) - chars} chars] ...\n{text[len(text) - tail :]}"
+
+
+def brief(actions: tuple[Action, ...], chars: int) -> tuple[Action, ...]:
+    """The memory with what the policy and the executor wrote cut, too: for roles, whose contexts the policy could fill.
+
+    Args:
+      actions: the memory.
+      chars: of a tool's name, of a sub-goal and of a command.
+    """
+    return tuple(
+        dataclasses.replace(
+            action,
+            tool=cut(action.tool, chars),
+            sub_goal=cut(action.sub_goal, chars),
+            command=cut(action.command, chars),
+        )
+        for action in actions
+    )
+
+
+def published(actions: tuple[Action, ...]) -> str:
+    """The memory as the published codes show it: a Python dictionary of dictionaries."""
+    names = {"tool_name": "tool", "sub_goal": "sub_goal", "command": "command", "result": "result"}
+    shown = {
+        f"Action Step {number}": {name: getattr(action, field) for name, field in names.items()}
+        for number, action in enumerate(actions, 1)
+    }
+    return str(shown)
+
+
+def compact(actions: tuple[Action, ...]) -> str:
+    """The memory in few tokens, a line for every step: "tool: sub-goal =result".
+
+    No blank before the result: so a number there has the tokens that it has in \\boxed{...}.
+    """
+    return "".join(f"{action.tool}: {action.sub_goal} ={action.result}\n" for action in actions)
+
+
 def plan(style: Style, question: str, coder: bool) -> str:
     """What the planner is shown first."""
     if style == "compact":
@@ -142,13 +196,13 @@ def step(
 ) -> str:
     """What the planner is shown before step `number` of at most `steps`."""
     if style == "compact":
-        return f"Query: {question}\nPlan:{plan}\n{memory.compact(actions)}Step:\n"
+        return f"Query: {question}\nPlan:{plan}\n{compact(actions)}Step:\n"
     return STEP.format(
         question=question,
         plan=plan,
         tools=_tools(coder),
         names=f"{PYTHON} or {GENERATOR}",
-        memory=memory.published(actions),
+        memory=published(actions),
         number=number,
         steps=steps,
     )
@@ -157,11 +211,11 @@ def step(
 def final(style: Style, question: str, plan: str, actions: tuple[Action, ...], answer: Answer) -> str:
     """What the planner is shown at the end."""
     if style == "compact":
-        return f"Query: {question}\n{memory.compact(actions)}Answer:"
-    return FINAL.format(question=question, plan=plan, memory=memory.published(actions), final=_FINAL[answer])
+        return f"Query: {question}\n{compact(actions)}Answer:"
+    return FINAL.format(question=question, plan=plan, memory=published(actions), final=_FINAL[answer])
 
 
-def executor(style: Style, question: str, wanted: Step, tool: str, coder: bool) -> str:
+def executor(style: Style, question: str, wanted: PlannedStep, tool: str, coder: bool) -> str:
     """What the executor is shown."""
     if style == "compact":
         return f"Sub-Goal: {wanted.sub_goal}\nTool Name: {tool}\nCommand:\n"
@@ -179,8 +233,8 @@ def executor(style: Style, question: str, wanted: Step, tool: str, coder: bool) 
 def verifier(style: Style, question: str, plan: str, actions: tuple[Action, ...], coder: bool) -> str:
     """What the verifier is shown after a step."""
     if style == "compact":
-        return f"Query: {question}\n{memory.compact(actions)}Verify:\n"
-    return VERIFIER.format(question=question, plan=plan, tools=_tools(coder), memory=memory.published(actions))
+        return f"Query: {question}\n{compact(actions)}Verify:\n"
+    return VERIFIER.format(question=question, plan=plan, tools=_tools(coder), memory=published(actions))
 
 
 def judge(question: str, response: str, gold: str) -> str:

@@ -45,7 +45,7 @@ _ANSWER = tags.pair("answer")
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class PlannedStep:
     """What the planner wants next; texts are "" where it said nothing that can be read."""
 
     context: str
@@ -53,10 +53,10 @@ class Step:
     tool_name: str  # as written
 
 
-NOTHING = Step("", "", "")
+NOTHING = PlannedStep("", "", "")
 
 
-def step(text: str) -> Step:
+def step(text: str) -> PlannedStep:
     """The last block of Context, Sub-Goal and Tool Name behind the thoughts; ** is read over.
 
     A block goes from the first field to an empty line behind the tool's name, or to the end.
@@ -75,7 +75,7 @@ def step(text: str) -> Step:
         end = len(text) if end < 0 else end
         name = text[at:end].strip().removesuffix("```").strip()
         context, sub_goal = (text[places[i] + len(_FIELDS[i]) : places[i + 1]].strip() for i in range(len(_FIELDS) - 1))
-        found, at = Step(context, sub_goal, name), end
+        found, at = PlannedStep(context, sub_goal, name), end
 
 
 def tool(name: str) -> str | None:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from jaxagent.envs.agent_attempt import Place
 from jaxagent.envs.base import Message, Transcript, Verdict
-from jaxagent.envs.coding import patches, repository, rewards, verify
+from jaxagent.envs.coding import patches, repository, verify
 from jaxagent.envs.coding.environment import GUARD_S, SOLVED, Coding, statement_file
 from jaxagent.envs.coding.task import CodingTask
 from jaxagent.envs.terminal.commands import COMMAND_COUNTERS, ENTER_TIMEOUT_S, CommandAttempt, SandboxAttempt
@@ -49,7 +49,7 @@ class _Attempt(SandboxAttempt):
         self.task, self.config, self._take = task, config, take
         self.counters: dict[str, float] = dict.fromkeys(_NAMES, 0.0)
         self.judgement: verify.Judgement | None = None  # for whoever wants more than a number
-        self._base: repository.Base | None = None
+        self._base: tuple[str, str] | None = None
 
     async def _begin(self) -> Sandbox:
         self._sandbox = await self._take(self.task)
@@ -66,22 +66,22 @@ class _Attempt(SandboxAttempt):
             self.counters["lost_changes"] += 1
             return self._worth(0.0)
         config = self.config
-        kept = patches.keep(change, self.task.protected, config.drop)
-        self.counters["dropped_files"] += len(kept.dropped)
-        if not kept.text.strip():
+        text, dropped = patches.keep(change, self.task.protected, config.drop)
+        self.counters["dropped_files"] += len(dropped)
+        if not text.strip():
             self.counters["empty_changes"] += 1
             if not config.verify_empty:
                 return self._worth(0.0)
-        rules = verify.Rules(config.ladder, config.drop, config.verify_s)
-        self.judgement = await verify.judge(lambda: self._take(self.task), self.task, kept.text, rules)
+        limits = (config.ladder, config.drop, config.verify_s)
+        self.judgement = await verify.judge(lambda: self._take(self.task), self.task, text, *limits)
         if (counter := COUNTERS.get(self.judgement.why)) is not None:
             self.counters[counter] += 1
-        similarity = rewards.WRONG_FORMAT
-        if config.reward == "patch_similarity" and kept.text.strip():
-            similarity = await asyncio.to_thread(rewards.of_patches, kept.text, self.task.patch)
+        similarity = patches.WRONG_FORMAT
+        if config.reward == "patch_similarity" and text.strip():
+            similarity = await asyncio.to_thread(patches.likeness, text, self.task.patch)
         return self._worth(float(self.judgement.resolved), similarity)
 
-    def _worth(self, resolved: float, similarity: float = rewards.WRONG_FORMAT) -> Verdict:
+    def _worth(self, resolved: float, similarity: float = patches.WRONG_FORMAT) -> Verdict:
         """The verdict; SWE-RL's reward of an agent that has left no change is that of a wrong format."""
         if self.config.reward == "patch_similarity":
             return Verdict(similarity, {SOLVED: resolved, "patch_similarity": similarity})
@@ -107,7 +107,7 @@ class _Attempt(SandboxAttempt):
 
 
 class AgentCodingAttempt(_Attempt):
-    """One attempt by an agent program. See `envs.agent_attempt.AgentAttempt`."""
+    """One attempt by an agent program."""
 
     def __init__(self, task: CodingTask, config: Coding, take: Take):
         super().__init__(task, config, take)
@@ -127,7 +127,7 @@ class AgentCodingAttempt(_Attempt):
 
 
 class BuiltInAttempt(_Attempt, CommandAttempt):
-    """One attempt by the policy's own commands. See `envs.base.Attempt`."""
+    """One attempt by the policy's own commands."""
 
     def __init__(self, task: CodingTask, config: Coding, take: Take):
         _Attempt.__init__(self, task, config, take)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import difflib
 import itertools
 import re
 import sys
@@ -152,21 +153,16 @@ def test_folder(path: str) -> str:
     return ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """A patch of which only what counts is left."""
-
-    text: str
-    dropped: tuple[str, ...]  # paths of what was left out
-
-
-def keep(patch: str, protected: Sequence[str], patterns: Iterable[str]) -> Kept:
+def keep(patch: str, protected: Sequence[str], patterns: Iterable[str]) -> tuple[str, tuple[str, ...]]:
     """Leaves out changes that would decide the judgement, or that no text can carry.
 
     Args:
       patch: of an agent.
       protected: paths that may not be changed, nor what is below them, nor the folders above them replaced.
       patterns: more such files, as fnmatch patterns (`*` also matches "/").
+
+    Returns:
+      The patch without them, and the paths of what was left out.
     """
     guarded = {part for path in protected for part in _and_above(key(path))}
     below = tuple(f"{key(path).rstrip('/')}/" for path in protected)
@@ -179,7 +175,7 @@ def keep(patch: str, protected: Sequence[str], patterns: Iterable[str]) -> Kept:
         bad = bad or path in guarded or any(fnmatchcase(path, pattern) for pattern in wanted)
         (dropped if bad else kept).append(change)
     text = "".join(change.text if change.text.endswith("\n") else change.text + "\n" for change in kept)
-    return Kept(text, tuple(change.path for change in dropped if not _is_harness(change.path)))
+    return text, tuple(change.path for change in dropped if not _is_harness(change.path))
 
 
 def key(path: str) -> str:
@@ -225,3 +221,24 @@ def _leads_out(path: str) -> bool:
 
 def _is_harness(path: str) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in HARNESS)
+
+
+WRONG_FORMAT = -1.0  # SWE-RL's reward (arXiv 2502.18449) of an answer that is no change
+MAX_CHARS = 20_000  # of one file's change: difflib takes quadratic time; what is longer counts as unlike
+
+
+def likeness(patch: str, oracle: str) -> float:
+    """SWE-RL's reward of a change, in [0, 1], which runs no tests: the mean over files of difflib's ratio.
+
+    A file that only one of the patches changes counts 0; two empty patches are 1, as SWE-RL's own function has it. Its
+    policy writes search/replace blocks; an agent here leaves a patch.
+    """
+    ours, theirs = ({c.path: c.hunks for c in split(text) if not c.is_binary} for text in (patch, oracle))
+    paths = sorted({*ours, *theirs})
+    return sum(_ratio(ours.get(path, ""), theirs.get(path, "")) for path in paths) / len(paths) if paths else 1.0
+
+
+def _ratio(hunks: str, oracle: str) -> float:
+    if not hunks or not oracle or max(len(hunks), len(oracle)) > MAX_CHARS:
+        return 0.0
+    return difflib.SequenceMatcher(None, hunks, oracle, autojunk=False).ratio()

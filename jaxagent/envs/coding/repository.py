@@ -8,7 +8,6 @@ agent's have no influence.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import io
 import secrets
@@ -99,14 +98,6 @@ git diff --no-ext-diff --no-textconv --no-color --no-renames --ignore-submodules
   --src-prefix=a/ --dst-prefix=b/ --output="$4/change.diff" "$2" -- . """
 
 
-@dataclasses.dataclass(frozen=True)
-class Base:
-    """What was there before the agent came."""
-
-    tree: str  # git's id
-    objects: str  # folder in the sandbox
-
-
 class ChangeLost(Exception):
     """The agent has left a repository of which no change can be taken: it is gone, or there is too much of it."""
 
@@ -136,8 +127,9 @@ async def bring(sandbox: Sandbox, task: CodingTask) -> None:
         _checked(task, "setup", done)
 
 
-async def bring_for_agent(sandbox: Sandbox, task: CodingTask) -> Base:
-    """The same, without what the agent must not see; and what it will be compared with.
+async def bring_for_agent(sandbox: Sandbox, task: CodingTask) -> tuple[str, str]:
+    """The same, without what the agent must not see. Returns what it will be compared with: git's id of the tree, and
+    the folder in the sandbox that has its objects.
 
     Raises as `bring`, also where no change could be taken: later that would look like the agent's doing.
     """
@@ -155,7 +147,7 @@ async def bring_for_agent(sandbox: Sandbox, task: CodingTask) -> Base:
     lines = done.output.decode("utf-8", "replace").splitlines()
     if len(lines) != 2:
         raise VerifierError(f"{task.id}: git's tree cannot be told from {lines!r:.200}")
-    base = Base(*lines)
+    base = (lines[0], lines[1])
     try:
         already = await change(sandbox, task, base, OUTPUT_BYTES)
     except ChangeLost as failure:
@@ -165,7 +157,7 @@ async def bring_for_agent(sandbox: Sandbox, task: CodingTask) -> Base:
     return base
 
 
-async def change(sandbox: Sandbox, task: CodingTask, base: Base, max_bytes: int) -> str:
+async def change(sandbox: Sandbox, task: CodingTask, base: tuple[str, str], max_bytes: int) -> str:
     """What the agent changed, as a patch against what was there: new files included that .gitignore does not name,
     without what the harness put there. All processes must have been stopped.
 
@@ -178,7 +170,7 @@ async def change(sandbox: Sandbox, task: CodingTask, base: Base, max_bytes: int)
     blocks = str((_INDEX_BYTES + max_bytes) // 512)
     opened = "; ".join(removal(f"{folder}/{secrets.token_hex(8)}") for folder in ("/tmp", task.workdir))
     opened += f"; mkdir -p /tmp {shlex.quote(task.workdir)}"  # whatever the agent closed, or put into their place
-    argv = ("sh", "-c", opened + _CHANGE + excluded, "sh", task.workdir, base.tree, base.objects, place, blocks)
+    argv = ("sh", "-c", opened + _CHANGE + excluded, "sh", task.workdir, *base, place, blocks)
     done = await sandbox.execute(argv, STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, "/")
     if done.exit_code != 0 or done.timed_out:
         raise ChangeLost(f"git cannot tell it: {_tail(done)}")

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.data import coding_rows
 from jaxagent.data.fields import RowError
-from jaxagent.envs.coding import patches
+from jaxagent.envs.coding import patches, rows
 from jaxagent.types import Task
 
 WORKDIR = "/home/user/repo"  # of tasks without an image
@@ -127,24 +126,24 @@ def from_task(task: Task, folder: Path | None = None) -> CodingTask:
     """The software task of a dataset's row.
 
     Args:
-      task: with `metadata["coding"]` as `data.coding_rows` describes it.
+      task: with `metadata["coding"]` as `rows` describes it.
       folder: of the dataset, which relative paths of archives and scripts start from.
 
     Raises:
       ConfigError: naming task and key; or an archive is not there.
     """
-    about = task.metadata.get(coding_rows.KEY)
+    about = task.metadata.get(rows.KEY)
     if about is None:
-        raise ConfigError(f"task '{task.id}': metadata has no '{coding_rows.KEY}' object: it is no software task.")
+        raise ConfigError(f"task '{task.id}': metadata has no '{rows.KEY}' object: it is no software task.")
     try:
-        coding_rows.check(about, f"metadata.{coding_rows.KEY}")
+        rows.check(about, f"metadata.{rows.KEY}")
     except RowError as error:
         raise ConfigError(f"task '{task.id}': {error}.") from None
 
     def path(key: str, text: str) -> Path | None:
         place = (folder or Path()) / text
         if text and not place.is_file():
-            raise ConfigError(f"task '{task.id}': metadata.{coding_rows.KEY}.{key}: there is no file {place}.")
+            raise ConfigError(f"task '{task.id}': metadata.{rows.KEY}.{key}: there is no file {place}.")
         return place if text else None
 
     return CodingTask(

@@ -33,15 +33,6 @@ _CAN_BE_APPLIED = ("git apply --check --3way {patch}", "git apply --check {patch
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
-    """How a change is judged."""
-
-    ladder: patches.Ladder
-    drop: Sequence[str]  # patterns of files whose change is left out
-    deadline_s: float  # of the tests
-
-
-@dataclasses.dataclass(frozen=True)
 class Judgement:
     """What came of a change."""
 
@@ -56,34 +47,42 @@ NOT_APPLIED, FAILED, NO_RESULTS, FORGED, LATE, MEMORY = (
 )
 
 
-async def judge(take: Callable[[], Awaitable[Sandbox]], task: CodingTask, patch: str, rules: Rules) -> Judgement:
+async def judge(
+    take: Callable[[], Awaitable[Sandbox]],
+    task: CodingTask,
+    patch: str,
+    ladder: patches.Ladder,
+    drop: Sequence[str],
+    deadline_s: float,
+) -> Judgement:
     """Judges a change.
 
     Args:
       take: gives a sandbox that nobody used.
       task: the task.
       patch: the change; files that decide the judgement are left out. Empty: the tests run all the same.
-      rules: how.
+      ladder: which commands apply the change.
+      drop: patterns of files whose change is left out.
+      deadline_s: of the tests.
 
     Raises:
       VerifierError: the task's own machinery failed.
       SandboxError: the sandbox failed for a reason of its own.
     """
     began = time.monotonic()
-    judged = await _judge(take, task, patch, rules, {})
+    judged = await _judge(take, task, patch, ladder, drop, deadline_s, {})
     took_s = time.monotonic() - began
     if not judged.resolved or not isinstance(task.check, Tests):
         return judged
     names = task.check.fail_to_pass or task.check.pass_to_pass
     must_fail = {name: _places(name) for name in names}
-    limit_s = min(rules.deadline_s, 3 * took_s + ALTERED_S)  # as many tests, or fewer
-    rules = dataclasses.replace(rules, deadline_s=limit_s)
-    again = await _judge(take, task, patch, rules, must_fail)
+    limits = (ladder, drop, min(deadline_s, 3 * took_s + ALTERED_S))  # as many tests, or fewer
+    again = await _judge(take, task, patch, *limits, must_fail)
     # A test of which its author expects a failure goes on failing; one that the tested code says to fail does not.
     failing = [name for name in must_fail if not _is(judged, name, "PASSED") and _is(again, name, *RED)]
     forged = [name for name in must_fail if _is(judged, name, "PASSED") and _passes_altered(again, name)]
     if forged and task.patch:  # where the oracle passes, too, the altered test says nothing
-        right = await _judge(take, task, task.patch, rules, must_fail)
+        right = await _judge(take, task, task.patch, *limits, must_fail)
         forged = [name for name in forged if not _passes_altered(right, name)]
     return Judgement(False, FORGED, judged.outcomes) if failing or forged else judged
 
@@ -134,7 +133,9 @@ async def _judge(
     take: Callable[[], Awaitable[Sandbox]],
     task: CodingTask,
     patch: str,
-    rules: Rules,
+    ladder: patches.Ladder,
+    drop: Sequence[str],
+    deadline_s: float,
     must_fail: dict[str, tuple[str, str]],
 ) -> Judgement:
     """One run of the tests; where some must fail, of these."""
@@ -143,8 +144,8 @@ async def _judge(
         await repository.bring(sandbox, task)
         if task.test_patch and not await apply_patch(sandbox, task, task.test_patch, _CAN_BE_APPLIED):
             raise VerifierError(f"{task.id}: the test patch cannot be applied.")
-        kept = patches.keep(patch, task.protected, rules.drop).text
-        if kept.strip() and not await apply_patch(sandbox, task, kept, patches.LADDERS[rules.ladder]):
+        counted, _ = patches.keep(patch, task.protected, drop)
+        if counted.strip() and not await apply_patch(sandbox, task, counted, patches.LADDERS[ladder]):
             return Judgement(False, NOT_APPLIED)
         if task.test_patch and not await apply_patch(sandbox, task, task.test_patch, patches.LADDERS["slime"][:2]):
             return Judgement(False, NOT_APPLIED)  # it could be, before the change
@@ -157,7 +158,7 @@ async def _judge(
             )
         before = await sandbox.oom_kills()
         try:
-            judged = await _run(sandbox, task, rules.deadline_s)
+            judged = await _run(sandbox, task, deadline_s)
         except SandboxError:
             if await _memory_ran_out(sandbox, before):
                 return Judgement(False, MEMORY)

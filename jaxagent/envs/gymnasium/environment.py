@@ -28,7 +28,7 @@ from jaxagent.config.choice import named
 from jaxagent.config.errors import failure_line
 from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.envs import tags
-from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.gymnasium import spaces
 from jaxagent.types import StopReason, Task, TokenKind
 
@@ -84,8 +84,8 @@ class Gymnasium(Environment):
         yield lambda task: GymnasiumAttempt(task, self, maker)
 
 
-class GymnasiumAttempt:
-    """One attempt: one environment, reset once. See `envs.base.Attempt`."""
+class GymnasiumAttempt(Attempt):
+    """One attempt: one environment, reset once."""
 
     def __init__(self, task: Task, config: Gymnasium, maker: Callable[[], Any]) -> None:
         self._task, self._config, self._maker = task, config, maker

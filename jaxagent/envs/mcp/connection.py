@@ -8,6 +8,7 @@ waits for one stops at its deadline, whatever the SDK is doing.
 from __future__ import annotations
 
 import asyncio
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from jaxagent.tools.calls import Tool
 CLOSE_S = 6.0  # to end a session in good manners
 CANCEL_S = 2.0  # and then without
 PAGES = 100  # of a list of tools
+MAX_CHARS = 200_000  # of a result: what comes behind is left out before it is encoded
+FAILED = "The call failed.\n"
 LOST = (mcp_types.CONNECTION_CLOSED,)
 
 
@@ -144,3 +147,30 @@ async def _tools(client: mcp.Client) -> list[Tool]:
         if not cursor:
             return found
     raise ServerError(f"its list of tools has more than {PAGES} pages")
+
+
+def as_text(result: mcp_types.CallToolResult) -> str:
+    """Texts, one per line; pictures and the like by their names; structured content where there is nothing else.
+
+    A server that gives structured content says the same in a text for clients that do not know it, so the text counts.
+    """
+    parts = [_part(block) for block in result.content]
+    if not parts and result.structured_content is not None:
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    text = "\n".join(parts) or "(nothing)"
+    if len(text) > MAX_CHARS:
+        text = f"{text[:MAX_CHARS]}\n[{len(text) - MAX_CHARS} more characters]"
+    return FAILED + text if result.is_error else text
+
+
+def _part(block: mcp_types.ContentBlock) -> str:
+    if isinstance(block, mcp_types.TextContent):
+        return block.text
+    if isinstance(block, mcp_types.EmbeddedResource):
+        resource = block.resource
+        if isinstance(resource, mcp_types.TextResourceContents):
+            return resource.text
+        return f"[resource {resource.uri}]"
+    if isinstance(block, mcp_types.ResourceLink):
+        return f"[resource {block.uri}]"
+    return f"[{block.type} of type {block.mime_type}]"

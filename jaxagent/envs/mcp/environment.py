@@ -27,7 +27,7 @@ from jaxagent.config.choice import Choice
 from jaxagent.config.errors import failure_line
 from jaxagent.config.ranges import Seconds
 from jaxagent.envs import tags
-from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.rewards.answer import ExactMatch
 from jaxagent.rewards.view import Reward, ToolCall, View
 from jaxagent.tools.calls import Call, Tool
@@ -126,8 +126,8 @@ class MCP(Environment):
         await open_all(connections, self.start_timeout_s)
 
 
-class MCPAttempt:
-    """One attempt at one question. See `envs.base.Attempt`.
+class MCPAttempt(Attempt):
+    """One attempt at one question.
 
     Args:
       task: the question.
@@ -202,7 +202,7 @@ class MCPAttempt:
             await close_all(self._connections)
 
     async def _call(self, call: Call) -> str:
-        from jaxagent.envs.mcp.results import as_text
+        from jaxagent.envs.mcp.connection import as_text
 
         arguments: dict[str, Any] = dict(call.arguments) if isinstance(call.arguments, Mapping) else {}
         number, _ = self._tools[call.name]

@@ -108,7 +108,7 @@ def check(task: Task, documents: Documents | None, num_docs: int, length_tokens:
         _check_long(task, documents, length_tokens)
         return
     wanted = num_docs or metadata.get("num_docs", len(own))
-    there = len(set(range(*pool)) | set(own)) if type(wanted) is int else 0
+    there = pool[1] - pool[0] + sum(not pool[0] <= number < pool[1] for number in own)
     if type(wanted) is not int or not len(own) <= wanted <= there:
         field = "env.num_docs" if num_docs else "metadata.num_docs"
         raise ConfigError(

@@ -25,8 +25,8 @@ import numpy as np
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt
 from jaxagent.envs.base import Environment, Opening, Verdict
-from jaxagent.envs.cast import POLICY, Cast, Tokens
-from jaxagent.envs.memagent import chunks, documents, prompts
+from jaxagent.envs.cast import POLICY, Cast, PlayedAttempt, Tokens
+from jaxagent.envs.memagent import documents, prompts
 from jaxagent.io import digests
 from jaxagent.rewards import boxed
 from jaxagent.types import StopReason, Task
@@ -109,6 +109,17 @@ class MemAgent(Environment):
 
         yield attempt_at
 
+    def too_short(self, tasks: Sequence[Task], place: Path, tokens: Callable[[str], int]) -> Sequence[Task]:
+        """The tasks whose documents, beside `place`, end before `length_tokens`; `tokens` counts a text's.
+
+        Raises:
+          ConfigError: a task's documents cannot be read, or are surely too few.
+        """
+        texts = documents.Documents(documents.beside(place) / documents.FILE)
+        for task in tasks:
+            documents.check(task, texts, 0, self.length_tokens)
+        return documents.short(tasks, texts, self.length_tokens, tokens)
+
     def identity(self, dataset: Path) -> Mapping[str, str]:
         """The documents' digest, of a data set that has some."""
         return self._digest("documents", dataset)
@@ -134,25 +145,7 @@ class Contexts:
         """Raises ConfigError unless the task's context can be put together."""
         if "documents" in task.metadata and self._documents is None:
             self._documents = documents.Documents(self._folder / documents.FILE)
-        documents.check(self._cut(task), self._documents, self._config.num_docs, self._config.length_tokens)
-
-    def _cut(self, task: Task) -> Task:
-        """The task with a pool of no more numbers than its context takes: `documents.check` goes through all of them.
-
-        Of 100,000 tasks with a pool of 90,000 documents that would be minutes. A pool that is longer than what is
-        wanted is enough, however much longer it is; whatever is wrong otherwise stays as it is.
-        """
-        pool, own = task.metadata.get("pool"), task.metadata.get("documents")
-        wanted = self._config.num_docs or task.metadata.get("num_docs", 0)
-        numbers = [wanted, *pool] if isinstance(pool, Sequence) and isinstance(own, Sequence) else []
-        if self._config.length_tokens or len(numbers) != 3 or not all(type(number) is int for number in numbers):
-            return task
-        assert pool is not None and own is not None and self._documents is not None
-        first, end = pool
-        enough = first + max(wanted, 0) + len(own)
-        if not 0 <= first <= enough < end <= len(self._documents):
-            return task
-        return dataclasses.replace(task, metadata={**task.metadata, "pool": [first, enough]})
+        documents.check(task, self._documents, self._config.num_docs, self._config.length_tokens)
 
     async def ids(self, task: Task, cast: Cast) -> np.ndarray:
         """i32[T] of a context, before anything is cut. Encoding goes on in a thread: other episodes do not wait."""
@@ -178,8 +171,8 @@ class Contexts:
         return np.array(cast.tokens(config.style.gap + context).ids, np.int32)
 
 
-class MemAgentAttempt:
-    """One attempt at one question. See `envs.cast.PlayedAttempt`."""
+class MemAgentAttempt(PlayedAttempt):
+    """One attempt at one question."""
 
     def __init__(self, task: Task, cast: Cast, config: MemAgent, contexts: Contexts):
         self._task, self._cast, self._config, self._contexts = task, cast, config, contexts
@@ -218,9 +211,6 @@ class MemAgentAttempt:
         scores = {name: float(score(self._answer, self._task.answers)) for name, score in SCORES.items()}
         return Verdict(scores[self._config.reward], scores)
 
-    async def close(self) -> None:
-        """Nothing is held."""
-
     def _chunks(self, ids: np.ndarray) -> Sequence[np.ndarray]:
         config = self._config
         limit = config.max_chunks * config.chunk_tokens
@@ -230,9 +220,9 @@ class MemAgentAttempt:
                 f"the document has {len(ids)} tokens, and {config.max_chunks} chunks of {config.chunk_tokens} hold "
                 f"{limit}: raise env.max_turns, or set env.overlong to 'centre'"
             )
-        kept = chunks.centre_truncated(ids, limit)
+        kept = centre_truncated(ids, limit)
         self.counters["dropped_tokens"] = float(len(ids) - len(kept))
-        return chunks.split(kept, config.chunk_tokens)
+        return [kept[at : at + config.chunk_tokens] for at in range(0, len(kept), config.chunk_tokens)]
 
     async def _ask(self, template: str, trained: bool, **put: Tokens) -> Tokens:
         """A conversation of one reply: its tokens without the one that ends a message."""
@@ -246,3 +236,9 @@ class MemAgentAttempt:
             )
         self.counters["replies_cut"] += said.finish == "length"
         return said.tokens
+
+
+def centre_truncated(ids: np.ndarray, limit: int) -> np.ndarray:
+    """The first and the last limit // 2 ids of more than `limit`, as published; an odd limit keeps one id less."""
+    half = limit // 2
+    return ids if len(ids) <= limit else np.concatenate((ids[:half], ids[len(ids) - half :]))

@@ -24,24 +24,28 @@ from jaxagent.algorithms.group_rewards import PREFERENCES, weights_of
 from jaxagent.config import ConfigError, SandboxConfig, nearest
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeFloat, PositiveInt, Seconds
-from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
-from jaxagent.envs.cast import POLICY, Cast, RoleError
-from jaxagent.envs.orchestra import experts, judge, tools
-from jaxagent.envs.orchestra.latency import FromTokens
+from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.cast import POLICY, Cast, RoleError, Talk
+from jaxagent.envs.judging import ask_judge
+from jaxagent.envs.orchestra import experts, tools
+from jaxagent.envs.orchestra.experts import FromTokens
 from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
 from jaxagent.envs.python.environment import TRY_TIMEOUT_S, check_python
 from jaxagent.envs.python.programs import Programs
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
-from jaxagent.envs.search.retriever.base import Retriever, RetrieverError, opened_by, passages_of
-from jaxagent.io import digests
+from jaxagent.envs.search.retriever.base import Retriever, corpus_identity, opened_by, passages_of
 from jaxagent.rewards import maths
+from jaxagent.rewards.judge import Item, Rubric
 from jaxagent.rewards.text import exact_match, normalize_answer
 from jaxagent.types import StopReason, Task, TokenKind
 
 SOLVED = "solved"  # the verdict's component
 SYSTEM = "You solve problems with the help of experts. They differ in skill, price and speed."
 RESULT = ("<result>", "</result>")  # around what the policy sees, in the plain format
-_CLOSE_TIMEOUT_S = 10.0
+RUBRIC = Rubric(
+    (Item("correct", "Does the answer say the same as one of the references? 1 if it does, else 0."),), 0, 1
+)
+JUDGED_CHARS = 4_000  # of each text that the judge is shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,7 @@ class ToolOrchestra(Environment):
     answerers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     searchers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     judge: str = ""  # a role that is asked of every answer that is not equal to a gold one; "" = it is wrong
-    latency: Annotated[Any, Choice("jaxagent.envs.orchestra.latency:LATENCIES")] = dataclasses.field(
+    latency: Annotated[Any, Choice("jaxagent.envs.orchestra.experts:LATENCIES")] = dataclasses.field(
         default_factory=FromTokens
     )
     price_prompt: NonNegativeFloat = 0.0  # of a million tokens that the orchestrator itself is shown, turn by turn
@@ -148,9 +152,8 @@ class ToolOrchestra(Environment):
         with contextlib.ExitStack() as opened:
             retriever, sandboxes = None, None
             if self.searchers:
-                retriever = opened_by(self.retriever, self.corpus(here.dataset) if here.dataset else None)
-                opened.callback(lambda: here.run(retriever.close(), _CLOSE_TIMEOUT_S))
-                here.run(_try_search(retriever, self.retriever, here.tasks), 2 * TRY_TIMEOUT_S)
+                own = self.corpus(here.dataset) if here.dataset else None
+                retriever = opened.enter_context(opened_by(self.retriever, here, own))
             if self.reasoners:
                 from jaxagent.envs.sandboxes import open_sandboxes  # late: loads every back end
 
@@ -179,21 +182,11 @@ class ToolOrchestra(Environment):
 
     def identity(self, dataset: Path) -> dict[str, str]:
         """The passages' digest."""
-        path = self.corpus(dataset) if self.searchers and self.retriever.local else None
-        if path is None:
-            return {}
-        return {"corpus": digests.of_file(path)}
+        return corpus_identity(self.retriever, self.corpus(dataset)) if self.searchers else {}
 
 
-async def _try_search(retriever: Retriever, config: RetrieverConfig, tasks: Sequence[Task]) -> None:
-    try:
-        await passages_of(retriever, tasks[0].prompt if tasks else "?", config.topk)
-    except RetrieverError as failure:
-        raise ConfigError(f"env.retriever: the search engine {config} does not work: {failure}.") from failure
-
-
-class OrchestraAttempt:
-    """One attempt at one problem. See `envs.base.Attempt`.
+class OrchestraAttempt(Attempt):
+    """One attempt at one problem.
 
     Args:
       task: with gold answers.
@@ -260,7 +253,7 @@ class OrchestraAttempt:
         solved = self._answer is not None and right(self._answer, self._task.answers)
         if not solved and self._answer is not None and self._config.judge:
             self.counters["asked_judge"] += 1
-            solved = await judge.right(self._cast.talk(self._config.judge), self._task, self._answer)
+            solved = await judged_right(self._cast.talk(self._config.judge), self._task, self._answer)
         return Verdict(float(solved), {SOLVED: float(solved)})
 
     def _pay(self, transcript: Transcript) -> None:
@@ -327,6 +320,12 @@ class OrchestraAttempt:
         output = f"{output}\n(timed out)".lstrip("\n") if ran.timed_out else output
         self._found = self._found.with_program(code, output)
         return output or "The program printed nothing."
+
+
+async def judged_right(talk: Talk, task: Task, answer: str) -> bool:
+    """Whether the judge takes an answer for right. Raises as `ask_judge`."""
+    material = {"question": task.prompt, "references": "\n".join(task.answers), "answer": answer}
+    return (await ask_judge(talk, RUBRIC, material, JUDGED_CHARS, task.id))["correct"] == 1
 
 
 def right(answer: str, golds: Sequence[str]) -> bool:

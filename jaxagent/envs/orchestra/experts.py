@@ -1,6 +1,9 @@
 """What experts are asked, and how their replies are read. Experts see the problem and what was found; nobody else.
 
 The published code cuts what an expert is shown at its left: the newest part stays (`kept`).
+
+How long an expert takes is a part of the reward (`env.latency`). Measured, it follows the machine and its load, so two
+runs of one config differ. Simulated from its tokens, it follows from what was said alone, and a run repeats exactly.
 """
 
 from __future__ import annotations
@@ -8,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from jaxagent.config.ranges import NonNegativeFloat, PositiveFloat
 from jaxagent.envs import tags
+from jaxagent.envs.cast import Said
 from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
 from jaxagent.envs.python import formats
 from jaxagent.envs.search.retriever.base import Passage
@@ -88,3 +93,36 @@ def query_of(reply: str) -> str | None:
 def answer_of(reply: str) -> str | None:
     """The last boxed answer of a reply; None where there is none, or it is empty."""
     return maths.last_boxed(formats.spoken(reply)) or None
+
+
+@dataclasses.dataclass(frozen=True)
+class FromTokens:
+    """Seconds that a server of these speeds would take."""
+
+    prompt_tokens_per_s: PositiveFloat = 5_000.0
+    reply_tokens_per_s: PositiveFloat = 50.0
+    program_s: NonNegativeFloat = 1.0  # of every program
+
+    def of_reply(self, said: Said) -> float:
+        """Seconds of an expert's reply."""
+        return said.prompt_tokens / self.prompt_tokens_per_s + said.reply_tokens / self.reply_tokens_per_s
+
+    def of_program(self, seconds: float) -> float:
+        """Seconds of a program that took `seconds`."""
+        return self.program_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """The clock's seconds, as published."""
+
+    def of_reply(self, said: Said) -> float:
+        """Seconds of an expert's reply."""
+        return said.seconds
+
+    def of_program(self, seconds: float) -> float:
+        """Seconds of a program that took `seconds`."""
+        return seconds
+
+
+LATENCIES: dict[str, type] = {"tokens": FromTokens, "measured": Measured}

@@ -20,7 +20,7 @@ from typing import Literal
 from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.config.ranges import PositiveInt, Seconds
 from jaxagent.envs import tags
-from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.python import formats, hidden_tests
 from jaxagent.envs.python.programs import Programs, Take
 from jaxagent.rewards import maths, unit_tests
@@ -113,8 +113,8 @@ async def check_python(take: Take) -> None:
         raise ConfigError(f"env.sandbox: python3 does not run there: {said.output[-200:].decode()!r}.")
 
 
-class PythonAttempt:
-    """One attempt at one task. See `envs.base.Attempt`.
+class PythonAttempt(Attempt):
+    """One attempt at one task.
 
     Args:
       task: with gold answers, or with hidden tests in its metadata.

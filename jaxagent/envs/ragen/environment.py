@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeFloat, PositiveInt
-from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.ragen import texts
 from jaxagent.envs.ragen.bandit import Bandit
 from jaxagent.envs.ragen.frozen_lake import FrozenLake
@@ -98,8 +98,8 @@ class Ragen(Environment):
         yield lambda task: RagenAttempt(task, self)
 
 
-class RagenAttempt:
-    """One attempt at one seed. See `envs.base.Attempt`."""
+class RagenAttempt(Attempt):
+    """One attempt at one seed."""
 
     stop_strings: Sequence[str] = Ragen.stop_strings
 
@@ -156,9 +156,6 @@ class RagenAttempt:
             return Verdict(total - taken_off, components)
         turns = (reward - penalty for reward, penalty in zip(self._rewards, self._penalties, strict=True))
         return Verdict(0.0, components, tuple(turns))
-
-    async def close(self) -> None:
-        """Nothing is open."""
 
     @property
     def _actions_left(self) -> int:

@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jaxagent.agents.base import Where
-from jaxagent.agents.command import Command
+from jaxagent.agents.programs import Command
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import Seconds
-from jaxagent.envs.agent_attempt import Place
+from jaxagent.envs.agent_attempt import AgentAttempt, Place
 from jaxagent.envs.base import Environment, Verdict
 from jaxagent.envs.script.host import Host
 from jaxagent.types import StopReason, Task
@@ -113,8 +113,8 @@ class _Told(Command):
         return variables
 
 
-class ScriptAttempt:
-    """One attempt at one task. See `agent_attempt.AgentAttempt`."""
+class ScriptAttempt(AgentAttempt):
+    """One attempt at one task, played by the user's own script."""
 
     def __init__(self, task: Task, config: Script):
         self._task, self._config, self._host = task, config, Host()

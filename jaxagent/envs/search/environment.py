@@ -13,30 +13,33 @@ Deliberate differences from the published code:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxagent import contract
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import Choice
 from jaxagent.envs import tags
-from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.search import research
-from jaxagent.envs.search.judged import Judge, Judged
-from jaxagent.envs.search.protocols import Protocol
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
-from jaxagent.envs.search.retriever.base import Retriever, RetrieverError, opened_by, passages_of
-from jaxagent.envs.search.rewards import ExactMatch, ExactMatchAndFormat, Shaping, shaped
-from jaxagent.io import digests
+from jaxagent.envs.search.retriever.base import (
+    CLOSE_TIMEOUT_S,
+    Retriever,
+    corpus_identity,
+    opened_by,
+    passages_of,
+)
+from jaxagent.envs.search.rewards import ExactMatch, ExactMatchAndFormat, Judged, Shaping, shaped
 from jaxagent.rewards.view import Reward, ToolCall, View
 from jaxagent.types import StopReason, Task, TokenKind
 
-_CLOSE_TIMEOUT_S = 10.0
-_TRY_TIMEOUT_S = 20.0  # for the first answer; a search engine that is up gives it at once
+if TYPE_CHECKING:
+    from jaxagent.rewards.judge_client import HttpJudge
+
 STOP_STRINGS = ("</search>", "</answer>")
 TOOL_PREFIXES = ("<search>", "<answer>")  # how each of its actions begins
 TAGS = ("<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>")
@@ -95,7 +98,7 @@ def parse_action(text: str) -> tuple[str, str] | None:
 
 
 PROTOCOLS = {
-    "search_r1": Protocol(
+    "search_r1": research.SearchProtocol(
         STOP_STRINGS,
         TOOL_PREFIXES,
         TAGS,
@@ -154,7 +157,7 @@ class Search(Environment):
         shaped(self.reward, self.shaping, self.most_turns * self.turn_tokens)
 
     @property
-    def speech(self) -> Protocol:
+    def speech(self) -> research.SearchProtocol:
         """The protocol."""
         return PROTOCOLS[self.protocol]
 
@@ -205,22 +208,10 @@ class Search(Environment):
             judge = None
             if isinstance(self.reward, Judged):
                 judge = self.reward.open()
-                opened.callback(lambda: here.run(judge.close(), _CLOSE_TIMEOUT_S))
-            retriever = opened_by(self.retriever, self.corpus(here.dataset) if here.dataset else None)
-            opened.callback(lambda: here.run(retriever.close(), _CLOSE_TIMEOUT_S))
-            here.run(self._try(retriever, here.tasks[0].prompt if here.tasks else "?"), 2 * _TRY_TIMEOUT_S)
+                opened.callback(lambda: here.run(judge.close(), CLOSE_TIMEOUT_S))
+            own = self.corpus(here.dataset) if here.dataset else None
+            retriever = opened.enter_context(opened_by(self.retriever, here, own))
             yield lambda task: SearchAttempt(task, self, retriever, judge)
-
-    async def _try(self, retriever: Retriever, question: str) -> None:
-        """Nothing found is an answer; a search engine that is down, or is another program, is a mistake."""
-        try:
-            async with asyncio.timeout(_TRY_TIMEOUT_S):
-                await passages_of(retriever, question, self.retriever.topk)
-        except (RetrieverError, TimeoutError) as failure:
-            reason = str(failure) or f"no answer in {_TRY_TIMEOUT_S:g} s"
-            raise ConfigError(
-                f"env.retriever: the search engine {self.retriever} does not work: {reason}."
-            ) from failure
 
     def corpus(self, dataset: Path) -> Path | None:
         """The passages that are searched, as far as they lie here."""
@@ -228,20 +219,17 @@ class Search(Environment):
 
     def identity(self, dataset: Path) -> dict[str, str]:
         """The passages' digest."""
-        path = self.corpus(dataset)
-        if not self.retriever.local or path is None:
-            return {}
-        return {"corpus": digests.of_file(path)}
+        return corpus_identity(self.retriever, self.corpus(dataset))
 
 
-class SearchAttempt:
-    """One attempt at one question. See `envs.base.Attempt`.
+class SearchAttempt(Attempt):
+    """One attempt at one question.
 
     The policy gets `max_turns` generations, and one more when `final_turn` is set (the published N+1 variant). An
     action that is no search and no answer costs a turn and is answered by `INVALID_ACTION`.
     """
 
-    def __init__(self, task: Task, config: Search, retriever: Retriever, judge: Judge | None = None):
+    def __init__(self, task: Task, config: Search, retriever: Retriever, judge: HttpJudge | None = None):
         self._task = task
         self._judge = judge
         self._config = config
@@ -295,6 +283,3 @@ class SearchAttempt:
         scores = contract.scores(reward, view, config.score)
         scores = {name.removeprefix("outcome/"): value for name, value in scores.items()}
         return Verdict(scores.pop("reward"), scores)
-
-    async def close(self) -> None:
-        """The retriever is shared and stays open."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jaxagent.config.ranges import ZeroToOne
 from jaxagent.envs import tags
-from jaxagent.envs.search.protocols import Document, Protocol
+from jaxagent.rewards.boxed import last_boxed
 from jaxagent.rewards.text import exact_match, normalize_answer, sub_exact_match
 from jaxagent.rewards.view import View
 from jaxagent.types import StopReason
@@ -47,6 +47,22 @@ _ANSWER, _RESULT = tags.pair("answer"), tags.pair("result")
 _CLOSED = ("yes", "no", "noanswer")  # answers that share no words with others
 _BOXED = "\\boxed"
 
+Document = tuple[str, str]  # title, text
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchProtocol:
+    """How a policy and a search engine speak: which text ends a turn, what is an action, and how results are shown."""
+
+    stop_strings: tuple[str, ...]
+    tool_prefixes: tuple[str, ...]  # how each action begins
+    tags: tuple[str, ...]  # that a tokenizer trained for a run keeps whole
+    parse: Callable[[str], tuple[str, str] | None]  # a turn's text -> ("search" | "answer", content); None = neither
+    render: Callable[[Iterable[Document]], str]  # documents, best first -> what follows a search
+    write_search: Callable[[str], str]  # for demonstrations: a query -> a turn
+    write_answer: Callable[[str], str]  # likewise an answer -> the last turn
+    invalid_query: str = ""  # what follows a search for nothing, without asking the engine; "" = it is asked
+
 
 def parse_action(text: str) -> tuple[str, str]:
     """A search, where the text ends with one, its query the last that was opened; else the final answer."""
@@ -63,7 +79,7 @@ def render_result(documents: Iterable[Document]) -> str:
     return f" <result>\n{result}\n</result>"
 
 
-PROTOCOL = Protocol(
+PROTOCOL = SearchProtocol(
     stop_strings=("</search>",),
     tool_prefixes=("<search>", "<answer>"),
     tags=TAGS,
@@ -98,25 +114,11 @@ def well_formed(text: str) -> bool:
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""What the last \boxed{} of the <answer> holds; None where there is none, or where it has no end.
-
-    As published, "\boxed 7" is a box too, up to the next $, and counts before one with braces.
-    """
+    r"""What the last \boxed{} of the <answer> holds, as `rewards.boxed` reads it; None where there is none."""
     found = tags.inside(*_ANSWER, text)
     if not found:
         return None
-    answer = found[0]
-    if f"{_BOXED} " in answer:
-        return answer.split(f"{_BOXED} ")[-1].split("$")[0]
-    at = answer.rfind(_BOXED)
-    if at < 0 or not answer.startswith("{", at + len(_BOXED)):
-        return None
-    opened = 0
-    for end in range(at, len(answer)):
-        opened += (answer[end] == "{") - (answer[end] == "}")
-        if answer[end] == "}" and opened == 0:
-            return answer[at + len(_BOXED) + 1 : end]
-    return None
+    return last_boxed(found[0])
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:

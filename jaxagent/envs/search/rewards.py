@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ZeroToOne, between
@@ -17,8 +17,12 @@ from jaxagent.envs import tags
 from jaxagent.rewards import length, tool_efficiency
 from jaxagent.rewards.composite import Composite, Part
 from jaxagent.rewards.format import follows
+from jaxagent.rewards.judge import Item, JudgeSettings, Rubric, judged
 from jaxagent.rewards.text import exact_match, sub_exact_match
 from jaxagent.rewards.view import Reward, View
+
+if TYPE_CHECKING:
+    from jaxagent.rewards.judge_client import HttpJudge
 
 ANSWER, INFORMATION = tags.pair("answer"), tags.pair("information")
 
@@ -113,6 +117,39 @@ class ExactMatchAndFormat(ExactMatch):
         if valid:
             return self.structure_score + (self.retrieval_score if hit else 0.0)
         return 0.0 if prediction is None else self.final_format_score
+
+
+RUBRIC = Rubric((Item("right", "Is the answer right, by one of the reference answers?"),), low=0, high=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Judged(ExactMatch):
+    """What a judge thinks of the final answer, from 0 to 1; exact match and the others are reported beside it."""
+
+    judge: JudgeSettings
+
+    def open(self) -> HttpJudge:
+        """The judge, for all attempts."""
+        from jaxagent.rewards.judge_client import HttpJudge  # late: settings are read without aiohttp
+
+        return HttpJudge(self.judge)
+
+    async def ask(self, judge: HttpJudge, view: View) -> tuple[View, Mapping[str, float]]:
+        """The view with the judge's score, and what is counted; an attempt without an answer costs no call and has 0.
+
+        Raises:
+          JudgeError: too few usable replies: a failure of the episode, and no score.
+        """
+        answer = extract_answer(self.answer_text(view), self.min_answers)
+        if answer is None:
+            return dataclasses.replace(view, judged=0.0), {}
+        material = {"question": view.task.prompt, "reference": "\n".join(view.task.answers), "answer": answer}
+        judgement = await judge.ask(RUBRIC, material)
+        return dataclasses.replace(view, judged=judgement.score), judgement.metrics
+
+    def __call__(self, view: View) -> dict[str, float]:
+        """The judge's score and the components of exact match."""
+        return super().__call__(view) | {"reward": judged(view), "judged": judged(view)}
 
 
 @dataclasses.dataclass(frozen=True)

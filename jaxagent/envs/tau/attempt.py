@@ -11,24 +11,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxagent.data import retail_rows
-from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
-from jaxagent.envs.cast import Cast
-from jaxagent.envs.tau import toolbox
-from jaxagent.envs.tau.customer import STOP, Customer
+from jaxagent.envs.base import Attempt, Message, Observation, Step, Transcript, Verdict
+from jaxagent.envs.cast import Cast, Talk
+from jaxagent.envs.tau import prompts, rows, toolbox
 from jaxagent.envs.tau.formats import CONTENT, FORMATS, RESPOND, Malformed
-from jaxagent.envs.tau.store import Store
+from jaxagent.envs.tau.store import ShopStore
 from jaxagent.envs.tau2.rewards import communicated
+from jaxagent.envs.tau2.words import STOP
 from jaxagent.types import StopReason, Task
 
 if TYPE_CHECKING:
     from jaxagent.envs.tau.environment import TauBench
 
+ROLE = "user"  # who plays the customer
 SOLVED = "solved"
 
 
-class TauAttempt:
-    """See `envs.base.Attempt`.
+class TauAttempt(Attempt):
+    """One attempt at one task.
 
     Args:
       task: its prompt is the customer's instruction, its metadata has actions and outputs.
@@ -43,14 +43,15 @@ class TauAttempt:
         task: Task,
         cast: Cast,
         config: TauBench,
-        store: Store,
+        store: ShopStore,
         prompt: tuple[str, Sequence[Mapping[str, Any]]],
     ) -> None:
         self._task, self._config, self._store = task, config, store
         self._policy, self._tools = prompt
         self._format = FORMATS[config.tools]
         self._shop = store.open()
-        self._customer = Customer(cast, config.user_strategy, task.prompt)
+        self._cast = cast
+        self._customer: Talk | None = None
         self._turns = 0
         self._over = False
         self._said: list[str] = []
@@ -62,7 +63,8 @@ class TauAttempt:
 
     async def start(self) -> Sequence[Message]:
         """The shop's policy, its tools, and the customer's first words."""
-        opening = await self._customer.open()
+        self._customer = self._cast.talk(ROLE)
+        opening = (await self._customer.say(*prompts.to_customer(self._task.prompt))).text
         self.counters["customer_replies"] += 1
         return self._format.messages(opening, self._policy, self._tools)
 
@@ -76,8 +78,9 @@ class TauAttempt:
             return self._go_on(self._format.refused(f"Error: {error}"))
         self.counters["ignored_calls"] += done.ignored
         if done.name == RESPOND:
+            assert self._customer is not None
             self._said.append(done.arguments[CONTENT])
-            reply = await self._customer.reply(done.arguments[CONTENT])
+            reply = (await self._customer.say(Message("user", done.arguments[CONTENT]))).text
             self.counters["customer_replies"] += 1
             self._over = STOP in reply
             return self._go_on(self._format.after(done, reply))
@@ -106,8 +109,5 @@ class TauAttempt:
         """The digest of what the task's actions make of fresh data."""
         shop = self._store.open()
         actions = self._task.metadata["actions"]
-        toolbox.replay(shop, ((action["name"], retail_rows.given(action)) for action in actions))
+        toolbox.replay(shop, ((action["name"], rows.given(action)) for action in actions))
         return shop.digest()
-
-    async def close(self) -> None:
-        """Nothing is open: conversations with roles are the cast's."""

@@ -5,8 +5,8 @@
 
 FOLDER has the published files: orders.json, products.json, users.json and retail_{train,dev,test}_tasks.jsonl, and may
 have wiki.md (the shop's policy) and tools_info.json (what the tools are said to be). Every attempt sees the data fresh.
-The role "user" plays the customer, and alone is told the task's instruction; see customer.py. How the policy writes is
-`tools`; see formats.py.
+The role "user" plays the customer, and alone is told the task's instruction. How the policy writes is `tools`; see
+formats.py.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from typing import Any
 
 from jaxagent.config import ConfigError, nearest
 from jaxagent.config.ranges import PositiveInt
-from jaxagent.data import retail_rows
 from jaxagent.data.fields import RowError
 from jaxagent.envs.base import Environment, Message, Observation, Opening
 from jaxagent.envs.cast import Cast
-from jaxagent.envs.tau import catalog, prompts
-from jaxagent.envs.tau.attempt import SOLVED, TauAttempt
-from jaxagent.envs.tau.customer import GREETING, ROLE, Strategy, instructions
+from jaxagent.envs.tau import catalog, prompts, rows
+from jaxagent.envs.tau.attempt import ROLE, SOLVED, TauAttempt
 from jaxagent.envs.tau.formats import FORMATS, Malformed, Style
-from jaxagent.envs.tau.store import Store
+from jaxagent.envs.tau.store import ShopStore
 from jaxagent.envs.tau.toolbox import TOOLS
 from jaxagent.envs.tau2.toolkit import arguments_of
 from jaxagent.types import Task
@@ -45,7 +43,6 @@ class TauBench(Environment):
     tools: Style = "native"  # how the policy writes what it does; see formats.py
     store: str = ""  # folder of the shop's data; "" = where the tasks are
     policy: str = ""  # file with the shop's policy; "" = wiki.md beside the data, or else a short one of ours
-    user_strategy: Strategy = "llm"  # how the customer comes by what it says; see customer.py
     max_turns: PositiveInt = 30
     turn_tokens: PositiveInt = 1024
     observation_tokens: PositiveInt = 4096  # a product with its items takes 1,500 tokens
@@ -69,7 +66,7 @@ class TauBench(Environment):
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], TauAttempt]]:  # type: ignore[override]
         """Reads the shop's data once, for all attempts, and looks at all tasks."""
         folder = self._folder(here.dataset)
-        store = Store.load(folder)
+        store = ShopStore.load(folder)
         prompt = self._prompt(folder)
         here.check(lambda task: self._check(task, store, folder))
 
@@ -90,7 +87,7 @@ class TauBench(Environment):
 
     def role_messages(self, text: str) -> Mapping[str, Sequence[Message]]:
         """The least that the customer is shown: `text` is the instruction of a task."""
-        return {ROLE: (instructions(self.user_strategy, text), Message("user", GREETING))}
+        return {ROLE: prompts.to_customer(text)}
 
     def observation(self, action: str, text: str) -> Observation:
         """What follows an action of a demonstration: `text` as the policy is shown it, tags and all."""
@@ -109,7 +106,7 @@ class TauBench(Environment):
         folder = self._folder(dataset)
         policy, tools = self._policy_file(folder), folder / catalog.FILE
         return {
-            "shop": Store.load(folder).digest,
+            "shop": ShopStore.load(folder).digest,
             "policy": _digest(self._written(policy)) if policy else OURS,
             "tools": _digest(json.dumps(catalog.load(folder))) if tools.is_file() else OURS,
         }
@@ -138,10 +135,10 @@ class TauBench(Environment):
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"config.env.policy: {path} cannot be read: {error}.") from None
 
-    def _check(self, task: Task, store: Store, folder: Path) -> None:
+    def _check(self, task: Task, store: ShopStore, folder: Path) -> None:
         """Raises ConfigError for a task of another kind, or of another shop."""
         try:
-            retail_rows.check(task.metadata, "metadata.")
+            rows.check(task.metadata, "metadata.")
         except RowError as error:
             raise ConfigError(f"Task '{task.id}' is no task of config.env=tau_bench: {error}.") from None
         _check_actions(task)
@@ -161,7 +158,7 @@ def _check_actions(task: Task) -> None:
     """
     for number, action in enumerate(task.metadata["actions"]):
         place = f"Task '{task.id}': column 'metadata.actions[{number}]"
-        name, given = action["name"], retail_rows.given(action)
+        name, given = action["name"], rows.given(action)
         if name not in TOOLS:
             raise ConfigError(f"{place}.name': there is no tool '{name}'. {nearest(name, TOOLS)}")
         known = list(arguments_of(TOOLS[name]))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from jaxagent.envs.base import Message, Observation
@@ -34,6 +34,7 @@ from jaxagent.types import TokenKind
 
 RESPOND, CONTENT = "respond", "content"
 Style = Literal["native", "qwen3_coder", "llama3", "react", "act", "plain"]
+Tools = Sequence[Mapping[str, Any]]
 MOST_DEPTH = 32  # of arguments: lists in lists
 
 
@@ -50,91 +51,64 @@ class Action:
     ignored: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
 class Format:
     """One style.
 
     Attributes:
+      messages: (the customer's first words, the shop's policy, its tools in OpenAI's form) -> the prompt.
+      parse: (a message, the tools) -> what it does; raises Malformed where that is nothing.
+      after: (an action, a text) -> what comes of it: the customer's words after speech, else the tool's answer.
+      refused: why a message does nothing -> what the policy is shown.
       stop_strings: what ends a generation; nothing where a message ends by itself.
       prefixes: how each action begins; for `rl.tool_epsilon`.
       tokens: texts that a tokenizer trained for the run keeps whole.
     """
 
+    messages: Callable[[str, str, Tools], Sequence[Message]]
+    parse: Callable[[str, Tools], Action]
+    after: Callable[[Action, str], Observation]
+    refused: Callable[[str], Observation] = lambda reason: Observation(((reason, TokenKind.WARNING),), "user")
     stop_strings: Sequence[str] = ()
     prefixes: Sequence[str] = ()
     tokens: Sequence[str] = ()
 
-    def messages(self, opening: str, policy: str, tools: Sequence[Mapping[str, Any]]) -> Sequence[Message]:
-        """The prompt: the shop's policy and tools (OpenAI's form), and the customer's first words."""
-        raise NotImplementedError
 
-    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Action:
-        """What a message does.
+def _native(family: type[ToolParser]) -> Format:
+    """Calls as a family of models writes them. Text beside a call is not spoken, and neither is reasoning."""
+    example = family.write("", [Call("NAME", {"PARAMETER": "VALUE"})])
+    tagged = example.startswith(OPEN)
 
-        Raises:
-          Malformed: nothing.
-        """
-        raise NotImplementedError
-
-    def after(self, action: Action, text: str) -> Observation:
-        """What comes of an action: the customer's words after speech, else the tool's answer."""
-        raise NotImplementedError
-
-    def refused(self, reason: str) -> Observation:
-        """Why a message does nothing."""
-        return Observation(((reason, TokenKind.WARNING),), "user")
-
-
-class Native(Format):
-    """Calls as a family of models writes them."""
-
-    def __init__(self, family: type[ToolParser]) -> None:
-        self._family = family
-        self._example = family.write("", [Call("NAME", {"PARAMETER": "VALUE"})])
-        tagged = self._example.startswith(OPEN)
-        self.stop_strings: Sequence[str] = (CLOSE,) if tagged else ()
-        self.prefixes: Sequence[str] = (self._example.partition("NAME")[0],)
-        self.tokens: Sequence[str] = (OPEN, CLOSE) if tagged else ()
-
-    def messages(self, opening: str, policy: str, tools: Sequence[Mapping[str, Any]]) -> Sequence[Message]:
-        """See `Format`."""
+    def messages(opening: str, policy: str, tools: Tools) -> Sequence[Message]:
         described = "\n".join(json.dumps(form, ensure_ascii=False) for form in tools)
-        how = prompts.QWEN_CALL if self._family is Hermes else prompts.CALL.format(example=self._example)
+        how = prompts.QWEN_CALL if family is Hermes else prompts.CALL.format(example=example)
         system = f"{policy}\n\n{prompts.TOOLS.format(tools=described)}\n\n{how}"
         return Message("system", system), Message("user", opening)
 
-    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Action:
-        """A call, or all the text without reasoning; text beside a call is not spoken."""
-        said = read_answer(text, catalog.tools_of(tools), self._family)
+    def parse(text: str, tools: Tools) -> Action:
+        said = read_answer(text, catalog.tools_of(tools), family)
         if said.calls:
             call = said.calls[0]
             return _checked(call.name, call.arguments, len(said.calls) - 1)
         if said.malformed:
-            raise Malformed(f"Write a call as\n{self._example}")
+            raise Malformed(f"Write a call as\n{example}")
         return _checked(RESPOND, {CONTENT: said.text.strip()})
 
-    def after(self, action: Action, text: str) -> Observation:
-        """See `Format`."""
+    def after(action: Action, text: str) -> Observation:
         return Observation(((text, TokenKind.OBSERVATION),), "user" if action.name == RESPOND else "tool")
 
+    tags = (OPEN, CLOSE) if tagged else ()
+    return Format(messages, parse, after, stop_strings=tags[1:], prefixes=(example.partition("NAME")[0],), tokens=tags)
 
-class Written(Format):
-    """tau-bench's text agents: "react" with a thought before every action, "act" without."""
 
-    prefixes: Sequence[str] = ('Action:\n{"name": "',)
-    tokens: Sequence[str] = ("Thought:", "Action:")
+def _written(how: str) -> Format:
+    """tau-bench's text agents, told `how`: what stands behind the last "Action:" counts."""
 
-    def __init__(self, thought: bool) -> None:
-        self._thought = thought
+    def messages(opening: str, policy: str, tools: Tools) -> Sequence[Message]:
+        system = f"{policy}\n#Available tools\n{json.dumps(list(tools))}{how}"
+        return Message("system", system), Message("user", opening)
 
-    def messages(self, opening: str, policy: str, tools: Sequence[Mapping[str, Any]]) -> Sequence[Message]:
-        """See `Format`."""
-        how = prompts.REACT if self._thought else prompts.ACT
-        return Message("system", f"{policy}\n#Available tools\n{json.dumps(list(tools))}{how}"), Message(
-            "user", opening
-        )
-
-    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Action:
-        """What stands behind the last "Action:"."""
+    def parse(text: str, tools: Tools) -> Action:
         written = text.rpartition("Action:")[2].strip()
         try:
             action = load_json(written)
@@ -144,45 +118,29 @@ class Written(Format):
             raise Malformed('Write an action as {"name": ..., "arguments": {...}}.')
         return _checked(action["name"], action["arguments"])
 
-    def after(self, action: Action, text: str) -> Observation:
-        """See `Format`."""
+    def after(action: Action, text: str) -> Observation:
         shown = text if action.name == RESPOND else f"API output: {text}"
         return Observation(((shown, TokenKind.OBSERVATION),), "user")
 
+    return Format(messages, parse, after, prefixes=('Action:\n{"name": "',), tokens=("Thought:", "Action:"))
 
-class Plain(Format):
+
+def _plain() -> Format:
     """The format of plain.py, which has a policy of its own."""
 
-    stop_strings: Sequence[str] = plain.STOP_STRINGS
-    prefixes: Sequence[str] = plain.PREFIXES
-    tokens: Sequence[str] = plain.TOKENS
-
-    def messages(self, opening: str, policy: str, tools: Sequence[Mapping[str, Any]]) -> Sequence[Message]:
-        """See `Format`."""
-        return plain.messages(opening)
-
-    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Action:
-        """See `Format`."""
-        return _checked(*plain.parse(text))
-
-    def after(self, action: Action, text: str) -> Observation:
-        """See `Format`."""
+    def after(action: Action, text: str) -> Observation:
         shown = plain.heard(text) if action.name == RESPOND else plain.returned(text)
         return Observation(((shown, TokenKind.OBSERVATION),))
 
-    def refused(self, reason: str) -> Observation:
-        """See `Format`."""
-        return Observation(((plain.returned(reason), TokenKind.WARNING),))
-
-
-FORMATS: Mapping[str, Format] = {
-    "native": Native(Hermes),
-    "qwen3_coder": Native(Qwen3Coder),
-    "llama3": Native(Llama3),
-    "react": Written(True),
-    "act": Written(False),
-    "plain": Plain(),
-}
+    return Format(
+        lambda opening, policy, tools: plain.messages(opening),
+        lambda text, tools: _checked(*plain.parse(text)),
+        after,
+        lambda reason: Observation(((plain.returned(reason), TokenKind.WARNING),)),
+        plain.STOP_STRINGS,
+        plain.PREFIXES,
+        plain.TOKENS,
+    )
 
 
 def _checked(name: str, arguments: Any, ignored: int = 0) -> Action:
@@ -211,3 +169,13 @@ def _depth(value: Any) -> int:
         inner = [v.values() if isinstance(v, Mapping) else v for v in level if isinstance(v, Mapping | list)]
         level, depth = [one for values in inner for one in values], depth + 1
     return depth
+
+
+FORMATS: Mapping[str, Format] = {
+    "native": _native(Hermes),
+    "qwen3_coder": _native(Qwen3Coder),
+    "llama3": _native(Llama3),
+    "react": _written(prompts.REACT),
+    "act": _written(prompts.ACT),
+    "plain": _plain(),
+}

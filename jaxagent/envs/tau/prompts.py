@@ -2,8 +2,14 @@
 
 TOOLS and QWEN_CALL are the part of Qwen's chat template that describes tools, with the sentence that slime's tau-bench
 example puts in the place of "You may call one or more functions to assist with the user query.". REACT and ACT are
-tau-bench's.
+tau-bench's, and so is what the role that plays the customer is told, for whom the agent is the user: of tau-bench's
+strategies the first, "llm", by which the role says what it says.
 """
+
+from __future__ import annotations
+
+from jaxagent.envs.base import Message
+from jaxagent.envs.tau2.words import GREETING
 
 POLICY = """You serve a customer of a retail store. First find the user id, by e-mail or by name and zip code. Serve only this user.
 Look an order up before you change it. Only pending orders can be cancelled or modified, only delivered ones returned or exchanged.
@@ -105,3 +111,19 @@ And if the tool returns "70F", your response can be:
 {_ANSWER}
 Try to be helpful and always follow the policy. Always make sure you generate valid JSON only.
 """
+CUSTOMER = """You are a user interacting with an agent.
+
+Instruction: {instruction}
+
+Rules:
+- Just generate one line at a time to simulate the user's message.
+- Do not give away all the instruction at once. Only provide the information that is necessary for the current step.
+- Do not hallucinate information that is not provided in the instruction. For example, if the agent asks for the order id but it is not mentioned in the instruction, do not make up an order id, just say you do not remember or have it.
+- If the instruction goal is satisified, generate '###STOP###' as a standalone message without anything else to end the conversation.
+- Do not repeat the exact instruction in the conversation. Instead, use your own words to convey the same information.
+- Try to make the conversation as natural as possible, and stick to the personalities in the instruction."""  # noqa: E501
+
+
+def to_customer(instruction: str) -> tuple[Message, Message]:
+    """What the role that plays the customer is shown first: the task's instruction, and the agent's greeting."""
+    return Message("system", CUSTOMER.replace("{instruction}", instruction)), Message("user", GREETING)

@@ -1,6 +1,6 @@
 """A shop's orders, products and users: one original in memory, and for each attempt what it sees and changes of it.
 
-    store = Store.load(folder)            # once per run
+    store = ShopStore.load(folder)            # once per run
     shop = store.open()                   # once per attempt: costs nothing
     shop.orders["#W1"]["status"]          # reads
     shop.orders.change("#W1")["status"] = "cancelled"      # writes: the attempt's own copy of that one record
@@ -47,7 +47,7 @@ class Shop(shop.Shop):
     address_fields = ("address1", "address2", "city", "state", "country", "zip")
     distinct = False
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ShopStore) -> None:
         super().__init__(store.tables)
         self._store = store
         self.orders, self.products, self.users = (self[name] for name in TABLES)
@@ -84,7 +84,7 @@ class Shop(shop.Shop):
 
 
 @dataclasses.dataclass(frozen=True)
-class Store:
+class ShopStore:
     """The original, which nobody writes into.
 
     Attributes:
@@ -121,7 +121,7 @@ class Store:
         object.__setattr__(self, "digest", hashlib.sha256(self._text).hexdigest())
 
     @classmethod
-    def load(cls, folder: Path) -> Store:
+    def load(cls, folder: Path) -> ShopStore:
         """Reads orders.json, products.json and users.json.
 
         Raises:

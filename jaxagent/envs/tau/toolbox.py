@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxagent.envs.tau.store import Shop
 from jaxagent.envs.tau2 import retail
-from jaxagent.envs.tau2.toolkit import Refused, as_text
+from jaxagent.envs.tau2.toolkit import ToolRefusal, as_text
 
 TERMINATING = ("transfer_to_human_agents",)  # they end the conversation, and are left out of replays
 _WORDS = {  # where a refusal is not tau2-bench's with a small letter
@@ -46,7 +46,7 @@ def call(shop: Shop, name: str, arguments: Mapping[str, Any]) -> str:
         if "data" in arguments:  # the name of the argument that is the shop
             raise TypeError(f"{published} got multiple values for keyword argument 'data'")
         return as_text(TOOLS[name](shop, **arguments))
-    except Refused as error:
+    except ToolRefusal as error:
         words = _WORDS.get(error.text, error.text[:1].lower() + error.text[1:])
         return f"Error: {words.format(*error.values)}"
     except Exception as error:

@@ -8,19 +8,21 @@ episode: an empty message, an end before the agent has said a word, call upon ca
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from jaxagent.data.tau2_rows import AGENT, USER, Tau2Task, ToolUse
-from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
+from jaxagent.envs.base import Attempt, Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.cast import Cast, RoleError, Talk
 from jaxagent.envs.tau2 import rewards, words
-from jaxagent.envs.tau2.judge import ask_judge
+from jaxagent.envs.tau2.rows import AGENT, USER, Tau2Task, ToolUse
 from jaxagent.envs.tau2.world import Differences, World
 from jaxagent.tools.calls import Call, Tool
 from jaxagent.tools.hermes import CLOSE, OPEN
 from jaxagent.tools.reading import read_answer
 from jaxagent.types import StopReason, TokenKind
+
+if TYPE_CHECKING:
+    from jaxagent.envs.tau2.environment import Tau2
 
 SOLVED = "solved"
 MALFORMED = f'Error: write {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.'
@@ -28,31 +30,16 @@ EMPTY = "Error: say something to the user, or call a tool."
 CALLS_IN_A_ROW = 25  # of a user, without a word to the agent
 
 
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """What is the same for all attempts.
-
-    Attributes:
-      policy: the text that the agent has to follow.
-      tools: the agent's.
-      judged: whether the role "judge" is asked about NL_ASSERTION; otherwise the term is left out, and counted.
-    """
-
-    policy: str
-    tools: tuple[Tool, ...]
-    max_steps: int
-    max_errors: int
-    judged: bool
-
-
-class Tau2Attempt:
-    """See `envs.base.Attempt`.
+class Tau2Attempt(Attempt):
+    """One attempt at one task.
 
     Args:
       task: what is to be done.
       world: as the task begins.
       wanted: how the task's own actions leave the world.
-      user_tools: those of the domain's that the user has in this task.
+      told: the policy text that the agent has to follow, the agent's tools, and those that the user has in this task.
+      config: of the environment. Where no judge is asked, the term NL_ASSERTION is left out, and counted.
+      cast: with the roles.
     """
 
     stop_strings: Sequence[str] = (CLOSE,)
@@ -62,12 +49,12 @@ class Tau2Attempt:
         task: Tau2Task,
         world: World,
         wanted: Differences,
-        user_tools: tuple[Tool, ...],
-        rules: Rules,
+        told: tuple[str, tuple[Tool, ...], tuple[Tool, ...]],
+        config: Tau2,
         cast: Cast,
     ) -> None:
-        self._task, self._world, self._wanted, self._rules, self._cast = task, world, wanted, rules, cast
-        self._user_tools = user_tools
+        self._task, self._world, self._wanted, self._config, self._cast = task, world, wanted, config, cast
+        self._policy, self._tools, self._user_tools = told
         self._user: Talk = cast.talk("user")
         self._to_user: list[Message] = []  # what comes before its next reply: of the first one, its whole prompt
         self._said = [past.content for past in task.history if past.role == AGENT and past.content.strip()]
@@ -82,7 +69,7 @@ class Tau2Attempt:
         """Has the user begin, unless the history ends with what the agent has to answer."""
         history = self._task.history
         shown = words.for_agent(history)
-        system = Message("system", words.agent_prompt(self._rules.policy, self._rules.tools))
+        system = Message("system", words.agent_prompt(self._policy, self._tools))
         to_user = [
             Message("system", words.user_prompt(self._task.scenario, self._user_tools)),
             *words.for_user(history),
@@ -103,7 +90,7 @@ class Tau2Attempt:
 
     async def step(self, action: str) -> Step:
         """Makes the calls, or takes the words to the user and comes back with the answer."""
-        said = read_answer(action, self._rules.tools)
+        said = read_answer(action, self._tools)
         self._steps += 1
         if said.malformed or not (said.calls or said.text.strip()):
             self.counters["invalid_actions"] += 1
@@ -141,20 +128,19 @@ class Tau2Attempt:
             judged=None,
         )
         asked = "NL_ASSERTION" in criteria.reward_basis and bool(criteria.nl_assertions)
-        if asked and not self._rules.judged:
+        if asked and self._config.nl_assertions != "judge":
             self.counters["skipped_assertions"] = float(len(criteria.nl_assertions))
         elif asked and rewards.reward(parts) > 0:  # nothing that a judge says makes more of a 0
             talk = self._cast.talk("judge")
-            parts["nl_assertion"] = float(await ask_judge(talk, criteria.nl_assertions, "\n".join(self._lines)))
+            parts["nl_assertion"] = float(
+                await rewards.holds_by_judge(talk, criteria.nl_assertions, "\n".join(self._lines))
+            )
         reward = rewards.reward(parts)
         return Verdict(reward, {SOLVED: reward, **parts})
 
-    async def close(self) -> None:
-        """Nothing is held."""
-
     @property
     def _over(self) -> bool:
-        return self._steps >= self._rules.max_steps or sum(self._errors.values()) >= self._rules.max_errors
+        return self._steps >= self._config.max_steps or sum(self._errors.values()) >= self._config.max_errors
 
     def _after(self, text: str, role: str, kind: TokenKind = TokenKind.OBSERVATION) -> Step:
         if self._over:
@@ -172,11 +158,11 @@ class Tau2Attempt:
             arguments: Mapping[str, object] = call.arguments if isinstance(call.arguments, Mapping) else {}
             use = ToolUse(side, call.name, arguments)
             self._made.append(use)
-            result = self._world.call(use)
-            texts.append(result.text)
+            text, failed = self._world.call(use)
+            texts.append(text)
             self.counters[f"{prefix}calls"] += 1
-            self.counters[f"{prefix}failed_calls"] += result.error
-            self._errors[side] += result.error
+            self.counters[f"{prefix}failed_calls"] += failed
+            self._errors[side] += failed
         self._steps += 1
         return texts
 
@@ -220,7 +206,7 @@ class Tau2Attempt:
         Raises:
           RoleError: by these alone.
         """
-        if self._errors[USER] >= self._rules.max_errors:
+        if self._errors[USER] >= self._config.max_errors:
             raise RoleError(f"user: {self._errors[USER]} failed calls of its tools")
 
 

@@ -26,10 +26,10 @@ from typing import Any, Literal
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import PositiveInt
 from jaxagent.data.fields import RowError
-from jaxagent.data.tau2_rows import AGENT, KEY, USER, Tau2Task, parse
 from jaxagent.envs.base import Environment, Observation, Opening
 from jaxagent.envs.cast import Cast
-from jaxagent.envs.tau2.attempt import SOLVED, Rules, Tau2Attempt
+from jaxagent.envs.tau2.attempt import SOLVED, Tau2Attempt
+from jaxagent.envs.tau2.rows import AGENT, KEY, USER, Tau2Task, parse
 from jaxagent.envs.tau2.stock import read_policy, read_stock
 from jaxagent.envs.tau2.world import DOMAINS, Differences, Domain, Stock, World, check_task, gold
 from jaxagent.tools.hermes import CLOSE, OPEN
@@ -64,26 +64,19 @@ class Tau2(Environment):
 
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], Tau2Attempt]]:  # type: ignore[override]
-        """Reads the policy and the stores, and checks the held-out tasks."""
+        """Reads the policy and the stores, and checks all tasks."""
         folder = _folder(here.dataset)
         domain = DOMAINS[self.domain]
-        rules = Rules(
-            policy=read_policy(folder),
-            tools=domain.agent.described,
-            max_steps=self.max_steps,
-            max_errors=self.max_errors,
-            judged=self.nl_assertions == "judge",
-        )
+        policy = read_policy(folder)
         shelf = Shelf(domain, self._stock(folder), self.nl_assertions)
-        for task in (*here.tasks, *_train_tasks(folder)):
-            shelf.take(task)
+        here.check(shelf.take)
 
         def attempt_at(task: Task, cast: Cast) -> Tau2Attempt:
             about, wanted = shelf.take(task)
             world = shelf.world(about)
-            own = domain.user.described
+            own = domain[USER].described
             tools = own if about.user_tools is None else tuple(one for one in own if one.name in about.user_tools)
-            return Tau2Attempt(about, world, wanted, tools, rules, cast)
+            return Tau2Attempt(about, world, wanted, (policy, domain[AGENT].described, tools), self, cast)
 
         yield attempt_at
 
@@ -147,12 +140,3 @@ def _folder(dataset: Path | None) -> Path:
     if dataset is None:
         raise ConfigError("config.env=tau2 needs config.data.source to be a folder with tasks.json and policy.md.")
     return dataset if dataset.is_dir() else dataset.parent
-
-
-def _train_tasks(folder: Path) -> Iterator[Task]:
-    """The tasks of training: a mistake in one of them is told before it begins."""
-    from jaxagent.data import files, sources  # late: settings are read without numpy
-
-    names = files.splits(folder)
-    if sources.TRAIN in names or len(names) == 1:
-        yield from sources.load_tasks(folder, sources.TRAIN if sources.TRAIN in names else "", need_answers=False)

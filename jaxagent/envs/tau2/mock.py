@@ -6,7 +6,7 @@ from typing import Annotated
 
 from jaxagent.envs.tau2.retail import transfer_to_human_agents
 from jaxagent.envs.tau2.tables import Record, Tables
-from jaxagent.envs.tau2.toolkit import Refused, Toolkit
+from jaxagent.envs.tau2.toolkit import Toolkit, ToolRefusal
 
 TASK = {"task_id": str, "title": str, "description?": str, "status": str}
 NOTIFICATION = {"notification_id": str, "message": str, "status": str, "task_id?": str}
@@ -80,7 +80,7 @@ def assert_notification_status(data: Tables, notification_id: str, expected_stat
 
 def _record(data: Tables, table: str, key: str, change: bool = False) -> Record:
     if key not in data[table]:
-        raise Refused(f"{table[:-1].capitalize()} {key} not found")
+        raise ToolRefusal(f"{table[:-1].capitalize()} {key} not found")
     return data[table].change(key) if change else data[table][key]
 
 

@@ -30,7 +30,7 @@ from jaxagent.envs.tau2.shop import (
     user_of,
 )
 from jaxagent.envs.tau2.tables import Record
-from jaxagent.envs.tau2.toolkit import Refused, Toolkit
+from jaxagent.envs.tau2.toolkit import Toolkit, ToolRefusal
 
 REASONS = ("no longer needed", "ordered by mistake")
 _ARITHMETIC = "0123456789+-*/(). "
@@ -51,7 +51,7 @@ Zip = Annotated[str, "The zip code, such as '12345'."]
 def calculate(data: Shop, expression: Annotated[str, "Numbers, + - * /, parentheses and blanks."]) -> str:
     """Computes an expression, rounded to two digits."""
     if not all(char in _ARITHMETIC for char in expression):
-        raise Refused("Invalid characters in expression")
+        raise ToolRefusal("Invalid characters in expression")
     return str(round(float(evaluate(expression)), 2))
 
 
@@ -64,9 +64,9 @@ def cancel_pending_order(
     Explain what will happen and have the user confirm it (yes) first."""
     order = order_of(data, order_id)
     if order["status"] != "pending":
-        raise Refused("Non-pending order cannot be cancelled")
+        raise ToolRefusal("Non-pending order cannot be cancelled")
     if reason not in REASONS:
-        raise Refused("Invalid reason")
+        raise ToolRefusal("Invalid reason")
     order, refunds = data["orders"].change(order_id), []
     for paid in order["payment_history"]:
         refunds.append(transaction("refund", paid["amount"], paid["payment_method_id"]))
@@ -83,14 +83,14 @@ def exchange_delivered_order_items(
     exchanged once. Explain what will happen and have the user confirm it (yes) first."""
     order = order_of(data, order_id)
     if order["status"] != "delivered":
-        raise Refused("Non-delivered order cannot be exchanged")
+        raise ToolRefusal("Non-delivered order cannot be exchanged")
     must_have(order, item_ids, "Number of {} not found.")
     if len(item_ids) != len(new_item_ids):
-        raise Refused("The number of items to be exchanged should match.")
+        raise ToolRefusal("The number of items to be exchanged should match.")
     difference = round(price_difference(data, order, item_ids, new_item_ids), 2)
     method = method_of(data, order["user_id"], payment_method_id)
     if method["source"] == "gift_card" and method["balance"] < difference:
-        raise Refused("Insufficient gift card balance to pay for the price difference")
+        raise ToolRefusal("Insufficient gift card balance to pay for the price difference")
     order = data["orders"].change(order_id)
     order |= {"status": "exchange requested", "exchange_items": sorted(item_ids)}
     order |= {"exchange_new_items": sorted(new_item_ids), "exchange_payment_method_id": payment_method_id}
@@ -110,7 +110,7 @@ def find_user_id_by_name_zip(
         named = name["first_name"].lower() == first_name.lower() and name["last_name"].lower() == last_name.lower()
         if named and user["address"]["zip"] == zip:
             return user_id
-    raise Refused("User not found")
+    raise ToolRefusal("User not found")
 
 
 def find_user_id_by_email(data: Shop, email: Annotated[str, "Such as 'someone@example.com'."]) -> str:
@@ -118,7 +118,7 @@ def find_user_id_by_email(data: Shop, email: Annotated[str, "Such as 'someone@ex
     for user_id, user in data["users"].items():
         if user["email"].lower() == email.lower():
             return user_id
-    raise Refused("User not found")
+    raise ToolRefusal("User not found")
 
 
 def get_order_details(data: Shop, order_id: OrderId) -> Record:
@@ -140,7 +140,7 @@ def get_item_details(
     for product in data["products"].values():
         if item_id in product["variants"]:
             return product["variants"][item_id]
-    raise Refused("Item not found")
+    raise ToolRefusal("Item not found")
 
 
 def get_user_details(data: Shop, user_id: UserId) -> Record:
@@ -177,14 +177,14 @@ def modify_pending_order_items(
     what will happen and have the user confirm it (yes) first."""
     order = order_of(data, order_id)
     if order["status"] != "pending":
-        raise Refused("Non-pending order cannot be modified")
+        raise ToolRefusal("Non-pending order cannot be modified")
     must_have(order, item_ids, "{} not found")
     if len(item_ids) != len(new_item_ids):
-        raise Refused("The number of items to be exchanged should match")
+        raise ToolRefusal("The number of items to be exchanged should match")
     difference = price_difference(data, order, item_ids, new_item_ids, distinct=data.distinct)
     method = method_of(data, order["user_id"], payment_method_id)
     if method["source"] == "gift_card" and method["balance"] < difference:
-        raise Refused("Insufficient gift card balance to pay for the new item")
+        raise ToolRefusal("Insufficient gift card balance to pay for the new item")
     order = data["orders"].change(order_id)
     kind = "payment" if difference > 0 else "refund"
     order["payment_history"].append(transaction(kind, data.charge(difference), payment_method_id))
@@ -201,13 +201,13 @@ def modify_pending_order_payment(data: Shop, order_id: OrderId, payment_method_i
     method = method_of(data, order["user_id"], payment_method_id)
     paid = order["payment_history"]
     if len(paid) != 1 or paid[0]["transaction_type"] != "payment":
-        raise Refused("There should be exactly one payment for a pending order")
+        raise ToolRefusal("There should be exactly one payment for a pending order")
     first = paid[0]
     if first["payment_method_id"] == payment_method_id:
-        raise Refused("The new payment method should be different from the current one")
+        raise ToolRefusal("The new payment method should be different from the current one")
     amount = first["amount"]
     if method["source"] == "gift_card" and method["balance"] < amount:
-        raise Refused("Insufficient gift card balance to pay for the order")
+        raise ToolRefusal("Insufficient gift card balance to pay for the order")
     order, old_id = data["orders"].change(order_id), first["payment_method_id"]
     pays, refunds = transaction("payment", amount, payment_method_id), transaction("refund", amount, old_id)
     order["payment_history"] += [pays, refunds]
@@ -240,10 +240,10 @@ def return_delivered_order_items(
     email how to send them back. Explain it and have the user confirm it (yes) first."""
     order = order_of(data, order_id)
     if order["status"] != "delivered":
-        raise Refused("Non-delivered order cannot be returned")
+        raise ToolRefusal("Non-delivered order cannot be returned")
     method = method_of(data, order["user_id"], payment_method_id)
     if not data.is_gift_card(method) and payment_method_id != order["payment_history"][0]["payment_method_id"]:
-        raise Refused("Payment method should be the original payment method")
+        raise ToolRefusal("Payment method should be the original payment method")
     must_have(order, item_ids, "Some item not found")
     order = data["orders"].change(order_id)
     order |= {"status": "return requested", "return_items": sorted(item_ids)}

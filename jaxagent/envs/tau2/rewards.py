@@ -15,10 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from jaxagent.data.tau2_rows import Criteria, Expected, ToolUse
+from jaxagent.envs.cast import Talk
+from jaxagent.envs.judging import ask_judge
+from jaxagent.envs.tau2.rows import Criteria, ToolUse
+from jaxagent.rewards.judge import Item, Rubric
+
+JUDGED_CHARS = 60_000  # of the conversation: what is longer is cut in its middle
 
 
-def is_made(expected: Expected, use: ToolUse) -> bool:
+def is_made(expected: ToolUse, use: ToolUse) -> bool:
     """Whether a call is the expected one.
 
     As published, the arguments that count are, unless the task names them, those of the *call*: so one without
@@ -31,7 +36,7 @@ def is_made(expected: Expected, use: ToolUse) -> bool:
     return _only(expected.arguments, compared) == _only(use.arguments, compared)
 
 
-def actions_made(expected: Iterable[Expected], made: Sequence[ToolUse]) -> bool:
+def actions_made(expected: Iterable[ToolUse], made: Sequence[ToolUse]) -> bool:
     """ACTION: whether each expected call is among those that were made, whatever came of it and in any order."""
     return all(any(is_made(one, use) for use in made) for one in expected)
 
@@ -84,3 +89,10 @@ def reward(parts: Mapping[str, float]) -> float:
 
 def _only(arguments: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
     return {name: arguments[name] for name in names if name in arguments}
+
+
+async def holds_by_judge(talk: Talk, assertions: Sequence[str], conversation: str) -> bool:
+    """NL_ASSERTION: whether all statements are true of the conversation, says the judge. Raises as `ask_judge`."""
+    questions = (f"1 if this is true of the conversation, 0 if it is not: {one}" for one in assertions)
+    rubric = Rubric(tuple(Item(f"statement_{i}", one) for i, one in enumerate(questions, 1)), low=0, high=1)
+    return all((await ask_judge(talk, rubric, {"conversation": conversation}, JUDGED_CHARS)).values())

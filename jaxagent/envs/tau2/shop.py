@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jaxagent.envs.tau2.tables import EACH, Originals, Record, Table, opened
-from jaxagent.envs.tau2.toolkit import Refused
+from jaxagent.envs.tau2.toolkit import ToolRefusal
 
 ADDRESS = dict.fromkeys(("address1", "address2", "city", "country", "state", "zip"), str)
 PAYMENT = {"transaction_type": str, "amount": float, "payment_method_id": str}
@@ -82,7 +82,7 @@ class Shop(dict[str, Table]):
 def _found(table: str, thing: str) -> Callable[[Shop, str], Record]:
     def find(data: Shop, key: str) -> Record:
         if key not in data[table]:
-            raise Refused(f"{thing} not found")
+            raise ToolRefusal(f"{thing} not found")
         return data[table][key]
 
     return find
@@ -95,7 +95,7 @@ def pending(data: Shop, order_id: str) -> Record:
     """An order that may get another address or payment method."""
     order = order_of(data, order_id)
     if not data.is_pending(order):
-        raise Refused("Non-pending order cannot be modified")
+        raise ToolRefusal("Non-pending order cannot be modified")
     return order
 
 
@@ -103,7 +103,7 @@ def method_of(data: Shop, user_id: str, method_id: str) -> Record:
     """One of a user's payment methods."""
     methods = user_of(data, user_id)["payment_methods"]
     if method_id not in methods:
-        raise Refused("Payment method not found")
+        raise ToolRefusal("Payment method not found")
     return methods[method_id]
 
 
@@ -111,7 +111,7 @@ def variant_of(data: Shop, product_id: str, item_id: str) -> Record:
     """One of a product's items."""
     variants = product_of(data, product_id)["variants"]
     if item_id not in variants:
-        raise Refused("Variant not found", item_id)
+        raise ToolRefusal("Variant not found", item_id)
     return variants[item_id]
 
 
@@ -119,7 +119,7 @@ def item_of(order: Record, item_id: str) -> Record:
     """The order's first item with this id."""
     found = next((item for item in order["items"] if item["item_id"] == item_id), None)
     if found is None:
-        raise Refused("Item {} not found", item_id)
+        raise ToolRefusal("Item {} not found", item_id)
     return found
 
 
@@ -128,7 +128,7 @@ def must_have(order: Record, item_ids: Sequence[str], words: str) -> None:
     there = [item["item_id"] for item in order["items"]]
     for item_id in item_ids:
         if item_ids.count(item_id) > there.count(item_id):
-            raise Refused(words, item_id)
+            raise ToolRefusal(words, item_id)
 
 
 def price_difference(
@@ -138,11 +138,11 @@ def price_difference(
     difference = 0
     for item_id, new_item_id in zip(item_ids, new_item_ids, strict=True):
         if distinct and item_id == new_item_id:
-            raise Refused("The new item id should be different from the old item id")
+            raise ToolRefusal("The new item id should be different from the old item id")
         item = item_of(order, item_id)
         variant = variant_of(data, item["product_id"], new_item_id)
         if not variant["available"]:
-            raise Refused("New item {} not found or available", new_item_id)
+            raise ToolRefusal("New item {} not found or available", new_item_id)
         difference += variant["price"] - item["price"]
     return difference
 

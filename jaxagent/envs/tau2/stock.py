@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxagent.config import ConfigError, nearest
 from jaxagent.data.fields import RowError, show, unique
+from jaxagent.envs.tau2.rows import AGENT, USER
 from jaxagent.envs.tau2.tables import Forms, Originals, shaped
 from jaxagent.envs.tau2.world import Domain, Stock
 
@@ -41,7 +42,7 @@ def read_stock(domain: Domain, folder: Path) -> Stock:
     Raises:
       ConfigError: a file is missing or no JSON, or a record does not fit; names file, record and field.
     """
-    forms, parts = domain.agent.forms, [folder / f"{name}.json" for name in domain.agent.forms]
+    forms, parts = domain[AGENT].forms, [folder / f"{name}.json" for name in domain[AGENT].forms]
     if (folder / DATABASE).is_file():
         agent = _store(_tables(_read(folder / DATABASE), forms, folder / DATABASE), forms)
     elif all(part.is_file() for part in parts):
@@ -51,11 +52,11 @@ def read_stock(domain: Domain, folder: Path) -> Stock:
         raise ConfigError(
             f"{folder} has no {DATABASE}, and not all of {names}: set config.env.store to a folder that has."
         )
-    user: Originals = {name: {} for name in domain.user.forms}
-    if domain.user.forms and (folder / USER_DATABASE).is_file():
+    user: Originals = {name: {} for name in domain[USER].forms}
+    if domain[USER].forms and (folder / USER_DATABASE).is_file():
         path = folder / USER_DATABASE
-        user = _store(_tables(_read(path), domain.user.forms, path), domain.user.forms)
-    return Stock(agent, user)
+        user = _store(_tables(_read(path), domain[USER].forms, path), domain[USER].forms)
+    return {AGENT: agent, USER: user}
 
 
 def _tables(value: Any, forms: Forms, path: Path) -> dict[str, tuple[Path, Any]]:

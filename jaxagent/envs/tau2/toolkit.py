@@ -1,7 +1,7 @@
 """Tools as functions of one side's tables, and the call of one: whatever is asked for, the answer is a text.
 
 A tool is a function whose first argument is the tables; its other arguments, their types and its docstring are what
-the model is shown. `Refused` is what a tool says when it cannot do what was asked.
+the model is shown. `ToolRefusal` is what a tool says when it cannot do what was asked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TYPES: Mapping[Any, tuple[dict[str, Any], str]] = {  # annotation -> (JSON sche
 }
 
 
-class Refused(ValueError):
+class ToolRefusal(ValueError):
     """A tool cannot do what was asked. The message is shown to whoever called it.
 
     Args:
@@ -33,14 +33,6 @@ class Refused(ValueError):
     def __init__(self, text: str, *values: Any) -> None:
         super().__init__(text.format(*values) if values else text)
         self.text, self.values = text, values
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What a call gives."""
-
-    text: str
-    error: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,21 +66,21 @@ class Toolkit:
         """The tools as a model is shown them."""
         return tuple(map(_described, self.tools))
 
-    def call(self, tables: Tables, name: str, arguments: Mapping[str, Any] | str) -> Result:
-        """Calls a tool for a model. What goes wrong is an answer, too: "Error: ...".
+    def call(self, tables: Tables, name: str, arguments: Mapping[str, Any] | str) -> tuple[str, bool]:
+        """Calls a tool for a model: the text of its answer, and whether it is an error, "Error: ...".
 
         What is published here says of missing and unknown arguments what Python says; ours is said in words.
         """
         if name not in self.by_name:
-            return Result(f"Error: Tool '{name}' not found.", error=True)
+            return f"Error: Tool '{name}' not found.", True
         tool = self.by_name[name]
         try:
             if isinstance(arguments, str):
-                raise Refused("the arguments must be a JSON object")
+                raise ToolRefusal("the arguments must be a JSON object")
             _check(tool, arguments)
-            return Result(as_text(tool(tables, **arguments)))
+            return as_text(tool(tables, **arguments)), False
         except Exception as error:  # a call that the function did not foresee is the caller's mistake
-            return Result(f"Error: {error}", error=True)
+            return f"Error: {error}", True
 
 
 def as_text(value: Any) -> str:
@@ -105,15 +97,15 @@ def _check(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     wanted, types = arguments_of(tool), _annotations(tool)
     for name in arguments:
         if name not in wanted:
-            raise Refused(f"{tool.__name__} has no argument '{name}'")
+            raise ToolRefusal(f"{tool.__name__} has no argument '{name}'")
     for name, parameter in wanted.items():
         if name not in arguments:
             if parameter.default is inspect.Parameter.empty:
-                raise Refused(f"{tool.__name__} needs the argument '{name}'")
+                raise ToolRefusal(f"{tool.__name__} needs the argument '{name}'")
         elif not (arguments[name] is None and parameter.default is None):
             kind, _ = types[name]
             if not _fits(arguments[name], kind):
-                raise Refused(f"the argument '{name}' must be {_TYPES[kind][1]}")
+                raise ToolRefusal(f"the argument '{name}' must be {_TYPES[kind][1]}")
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jaxagent.data.tau2_rows import AGENT, USER, Past
 from jaxagent.envs.base import Message
+from jaxagent.envs.tau2.rows import AGENT, USER, Past
 from jaxagent.tools.calls import Call, Tool
 from jaxagent.tools.hermes import Hermes
 from jaxagent.tools.prompt import tools_text

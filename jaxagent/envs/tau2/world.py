@@ -9,7 +9,6 @@ world.differences() == gold(domain, stock, task)     # whether both stores are a
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 from collections.abc import Mapping
@@ -17,37 +16,22 @@ from typing import Any
 
 from jaxagent.config import nearest
 from jaxagent.data.fields import RowError, show
-from jaxagent.data.tau2_rows import AGENT, USER, Function, Tau2Task, ToolUse
 from jaxagent.envs.tau2 import mock, retail
+from jaxagent.envs.tau2.rows import AGENT, USER, Function, Tau2Task, ToolUse
 from jaxagent.envs.tau2.tables import Originals, Tables, digest, laid_over, shaped
-from jaxagent.envs.tau2.toolkit import Refused, Result, Toolkit, arguments_of
+from jaxagent.envs.tau2.toolkit import Toolkit, ToolRefusal, arguments_of
 
 Differences = Mapping[tuple[str, str, str], str]  # (side, table, key) -> the record as text
 
 NOTHING = Toolkit(forms={}, tools=())
 
 
-@dataclasses.dataclass(frozen=True)
-class Domain:
-    """What the two sides of a domain can do. A user without tools only talks."""
-
-    agent: Toolkit
-    user: Toolkit = NOTHING
-
-    def of(self, side: str) -> Toolkit:
-        """The toolkit of AGENT or USER."""
-        return self.agent if side == AGENT else self.user
-
-
-DOMAINS: Mapping[str, Domain] = {"mock": Domain(mock.AGENT, mock.USER), "retail": Domain(retail.AGENT)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Stock:
-    """What every attempt begins with, and nobody writes into."""
-
-    agent: Originals
-    user: Originals
+Domain = Mapping[str, Toolkit]  # of AGENT and of USER, who without tools only talks
+DOMAINS: Mapping[str, Domain] = {
+    "mock": {AGENT: mock.AGENT, USER: mock.USER},
+    "retail": {AGENT: retail.AGENT, USER: NOTHING},
+}
+Stock = Mapping[str, Originals]  # of both sides: what every attempt begins with, and nobody writes into
 
 
 class World:
@@ -55,27 +39,25 @@ class World:
 
     def __init__(self, domain: Domain, stock: Stock) -> None:
         self._domain = domain
-        self._tables: dict[str, Tables] = {AGENT: domain.agent.open(stock.agent), USER: domain.user.open(stock.user)}
+        self._tables: dict[str, Tables] = {side: domain[side].open(stock[side]) for side in (AGENT, USER)}
 
-    def call(self, use: ToolUse) -> Result:
-        """A call by the agent or by the user, each of its own tools. Errors are results, too."""
-        return self._domain.of(use.requestor).call(self._tables[use.requestor], use.name, use.arguments)
+    def call(self, use: ToolUse) -> tuple[str, bool]:
+        """A call by the agent or by the user, each of its own tools: the answer, and whether it is an error."""
+        return self._domain[use.requestor].call(self._tables[use.requestor], use.name, use.arguments)
 
     def run(self, function: Function) -> Any:
         """Calls a function that the task names: a tool or a helper.
 
         Raises:
-          Refused, TypeError: it does not take these arguments, or cannot do what was asked.
+          ToolRefusal, TypeError: it does not take these arguments, or cannot do what was asked.
         """
-        return self._domain.of(function.side).functions[function.name](
-            self._tables[function.side], **function.arguments
-        )
+        return self._domain[function.side].functions[function.name](self._tables[function.side], **function.arguments)
 
     def holds(self, assertion: Function) -> bool:
         """Whether an assertion returns what is wanted. One about something that is not there does not hold."""
         try:
             return self.run(assertion) is assertion.wanted
-        except Refused:  # published code fails here; but that there is no such task is the agent's doing
+        except ToolRefusal:  # published code fails here; but that there is no such task is the agent's doing
             return False
 
     def prepare(self, task: Tau2Task) -> None:
@@ -91,7 +73,7 @@ class World:
             check_function(self._domain, function, column)
             try:
                 self.run(function)
-            except Refused as error:
+            except ToolRefusal as error:
                 raise RowError(column, str(error)) from None
         self._repeat(task)
 
@@ -109,7 +91,7 @@ class World:
         return digest(self._tables[side])
 
     def _lay_over(self, side: str, update: Mapping[str, Any]) -> None:
-        forms, tables = self._domain.of(side).forms, self._tables[side]
+        forms, tables = self._domain[side].forms, self._tables[side]
         column = f"initial_state.initialization_data.{'agent_data' if side == AGENT else 'user_data'}"
         for name, records in update.items():
             if name not in forms:
@@ -125,9 +107,9 @@ class World:
         results = {past.id: past.content for past in task.history if past.role == "tool"}
         for number, past in enumerate(task.history):
             for name, use in past.calls:
-                if use.name not in self._domain.of(use.requestor).by_name:
+                if use.name not in self._domain[use.requestor].by_name:
                     continue  # the model that wrote the history called something that there is not: nothing happened
-                said = self.call(use).text
+                said, _ = self.call(use)
                 if _value(said) != _value(results[name]):
                     column = f"initial_state.message_history[{number}]"
                     raise RowError(column, f"{use.name} gives {show(said)}, and not what is written there")
@@ -150,12 +132,12 @@ def check_task(domain: Domain, task: Tau2Task) -> None:
       RowError: naming the column.
     """
     for number, name in enumerate(task.user_tools or ()):
-        if name not in domain.user.by_name:
-            raise RowError(f"user_tools[{number}]", f"the user has no '{name}'. {nearest(name, domain.user.by_name)}")
+        if name not in domain[USER].by_name:
+            raise RowError(f"user_tools[{number}]", f"the user has no '{name}'. {nearest(name, domain[USER].by_name)}")
     if task.criteria is None:
         return
     for number, action in enumerate(task.criteria.actions or ()):
-        tools = domain.of(action.requestor).by_name
+        tools = domain[action.requestor].by_name
         if action.name not in tools:
             column = f"evaluation_criteria.actions[{number}].name"
             raise RowError(column, f"the {action.requestor} has no tool '{action.name}'. {nearest(action.name, tools)}")
@@ -167,7 +149,7 @@ def check_task(domain: Domain, task: Tau2Task) -> None:
     for number, assertion in enumerate(task.criteria.env_assertions or ()):
         column = f"evaluation_criteria.env_assertions[{number}]"
         check_function(domain, assertion, column)
-        if inspect.signature(domain.of(assertion.side).functions[assertion.name]).return_annotation != "bool":
+        if inspect.signature(domain[assertion.side].functions[assertion.name]).return_annotation != "bool":
             raise RowError(f"{column}.func_name", f"'{assertion.name}' does not say yes or no")
 
 
@@ -177,7 +159,7 @@ def check_function(domain: Domain, function: Function, column: str) -> None:
     Raises:
       RowError: naming the column.
     """
-    functions = domain.of(function.side).functions
+    functions = domain[function.side].functions
     if function.name not in functions:
         known = nearest(function.name, functions)
         raise RowError(f"{column}.func_name", f"the {function.side} has no '{function.name}'. {known}")

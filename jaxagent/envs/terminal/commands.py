@@ -131,7 +131,7 @@ def shown(output: bytes, truncated: bool, chars: int, at_end: bool) -> str:
     return text[-chars:] if at_end else text[:chars]
 
 
-def _observed(style: dialogue.Style, reply: replies.Reply, text: str) -> Observation:
+def _observed(style: dialogue.Style, reply: replies.ParsedTurn, text: str) -> Observation:
     """A text that the policy is shown after its reply, with the warnings before it that the reply has earned."""
     # ECHO counts the errors of its parser as the environment's words, and only the list before as warnings.
     kind = TokenKind.OBSERVATION if reply.command or style == "qwen3_xml" else TokenKind.WARNING
@@ -140,6 +140,6 @@ def _observed(style: dialogue.Style, reply: replies.Reply, text: str) -> Observa
     return Observation((*parts, (text[len(warnings) if parts else 0 :], kind)), dialogue.ROLES[style])
 
 
-def _warnings_text(reply: replies.Reply) -> str:
+def _warnings_text(reply: replies.ParsedTurn) -> str:
     """What stands before an output; "" without warnings."""
     return "WARNINGS:\n" + "".join(f"- {line}\n" for line in reply.warnings) + "\n" if reply.warnings else ""

@@ -18,7 +18,7 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.envs.terminal import fields
 from jaxagent.envs.terminal.fields import Fields
-from jaxagent.envs.terminal.task import HOME, Image, Limits, Script, TerminalTask, level_of
+from jaxagent.envs.terminal.task import HOME, Image, Script, TaskLimits, TerminalTask, level_of
 
 FINAL_TEST = f"{HOME}/test_final.py"  # where the published environment writes the final test
 AGENT_TIMEOUT_S = 300.0  # `max_time` of the published rows
@@ -41,7 +41,7 @@ def read(folder: Path) -> TerminalTask:
         id=folder.name,
         instruction=about.text("description"),
         format="endless",
-        limits=Limits(AGENT_TIMEOUT_S, VERIFIER_TIMEOUT_S),
+        limits=TaskLimits(AGENT_TIMEOUT_S, VERIFIER_TIMEOUT_S),
         image=Image(definition=definition, context=folder),
         workdir=HOME,
         initial_test=_pytest(initial, f"{HOME}/test_initial.py"),
@@ -116,13 +116,13 @@ def _row(row: Any, path: Path, place: str) -> TerminalTask:
         id=task.text("task_id"),
         instruction=task.text("instruction"),
         format="endless",
-        limits=Limits(
+        limits=TaskLimits(
             config.number("agent_timeout_sec", AGENT_TIMEOUT_S),
             config.number("verifier_timeout_sec", VERIFIER_TIMEOUT_S),
-            environment.number("build_timeout_sec", Limits.build_timeout_s),
-            environment.number("cpus", Limits.cpus),
-            int(environment.number("memory_mb", Limits.memory_mb)),
-            int(environment.number("storage_mb", Limits.storage_mb)),
+            environment.number("build_timeout_sec", TaskLimits.build_timeout_s),
+            environment.number("cpus", TaskLimits.cpus),
+            int(environment.number("memory_mb", TaskLimits.memory_mb)),
+            int(environment.number("storage_mb", TaskLimits.storage_mb)),
         ),
         workdir=HOME,
         level=level_of(metadata.text("difficulty", "unknown")),

@@ -101,7 +101,7 @@ def own_image(task: TerminalTask) -> Wanted | None:
 
 
 class TerminalAttempt(CommandAttempt):
-    """One attempt at one task. See `envs.base.Attempt`.
+    """One attempt at one task.
 
     Args:
       task: a row of a dataset of terminal tasks.

@@ -22,7 +22,7 @@ from pathlib import Path
 from jaxagent.config import ConfigError
 from jaxagent.envs.terminal import fields
 from jaxagent.envs.terminal.fields import Fields
-from jaxagent.envs.terminal.task import Image, Limits, Script, TerminalTask, level_of
+from jaxagent.envs.terminal.task import Image, Script, TaskLimits, TerminalTask, level_of
 
 TIMEOUT_S = 600.0  # Harbor's own default, for agent and verifier
 NETWORK_MODES = ("public", "no-network", "allowlist")
@@ -61,13 +61,13 @@ def read(folder: Path) -> TerminalTask:
         id=folder.name,
         instruction=fields.read_text(folder / "instruction.md"),
         format="harbor",
-        limits=Limits(
+        limits=TaskLimits(
             agent_timeout_s=agent.number("timeout_sec", TIMEOUT_S),
             verifier_timeout_s=verifier.number("timeout_sec", TIMEOUT_S),
-            build_timeout_s=environment.number("build_timeout_sec", Limits.build_timeout_s),
-            cpus=environment.number("cpus", Limits.cpus),
-            memory_mb=_size_mb(environment, "memory", Limits.memory_mb),
-            storage_mb=_size_mb(environment, "storage", Limits.storage_mb),
+            build_timeout_s=environment.number("build_timeout_sec", TaskLimits.build_timeout_s),
+            cpus=environment.number("cpus", TaskLimits.cpus),
+            memory_mb=_size_mb(environment, "memory", TaskLimits.memory_mb),
+            storage_mb=_size_mb(environment, "storage", TaskLimits.storage_mb),
             network=_network(environment),
         ),
         image=_image(folder, environment),

@@ -12,7 +12,7 @@ from jaxagent.envs.terminal.dialogue import Style
 
 
 @dataclasses.dataclass(frozen=True)
-class Reply:
+class ParsedTurn:
     """One turn of an agent. Exactly one of `done`, `command` and `error` says what to do."""
 
     command: str = ""
@@ -21,7 +21,7 @@ class Reply:
     warnings: tuple[str, ...] = ()  # shown before the output
 
 
-def parse(style: Style, text: str) -> Reply:
+def parse(style: Style, text: str) -> ParsedTurn:
     """Reads one turn, or so much of it as `tags.MAX_CHARS` allows."""
     return _PARSERS[style](text[: tags.MAX_CHARS])
 
@@ -29,13 +29,13 @@ def parse(style: Style, text: str) -> Reply:
 _PLAIN = tags.pair("cmd")
 
 
-def _plain(text: str) -> Reply:
+def _plain(text: str) -> ParsedTurn:
     """`<done>`, or the first command."""
     if "<done>" in text:
-        return Reply(done=True)
+        return ParsedTurn(done=True)
     commands = tags.inside(*_PLAIN, text)
     command = commands[0].strip() if commands else ""
-    return Reply(command) if command else Reply(error="<out>no command</out>\n")
+    return ParsedTurn(command) if command else ParsedTurn(error="<out>no command</out>\n")
 
 
 _COMMAND = tags.pair("command", re.IGNORECASE)
@@ -46,12 +46,12 @@ _ENDLESS_INVALID = (
 )
 
 
-def _endless(text: str) -> Reply:
+def _endless(text: str) -> ParsedTurn:
     """Finished wherever that stands; else the last command (an older release took the first)."""
     if _ACTION_DONE.search(text):
-        return Reply(done=True)
+        return ParsedTurn(done=True)
     commands = [command.strip() for command in tags.inside(*_COMMAND, text)]
-    return Reply(commands[-1]) if commands and commands[-1] else Reply(error=_ENDLESS_INVALID)
+    return ParsedTurn(commands[-1]) if commands and commands[-1] else ParsedTurn(error=_ENDLESS_INVALID)
 
 
 _THINK = tags.pair("think")
@@ -62,7 +62,7 @@ _NO_CALL = "No <tool_call> found in response."
 _NO_COMMAND = "No commands provided. Please provide commands to execute or set done."
 
 
-def _qwen3_xml(text: str) -> Reply:
+def _qwen3_xml(text: str) -> ParsedTurn:
     """The first command of all tool calls behind the thoughts. The two errors are published, the warnings our words."""
     text, warnings = _without_thoughts(text)
     calls = tags.inside(*_CALL, text)
@@ -72,12 +72,12 @@ def _qwen3_xml(text: str) -> Reply:
     if tags.outside(*_CALL, text).strip() and calls:
         warnings.append("Text outside of <think> and <tool_call>.")
     if not calls:
-        return Reply(error=_NO_CALL, warnings=tuple(warnings))
+        return ParsedTurn(error=_NO_CALL, warnings=tuple(warnings))
     functions = [
         (begun[1], call[begun.end() : ended.start()]) for call in calls for begun, ended in tags.spans(*_FUNCTION, call)
     ]
     if any(name == "done" for name, _ in functions):
-        return Reply(done=True, warnings=tuple(warnings))
+        return ParsedTurn(done=True, warnings=tuple(warnings))
     given = [tags.inside(*_PARAMETER, body) for name, body in functions if name == "bash"]
     found = [values[0].strip() for values in given if values]
     commands = [command for command in found if command]
@@ -86,8 +86,8 @@ def _qwen3_xml(text: str) -> Reply:
     if len(commands) > 1:
         warnings.append("Several commands: only the first is executed.")
     if not commands:
-        return Reply(error=_NO_COMMAND, warnings=tuple(warnings))
-    return Reply(commands[0], warnings=tuple(warnings))
+        return ParsedTurn(error=_NO_COMMAND, warnings=tuple(warnings))
+    return ParsedTurn(commands[0], warnings=tuple(warnings))
 
 
 def _without_thoughts(text: str) -> tuple[str, list[str]]:
@@ -108,4 +108,4 @@ def _without_thoughts(text: str) -> tuple[str, list[str]]:
     return rest, warnings
 
 
-_PARSERS: dict[Style, Callable[[str], Reply]] = {"plain": _plain, "endless": _endless, "qwen3_xml": _qwen3_xml}
+_PARSERS: dict[Style, Callable[[str], ParsedTurn]] = {"plain": _plain, "endless": _endless, "qwen3_xml": _qwen3_xml}

@@ -19,11 +19,11 @@ from typing import Any
 
 from jaxagent.config import ConfigError, nearest
 from jaxagent.envs.terminal import folders
-from jaxagent.envs.terminal.task import Limits, TerminalTask, inline
+from jaxagent.envs.terminal.task import TaskLimits, TerminalTask, inline
 from jaxagent.types import Task
 
 KEY = "terminal"
-LIMITS = Limits(  # of generated tasks: every one is a matter of milliseconds
+LIMITS = TaskLimits(  # of generated tasks: every one is a matter of milliseconds
     agent_timeout_s=300.0, verifier_timeout_s=30.0, build_timeout_s=60.0, cpus=1.0, memory_mb=512, storage_mb=64
 )
 _PROGRAMS = ("setup", "initial_test", "final_test")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from jaxagent.envs.terminal.task import TerminalTask
-from jaxagent.envs.terminal.verify import Result, VerifierError, WorkspaceBroken, removal
+from jaxagent.envs.terminal.verify import ScriptResult, VerifierError, WorkspaceBroken, removal
 from jaxagent.sandbox.base import Sandbox
 
 OUTPUT_BYTES = 100_000  # kept of a command's output
@@ -55,12 +55,12 @@ class SandboxWorkspace:
 
     async def run(
         self, command: str, *, timeout_s: float, cwd: str = "", env: Mapping[str, str] | None = None
-    ) -> Result:
+    ) -> ScriptResult:
         """See `verify.Workspace`."""
         result = await self._sandbox.execute(
             ("sh", "-c", command), timeout_s, OUTPUT_BYTES, env, cwd or self._directory
         )
-        return Result(result.exit_code, result.output.decode("utf-8", "replace"), result.timed_out)
+        return ScriptResult(result.exit_code, result.output.decode("utf-8", "replace"), result.timed_out)
 
     async def copy_in(self, source: Path, path: str) -> None:
         """See `verify.Workspace`.

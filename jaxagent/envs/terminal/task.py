@@ -40,7 +40,7 @@ class Image:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class TaskLimits:
     """What the task's author allows; where nothing is said, Harbor's defaults. Seconds are wall-clock."""
 
     agent_timeout_s: float
@@ -59,7 +59,7 @@ class TerminalTask:
     id: str
     instruction: str  # all that the agent sees
     format: Format
-    limits: Limits
+    limits: TaskLimits
     image: Image = Image()
     workdir: str = ""  # where agent, oracle and final test start; "" = the image's own working directory
     setup: Script | None = None

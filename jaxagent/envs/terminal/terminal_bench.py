@@ -14,7 +14,7 @@ from pathlib import Path
 from jaxagent.config import ConfigError
 from jaxagent.envs.terminal import fields
 from jaxagent.envs.terminal.fields import Fields
-from jaxagent.envs.terminal.task import Image, Limits, Script, TerminalTask, level_of
+from jaxagent.envs.terminal.task import Image, Script, TaskLimits, TerminalTask, level_of
 
 AGENT_TIMEOUT_S, TEST_TIMEOUT_S = 360.0, 60.0
 TEST_DIR = "/tests"
@@ -50,7 +50,7 @@ def read(folder: Path) -> TerminalTask:
         id=folder.name,
         instruction=about.text("instruction"),
         format="terminal_bench",
-        limits=Limits(
+        limits=TaskLimits(
             about.number("max_agent_timeout_sec", AGENT_TIMEOUT_S),
             about.number("max_test_timeout_sec", TEST_TIMEOUT_S),
         ),

@@ -36,7 +36,7 @@ class WorkspaceBroken(VerifierError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class ScriptResult:
     """A finished command."""
 
     exit_status: int  # as a shell says it: 128 + n for signal n
@@ -49,7 +49,7 @@ class Workspace(Protocol):
 
     async def run(
         self, command: str, *, timeout_s: float, cwd: str = "", env: Mapping[str, str] | None = None
-    ) -> Result:
+    ) -> ScriptResult:
         """Runs a shell command to its end or its deadline. `cwd` "" is the workspace's own working directory."""
 
     async def copy_in(self, source: Path, path: str) -> None:
@@ -97,7 +97,7 @@ async def prepare(workspace: Workspace, task: TerminalTask) -> None:
         await workspace.remember_processes()
 
 
-async def solve(workspace: Workspace, task: TerminalTask) -> Result:
+async def solve(workspace: Workspace, task: TerminalTask) -> ScriptResult:
     """Runs the oracle.
 
     Raises:
@@ -139,14 +139,14 @@ async def verify(workspace: Workspace, task: TerminalTask) -> float:
 
 async def run_script(
     workspace: Workspace, task: TerminalTask, script: Script, timeout_s: float, env: Mapping[str, str] | None = None
-) -> Result:
+) -> ScriptResult:
     """Puts a script's files in place and runs it in the task's working directory."""
     for path, source in script.files.items():
         await workspace.copy_in(source, path)
     return await workspace.run(script.command, timeout_s=timeout_s, cwd=task.workdir, env={**task.env, **(env or {})})
 
 
-def reward_of_status(result: Result) -> float:
+def reward_of_status(result: ScriptResult) -> float:
     """Status 0 is 1.0 and status 1 is 0.0, which is what pytest and our own tests say.
 
     Raises:
@@ -158,7 +158,7 @@ def reward_of_status(result: Result) -> float:
     return 1.0 - result.exit_status
 
 
-def reward_of_summary(result: Result) -> float:
+def reward_of_summary(result: ScriptResult) -> float:
     """1.0 when pytest's short summary (-rA) lists at least one test and none that failed. Skips and expected failures
     pass, unexpected passes fail, as in terminal-bench. All that follows the first summary counts, so a forged one that
     an agent's program prints earlier or later can only add failures.
@@ -260,7 +260,7 @@ async def _read(workspace: Workspace, path: str, max_bytes: int) -> bytes | None
         return None
 
 
-def _how(result: Result) -> str:
+def _how(result: ScriptResult) -> str:
     how = "ran past its deadline" if result.timed_out else f"ended with status {result.exit_status}"
     output = result.output.strip()
     return f"{how}. Output: {output[-_SHOWN:]}" if output else f"{how}, without output."

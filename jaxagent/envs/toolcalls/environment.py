@@ -5,8 +5,8 @@
     {"name": "weather", "parameters": {"city": "Oslo"}}
     </tool_call>
 
-No tool runs: the calls are compared with those of the ground truth (`rewards/toolrl.py`). The prompt, which lists
-the tools and says the format, comes with the task (`data/toolcall_rows.py`).
+No tool runs: the calls are compared with those of the ground truth (`rewards`). The prompt, which lists
+the tools and says the format, comes with the task (`rows`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxagent.config import ConfigError
-from jaxagent.data import toolcall_rows
-from jaxagent.envs.base import Environment, Message, Opening, Step, Transcript, Verdict
-from jaxagent.rewards import toolrl
+from jaxagent.envs.base import Attempt, Environment, Message, Opening, Step, Transcript, Verdict
+from jaxagent.envs.toolcalls import rewards, rows
 from jaxagent.rewards.view import View
 from jaxagent.types import StopReason, Task
 
@@ -29,7 +28,7 @@ TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<response>", "</r
 class ToolCalls(Environment):
     """Tasks of one turn, whose answers are tool calls. A generation ends where the policy ends its message."""
 
-    reward: toolrl.ToolRL = dataclasses.field(default_factory=toolrl.ToolRL)
+    reward: rewards.ToolRL = dataclasses.field(default_factory=rewards.ToolRL)
 
     score = "solved"
     components = ("format", "correctness")
@@ -48,18 +47,18 @@ class ToolCalls(Environment):
 
     def messages(self, text: str) -> tuple[Message, ...]:
         """The task's own messages."""
-        return tuple(Message(role, content) for role, content in toolcall_rows.messages(text))
+        return tuple(Message(role, content) for role, content in rows.messages(text))
 
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task], ToolCallAttempt]]:
         """Looks at the ground truths of the held-out tasks."""
         for task in here.tasks:
-            toolrl.truth_calls(task.id, task.answers[0] if task.answers else "")
+            rewards.truth_calls(task.id, task.answers[0] if task.answers else "")
         yield lambda task: ToolCallAttempt(task, self)
 
 
-class ToolCallAttempt:
-    """One attempt at one task. See `envs.base.Attempt`."""
+class ToolCallAttempt(Attempt):
+    """One attempt at one task."""
 
     stop_strings: Sequence[str] = ()
 
@@ -74,7 +73,7 @@ class ToolCallAttempt:
     async def step(self, action: str) -> Step:
         """Counts the calls; whatever they are, the attempt is over."""
         try:
-            self.counters["tool_calls"] += len(toolrl.parse_calls(action)) if "<tool_call>" in action else 0
+            self.counters["tool_calls"] += len(rows.parse_calls(action)) if "<tool_call>" in action else 0
         except (ValueError, RecursionError):
             self.counters["unreadable_calls"] += 1
         return Step(stop_reason=StopReason.ANSWER)
@@ -83,6 +82,3 @@ class ToolCallAttempt:
         """ToolRL's reward, also of a turn that ran out of tokens, as published."""
         scores = self._config.reward(View(self._task, transcript.turns))
         return Verdict(scores.pop("reward"), scores)
-
-    async def close(self) -> None:
-        """Nothing is open."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import FiniteFloat, Seconds
-from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.verifiers import rows
 from jaxagent.envs.verifiers.dialogue import open_dialogue
 from jaxagent.tools.hermes import CLOSE, OPEN
@@ -94,8 +94,8 @@ class Verifiers(Environment):
         yield lambda task: VerifiersAttempt(task, self, environment)
 
 
-class VerifiersAttempt:
-    """One attempt: one state of the environment. See `envs.base.Attempt`."""
+class VerifiersAttempt(Attempt):
+    """One attempt: one state of the environment."""
 
     def __init__(self, task: Task, config: Verifiers, environment: Any) -> None:
         self._task, self._config, self._environment = task, config, environment

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxagent.gateway.chat import Answer, Ask, BadRequest, Call, ChatMessage, Delta, Ident, Reasoning, Text, Tool
-from jaxagent.gateway.forms import checks, completions, events, parts
-from jaxagent.gateway.forms.checks import Fields, Ignored
+from jaxagent.gateway.chat import Answer, Ask, BadRequest, Call, ChatMessage, Ident, Tool
+from jaxagent.gateway.forms import completions, events, fields
+from jaxagent.gateway.forms.fields import Fields
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # type of a part -> the field with its text
+TEXT_ONLY = "this server reads and writes text only"
 FINISH = {"stop": "stop", "stop_sequence": "stop", "length": "length", "tool_calls": "tool_calls"}
 
 
@@ -25,90 +26,74 @@ def parse(raw: bytes) -> Ask:
     Raises:
       BadRequest: a mistake of the client's, described in one line.
     """
-    ignored = Ignored()
-    body = Fields(checks.parse_json(raw, mend=True), "", ignored)
-    messages = _messages(body.need("messages", list), ignored)
-    tools = _tools(body.take("tools", list, default=[]), ignored)
+    body = Fields(fields.parse_json(raw, mend=True), "", ignored := {})
+    messages = _messages(body)
+    tools = fields.take_tools(body, {"function": _tool}, "function")
     for name in ("functions", "function_call"):
         body.refuse(name, "OpenAI replaced it by 'tools' and 'tool_choice'; send these", [], "auto", "none")
     body.refuse("continue_final_message", "this server does not continue a message", False)
-    body.refuse("audio", "this server reads and writes text only")
-    body.refuse("modalities", "this server reads and writes text only", ["text"])
+    body.refuse("audio", TEXT_ONLY)
+    body.refuse("modalities", TEXT_ONLY, ["text"])
     if not body.take("parallel_tool_calls", bool, default=True):
-        ignored.add("parallel_tool_calls")
-    newer, older = checks.take_positive(body, "max_completion_tokens"), checks.take_positive(body, "max_tokens")
-    told = checks.take_common(body) | checks.take_openai(body)
-    told |= dict(
-        messages=messages,
-        tools=checks.offered(body, tools),
-        max_tokens=older if newer is None else newer,
-        logprobs=body.take("logprobs", bool, default=False),
-    )
+        body.ignore("parallel_tool_calls")
+    newer, older = fields.take_positive(body, "max_completion_tokens"), fields.take_positive(body, "max_tokens")
+    common = fields.take_common(body) | fields.take_openai(body)
+    offered, logprobs = fields.offered(body, tools), body.take("logprobs", bool, default=False)
     body.done()
-    return Ask(**told, ignored=ignored.names())
+    most = older if newer is None else newer
+    return Ask(messages, offered, max_tokens=most, logprobs=logprobs, ignored=tuple(ignored), **common)
 
 
-def _messages(data: list, ignored: Ignored) -> tuple[ChatMessage, ...]:
-    found: list[ChatMessage] = []
+def _messages(body: Fields) -> tuple[ChatMessage, ...]:
+    messages: list[ChatMessage] = []
     names: dict[str, str] = {}  # of the tools called so far, by the call's id
-    for item, at in checks.items(data, "messages", checks.MAX_MESSAGES):
-        message = Fields(item, at, ignored)
+    for message in body.each(body.need("messages", list), "messages"):
         if (role := message.need("role", str)) not in ROLES:
-            raise BadRequest(f"'{at}.role' must be one of {', '.join(ROLES)}", f"{at}.role")
-        text = parts.content(message, TEXT_PARTS, "" if role == "assistant" else "\n")
+            raise BadRequest(f"'{message.path('role')}' must be one of {', '.join(ROLES)}", message.path("role"))
+        text = fields.content(message, TEXT_PARTS, "" if role == "assistant" else "\n")
         if role == "assistant":
-            message.refuse("audio", "this server reads and writes text only")
-            calls = tuple(_calls(message))
+            message.refuse("audio", TEXT_ONLY)
+            calls = _calls(message)
             names |= {call.id: call.name for call in calls}
-            reasonings = [
-                message.take(name, str, dict, list, default="") for name in ("reasoning_content", "reasoning")
-            ]
-            reasoning = next((one for one in reasonings if one and isinstance(one, str)), "")
+            thoughts = [message.take(n, str, dict, list, default="") for n in ("reasoning_content", "reasoning")]
+            reasoning = next((one for one in thoughts if one and isinstance(one, str)), "")
             text = text or message.take("refusal", str, default="")
             message.drop("refusal")
-            found.append(ChatMessage("assistant", text, calls, reasoning=reasoning))
+            messages.append(ChatMessage("assistant", text, calls, reasoning=reasoning))
         elif role == "tool":
             call = message.take("tool_call_id", str, default="")
             name = message.take("name", str, default="") or names.get(call, "")
-            found.append(ChatMessage("tool", text, call_id=call, name=name))
+            messages.append(ChatMessage("tool", text, call_id=call, name=name))
         else:
-            found.append(ChatMessage(ROLES[role], text))
-        message.done()
-    if not found:
+            messages.append(ChatMessage(ROLES[role], text))
+    if not messages:
         raise BadRequest("'messages' must not be empty", "messages")
-    if found[-1].role == "assistant":
-        ignored.add("messages: the last one is the assistant's, and another one follows it")
-    return tuple(found)
+    if messages[-1].role == "assistant":
+        body.ignore("messages: the last one is the assistant's, and another one follows it")
+    return tuple(messages)
 
 
-def _calls(message: Fields) -> list[Call]:
+def _calls(message: Fields) -> tuple[Call, ...]:
     message.refuse("function_call", "OpenAI replaced it by 'tool_calls'; send these")
     calls = []
-    data = message.take("tool_calls", list, default=[])
-    for item, at in checks.items(data, message.path("tool_calls"), checks.MAX_MESSAGES):
-        call = Fields(item, at, message.ignored)
+    for call in message.each(message.take("tool_calls", list, default=[]), "tool_calls"):
         if (kind := call.take("type", str, default="function")) != "function":
-            raise BadRequest(f"'{at}.type' must be 'function', it is '{kind[:40]}'", f"{at}.type")
-        function = Fields(call.need("function", dict), f"{at}.function", message.ignored)
-        arguments = checks.arguments(function.take("arguments", str, default=""))
+            raise BadRequest(f"'{call.path('type')}' must be 'function', it is '{kind[:40]}'", call.path("type"))
+        function = call.inner("function")
+        arguments = fields.arguments(function.take("arguments", str, default=""))
         calls.append(Call(function.need("name", str), arguments, call.take("id", str, default="")))
         call.drop("index")
         call.done()
         function.done()
-    return calls
+    return tuple(calls)
 
 
-def _tools(data: list, ignored: Ignored) -> tuple[Tool, ...]:
-    tools = []
-    for item, at in checks.items(data, "tools", checks.MAX_TOOLS):
-        outer = Fields(item, at, ignored)
-        if (kind := outer.take("type", str, default="function")) != "function":
-            ignored.add(f"tools: {kind}")
-            continue
-        tools.append(parts.function_tool(Fields(outer.need("function", dict), f"{at}.function", ignored)))
-        outer.drop("cache_control")
-        outer.done()
-    return checks.no_name_twice(tools)
+def _tool(tool: Fields) -> Tool:
+    function = tool.inner("function")
+    made = fields.function_tool(function)
+    function.done()
+    tool.drop("cache_control")
+    return made
 
 
 # -------------------------------------------------------------------- the answer
@@ -116,12 +101,12 @@ def _tools(data: list, ignored: Ignored) -> tuple[Tool, ...]:
 
 def body(ask: Ask, *answers: Answer, ident: Ident) -> dict[str, Any]:
     """The whole answer; each of several is a choice."""
-    choices = [{"index": i, "message": _said(a, ident)} | _end(ask, a) for i, a in enumerate(answers)]
-    told = _head(ident, "chat.completion") | {"choices": choices, "usage": completions.usage_of(answers)}
-    return told | _prompt(ask, answers[0])
+    choices = [{"index": i, "message": _message(a, ident)} | _end(ask, a) for i, a in enumerate(answers)]
+    answer = _head(ident, "chat.completion") | {"choices": choices, "usage": completions.usage_of(answers)}
+    return answer | _prompt(ask, answers[0])
 
 
-def _said(answer: Answer, ident: Ident) -> dict[str, Any]:
+def _message(answer: Answer, ident: Ident) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or None, "refusal": None}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
@@ -135,35 +120,30 @@ def _said(answer: Answer, ident: Ident) -> dict[str, Any]:
 error = completions.error
 
 
-class Writer:
-    """The answer as `chat.completion.chunk` events. Log-probs and token ids come with the finish reason."""
+class _ChatEvents(events.EventWriter):
+    """`chat.completion.chunk` events. Log-probs and token ids come with the finish reason."""
 
-    def __init__(self, ask: Ask, ident: Ident) -> None:
-        self._ask, self._ident, self._sent = ask, ident, events.Sent()
-        self._index = 0  # of the choice
+    _index = 0  # of the choice
 
     def begin(self, prompt_tokens: int, cached_tokens: int | None) -> bytes:
-        """The chunk that says who speaks."""
         return self._chunk({"role": "assistant", "content": ""})
 
-    def delta(self, delta: Delta) -> bytes:
-        """A chunk with the delta; a call comes whole."""
-        number = self._sent.calls
-        self._sent.add(delta)
-        if isinstance(delta, Text):
-            return self._chunk({"content": delta.text})
-        if isinstance(delta, Reasoning):
-            return self._chunk({"reasoning_content": delta.text})
-        return self._chunk({"tool_calls": [{"index": number} | _call(delta, number, self._ident)]})
+    def _text(self, text: str) -> bytes:
+        return self._chunk({"content": text})
+
+    def _reasoning(self, text: str) -> bytes:
+        return self._chunk({"reasoning_content": text})
+
+    def _call(self, call: Call, number: int) -> bytes:
+        return self._chunk({"tool_calls": [{"index": number} | _call(call, number, self._ident)]})
 
     def end(self, *answers: Answer) -> bytes:
-        """What has not been sent, each choice's finish reason, usage where asked for, and [DONE]."""
         rest = b""
         for self._index, answer in enumerate(answers):
             if self._index:
-                self._sent = events.Sent()
+                self._texts = self._reasonings = self._calls = 0
                 rest += self.begin(0, None)
-            rest += b"".join(map(self.delta, self._sent.rest(answer)))
+            rest += self._rest(answer)
             rest += self._chunk({}, _prompt(self._ask, answer), **_end(self._ask, answer))
         if self._ask.stream_usage:
             head = _head(self._ident, "chat.completion.chunk")
@@ -175,7 +155,6 @@ class Writer:
         return self._chunk({})
 
     def failed(self, message: str, status: int, code: str | None) -> bytes:
-        """The error as an event."""
         return events.event(error(message, status, None, code))
 
     def _chunk(self, delta: dict[str, Any], more: dict[str, Any] | None = None, **choice: Any) -> bytes:
@@ -184,7 +163,7 @@ class Writer:
         return events.event(_head(self._ident, "chat.completion.chunk") | {"choices": [one]} | more)
 
 
-writer = Writer
+writer = _ChatEvents
 
 
 def _head(ident: Ident, kind: str) -> dict[str, Any]:
@@ -193,14 +172,14 @@ def _head(ident: Ident, kind: str) -> dict[str, Any]:
 
 def _call(call: Call, number: int, ident: Ident) -> dict[str, Any]:
     function = {"name": call.name, "arguments": events.arguments_text(call)}
-    return {"id": events.call_id(call, "call_", ident.id, number), "type": "function", "function": function}
+    return {"id": events.call_id(call, "call_", ident, number), "type": "function", "function": function}
 
 
 def _end(ask: Ask, answer: Answer) -> dict[str, Any]:
     """How a choice ended; `stop_reason` is vLLM's: the stop string."""
-    told: dict[str, Any] = {"finish_reason": FINISH[answer.finish], "stop_reason": answer.stop_string}
-    told["logprobs"] = {"content": events.log_probs(answer), "refusal": None} if ask.logprobs else None
-    return told | ({"token_ids": answer.tokens.tolist()} if ask.return_token_ids else {})
+    end: dict[str, Any] = {"finish_reason": FINISH[answer.finish], "stop_reason": answer.stop_string}
+    end["logprobs"] = {"content": events.log_probs(answer), "refusal": None} if ask.logprobs else None
+    return end | ({"token_ids": answer.tokens.tolist()} if ask.return_token_ids else {})
 
 
 def _prompt(ask: Ask, answer: Answer) -> dict[str, Any]:

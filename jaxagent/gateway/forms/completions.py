@@ -1,6 +1,6 @@
 """OpenAI's Completions, `POST /v1/completions`, with token ids beside the text: requests, answers and errors.
 
-A session takes one prompt (`parse`, `body`, `Writer`), and in a stream the tokens and their log-probs come with the
+A session takes one prompt (`parse`, `body`, `writer`), and in a stream the tokens and their log-probs come with the
 finish reason, as in Chat Completions. An engine's own server (`gateway/service.py`) takes many, and streams pieces of
 all choices with their tokens. A field that is null counts as absent. What this server does not do is refused here.
 """
@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxagent.gateway.chat import Answer, Ask, BadRequest, Delta, Ident, Text
-from jaxagent.gateway.forms import checks, events
-from jaxagent.gateway.forms.checks import MAX_CHOICES, Fields, Refused
+from jaxagent.gateway.chat import Answer, Ask, BadRequest, Ident
+from jaxagent.gateway.forms import events, fields
+from jaxagent.gateway.forms.fields import MAX_CHOICES, Fields
 
 # OpenAI's fields for what this server does not do, and the values that do not ask for it.
 OFF: dict[str, tuple[Any, ...]] = {
@@ -37,18 +37,18 @@ def parse_many(raw: bytes, vocab_size: int) -> tuple[list[str | list[int]], Ask]
     Raises:
       BadRequest: a mistake of the client's, described in one line.
     """
-    body = Fields(checks.parse_json(raw), "", Refused())
+    body = Fields(fields.parse_json(raw), "", None)
     prompts = _prompts(body.need("prompt", str, list))
-    told = checks.take_common(body, vocab_size) | checks.take_openai(body)
-    told["max_tokens"] = checks.take_positive(body, "max_tokens") or MAX_TOKENS
-    if told["n"] * len(prompts) > MAX_CHOICES:
+    common = fields.take_common(body, vocab_size) | fields.take_openai(body)
+    most = fields.take_positive(body, "max_tokens") or MAX_TOKENS
+    if common["n"] * len(prompts) > MAX_CHOICES:
         raise BadRequest(f"'n' must be from 1 to {MAX_CHOICES} over all prompts", "n")
     if body.take("logprobs", int, default=0) not in (0, 1):
         raise BadRequest("'logprobs' must be 0 or 1: of the sampled tokens, which every answer has", "logprobs")
-    for name, harmless in (OFF | {"best_of": (told["n"],)}).items():
+    for name, harmless in (OFF | {"best_of": (common["n"],)}).items():
         body.refuse(name, "this is not supported by this server; leave it out", *harmless)
     body.done()
-    return prompts, Ask(messages=(), **told)
+    return prompts, Ask((), max_tokens=most, **common)
 
 
 def _prompts(prompt: str | list) -> list[str | list[int]]:
@@ -87,18 +87,29 @@ def head(ident: Ident) -> dict[str, Any]:
     return {"id": f"cmpl-{ident.id}", "object": "text_completion", "created": ident.created, "model": ident.model}
 
 
+def model(name: str, created: int) -> dict[str, Any]:
+    """A model as OpenAI's clients read it. created: seconds since the epoch."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "jaxagent"}
+
+
+def models(name: str, created: int) -> dict[str, Any]:
+    """The list of the server's only model."""
+    return {"object": "list", "data": [model(name, created)]}
+
+
 def piece(
     index: int, text: str, ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[float], offsets: Sequence[int]
 ) -> dict[str, Any]:
     """Part of a choice: tokens, their log-probs (of the distribution sampled), and the text they complete."""
-    told = {"tokens": list(texts), "token_logprobs": list(logprobs), "top_logprobs": None, "text_offset": list(offsets)}
-    return {"index": index, "text": text, "token_ids": list(ids), "logprobs": told, "finish_reason": None}
+    lists = {"tokens": list(texts), "token_logprobs": list(logprobs), "top_logprobs": None}
+    lists["text_offset"] = list(offsets)
+    return {"index": index, "text": text, "token_ids": list(ids), "logprobs": lists, "finish_reason": None}
 
 
 def merged(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The whole choice. The last piece has the finish reason and the statistics."""
-    told = [p["logprobs"] for p in pieces]
-    lists = {name: [x for one in told for x in one[name]] for name in ("tokens", "token_logprobs", "text_offset")}
+    names = ("tokens", "token_logprobs", "text_offset")
+    lists = {name: [x for p in pieces for x in p["logprobs"][name]] for name in names}
     return pieces[-1] | {
         "text": "".join(p["text"] for p in pieces),
         "token_ids": [x for p in pieces for x in p["token_ids"]],
@@ -109,60 +120,48 @@ def merged(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def body(ask: Ask, *answers: Answer, ident: Ident) -> dict[str, Any]:
     """The whole answer; each of several is a choice."""
     choices = [_last(answer, answer.text, i) for i, answer in enumerate(answers)]
-    told = head(ident) | {"choices": choices, "usage": usage_of(answers)}
-    return told | {"prompt_token_ids": list(answers[0].prompt_ids)}
+    more = {"usage": usage_of(answers), "prompt_token_ids": list(answers[0].prompt_ids)}
+    return head(ident) | {"choices": choices} | more
 
 
-class Writer:
-    """The answer as `text_completion` events."""
-
-    def __init__(self, ask: Ask, ident: Ident) -> None:
-        self._ask, self._ident, self._sent = ask, ident, events.Sent()
+class _CompletionEvents(events.EventWriter):
+    """`text_completion` events; every one has text."""
 
     def begin(self, prompt_tokens: int, cached_tokens: int | None) -> bytes:
-        """Nothing: every event has text."""
         return b""
 
-    def delta(self, delta: Delta) -> bytes:
-        """An event with the text."""
-        self._sent.add(delta)
-        return self._event([_text(delta.text)]) if isinstance(delta, Text) else b""
+    def _text(self, text: str) -> bytes:
+        return self._event([piece(0, text, [], [], [], [])])
 
     def end(self, *answers: Answer) -> bytes:
         """The text that has not been sent, all tokens, the finish reason, usage where asked for, and [DONE]."""
         data = b""
         for i, answer in enumerate(answers):
-            data += self._event([_last(answer, answer.text[0 if i else self._sent.texts :], i)])
+            data += self._event([_last(answer, answer.text[0 if i else self._texts :], i)])
         if self._ask.stream_usage:
             data += self._event([], usage_of(answers))
         return data + b"data: [DONE]\n\n"
 
     def ping(self) -> bytes:
-        """An event with an empty text."""
-        return self._event([_text("")])
+        return self._text("")
 
     def failed(self, message: str, status: int, code: str | None) -> bytes:
-        """The error as an event."""
         return events.event(error(message, status, None, code))
 
     def _event(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
-        told = {"usage": usage} if self._ask.stream_usage else {}
-        return events.event(head(self._ident) | {"choices": list(choices)} | told)
+        more = {"usage": usage} if self._ask.stream_usage else {}
+        return events.event(head(self._ident) | {"choices": list(choices)} | more)
 
 
-writer = Writer
-
-
-def _text(text: str) -> dict[str, Any]:
-    return piece(0, text, [], [], [], [])
+writer = _CompletionEvents
 
 
 def _last(answer: Answer, text: str, number: int) -> dict[str, Any]:
     """The choice, with this much of its text."""
     ids, logprobs = answer.tokens.tolist(), answer.logprobs.tolist()
-    told = piece(number, text, ids, answer.token_texts, logprobs, answer.text_offsets)
-    told |= {"finish_reason": FINISH[answer.finish], "stop_string": answer.stop_string}
-    return told | {"cached_tokens": answer.cached_tokens}
+    end = {"finish_reason": FINISH[answer.finish], "stop_string": answer.stop_string}
+    choice = piece(number, text, ids, answer.token_texts, logprobs, answer.text_offsets)
+    return choice | end | {"cached_tokens": answer.cached_tokens}
 
 
 def usage_of(answers: Sequence[Answer]) -> dict[str, Any]:

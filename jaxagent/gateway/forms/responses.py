@@ -1,180 +1,329 @@
-"""OpenAI's Responses: `POST /v1/responses`, what a request asks for. It brings its history, or names what a session
-answered before.
+"""OpenAI's Responses: `POST /v1/responses`. A request brings its history, or names what a session answered before.
 
 Neighbouring items of the assistant (reasoning, message, calls) are one message of it, as one answer of this server
 gives them. Codex's freeform tools (type `custom`) are functions with the whole text in the argument `input`.
+
+Clients read the events strictly: each item is added, filled and done, and every event has the next sequence number.
+The request is not repeated in the answer (`tools` is empty, `instructions` null).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxagent.gateway.answered import Answered, Item
-from jaxagent.gateway.chat import Ask, BadRequest, Call, ChatMessage, Tool
-from jaxagent.gateway.forms import checks, completions, parts
-from jaxagent.gateway.forms.checks import Fields, Ignored
-from jaxagent.gateway.forms.responses_answer import body as body
-from jaxagent.gateway.forms.responses_answer import writer as writer
+from jaxagent.gateway.chat import Answer, Ask, BadRequest, Call, ChatMessage, Ident, Text, Tool
+from jaxagent.gateway.forms import completions, events, fields
+from jaxagent.gateway.forms.fields import Fields
+from jaxagent.gateway.forms.history import AnswerHistory, Item
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 REASONING_PARTS = {"reasoning_text": "text", "text": "text"}
 STORED = "this server stores nothing beyond a session's answers; send the whole history as 'input'"
+LOGPROBS = "message.output_text.logprobs"  # in `include`
+ERROR_CODES = {429: "rate_limit_exceeded"}  # the codes that OpenAI's clients know
+FREEFORM_SCHEMA = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
-def parse(raw: bytes, answered: Answered | None = None) -> Ask:
+# -------------------------------------------------------------------- the request
+
+
+def parse(raw: bytes, history: AnswerHistory | None = None) -> Ask:
     """Reads the body of a request.
 
     Args:
       raw: the body.
-      answered: what its session answered before; None: nothing.
+      history: what its session answered before; None: nothing.
 
     Raises:
       BadRequest: a mistake of the client's, described in one line.
     """
-    ignored = Ignored()
-    body = Fields(checks.parse_json(raw, mend=True), "", ignored)
-    items = _items(body, answered or Answered())
+    body = Fields(fields.parse_json(raw, mend=True), "", ignored := {})
+    items = _items(body, history or AnswerHistory())
     for name in ("conversation", "prompt"):
         body.refuse(name, STORED)
     body.refuse("background", STORED, False)
     instructions = body.take("instructions", str, default="")
-    messages = ((ChatMessage("system", instructions),) if instructions else ()) + _messages(items, ignored)
-    tools = _tools(body.take("tools", list, default=[]), ignored)
+    messages = ((ChatMessage("system", instructions),) if instructions else ()) + _messages(items, body)
+    tools = fields.take_tools(body, {"function": fields.function_tool, "custom": _freeform})
     if not body.take("parallel_tool_calls", bool, default=True):
-        ignored.add("parallel_tool_calls")
+        body.ignore("parallel_tool_calls")
     included = body.take("include", list, default=[])
-    for name, _ in checks.items(included, "include", 64):
-        if name != "message.output_text.logprobs":
-            ignored.add(f"include: {name}")
-    told: dict[str, Any] = checks.take_common(body) | dict(
-        messages=messages,
-        tools=checks.offered(body, tools),
-        max_tokens=checks.take_positive(body, "max_output_tokens"),
-        stops=checks.stops(body.take("stop", str, list, default=[])),
-        stream_usage=True,
-        logprobs="message.output_text.logprobs" in included,
+    for name, _ in fields.items(included, "include", 64):
+        if name != LOGPROBS:
+            body.ignore(f"include: {name}")
+    common, offered = fields.take_common(body), fields.offered(body, tools)
+    common |= dict(
+        max_tokens=fields.take_positive(body, "max_output_tokens"),
+        stops=fields.stops(body.take("stop", str, list, default=[])),
+        logprobs=LOGPROBS in included,
         user=body.take("user", str, default=""),
         items=items if body.take("store", bool, default=True) else (),
     )
     body.done()
-    return Ask(**told, ignored=ignored.names())
+    return Ask(messages, offered, stream_usage=True, ignored=tuple(ignored), **common)
 
 
 error = completions.error
 
 
-# -------------------------------------------------------------------- items
-
-
-@dataclasses.dataclass
-class _Turn:
-    """The assistant's items up to the next item of somebody else."""
-
-    texts: list[str] = dataclasses.field(default_factory=list)
-    reasonings: list[str] = dataclasses.field(default_factory=list)
-    calls: list[Call] = dataclasses.field(default_factory=list)
-
-    def message(self) -> ChatMessage:
-        return ChatMessage("assistant", "".join(self.texts), tuple(self.calls), reasoning="".join(self.reasonings))
-
-
-def _items(body: Fields, answered: Answered) -> tuple[Item, ...]:
+def _items(body: Fields, history: AnswerHistory) -> tuple[Item, ...]:
     """The request's items, with what it refers to in its place."""
     name = body.take("previous_response_id", str)
-    before = () if name is None else answered.history(name, "previous_response_id")
+    before = () if name is None else history.items_up_to(name, "previous_response_id")
     data = body.need("input", str, list)
-    told = [{"type": "message", "role": "user", "content": data}] if isinstance(data, str) else data
-    checks.items(told, "input", checks.MAX_MESSAGES - len(before))
-    for i, item in enumerate(told):
+    items = [{"type": "message", "role": "user", "content": data}] if isinstance(data, str) else data
+    fields.items(items, "input", fields.MAX_MESSAGES - len(before))
+    for i, item in enumerate(items):
         if isinstance(item, dict) and (item.get("type") == "item_reference" or item.keys() == {"id"}):
-            told[i] = answered.item(str(item.get("id")), f"input[{i}]")
-    return (*before, *told)
+            items[i] = history.item(str(item.get("id")), f"input[{i}]")
+    return (*before, *items)
 
 
-def _messages(items: Sequence[Item], ignored: Ignored) -> tuple[ChatMessage, ...]:
-    found: list[ChatMessage] = []
-    turn: _Turn | None = None
+def _messages(items: Sequence[Item], body: Fields) -> tuple[ChatMessage, ...]:
+    messages: list[ChatMessage] = []
     names: dict[str, str] = {}  # of the tools called so far, by the call's id
-    for raw, at in checks.items(items, "input", checks.MAX_MESSAGES):
-        item = Fields(raw, at, ignored)
+    for item in body.each(items, "input"):
         item.drop("id", "status", "phase")
         kind = item.take("type", str, default="message")
-        said = _message(item, kind, names)
-        if said is None:
-            turn = turn or _Turn()
-            _add(turn, item, kind)
-            names |= {call.id: call.name for call in turn.calls[-1:]}
+        message = _message(item, kind, names)
+        names |= {call.id: call.name for call in message.calls}
+        if message.role == "assistant":
+            fields.add_message(messages, message)
         else:
-            found += [turn.message(), said] if turn else [said]
-            turn = None
-        item.done()
-    found += [turn.message()] if turn else []
-    if not found:
+            messages.append(message)
+    if not messages:
         raise BadRequest("'input' must not be empty", "input")
-    if found[-1].role == "assistant":
-        ignored.add("input: the last item is the assistant's, and another message follows it")
-    return tuple(found)
+    if messages[-1].role == "assistant":
+        body.ignore("input: the last item is the assistant's, and another message follows it")
+    return tuple(messages)
 
 
-def _message(item: Fields, kind: str, names: dict[str, str]) -> ChatMessage | None:
-    """The message of an item that is not the assistant's; None where it is."""
+def _message(item: Fields, kind: str, names: dict[str, str]) -> ChatMessage:
+    """The message of an item, or its part of one of the assistant's."""
     if kind == "message":
         if (role := item.need("role", str)) not in ROLES:
             raise BadRequest(f"'{item.path('role')}' must be one of {', '.join(ROLES)}", item.path("role"))
-        return None if role == "assistant" else ChatMessage(ROLES[role], parts.content(item, TEXT_PARTS, "\n"))
+        return ChatMessage(ROLES[role], fields.content(item, TEXT_PARTS, "" if role == "assistant" else "\n"))
     if kind in ("function_call_output", "custom_tool_call_output"):
         call = item.need("call_id", str)
-        text = parts.content(item, TEXT_PARTS, "\n", "output")
+        text = fields.content(item, TEXT_PARTS, "\n", "output")
         return ChatMessage("tool", text, call_id=call, name=item.take("name", str, default="") or names.get(call, ""))
-    if kind not in ("reasoning", "function_call", "custom_tool_call"):
-        told = "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning"
-        raise BadRequest(f"'{item.at}' is of type '{kind[:40]}'; this server reads {told}", item.at)
-    return None
-
-
-def _add(turn: _Turn, item: Fields, kind: str) -> None:
-    """Adds an item of the assistant's. What a client cannot read of its reasoning is passed over."""
-    if kind == "message":
-        turn.texts.append(parts.content(item, TEXT_PARTS, ""))
-    elif kind == "reasoning":
-        turn.reasonings.append(parts.content(item, REASONING_PARTS, ""))
+    if kind == "reasoning":  # what a client cannot read of it is passed over
         item.drop("summary", "encrypted_content")
-    elif kind == "function_call":
-        arguments = checks.arguments(item.take("arguments", str, default=""))
-        turn.calls.append(Call(item.need("name", str), arguments, item.need("call_id", str)))
+        return ChatMessage("assistant", "", reasoning=fields.content(item, REASONING_PARTS, ""))
+    if kind == "function_call":
+        arguments = fields.arguments(item.take("arguments", str, default=""))
+    elif kind == "custom_tool_call":
+        arguments = freeform_arguments(item.take("input", str, default=""))
     else:
-        arguments = parts.freeform_arguments(item.take("input", str, default=""))
-        turn.calls.append(Call(item.need("name", str), arguments, item.need("call_id", str)))
+        readable = "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning"
+        raise BadRequest(f"'{item.at}' is of type '{kind[:40]}'; this server reads {readable}", item.at)
+    return ChatMessage("assistant", "", (Call(item.need("name", str), arguments, item.need("call_id", str)),))
 
 
-# -------------------------------------------------------------------- tools
+# -------------------------------------------------------------------- freeform tools
 
 
-def _tools(data: list, ignored: Ignored) -> tuple[Tool, ...]:
-    tools = []
-    for item, at in checks.items(data, "tools", checks.MAX_TOOLS):
-        tool = Fields(item, at, ignored)
-        kind = tool.need("type", str)
-        if kind == "function":
-            tools.append(parts.function_tool(tool))
-        elif kind == "custom":
-            tools.append(_freeform(tool))
-        else:
-            ignored.add(f"tools: {kind}")
-    return checks.no_name_twice(tools)
-
-
-def _freeform(tool: Fields) -> parts.Freeform:
-    name = checks.tool_name(tool.need("name", str), tool.path("name"))
-    description = tool.take("description", str, default="")
-    form = Fields(tool.take("format", dict, default={}), tool.path("format"), tool.ignored)
+def _freeform(tool: Fields) -> Tool:
+    """A tool whose calls are a text. The policy sees a function with the text as its argument `input`."""
+    name, description = fields.tool_name(tool), tool.take("description", str, default="")
+    form = tool.inner("format", {})
     if definition := form.take("definition", str, default=""):
         syntax = form.take("syntax", str, default="grammar")
         description = f"{description}\n\nThe text follows this {syntax} grammar:\n{definition}".lstrip()
     form.drop("type", "syntax")
     form.done()
-    tool.done()
-    return parts.Freeform(name, description, parts.FREEFORM_SCHEMA)
+    return Tool(name, description, FREEFORM_SCHEMA)
+
+
+def freeform_text(call: Call) -> str:
+    """The text of a call of a freeform tool; other arguments than a plain text are given as JSON.
+
+    `freeform_arguments` makes the same arguments of it, so that a history comes back as it was sampled.
+    """
+    if isinstance(call.arguments, str):
+        return call.arguments
+    text = call.arguments.get("input")
+    if isinstance(text, str) and len(call.arguments) == 1 and fields.json_object(text) is None:
+        return text
+    return events.json_text(call.arguments)
+
+
+def freeform_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call of a freeform tool with this text."""
+    return {"input": text} if (data := fields.json_object(text)) is None else data
+
+
+# -------------------------------------------------------------------- the answer
+
+
+def body(ask: Ask, answer: Answer, *, ident: Ident) -> dict[str, Any]:
+    """The whole answer."""
+    output = []
+    if answer.reasoning:
+        output.append(_reasoning_item(_item_id("rs", ident, 0), answer.reasoning))
+    if answer.text.strip():
+        logprobs = events.log_probs(answer, always_bytes=True) if ask.logprobs else []
+        output.append(_text_item(_item_id("msg", ident, len(output)), answer.text, logprobs))
+    output += [_call(ask, call, i, ident) for i, call in enumerate(answer.calls)]
+    return _finished(ask, answer, ident, output)
+
+
+class _ResponseEvents(events.BlockWriter):
+    def __init__(self, ask: Ask, ident: Ident) -> None:
+        super().__init__(ask, ident)
+        self._number = 0  # of the next event
+        self.output: list[dict[str, Any]] = []  # items that are done
+        self._written = ""  # of the open item
+
+    def begin(self, prompt_tokens: int, cached_tokens: int | None) -> bytes:
+        response = _response(self._ident, "in_progress", [])
+        return b"".join(self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress"))
+
+    def end(self, *answers: Answer) -> bytes:
+        (answer,) = answers
+        rest = self._rest(answer)
+        rest += self._close(events.log_probs(answer, always_bytes=True) if self._ask.logprobs else [])
+        response = _finished(self._ask, answer, self._ident, self.output)
+        return rest + self._event(f"response.{response['status']}", response=response)
+
+    def ping(self) -> bytes:
+        """OpenAI's event that work goes on, which says nothing new; its clients refuse types that they do not know."""
+        return self._event("response.in_progress", response=_response(self._ident, "in_progress", []))
+
+    def failed(self, message: str, status: int, code: str | None) -> bytes:
+        response = _response(self._ident, "failed", self.output)
+        known = "server_error" if status >= 500 else "invalid_prompt"
+        response["error"] = {"code": code or ERROR_CODES.get(status, known), "message": message}
+        return self._event("response.failed", response=response)
+
+    # ---------------------------------------------------------------- items
+
+    def _begin_block(self, kind: type) -> bytes:
+        self._open, self._written = kind, ""
+        item = self._item("in_progress", []) | {"content": []}
+        sent = self._event("response.output_item.added", output_index=len(self.output), item=item)
+        return sent + self._inner("content_part.added", part=self._item("", [])["content"][0])
+
+    def _more(self, text: str) -> bytes:
+        self._written += text
+        if self._open is Text:
+            return self._inner("output_text.delta", delta=text, logprobs=[])
+        return self._inner("reasoning_text.delta", delta=text)
+
+    def _close(self, logprobs: Sequence[dict[str, Any]] = ()) -> bytes:
+        """Log-probs are of the whole answer and come with the last message; the event of its text has no bytes."""
+        if self._open is None:
+            return b""
+        item = self._item("completed", logprobs)
+        name, more = "reasoning_text", {}
+        if self._open is Text:
+            brief = [{name: one[name] for name in ("token", "logprob", "top_logprobs")} for one in logprobs]
+            name, more = "output_text", {"logprobs": brief}
+        sent = self._inner(f"{name}.done", text=self._written, **more)
+        sent += self._inner("content_part.done", part=item["content"][0])
+        self._open = None
+        return sent + self._done(item)
+
+    def _call(self, call: Call, number: int) -> bytes:
+        closed, item = self._close(), _call(self._ask, call, number, self._ident)
+        at = {"output_index": len(self.output), "item_id": item["id"]}
+        custom = item["type"] == "custom_tool_call"
+        field = "input" if custom else "arguments"
+        name = "response.custom_tool_call_input" if custom else "response.function_call_arguments"
+        added = item | {field: ""} | ({} if custom else {"status": "in_progress"})
+        sent = closed + self._event("response.output_item.added", output_index=at["output_index"], item=added)
+        sent += self._event(f"{name}.delta", **at, delta=item[field])
+        sent += self._event(f"{name}.done", **at, **({} if custom else {"name": item["name"]}), **{field: item[field]})
+        return sent + self._done(item)
+
+    def _done(self, item: dict[str, Any]) -> bytes:
+        self.output.append(item)
+        return self._event("response.output_item.done", output_index=len(self.output) - 1, item=item)
+
+    def _item(self, status: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The open item."""
+        if self._open is Text:
+            return _text_item(self._item_id, self._written, list(logprobs), status)
+        return _reasoning_item(self._item_id, self._written, status)
+
+    @property
+    def _item_id(self) -> str:
+        return _item_id("msg" if self._open is Text else "rs", self._ident, len(self.output))
+
+    def _inner(self, kind: str, **more: Any) -> bytes:
+        """An event of the open item's only part."""
+        at = {"output_index": len(self.output), "content_index": 0}
+        return self._event(f"response.{kind}", item_id=self._item_id, **at, **more)
+
+    def _event(self, kind: str, **more: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return events.event({"type": kind, "sequence_number": number} | more, kind)
+
+
+writer = _ResponseEvents
+
+
+# -------------------------------------------------------------------- objects
+
+
+def _item_id(prefix: str, ident: Ident, number: int) -> str:
+    return f"{prefix}_{ident.id}{number}"
+
+
+def _text_item(item_id: str, text: str, logprobs: list[dict[str, Any]], status: str = "completed") -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
+
+
+def _reasoning_item(item_id: str, text: str, status: str = "completed") -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"id": item_id, "type": "reasoning", "summary": [], "status": status, "content": content}
+
+
+def _call(ask: Ask, call: Call, number: int, ident: Ident) -> dict[str, Any]:
+    call_id = events.call_id(call, "call_", ident, number)
+    if any(tool.name == call.name and tool.parameters is FREEFORM_SCHEMA for tool in ask.tools):
+        item = {"id": _item_id("ctc", ident, number), "type": "custom_tool_call", "status": "completed"}
+        return item | {"call_id": call_id, "name": call.name, "input": freeform_text(call)}
+    item = {"id": _item_id("fc", ident, number), "type": "function_call", "status": "completed"}
+    return item | {"call_id": call_id, "name": call.name, "arguments": events.arguments_text(call)}
+
+
+def _response(ident: Ident, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": f"resp_{ident.id}",
+        "object": "response",
+        "created_at": ident.created,
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": {},
+        "model": ident.model,
+        "output": output,
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+        "usage": None,
+    }
+
+
+def _finished(ask: Ask, answer: Answer, ident: Ident, output: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole answer. How many tokens were reasoning is not counted apart: 0."""
+    response = _response(ident, "incomplete" if answer.finish == "length" else "completed", output)
+    if answer.finish == "length":
+        response["incomplete_details"] = {"reason": "max_output_tokens"}
+    read, written = len(answer.prompt_ids), len(answer.tokens)
+    response["usage"] = {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens or 0, "cache_write_tokens": 0},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": read + written,
+    }
+    return response | events.token_ids(ask, answer)

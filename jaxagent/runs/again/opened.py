@@ -202,7 +202,7 @@ def _of_then(cfg: Config, then: Mapping[str, Any] | None) -> Config | str:
         return "nothing keeps what it was"
     changes = [each for each in resume.changes(then, cfg) if not _within(each[0], _FREE) or _within(each[0], _OWN)]
     if others := [each for each in changes if not _within(each[0], _OWN)]:
-        return resume.told(others)
+        return resume.changes_line(others)
     now = to_dict(cfg)
     sections = {name: now[name] | then[name] for name in _OWN if now.get(name) and then.get(name)}
     try:

@@ -1,6 +1,6 @@
 """The RL stage run again from a bundle: the loop itself, with groups from the record and nothing that writes.
 
-`loop.rl_stage` cannot tell: its `Run` is a `Rerun`, which begins at a bundle of any age or where another one ended, and
+`loop.rl_stage` cannot tell: its `Workdir` is a `Rerun`, which begins at a bundle of any age or where another ended, and
 its source gives the groups that were played then. The weights that come out are compared with the record's digests
 version by version, and all that is stored of them with what was made again (stored.py); at the steps that are wanted
 the episodes are sampled again, with the weights that the engine has then.
@@ -29,13 +29,13 @@ from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.files import CHECKPOINTS_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience
-from jaxagent.runs import attempts, local, record
+from jaxagent.runs import attempts, record
 from jaxagent.runs.again import sample
 from jaxagent.runs.again.compare import Compared, Difference, compare
-from jaxagent.runs.collect import assembled
+from jaxagent.runs.attempts import Rollouts, rollouts_of_step
 from jaxagent.runs.parts import Parts
-from jaxagent.runs.seams import Rollouts, Seams
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.seams import Seams, one_process
+from jaxagent.runs.workdir import Workdir
 from jaxagent.types import Episode, Group, Task
 
 if TYPE_CHECKING:
@@ -156,12 +156,12 @@ class Begin:
     past: Mapping[int, Any] = dataclasses.field(default_factory=dict)  # what was trained of earlier versions
 
 
-class Rerun(Run):
-    """A stage's `Run` that begins at one of its bundles, and writes nothing. Use as a context manager."""
+class Rerun(Workdir):
+    """A stage's `Workdir` that begins at one of its bundles, and writes nothing. Use as a context manager."""
 
     def __init__(self, cfg: Config, progress: Progress, begin: Begin, end: int, digests: Digests, passing: Stored):
         """Up to the step that makes version `end`; what it has come to is in `left` then."""
-        self.cfg, self.workdir, self.progress = cfg, Path(cfg.workdir), progress
+        self.cfg, self.path, self.progress = cfg, Path(cfg.workdir), progress
         self.host = copy.deepcopy(dict(begin.host))
         self.results = self.host["results"]
         self.compiles = CompileCounter()
@@ -173,7 +173,7 @@ class Rerun(Run):
     def __enter__(self) -> Rerun:
         self._stack.enter_context(self.compiles)
         if self._begin.state is None:
-            directory = self.workdir / CHECKPOINTS_FOLDER
+            directory = self.path / CHECKPOINTS_FOLDER
             self.checkpoints = self._stack.enter_context(OneBundle(directory, self._begin.number))
         else:
             self.checkpoints = types.SimpleNamespace(past=lambda like: self._begin.past)  # type: ignore[assignment]
@@ -265,7 +265,7 @@ class Played:
             self._attempts(step, number, groups)
             return groups
 
-        rollouts = assembled(self.parts.cfg.rl, self.experience, step, play)
+        rollouts = rollouts_of_step(self.parts.cfg.rl, self.experience, step, play)
         if len(drawn) != len(recorded.rounds):
             self.found.record.append(Difference(place, "rounds", str(len(recorded.rounds)), str(len(drawn))))
         if step in self.wanted.steps:
@@ -335,11 +335,9 @@ class Played:
 def connect(folder: Path, wanted: Wanted, found: Found, note: Callable[[str], None]) -> Any:
     """What opens the seams of a stage that is run again: `loop.rl_stage` calls it."""
 
-    def opened(parts: Parts, saved: Run, driver: Driver, experience: Experience, steps_before: int) -> Seams:
-        seams = local.connect(parts, saved, driver, experience, steps_before)
-        return dataclasses.replace(
-            seams, source=Played(parts, driver, experience, folder, wanted, found, note, steps_before)
-        )
+    def opened(parts: Parts, saved: Workdir, driver: Driver, experience: Experience, steps_before: int) -> Seams:
+        source = Played(parts, driver, experience, folder, wanted, found, note, steps_before)
+        return dataclasses.replace(one_process(parts, saved, driver, experience, steps_before), batch=source.batch)
 
     return opened
 

@@ -18,8 +18,7 @@ from jaxagent.engine.driver import Driver
 from jaxagent.gateway.harness import HarnessRollout
 from jaxagent.gateway.threads import conversation_key
 from jaxagent.rollout.multi_turn import OWN_CONVERSATION, MultiTurn
-from jaxagent.rollout.workers import STOP_TIMEOUT_S, Rollout, guarded
-from jaxagent.runs.evaluation.held_out import deadline_s
+from jaxagent.rollout.workers import STOP_TIMEOUT_S, Rollout, batch_deadline_s, guarded
 from jaxagent.runs.parts import Parts
 from jaxagent.types import Episode, Trajectory
 
@@ -135,7 +134,8 @@ def play(parts: Parts, rollout: Rollout, episodes: Sequence[Episode]) -> list[Ep
     async def everyone() -> list[Episode]:
         return await asyncio.gather(*(one(episode) for episode in episodes))
 
-    return parts.workers.run(everyone(), deadline_s(parts, len(episodes)) + STOP_TIMEOUT_S)
+    deadline = batch_deadline_s(len(episodes), parts.cfg.concurrent_episodes, parts.cfg.env.episode_timeout_s)
+    return parts.workers.run(everyone(), deadline + STOP_TIMEOUT_S)
 
 
 def _beginning(logged: Trajectory, logprobs: np.ndarray, versions: np.ndarray, end: int) -> Trajectory:

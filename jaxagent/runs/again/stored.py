@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxagent.algorithms.entropy import EntropyControl
 from jaxagent.config import ConfigError
-from jaxagent.learner import checkpoint, digests, weight_digest
+from jaxagent.fleet import manifest
+from jaxagent.learner import checkpoint, digests
 from jaxagent.learner.checkpoint import OneBundle
 from jaxagent.learner.state import TrainState
 from jaxagent.models import peft
@@ -31,6 +33,13 @@ from jaxagent.runs.parts import Parts
 # Of a line of metrics.jsonl: functions of the recorded episodes and the weights, and of no clock.
 GAP = "logprob_gap/max"  # of all recorded log-probs from the weights that are made again, drawn or not
 RESULTS = ("reward/", "stop/", "eval/", "episode/count", "episode/turns", "episode/tokens", GAP)
+
+
+def sha256(tree: Any) -> str:
+    """64 hex digits of a tree of arrays, by their bytes, names, dtypes and shapes: one array at a time on the host."""
+    found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    named = ((jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in found)
+    return manifest.manifest("", 0, (manifest.describe((name,), np.asarray(leaf)) for name, leaf in named)).digest
 
 
 class Stored:
@@ -111,7 +120,7 @@ class Stored:
                 self._found.record.append(Difference(place, name, str(stored)[:80], str(again)[:80]))
 
     def _compare(self, version: int, place: str, what: str, stored: Any, again: Any) -> None:
-        one, other = weight_digest.sha256(stored), weight_digest.sha256(again)
+        one, other = sha256(stored), sha256(again)
         self._found.bytes.append(Kept(place, what, one, other, version))
 
     def _exported(self, version: int, state: TrainState) -> None:

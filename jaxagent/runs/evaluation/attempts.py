@@ -29,7 +29,7 @@ Key = tuple[str, int]  # task id, sample
 
 
 @dataclasses.dataclass(frozen=True)
-class Attempt:
+class ScoredAttempt:
     """What the numbers need of an episode."""
 
     score: float | None  # None: it failed for reasons outside the policy, and says nothing of it
@@ -41,7 +41,7 @@ class Attempt:
     cost: float | None = None  # None: the environment counts none, or the attempt failed
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], score: str, cost: str = "") -> Attempt:
+    def of(cls, record: Mapping[str, Any], score: str, cost: str = "") -> ScoredAttempt:
         """From a record of the log; `score` names the component of the verdict, `cost` a counter ("" = none)."""
         failed = StopReason(record["stop_reason"]).is_failure
         value = None if failed else float(component(record["rewards"], score))
@@ -57,7 +57,7 @@ def digest(task: Mapping[str, Any]) -> str:
 
 
 class AttemptLog:
-    """The file, and in memory what `Attempt`s keep of it. Lines are those of data/episode_log.py.
+    """The file, and in memory what `ScoredAttempt`s keep of it. Lines are those of data/episode_log.py.
 
     Attributes:
       attempts: by key; of an attempt that was played again the last.
@@ -69,7 +69,7 @@ class AttemptLog:
         Raises:
           ConfigError: another process writes it, or a line is no attempt; names file and line.
         """
-        self.attempts: dict[Key, Attempt] = {}
+        self.attempts: dict[Key, ScoredAttempt] = {}
         self._score, self._stage, self._step, self._cost = score, stage, step, cost
         self._log = jsonl.JsonlLog(path, None)
         try:
@@ -105,7 +105,7 @@ class AttemptLog:
         self._log.close()
 
     def _keep(self, record: Mapping[str, Any]) -> None:
-        self.attempts[record["task"]["id"], record["sample"]] = Attempt.of(record, self._score, self._cost)
+        self.attempts[record["task"]["id"], record["sample"]] = ScoredAttempt.of(record, self._score, self._cost)
 
 
 async def play(
@@ -124,7 +124,7 @@ async def play(
       EngineError: generation failed: that is nothing about one attempt. What ended before was handed over.
       OSError: from `on_episodes`.
     """
-    ended: asyncio.Queue[Episode | None] = asyncio.Queue()
+    episodes: asyncio.Queue[Episode | None] = asyncio.Queue()
     rest = iter(todo)
 
     async def work() -> None:
@@ -132,14 +132,14 @@ async def play(
             episode = await guarded(rollout, task, sample)
             if episode.stop_reason is StopReason.ENGINE_ERROR:
                 raise EngineError(episode.error)
-            ended.put_nowait(episode)
+            episodes.put_nowait(episode)
 
     async def hand_over() -> None:
         last = False
         while not last:
-            batch = [await ended.get()]
-            while not ended.empty():
-                batch.append(ended.get_nowait())
+            batch = [await episodes.get()]
+            while not episodes.empty():
+                batch.append(episodes.get_nowait())
             last = batch[-1] is None
             await asyncio.to_thread(on_episodes, [episode for episode in batch if episode is not None])
 
@@ -157,7 +157,7 @@ async def play(
                 await play_all()
             except* EngineError as failures:
                 failure = failures
-            ended.put_nowait(None)
+            episodes.put_nowait(None)
     except* Exception as failures:
         failure = failures
     if failure is not None:

@@ -6,18 +6,15 @@ mean over one attempt per task is pass@1.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 
 from jaxagent.config import SamplingConfig
 from jaxagent.engine.driver import Driver
-from jaxagent.rollout.failures import Failures
-from jaxagent.rollout.statistics import by_kind, mean
+from jaxagent.rollout.statistics import Failures, by_kind, end, mean
 from jaxagent.rollout.workers import group_deadline_s
-from jaxagent.runs.failed import end
 from jaxagent.runs.parts import Parts
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 from jaxagent.types import Episode, Task
 
 GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
@@ -63,7 +60,7 @@ def summarised(name: str) -> bool:
 
 
 def record_evaluation(
-    parts: Parts, saved: Run, driver: Driver, stage: str, step: int, metrics: dict[str, float]
+    parts: Parts, workdir: Workdir, driver: Driver, stage: str, step: int, metrics: dict[str, float]
 ) -> None:
     """Evaluates, records with the step's other metrics, and keeps a stage's first and last evaluation for the summary.
 
@@ -74,16 +71,16 @@ def record_evaluation(
     """
     started = time.monotonic()
     scores, episodes, failures = evaluate(parts, driver)
-    saved.record(stage, step, metrics | scores | {"time/eval_s": time.monotonic() - started})
-    saved.show_episodes(episodes, parts.tokenizer.token_bytes(), stage, step)
+    workdir.record(stage, step, metrics | scores | {"time/eval_s": time.monotonic() - started})
+    workdir.show_episodes(episodes, parts.tokenizer.token_bytes(), stage, step)
     if parts.cfg.log_episodes:
-        saved.log_episodes(f"{stage}.eval", step, episodes)
+        workdir.log_episodes(f"{stage}.eval", step, episodes)
     when = "before" if step == 0 else "after"
     for name in filter(summarised, scores):
-        saved.results[f"{name}_{when}_{stage}"] = scores[name]
-    saved.results["eval/n"] = int(scores["eval/n"])
-    saved.failed.tell(f"{stage}.eval", step, failures)
-    saved.write_report()
+        workdir.results[f"{name}_{when}_{stage}"] = scores[name]
+    workdir.results["eval/n"] = int(scores["eval/n"])
+    workdir.failed.tell(f"{stage}.eval", step, failures)
+    workdir.write_report()
     if step == 0 and failures.all:
         end(f"before the stage '{stage}' {failures}")
 
@@ -93,9 +90,3 @@ def play(parts: Parts, driver: Driver, tasks: Sequence[Task], sampling: Sampling
     deadline = group_deadline_s(1, parts.cfg.concurrent_episodes, parts.cfg.env.episode_timeout_s)
     groups = parts.workers.collect(tasks, 1, parts.rollout(driver, sampling, 1), deadline)
     return [episode for group in groups for episode in group.episodes]
-
-
-def deadline_s(parts: Parts, episodes: int) -> float:
-    """Seconds after which a batch of episodes is cut off: a full episode deadline for every round of them."""
-    rounds = math.ceil(episodes / parts.cfg.concurrent_episodes)
-    return rounds * parts.cfg.env.episode_timeout_s

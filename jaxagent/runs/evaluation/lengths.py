@@ -27,26 +27,26 @@ def point(name: str, folder: Path) -> dict[str, Any]:
     """
     evaluation = json.loads((folder / EVALUATION_FILE).read_text(encoding="utf-8"))
     results = evaluation["results"]
-    found = results["pass_at_k"][ALL]["1"]
+    estimate = results["pass_at_k"][ALL]["1"]
     wanted = {task["task"] for task in results["per_task"]}
     latest = {
         (record["task"]["id"], record["sample"]): record
         for record in jsonl.read(folder / ATTEMPTS_FILE)
         if record["task"]["id"] in wanted
     }
-    counted = [r["metrics"] for r in latest.values() if not StopReason(r["stop_reason"]).is_failure]
-    if any(COUNTERS[0] not in metrics for metrics in counted):
+    counters = [r["metrics"] for r in latest.values() if not StopReason(r["stop_reason"]).is_failure]
+    if any(COUNTERS[0] not in metrics for metrics in counters):
         raise ConfigError(f"'{folder}' holds attempts that count no {COUNTERS[0]}: config.env reads no documents.")
     means = {
-        counter: sum(metrics[counter] for metrics in counted) / len(counted) if counted else None
+        counter: sum(metrics[counter] for metrics in counters) / len(counters) if counters else None
         for counter in COUNTERS
     }
     return {
         "name": name,
         **means,
-        "accuracy": found and found["mean"],
-        "low": found and found["low"],
-        "high": found and found["high"],
+        "accuracy": estimate and estimate["mean"],
+        "low": estimate and estimate["low"],
+        "high": estimate and estimate["high"],
         "tasks": len(wanted),
         "attempts": results["attempts"],
         "failed": results["failed"],
@@ -60,9 +60,9 @@ def ordered(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def series(points: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
     """(tokens, accuracy) and the bounds of the interval, shortest first; lengths without a number are left out."""
-    known = ordered([p for p in points if p["accuracy"] is not None])
+    with_accuracy = ordered([p for p in points if p["accuracy"] is not None])
     names = {"accuracy": "accuracy", "low": "lower bound", "high": "upper bound"}
-    return {label: [(p["document_tokens"], p[name]) for p in known] for name, label in names.items()}
+    return {label: [(p["document_tokens"], p[name]) for p in with_accuracy] for name, label in names.items()}
 
 
 def table(points: Sequence[dict[str, Any]]) -> str:

@@ -21,17 +21,17 @@ from jaxagent.learner import checkpoint
 from jaxagent.learner.programs import merger
 from jaxagent.models import hf, lora, params, sharding
 from jaxagent.models.params import Params
+from jaxagent.runs import resume
 from jaxagent.runs.parts import Parts
 
 LATEST = "latest"
 # What a bundle's config must share with the one it is evaluated with: the shape, and how text becomes tokens.
-_SHAPE = ("family", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "vocab_multiple")
-_MODEL = (*_SHAPE, "rope_theta", "tie_embeddings", "lora")
+_MODEL = (*resume.SHAPE, "lora")
 _TOKENIZER = ("vocab_size", "use_chat_template", "template_variables", "end_token")
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class PolicySource:
     """Where a policy's weights are."""
 
     folder: Path  # of the bundle, or a Hugging Face folder
@@ -49,7 +49,7 @@ class Source:
         return f"{self.stage} step {self.step} (bundle {self.bundle})" if self.stage else str(self.folder)
 
 
-def choose(cfg: Config, name: str) -> Source:
+def choose(cfg: Config, name: str) -> PolicySource:
     """The policy that `--checkpoint=name` means: "latest", a bundle's number, or a folder.
 
     Raises:
@@ -60,39 +60,39 @@ def choose(cfg: Config, name: str) -> Source:
     workdir, directory = Path(cfg.workdir), Path(cfg.workdir) / "checkpoints"
     if not workdir.is_dir():
         raise ConfigError(f"There is no run in '{workdir}': no such folder. Set --config.workdir=RUN.")
-    found = checkpoint.bundles(directory)
-    if not found:
+    numbers = checkpoint.bundles(directory)
+    if not numbers:
         hint = f" Its exported policy: --checkpoint={workdir / 'policy'}." if (workdir / "policy").is_dir() else ""
         raise ConfigError(f"'{directory}' holds no complete checkpoint.{hint}")
-    number = found[-1] if name == LATEST else int(name)
-    if number not in found:
-        raise ConfigError(f"'{directory}' has no checkpoint {number}. There are: {_listed(directory, found)}.")
+    number = numbers[-1] if name == LATEST else int(name)
+    if number not in numbers:
+        raise ConfigError(f"'{directory}' has no checkpoint {number}. There are: {_listed(directory, numbers)}.")
     host = checkpoint.read_host(directory, number)
     _check_same(cfg, host["config"], f"{directory}/{number}")
     digest = hashlib.blake2b(json.dumps(host, sort_keys=True).encode(), digest_size=8).hexdigest()
-    return Source(directory / str(number), number, host["stage"], host["step"], digest)
+    return PolicySource(directory / str(number), number, host["stage"], host["step"], digest)
 
 
-def configured(cfg: Config, source: Source) -> Config:
+def configured(cfg: Config, source: PolicySource) -> Config:
     """The config under which the parts around this policy are opened: of a folder, its shape and its tokenizer.
 
     Raises:
       ConfigError: there is no tokenizer, or the folder's is not the one that the config says; another shape.
     """
-    said = tokenizer_folder(cfg)
+    folder = tokenizer_folder(cfg)
     if source.bundle is not None:
-        if not (said / "tokenizer.json").is_file():
-            raise ConfigError(f"The run's tokenizer is gone: no tokenizer.json in '{said}'.")
+        if not (folder / "tokenizer.json").is_file():
+            raise ConfigError(f"The run's tokenizer is gone: no tokenizer.json in '{folder}'.")
         return cfg
     hf.read_spec(source.folder, cfg.model)
     own = source.folder
     if not (own / "tokenizer.json").is_file():
-        if not (said / "tokenizer.json").is_file():
+        if not (folder / "tokenizer.json").is_file():
             raise ConfigError(f"'{own}' has no tokenizer.json: set --config.tokenizer.path.")
-        own = said
-    elif (said / "tokenizer.json").is_file() and Tokenizer.load(own).digest() != Tokenizer.load(said).digest():
+        own = folder
+    elif (folder / "tokenizer.json").is_file() and Tokenizer.load(own).digest() != Tokenizer.load(folder).digest():
         raise ConfigError(
-            f"The tokenizer of '{own}' is not the config's ('{said}'). If the policy's own is meant: "
+            f"The tokenizer of '{own}' is not the config's ('{folder}'). If the policy's own is meant: "
             f"--config.tokenizer.path={own}."
         )
     return dataclasses.replace(
@@ -107,7 +107,7 @@ def tokenizer_folder(cfg: Config) -> Path:
     return Path(cfg.tokenizer.path or cfg.model.path or Path(cfg.workdir) / "tokenizer")
 
 
-def load(parts: Parts, source: Source) -> tuple[Params, int]:
+def load(parts: Parts, source: PolicySource) -> tuple[Params, int]:
     """The weights, in training shardings, and their policy version (0 for a folder).
 
     Raises:
@@ -125,7 +125,7 @@ def load(parts: Parts, source: Source) -> tuple[Params, int]:
         ) from error
 
 
-def _load_bundle(parts: Parts, source: Source) -> tuple[Params, int]:
+def _load_bundle(parts: Parts, source: PolicySource) -> tuple[Params, int]:
     cfg, mesh = parts.cfg, parts.mesh
     checkpoint.check(source.folder.parent, source.bundle)
 
@@ -143,7 +143,7 @@ def _load_bundle(parts: Parts, source: Source) -> tuple[Params, int]:
     return read(field, params.abstract(parts.spec, mesh, sharding.TRAIN)), source.step
 
 
-def _folder(folder: Path) -> Source:
+def _folder(folder: Path) -> PolicySource:
     if not folder.is_dir():
         raise ConfigError(f"--checkpoint must be '{LATEST}', a checkpoint's number or a folder; no folder '{folder}'.")
     if not (folder / "config.json").is_file():
@@ -152,7 +152,7 @@ def _folder(folder: Path) -> Source:
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())
-    return Source(folder, None, "", 0, digest.hexdigest())
+    return PolicySource(folder, None, "", 0, digest.hexdigest())
 
 
 def _listed(directory: Path, numbers: list[int]) -> str:

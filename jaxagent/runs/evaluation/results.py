@@ -9,14 +9,14 @@ from typing import Any
 
 from jaxagent.observe.text import number
 from jaxagent.rollout.pass_at_k import Estimate, estimate
-from jaxagent.runs.evaluation.attempts import Attempt, Key
+from jaxagent.runs.evaluation.attempts import Key, ScoredAttempt
 from jaxagent.types import Task
 
 ALL = "all"
 
 
 def summarise(
-    tasks: Sequence[Task], samples: int, ks: Sequence[int], min_score: float, attempts: Mapping[Key, Attempt]
+    tasks: Sequence[Task], samples: int, ks: Sequence[int], min_score: float, attempts: Mapping[Key, ScoredAttempt]
 ) -> dict[str, Any]:
     """The numbers of an evaluation; they depend on nothing but the arguments.
 
@@ -79,8 +79,8 @@ def table(results: Mapping[str, Any]) -> str:
         "[95 % interval over tasks: bootstrap; w: Wilson, of few tasks, equal ones, or ones all right or all wrong]"
     )
     for k in ks:
-        found = groups[ALL][k]
-        left_out = of_kind[ALL] if found is None else found["too_few"]
+        estimate = groups[ALL][k]
+        left_out = of_kind[ALL] if estimate is None else estimate["too_few"]
         if left_out:
             lines.append(f"pass@{k}: {left_out} tasks have fewer than {k} attempts that count, and are not in it")
     reasons = ", ".join(f"{name} {count}" for name, count in results["stop_reasons"].items())
@@ -101,9 +101,9 @@ def table(results: Mapping[str, Any]) -> str:
 
 def curves(results: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
     """(k, pass@k) points of all tasks, with the bounds of their interval, and of every family of kinds."""
-    found = {name: _points(estimates, "mean") for name, estimates in results["pass_at_k"].items() if "/" not in name}
+    means = {name: _points(estimates, "mean") for name, estimates in results["pass_at_k"].items() if "/" not in name}
     bounds = {f"{ALL}, {bound}": _points(results["pass_at_k"][ALL], bound) for bound in ("low", "high")}
-    return {ALL: found.pop(ALL), **bounds, **found}
+    return {ALL: means.pop(ALL), **bounds, **means}
 
 
 def _points(estimates: Mapping[str, Any], what: str) -> list[tuple[float, float]]:
@@ -117,12 +117,12 @@ def _names(kind: str) -> tuple[str, ...]:
     return tuple(name for name in names if name not in ("", ALL))
 
 
-def _json(found: Estimate | None) -> dict[str, Any] | None:
-    return None if found is None else dataclasses.asdict(found)
+def _json(estimate: Estimate | None) -> dict[str, Any] | None:
+    return None if estimate is None else dataclasses.asdict(estimate)
 
 
-def _cell(found: Mapping[str, Any] | None) -> str:
-    if found is None:
+def _cell(estimate: Mapping[str, Any] | None) -> str:
+    if estimate is None:
         return "-"
-    mark = "w" if found["interval"] == "wilson" else ""
-    return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]{mark}"
+    mark = "w" if estimate["interval"] == "wilson" else ""
+    return f"{estimate['mean']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]{mark}"

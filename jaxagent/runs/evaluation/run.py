@@ -23,12 +23,11 @@ from jaxagent.observe import charts, report
 from jaxagent.observe.files import EVALUATIONS_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.observe.text import duration, number
-from jaxagent.rollout.workers import STOP_TIMEOUT_S
+from jaxagent.rollout.workers import STOP_TIMEOUT_S, batch_deadline_s
 from jaxagent.runs import devices, provenance
 from jaxagent.runs.checks import check
 from jaxagent.runs.evaluation import policy
 from jaxagent.runs.evaluation.attempts import ATTEMPTS_FILE, AttemptLog, Key, play
-from jaxagent.runs.evaluation.held_out import deadline_s
 from jaxagent.runs.evaluation.results import ALL, curves, summarise, table
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.types import Episode, Task
@@ -86,8 +85,8 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
         out = Path(options.out) if options.out else default_out(cfg, options, source)
         record = {
             "policy": str(source),
-            "evaluated": evaluated(parts, options, source),
-            "asked": asked(options, tasks),
+            "evaluated": what_is_evaluated(parts, options, source),
+            "asked": what_is_asked(options, tasks),
             "results": None,
         }
         record["evaluated"] = begin(out, record, progress.note)
@@ -149,7 +148,7 @@ def completed(cfg: Config, options: Options) -> Options:
     )
 
 
-def evaluated(parts: Parts, options: Options, source: policy.Source) -> dict[str, Any]:
+def what_is_evaluated(parts: Parts, options: Options, source: policy.PolicySource) -> dict[str, Any]:
     """What every attempt in a folder has in common, as JSON values.
 
     Among it is by content what the environment reads besides the tasks, which a path does not tell: a corpus,
@@ -163,7 +162,7 @@ def evaluated(parts: Parts, options: Options, source: policy.Source) -> dict[str
     if config["roles"]:
         sections["roles"] = config["roles"]
     checkpoint = {"stage": source.stage, "step": source.step, "bundle": source.bundle, "digest": source.digest}
-    found = {
+    description = {
         "checkpoint": checkpoint,
         "split": options.split,
         "seed": options.seed,
@@ -174,11 +173,11 @@ def evaluated(parts: Parts, options: Options, source: policy.Source) -> dict[str
     }
     code = provenance.own_code((parts.cfg.env, parts.cfg.roles))
     if contents := parts.contents() | {f"code of {file}": digest for file, digest in code.items()}:
-        found[CONTENTS] = contents
-    return json.loads(json.dumps(found))  # as it is read back
+        description[CONTENTS] = contents
+    return json.loads(json.dumps(description))  # as it is read back
 
 
-def asked(options: Options, tasks: Sequence[Task]) -> dict[str, Any]:
+def what_is_asked(options: Options, tasks: Sequence[Task]) -> dict[str, Any]:
     """What may differ between calls that share attempts: more of them can be asked for later."""
     return {
         "tasks": len(tasks),
@@ -188,7 +187,7 @@ def asked(options: Options, tasks: Sequence[Task]) -> dict[str, Any]:
     }
 
 
-def default_out(cfg: Config, options: Options, source: policy.Source) -> Path:
+def default_out(cfg: Config, options: Options, source: policy.PolicySource) -> Path:
     """A folder of its own for every policy, split, temperature and seed."""
     name = f"{source.label}_{options.split}_temperature{options.temperature:g}_seed{options.seed}"
     return Path(cfg.workdir) / EVALUATIONS_FOLDER / name
@@ -212,14 +211,14 @@ def begin(out: Path, record: Mapping[str, Any], note: Callable[[str], None]) -> 
             before = json.loads(path.read_text(encoding="utf-8"))["evaluated"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"'{path}' does not say what was evaluated: set another --out.") from error
-        now, unsaid = comparable(before, record["evaluated"])
+        now, unnamed = comparable(before, record["evaluated"])
         if different := difference(before, now):
             name, there, here = different
             raise ConfigError(
                 f"'{out}' holds attempts with {name} = {there!r}, here it is {here!r}: set another --out."
             )
-        if unsaid:
-            note(f"'{out}' does not say with which {', '.join(unsaid)} its attempts were made: that is not compared")
+        if unnamed:
+            note(f"'{out}' does not say with which {', '.join(unnamed)} its attempts were made: that is not compared")
         return now
     if (out / ATTEMPTS_FILE).exists():
         raise ConfigError(f"'{out}' holds attempts, and no {EVALUATION_FILE} to say of what: set another --out.")
@@ -230,11 +229,11 @@ def begin(out: Path, record: Mapping[str, Any], note: Callable[[str], None]) -> 
 
 def comparable(before: Any, now: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """What is evaluated now, less the contents that an older evaluation does not name; and the names of these."""
-    said = before.get(CONTENTS, {}) if isinstance(before, dict) else {}
+    contents_before = before.get(CONTENTS, {}) if isinstance(before, dict) else {}
     contents = now.get(CONTENTS, {})
-    kept = {name: digest for name, digest in contents.items() if name in said}
+    named = {name: digest for name, digest in contents.items() if name in contents_before}
     rest = {name: value for name, value in now.items() if name != CONTENTS}
-    return rest | ({CONTENTS: kept} if kept else {}), [name for name in contents if name not in said]
+    return rest | ({CONTENTS: named} if named else {}), [name for name in contents if name not in contents_before]
 
 
 def difference(there: Any, here: Any, name: str = "") -> tuple[str, Any, Any] | None:
@@ -242,9 +241,9 @@ def difference(there: Any, here: Any, name: str = "") -> tuple[str, Any, Any] | 
     if not isinstance(there, dict) or not isinstance(here, dict):
         return None if there == here else (name, there, here)
     for key in (*there, *(key for key in here if key not in there)):
-        found = difference(there.get(key), here.get(key), f"{name}.{key}".lstrip("."))
-        if found:
-            return found
+        different = difference(there.get(key), here.get(key), f"{name}.{key}".lstrip("."))
+        if different:
+            return different
     return None
 
 
@@ -261,7 +260,7 @@ def missing(tasks: Sequence[Task], options: Options, log: AttemptLog) -> list[tu
 def play_all(
     parts: Parts,
     options: Options,
-    source: policy.Source,
+    source: policy.PolicySource,
     todo: Sequence[tuple[Task, int]],
     log: AttemptLog,
     progress: Progress,
@@ -287,7 +286,8 @@ def play_all(
             tokens += sum(len(t) for e in episodes for t in e.trajectories)
             progress.update(done, {"tokens_per_s": tokens / (time.monotonic() - started), "failed": failed})
 
-        deadline, at_once = deadline_s(parts, len(todo)), parts.cfg.concurrent_episodes
+        at_once = parts.cfg.concurrent_episodes
+        deadline = batch_deadline_s(len(todo), at_once, parts.cfg.env.episode_timeout_s)
         parts.workers.run(play(todo, rollout, at_once, deadline, on_episodes), deadline + STOP_TIMEOUT_S)
         seconds = time.monotonic() - started
     if done < len(todo):

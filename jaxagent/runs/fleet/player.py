@@ -30,7 +30,7 @@ from jaxagent.fleet.whereabouts import Watch
 from jaxagent.fleet.wire import Job
 from jaxagent.fleet.worker import EngineWorker
 from jaxagent.rollout.workers import LATE, STOP_TIMEOUT_S, Rollout, guarded, no_episode
-from jaxagent.runs import attempts, garbage
+from jaxagent.runs import attempts, devices
 from jaxagent.runs.checks import OPD
 from jaxagent.runs.fleet import held, probe
 from jaxagent.runs.fleet.held import HeldVersions, blank
@@ -305,7 +305,7 @@ def run(
         logger.info("%s is ready after %.1f s", name, time.monotonic() - started)
         worker = EngineWorker(link, player, told, fleet.rule, budget_s(cfg), watch)
         begun(worker)
-        opened.enter_context(garbage.frozen())
+        opened.enter_context(devices.collector_frozen())
         return worker.run()
 
 

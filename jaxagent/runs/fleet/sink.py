@@ -3,7 +3,7 @@
 A version is on disk, every byte of it, before the coordinator hears of it; so a trainer that dies in between publishes
 it again. A trainer that goes back to a bundle trains the steps since then again, from the same batches, and publishes
 them again: with exact numerics they must come out equal, bit for bit. The first of those steps have tokens of versions
-before the bundle, which are scored again (runs/rescore.py): they stay as long as the bundle does, and for one that is
+before the bundle, which are scored again (runs/lag.py): they stay as long as the bundle does, and for one that is
 still being written, since either may be the one that the trainer goes back to.
 
 Under LoRA a version is adapters alone. The frozen weights that they change are on disk once, before the first version.

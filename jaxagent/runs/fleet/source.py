@@ -26,8 +26,7 @@ from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.observe.text import duration
 from jaxagent.rollout.selection import Selection
 from jaxagent.runs import attempts
-from jaxagent.runs.collect import rollouts
-from jaxagent.runs.seams import Rollouts
+from jaxagent.runs.attempts import Rollouts, rollouts
 from jaxagent.types import Episode, Group, StopReason
 
 LONGEST_POLL_S = 10.0

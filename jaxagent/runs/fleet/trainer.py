@@ -31,7 +31,7 @@ from jaxagent.runs.fleet.facts import facts
 from jaxagent.runs.fleet.published import Published, lacking
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Seams
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Trainer:
                     self._link.join(ROLE, here)
                 self._link.end("the trainer has ended")
 
-    def connect(self, parts: Parts, saved: Run, driver: Driver, experience: Experience, steps_before: int) -> Seams:
+    def connect(self, parts: Parts, saved: Workdir, driver: Driver, experience: Experience, steps_before: int) -> Seams:
         """The seams of the RL stage (runs/seams.py). From now on the coordinator knows this process.
 
         Raises:
@@ -135,7 +135,7 @@ class Trainer:
             held,
             saved.bundled,
         )
-        return Seams(batches, self._published, sink.Kept(self._link), plan.bound)
+        return Seams(batches.batch, self._published, sink.Kept(self._link).commit, plan.bound)
 
     def alive(self, stage: str) -> None:
         """What `loop.run` tells whenever it gets somewhere. Before the first stage, engines have nothing to open."""

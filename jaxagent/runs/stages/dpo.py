@@ -15,15 +15,15 @@ from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.stages import offline
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 
 DPO = "dpo"
 
 
-def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
     """Trains on pairs of the logged episodes; the reference is the policy that the stage began with."""
     cfg = parts.cfg.dpo
-    log = offline.read_episodes(parts, saved, cfg.episodes)
+    log = offline.read_episodes(parts, workdir, cfg.episodes)
     pairs = dpo.pairs(log.groups(), cfg.pairs_per_task, cfg.min_gap)
     if not pairs:
         raise ConfigError(f"dpo: no task has attempts whose rewards differ by {cfg.min_gap} or more (dpo.min_gap).")
@@ -43,9 +43,4 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
 
         return to_streams
 
-    return offline.train(parts, saved, driver, params, DPO, cfg, pairs, prepare, keep_reference=True)
-
-
-def check(parts: Parts) -> None:
-    """Raises ConfigError for missing or malformed logs."""
-    offline.check(parts, DPO, parts.cfg.dpo.episodes)
+    return offline.train(parts, workdir, driver, params, DPO, cfg, pairs, prepare, keep_reference=True)

@@ -31,7 +31,7 @@ from jaxagent.models.params import Params
 from jaxagent.observe.files import EPISODES_FOLDER
 from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.parts import Parts
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 
 Example = TypeVar("Example")
 ToStreams = Callable[[TrainState, Sequence[Example]], tuple[list[Streams], dict[str, float]]]
@@ -39,7 +39,7 @@ ToStreams = Callable[[TrainState, Sequence[Example]], tuple[list[Streams], dict[
 
 def train(
     parts: Parts,
-    saved: Run,
+    workdir: Workdir,
     driver: Driver,
     params: Params,
     stage: Stage,
@@ -51,7 +51,7 @@ def train(
     """Runs a stage of `cfg.updates` updates on examples shuffled anew in every epoch.
 
     Args:
-      parts, saved, driver, params: as every stage gets them.
+      parts, workdir, driver, params: as every stage gets them.
       stage: its name.
       cfg: its section.
       examples: what it learns from, in a fixed order.
@@ -63,27 +63,27 @@ def train(
     share = programs.sharing(parts.cfg, batch, parts.spec)
     packer = Packer(batch, programs.action_tokens(parts.cfg), parts.row_shards, share, parts.cfg.mesh.context)
     gradient_step = optimizer(parts.cfg.rl, cfg)
-    with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
+    with workdir.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), gradient_step, parts.mesh)
         state = update.warm_up(init_state(params, gradient_step, keep_reference=keep_reference), packer.empty())
-        state = saved.restored(stage, state)
+        state = workdir.restored(stage, state)
         driver.update_params(state.params, int(state.step))
         to_streams = prepare(packer, state)
-    first = functools.partial(record_evaluation, parts, saved, driver, stage, 0, {"examples": float(len(examples))})
+    first = functools.partial(record_evaluation, parts, workdir, driver, stage, 0, {"examples": float(len(examples))})
 
     def bundle() -> tuple[TrainState, dict]:
         return state, {}
 
-    for step in saved.steps(stage, cfg.updates, bundle, first=first):
+    for step in workdir.steps(stage, cfg.updates, bundle, first=first):
         started = time.monotonic()
         chosen = [examples[i] for i in order(len(examples), cfg.examples, (parts.cfg.seed, step))]
         state, metrics = _step(update, packer, state, *to_streams(state, chosen))
         metrics["time/step_s"] = time.monotonic() - started
-        if saved.evaluates(step + 1, cfg.updates):
+        if workdir.evaluates(step + 1, cfg.updates):
             driver.update_params(state.params, int(state.step))
-            record_evaluation(parts, saved, driver, stage, step + 1, metrics)
+            record_evaluation(parts, workdir, driver, stage, step + 1, metrics)
         else:
-            saved.record(stage, step + 1, metrics)
+            workdir.record(stage, step + 1, metrics)
     return state.params
 
 
@@ -112,7 +112,7 @@ def order(count: int, size: int, at: tuple[int, int]) -> list[int]:
     return [int(permutations[p // count][p % count]) for p in positions]
 
 
-def read_episodes(parts: Parts, saved: Run, path: str) -> EpisodeLog:
+def read_episodes(parts: Parts, workdir: Workdir, path: str) -> EpisodeLog:
     """The logged episodes that a config names, or this run's own; says how many lines were dropped."""
     log = episode_log.read(path or Path(parts.cfg.workdir) / EPISODES_FOLDER)
     vocab = parts.tokenizer.vocab_size
@@ -120,17 +120,17 @@ def read_episodes(parts: Parts, saved: Run, path: str) -> EpisodeLog:
     if largest >= vocab:
         raise ConfigError(f"Logged episodes hold token {largest}, the tokenizer has {vocab}: they are of another one.")
     if log.dropped:
-        saved.progress.note(f"logged episodes: {log.dropped} unfinished last line(s) left out")
+        workdir.progress.note(f"logged episodes: {log.dropped} unfinished last line(s) left out")
     return log
 
 
-def check(parts: Parts, stage: Stage, episodes: str) -> None:
-    """What can be known of a stage before it begins.
+def check(parts: Parts, stage: Stage) -> None:
+    """What can be known of a stage that learns from logged episodes before it begins.
 
     Raises:
       ConfigError: no logged episodes, and no stage before this one that logs some.
     """
-    stages = parts.cfg.stages
+    stages, episodes = parts.cfg.stages, getattr(parts.cfg, stage).episodes
     before = stages[: stages.index(stage)]
     logs = "sample" in before or (parts.cfg.log_episodes and ("rl" in before or "opd" in before))
     if episodes or not logs:

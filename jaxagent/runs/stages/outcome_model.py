@@ -31,16 +31,16 @@ from jaxagent.models import global_arrays
 from jaxagent.models.params import Params
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.stages import offline
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 from jaxagent.types import Episode, Group
 
 OUTCOME_MODEL = "outcome_model"
 
 
-def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
     """Trains the model, reports held-out accuracy and AUC, and returns the policy as it came."""
     cfg = parts.cfg.outcome_model
-    episodes = dpo.distinct(offline.read_episodes(parts, saved, cfg.episodes).episodes)
+    episodes = dpo.distinct(offline.read_episodes(parts, workdir, cfg.episodes).episodes)
     training, held_out = outcome.split(episodes, cfg.held_out_frac)
     if not held_out:
         raise ConfigError("outcome_model.held_out_frac leaves no task to measure with.")
@@ -51,7 +51,7 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     )
     optimizer = offline.optimizer(parts.cfg.rl, cfg)
     score_value = forward.value_forward(parts.spec)
-    with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
+    with workdir.compiles.warm_up(), jax.set_mesh(parts.mesh):
         trainable = make_trainable(_loss(score_value, cfg.loss), optimizer, _metrics)
         update = Update(parts.mesh, trainable, None, 1, temperature=1.0)
         # The model is what this state trains; the policy stands beside it, for whoever resumes here.
@@ -59,12 +59,12 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
         state = update.warm_up(state, packer.empty())
         score = value_scorer(score_value, packer, parts.mesh, Squared())
         score.warm_up(state.params)
-        state = saved.restored(OUTCOME_MODEL, state)
+        state = workdir.restored(OUTCOME_MODEL, state)
 
     def bundle() -> tuple[TrainState, dict]:
         return state, {}
 
-    for step in saved.steps(OUTCOME_MODEL, cfg.updates, bundle):
+    for step in workdir.steps(OUTCOME_MODEL, cfg.updates, bundle):
         started = time.monotonic()
         chosen = offline.order(len(examples), cfg.examples, (parts.cfg.seed, step))
         streams = _streams(score, state.params, [examples[i] for i in chosen], cfg.loss, cfg.min_reward)
@@ -73,8 +73,8 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
         if step + 1 == cfg.updates:
             measured = _held_out(score, state.params, training, held_out, cfg.loss, cfg.min_reward)
             metrics |= measured
-            saved.results |= measured
-        saved.record(OUTCOME_MODEL, step + 1, metrics)
+            workdir.results |= measured
+        workdir.record(OUTCOME_MODEL, step + 1, metrics)
     folder = Path(parts.cfg.workdir) / OUTCOME_MODEL
     parts.export(state.params.backbone.replace(head=state.reference.head), folder)
     value_head = global_arrays.get(state.params.value_head)
@@ -83,22 +83,17 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     return state.reference
 
 
-def check(parts: Parts) -> None:
-    """Raises ConfigError for missing or malformed logs."""
-    offline.check(parts, OUTCOME_MODEL, parts.cfg.outcome_model.episodes)
-
-
 def _examples(training: Sequence[Episode], loss: str, min_reward: float) -> Sequence[Any]:
     if loss == "bradley_terry":
         groups: dict[str, list[Episode]] = {}
         for episode in training:
             groups.setdefault(episode.task.id, []).append(episode)
-        found: Sequence[Any] = dpo.pairs([Group(e[0].task, e) for e in groups.values()], len(training), 0.0)
+        examples: Sequence[Any] = dpo.pairs([Group(e[0].task, e) for e in groups.values()], len(training), 0.0)
     else:
-        found = training if len({e.total_reward >= min_reward for e in training}) == 2 else ()
-    if not found:
+        examples = training if len({e.total_reward >= min_reward for e in training}) == 2 else ()
+    if not examples:
         raise ConfigError("outcome_model: the logged training episodes all have the same outcome.")
-    return found
+    return examples
 
 
 def _streams(score: Scorer, critic: Any, chosen: Sequence[Any], loss: str, min_reward: float) -> list[Streams]:
@@ -120,8 +115,8 @@ def _held_out(
     labels = np.array([e.total_reward >= min_reward for e in held_out])
     threshold = 0.0
     if loss == "bradley_terry":
-        known = np.array([e.total_reward >= min_reward for e in training])
-        threshold = outcome.best_threshold(_scores(score, critic, training), known)
+        labels_in_training = np.array([e.total_reward >= min_reward for e in training])
+        threshold = outcome.best_threshold(_scores(score, critic, training), labels_in_training)
     z = _scores(score, critic, held_out)
     return {
         "outcome_model/accuracy": outcome.accuracy(z, labels, threshold),

@@ -11,25 +11,20 @@ from jaxagent.engine.driver import Driver
 from jaxagent.models.params import Params
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.stages import offline
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 from jaxagent.types import Episode
 
 RFT = "rft"
 
 
-def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
     """Trains on the successes among the logged episodes; returns the trained policy."""
     cfg = parts.cfg.rft
-    examples = successes(offline.read_episodes(parts, saved, cfg.episodes).groups(), cfg.min_reward, cfg.per_task)
+    examples = successes(offline.read_episodes(parts, workdir, cfg.episodes).groups(), cfg.min_reward, cfg.per_task)
     if not examples:
         raise ConfigError(f"rft: no logged episode has a reward of {cfg.min_reward} or more (rft.min_reward).")
 
     def to_streams(_: object, chosen: Sequence[Episode]):
         return sft([t for e in chosen for t in e.trajectories], observations=False, mode=cfg.aggregation), {}
 
-    return offline.train(parts, saved, driver, params, RFT, cfg, examples, lambda *_: to_streams)
-
-
-def check(parts: Parts) -> None:
-    """Raises ConfigError for missing or malformed logs."""
-    offline.check(parts, RFT, parts.cfg.rft.episodes)
+    return offline.train(parts, workdir, driver, params, RFT, cfg, examples, lambda *_: to_streams)

@@ -11,36 +11,35 @@ from jaxagent.data.tasks import TaskIterator
 from jaxagent.engine.driver import Driver
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
-from jaxagent.rollout.failures import Failures
-from jaxagent.rollout.statistics import episode_metrics
+from jaxagent.rollout.statistics import Failures, episode_metrics
 from jaxagent.rollout.workers import group_deadline_s
 from jaxagent.runs.attempts import numbered_on
 from jaxagent.runs.parts import Parts
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 
 SAMPLE = "sample"
 
 
-def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
     """Logs `sample.steps` times `tasks_per_step` times `attempts` episodes; returns the policy as it came."""
     cfg = parts.cfg.sample
     tasks = TaskIterator(parts.train, parts.cfg.seed, shuffle=True)
-    with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
+    with workdir.compiles.warm_up(), jax.set_mesh(parts.mesh):
         state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=())
-    state = saved.restored(SAMPLE, state)
-    if saved.resumes(SAMPLE):
-        tasks.set_state(saved.host["tasks"])
+    state = workdir.restored(SAMPLE, state)
+    if workdir.resumes(SAMPLE):
+        tasks.set_state(workdir.host["tasks"])
     driver.update_params(state.params, 0)
     deadline = group_deadline_s(cfg.attempts, parts.cfg.concurrent_episodes, parts.cfg.env.episode_timeout_s)
     play = parts.rollout(driver, parts.cfg.rl.sampling, cfg.attempts)
-    for step in saved.steps(SAMPLE, cfg.steps, lambda: (state, tasks.get_state())):
+    for step in workdir.steps(SAMPLE, cfg.steps, lambda: (state, tasks.get_state())):
         started, chosen = time.monotonic(), tasks.take(cfg.tasks_per_step)
         # Numbered over the stage: no two share randomness.
         attempt = numbered_on(play, step * cfg.attempts, chosen, len(parts.train), cfg.attempts)
         groups = parts.workers.collect(chosen, cfg.attempts, attempt, deadline)
         driver.check()  # else every attempt of a dead engine would count as sampled
         played = [episode for group in groups for episode in group.episodes]
-        saved.log_episodes(SAMPLE, step, played)
-        saved.failed.tell_step(SAMPLE, step + 1, Failures.of(played))
-        saved.record(SAMPLE, step + 1, episode_metrics(groups) | {"time/step_s": time.monotonic() - started})
+        workdir.log_episodes(SAMPLE, step, played)
+        workdir.failed.tell_step(SAMPLE, step + 1, Failures.of(played))
+        workdir.record(SAMPLE, step + 1, episode_metrics(groups) | {"time/step_s": time.monotonic() - started})
     return state.params

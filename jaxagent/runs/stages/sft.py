@@ -20,13 +20,13 @@ from jaxagent.models.params import Params
 from jaxagent.rollout import demonstrations
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.stages import offline
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 from jaxagent.types import Trajectory
 
 SFT = "sft"
 
 
-def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
     """Trains on `sft.demonstrations`, and on `sft.negatives` for `negative_frac` of every update's examples."""
     cfg = parts.cfg.sft
     positives, negatives = load(parts)
@@ -36,7 +36,7 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
         rows = with_negatives(chosen, negatives, count, (parts.cfg.seed, int(state.step)))
         return sft([to_trajectory(parts, row) for row in rows], observations=False, mode=cfg.aggregation), {}
 
-    return offline.train(parts, saved, driver, params, SFT, cfg, positives, lambda *_: to_streams)
+    return offline.train(parts, workdir, driver, params, SFT, cfg, positives, lambda *_: to_streams)
 
 
 def with_negatives(chosen: Sequence[dict], negatives: Sequence[dict], count: int, at: tuple[int, int]) -> list[dict]:

@@ -7,7 +7,6 @@ attempts *training* tasks of the kinds in `gate_family`; the stage ends when the
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import time
@@ -29,17 +28,16 @@ from jaxagent.learner.state import TrainState, init_state
 from jaxagent.learner.update import make_update
 from jaxagent.models.params import Params
 from jaxagent.rollout import demonstrations
-from jaxagent.rollout.failures import Failures
-from jaxagent.rollout.statistics import by_kind
+from jaxagent.rollout.statistics import Failures, by_kind
 from jaxagent.runs.evaluation.held_out import GREEDY, play
 from jaxagent.runs.parts import Parts
-from jaxagent.runs.workdir import Run
+from jaxagent.runs.workdir import Workdir
 from jaxagent.types import Task, Trajectory
 
 WARM_START = "warm_start"
 
 
-def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
     """Supervised learning on demonstrations until the gate opens; returns the trained policy."""
     cfg = parts.cfg.warm_start
     # The curriculum is trained on every token of a row, whole episodes on the few that are sampled.
@@ -47,13 +45,13 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     curriculum = Packer(cfg.batch, cfg.batch.row_tokens, parts.row_shards, share, parts.cfg.mesh.context)
     full = Packer(cfg.batch, action_tokens(parts.cfg), parts.row_shards, share, parts.cfg.mesh.context)
     optimizer = make_optimizer(cfg.optimizer, cfg.max_steps)
-    with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
+    with workdir.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), optimizer, parts.mesh)
         state = init_state(params, optimizer)
         for packer in (curriculum, full) if cfg.curriculum_steps else (full,):
             state = update.warm_up(state, packer.empty())
-    state = saved.restored(WARM_START, state)
-    tasks, demonstrated = gate_tasks(parts), Demonstrations(parts, curriculum, full).batches(saved.step_of(WARM_START))
+    state = workdir.restored(WARM_START, state)
+    tasks, batches_of_steps = gate_tasks(parts), batches_from(workdir.step_of(WARM_START), parts, curriculum, full)
 
     def bundle() -> tuple[TrainState, dict]:
         return state, {}
@@ -61,14 +59,14 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     def is_gate(done: int) -> bool:
         return done % cfg.gate_every == 0 and done > cfg.curriculum_steps
 
-    for step in saved.steps(
+    for step in workdir.steps(
         WARM_START,
         cfg.max_steps,
         bundle,
         save_after=lambda done: is_gate(done) and parts.cfg.checkpoint.every > 0,
-        over=lambda: saved.results.get("warm_start/gate_open", False),
+        over=lambda: workdir.results.get("warm_start/gate_open", False),
     ):
-        batches, done = next(demonstrated), step + 1
+        batches, done = next(batches_of_steps), step + 1
         started = time.monotonic()
         state, metrics = update(state, batches)
         metrics = {"loss": metrics["ce/nll"], "policy/grad_norm": metrics["policy/grad_norm"]}
@@ -78,43 +76,33 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
             scores, failures = gate(parts, driver, tasks)
             metrics |= scores
             worst = scores["gate/worst_accuracy"]
-            saved.results["warm_start/gate_open"] = worst is not None and worst >= cfg.gate_accuracy
-            saved.failed.tell_step("warm_start.gate", done, failures)
-            saved.results["warm_start/steps"] = done
-            if (is_open := saved.results["warm_start/gate_open"]) or done + cfg.gate_every > cfg.max_steps:
+            workdir.results["warm_start/gate_open"] = worst is not None and worst >= cfg.gate_accuracy
+            workdir.failed.tell_step("warm_start.gate", done, failures)
+            workdir.results["warm_start/steps"] = done
+            if (is_open := workdir.results["warm_start/gate_open"]) or done + cfg.gate_every > cfg.max_steps:
                 gate_is = f"the gate {'opened' if is_open else 'stayed closed'} at step {done} of {cfg.max_steps}"
-                saved.progress.note(f"{WARM_START}: {gate_is}: worst kind {worst}, wanted {cfg.gate_accuracy}")
-        saved.record(WARM_START, done, metrics)
+                workdir.progress.note(f"{WARM_START}: {gate_is}: worst kind {worst}, wanted {cfg.gate_accuracy}")
+        workdir.record(WARM_START, done, metrics)
     return state.params
 
 
-@dataclasses.dataclass(frozen=True)
-class Demonstrations:
-    """Batches of the stage, resumable by step: `curriculum_steps` batches of one file, then all of the other."""
+def batches_from(step: int, parts: Parts, curriculum: Packer, full: Packer) -> Iterator[list[Batch]]:
+    """The micro-batches of step, step + 1, ...: `curriculum_steps` batches of one file, then all of the other."""
+    cfg = parts.cfg.warm_start
 
-    parts: Parts
-    curriculum: Packer
-    full: Packer
+    def trajectory(row: dict[str, Any]) -> Trajectory:
+        return demonstrations.trajectory(row, parts.conversation(), parts.environment)
 
-    def batches(self, step: int) -> Iterator[list[Batch]]:
-        """The micro-batches of step, step + 1, ..."""
-        cfg = self.parts.cfg.warm_start
-        for name, first, last in (
-            ("curriculum", 0, cfg.curriculum_steps),
-            ("full", cfg.curriculum_steps, cfg.max_steps),
-        ):
-            if step >= last or first == last:
-                continue
-            rows = demonstrations.load(demonstrations_file(self.parts, name))
-            size = cfg.curriculum_sequences if name == "curriculum" else cfg.batch_sequences
-            packer = self.curriculum if name == "curriculum" else self.full
-            pack = functools.partial(_pack, packer, name == "curriculum")
-            stream = demonstrations.stream(rows, self._trajectory, size, pack)
-            stream.set_state({"next_index": max(step - first, 0)})
-            yield from itertools.islice(stream, last - max(step, first))
-
-    def _trajectory(self, row: dict[str, Any]):
-        return demonstrations.trajectory(row, self.parts.conversation(), self.parts.environment)
+    for name, packer, size, first, last in (
+        ("curriculum", curriculum, cfg.curriculum_sequences, 0, cfg.curriculum_steps),
+        ("full", full, cfg.batch_sequences, cfg.curriculum_steps, cfg.max_steps),
+    ):
+        if step >= last or first == last:
+            continue
+        rows = demonstrations.load(demonstrations_file(parts, name))
+        stream = demonstrations.stream(rows, trajectory, size, functools.partial(_pack, packer, name == "curriculum"))
+        stream.set_state({"next_index": max(step - first, 0)})
+        yield from itertools.islice(stream, last - max(step, first))
 
 
 def _pack(packer: Packer, observations: bool, trajectories: list[Trajectory]) -> list[Batch]:
@@ -146,15 +134,15 @@ def demonstrations_file(parts: Parts, name: str) -> Path:
                 f"out (--config.stages={others}), or name demonstrations (--config.warm_start.demonstrations)."
             )
         return own
-    given = Path(parts.cfg.warm_start.demonstrations)
-    if given.suffix != ".jsonl":
-        return given / f"{name}.jsonl"
+    path = Path(parts.cfg.warm_start.demonstrations)
+    if path.suffix != ".jsonl":
+        return path / f"{name}.jsonl"
     if name == "curriculum":
         raise ConfigError(
-            f"warm_start.demonstrations is one file, '{given}', of whole episodes: set warm_start.curriculum_steps=0, "
+            f"warm_start.demonstrations is one file, '{path}', of whole episodes: set warm_start.curriculum_steps=0, "
             "or name a folder with curriculum.jsonl and full.jsonl."
         )
-    return given
+    return path
 
 
 def gate_tasks(parts: Parts) -> list[Task]:

@@ -201,7 +201,7 @@ def test_a_change_in_the_way_of_the_test_patch_is_worth_0(play, monkeypatch):
     add += "--- /dev/null\n+++ b/test_new.py\n@@ -0,0 +1 @@\n"
     check = {"framework": "unittest", "fail_to_pass": ["test_new.New.test_x"]}
     task = tiny.unittest_task(test_patch=f"{add}+x = 1\n", check_tests=check)
-    monkeypatch.setattr(patches, "keep", lambda patch, protected, patterns: patches.Kept(patch, ()))
+    monkeypatch.setattr(patches, "keep", lambda patch, protected, patterns: (patch, ()))
     verdict, attempt = play(tiny.make_config(), task, "mkdir test_new.py; touch test_new.py/x")
     assert verdict.reward == 0.0 and attempt.judgement.why == "not_applied"
 

@@ -12,7 +12,7 @@ from jaxagent.types import Task
 from tests.envs.coding import attacks, tiny
 from tests.envs.coding.attacks import ATTACKS
 
-RULES = verify.Rules("slime", patches.STEERS, 60.0)
+LIMITS = ("slime", patches.STEERS, 60.0)  # ladder, what is dropped, seconds
 NAIVE = {
     "unittest": "-m unittest tests.test_calc.Calc.test_{} tests.test_calc.Calc.test_zero",
     "pytest": "-m pytest -q tests/test_calc.py -k 'test_{} or test_zero'",
@@ -54,14 +54,14 @@ def test_an_attack_is_one_and_earns_nothing(play, name, framework, tools, monkey
     change = attack.change(framework)
     for form in ("", "command") if framework == "unittest" or len(attack.on) == 1 else ("command",):
         task = task_of(framework, tools, form, attack.test)
-        if patches.keep(change, task.protected, RULES.drop).text:  # else it is no change, which the next test judges
-            assert not play.run(verify.judge(play.take, task, change, RULES), 120.0).resolved, form
+        if patches.keep(change, task.protected, patches.STEERS)[0]:  # else it is no change, which the next test judges
+            assert not play.run(verify.judge(play.take, task, change, *LIMITS), 120.0).resolved, form
     task = task_of(framework, tools, "", attack.test)
-    monkeypatch.setattr(patches, "keep", lambda patch, protected, patterns: patches.Kept(patch, ()))
+    monkeypatch.setattr(patches, "keep", lambda patch, protected, patterns: (patch, ()))
     if attack.naive == "status":
         command = f"PYTHONPATH=.:src /usr/bin/python3 {NAIVE[framework].format(attack.test)}"
         task = dataclasses.replace(task, check=Status(command))
-    assert play.run(verify._judge(play.take, task, change, RULES, {}), 120.0).resolved
+    assert play.run(verify._judge(play.take, task, change, *LIMITS, {}), 120.0).resolved
 
 
 def test_there_are_forty():
@@ -76,17 +76,17 @@ def test_an_honest_change_earns_its_reward(play, framework, tools):
         names = [NAME[framework, form].format(test) for test in TESTED]
         names = [f"{name}[5]" if framework == "pytest" and name.endswith("_local") else name for name in names]
         task = dataclasses.replace(task, check=dataclasses.replace(task.check, fail_to_pass=tuple(names)))
-        judged = play.run(verify.judge(play.take, task, ORACLE, RULES), 120.0)
+        judged = play.run(verify.judge(play.take, task, ORACLE, *LIMITS), 120.0)
         assert judged.resolved, (form, judged)
-        assert not play.run(verify.judge(play.take, task, "", RULES), 120.0).resolved
+        assert not play.run(verify.judge(play.take, task, "", *LIMITS), 120.0).resolved
 
 
 def test_what_the_oracle_makes_pass_too_says_nothing(play):
     """A task about an object that equals everything: whoever writes it is honest, as the oracle shows."""
     task = task_of("unittest", None)
     change = ATTACKS["equals everything"].change("unittest")
-    assert play.run(verify.judge(play.take, dataclasses.replace(task, patch=change), change, RULES), 120.0).resolved
-    assert not play.run(verify.judge(play.take, dataclasses.replace(task, patch=""), change, RULES), 120.0).resolved
+    assert play.run(verify.judge(play.take, dataclasses.replace(task, patch=change), change, *LIMITS), 120.0).resolved
+    assert not play.run(verify.judge(play.take, dataclasses.replace(task, patch=""), change, *LIMITS), 120.0).resolved
 
 
 TESTED = ("add", "third", "pair", "member", "positive", "helper", "data", "local")
@@ -120,9 +120,9 @@ SCRIPTED = {
 def test_a_script_of_comparisons_is_not_believed(play, how, monkeypatch):
     task = from_task(Task(ROW["id"], ROW["prompt"], (), "", ROW["metadata"]))
     change = attacks.difference(MODULE, DRAFT.source(mended=False), SCRIPTED[how])
-    assert not play.run(verify.judge(play.take, task, change, RULES), 120.0).resolved
+    assert not play.run(verify.judge(play.take, task, change, *LIMITS), 120.0).resolved
     monkeypatch.setattr(verify, "calls_of", lambda script: None)  # it is run, and its status believed
-    assert play.run(verify.judge(play.take, task, change, RULES), 120.0).resolved
+    assert play.run(verify.judge(play.take, task, change, *LIMITS), 120.0).resolved
 
 
 def test_a_script_of_comparisons_by_hand():
@@ -147,8 +147,8 @@ def test_the_package_s_own_repositories_are_right_and_wrong(play):
     for draft, row in itertools.islice(fixes.generate(3), 4):
         task = from_task(Task(row["id"], row["prompt"], (), "", row["metadata"]))
         assert verify.calls_of(task.check.script) is not None
-        assert play.run(verify.judge(play.take, task, task.patch, RULES), 120.0).resolved, draft.kind
-        assert not play.run(verify.judge(play.take, task, "", RULES), 120.0).resolved, draft.kind
+        assert play.run(verify.judge(play.take, task, task.patch, *LIMITS), 120.0).resolved, draft.kind
+        assert not play.run(verify.judge(play.take, task, "", *LIMITS), 120.0).resolved, draft.kind
 
 
 def python(text: str) -> str:

@@ -4,7 +4,7 @@ import tarfile
 
 import pytest
 
-from jaxagent.envs.coding import outcomes, patches, rewards
+from jaxagent.envs.coding import outcomes, patches
 from jaxagent.envs.coding.task import from_task
 from jaxagent.types import Task
 
@@ -86,8 +86,8 @@ def test_a_patch_is_cut_at_its_files_only():
     ],
 )
 def test_what_decides_the_judgement_is_left_out(text):
-    kept = patches.keep(ONE + text + change("z.py"), ["tests/test_a.py"], patches.STEERS)
-    assert kept.text == ONE + change("z.py") and len(kept.dropped) == 1
+    kept, dropped = patches.keep(ONE + text + change("z.py"), ["tests/test_a.py"], patches.STEERS)
+    assert kept == ONE + change("z.py") and len(dropped) == 1
 
 
 def test_what_git_prints_is_kept():
@@ -99,7 +99,7 @@ def test_what_git_prints_is_kept():
     empty += change("profile/models.py") + change("a/json.py")  # a package of this name is theirs, or is nobody's
     edited = ONE.replace("foo.txt", "tests/__init__.py")
     kept = patches.keep(bare + empty + edited, ["tests.py", "tests/test_a.py"], patches.STEERS)
-    assert kept == patches.Kept(bare + empty + edited, ())
+    assert kept == (bare + empty + edited, ())
 
 
 def test_what_a_solution_may_change(tmp_path):
@@ -124,7 +124,7 @@ def test_what_a_solution_may_change(tmp_path):
     def left_out(about):
         task = from_task(Task("t", "x", (), "", {"coding": about}), tmp_path)
         text = "".join(change(name).replace("new file mode 100644\n", "") for name in tried)
-        return set(patches.keep(text, task.protected, patches.STEERS).dropped)
+        return set(patches.keep(text, task.protected, patches.STEERS)[1])
 
     tests = {"lib/Tests/b.py", "lib/Tests/data.csv", "lib/tests/new.py"}
     assert left_out(about) == tests | {"pkg/c.txt", "x.ini"}
@@ -138,16 +138,16 @@ def test_what_a_solution_may_change(tmp_path):
 
 def test_what_the_harness_brought_is_not_counted():
     kept = patches.keep(change("PROBLEM_STATEMENT.md"), [], patches.HARNESS)
-    assert kept == patches.Kept("", ())
+    assert kept == ("", ())
 
 
 def test_likeness_of_patches():
     """The cases of SWE-RL's own tests."""
-    assert 0.9 < rewards.of_patches(TWO, ONE) < 1.0
-    assert rewards.of_patches(ONE, ONE) == 1.0
-    assert rewards.of_patches(THREE, ONE) == 0.0
-    assert rewards.of_patches(ONE + THREE, ONE) == 0.5
-    assert rewards.of_patches("", "") == 1.0
+    assert 0.9 < patches.likeness(TWO, ONE) < 1.0
+    assert patches.likeness(ONE, ONE) == 1.0
+    assert patches.likeness(THREE, ONE) == 0.0
+    assert patches.likeness(ONE + THREE, ONE) == 0.5
+    assert patches.likeness("", "") == 1.0
 
 
 def test_likeness_by_hand():
@@ -156,7 +156,7 @@ def test_likeness_by_hand():
     assert (old.hunks, new.hunks) == ("@@ -1,1 +1,1 @@\n-a\n+bc", "@@ -1,1 +1,1 @@\n-a\n+d")
     head = "diff --git a/a b/a\n--- a/a\n+++ b/a\n"
     same = len("@@ -1,1 +1,1 @@\n-a\n+")
-    assert rewards.of_patches(head + new.text, head + old.text) == 2 * same / (2 * same + 3)
+    assert patches.likeness(head + new.text, head + old.text) == 2 * same / (2 * same + 3)
 
 
 LOG = """

@@ -7,7 +7,7 @@ import numpy as np
 from aiohttp import web
 
 from jaxagent.gateway.chat import Answer, BadRequest, Call, Ident, Reasoning, Text
-from jaxagent.gateway.forms import chat, messages, models, responses
+from jaxagent.gateway.forms import chat, completions, messages, responses
 
 ROUTES = {"/v1/chat/completions": chat, "/v1/responses": responses, "/v1/messages": messages}
 IDENT = Ident("abc123", "toy", 1_700_000_000)
@@ -79,12 +79,14 @@ class Played:
         return web.json_response(messages.count(len(ask.messages)))
 
     async def _models(self, request):
-        make = models.anthropic_list if models.ANTHROPIC_HEADER in request.headers else models.openai_list
-        return web.json_response(make("toy", IDENT.created))
+        return web.json_response(_vendor(request).models("toy", IDENT.created))
 
     async def _model(self, request):
-        make = models.anthropic_model if models.ANTHROPIC_HEADER in request.headers else models.openai_model
-        return web.json_response(make(request.match_info["name"], IDENT.created))
+        return web.json_response(_vendor(request).model(request.match_info["name"], IDENT.created))
+
+
+def _vendor(request):
+    return messages if "anthropic-version" in request.headers else completions
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,7 @@ import pytest
 
 from jaxagent.config import SamplingConfig
 from jaxagent.gateway.chat import BadRequest, Call, ChatMessage, Tool
-from jaxagent.gateway.forms import chat, checks, messages, parts, responses
+from jaxagent.gateway.forms import chat, fields, messages, responses
 
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 BASH = Tool("bash", "Runs a command.", SCHEMA)
@@ -186,7 +186,7 @@ def test_what_was_sent_for_nothing_is_listed():
     assert ask.user == "u" and ask.ignored[3:] == ("metadata.a", "thinking", "context_management")
     many = {f"field{i}" * 20: 1 for i in range(1000)}
     names = parsed(chat, CHAT, **many).ignored
-    assert len(names) == checks.MAX_IGNORED and max(map(len, names)) <= checks.MAX_IGNORED_CHARS
+    assert len(names) == fields.MAX_IGNORED and max(map(len, names)) <= fields.MAX_IGNORED_CHARS
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -210,10 +210,10 @@ def test_null_is_absent_and_parameters_are_read(name):
 
 def test_arguments_and_freeform_texts_come_back_as_they_were_sampled():
     for arguments in ({}, {"input": "*** Begin Patch\nä"}, {"input": '{"a": 1}'}, {"a": [1.5, None]}, {"input": 3}):
-        assert parts.freeform_arguments(parts.freeform_text(Call("apply_patch", arguments))) == arguments
-    assert checks.arguments("") == {} and checks.arguments(' {"a":1}') == {"a": 1}
+        assert responses.freeform_arguments(responses.freeform_text(Call("apply_patch", arguments))) == arguments
+    assert fields.arguments("") == {} and fields.arguments(' {"a":1}') == {"a": 1}
     for text in ("[1]", "{", '{"a":1,"a":2}', '{"a": NaN}', '{"a":"\\ud800"}', "rm -rf"):
-        assert checks.arguments(text) == text
+        assert fields.arguments(text) == text
     patch = {
         "type": "custom",
         "name": "apply_patch",
@@ -230,7 +230,9 @@ def test_arguments_and_freeform_texts_come_back_as_they_were_sampled():
         ChatMessage("assistant", "", (Call("apply_patch", {"input": "*** Begin"}, "c1"),)),
         ChatMessage("tool", "done", call_id="c1", name="apply_patch"),
     )
-    assert isinstance(ask.tools[0], parts.Freeform) and "lark grammar:\nstart: x" in ask.tools[0].description
+    assert (
+        ask.tools[0].parameters is responses.FREEFORM_SCHEMA and "lark grammar:\nstart: x" in ask.tools[0].description
+    )
 
 
 def user(part):
@@ -369,7 +371,7 @@ def test_half_of_an_emoji_is_read_as_unknown():
 
 
 def test_the_deepest_json_that_is_read():
-    at_most = b"[" * checks.MAX_DEPTH + b"1" + b"]" * checks.MAX_DEPTH
-    checks.parse_json(at_most)
+    at_most = b"[" * fields.MAX_DEPTH + b"1" + b"]" * fields.MAX_DEPTH
+    fields.parse_json(at_most)
     with pytest.raises(BadRequest, match="levels"):
-        checks.parse_json(b"[" + at_most + b"]")
+        fields.parse_json(b"[" + at_most + b"]")

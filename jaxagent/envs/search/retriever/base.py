@@ -6,14 +6,21 @@ means "nothing found" and never "something broke", so that a dead server cannot 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from jaxagent import contract
 from jaxagent.config import ConfigError
+from jaxagent.envs.base import Opening
+from jaxagent.io import digests
+
+CLOSE_TIMEOUT_S = 10.0
+TRY_TIMEOUT_S = 20.0  # for the first answer; a search engine that is up gives it at once
 
 
 class RetrieverError(RuntimeError):
@@ -59,11 +66,37 @@ class Retriever(Protocol):
         """Releases connections. The retriever may not be used afterwards."""
 
 
-def opened_by(config: Any, own: Path | None) -> Retriever:
-    """What `config`, a choice of `env.retriever`, opens over the passages `own`."""
+@contextlib.contextmanager
+def opened_by(config: Any, here: Opening, own: Path | None) -> Iterator[Retriever]:
+    """What `config`, a choice of `env.retriever`, opens over the passages `own`. It is asked one question first.
+
+    Nothing found is an answer; a search engine that is down, or is another program, is a mistake.
+
+    Raises:
+      ConfigError: it does not work.
+    """
     retriever = contract.call(config, own, method="open")
     contract.check_methods(config, retriever, "open", "search", "close")
-    return retriever
+    question = here.tasks[0].prompt if here.tasks else "?"
+
+    async def ask() -> None:
+        async with asyncio.timeout(TRY_TIMEOUT_S):
+            await passages_of(retriever, question, config.topk)
+
+    try:
+        try:
+            here.run(ask(), 2 * TRY_TIMEOUT_S)
+        except (RetrieverError, TimeoutError) as failure:
+            reason = str(failure) or f"no answer in {TRY_TIMEOUT_S:g} s"
+            raise ConfigError(f"env.retriever: the search engine {config} does not work: {reason}.") from failure
+        yield retriever
+    finally:
+        here.run(retriever.close(), CLOSE_TIMEOUT_S)
+
+
+def corpus_identity(config: Any, corpus: Path | None) -> dict[str, str]:
+    """The digest of the passages, where the engine that `config` names has them on this machine."""
+    return {"corpus": digests.of_file(corpus)} if config.local and corpus is not None else {}
 
 
 async def passages_of(retriever: Retriever, query: str, topk: int) -> list[Passage]:

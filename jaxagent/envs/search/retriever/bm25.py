@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxagent.envs.search.retriever.base import Passage
+from jaxagent.envs.search.retriever.base import Passage, Retriever
 from jaxagent.hidden import hidden
 
 # It would compute something with JAX at once, and so claim the accelerator's memory. It falls back to NumPy when
@@ -35,8 +35,8 @@ def words(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-class Bm25:
-    """A `Retriever` over a fixed list of passages; passages that share no word with the query are not returned."""
+class Bm25(Retriever):
+    """A search engine over a fixed list of passages; passages that share no word with the query are not returned."""
 
     def __init__(self, passages: Sequence[Passage]):
         self._passages = tuple(passages)
@@ -72,10 +72,7 @@ class Bm25:
         return tuple(dataclasses.replace(self._passages[i], score=score) for i, score in self.ranking(query, topk))
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See `base.Retriever`."""
+        """The best passages of each query."""
         if len(self._passages) <= INLINE_PASSAGES:
             return [self.lookup(query, topk) for query in queries]
         return await asyncio.to_thread(lambda: [self.lookup(query, topk) for query in queries])
-
-    async def close(self) -> None:
-        """Nothing to release."""

@@ -3,6 +3,10 @@
 An index folder holds `vectors.npy` (f32[N, E], row i belongs to passage i of the corpus) and `index.json` (the name of
 the encoder for queries, N, and a fingerprint of the corpus). `write_index` makes one, `Dense.load` opens it. Scores
 come from FAISS where it is installed, else from NumPy: the same numbers, slower on millions of passages.
+
+An encoder maps texts to unit vectors. `open_encoder(name)` knows two kinds: "hashing:E", deterministic and without any
+model (tests, small demos), and the folder of a Hugging Face encoder such as e5-base-v2, run by transformers and torch,
+which are extras.
 """
 
 from __future__ import annotations
@@ -13,19 +17,25 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.search.retriever.base import Passage
-from jaxagent.envs.search.retriever.encoders import Encoder, open_encoder
+from jaxagent.envs.search.retriever.base import Passage, Retriever
+from jaxagent.envs.search.retriever.bm25 import words
 from jaxagent.io import files
 
+Kind = Literal["query", "passage"]
+# Texts -> f32[n, E], each row of length 1 (or 0 for a text without content). Called from one thread at a time.
+Encoder = Callable[[Sequence[str], Kind], np.ndarray]
+MAX_TOKENS = 256  # per text, as in Search-R1's server
+BATCH = 64
 TopK = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]  # f32[Q, E], k -> scores f32[Q, k], rows i64[Q, k]
 
 
-class Dense:
-    """A `Retriever` over passages with precomputed vectors.
+class Dense(Retriever):
+    """A search engine over passages with precomputed vectors.
 
     Args:
       passages: the corpus.
@@ -60,7 +70,7 @@ class Dense:
         return cls(passages, vectors, open_encoder(encoder))
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See `base.Retriever`. Runs in a thread, so that the event loop keeps turning."""
+        """The best passages of each query. Runs in a thread, so that the event loop keeps turning."""
         if not queries or not self._passages:
             return [[] for _ in queries]
         async with self._one_at_a_time:
@@ -73,9 +83,6 @@ class Dense:
             [dataclasses.replace(self._passages[int(rows[q, i])], score=float(scores[q, i])) for i in order[q]]
             for q in range(len(queries))
         ]
-
-    async def close(self) -> None:
-        """Nothing to release."""
 
 
 def write_index(folder: str | Path, passages: Sequence[Passage], encoder_name: str) -> None:
@@ -113,3 +120,64 @@ def _numpy_topk(vectors: np.ndarray) -> TopK:
         return np.take_along_axis(scores, rows, axis=1), rows
 
     return topk
+
+
+def open_encoder(name: str) -> Encoder:
+    """The encoder an index names.
+
+    Raises:
+      ConfigError: no such folder, or transformers and torch are not installed.
+    """
+    kind, _, size = name.partition(":")
+    if kind == "hashing" and size.isdigit() and int(size) > 0:
+        return hashing_encoder(int(size))
+    if not Path(name).is_dir():
+        raise ConfigError(f"Encoder '{name}' is neither 'hashing:SIZE' nor a folder with a Hugging Face model.")
+    return transformers_encoder(name)
+
+
+def hashing_encoder(size: int) -> Encoder:
+    """Counts of words, hashed to `size` signed buckets (Weinberger et al., https://arxiv.org/abs/0902.2206).
+
+    Queries and passages are treated alike.
+    """
+
+    def encode(texts: Sequence[str], kind: Kind) -> np.ndarray:
+        out = np.zeros((len(texts), size), np.float32)
+        for row, text in zip(out, texts, strict=True):
+            for word in words(text):
+                value = zlib.crc32(word.encode())
+                row[(value >> 1) % size] += 1.0 if value & 1 else -1.0
+        return unit(out)
+
+    return encode
+
+
+def transformers_encoder(folder: str) -> Encoder:
+    """e5 as published: "query: " / "passage: " prefixes, mean over tokens, unit length. Raises ConfigError."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise ConfigError(f"Encoder '{folder}' needs transformers and torch ({error}).") from error
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+
+    def batch(texts: Sequence[str]) -> np.ndarray:
+        inputs = tokenizer(list(texts), padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+        with torch.inference_mode():
+            states = model(**inputs).last_hidden_state
+        mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
+        return ((states * mask).sum(1) / mask.sum(1)).float().numpy()
+
+    def encode(texts: Sequence[str], kind: Kind) -> np.ndarray:
+        parts = [batch([f"{kind}: {text}" for text in texts[i : i + BATCH]]) for i in range(0, len(texts), BATCH)]
+        return unit(np.concatenate(parts)) if parts else np.zeros((0, model.config.hidden_size), np.float32)
+
+    return encode
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """f32[n, E] rows scaled to length 1; rows of zeros stay zeros."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.where(lengths == 0, 1, lengths)).astype(np.float32)

@@ -13,14 +13,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from jaxagent.envs.search.retriever.base import Passage, RetrieverError, RetrieverTimeout
+from jaxagent.envs.search.retriever.base import Passage, Retriever, RetrieverError, RetrieverTimeout
 from jaxagent.io.http import HttpClient, HttpError, HttpTimeout
 
 MAX_REPLY_BYTES = 64 << 20
 
 
-class HttpRetriever:
-    """A `Retriever` over HTTP. Must be used and closed on one asyncio loop.
+class HttpRetriever(Retriever):
+    """A search engine over HTTP. Must be used and closed on one asyncio loop.
 
     Args:
       url: the whole endpoint, e.g. "http://127.0.0.1:8000/retrieve".
@@ -33,7 +33,7 @@ class HttpRetriever:
         self._client = HttpClient(timeout_s, MAX_REPLY_BYTES, retries)
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See `base.Retriever`."""
+        """The best passages of each query, as the server gives them."""
         body = {"queries": list(queries), "topk": topk, "return_scores": True}
         try:
             reply = await self._client.request("POST", self._url, json=body)

@@ -1,0 +1,29 @@
+"""An environment is a guest: its folder is named in tables of paths, and no other file of the package imports it."""
+
+import ast
+from pathlib import Path
+
+from jaxagent.config.choice import Choice
+from jaxagent.data import rows
+
+PACKAGE = Path(__file__).resolve().parents[2] / "jaxagent"
+FOLDERS = {path.name for path in (PACKAGE / "envs").iterdir() if (path / "__init__.py").is_file()}
+
+
+def test_nothing_but_an_environment_imports_one():
+    for path in PACKAGE.rglob("*.py"):
+        place = path.relative_to(PACKAGE).parts
+        if place[0] == "envs" and place[1] in FOLDERS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for name in names:
+                parts = f"{module}{name}".split(".")
+                assert parts[:2] != ["jaxagent", "envs"] or parts[2] not in FOLDERS, f"{path} imports {'.'.join(parts)}"
+
+
+def test_the_tables_name_what_there_is():
+    environments = Choice("jaxagent.envs:ENVIRONMENTS").entries
+    assert {cls.__module__.split(".")[2] for cls in environments.values()} == FOLDERS
+    assert all(path.split(".")[2] in FOLDERS for path in rows.LAYOUTS.values())
