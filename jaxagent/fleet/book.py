@@ -94,7 +94,7 @@ class Book:
             wanted = filter(self.rules.record.wanted, self.rules.record.groups)
             self._without_tasks = {group.step for group in wanted} - self._tasks.keys()
             known = dict(self._known())
-            self._dead = sum(isinstance(event, events.Stored) for event in past) - len(known)
+            self._dead = sum(isinstance(event, events.EpisodeStored) for event in past) - len(known)
             self._files = EpisodeFiles(folder, known)
             self.damage: list[tuple[EpisodeId, str, Answer]] = []
             self._look_for_damaged(known)

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from jaxagent.config.errors import failure_line
 from jaxagent.fleet import episodes, wire
-from jaxagent.fleet.admission import Answer, Beat, Outcome, UnknownWorkerError
+from jaxagent.fleet.admission import Answer, Outcome, UnknownWorkerError
 from jaxagent.fleet.book import Book
 from jaxagent.fleet.fence import FencedError
 from jaxagent.fleet.intake import Bell, Intake, reply
@@ -183,7 +183,7 @@ class Core:
             logger.warning("%s on %s may not join: %s", role, facts.get("host", "?"), error)
             raise
         now, rules, was = self.clock(), self.book.rules, wire.text(row, "was", "")
-        name, told = "", Beat(rules.record.published, ())
+        name, cancel, newest = "", (), rules.record.published
         key = request.headers.get(wire.KEY, "") or secrets.token_hex(16)
         if role == "trainer":
             name = self.members.name_of_trainer(self.book.epoch, was, wire.whole(facts, "rank", 0), key)
@@ -191,7 +191,7 @@ class Core:
         if was:
             self.gone(was, "joins again")
         if role == "engine":
-            name, told = rules.join(now, holding)
+            name, cancel = rules.join(now, holding)
         for other in self.members.add(name, role, facts, now, key):
             self.gone(other, f"differs from the trainer: {self._differs(other)}")
         member = self.members.get(name)
@@ -201,7 +201,7 @@ class Core:
         self.stirred.set()
         await self.written()
         book, ended = self.book, self.ended
-        joined = wire.Joined(name, book.epoch, book.run, book.plan.lease_s, told.newest, told.cancel, ended, member.key)
+        joined = wire.Joined(name, book.epoch, book.run, book.plan.lease_s, newest, cancel, ended, member.key)
         return reply(wire.joined_to(joined))
 
     async def beat(self, request: web.Request) -> web.Response:
@@ -214,7 +214,7 @@ class Core:
         if member.role == "engine":
             holding = wire.entries(row, "holding", wire.lease)
             fetching = member.phase == WEIGHTS and member.phase_s < self.book.plan.lease_s
-            cancel = self.book.rules.beat(now, name, holding, fetching).cancel
+            cancel = self.book.rules.beat(now, name, holding, fetching)
         member.numbers = wire.numbers(row, "numbers")
         await self.written()
         rules = self.book.rules

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 from jaxagent.fleet.admission import Answer, Batch, Outcome, Work
 from jaxagent.fleet.plan import EpisodeId, GroupId
-from jaxagent.fleet.record import Result
+from jaxagent.fleet.record import StoredResult
 
 WIRE = 3  # version of all of this: the two sides of a call have the same, or do not talk
 # Of every request, beside the token. KEY: of a process, from its first call on.
@@ -331,11 +331,11 @@ def batch_to(batch: Batch) -> dict[str, Any]:
 
 def batch_of(row: Mapping[str, Any]) -> Batch:
     """The other way."""
-    results: dict[EpisodeId, Result] = {}
+    results: dict[EpisodeId, StoredResult] = {}
     for value in entries(row, "results", lambda entry: entry):
         if not isinstance(value, list) or len(value) != 7:
             raise BadMessageError(f"a result is an episode, its digest, version and lease, got {_short(value)}")
-        results[episode(value[:4])] = Result(*value[4:])
+        results[episode(value[:4])] = StoredResult(*value[4:])
     ages = {whole({"ages": age}, "ages"): count for age, count in table(row, "ages").items()}
     return Batch(whole(row, "step"), entries(row, "groups", group), entries(row, "left_out", group), results, ages)
 

@@ -23,7 +23,7 @@ from jaxagent.gateway.harness import HarnessRollout, SessionLine, SessionReport
 from jaxagent.gateway.trained import TrainingRules
 from jaxagent.io.http import HttpError
 from jaxagent.rollout.templates import Plain
-from jaxagent.service.gateway_client import GatewayClient, Opened, Sampled
+from jaxagent.service.gateway_client import GatewayClient, OpenedSession, SampledSession
 from jaxagent.service.play import Here, Phases, Play, Work
 from jaxagent.service.remote_rollout import RemoteRollout
 from jaxagent.service.states import State
@@ -37,9 +37,9 @@ CLOSE_TIMEOUT_S = 30.0
 class RemoteLine(SessionLine):
     """A session at a gateway on another host."""
 
-    def __init__(self, gateway: GatewayClient, opened: Opened, work: Work, phases: Phases):
+    def __init__(self, gateway: GatewayClient, opened: OpenedSession, work: Work, phases: Phases):
         self._gateway, self._opened, self._phases = gateway, opened, phases
-        self._sampled: Sampled | None = None
+        self._sampled: SampledSession | None = None
         self.token, self.run_s = opened.token, work.agent_timeout_s
 
     @property

@@ -38,7 +38,7 @@ class Replaced(Exception):
 
 
 @dataclasses.dataclass
-class _Playing:
+class _SessionInProgress:
     """A session in progress."""
 
     work: Work
@@ -65,7 +65,7 @@ class Node:
         self._drain_s, self._gateway_url = drain_s, gateway_url
         self._process = secrets.token_hex(8)
         self._interval_s = 10.0
-        self._playing: dict[Held, _Playing] = {}
+        self._playing: dict[Held, _SessionInProgress] = {}
         self._changed, self._free, self._draining = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.ended = 0  # sessions whose episode the server has
 
@@ -203,7 +203,7 @@ class Node:
             return
         phases = Phases(self._places, self._changed.set)
         task = asyncio.create_task(self._session(work, phases))
-        self._playing[work.key] = _Playing(work, phases, task)
+        self._playing[work.key] = _SessionInProgress(work, phases, task)
 
     async def _session(self, work: Work, phases: Phases) -> None:
         """One session, from its first place to the server's receipt."""

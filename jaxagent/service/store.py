@@ -25,6 +25,7 @@ from jaxagent.io import files
 
 T = TypeVar("T")
 P = ParamSpec("P")
+Request = tuple[Callable[[sqlite3.Connection], Any], concurrent.futures.Future[Any]]  # what to do, what came of it
 MOST_TOGETHER = 64  # requests of one commit
 STOP_TIMEOUT_S = 30.0
 VERSION = 1
@@ -78,7 +79,7 @@ class ServiceStore:
         except BaseException:
             os.close(self._lock)
             raise
-        self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
 
@@ -102,11 +103,11 @@ class ServiceStore:
           StoreError: nothing was stored, or (where it took too long) perhaps.
           Exception: what the function raised; it changed nothing.
         """
-        request = _Request(lambda connection: function(connection, self.clock(), *args, **more))
-        self._waiting.put(request)
+        outcome = concurrent.futures.Future[T]()
+        self._waiting.put((lambda connection: function(connection, self.clock(), *args, **more), outcome))
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.wrap_future(request.outcome)
+                return await asyncio.wrap_future(outcome)
         except TimeoutError:
             raise StoreError(f"the store did not answer in {self._timeout_s:g} s") from None
 
@@ -117,43 +118,32 @@ class ServiceStore:
             while len(batch) < MOST_TOGETHER and not self._waiting.empty():
                 batch.append(self._waiting.get())
             over = None in batch
-            self._commit([r for r in batch if r is not None and r.outcome.set_running_or_notify_cancel()])
+            self._commit([r for r in batch if r is not None and r[1].set_running_or_notify_cancel()])
 
-    def _commit(self, batch: list[_Request]) -> None:
-        db = self.connection
+    def _commit(self, batch: list[Request]) -> None:
+        db, results = self.connection, list[Any]()
         try:
             db.execute("BEGIN IMMEDIATE")
-            for request in batch:
+            for function, _ in batch:
                 db.execute("SAVEPOINT request")
                 try:
-                    request.result = request.function(db)
+                    results.append(function(db))
                 except sqlite3.OperationalError:
                     raise  # the disk's: SQLite may have taken back everything already
                 except Exception as failure:
-                    request.failure = failure
+                    results.append(failure)
                     db.execute("ROLLBACK TO request")
                 db.execute("RELEASE request")
             db.execute("COMMIT")
         except sqlite3.Error as failure:
             if db.in_transaction:
                 db.execute("ROLLBACK")
-            for request in batch:
-                request.failure = StoreError(f"the store cannot write: {failure}")
-        for request in batch:
-            if request.failure is not None:
-                request.outcome.set_exception(request.failure)
+            results = [StoreError(f"the store cannot write: {failure}")] * len(batch)
+        for (_, outcome), result in zip(batch, results, strict=True):
+            if isinstance(result, Exception):
+                outcome.set_exception(result)
             else:
-                request.outcome.set_result(request.result)
-
-
-class _Request:
-    """One function and what became of it."""
-
-    def __init__(self, function: Callable[[sqlite3.Connection], Any]):
-        self.function = function
-        self.outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self.result: Any = None
-        self.failure: Exception | None = None
+                outcome.set_result(result)
 
 
 def opened(path: Path) -> sqlite3.Connection:

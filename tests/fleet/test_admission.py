@@ -154,7 +154,7 @@ def test_a_silent_worker_loses_its_episodes_and_a_beating_one_does_not():
     coordinator = made(steps=1, lease_s=10.0)
     silent, beating = worker(coordinator), worker(coordinator)
     lost, kept = taken(coordinator, silent, 1), taken(coordinator, beating, 1)
-    assert coordinator.beat(9.0, beating, [kept[0].lease]).cancel == ()
+    assert coordinator.beat(9.0, beating, [kept[0].lease]) == ()
     assert coordinator.expire(10.0) == [] and coordinator.expire(10.5) == [silent]
     with pytest.raises(UnknownWorkerError, match="join again"):
         coordinator.beat(11.0, silent, [])
@@ -162,7 +162,7 @@ def test_a_silent_worker_loses_its_episodes_and_a_beating_one_does_not():
     assert [work.episode for work in again] == [lost[0].episode] and again[0].lease != lost[0].lease
     # The silent one's result comes after all: it is as good as the other, which is told to stop.
     assert coordinator.put(lost[0].episode, lost[0].lease, 0, "d").outcome is Outcome.STORED
-    assert coordinator.beat(12.0, beating, [kept[0].lease, again[0].lease]).cancel == (again[0].lease,)
+    assert coordinator.beat(12.0, beating, [kept[0].lease, again[0].lease]) == (again[0].lease,)
     assert coordinator.put(again[0].episode, again[0].lease, 0, "d").outcome is Outcome.DUPLICATE
 
 
@@ -193,7 +193,7 @@ def test_an_engine_gets_no_other_version_while_it_plays_what_it_should_give_up()
     coordinator.batch(0)
     coordinator.publish(1, "v1")
     assert taken(coordinator, slow, 1, [work[0].lease]) == []
-    assert coordinator.beat(0.0, slow, [work[0].lease]).cancel == (work[0].lease,)
+    assert coordinator.beat(0.0, slow, [work[0].lease]) == (work[0].lease,)
     assert taken(coordinator, slow, 1)[0].version == 1
 
 
@@ -207,17 +207,17 @@ def test_workers_go_on_through_a_restart_of_the_coordinator():
     hasty = worker(after)
     double = taken(after, hasty, 1)  # begun before the older play is known
     holding = [(work.lease, work.episode) for work in works]
-    name, beat = after.join(0.0, holding)
-    assert beat.cancel == () and after.beat(0.0, hasty, [double[0].lease]).cancel == (double[0].lease,)
+    name, cancel = after.join(0.0, holding)
+    assert cancel == () and after.beat(0.0, hasty, [double[0].lease]) == (double[0].lease,)
     assert taken(after, hasty) == []
     # What is stored, or never was, is no work for anybody.
     assert after.put(works[1].episode, works[1].lease, 0, "d").outcome is Outcome.STORED
     stray = EpisodeId(GroupId(0, 0, 0), 7)
-    _, beat = after.join(0.0, [("0-8", works[1].episode), ("0-9", stray)])
-    assert beat.cancel == ("0-8", "0-9")
+    _, cancel = after.join(0.0, [("0-8", works[1].episode), ("0-9", stray)])
+    assert cancel == ("0-8", "0-9")
     # Of two plays under this coordinator, the one that has the lease goes on.
-    _, beat = after.join(0.0, [("1-99", works[0].episode)])
-    assert beat.cancel == ("1-99",) and after.beat(0.0, name, [works[0].lease]).cancel == ()
+    _, cancel = after.join(0.0, [("1-99", works[0].episode)])
+    assert cancel == ("1-99",) and after.beat(0.0, name, [works[0].lease]) == ()
 
 
 # -------------------------------------------------------------------- results
@@ -272,7 +272,7 @@ def test_a_batch_that_is_too_old_is_never_handed_out():
     coordinator = made(staleness=1, groups_per_step=1)
     for step in range(3):
         if step == 2:
-            coordinator.record.apply(events.Stored(GroupId(2, 0, 0), 0, "d", 0, "a"))
+            coordinator.record.apply(events.EpisodeStored(GroupId(2, 0, 0), 0, "d", 0, "a"))
             coordinator.close(GroupId(2, 0, 0), True)
             with pytest.raises(BoundError, match="2 versions ago; the bound is 1"):
                 coordinator.batch(2)

@@ -34,11 +34,11 @@ def test_plans_that_cannot_be_are_refused(settings, words):
 def test_lines_of_the_log_can_be_read_again():
     group = GroupId(1, 0, 2)
     for event in (
-        events.Stored(group, 3, "d", 1, "0-7"),
-        events.Closed(group, False),
-        events.Formed(1, (group,), (GroupId(1, 1, 0),)),
-        events.Published(2, "d"),
-        events.Kept(1),
+        events.EpisodeStored(group, 3, "d", 1, "0-7"),
+        events.GroupClosed(group, False),
+        events.BatchFormed(1, (group,), (GroupId(1, 1, 0),)),
+        events.VersionPublished(2, "d"),
+        events.StateKept(1),
     ):
         assert events.from_line(json.loads(json.dumps(events.to_line(event)))) == event
     for line in ({}, {"kind": "kept"}, {"kind": "other", "step": 1}, {"kind": "kept", "step": 1, "more": 1}):

@@ -12,7 +12,7 @@ import heapq
 import random
 from collections.abc import Callable
 
-from jaxagent.fleet.admission import Answer, Batch, Beat, Coordinator, Outcome, UnknownWorkerError, Work
+from jaxagent.fleet.admission import Answer, Batch, Coordinator, Outcome, UnknownWorkerError, Work
 from jaxagent.fleet.events import Event, from_line, to_line
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 
@@ -190,11 +190,11 @@ class World:
 
     def join(self, process: Process) -> bool:
         playing = [(lease, work.episode) for lease, work in process.holding.items()]
-        answer: tuple[str, Beat] | None = self.call("join", self.now, playing)
+        answer: tuple[str, tuple[str, ...]] | None = self.call("join", self.now, playing)
         if answer is None:
             return False
-        process.name, beat = answer
-        self.give_up(process, beat.cancel)
+        process.name, cancel = answer
+        self.give_up(process, cancel)
         return True
 
     def give_up(self, process: Process, leases: tuple[str, ...]) -> None:
@@ -211,9 +211,8 @@ class World:
         if self.now < process.silent_until:
             return self.at(process.silent_until - self.now, self.beat, process)
         try:
-            beat = self.call("beat", self.now, process.name, list(process.holding)) if self.known(process) else None
-            if beat is not None:
-                self.give_up(process, beat.cancel)
+            cancel = self.call("beat", self.now, process.name, list(process.holding)) if self.known(process) else None
+            self.give_up(process, cancel or ())
         except UnknownWorkerError:
             process.name = None
         self.at(self.plan.lease_s / 3, self.beat, process)
