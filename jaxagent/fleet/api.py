@@ -154,9 +154,9 @@ class Api:
         if version >= len(versions):
             return failure("missing", f"version {version} is not published; the newest is {len(versions) - 1}", 404)
         urls = self.core.members.sources(version, request.headers.get(wire.NAME, ""))
-        found = wire.Sources(version, versions[version], self.core.book.lineage(version), tuple(urls))
+        sources = wire.Sources(version, versions[version], self.core.book.lineage(version), tuple(urls))
         await self.core.written()
-        return reply(wire.sources_to(found))
+        return reply(wire.sources_to(sources))
 
     async def status(self, request: web.Request) -> web.Response:
         """GET: everything that a person asks first."""

@@ -24,11 +24,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxagent.config import ConfigError
+from jaxagent.data.packing import Packed
 from jaxagent.fleet import episodes, events, segments, wire
 from jaxagent.fleet.admission import Answer, Batch, Coordinator, Outcome, Work
 from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeFiles, Key
 from jaxagent.fleet.ledger import Ledger
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.wire import Job, Rounds, Tasks
 from jaxagent.types import Episode
@@ -250,8 +250,8 @@ class Book:
     def digest(self, episode: EpisodeId) -> str | None:
         """Of a stored result; None: it is not stored, or forgotten."""
         group = self.rules.record.groups.get(episode.group)
-        found = group.results.get(episode.sample) if group is not None else None
-        return found.digest if found is not None else None
+        result = group.results.get(episode.sample) if group is not None else None
+        return result.digest if result is not None else None
 
     def task(self, group: GroupId) -> str | None:
         """The id of a group's task; None: it is not known, or not any more."""
@@ -307,8 +307,8 @@ class Book:
         further = plan.groups_per_round or plan.groups_per_step
         sizes = [plan.first_round] + [further] * (plan.rounds - 1)
         for step, rounds in tasks.items():
-            if (found := list(map(len, rounds))) != sizes:
-                return f"the rounds of step {step} have {found} tasks, and must have {sizes}."
+            if (counts := list(map(len, rounds))) != sizes:
+                return f"the rounds of step {step} have {counts} tasks, and must have {sizes}."
         return ""
 
     def _known(self) -> Iterable[tuple[Key, str]]:
@@ -352,9 +352,9 @@ def _must_be_new(folder: pathlib.Path) -> None:
 
     Before the ledger is opened, since that begins a segment, which those that are put back would not go on from.
     """
-    found = next((path for path in (folder / episodes.FOLDER).rglob("*.z")), None)
-    if found is not None:
+    episode_file = next((path for path in (folder / episodes.FOLDER).rglob("*.z")), None)
+    if episode_file is not None:
         raise ConfigError(
-            f"'{folder}' has no ledger any more, and episodes of one ('{found}'): put its folder of segments back "
-            "from a copy, go on without config.fleet, or use another workdir."
+            f"'{folder}' has no ledger any more, and episodes of one ('{episode_file}'): put its folder of segments "
+            "back from a copy, go on without config.fleet, or use another workdir."
         )

@@ -25,10 +25,10 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.errors import WaitedInVainError
+from jaxagent.data.packing import Packed
 from jaxagent.fleet import wire
 from jaxagent.fleet.admission import Answer, Batch, Outcome, UnknownWorkerError, Work
 from jaxagent.fleet.line import Line, Reply
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId
 from jaxagent.fleet.wire import BadMessageError, Beat, Job, Joined, Sources, TaskRef
 
@@ -163,8 +163,8 @@ class Client:
         """
         with self._taking:
             row = {"name": name, "places": places, "holding": list(holding), "wait_s": wait_s}
-            found = self._call("POST", "/v1/take", row, wait_s)
-        return list(wire.entries(found, "jobs", wire.job_of))
+            answer = self._call("POST", "/v1/take", row, wait_s)
+        return list(wire.entries(answer, "jobs", wire.job_of))
 
     def put(self, work: Work, version: int, packed: Packed) -> Answer:
         """Hands a result in. When this returns, it is on disk, or the answer says why it is not wanted.
@@ -187,8 +187,8 @@ class Client:
           ConfigError: an episode of it is lost; says why.
           ReplacedError: another trainer has joined.
         """
-        found = self._call("POST", "/v1/batch", {"step": step, "wait_s": wait_s}, wait_s).get("batch")
-        return None if found is None else wire.batch_of(found)
+        batch = self._call("POST", "/v1/batch", {"step": step, "wait_s": wait_s}, wait_s).get("batch")
+        return None if batch is None else wire.batch_of(batch)
 
     def episode(self, which: EpisodeId) -> Packed:
         """A stored result, for who does not see the coordinator's folder. Raises CallError: it is not there."""
@@ -412,9 +412,9 @@ def _path(which: EpisodeId) -> str:
 
 def _object(body: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(body)
-        if isinstance(found, dict):
-            return found
+        value = json.loads(body)
+        if isinstance(value, dict):
+            return value
     raise BadMessageError(f"the coordinator sent no JSON object: {body[:80]!r}")
 
 

@@ -54,7 +54,7 @@ class Core:
       asking: the long poll of every engine that waits for episodes, which is woken when it may get some.
       stirred: set when there may be something to play.
       news: rings when there may be something to train.
-      said: why the trainer has ended the run; "": it has not.
+      end_reason: why the trainer has ended the run; "": it has not.
       closing: long polls end.
       failed: gets the exception that must end the process.
     """
@@ -63,7 +63,7 @@ class Core:
         self.book, self.folder, self.members, self.clock = book, folder, members, clock
         self.asking, self.stirred, self.news = dict[str, Bell](), Bell(), Bell()
         self.intake, self.watch = Intake(), Watch(clock)
-        self.said, self.closing = "", False
+        self.end_reason, self.closing = "", False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.disk = concurrent.futures.ThreadPoolExecutor(THREADS, "disk")
         self.judging = concurrent.futures.ThreadPoolExecutor(1, "judge")
@@ -74,8 +74,8 @@ class Core:
     def ended(self) -> str:
         """Why the run is over; "": it goes on."""
         record = self.book.rules.record
-        if self.said or record.published < self.book.plan.steps:
-            return self.said
+        if self.end_reason or record.published < self.book.plan.steps:
+            return self.end_reason
         if any(record.wanted(which.group) for which in record.damaged()):
             return ""
         return "all steps are trained"
@@ -154,7 +154,7 @@ class Core:
 
     # ---------------------------------------------------------------- who is there
 
-    def known(self, name: str, now: float) -> Member:
+    def member(self, name: str, now: float) -> Member:
         """Who calls. Raises UnknownWorkerError: it must join; RefusedCallError: it must end."""
         self.members.check_newest(name)
         member = self.members.get(name)
@@ -163,7 +163,7 @@ class Core:
         member.heard = now
         return member
 
-    def gone(self, name: str, why: str) -> bool:
+    def remove(self, name: str, why: str) -> bool:
         """A process is not there any more; what it played waits again. False: nobody had the name."""
         lost = self.book.rules.leave(name)
         member = self.members.remove(name)
@@ -187,13 +187,13 @@ class Core:
         key = request.headers.get(wire.KEY, "") or secrets.token_hex(16)
         if role == "trainer":
             name = self.members.name_of_trainer(self.book.epoch, was, wire.whole(facts, "rank", 0), key)
-            self.said = ""  # one that comes back goes on
+            self.end_reason = ""  # one that comes back goes on
         if was:
-            self.gone(was, "joins again")
+            self.remove(was, "joins again")
         if role == "engine":
             name, cancel = rules.join(now, holding)
         for other in self.members.add(name, role, facts, now, key):
-            self.gone(other, f"differs from the trainer: {self._differs(other)}")
+            self.remove(other, f"differs from the trainer: {self._differs(other)}")
         member = self.members.get(name)
         assert member is not None
         labels = f", differs: {member.differs}" if member.differs else ""
@@ -208,7 +208,7 @@ class Core:
         """POST: a process lives."""
         row = await self.intake.call(request)
         name, now = wire.text(row, "name"), self.clock()
-        member = self.known(name, now)
+        member = self.member(name, now)
         cancel: tuple[str, ...] = ()
         member.phase, member.phase_s = wire.text(row, "phase", ""), wire.number(row, "phase_s", 0)
         if member.role == "engine":
@@ -224,7 +224,7 @@ class Core:
     async def leave(self, request: web.Request) -> web.Response:
         """POST: a process ends, or was seen to end."""
         name = wire.text(await self.intake.call(request), "name")
-        left = self.gone(name, "leaves")
+        left = self.remove(name, "leaves")
         await self.written()
         return reply({"left": left})
 
@@ -253,14 +253,14 @@ class Core:
             living = self.book.rules.holding()
             silent = [engine for engine in self.members.of("engine") if engine.name not in living]
             for member in [*silent, *self.members.silent(now, lease_s)]:
-                self.gone(member.name, f"was silent for {now - member.heard:.1f} s")
+                self.remove(member.name, f"was silent for {now - member.heard:.1f} s")
 
     # ---------------------------------------------------------------- the trainer
 
     def _trainer(self, request: web.Request) -> str:
         """The name of the trainer that calls. Raises UnknownWorkerError; RefusedCallError: it is none."""
         name, key = request.headers.get(wire.NAME, ""), request.headers.get(wire.KEY, "")
-        member = self.known(name, self.clock()) if name else None
+        member = self.member(name, self.clock()) if name else None
         if member is None or member.role != "trainer":
             who = f"{member.role} {name}" if member else "a process that has not joined"
             raise RefusedCallError("refused", f"{who} asks for {request.path}, which is the trainer's alone.")
@@ -276,22 +276,22 @@ class Core:
         end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
         while True:
             try:
-                found = self.book.batch(step)
+                batch = self.book.batch(step)
             except ValueError as error:
                 raise BadMessageError(str(error)) from None
             except BoundError as error:
                 self.fail(str(error))
                 raise CoordinatorError(str(error)) from None
-            if found is not None or now >= end or self.closing:
+            if batch is not None or now >= end or self.closing:
                 break
             await self.news.rings(end - now)
             now = self.clock()
         waited = self.clock() - begun
         self.members.waited(name, waited)
-        if found is not None:
-            self.watch.formed(found, waited)
+        if batch is not None:
+            self.watch.formed(batch, waited)
         await self.written()
-        return reply({"batch": None if found is None else wire.batch_to(found)})
+        return reply({"batch": None if batch is None else wire.batch_to(batch)})
 
     async def publish(self, request: web.Request) -> web.Response:
         """POST: a version's weights can be fetched."""
@@ -352,8 +352,8 @@ class Core:
         """POST: the run is over."""
         row = await self.intake.call(request)
         self._trainer(request)
-        self.said = wire.text(row, "reason") or "the trainer has ended"
-        logger.info("the run is over: %s", self.said)
+        self.end_reason = wire.text(row, "reason") or "the trainer has ended"
+        logger.info("the run is over: %s", self.end_reason)
         self.ring()
         await self.written()
-        return reply({"ended": self.said})
+        return reply({"ended": self.end_reason})

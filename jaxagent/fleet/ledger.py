@@ -83,8 +83,8 @@ class Ledger:
 
     def recovered(self) -> list[dict[str, Any]]:
         """What the folder held when it was opened, in order. Handed out once, and not kept."""
-        found, self._recovered = self._recovered, []
-        return found
+        records, self._recovered = self._recovered, []
+        return records
 
     def append(self, records: Iterable[Record]) -> concurrent.futures.Future[None]:
         """Adds lines. The future is done when they, and all lines before them, are on disk: also for no lines.

@@ -128,9 +128,9 @@ class Members:
 
     def check_newest(self, name: str) -> None:
         """Raises RefusedCallError: a newer process has joined as this trainer, whether that one lives or not."""
-        found = _TRAINER.fullmatch(name)
-        newest = _TRAINER.fullmatch(self._newest.get(found[3], "")) if found else None
-        if found and newest and [*map(int, found.groups())] < [*map(int, newest.groups())]:
+        parts = _TRAINER.fullmatch(name)
+        newest = _TRAINER.fullmatch(self._newest.get(parts[3], "")) if parts else None
+        if parts and newest and [*map(int, parts.groups())] < [*map(int, newest.groups())]:
             raise RefusedCallError(
                 "replaced", f"trainer {name} has been replaced by {newest[0]}, which joined later: it must end."
             )
@@ -194,5 +194,5 @@ def _compares(role: str, facts: Mapping[str, Any]) -> bool:
 
 
 def _versions(member: Member) -> list[int]:
-    found = member.numbers.get("versions", [])
-    return found if isinstance(found, list) else []
+    versions = member.numbers.get("versions", [])
+    return versions if isinstance(versions, list) else []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from jaxagent.data.packing import Packed
 from jaxagent.fleet.admission import Answer, Work
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId
 from jaxagent.fleet.wire import Beat, Job, Joined
 

@@ -85,12 +85,12 @@ class Record:
 
     def whole(self, group: GroupId) -> bool:
         """Whether all attempts of a group are stored, and can be read."""
-        found = self.groups[group]
-        return len(found.results) == self.plan.attempts and not found.damaged
+        record = self.groups[group]
+        return len(record.results) == self.plan.attempts and not record.damaged
 
     def damaged(self) -> list[EpisodeId]:
         """Stored episodes that can no longer be read, in order."""
-        return sorted(EpisodeId(group, sample) for group, found in self.groups.items() for sample in found.damaged)
+        return sorted(EpisodeId(group, sample) for group, record in self.groups.items() for sample in record.damaged)
 
     def wanted(self, group: GroupId) -> bool:
         """Whether anybody needs a group's results: the run may have fewer steps than when it was admitted."""

@@ -83,10 +83,10 @@ def read(folder: pathlib.Path) -> Content:
     Raises:
       ConfigError: a line is damaged, or lines are missing; names file and line.
     """
-    found = names(folder)
-    if not found:
+    segment_names = names(folder)
+    if not segment_names:
         return Content([], 0, {}, [], [])
-    newest, notes = found[-1], list[str]()
+    newest, notes = segment_names[-1], list[str]()
     ends: dict[str, int | None] = {**_taken(folder / newest), newest: None}
     lines: list[LedgerLine] = []
     following, takes = 0, dict[str, int]()
@@ -108,7 +108,7 @@ def read(folder: pathlib.Path) -> Content:
             lines += own
         else:
             del takes[name]  # a writer that wrote nothing: the next one need not know of it
-    return Content(lines, following, takes, [name for name in found if name not in takes], notes)
+    return Content(lines, following, takes, [name for name in segment_names if name not in takes], notes)
 
 
 def _taken(path: pathlib.Path) -> dict[str, int]:

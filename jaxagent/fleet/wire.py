@@ -179,15 +179,15 @@ def table(row: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def numbers(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     """What a process counts: numbers, and under "versions" the list of those that it has."""
-    found = table(row, name)
-    for key, value in found.items():
+    counters = table(row, name)
+    for key, value in counters.items():
         if key == "versions":
             fits = isinstance(value, list) and all(type(entry) is int for entry in value)
         else:
             fits = type(value) in (int, float) and abs(value) < 1e300  # not NaN either
         if not fits:
             raise BadMessageError(f"'{name}' must hold numbers, and a list as 'versions', got {_short({key: value})}")
-    return found
+    return counters
 
 
 def entries(row: Mapping[str, Any], name: str, read: Callable[[Any], T]) -> tuple[T, ...]:
@@ -269,10 +269,10 @@ def rounds_to(rounds: Sequence[Sequence[TaskRef]]) -> list[list[list[Any]]]:
 
 def tasks_of(row: Mapping[str, Any]) -> Tasks:
     """The other way, of a message's "tasks"."""
-    found: Tasks = {}
+    tasks: Tasks = {}
     for key, value in table(row, "tasks").items():
-        found[whole({"tasks": key}, "tasks")] = rounds_of(value)
-    return found
+        tasks[whole({"tasks": key}, "tasks")] = rounds_of(value)
+    return tasks
 
 
 def rounds_of(value: Any) -> Rounds:
@@ -319,7 +319,7 @@ def answer_of(row: Mapping[str, Any]) -> Answer:
 
 def batch_to(batch: Batch) -> dict[str, Any]:
     """What a step trains on, as JSON."""
-    results = [[*flat(which), found.digest, found.version, found.lease] for which, found in batch.results.items()]
+    results = [[*flat(which), result.digest, result.version, result.lease] for which, result in batch.results.items()]
     return {
         "step": batch.step,
         "groups": list(map(list, batch.groups)),

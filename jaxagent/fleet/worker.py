@@ -21,10 +21,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from jaxagent.data.packing import Packed
 from jaxagent.fleet.admission import Outcome, UnknownWorkerError
 from jaxagent.fleet.manifest import WeightsError
 from jaxagent.fleet.neighbours import Link, Player
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import Rule
 from jaxagent.fleet.whereabouts import WEIGHTS, Watch, Whereabouts
 from jaxagent.fleet.wire import Job

@@ -126,9 +126,9 @@ class Api:
         task_id, until = reading.task_id(request), self._until(whole(request.query, "wait_s", 0))
         while True:
             changed = self._news.next
-            found = await self._store.do(views.task, task_id)
-            if found["status"] != "running" or not await self._wait(changed, until):
-                return reply(found)
+            group = await self._store.do(views.task, task_id)
+            if group["status"] != "running" or not await self._wait(changed, until):
+                return reply(group)
 
     async def _cancel(self, request: web.Request) -> web.Response:
         register = request.query.get("register_if_missing", "") in ("1", "true")
@@ -163,17 +163,17 @@ class Api:
             end, quiet = time.monotonic() + STREAM_S, 0.0
             while time.monotonic() < end and not self._closing:
                 changed = self._news.next
-                found = await self._store.do(views.events, after)
+                rows = await self._store.do(views.events, after)
                 text = "".join(
                     f"id: {seq}\nevent: {kind}\ndata: {json.dumps({'at': at, **json.loads(data)})}\n\n"
-                    for seq, at, kind, data in found
+                    for seq, at, kind, data in rows
                 )
-                after = found[-1][0] if found else after
+                after = rows[-1][0] if rows else after
                 if text or time.monotonic() >= quiet:
                     async with asyncio.timeout(SEND_TIMEOUT_S):
                         await response.write((text or ": ping\n\n").encode())
                     quiet = time.monotonic() + PING_S
-                if not found:
+                if not rows:
                     await self._wait(changed, quiet)
         except (StoreError, TimeoutError, ConnectionError):
             pass  # the stream ends; the client comes again with the last number it has

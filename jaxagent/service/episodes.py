@@ -29,10 +29,12 @@ def to_bytes(episode: Episode) -> tuple[bytes, str]:
 
 def from_bytes(body: bytes, digest: str) -> Episode:
     """Raises RefusedCallError: other bytes than the digest's. Raises BadMessageError: no episode."""
-    found = hashlib.sha256(body).hexdigest()
-    if not hmac.compare_digest(found.encode(), digest.lower().encode("utf-8", "surrogateescape")):
+    own_digest = hashlib.sha256(body).hexdigest()
+    if not hmac.compare_digest(own_digest.encode(), digest.lower().encode("utf-8", "surrogateescape")):
         said = f"and {DIGEST} says {digest!r:.80}" if digest else f"and there is no {DIGEST}"
-        raise RefusedCallError("damaged", f"the episode's sha256 is {found}, {said}: the bytes were changed on the way")
+        raise RefusedCallError(
+            "damaged", f"the episode's sha256 is {own_digest}, {said}: the bytes were changed on the way"
+        )
     try:
         return codec.decode_episode(json_object(body), "the episode")
     except ConfigError as error:

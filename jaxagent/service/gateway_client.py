@@ -56,23 +56,23 @@ class GatewayClient:
         """A new session. Asked twice after a lost answer, it leaves one that is never used, until the gateway ends."""
         body = {"task_id": task_id, "sample": sample, "group_size": group_size, "domain": domain}
         body |= {"rules": rules or {}}
-        found = await self._ask("POST", "", json=body)
+        answer = await self._ask("POST", "", json=body)
         try:
-            return OpenedSession(str(found["id"]), str(found["token"]))
+            return OpenedSession(str(answer["id"]), str(answer["token"]))
         except KeyError as missing:
             raise HttpError(f"{self.url}/sessions told no {missing}") from None
 
     async def trajectories(self, session: OpenedSession) -> SampledSession:
         """Ends the session: what it sampled. May be asked again."""
-        found = await self._ask("GET", f"/{session.id}/trajectories")
+        answer = await self._ask("GET", f"/{session.id}/trajectories")
         try:
-            rows = [codec.decode_trajectory(r, f"trajectories[{i}]") for i, r in enumerate(found["trajectories"])]
-            stop = None if found["stop"] is None else StopReason(found["stop"])
-            failure = None if found["failure"] is None else str(found["failure"])
-            counters = {str(name): float(value) for name, value in found["counters"].items()}
+            rows = [codec.decode_trajectory(r, f"trajectories[{i}]") for i, r in enumerate(answer["trajectories"])]
+            stop = None if answer["stop"] is None else StopReason(answer["stop"])
+            failure = None if answer["failure"] is None else str(answer["failure"])
+            counters = {str(name): float(value) for name, value in answer["counters"].items()}
         except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as failure:
             raise HttpError(f"{self.url}: session {session.id} cannot be read: {failure}") from failure
-        return SampledSession(tuple(rows), counters, stop, failure, str(found.get("refusal", "")))
+        return SampledSession(tuple(rows), counters, stop, failure, str(answer.get("refusal", "")))
 
     async def remove(self, session: OpenedSession) -> None:
         """Ends the session, and has the gateway forget it. Twice is harmless."""

@@ -88,7 +88,7 @@ def cancel_rest(db: sqlite3.Connection, now: float, task_id: str, reason: str) -
     """Ends every session of a group that has not ended."""
     for session in sessions_of(db, task_id):
         if not session.state.ended:
-            save(db, now, session, states.ended(session, State.CANCELLED, reason, now))
+            save(db, now, session, states.end(session, State.CANCELLED, reason, now))
 
 
 def settle(db: sqlite3.Connection, now: float, rules: ServiceRules, task_id: str) -> None:

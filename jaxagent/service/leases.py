@@ -19,10 +19,10 @@ from jaxagent.service.rows import (
     IN_HELD,
     Held,
     find,
-    held,
     key_of,
     note,
     save,
+    session_held,
     session_of,
 )
 from jaxagent.service.states import HELD, EpisodeSummary, RolloutSession, ServiceRules, State
@@ -71,7 +71,7 @@ def beat(
     Raises:
       RefusedCallError: this process is not registered, or another one is.
     """
-    draining = heard(db, now, node_id, process, free)
+    draining = sign_of_life(db, now, node_id, process, free)
     cancel, moved = [], 0
     for (task_id, sample, attempt), state in playing:
         session = find(db, task_id, sample)
@@ -79,13 +79,13 @@ def beat(
             cancel.append([task_id, sample, attempt])
         else:
             (agent_s,) = db.execute("SELECT agent_timeout_s FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
-            new = states.moved(session, state, now, rules.lease_s, agent_s)
+            new = states.move(session, state, now, rules.lease_s, agent_s)
             save(db, now, session, new)
             moved += new.state is not session.state
     return {"cancel": cancel, "drain": draining, "moved": moved}
 
 
-def heard(db: sqlite3.Connection, now: float, node_id: str, process: str, free: dict[str, int]) -> bool:
+def sign_of_life(db: sqlite3.Connection, now: float, node_id: str, process: str, free: dict[str, int]) -> bool:
     """Notes that a node lives; whether it drains."""
     row = db.execute("SELECT * FROM nodes WHERE node_id = ?", (node_id,)).fetchone()
     if row is None:
@@ -112,7 +112,7 @@ def take(
     Raises:
       RefusedCallError: as `beat`.
     """
-    draining = heard(db, now, node_id, process, free)
+    draining = sign_of_life(db, now, node_id, process, free)
     owed = [session for session in _of_process(db, process) if key_of(session) not in have]
     places = 0 if draining else max(0, free.get("init", 0) - len(owed))
     waiting = db.execute(
@@ -124,7 +124,7 @@ def take(
         task = db.execute("SELECT * FROM tasks WHERE task_id = ?", (session.task_id,)).fetchone()
         given = session
         if session.state is State.REGISTERED:
-            given = states.taken(session, node_id, process, now, rules.lease_s, task["timeout_s"])
+            given = states.take(session, node_id, process, now, rules.lease_s, task["timeout_s"])
             save(db, now, session, given)
         body = json.loads(task["body"])
         work.append(
@@ -144,10 +144,10 @@ def take(
 
 def give_back(db: sqlite3.Connection, now: float, process: str, keys: Sequence[Held]) -> int:
     """A node hands sessions back that it will not end. Returns how many were its own."""
-    found = [held(db, key) for key in keys]
-    own = [session for session in found if session is not None and session.process == process]
+    sessions = [session_held(db, key) for key in keys]
+    own = [session for session in sessions if session is not None and session.process == process]
     for session in own:
-        save(db, now, session, states.given_back(session))
+        save(db, now, session, states.give_back(session))
     return len(own)
 
 
@@ -168,12 +168,12 @@ def drain(db: sqlite3.Connection, now: float, node_id: str) -> None:
 def lose(db: sqlite3.Connection, now: float, rules: ServiceRules, process: str, why: str) -> None:
     """All that a process holds is lost."""
     for session in _of_process(db, process):
-        lost(db, now, rules, session, why)
+        lose_session(db, now, rules, session, why)
 
 
-def lost(db: sqlite3.Connection, now: float, rules: ServiceRules, session: RolloutSession, why: str) -> None:
+def lose_session(db: sqlite3.Connection, now: float, rules: ServiceRules, session: RolloutSession, why: str) -> None:
     """A held session is lost: it waits again, or ends."""
-    new = states.lost(session, why, rules.max_losses, now)
+    new = states.lose(session, why, rules.max_losses, now)
     save(db, now, session, new)
     if new.state.ended:
         settle(db, now, rules, session.task_id)
@@ -213,7 +213,7 @@ def finish(
             "conflict", f"{task_id}/{sample} is not task '{episode.task.id}', sample {episode.sample}"
         )
     db.execute("INSERT INTO episodes VALUES (?, ?, ?)", (task_id, sample, zlib.compress(body, 1)))
-    save(db, now, session, states.with_result(session, attempt, result, now))
+    save(db, now, session, states.finish(session, attempt, result, now))
     settle(db, now, rules, task_id)
     return True
 
@@ -239,11 +239,11 @@ def sweep(db: sqlite3.Connection, now: float, rules: ServiceRules) -> bool:
     )
     for session in map(session_of, rows.fetchall()):
         if session.lease < now:
-            lost(db, now, rules, session, f"node '{session.node}' was not heard for {rules.lease_s:g} s")
+            lose_session(db, now, rules, session, f"node '{session.node}' was not heard for {rules.lease_s:g} s")
         else:
             late = "its time" if session.deadline < now - LATE_S else "the agent's time"
             why = f"{late} was over and node '{session.node}' did not end it"
-            save(db, now, session, states.ended(session, State.TIMEOUT, why, now))
+            save(db, now, session, states.end(session, State.TIMEOUT, why, now))
             settle(db, now, rules, session.task_id)
     for node in db.execute("SELECT * FROM nodes WHERE lost = 0 AND heard < ?", (now - rules.lease_s,)).fetchall():
         db.execute("UPDATE nodes SET lost = 1 WHERE node_id = ?", (node["node_id"],))

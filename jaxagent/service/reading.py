@@ -26,10 +26,10 @@ async def row(request: web.Request) -> dict[str, Any]:
 
 def task_id(request: web.Request) -> str:
     """Of the address."""
-    found = request.match_info["task"]
-    if not TASK_ID.fullmatch(found):
-        raise RefusedCallError("missing", f"no task can be called {found!r:.80}")
-    return found
+    value = request.match_info["task"]
+    if not TASK_ID.fullmatch(value):
+        raise RefusedCallError("missing", f"no task can be called {value!r:.80}")
+    return value
 
 
 def node_id(request: web.Request) -> str:
@@ -51,10 +51,10 @@ def process(row: dict[str, Any]) -> str:
 
 def entries(row: dict[str, Any], name: str) -> list[list[Any]]:
     """A list of lists."""
-    found = row.get(name, [])
-    if not isinstance(found, list) or not all(isinstance(entry, list) for entry in found):
+    value = row.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(entry, list) for entry in value):
         raise BadMessageError(f"'{name}' must be a list of lists")
-    return found
+    return value
 
 
 def key(entry: list[Any]) -> Held:
@@ -73,7 +73,7 @@ def state(entry: list[Any]) -> State:
 
 def free(row: dict[str, Any]) -> dict[str, int]:
     """A node's free places, by phase."""
-    found = row.get("free", {})
-    if not isinstance(found, dict):
+    places = row.get("free", {})
+    if not isinstance(places, dict):
         raise BadMessageError("'free' must be an object")
-    return {phase: whole(found, phase, 0) for phase in PHASES}
+    return {phase: whole(places, phase, 0) for phase in PHASES}

@@ -56,7 +56,7 @@ def key_of(session: RolloutSession) -> Held:
     return session.task_id, session.sample, session.attempt
 
 
-def held(db: sqlite3.Connection, key: Held) -> RolloutSession | None:
+def session_held(db: sqlite3.Connection, key: Held) -> RolloutSession | None:
     """The session, where a node has it and this attempt is its present one."""
     session = find(db, key[0], key[1])
     return session if session is not None and session.state in HELD and session.attempt == key[2] else None

@@ -103,7 +103,7 @@ class EpisodeSummary:
         return State.TIMEOUT if self.stop_reason is StopReason.TIMEOUT else State.ERROR
 
 
-def taken(
+def take(
     session: RolloutSession, node: str, process: str, now: float, lease_s: float, timeout_s: float
 ) -> RolloutSession:
     """A waiting session in the hands of a node: its next attempt begins, and so does its time."""
@@ -120,7 +120,7 @@ def taken(
     )
 
 
-def moved(session: RolloutSession, state: State, now: float, lease_s: float, agent_timeout_s: float) -> RolloutSession:
+def move(session: RolloutSession, state: State, now: float, lease_s: float, agent_timeout_s: float) -> RolloutSession:
     """A held session of which its node is heard: the lease begins anew; a phase that lies behind changes nothing."""
     assert session.state in HELD, session
     new = dataclasses.replace(session, lease=now + lease_s)
@@ -130,17 +130,17 @@ def moved(session: RolloutSession, state: State, now: float, lease_s: float, age
     return new
 
 
-def lost(session: RolloutSession, why: str, max_losses: int, now: float) -> RolloutSession:
+def lose(session: RolloutSession, why: str, max_losses: int, now: float) -> RolloutSession:
     """A held session whose node is gone: it waits for another, or ends with an ERROR after `max_losses` of them."""
     assert session.state in HELD, session
     losses = session.losses + 1
     if losses >= max_losses:
         said = f"its node was lost {losses} times, the last time: {why}"
-        return ended(dataclasses.replace(session, losses=losses), State.ERROR, said, now)
-    return dataclasses.replace(given_back(session), losses=losses)
+        return end(dataclasses.replace(session, losses=losses), State.ERROR, said, now)
+    return dataclasses.replace(give_back(session), losses=losses)
 
 
-def given_back(session: RolloutSession) -> RolloutSession:
+def give_back(session: RolloutSession) -> RolloutSession:
     """A held session that its node hands back, of its own will: it waits for another."""
     assert session.state in HELD, session
     return dataclasses.replace(
@@ -148,13 +148,13 @@ def given_back(session: RolloutSession) -> RolloutSession:
     )
 
 
-def ended(session: RolloutSession, state: State, reason: str, now: float) -> RolloutSession:
+def end(session: RolloutSession, state: State, reason: str, now: float) -> RolloutSession:
     """A session that ends without an episode."""
     assert state.ended and not session.state.ended, (session, state)
     return dataclasses.replace(session, state=state, reason=reason, ended=now)
 
 
-def with_result(session: RolloutSession, attempt: int, result: EpisodeSummary, now: float) -> RolloutSession:
+def finish(session: RolloutSession, attempt: int, result: EpisodeSummary, now: float) -> RolloutSession:
     """A session that ends with the episode of one of its attempts: the first that arrives, whichever it is."""
     assert not session.state.ended and 1 <= attempt <= session.attempt, (session, attempt)
     return dataclasses.replace(

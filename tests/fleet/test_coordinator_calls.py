@@ -22,12 +22,13 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import bound
-from jaxagent.fleet import api, book, fence, intake, ledger, members, packing, playing, server, vitals, wire
+from jaxagent.data import packing
+from jaxagent.data.packing import Packed
+from jaxagent.fleet import api, book, fence, intake, ledger, members, playing, server, vitals, wire
 from jaxagent.fleet import client as calls
 from jaxagent.fleet.admission import Outcome, UnknownWorkerError, Work
 from jaxagent.fleet.client import CallError, Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.ledger import Ledger
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.io import connections

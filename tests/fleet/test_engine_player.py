@@ -10,7 +10,8 @@ pytest.importorskip("jax")
 import numpy as np
 
 from jaxagent.config import ConfigError, flags
-from jaxagent.fleet import packing, weights
+from jaxagent.data import packing
+from jaxagent.fleet import weights
 from jaxagent.fleet.admission import Work
 from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.weight_fetch import WeightFetcher

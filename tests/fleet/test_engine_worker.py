@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from jaxagent.data.packing import Packed
 from jaxagent.fleet import worker as worker_module
 from jaxagent.fleet.admission import Answer, Coordinator, Outcome
 from jaxagent.fleet.manifest import WeightsError
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.wire import Beat, Job, Joined, TaskRef
 from jaxagent.fleet.worker import EngineWorker

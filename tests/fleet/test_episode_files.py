@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.data import codec
-from jaxagent.fleet import episodes, packing
+from jaxagent.data import codec, packing
+from jaxagent.data.packing import Packed
+from jaxagent.fleet import episodes
 from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeConflictError, EpisodeFiles
 from jaxagent.fleet.ledger import Ledger
-from jaxagent.fleet.packing import Packed
 from jaxagent.types import Episode, Heard, StopReason, Task, TokenKind, Trajectory
 
 KEY = ((12, 0, 3), 1)

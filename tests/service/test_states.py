@@ -40,21 +40,21 @@ def test_how_many_usable_sessions_a_group_needs(total, fraction, needed, early):
 
 
 def test_a_session_goes_forward_and_its_times_begin_where_they_should():
-    session = states.taken(RolloutSession("t", 0), "n", "p", 100.0, 30.0, 600.0)
+    session = states.take(RolloutSession("t", 0), "n", "p", 100.0, 30.0, 600.0)
     assert (session.state, session.attempt, session.lease, session.deadline) == (State.INITIALIZING, 1, 130.0, 700.0)
-    session = states.moved(session, State.RUNNING, 110.0, 30.0, 60.0)
+    session = states.move(session, State.RUNNING, 110.0, 30.0, 60.0)
     assert (session.run_deadline, session.lease) == (170.0, 140.0)  # agent_timeout counts RUNNING alone
-    again = states.moved(session, State.RUNNING, 115.0, 30.0, 60.0)
+    again = states.move(session, State.RUNNING, 115.0, 30.0, 60.0)
     assert (again.run_deadline, again.lease) == (170.0, 145.0)  # to say it again gives no more time
-    session = states.moved(session, State.READY, 120.0, 30.0, 60.0)
+    session = states.move(session, State.READY, 120.0, 30.0, 60.0)
     assert (session.state, session.run_deadline, session.lease) == (State.RUNNING, 170.0, 150.0)  # never back
-    session = states.moved(session, State.EVALUATING, 130.0, 30.0, 60.0)
+    session = states.move(session, State.EVALUATING, 130.0, 30.0, 60.0)
     assert (session.state, session.run_deadline) == (State.EVALUATING, 0.0)
-    again = states.lost(session, "gone", 2, 140.0)
+    again = states.lose(session, "gone", 2, 140.0)
     assert (again.state, again.node, again.losses, again.attempt) == (State.REGISTERED, "", 1, 1)
-    again = states.lost(states.taken(again, "n", "p", 150.0, 30.0, 600.0), "gone", 2, 160.0)
+    again = states.lose(states.take(again, "n", "p", 150.0, 30.0, 600.0), "gone", 2, 160.0)
     assert (again.state, again.attempt) == (State.ERROR, 2) and "lost 2 times" in again.reason
-    back = states.given_back(states.taken(RolloutSession("t", 0), "n", "p", 0.0, 1.0, 1.0))
+    back = states.give_back(states.take(RolloutSession("t", 0), "n", "p", 0.0, 1.0, 1.0))
     assert (back.state, back.losses) == (State.REGISTERED, 0)
 
 
@@ -73,7 +73,7 @@ def test_a_session_goes_forward_and_its_times_begin_where_they_should():
 def test_how_an_episode_ends_its_session(reason, state):
     body, digest = to_bytes(episode(Task("t", "p", ()), 0, 0.0, reason))
     _, result = checked(body, digest)
-    session = states.with_result(states.taken(RolloutSession("t", 0), "n", "p", 0.0, 1.0, 1.0), 1, result, 5.0)
+    session = states.finish(states.take(RolloutSession("t", 0), "n", "p", 0.0, 1.0, 1.0), 1, result, 5.0)
     assert session.state is state and session.usable == (state is State.COMPLETED)
     assert (session.reward is None) == (state is not State.COMPLETED) == bool(session.reason)
 
