@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import hmac
 import logging
 import pathlib
@@ -202,7 +203,7 @@ class Core:
         await self.written()
         book, ended = self.book, self.ended
         joined = wire.Joined(name, book.epoch, book.run, book.plan.lease_s, newest, cancel, ended, member.key)
-        return reply(wire.joined_to(joined))
+        return reply(dataclasses.asdict(joined))
 
     async def beat(self, request: web.Request) -> web.Response:
         """POST: a process lives."""
@@ -219,7 +220,7 @@ class Core:
         await self.written()
         rules = self.book.rules
         told = wire.Beat(rules.record.published, cancel, self.ended, member.drain, rules.soon(name))
-        return reply(wire.beat_to(told))
+        return reply(dataclasses.asdict(told))
 
     async def leave(self, request: web.Request) -> web.Response:
         """POST: a process ends, or was seen to end."""

@@ -340,11 +340,6 @@ def batch_of(row: Mapping[str, Any]) -> Batch:
     return Batch(whole(row, "step"), entries(row, "groups", group), entries(row, "left_out", group), results, ages)
 
 
-def joined_to(joined: Joined) -> dict[str, Any]:
-    """What a process learns when it joins, as JSON."""
-    return dataclasses.asdict(joined)
-
-
 def joined_of(row: Mapping[str, Any]) -> Joined:
     """The other way."""
     return Joined(
@@ -357,11 +352,6 @@ def joined_of(row: Mapping[str, Any]) -> Joined:
         ended=text(row, "ended"),
         key=text(row, "key"),
     )
-
-
-def beat_to(beat: Beat) -> dict[str, Any]:
-    """What a process learns when it beats, as JSON."""
-    return dataclasses.asdict(beat)
 
 
 def beat_of(row: Mapping[str, Any]) -> Beat:

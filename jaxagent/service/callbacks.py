@@ -14,8 +14,7 @@ import sqlite3
 from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.io.http import HttpClient, HttpError, HttpStatus
 from jaxagent.service import views
-from jaxagent.service.rows import note
-from jaxagent.service.store import ServiceStore, StoreError
+from jaxagent.service.store import ServiceStore, StoreError, note
 
 logger = logging.getLogger(__name__)
 TIMEOUT_S = 10.0  # of one try

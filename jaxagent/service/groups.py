@@ -14,8 +14,8 @@ from jaxagent.data import codec
 from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.service import states
 from jaxagent.service.request import TaskRequest
-from jaxagent.service.rows import FIELDS, note, save, sessions_of
 from jaxagent.service.states import RolloutSession, ServiceRules, State
+from jaxagent.service.store import FIELDS, note, save, sessions_of
 
 ENOUGH = "enough sessions of its group were usable without it"
 CANCELLED = "its group was cancelled"

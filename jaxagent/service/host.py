@@ -20,8 +20,8 @@ from jaxagent.rollout.workers import guarded
 from jaxagent.service.client import ServiceClient
 from jaxagent.service.episodes import to_bytes
 from jaxagent.service.play import Phases, Places, Play, Work
-from jaxagent.service.rows import Held
 from jaxagent.service.states import State
+from jaxagent.service.store import Held
 from jaxagent.types import Episode, StopReason
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ from typing import Any
 from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.service import states
 from jaxagent.service.groups import cancel_rest, end, settle
-from jaxagent.service.rows import (
+from jaxagent.service.states import HELD, EpisodeSummary, RolloutSession, ServiceRules, State
+from jaxagent.service.store import (
     IN_HELD,
     Held,
     find,
@@ -25,7 +26,6 @@ from jaxagent.service.rows import (
     session_held,
     session_of,
 )
-from jaxagent.service.states import HELD, EpisodeSummary, RolloutSession, ServiceRules, State
 from jaxagent.types import Episode
 
 LATE_S = 30.0  # after a session's deadline, until which its node must have ended it itself

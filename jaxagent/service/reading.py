@@ -9,8 +9,8 @@ from aiohttp import web
 from jaxagent.fleet.wire import BadMessageError, RefusedCallError, whole
 from jaxagent.io.connections import read_body
 from jaxagent.service.request import NO_NAME, TASK_ID, json_object
-from jaxagent.service.rows import Held
 from jaxagent.service.states import State
+from jaxagent.service.store import Held
 
 MAX_BODY_BYTES = 4 * 2**20  # of everything but an episode
 MAX_EPISODE_BYTES = 64 * 2**20

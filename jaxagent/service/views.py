@@ -8,8 +8,8 @@ import zlib
 from typing import Any
 
 from jaxagent.fleet.wire import RefusedCallError
-from jaxagent.service.rows import find, sessions_of
 from jaxagent.service.states import RolloutSession
+from jaxagent.service.store import find, sessions_of
 
 MOST_ROWS = 1000  # of one answer
 

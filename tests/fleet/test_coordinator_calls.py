@@ -152,26 +152,6 @@ def test_an_engine_is_helped_when_it_stands_still_and_not_while_its_weights_come
         assert later(phase_s=plan.lease_s) == {GroupId(0, 0, 1)}
 
 
-def test_an_engine_that_is_silent_loses_its_episodes(tmp_path):
-    seconds = [0.0]
-    plan = Plan(steps=1, groups_per_step=1, attempts=1, lease_s=10)
-    with Served(tmp_path, plan, clock=lambda: seconds[0]) as served:
-        client, name = began(served)
-        (job,) = client.take(name, 1, [])
-        other = served.client()
-        second = other.join("engine", FACTS).name
-        assert other.take(second, 1, []) == []
-        seconds[0] = 9.0
-        other.beat(second, [])
-        seconds[0] = 11.0
-        (again,) = other.take(second, 1, [])
-        assert again.work.episode == job.work.episode and again.work.lease != job.work.lease
-        with pytest.raises(UnknownWorkerError):
-            client.take(name, 1, [job.work.lease])
-        joined = client.join("engine", FACTS, [(job.work.lease, job.work.episode)])
-        assert joined.cancel == (job.work.lease,)  # somebody else plays it
-
-
 def test_a_join_that_got_no_answer_takes_nothing_from_its_process(served):
     client, name = began(served)
     jobs = client.take(name, 2, [])
@@ -873,21 +853,6 @@ def test_a_new_coordinator_goes_on_with_the_same_callers(served):
     assert client.batch(0, wait_s=20).groups == (GroupId(0, 0, 0),)
     status = client.status()
     assert status["epoch"] == 2 and status["episodes"]["stored"] == 2
-
-
-def test_an_older_lease_wins_after_a_restart(served):
-    client, name = began(served)
-    jobs = client.take(name, 2, [])
-    served.stop()
-    served.start()
-    other = served.client()
-    second = other.join("engine", FACTS).name
-    again = other.take(second, 2, [])
-    assert [job.work.episode for job in again] == [job.work.episode for job in jobs]
-    holding = [(job.work.lease, job.work.episode) for job in jobs]
-    assert client.join("engine", FACTS, holding).cancel == ()
-    leases = tuple(job.work.lease for job in again)
-    assert other.beat(second, leases).cancel == leases
 
 
 def test_what_is_kept_is_forgotten_on_disk_too_and_a_restart_knows_the_rest(tmp_path, monkeypatch):

@@ -16,9 +16,8 @@ from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.service import groups, leases, states, views
 from jaxagent.service.episodes import checked, to_bytes
 from jaxagent.service.request import TaskRequest
-from jaxagent.service.rows import sessions_of
 from jaxagent.service.states import HELD, RolloutSession, ServiceRules, State
-from jaxagent.service.store import opened
+from jaxagent.service.store import opened, sessions_of
 from jaxagent.types import StopReason, Task
 from tests.service.cluster import episode
 
