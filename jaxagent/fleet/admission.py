@@ -52,7 +52,7 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class LeasedEpisode:
     """One episode to play."""
 
     episode: EpisodeId
@@ -132,7 +132,7 @@ class Coordinator:
             worker.asked = now
         return tuple(lease for lease in holding if lease not in worker.running)
 
-    def take(self, now: float, name: str, places: int, holding: Iterable[str]) -> list[Work]:
+    def take(self, now: float, name: str, places: int, holding: Iterable[str]) -> list[LeasedEpisode]:
         """Episodes for a worker with so many free places: a group's attempts at most, so that workers that ask in turn
         fill evenly. None is an answer, too, to be asked for again.
 
@@ -158,7 +158,7 @@ class Coordinator:
             return []
         given = self._leases.give(name, step, min(places, self.plan.attempts))
         worker.free -= len(given)
-        return [Work(episode, lease, self.plan.version(step)) for lease, episode in given]
+        return [LeasedEpisode(episode, lease, self.plan.version(step)) for lease, episode in given]
 
     def opening(self, now: float, names: Iterable[str]) -> bool:
         """Whether one of these workers, who have asked and wait, would get something now. They count as asking now."""

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from jaxagent.config import ConfigError
 from jaxagent.data.packing import Packed
 from jaxagent.fleet import episodes, events, segments, wire
-from jaxagent.fleet.admission import Answer, Batch, Coordinator, Outcome, Work
+from jaxagent.fleet.admission import Answer, Batch, Coordinator, LeasedEpisode, Outcome
 from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeFiles, Key
 from jaxagent.fleet.ledger import Ledger
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
@@ -129,7 +129,7 @@ class Book:
             return []
         return [self._job(work) for work in self.rules.take(now, name, places, holding)]
 
-    def _job(self, work: Work) -> Job:
+    def _job(self, work: LeasedEpisode) -> Job:
         step, round_, index = work.episode.group
         return Job(work, self._tasks[step][round_][index])
 

@@ -27,7 +27,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.errors import WaitedInVainError
 from jaxagent.data.packing import Packed
 from jaxagent.fleet import wire
-from jaxagent.fleet.admission import Answer, Batch, Outcome, UnknownWorkerError, Work
+from jaxagent.fleet.admission import Answer, Batch, LeasedEpisode, Outcome, UnknownWorkerError
 from jaxagent.fleet.line import Line, Reply
 from jaxagent.fleet.plan import EpisodeId
 from jaxagent.fleet.wire import BadMessageError, Beat, Job, Joined, Sources, TaskRef
@@ -166,7 +166,7 @@ class Client:
             answer = self._call("POST", "/v1/take", row, wait_s)
         return list(wire.entries(answer, "jobs", wire.job_of))
 
-    def put(self, work: Work, version: int, packed: Packed) -> Answer:
+    def put(self, work: LeasedEpisode, version: int, packed: Packed) -> Answer:
         """Hands a result in. When this returns, it is on disk, or the answer says why it is not wanted.
 
         Args:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from jaxagent.data.packing import Packed
-from jaxagent.fleet.admission import Answer, Work
+from jaxagent.fleet.admission import Answer, LeasedEpisode
 from jaxagent.fleet.plan import EpisodeId
 from jaxagent.fleet.wire import Beat, Job, Joined
 
@@ -26,7 +26,7 @@ class Link(Protocol):
         """Episodes to play. Raises UnknownWorkerError."""
         ...
 
-    def put(self, work: Work, version: int, packed: Packed) -> Answer:
+    def put(self, work: LeasedEpisode, version: int, packed: Packed) -> Answer:
         """An episode was played."""
         ...
 

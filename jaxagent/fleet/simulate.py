@@ -12,7 +12,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 
-from jaxagent.fleet.admission import Batch, Coordinator, Work
+from jaxagent.fleet.admission import Batch, Coordinator, LeasedEpisode
 from jaxagent.fleet.leases import attempts
 from jaxagent.fleet.plan import EpisodeId, Plan
 
@@ -108,7 +108,7 @@ class _Engine:
 class _EpisodeInEngine:
     """An episode in an engine."""
 
-    def __init__(self, work: Work, turns: Turns, version: int):
+    def __init__(self, work: LeasedEpisode, turns: Turns, version: int):
         self.work, self.turns, self.version = work, turns, version
         self.at = 0  # turn
         self.context = 0.0  # tokens of the turns before

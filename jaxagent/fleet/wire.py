@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
-from jaxagent.fleet.admission import Answer, Batch, Outcome, Work
+from jaxagent.fleet.admission import Answer, Batch, LeasedEpisode, Outcome
 from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.record import StoredResult
 
@@ -91,7 +91,7 @@ Tasks: TypeAlias = dict[int, Rounds]  # by step
 class Job:
     """An episode to play, with its task."""
 
-    work: Work
+    work: LeasedEpisode
     task: TaskRef
 
     @property
@@ -299,7 +299,7 @@ def job_to(job: Job) -> dict[str, Any]:
 
 def job_of(row: Mapping[str, Any]) -> Job:
     """The other way."""
-    work = Work(episode(row.get("episode")), lease(row.get("lease")), whole(row, "version"))
+    work = LeasedEpisode(episode(row.get("episode")), lease(row.get("lease")), whole(row, "version"))
     return Job(work, task(row.get("task")))
 
 

@@ -26,7 +26,7 @@ from jaxagent.data import packing
 from jaxagent.data.packing import Packed
 from jaxagent.fleet import api, book, fence, intake, ledger, members, playing, server, vitals, wire
 from jaxagent.fleet import client as calls
-from jaxagent.fleet.admission import Outcome, UnknownWorkerError, Work
+from jaxagent.fleet.admission import LeasedEpisode, Outcome, UnknownWorkerError
 from jaxagent.fleet.client import CallError, Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.ledger import Ledger
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
@@ -491,7 +491,7 @@ def test_results_that_nobody_may_hand_in(served):
     client, name = began(served)
     (job, other) = client.take(name, 2, [])
     good = packed(job.work.episode, "w")
-    stranger = Work(EpisodeId(GroupId(9, 0, 0), 0), "1-1", 0)
+    stranger = LeasedEpisode(EpisodeId(GroupId(9, 0, 0), 0), "1-1", 0)
     assert client.put(stranger, 0, good).outcome is Outcome.REFUSED
     assert client.put(job.work, 1, good).outcome is Outcome.REFUSED  # pinned to 0
     quick = served.client(patience_s=0.1)
@@ -886,7 +886,7 @@ def test_what_is_kept_is_forgotten_on_disk_too_and_a_restart_knows_the_rest(tmp_
         for field in ("steps", "oldest_unfinished_group", "run"):
             assert after[field] == before[field]
         assert client.episode(new) == packed(new, "w")
-        assert client.put(Work(old, "1-1", 0), 0, packed(old, "w")).outcome is Outcome.LATE
+        assert client.put(LeasedEpisode(old, "1-1", 0), 0, packed(old, "w")).outcome is Outcome.LATE
         assert client.publish(1, "w1", "lineage", tasks_of(plan, 1)).outcome is Outcome.DUPLICATE
         assert client.batch(2).groups == (GroupId(2, 0, 0), GroupId(2, 0, 1))
 
