@@ -3,7 +3,7 @@
 import pytest
 
 from jaxagent.fleet import events
-from jaxagent.fleet.admission import Coordinator, Outcome
+from jaxagent.fleet.admission import Coordinator, Outcome, UnknownWorkerError
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.record import BoundError
 
