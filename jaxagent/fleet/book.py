@@ -123,7 +123,7 @@ class Book:
     # ---------------------------------------------------------------- workers
 
     def take(self, now: float, name: str, places: int, holding: Sequence[str]) -> list[Job]:
-        """See `Coordinator.take`. Nothing is given out before the tasks of all that is admitted are known."""
+        """Episodes for a worker, with their tasks: none before the tasks of all that is admitted are known."""
         if self._without_tasks:
             self.rules.beat(now, name, holding)
             return []
@@ -161,7 +161,7 @@ class Book:
         return ""
 
     def damaged(self, episode: EpisodeId, digest: str) -> Answer:
-        """See `Coordinator.damaged`. What is handed in next is written over the file."""
+        """A stored result cannot be read: where that helps it is played again, and written over the file."""
         answer = self.rules.damaged(episode, digest)
         if answer.outcome is Outcome.STORED:
             self._files.lost(episode)
@@ -202,7 +202,7 @@ class Book:
         return answer, self.written(lines)
 
     def keep(self, step: int) -> tuple[Answer, list[Key]]:
-        """See `Coordinator.keep`. The episodes whose files may go (`forget`) when this is written.
+        """What is before a step is saved. Returns the answer, and the episodes to `forget` once this is written.
 
         A death in between leaves files that nobody knows, which the next opening removes.
         """
@@ -240,7 +240,7 @@ class Book:
         self._files.forget(keys)
 
     def batch(self, step: int) -> Batch | None:
-        """See `Coordinator.batch`."""
+        """What a step trains on; None: not all of it is there yet."""
         return self.rules.batch(step)
 
     def lineage(self, version: int) -> str:

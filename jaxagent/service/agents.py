@@ -86,7 +86,7 @@ class RemoteHarness(HarnessRollout):
 
 @contextlib.contextmanager
 def player(here: Here) -> Iterator[Play]:
-    """See `node.py`. Raises ConfigError: no config, no environment of agent programs, or no gateway."""
+    """Opens the environment and yields its play. Raises ConfigError: no config, no agent programs, or no gateway."""
     if here.config is None or not isinstance(environment := here.config.env, Environment):
         raise ConfigError("This player needs --config: an environment whose agent programs it starts.")
     if not here.gateway_url or not here.gateway_token:

@@ -168,6 +168,11 @@ def test_workers_go_on_through_a_restart_of_the_coordinator():
     assert cancel == ("1-99",) and after.beat(0.0, name, [works[0].lease]) == ()
 
 
+def test_a_worker_that_comes_back_goes_on_with_one_steps_episodes():
+    holding = [(f"0-{step}", EpisodeId(GroupId(step, 0, 0), 0)) for step in range(2)]
+    assert made(staleness=1).join(0.0, holding)[1] == ("0-1",)
+
+
 # -------------------------------------------------------------------- results
 
 
