@@ -15,6 +15,7 @@ import secrets
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.io.http import HttpError, HttpStatus
 from jaxagent.rollout.workers import guarded
 from jaxagent.service.client import ServiceClient
@@ -31,10 +32,6 @@ TAKE_S = 20.0  # of one long poll
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between attempts at a server that does not answer
 BEATS_APART_S = 0.1  # phases that change quickly are told together
 START_S = 600.0  # for the first registration
-
-
-class Replaced(Exception):
-    """Another process has registered under this node's name."""
 
 
 @dataclasses.dataclass
@@ -78,7 +75,7 @@ class Node:
         """Plays until drained.
 
         Raises:
-          Replaced: another process is this node now.
+          RefusedCallError: another process is this node now.
           HttpError: the server refuses this node (its token, say), or was not there at the start.
         """
         async with asyncio.timeout(START_S):
@@ -155,7 +152,7 @@ class Node:
     async def _refused(self, refusal: HttpStatus) -> None:
         """What a refused beat or take means. Raises where the node cannot go on."""
         if refusal.status == 409:
-            raise Replaced(f"another process has registered as node '{self._id}'") from refusal
+            raise RefusedCallError("replaced", f"another process has registered as node '{self._id}'") from refusal
         if refusal.status == 404:  # the server has forgotten it
             with contextlib.suppress(HttpError):
                 await self._register()
