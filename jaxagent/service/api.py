@@ -224,10 +224,7 @@ class Api:
         """Long poll: at most `wait_s`, and `LONGEST_POLL_S`."""
         row = await reading.row(request)
         until = self._until(whole(row, "wait_s", 0))
-        who, have = (
-            (reading.node_id(request), reading.process(row)),
-            [reading.key(e) for e in reading.entries(row, "have")],
-        )
+        who, have = (reading.node_id(request), reading.process(row)), reading.keys(row, "have")
         while True:
             changed = self._work.next
             work = await self._store.do(leases.take, self._rules, *who, have, reading.free(row))
@@ -238,13 +235,9 @@ class Api:
 
     async def _give_back(self, request: web.Request) -> web.Response:
         row = await reading.row(request)
-        process, keys = (
-            reading.process(row),
-            [reading.key(e) for e in reading.entries(row, "sessions")],
-        )
-        given = await self._store.do(leases.give_back, process, keys)
+        count = await self._store.do(leases.give_back, reading.process(row), reading.keys(row, "sessions"))
         self.ring()
-        return reply({"given_back": given})
+        return reply({"given_back": count})
 
     async def _drain(self, request: web.Request) -> web.Response:
         """DELETE /nodes/{id}: it gets no more work. With ?process=P the node itself says that it ends."""
@@ -258,11 +251,8 @@ class Api:
 
     async def _finish(self, request: web.Request) -> web.Response:
         """PUT /sessions/{task}/{sample}/{attempt}: answered when the episode is on disk."""
-        key = (
-            reading.task_id(request),
-            whole(request.match_info, "sample"),
-            whole(request.match_info, "attempt"),
-        )
+        sample, attempt = (whole(request.match_info, name) for name in ("sample", "attempt"))
+        key = reading.task_id(request), sample, attempt
         try:
             async with asyncio.timeout(reading.BODY_TIMEOUT_S):
                 await self._bodies.acquire()

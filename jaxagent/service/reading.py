@@ -64,6 +64,11 @@ def key(entry: list[Any]) -> Held:
     return name(entry[0], "task_id"), whole({"sample": entry[1]}, "sample"), whole({"attempt": entry[2]}, "attempt")
 
 
+def keys(row: dict[str, Any], name: str) -> list[Held]:
+    """Several attempts."""
+    return [key(entry) for entry in entries(row, name)]
+
+
 def state(entry: list[Any]) -> State:
     """A phase."""
     if len(entry) != 1 or entry[0] not in list(State):
