@@ -8,8 +8,9 @@ what died: an engine's host costs its running episodes, a trainer's host the tra
 steps that they were given are played. `hangs` is the same where a tenth of the failures are hangs that a watchdog finds
 after `hang_s`.
 
-Weights: how long a new version takes to all engines that want it, from the one trainer host that serves them (star),
-and at best when engines hand on what they have (relay). With rule `pinned` an engine wants every (S + 1)-th version.
+Weights: how long a new version takes to all engines that want it, from one trainer host (star), from all trainer hosts
+(spread), and at best when engines hand on what they have (relay). With rule `pinned` an engine wants every (S + 1)-th
+version.
 
 The last line is JSON.
 """
@@ -77,8 +78,9 @@ def weights_s(gb: float, devices: int, staleness: int, of: Constants) -> dict[st
     """Seconds until every engine that wants a version has it, by who sends."""
     wanting = math.ceil(engines(devices, of) / (staleness + 1))
     once = gb / of.link_gb_s
+    hosts = max(1, devices // of.host_devices - engines(devices, of))
     relay = once + math.ceil(math.log2(wanting + 1)) * of.chunk_gb / of.link_gb_s
-    return {"star": wanting * once, "relay": relay}
+    return {"star": wanting * once, "spread": max(1.0, wanting / hosts) * once, "relay": relay}
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 import ml_dtypes
 import numpy as np
 
-from jaxagent.fleet import packing, weight_copy, weight_reader, weights
+from jaxagent.fleet import manifest, packing, weight_copy, weight_reader, weights
 from jaxagent.fleet.episodes import EpisodeFiles
 from jaxagent.fleet.ledger import Ledger
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
@@ -140,7 +140,7 @@ def measure_weights(folder: pathlib.Path, mib: int) -> dict[str, float]:
             held.read()
 
     return {
-        "publish_mib_per_s": mib_per_s(lambda: weights.publish(folder / "a", tree, "run", 1)),
+        "publish_mib_per_s": mib_per_s(lambda: weights.publish(folder / "a", manifest.shares(tree), "run", 1)),
         "read_mib_per_s": mib_per_s(read),
         "copy_mib_per_s": mib_per_s(copy),
     }

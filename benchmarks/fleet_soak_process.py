@@ -26,7 +26,7 @@ import numpy as np
 
 from jaxagent.config import Config
 from jaxagent.config.errors import EXIT_CODES
-from jaxagent.fleet import packing, settings, weight_reader, weights, worker
+from jaxagent.fleet import manifest, packing, settings, weight_reader, weights, worker
 from jaxagent.fleet.admission import Answer, LeasedEpisode, Outcome, UnknownWorkerError
 from jaxagent.fleet.child import STACKS, VITALS
 from jaxagent.fleet.client import Client
@@ -262,7 +262,7 @@ def train(cfg: Config, name: str, url: str, token: str, signs: Vitals) -> None:
         beats.start()
 
         def publish(version: int) -> None:
-            digest = weights.publish(versions, tree(chain), joined.run, version).digest
+            digest = weights.publish(versions, manifest.shares(tree(chain)), joined.run, version).digest
             answer = link.publish(version, digest, joined.run, tasks_of(plan, version))
             assert answer.outcome in (Outcome.STORED, Outcome.DUPLICATE), answer
             weights.delete(versions, version - plan.staleness - 1)

@@ -29,7 +29,7 @@ from jaxagent.engine.driver import Driver
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.scheduler import Scheduler
-from jaxagent.fleet import weight_reader, weights
+from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.neighbours import Done
 from jaxagent.fleet.packing import Packed
@@ -40,7 +40,7 @@ from jaxagent.fleet.wire import Job, TaskRef
 from jaxagent.fleet.worker import EngineWorker
 from jaxagent.models.params import Params
 from jaxagent.runs.fleet import trees
-from jaxagent.runs.fleet.held import HeldVersions, blank, place
+from jaxagent.runs.fleet.engine_weights import EngineVersions, blank, place
 from jaxagent.runs.fleet.player import EnginePlayer
 from jaxagent.runs.parts import Parts, open_parts
 from tests import tiny_run
@@ -145,7 +145,7 @@ def engine(parts: Parts, driver: Driver, client: Client, folder: pathlib.Path) -
     own.mkdir()
     with WeightServer([own], TOKEN) as server:
         fetcher = WeightFetcher(own, TOKEN, server.url)
-        versions = HeldVersions(parts.cfg, parts.spec, parts.mesh, client, fetcher, own, folder / "none", LIMIT_S)
+        versions = EngineVersions(parts.cfg, parts.spec, parts.mesh, client, fetcher, own, folder / "none", LIMIT_S)
         player = Player(parts, driver, versions, lambda: None, {}, server.numbers)
         facts = {"process": "engine", "source": server.url}
         worker = EngineWorker(client, player, facts, "in_flight", LIMIT_S)
@@ -160,13 +160,13 @@ def engine(parts: Parts, driver: Driver, client: Client, folder: pathlib.Path) -
 
 def train(parts: Parts, client: Client, folder: pathlib.Path) -> None:
     """The trainer, whose updates take no time: version v is what it began with, times 1 + v / 100."""
-    plan, policy = plan_of(parts.cfg), trees.to_host(parts.init_params())
+    plan, policy = plan_of(parts.cfg), trees.paths(jax.device_get(parts.init_params()))
     tasks = [TaskRef(row, parts.train[row].id) for row in range(plan.groups_per_step)]
 
     def publish(version: int) -> None:
         first = 0 if version == 0 else plan.admitted(version - 1)
         tree = {path: (leaf * np.float32(1 + version / 100)).astype(leaf.dtype) for path, leaf in policy.items()}
-        digest = weights.publish(folder, tree, "run", version).digest
+        digest = weights.publish(folder, manifest.shares(tree), "run", version).digest
         client.publish(version, digest, "run", {step: [tasks] for step in range(first, plan.admitted(version))})
 
     publish(0)
@@ -204,7 +204,7 @@ def replayed(
 
     digests = []
     with watched(take), parts.engine(versions[after[0]], after[0]) as driver:
-        player = EnginePlayer(parts, driver, cast(HeldVersions, None), lambda: None, {})
+        player = EnginePlayer(parts, driver, cast(EngineVersions, None), lambda: None, {})
         for job in jobs:
             over: queue.SimpleQueue[Packed | None] = queue.SimpleQueue()
             player.play(job, lambda packed, version, over=over: over.put(packed))

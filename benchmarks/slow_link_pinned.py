@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.async_processes import Setup, Sleeper, tasks_of
 from benchmarks.slow_proxy import SlowProxy
-from jaxagent.fleet import weight_reader, weights
+from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.leaves import Leaves
 from jaxagent.fleet.manifest import MissingError, WeightsError
@@ -95,7 +95,7 @@ class Waits:
 
 
 class Engine(Sleeper):
-    """A player that has its weights from others, as `runs.fleet.held.HeldVersions` has them, and sleeps."""
+    """A player that has its weights from others, as `runs.fleet.engine_weights.EngineVersions` has them, and sleeps."""
 
     def __init__(self, case: Case, client: Client, folder: pathlib.Path, own_url: str):
         super().__init__(case.setup)
@@ -205,7 +205,7 @@ def train(client: Client, case: Case, versions: pathlib.Path) -> tuple[list[floa
     waits, published = [], []
 
     def publish(version: int) -> None:
-        digest = weights.publish(versions, case.tree(version), "run", version).digest
+        digest = weights.publish(versions, manifest.shares(case.tree(version)), "run", version).digest
         client.publish(version, digest, "run", tasks_of(case.plan, version))
         weights.delete(versions, version - case.staleness - 1)
         published.append(time.monotonic())

@@ -36,7 +36,8 @@ def missing_programs() -> list[str]:
 
 
 class HomeWorkspace:
-    """See `verify.Workspace`. A temporary directory is $HOME and the working directory; absolute paths are refused."""
+    """A `SandboxWorkspace` without a sandbox. A temporary directory is $HOME and the working directory; absolute paths
+    are refused."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="jaxagent-home-"))
@@ -49,7 +50,7 @@ class HomeWorkspace:
     async def run(
         self, command: str, *, timeout_s: float, cwd: str = "", env: Mapping[str, str] | None = None
     ) -> ScriptResult:
-        """See `verify.Workspace`."""
+        """As `SandboxWorkspace` has it."""
         environment = {"HOME": str(self.folder), "PATH": _PATH, "LANG": "C.UTF-8", **(env or {})}
         script = f"{_LIMITS}; umask 022; {f'cd {shlex.quote(cwd)} && ' if cwd else ''}exec sh -c {shlex.quote(command)}"
         return await asyncio.to_thread(self._run, script, environment, timeout_s)

@@ -150,10 +150,10 @@ def exported(
     """Yields rows with whole contexts, in a published layout."""
     for index, task in enumerate(tasks):
         documents.check(task, found, num_docs, length_tokens)
-        texts = documents.chosen(
+        texts = documents.texts_of_context(
             task, found, num_docs, length_tokens, lambda text: len(tokenizer.encode(text)) if tokenizer else 0
         )
-        context = documents.rendered(texts)
+        context = documents.numbered(texts)
         yield row_of(layout, task, index, context, len(texts))
 
 

@@ -63,7 +63,7 @@ class Reader:
             for index in range(len(data)):
                 try:
                     task = rows.check(_named(data[index], source.data_source, split, index), data.place(index), True)
-                    row = rows.stored(task, data.place(index))
+                    row = rows.row_to_store(task, data.place(index))
                 except ConfigError as error:
                     if not self._skip:
                         raise

@@ -112,17 +112,16 @@ def expert_demonstration(row: Mapping[str, Any], number: int, documents: Sequenc
     For experts that an engine plays with the warm start's own weights (`--config.roles.answer-3=engine`).
     """
     tool = random.Random(f"expert/{row['id']}/{number}").choice((ANSWER, ANSWER, REASON, SEARCH))
-    metadata, found = row["metadata"], experts.Found()
-    if tool == ANSWER and documents:
-        found = found.with_documents(documents, len(documents))
+    metadata, programs = row["metadata"], []
     if tool == ANSWER and "program" in metadata and number % 2:
-        found = found.with_program(metadata["program"], row["answers"][0])
+        programs.append((metadata["program"], row["answers"][0]))
     said = {
         ANSWER: f"\\boxed{{{row['answers'][0]}}}",
         REASON: f"```python\n{metadata.get('program', 'print(0)')}\n```",
         SEARCH: f"<query>{metadata.get('query', row['prompt'])}</query>",
     }
-    prompt = [{"role": "user", "content": experts.question(tool, row["prompt"], found.text)}]
+    context = experts.context(documents if tool == ANSWER else (), programs)
+    prompt = [{"role": "user", "content": experts.question(tool, row["prompt"], context)}]
     turns = [{"action": said[tool], "observation": ""}]
     return {"prompt": prompt, "turns": turns, "id": row["id"], "kind": f"expert/{tool}"}
 

@@ -14,11 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
+from jaxagent.data_pipelines.home_workspace import HomeWorkspace
+from jaxagent.envs.terminal.sandbox_workspace import SandboxWorkspace
 from jaxagent.envs.terminal.task import TerminalTask
-from jaxagent.envs.terminal.verify import Workspace, prepare, solve, verify
+from jaxagent.envs.terminal.verify import prepare, solve, verify
 
 PROGRESS_TASKS = 100  # between two lines that say how far the check is
-Open = Callable[[TerminalTask], Awaitable[Workspace]]
+Open = Callable[[TerminalTask], Awaitable[SandboxWorkspace | HomeWorkspace]]
 
 
 @dataclasses.dataclass(frozen=True)

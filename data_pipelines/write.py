@@ -100,7 +100,7 @@ def _write_splits(
             if task.id in seen:
                 raise config.ConfigError(f"{place}: column 'id': {task.id!r} is also the id of {seen[task.id]}.")
             seen[task.id] = place
-            batch.append(rows.stored(task, place))
+            batch.append(rows.row_to_store(task, place))
             counts[split] += 1
             if len(batch) == _ROWS_PER_CALL:
                 writer.add_examples({split: batch})

@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
-def wanted(options: argparse.Namespace) -> list[Length]:
+def lengths_of_command(options: argparse.Namespace) -> list[Length]:
     """The lengths that a command names, each once, and takes the flags for them out of `options`.
 
     Raises:
@@ -85,17 +85,17 @@ def wanted(options: argparse.Namespace) -> list[Length]:
             raise ConfigError(f"--rows='{flags['rows']}' has an entry that names no file.")
         if options.split != "held_out":
             raise ConfigError(f"--rows are held-out tasks: --split={options.split} would play others. Leave it out.")
-        found = [Length(Path(path).stem, {"num_docs": 0, "length_tokens": 0}, path) for path in paths]
+        lengths = [Length(Path(path).stem, {"num_docs": 0, "length_tokens": 0}, path) for path in paths]
     else:
         field, other = ("length_tokens", "num_docs") if given == ["lengths"] else ("num_docs", "length_tokens")
         unit = "tokens" if given == ["lengths"] else "documents"
-        found = [Length(f"{value}_{unit}", {field: value, other: 0}) for value in flags[given[0]]]
-    if len({length.name for length in found}) < len(found):
-        raise ConfigError(f"--{given[0]} names a length twice: {', '.join(length.name for length in found)}.")
-    return found
+        lengths = [Length(f"{value}_{unit}", {field: value, other: 0}) for value in flags[given[0]]]
+    if len({length.name for length in lengths}) < len(lengths):
+        raise ConfigError(f"--{given[0]} names a length twice: {', '.join(length.name for length in lengths)}.")
+    return lengths
 
 
-def configured(config: Config, length: Length) -> Config:
+def config_at_length(config: Config, length: Length) -> Config:
     """The config of an evaluation at a length. An episode has as much more time as the documents may be longer.
 
     How long those of files of rows are is not known here: they have env.episode_timeout_s as it is.
@@ -118,11 +118,11 @@ def _run(argv: Sequence[str]) -> int:
     options, rest = parser().parse_known_args(argv[1:])
     if options.k and 1 not in options.k:
         raise ConfigError("--k must hold 1: accuracy is pass@1.")
-    lengths = wanted(options)
+    lengths = lengths_of_command(options)
     config = evaluate.read_config([argv[0], *rest])
     quiet_libraries()
     devices.provide(config.mesh, config.numerics == "exact")
-    configs = [configured(config, length) for length in lengths]
+    configs = [config_at_length(config, length) for length in lengths]
     # Late imports: what they name loads jax, which costs seconds.
     from jaxagent.engine.requests import EngineError
     from jaxagent.observe.files import EVALUATIONS_FOLDER
@@ -134,13 +134,13 @@ def _run(argv: Sequence[str]) -> int:
     source = policy.choose(config, done.checkpoint)
     name = f"lengths_{run.default_out(config, done, source).name}"
     out = Path(options.out) if options.out else Path(config.workdir) / EVALUATIONS_FOLDER / name
-    notes = [checked(one, done, length, source) for length, one in zip(lengths, configs, strict=True)]
+    notes = [note_on_tasks(one, done, length, source) for length, one in zip(lengths, configs, strict=True)]
     about = {
         "policy": str(source), DIGEST: source.digest, "split": done.split, "temperature": done.temperature,
         "seed": done.seed, "score": config.env.score, "min_score": done.min_score,
     }  # fmt: skip
     names = [length.name for length in lengths]
-    earlier = played(out, about, names)
+    earlier = points_of_earlier_commands(out, about, names)
     points: list[dict[str, Any]] = []
     for length, one, note in zip(lengths, configs, notes, strict=True):
         try:
@@ -161,7 +161,7 @@ def _run(argv: Sequence[str]) -> int:
     return 0
 
 
-def played(out: Path, about: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
+def points_of_earlier_commands(out: Path, about: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
     """The points that earlier commands have written to a folder, less those that this one must count anew.
 
     Args:
@@ -183,11 +183,11 @@ def played(out: Path, about: Mapping[str, Any], names: Sequence[str]) -> list[di
         curve.table(points)  # all that is needed of them is there
         curve.series(points)
         known = {name: before[name] for name in about if name in before}
-        found = [(point, _said(out / point["name"]) | known) for point in points]
+        points_and_facts = [(point, _facts_of_folder(out / point["name"]) | known) for point in points]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"'{path}' cannot be read: remove it, or set another --out.") from error
     kept = []
-    for point, there in found:
+    for point, there in points_and_facts:
         named = [name for name in about if name != "policy" or DIGEST not in there]  # a folder may go by two names
         name = next((name for name in named if there.get(name, about[name]) != about[name]), None)
         if name is None:
@@ -198,7 +198,7 @@ def played(out: Path, about: Mapping[str, Any], names: Sequence[str]) -> list[di
     return kept
 
 
-def _said(folder: Path) -> dict[str, Any]:
+def _facts_of_folder(folder: Path) -> dict[str, Any]:
     """What the folder of a length says of it: files of lengths did not say all of it at first."""
     from jaxagent.runs.evaluation.run import EVALUATION_FILE
 
@@ -210,7 +210,7 @@ def _said(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def checked(config: Config, done: Any, length: Length, source: Any) -> str:
+def note_on_tasks(config: Config, done: Any, length: Length, source: Any) -> str:
     """Opens what an evaluation at a length will read; returns what is to be said under the table, "" = nothing.
 
     Args:

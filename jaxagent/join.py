@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import functools
 import logging
 import os
 import pathlib
@@ -139,8 +140,8 @@ def _train(cfg: Config, options: argparse.Namespace, link: Client, token: str, s
 def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, signs: Vitals) -> None:
     name = options.name or f"engine-{socket.gethostname()}-{os.getpid()}"
     own = local.of_engine(cfg)
-    field = "config.mesh" if settings.of(cfg).engine is None else "config.fleet.engine"
-    devices.provide(own.mesh, cfg.numerics == "exact", field)
+    with local.errors_of_engine(cfg):
+        devices.provide(own.mesh, cfg.numerics == "exact")
     from jaxagent.runs import checks
     from jaxagent.runs.fleet import player
     from jaxagent.runs.fleet.facts import facts
@@ -153,7 +154,9 @@ def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, si
         for signum in ending_signals():
             signal.signal(signum, lambda number, frame: _told_to_end(worker, number, signals))
 
-    player.run(own, link, token, name, options.host, lambda mesh: facts(cfg, name, options.host, mesh), signs, listen)
+    with local.errors_of_engine(cfg):
+        own_facts = functools.partial(facts, cfg, name, options.host)
+        player.run(own, link, token, name, options.host, own_facts, signs, listen)
     if signals:
         raise SystemExit(EXIT_CODES[signal.Signals(signals[0])])
 

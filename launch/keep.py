@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import Parser, exit_code, number, seconds
+from jaxagent.config.command import exit_code, number, seconds
 from jaxagent.config.ranges import at_least
 from jaxagent.fleet.child import Program
 from jaxagent.fleet.supervise import Gang, Supervisor
@@ -38,12 +38,7 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
     Raises:
       ConfigError: no command, or a flag that is none.
     """
-    parser = Parser(
-        prog="python -m launch.keep",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = processes.parser("keep", __doc__)
     parser.add_argument("--name", default="process", help="what messages and files call it")
     parser.add_argument(
         "--folder", "--vitals", type=pathlib.Path, metavar="DIR", help="without it, progress is not watched"

@@ -25,10 +25,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import Parser, count, exit_code, number, port
+from jaxagent.config.command import count, exit_code, number, port
 from jaxagent.config.ranges import at_least
-from jaxagent.launch import manifests
-from jaxagent.launch.processes import idle_devices, read
+from jaxagent.launch import manifests, processes
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?([KMGTPE]i?|m)?")
@@ -55,12 +54,7 @@ def listing(argv: Sequence[str] | None) -> tuple[dict[str, Any], pathlib.Path | 
     Raises:
       ConfigError: a flag or a config that cannot be.
     """
-    parser = Parser(
-        prog="python -m launch.kubernetes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = processes.parser("kubernetes", __doc__)
     quantity, claim = _matching(_QUANTITY, "a quantity such as 64Gi"), _matching(_NAME, "a name such as run-1")
     parser.add_argument("--config", required=True, help="FILE[:PRESET], as the image finds it")
     parser.add_argument("--name", required=True, type=claim, help="what the objects' names begin with")
@@ -91,13 +85,11 @@ def listing(argv: Sequence[str] | None) -> tuple[dict[str, Any], pathlib.Path | 
     )
     parser.add_argument("--out", type=pathlib.Path, default=None, metavar="FILE", help="default: standard output")
     args, overrides = parser.parse_known_args(argv)
-    run, config = read(args.config, overrides, args)
+    run, config = processes.read(args.config, overrides, args)
     assert config.fleet is not None
     if not pathlib.PurePosixPath(config.workdir).is_absolute():
         raise ConfigError(f"config.workdir ('{config.workdir}') must be an absolute path: the claim is mounted there.")
-    engines = args.engines or config.fleet.engines
-    if not engines:
-        raise ConfigError("--engines is missing, and config.fleet.engines is 0.")
+    engines = processes.engine_count(args.engines, config)
     for tpu, gpus, hosts, flags in (
         (args.tpu, args.gpus, config.fleet.trainers, ("--tpu", "--gpus", "config.fleet.trainers")),
         (args.engine_tpu, args.engine_gpus, 1, ("--engine_tpu", "--engine_gpus", "an engine's one host")),
@@ -108,8 +100,7 @@ def listing(argv: Sequence[str] | None) -> tuple[dict[str, Any], pathlib.Path | 
             raise ConfigError(f"{flags[0]}: this slice has {tpu.hosts} hosts, which is not {flags[2]} ({hosts}).")
     chips = {"trainer": args.gpus or (args.tpu.chips if args.tpu else 0)}
     chips["engine"] = args.engine_gpus or (args.engine_tpu.chips if args.engine_tpu else 0)
-    for note in idle_devices(config, chips):
-        print(note, file=sys.stderr)
+    processes.tell_idle_devices(config, chips)
     if not (args.pvc or args.storage_class):
         told = (
             "several nodes write to the workdir's claim (ReadWriteMany), which many a default storage class cannot have"
@@ -167,12 +158,12 @@ def _more(words: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         role, colon, path = word.partition(":")
         role, path = (role, path) if colon and role in ("coordinator", "trainer", "engine") else ("", word)
         try:
-            found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+            spec = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ConfigError(f"--pod_spec={word}: {path} is no JSON: {error}.") from error
-        if not isinstance(found, dict):
+        if not isinstance(spec, dict):
             raise ConfigError(f"--pod_spec={word}: {path} must have an object, such as {{'hostNetwork': true}}.")
-        out.setdefault(role, []).append(found)
+        out.setdefault(role, []).append(spec)
     return out
 
 

@@ -230,12 +230,30 @@ def _pod(
 
 
 def merged(spec: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """`spec` with what `more` has besides: objects key by key, lists one behind the other, other values in place."""
+    """`spec` with what `more` has besides: objects key by key, other values in place.
+
+    Lists come one behind the other, but objects of one name (containers, volumes, variables) become one object, and so
+    do mounts of one path.
+    """
     out = dict(spec)
     for name, value in more.items():
         was = out.get(name)
         if isinstance(was, Mapping) and isinstance(value, Mapping):
             out[name] = merged(was, value)
+        elif isinstance(was, list) and isinstance(value, list):
+            items = list(was)
+            for item in value:
+                same = next((i for i, other in enumerate(items) if _key(item) and _key(other) == _key(item)), None)
+                if same is None:
+                    items.append(item)
+                else:
+                    items[same] = merged(items[same], item)
+            out[name] = items
         else:
-            out[name] = [*was, *value] if isinstance(was, list) and isinstance(value, list) else value
+            out[name] = value
     return out
+
+
+def _key(item: Any) -> Any:
+    """By what Kubernetes tells an object of a list from the others; None where it does not."""
+    return item.get("mountPath", item.get("name")) if isinstance(item, Mapping) else None

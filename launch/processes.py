@@ -6,12 +6,16 @@ roles are is said in docs/asynchronous.md.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxagent.config import Config, ConfigError, flags, nearest
+from jaxagent.config.command import Parser
 from jaxagent.fleet import local
+from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.settings import TOKEN_VARIABLE
 
 TOKEN = TOKEN_VARIABLE  # the environment variable that holds the secret of a run
@@ -75,7 +79,28 @@ def read(config: str, overrides: Sequence[str], options: object, join: str = JOI
     if settings.fleet is None:  # whoever uses a launcher wants many processes
         overrides = ("--config.fleet=on", *overrides)
         settings = flags.parse_argv([*words, *overrides]).config
+    plan_of(settings)
     return Run(config, tuple(overrides), tuple(shlex.split(join))), settings
+
+
+def parser(program: str, page: str) -> Parser:
+    """A launcher's own flags begin here: `page` is the text of --help, as it stands."""
+    form = argparse.RawDescriptionHelpFormatter
+    return Parser(prog=f"python -m launch.{program}", description=page, formatter_class=form, allow_abbrev=False)
+
+
+def engine_count(asked: int | None, config: Config) -> int:
+    """Of --engines, else of config.fleet.engines. Raises ConfigError where both are 0."""
+    assert config.fleet is not None
+    if not (engines := asked or config.fleet.engines):
+        raise ConfigError("--engines is missing, and config.fleet.engines is 0.")
+    return engines
+
+
+def tell_idle_devices(config: Config, at_hand: Mapping[str, int]) -> None:
+    """Prints what `idle_devices` yields."""
+    for line in idle_devices(config, at_hand):
+        print(line, file=sys.stderr, flush=True)
 
 
 def idle_devices(config: Config, at_hand: Mapping[str, int]) -> Iterator[str]:

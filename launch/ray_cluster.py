@@ -88,15 +88,15 @@ class Placed:
         self._code, self._line, self.place = WAITED, f"it is lost: {why}", None
 
     def hangs(self) -> str:
-        """See `Child`."""
+        """Why it shows no progress, as its actor says; "" where it does."""
         return self._hang
 
     def sign(self) -> Sign | None:
-        """See `Child`."""
+        """The newest sign of life that its actor has read."""
         return self._sign
 
     def last_line(self) -> str:
-        """See `Child`."""
+        """The newest line that it has printed."""
         return self._line
 
     def write_stacks(self) -> bool:

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import Parser, count, exit_code, number, seconds
+from jaxagent.config.command import count, exit_code, number, seconds
 from jaxagent.config.ranges import at_least
 from jaxagent.launch import processes
 
@@ -36,12 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The flags, and the overrides of the config."""
-    parser = Parser(
-        prog="python -m launch.ray_fleet",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = processes.parser("ray_fleet", __doc__)
     parser.add_argument("--config", required=True, help="FILE[:PRESET], as every node finds it")
     parser.add_argument("--address", default="auto", help="of the cluster (ray.init)")
     parser.add_argument("--engines", type=count, default=None, help="default: config.fleet.engines")
@@ -67,18 +62,16 @@ def _main(argv: Sequence[str] | None) -> int:
     args, overrides = arguments(argv)
     run, config = processes.read(args.config, overrides, args, args.join)
     assert config.fleet is not None
-    args.engines = args.engines or config.fleet.engines
+    args.engines = processes.engine_count(args.engines, config)
     args.max_engines = args.max_engines or args.engines
-    if not args.engines:
-        raise ConfigError("--engines is missing, and config.fleet.engines is 0.")
     if not args.min_engines <= args.engines <= args.max_engines:
         raise ConfigError("--min_engines <= --engines <= --max_engines does not hold.")
-    gave = {role: getattr(args, f"{role}_resources") for role in ("trainer", "engine")}
+    needs_of = {role: getattr(args, f"{role}_resources") for role in ("trainer", "engine")}
     devices = {
-        role: int(needs.get("num_gpus", 0) or needs.get("resources", {}).get("TPU", 0)) for role, needs in gave.items()
+        role: int(needs.get("num_gpus", 0) or needs.get("resources", {}).get("TPU", 0))
+        for role, needs in needs_of.items()
     }
-    for note in processes.idle_devices(config, devices):
-        print(note, file=sys.stderr)
+    processes.tell_idle_devices(config, devices)
     if args.print:
         print(shown(run, config.fleet.trainers, args))
         return 0

@@ -83,8 +83,7 @@ def _main(words: list[str]) -> int:
     run, cfg = processes.read(config[0], overrides, None, join)
     gpus = int(here.get("SLURM_GPUS_ON_NODE") or 0)  # of the first node, and in a job of one part of every node
     of_engine = 0 if "SLURM_HET_SIZE" in here else gpus // max(1, int(here["ENGINES_PER_NODE"]))
-    for note in processes.idle_devices(cfg, {"trainer": gpus, "engine": of_engine}):
-        print(note, file=sys.stderr, flush=True)
+    processes.tell_idle_devices(cfg, {"trainer": gpus, "engine": of_engine})
     job = Job(run, cfg, trainers, engines, here)
     return job.show() if only_show else job.run()
 

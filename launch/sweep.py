@@ -28,12 +28,12 @@ from collections.abc import Sequence
 from types import FrameType
 
 from jaxagent.config import ConfigError, nearest
-from jaxagent.config.command import Parser, exit_code, number, seconds
+from jaxagent.config.command import exit_code, number, seconds
 from jaxagent.config.errors import Stopped, ending_signals
 from jaxagent.config.ranges import at_least
 from jaxagent.fleet.child import Child, Program
 from jaxagent.io import files
-from jaxagent.launch import grid, table
+from jaxagent.launch import grid, processes, table
 from jaxagent.observe.files import LOCK_FILE, REPORT_FILE, SUMMARY_FILE
 
 _ARRAY = """#!/bin/bash
@@ -63,12 +63,7 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
     Raises:
       ConfigError: a flag that is neither.
     """
-    parser = Parser(
-        prog="python -m launch.sweep",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = processes.parser("sweep", __doc__)
     parser.add_argument("--config", required=True, help="FILE[:PRESET]")
     parser.add_argument("--grid", action="append", default=[], metavar="FIELD=V,V", help="once per axis")
     parser.add_argument("--seeds", type=_seeds, default=[0], help="comma-separated")

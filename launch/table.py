@@ -33,7 +33,7 @@ def columns_of(summaries: Iterable[Mapping[str, object]]) -> list[str]:
     "before" is before the first stage that evaluates, "after" after the last one: a summary has
     "eval/em_before_<stage>" of each. A gain is a run's own after - before.
     """
-    names = [found[1] for s in summaries for name in s if (found := re.match("(.*)_(before|after)_", name))]
+    names = [named[1] for s in summaries for name in s if (named := re.match("(.*)_(before|after)_", name))]
     score = headline.score_of(names)
     columns = []
     for metric in headline.held_out(names, score):
@@ -62,8 +62,8 @@ def _value(summary: Mapping[str, object], column: str) -> float | None:
     if column.endswith("_gain"):
         ends = [_value(summary, column.removesuffix("gain") + when) for when in ("before", "after")]
         return None if None in ends else ends[1] - ends[0]
-    found = [value for name, value in summary.items() if name.startswith(f"{column}_")]
-    value = (found[0] if column.endswith("_before") else found[-1]) if found else None
+    values = [value for name, value in summary.items() if name.startswith(f"{column}_")]
+    value = (values[0] if column.endswith("_before") else values[-1]) if values else None
     return None if value is None else float(value)
 
 

@@ -124,6 +124,7 @@ def test_an_evaluation_of_nothing_is_null_and_nothing_begins_after_it(tmp_path):
         with pytest.raises(SystemExit, match=DEAD):
             held_out.record_evaluation(parts(saved.cfg, [episode()] * 8), saved, None, "rl", 0, {})
         held_out.record_evaluation(parts(saved.cfg, [episode()] * 8), saved, None, "rl", 2, {})  # training has begun
+        saved.results["eval/em_sampled_last_after_rl"] = 1.0  # of an evaluation that scored more
         mixed = [episode("two_hop/y"), episode(failed=False)]
         held_out.record_evaluation(parts(saved.cfg, mixed), saved, None, "rl", 4, {})
         steps.close()
@@ -135,6 +136,7 @@ def test_an_evaluation_of_nothing_is_null_and_nothing_begins_after_it(tmp_path):
     assert (half["eval/em"], half["eval/em_two_hop"], half["eval/searches"]) == (1.0, None, 2.0)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["eval/em_before_rl"] is None and summary["eval/em_two_hop_after_rl"] is None
+    assert "eval/em_sampled_last_after_rl" not in summary
     assert summary["failed_episodes"] == {"rl.eval": 34} and DEAD in summary["first_failure"]
     lines = out.getvalue().splitlines()
     assert f"rl.eval, step 0: 16 of 16 episodes failed: env_error: {DEAD}" in lines

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxagent import main as cli
+from jaxagent import replay
 from jaxagent.config import flags
 from jaxagent.models import hf
 from jaxagent.observe import jsonl
@@ -70,3 +71,14 @@ def test_a_run_and_its_continuation(tmp_path):
     assert numbers(again) == numbers(workdir)
     for file in ("adapter/adapter_model.safetensors", "policy/model.safetensors"):
         assert (again / file).read_bytes() == (workdir / file).read_bytes()
+
+    # A certificate compares what scales the adapters; where the base lies is the owner's business.
+    path = workdir / "adapter" / "adapter_config.json"
+    for change, code in (
+        ({"base_model_name_or_path": "elsewhere"}, 0),
+        ({"lora_alpha": settings["lora_alpha"] + 1}, 1),
+    ):
+        path.write_text(json.dumps(settings | change))
+        assert replay.main(["replay", f"--config.workdir={workdir}", "--verify=1", "--draw=7"]) == code
+    (difference,) = json.loads((workdir / "replay/verify-1-7.json").read_text())["differences"]
+    assert (difference["place"], difference["field"]) == ("adapter/", "adapter_config.json")

@@ -70,8 +70,8 @@ def test_every_memory_stands_in_the_next_prompt_as_it_was_sampled(finished):
         return Tokens(tuple(tokenizer.encode(text)), text)
 
     for episode in episodes:
-        texts = documents.chosen(episode.task, found, 0, 192, lambda text: len(tokenizer.encode(text)))
-        context = tokenizer.encode(" " + documents.rendered(texts))
+        texts = documents.texts_of_context(episode.task, found, 0, 192, lambda text: len(tokenizer.encode(text)))
+        context = tokenizer.encode(" " + documents.numbered(texts))
         pieces = [context[at : at + 48] for at in range(0, min(len(context), 192), 48)]
         if len(context) > 192:
             pieces = [[*context[:96], *context[-96:]][at : at + 48] for at in range(0, 192, 48)]
@@ -154,25 +154,27 @@ def test_lengths_of_other_weights_are_refused_and_those_of_an_older_file_looked_
         (tmp_path / "lengths.json").write_text(json.dumps(row | {"lengths": [POINT]}))
 
     said()
-    assert evaluate_lengths.played(tmp_path, ABOUT, ["384_tokens"]) == [POINT]
-    assert evaluate_lengths.played(tmp_path, ABOUT | {"policy": "the same folder, by another path"}, []) == [POINT]
+    assert evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT, ["384_tokens"]) == [POINT]
+    assert evaluate_lengths.points_of_earlier_commands(
+        tmp_path, ABOUT | {"policy": "the same folder, by another path"}, []
+    ) == [POINT]
     for name, value in (("policy_digest", "cd"), ("seed", 7), ("split", "train"), ("score", "em"), ("temperature", 1)):
         said(**{name: value})
         with pytest.raises(ConfigError, match=f"is of {name} = .*{value}.*: set another --out"):
-            evaluate_lengths.played(tmp_path, ABOUT, ["96_tokens"])
+            evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT, ["96_tokens"])
     old = dict.fromkeys(name for name in ABOUT if name != "policy")
     said(**old)
-    assert evaluate_lengths.played(tmp_path, ABOUT, []) == [POINT]
+    assert evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT, []) == [POINT]
     with pytest.raises(ConfigError, match="is of policy = 'rl step 4"):
-        evaluate_lengths.played(tmp_path, ABOUT | {"policy": "rl step 8 (bundle 9)"}, [])
+        evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT | {"policy": "rl step 8 (bundle 9)"}, [])
     evaluated = {"checkpoint": {"digest": "ab"}, "split": "held_out", "temperature": 0.0, "seed": 7, "score": "sub_em"}
     (tmp_path / "96_tokens").mkdir()
     (tmp_path / "96_tokens/evaluation.json").write_text(
         json.dumps({"evaluated": evaluated, "asked": {"min_score": 1.0}})
     )
     with pytest.raises(ConfigError, match="is of seed = 7, here it is 0"):
-        evaluate_lengths.played(tmp_path, ABOUT, [])
-    assert evaluate_lengths.played(tmp_path, ABOUT | {"seed": 7}, []) == [POINT]
+        evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT, [])
+    assert evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT | {"seed": 7}, []) == [POINT]
 
 
 @pytest.mark.parametrize("missing", [name for name in POINT if name != "name"])
@@ -180,7 +182,7 @@ def test_a_damaged_file_of_lengths_is_told_before_anything_is_played(tmp_path, m
     point = {name: value for name, value in POINT.items() if name != missing}
     (tmp_path / "lengths.json").write_text(json.dumps(ABOUT | {"lengths": [point]}))
     with pytest.raises(ConfigError, match=r"lengths.json' cannot be read: remove it, or set another --out"):
-        evaluate_lengths.played(tmp_path, ABOUT, [])
+        evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT, [])
 
 
 @pytest.fixture
@@ -272,26 +274,26 @@ def _add_a_document(folder):
 )
 def test_lengths_are_said_once(flags, told):
     with pytest.raises(ConfigError) as refused:
-        evaluate_lengths.wanted(evaluate_lengths.parser().parse_args(flags))
+        evaluate_lengths.lengths_of_command(evaluate_lengths.parser().parse_args(flags))
     assert told in str(refused.value)
 
 
 def test_the_config_of_a_length():
     cfg = schema.parse(memagent.get_config())
     options = evaluate_lengths.parser().parse_args(["--lengths=1152"])
-    (length,) = evaluate_lengths.wanted(options)
+    (length,) = evaluate_lengths.lengths_of_command(options)
     assert not {"lengths", "num_docs", "rows"} & set(vars(options))  # the rest are evaluate's own
-    longer = evaluate_lengths.configured(cfg, length)
+    longer = evaluate_lengths.config_at_length(cfg, length)
     assert (longer.env.length_tokens, longer.env.max_chunks) == (1152, evaluate_lengths.NO_END - 1)
     assert longer.env.episode_timeout_s == 4 * cfg.env.episode_timeout_s
-    (many,) = evaluate_lengths.wanted(evaluate_lengths.parser().parse_args(["--num_docs=6400"]))
-    longer = evaluate_lengths.configured(cfg, many)
+    (many,) = evaluate_lengths.lengths_of_command(evaluate_lengths.parser().parse_args(["--num_docs=6400"]))
+    longer = evaluate_lengths.config_at_length(cfg, many)
     assert longer.env.num_docs == 6400 and longer.env.episode_timeout_s > 1000 * cfg.env.episode_timeout_s
-    (rows,) = evaluate_lengths.wanted(evaluate_lengths.parser().parse_args(["--rows=a/eval_50.jsonl"]))
-    read = evaluate_lengths.configured(cfg, rows)
+    (rows,) = evaluate_lengths.lengths_of_command(evaluate_lengths.parser().parse_args(["--rows=a/eval_50.jsonl"]))
+    read = evaluate_lengths.config_at_length(cfg, rows)
     assert (rows.name, read.data.eval_source, read.env.length_tokens) == ("eval_50", "a/eval_50.jsonl", 0)
     with pytest.raises(ConfigError, match="reads no documents"):
-        evaluate_lengths.configured(dataclasses.replace(cfg, env=schema.parse(search()).env), length)
+        evaluate_lengths.config_at_length(dataclasses.replace(cfg, env=schema.parse(search()).env), length)
 
 
 def search():

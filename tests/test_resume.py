@@ -13,6 +13,7 @@ import pytest
 from jaxagent import main as cli
 from jaxagent.config import ConfigError, flags, parse, to_dict
 from jaxagent.config.errors import REMOVED
+from jaxagent.config.parse import without_removed
 from jaxagent.evaluate import stored_config
 from jaxagent.learner import digests
 from jaxagent.observe.files import RUN_FILE
@@ -242,6 +243,13 @@ def test_fields_of_earlier_versions_open_and_are_told_where_they_were_in_use(tmp
             cfg("--config.fleet=on", f"--config.fleet.{field}={used}")
 
 
+def test_a_field_that_one_choice_lost_stays_anothers():
+    saved = {"env": {"name": "tau_bench", "user_strategy": "react"}, "fleet": None}
+    assert without_removed(saved)["env"] == {"name": "tau_bench"}
+    own = {"env": {"name": "mine:Env", "user_strategy": "react"}}
+    assert without_removed(own) == own
+
+
 def test_adapters_keep_their_scale():
     saved = to_dict(cfg("--config.model.lora.rank=2"))
     now = cfg("--config.model.lora.rank=2", "--config.model.lora.alpha=3")
@@ -269,11 +277,15 @@ def test_a_machine_that_rounds_otherwise_is_refused_where_bits_count(name, monke
 def test_what_decides_rounding_is_read_as_xla_reads_it(monkeypatch):
     monkeypatch.setattr(devices, "_FOR_MESH", {})
     device, before = jax.devices()[0], provenance.rounding(jax.devices()[0])
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3 --b=1 --a=2")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3 --b=1 --a=2 --xla_dump_to=d")
     monkeypatch.setenv("PJRT_NPROC", "77")
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
     changed = {"xla_flags": "--a=2 --b=1", "threads": 77, "jax_settings": "JAX_ENABLE_X64=1"}
     assert provenance.rounding(device) == before | changed
+    files = ("--xla_gpu_dump_llvmir", "--xla_detailed_logging=true", "--xla_enable_dumping", "--xla_dump_hlo_as_text")
+    assert provenance.deciding_flags(" ".join(files)) == ""
+    numbers = ("--xla_allow_excess_precision=false", "--xla_cpu_enable_fast_math", "--xla_gpu_autotune_level=0")
+    assert provenance.deciding_flags(" ".join(numbers)) == " ".join(numbers)
     monkeypatch.delenv("JAX_ENABLE_X64")
     monkeypatch.delenv("PJRT_NPROC")
     monkeypatch.setenv("NPROC", "88")

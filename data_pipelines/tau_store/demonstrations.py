@@ -61,13 +61,13 @@ class Episode:
         """Speaks to the customer; his reply."""
         reply = self._customer.answer(text)
         self.over = STOP in reply
-        self._turn(plain.say(text), "" if self.over else plain.heard(reply))
+        self._turn(plain.say(text), "" if self.over else plain.customer_text(reply))
         return reply
 
     def call(self, name: str, **arguments: Any) -> str:
         """Calls a tool; its answer."""
         answer = toolbox.call(self._shop, name, arguments)
-        self._turn(plain.call(name, arguments), plain.returned(answer))
+        self._turn(plain.call(name, arguments), plain.tool_text(answer))
         return answer
 
     def _turn(self, action: str, observation: str) -> None:

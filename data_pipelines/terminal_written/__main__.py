@@ -137,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not args.base:
             raise ConfigError("--base NAME=SOURCE says what containers start from; there must be one.")
-        args.image = bases.parse(args.base)[0].pattern
+        args.image = bases.parse(args.base)[0][0]
         args.out.mkdir(parents=True, exist_ok=True)
         with contextlib.closing(jsonl.JsonlLog(args.out / LOG, None)) as log:
             known = {index for index, record in newest(log).items() if record["stage"] != MODEL}

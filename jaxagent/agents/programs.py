@@ -271,7 +271,7 @@ def client_variables(where: Where) -> dict[str, str]:
 
 def _filled(word: str, where: Where) -> str:
     """Other braces stay, and so do those in what is filled in."""
-    return PLACES.sub(lambda found: getattr(where, found[1]), word)
+    return PLACES.sub(lambda place: getattr(where, place[1]), word)
 
 
 def with_blank(instruction: str) -> str:

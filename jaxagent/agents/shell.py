@@ -40,17 +40,17 @@ class Shell(Agent):
         """Refuses texts in which the program could not fill in what it shows."""
         if not (self.begin and self.end and self.done):
             raise ConfigError("env.agent 'shell' needs texts for begin, end and done that are not empty.")
-        for name, known in (
+        for name, examples in (
             ("task", {"instruction": ""}),
             ("shown", {"output": "", "code": 0}),
             ("failed", {"output": "", "code": 0}),
             ("late", {"output": "", "timeout_s": 1.0}),
         ):
             try:
-                getattr(self, name).format(**known)
+                getattr(self, name).format(**examples)
             except (KeyError, IndexError, ValueError) as error:
-                told = f"may name {', '.join('{' + key + '}' for key in known)} and no other braces ({error})"
-                raise ConfigError(f"env.agent.{name} {told}.") from None
+                rule = f"may name {', '.join('{' + key + '}' for key in examples)} and no other braces ({error})"
+                raise ConfigError(f"env.agent.{name} {rule}.") from None
 
     def files(self, where: Where) -> Mapping[str, bytes]:
         """The program, its settings, and the token, in a file that it removes before it runs a command."""

@@ -50,7 +50,7 @@ def main() -> int:
             return 0
         if turn + 1 == settings["max_turns"]:
             break
-        command = found_command(reply, settings["begin"], settings["end"])
+        command = command_in(reply, settings["begin"], settings["end"])
         shown = run(command, settings) if command is not None else settings["no_command"]
         print(shown, flush=True)
         messages.append({"role": "user", "content": shown})
@@ -67,10 +67,10 @@ def close_memory() -> None:
         print("the memory of this program can be read by its commands", file=sys.stderr)
 
 
-def found_command(reply: str, begin: str, end: str) -> str | None:
+def command_in(reply: str, begin: str, end: str) -> str | None:
     """What stands between the first `begin` and the `end` after it; a reply that was cut off has no end."""
-    _, found, rest = reply.partition(begin)
-    return rest.partition(end)[0].strip() if found and end in rest else None
+    _, opened, rest = reply.partition(begin)
+    return rest.partition(end)[0].strip() if opened and end in rest else None
 
 
 def run(command: str, settings: dict) -> str:
@@ -108,21 +108,21 @@ def ask(settings: dict, token: str, messages: list) -> tuple[int, str]:
         {"Content-Type": "application/json", "Authorization": "Bearer " + token},
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    told = 0, "no answer"
+    answer = 0, "no answer"
     for again in range(TRIES):
         try:
             with opener.open(request, timeout=ANSWER_TIMEOUT_S) as response:
                 answer = json.load(response)
             return 200, answer["choices"][0]["message"]["content"] or ""
         except urllib.error.HTTPError as refused:
-            told = refused.code, refused.read(2000).decode("utf-8", "replace")
+            answer = refused.code, refused.read(2000).decode("utf-8", "replace")
             if refused.code < 500:
                 break
         except OSError as failure:
-            told = 0, str(failure)
+            answer = 0, str(failure)
         if again + 1 < TRIES:
             time.sleep(0.5 * 2**again)
-    return told
+    return answer
 
 
 if __name__ == "__main__":

@@ -21,6 +21,16 @@ from typing import Any
 
 from jaxagent.config.errors import ConfigError, failure_line, nearest
 
+# Modules of ours that moved: a config of an earlier version may name a class of theirs by its path.
+MOVED = {
+    "jaxagent.rewards.toolrl": "jaxagent.envs.toolcalls.rewards",
+    "jaxagent.roles.arithmetic_team": "jaxagent.envs.agentflow.roles",
+    "jaxagent.roles.orchestra_expert": "jaxagent.envs.orchestra.roles",
+    "jaxagent.roles.retail_customer": "jaxagent.envs.tau.scripted_customer",
+    "jaxagent.envs.search.judged": "jaxagent.envs.search.rewards",
+    "jaxagent.envs.orchestra.latency": "jaxagent.envs.orchestra.experts",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -88,7 +98,7 @@ def named(name: str, path: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     try:
-        return operator.attrgetter(attribute)(importlib.import_module(module))
+        return operator.attrgetter(attribute)(importlib.import_module(MOVED.get(module, module)))
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{path}='{name}': Python finds no module '{error.name}'. Install it, or put its folder into PYTHONPATH."

@@ -29,7 +29,7 @@ class EnvConfig:
 class SandboxConfig:
     """Where commands run; see docs/sandboxes.md. Every limit is one sandbox's."""
 
-    backend: str = "auto"  # "auto" = the best that works here, "remote", or names: "bubblewrap,podman"
+    backend: str = "auto"  # "auto" = the best that works here, "remote", or names: "namespaces,podman"
     unsafe: bool = False  # plain processes, without any protection, where nothing else works
     workers: str = ""  # read by "remote": their URLs, separated by commas
     token_file: str = ""  # read by "remote": a file with the workers' token

@@ -59,7 +59,20 @@ REMOVED = {
     "fleet.in_flight": ("fixed", "an engine plays env.concurrent_episodes at once"),
     "fleet.transfer": ("files", "engines take weights from files"),
 }
+_OF_CHOICE = {"env.user_strategy": "tau_bench"}  # of these the one choice that had them: others may have such a field
 _OURS = {name: ours for ours, names in _ELSEWHERE.items() for name in names.split()}
+
+
+def removed_fields(config: typing.Mapping[str, typing.Any]) -> list[str]:
+    """Those of `REMOVED` that a stored config has."""
+    sections = {field: config.get(field.partition(".")[0]) for field in REMOVED}
+    return [
+        field
+        for field, section in sections.items()
+        if isinstance(section, typing.Mapping)
+        and field.partition(".")[2] in section
+        and _OF_CHOICE.get(field, section.get("name")) == section.get("name")
+    ]
 
 
 def unknown_field(path: str, name: str, valid: typing.Iterable[str]) -> ConfigError:

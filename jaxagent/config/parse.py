@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from jaxagent.config.choice import Choice
-from jaxagent.config.errors import REMOVED, ConfigError, failure_line, unknown_field
+from jaxagent.config.errors import ConfigError, failure_line, removed_fields, unknown_field
 from jaxagent.config.ranges import Range
 from jaxagent.config.run import STAGE_SECTIONS, Config
 
@@ -143,9 +143,8 @@ def absent(config: Mapping[str, Any], cls: type = Config, path: str = "config") 
 def without_removed(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config stored by any version of the schema, without the fields that exist no more."""
     kept = dict(config)
-    for section, name in (field.split(".") for field in REMOVED):
-        if isinstance(kept.get(section), Mapping):
-            kept[section] = {key: value for key, value in kept[section].items() if key != name}
+    for section, name in (field.split(".") for field in removed_fields(config)):
+        kept[section] = {key: value for key, value in kept[section].items() if key != name}
     return kept
 
 

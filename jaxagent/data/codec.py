@@ -200,8 +200,8 @@ def _object(row: Any, where: str) -> Mapping[str, Any]:
 def _get(row: Mapping[str, Any], column: str, kind: type, where: str) -> Any:
     value = row.get(column)
     if not isinstance(value, kind) or isinstance(value, bool):
-        found = "is missing" if column not in row else f"must be {kind.__name__}, got {type(value).__name__}"
-        raise ConfigError(f"{where}: column '{column}' {found}.")
+        problem = "is missing" if column not in row else f"must be {kind.__name__}, got {type(value).__name__}"
+        raise ConfigError(f"{where}: column '{column}' {problem}.")
     return value
 
 

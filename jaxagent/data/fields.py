@@ -75,7 +75,7 @@ def texts(value: Any, column: str) -> tuple[str, ...]:
 def answers(value: Any, column: str) -> tuple[str, ...]:
     """Gold answers: a list of texts and numbers, one of these alone, or the text of a list of texts, as in CSV."""
     if isinstance(value := as_text(value), str):
-        read = listed(value, column)
+        read = texts_of_list(value, column)
         value = [value] if read is None else read
     return texts([as_text(item) for item in value] if isinstance(value, list | tuple) else value, column)
 
@@ -86,7 +86,7 @@ def as_text(value: Any) -> Any:
     return str(value) if number else value
 
 
-def listed(text: str, column: str) -> list[str] | None:
+def texts_of_list(text: str, column: str) -> list[str] | None:
     """The texts of a list that is written as JSON or as Python writes it; None for a text that is no list.
 
     Raises:

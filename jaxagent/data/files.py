@@ -88,11 +88,11 @@ def splits(path: Path) -> dict[str, tuple[Path, ...]]:
         return _saved(path)
     if (path / "dataset_dict.json").is_file():
         return _saved_splits(path)
-    found = _split_files(path)
-    if found and (
-        _USUAL & found.keys() or not (path / "data").is_dir() or not _USUAL & _split_files(path / "data").keys()
+    splits_here = _split_files(path)
+    if splits_here and (
+        _USUAL & splits_here.keys() or not (path / "data").is_dir() or not _USUAL & _split_files(path / "data").keys()
     ):
-        return found
+        return splits_here
     inner = {p.name: found for p in _folders(path) if (found := _split_files(p))}
     if len(inner) > 1 and "data" in inner:
         inner = {"data": inner["data"]}
@@ -126,7 +126,7 @@ def _split_files(path: Path) -> dict[str, tuple[Path, ...]]:
     files = _data_files(path)
     if retail := {match[1]: (file,) for file in files if (match := _RETAIL.fullmatch(file.stem))}:
         return retail
-    found: dict[str, list[Path]] = {}
+    parts_of_splits: dict[str, list[Path]] = {}
     for file in files:
         stem = file.name.removesuffix(ending(file))
         shard = _SHARD.fullmatch(stem)
@@ -134,15 +134,15 @@ def _split_files(path: Path) -> dict[str, tuple[Path, ...]]:
         if ending(file) == ".arrow":  # in the cache of `datasets` they are gsm8k-train.arrow
             split = split.rpartition("-")[2]
         if ending(file) in _PLAIN or split in _USUAL:
-            found.setdefault(split, []).append(file)
-    folders = {} if found else {p.name: _data_files(p) for p in _folders(path) if p.name in _USUAL}
-    for split, parts in (found := found or folders).items():
+            parts_of_splits.setdefault(split, []).append(file)
+    folders = {} if parts_of_splits else {p.name: _data_files(p) for p in _folders(path) if p.name in _USUAL}
+    for split, parts in (parts_of_splits := parts_of_splits or folders).items():
         pieces = _pieces(parts)
         mixed = len({(ending(file), file.name in pieces) for file in parts}) > 1
         if mixed if folders else len(parts) > max(1, len(pieces)):
             raise ConfigError(f"{path}: {', '.join(file.name for file in parts)} all claim to be split '{split}'.")
         _check_complete(path, split, parts)
-    return {split: tuple(parts) for split, parts in found.items() if parts}
+    return {split: tuple(parts) for split, parts in parts_of_splits.items() if parts}
 
 
 def _data_files(folder: Path) -> list[Path]:
@@ -188,11 +188,11 @@ def open_rows(path: Path, split: str) -> Rows:
     Raises:
       ConfigError: it names none such: a folder, say, where one file is meant.
     """
-    found = splits(path)
-    if split not in found:
-        meant = f"has no split '{split}'. {nearest(split, found)}" if split else "is a folder: name one file of tasks."
+    known = splits(path)
+    if split not in known:
+        meant = f"has no split '{split}'. {nearest(split, known)}" if split else "is a folder: name one file of tasks."
         raise ConfigError(f"{path} {meant}")
-    places = found[split]
+    places = known[split]
     if places[0].is_dir():
         return RecordRows(places[0], split) if is_tfds(places[0]) else _listed_rows(places[0], split)
     parts = [FORMATS[ending(place)](place) for place in places]
@@ -224,7 +224,7 @@ def _task_splits(folder: Path) -> dict[str, list[str]]:
     path = folder / TASK_SPLITS
     if not (folder / TASKS).is_file():
         raise ConfigError(f"{folder} has {TASK_SPLITS} and no {TASKS}.")
-    found = from_json(path.read_bytes(), str(path))
-    if not isinstance(found, dict) or not all(isinstance(ids, list) for ids in found.values()):
+    ids_of_splits = from_json(path.read_bytes(), str(path))
+    if not isinstance(ids_of_splits, dict) or not all(isinstance(ids, list) for ids in ids_of_splits.values()):
         raise ConfigError(f"{path} must be an object: the name of a split -> a list of ids.")
-    return found
+    return ids_of_splits

@@ -58,7 +58,7 @@ class JsonlRows(Rows):
 
     def __init__(self, path: Path):
         self.name, self._path = str(path), path
-        self._unpacked = whole(path) if path.suffix == PACKED else None
+        self._unpacked = unpacked(path) if path.suffix == PACKED else None
         offsets, lines, offset = [], [], 0
         with self._open() as file:
             for number, line in enumerate(file, 1):
@@ -144,7 +144,7 @@ def csv_rows(path: Path) -> Rows:
 
 def json_rows(path: Path) -> Rows:
     """Rows of a .json file: one list, or, as `datasets` writes it, an object per line."""
-    content = whole(path)
+    content = unpacked(path)
     lines = content[:4096].removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
     return JsonlRows(path) if lines else ListRows(str(path), from_json(content, str(path)))
 
@@ -233,7 +233,7 @@ def builder(folder: Path) -> Any:
         raise ConfigError(f"{folder} is not a readable TFDS dataset: {_first_line(error)}") from None
 
 
-def whole(path: Path) -> bytes:
+def unpacked(path: Path) -> bytes:
     """The content of a file, unpacked. Raises ConfigError where it is damaged."""
     if path.suffix != PACKED:
         return path.read_bytes()
@@ -265,7 +265,7 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
     """All cells are texts; an empty one is no column of its row."""
     csv.field_size_limit(2**31 - 1)  # of the process; without it a cell ends at 128 KiB
     try:
-        reader = csv.reader(io.StringIO(whole(path).decode("utf-8-sig"), newline=""), strict=True)
+        reader = csv.reader(io.StringIO(unpacked(path).decode("utf-8-sig"), newline=""), strict=True)
         lines = list(reader)
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} is not a readable csv file: {_first_line(error)}.") from None

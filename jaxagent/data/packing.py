@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
 import zlib
+from collections.abc import Sequence
+
+import numpy as np
 
 from jaxagent.config import ConfigError
 from jaxagent.data import codec
-from jaxagent.types import Episode
+from jaxagent.types import Episode, Trajectory
 
 REST = ("metrics", "text", "error", "heard")  # columns of an episode that are no part of its result
 _TASK, _SAMPLE = '{"task":{', re.compile(r',"sample":(\d+)[,}]')  # how a result begins
+COLUMNS = {"tokens": "<i4", "kinds": "u1", "logprobs": "<f4", "policy_versions": "<i4", "turns": "<i4"}
 LEVEL = 1  # zlib's: level 6 takes several times as long for a tenth less
 MOST_BYTES = 1 << 28  # of one unpacked episode
 
@@ -92,6 +97,45 @@ def digest_of(body: bytes, where: str) -> str:
       ConfigError: it is damaged; names `where`.
     """
     return hashlib.sha256(_inflated(body, where)[0]).hexdigest()
+
+
+def to_columns(episodes: Sequence[Episode]) -> bytes:
+    """Checked episodes for another process of the same trainer, which need not read a number of them as text again.
+
+    A line of JSON with all but the trajectories, then these, column by column. The other way is `of_columns`.
+    """
+    slim = [codec.encode_episode(dataclasses.replace(episode, trajectories=())) for episode in episodes]
+    trajectories = [list(episode.trajectories) for episode in episodes]
+    header = json.dumps([slim, [list(map(len, each)) for each in trajectories]]).encode()
+    columns = [
+        getattr(trajectory, name).astype(dtype).tobytes()
+        for name, dtype in COLUMNS.items()
+        for each in trajectories
+        for trajectory in each
+    ]
+    return b"".join([header, b"\n", *columns])
+
+
+def of_columns(data: bytes) -> list[Episode]:
+    """The episodes that `to_columns` was given."""
+    at = data.index(b"\n") + 1
+    slim, lengths = json.loads(data[:at])
+    total, columns = sum(map(sum, lengths)), dict[str, np.ndarray]()
+    for name, dtype in COLUMNS.items():
+        columns[name] = np.frombuffer(data, dtype, total, at).astype(np.dtype(dtype).newbyteorder("="))
+        at += np.dtype(dtype).itemsize * total
+    ends = itertools.accumulate(itertools.chain(*lengths), initial=0)
+    parts = itertools.starmap(slice, itertools.pairwise(ends))
+    return [
+        dataclasses.replace(
+            codec.decode_episode(row, "an episode of another process"),
+            trajectories=tuple(
+                Trajectory(**{name: column[part] for name, column in columns.items()})
+                for part in itertools.islice(parts, len(own))
+            ),
+        )
+        for row, own in zip(slim, lengths, strict=True)
+    ]
 
 
 def _lines(body: bytes, digest: str, where: str) -> tuple[bytes, bytes]:

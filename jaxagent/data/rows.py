@@ -264,10 +264,6 @@ def as_question(text: str) -> str:
     return text if text.endswith("?") else text + "?"
 
 
-def _is_ours(row: Mapping[str, Any]) -> bool:
-    return "prompt" in row and "answers" in row
-
-
 GENERAL = {"ours": _ours, "verl": _verl, "flashrag": _flashrag}
 _MARKS = {"ours": ("prompt", "answers"), "verl": ("reward_model",), "flashrag": ("golden_answers",)}
 
@@ -297,7 +293,7 @@ def check(
         raise kind(f"{place}: {error}.") from None
 
 
-def stored(task: types.Task, place: str) -> dict[str, Any]:
+def row_to_store(task: types.Task, place: str) -> dict[str, Any]:
     """`to_row`, which turns a failure into one line for the user.
 
     Raises:

@@ -104,7 +104,7 @@ class TaskSource(Sequence[Task]):
                 raise ConfigError(f"{place}: column 'id': {task.id!r} is also the id of {first}.")
             seen[task.id] = number
             numbers.append(number)
-            row = repr(rows.stored(task, self._rows.place(number))).encode()
+            row = repr(rows.row_to_store(task, self._rows.place(number))).encode()
             self.ids.append(task.id)
             self.digests.append(hashlib.blake2b(row, digest_size=8).hexdigest())
             self.contents.append(_contents(task))
@@ -182,16 +182,16 @@ def load_tasks(
       ConfigError: one line, naming the path, and for a malformed row also row and column.
     """
     path = Path(path)
-    found = files.splits(path)
-    if not split and len(found) > 1:
-        raise ConfigError(f"{path} has several splits: {', '.join(found)}. Name one.")
-    name = split or next(iter(found), "")
-    if "" in found and path.name.partition(".")[0] == name:  # of the one file "train.jsonl" the split is "train"
+    splits = files.splits(path)
+    if not split and len(splits) > 1:
+        raise ConfigError(f"{path} has several splits: {', '.join(splits)}. Name one.")
+    name = split or next(iter(splits), "")
+    if "" in splits and path.name.partition(".")[0] == name:  # of the one file "train.jsonl" the split is "train"
         name = ""
-    if name not in found:
-        if "" in found:
+    if name not in splits:
+        if "" in splits:
             raise ConfigError(f"{path} is one file without a split '{split}'.")
-        raise ConfigError(f"{path} has no split '{split}'. {nearest(split, found)}")
+        raise ConfigError(f"{path} has no split '{split}'. {nearest(split, splits)}")
     made = name or path.name.partition(".")[0]
     return TaskSource(files.open_rows(path, name), f"{path}:{name}" if name else str(path), need_answers, how, made)
 
@@ -219,10 +219,10 @@ def open_train_and_held_out(
     how = rows.Reading(data.layout, data.columns, messages)
     train = load_tasks(path, TRAIN if TRAIN in files.splits(path) else "", need_answers, how)
     place = Path(data.eval_source or path)
-    found = files.splits(place)
-    split = next((name for name in HELD_OUT if name in found), None)
-    if split is None and data.eval_source and len(found) == 1:
-        split = next(iter(found))
+    splits = files.splits(place)
+    split = next((name for name in HELD_OUT if name in splits), None)
+    if split is None and data.eval_source and len(splits) == 1:
+        split = next(iter(splits))
     if split is None:
         raise ConfigError(
             f"{place} has no held-out split ({', '.join(HELD_OUT)}): set data.eval_source to the held-out tasks."

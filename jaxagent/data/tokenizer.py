@@ -275,8 +275,8 @@ def _chat_templates(config: Mapping[str, Any], files: Mapping[str, str]) -> dict
     """Templates by name, as transformers finds them: those in files, or else the config's one or its named ones."""
     names = {name: Path(name).stem for name in files if name.startswith(MORE_TEMPLATES)}
     names |= {name: "default" for name in files if name == "chat_template.jinja"}
-    if found := {name: files[path] for path, name in names.items() if files[path]}:
-        return found
+    if templates := {name: files[path] for path, name in names.items() if files[path]}:
+        return templates
     template = config.get("chat_template") or ""
     named = isinstance(template, list) and all(
         isinstance(one, dict) and {"name", "template"} <= set(one) for one in template

@@ -153,8 +153,8 @@ class Api:
         versions = self.core.book.rules.record.versions
         if version >= len(versions):
             return failure("missing", f"version {version} is not published; the newest is {len(versions) - 1}", 404)
-        urls = self.core.members.sources(version, request.headers.get(wire.NAME, ""))
-        sources = wire.Sources(version, versions[version], self.core.book.lineage(version), tuple(urls))
+        urls, trainers = self.core.members.sources(version, request.headers.get(wire.NAME, ""))
+        sources = wire.Sources(version, versions[version], self.core.book.lineage(version), tuple(urls), trainers)
         await self.core.written()
         return reply(wire.sources_to(sources))
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import secrets
 import socket
 import sys
@@ -181,6 +182,21 @@ def of_engine(cfg: Config) -> Config:
     engine = dataclasses.replace(cfg.engine, slots=own.slots or cfg.engine.slots, pages=own.pages or cfg.engine.pages)
     mesh = dataclasses.replace(cfg.mesh, data=own.data, fsdp=own.fsdp, tensor=own.tensor, context=1)
     return dataclasses.replace(cfg, engine=engine, mesh=mesh)
+
+
+@contextlib.contextmanager
+def errors_of_engine(cfg: Config) -> Iterator[None]:
+    """Has an error about the mesh of an engine process name the section that sets it.
+
+    Raises:
+      ConfigError: as inside, with config.fleet.engine in the place of config.mesh where engines have their own.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if settings.of(cfg).engine is None:
+            raise
+        raise ConfigError(re.sub(r"\b(config\.)?mesh\b", "config.fleet.engine", str(error))) from error
 
 
 def sharing(cfg: Config, gpu_names: Sequence[str]) -> Iterator[str]:

@@ -81,6 +81,16 @@ class Manifest:
         return sum(chunk.size for leaf in self.leaves for chunk in leaf.chunks)
 
 
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The chunks of an array that one process holds: all of them, some, or none."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: Mapping[int, memoryview]  # by the chunk's number within the array
+
+
 def cut(data: memoryview) -> list[memoryview]:
     """A leaf's bytes in chunks."""
     return [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
@@ -93,24 +103,57 @@ def chunk_of(data: memoryview | bytes) -> Chunk:
 
 def describe(path: Path, leaf: Any) -> Leaf:
     """What a manifest says of an array."""
+    share = whole(path, leaf)
+    return Leaf(path, share.dtype, share.shape, tuple(map(chunk_of, share.pieces.values())))
+
+
+def whole(path: Path, leaf: Any) -> Share:
+    """All chunks of an array. Raises TypeError: it is none of numbers."""
     leaves.check_dtype(leaf.dtype, path)
-    chunks = tuple(map(chunk_of, cut(leaves.to_bytes(leaf))))
-    return Leaf(path, leaf.dtype.name, leaf.shape, chunks)
+    return Share(path, leaf.dtype.name, leaf.shape, dict(enumerate(cut(leaves.to_bytes(leaf)))))
 
 
-def manifest(lineage: str, version: int, found: Iterable[Leaf], base: str = "", merged: str = "") -> Manifest:
-    """The manifest of leaves, which may be those of several writers.
+def shares(tree: Leaves) -> list[Share]:
+    """Those of one process that has all leaves."""
+    return [whole(path, leaf) for path, leaf in tree.items()]
+
+
+def joined(rows: Iterable[Iterable[Any]]) -> list[Leaf]:
+    """The leaves of a tree whose chunks several processes have written.
+
+    Args:
+      rows: of each process and leaf: [path, dtype, shape, {number of a chunk: [digest, size]}].
+
+    Raises:
+      ValueError: a chunk is missing, or two processes have written it; names the leaf.
+    """
+    written: dict[tuple[Path, str, tuple[int, ...]], dict[int, Chunk]] = {}
+    for path, dtype, shape, chunks in rows:
+        there = written.setdefault((tuple(path), dtype, tuple(shape)), {})
+        if not there.keys().isdisjoint(own := {int(number): Chunk(*chunk) for number, chunk in chunks.items()}):
+            raise ValueError(f"{leaves.name_of(tuple(path))} has a chunk that two processes have written.")
+        there |= own
+    for (path, dtype, shape), chunks in written.items():
+        full, rest = divmod(leaves.size_of(dtype, shape), CHUNK_BYTES)
+        sizes = [CHUNK_BYTES] * full + [rest] * (rest > 0)
+        if [chunk.size for _, chunk in sorted(chunks.items())] != sizes or chunks.keys() != set(range(len(sizes))):
+            raise ValueError(f"{leaves.name_of(path)} lacks a chunk that no process has written.")
+    return [Leaf(*leaf, tuple(chunk for _, chunk in sorted(chunks.items()))) for leaf, chunks in written.items()]
+
+
+def manifest(lineage: str, version: int, tree_leaves: Iterable[Leaf], base: str = "", merged: str = "") -> Manifest:
+    """The manifest of leaves.
 
     Args:
       lineage, version: of the weights.
-      found: each leaf once.
+      tree_leaves: each leaf once.
       base: of an adapter: the digest of what it changes.
       merged: of an adapter: a digest of what it makes of that.
 
     Raises:
       ValueError: a leaf is there twice.
     """
-    ordered = sorted(found, key=_order)
+    ordered = sorted(tree_leaves, key=_order)
     for one, other in itertools.pairwise(ordered):
         if one.path == other.path:
             raise ValueError(f"{leaves.name_of(one.path)} is there twice.")
@@ -118,9 +161,11 @@ def manifest(lineage: str, version: int, found: Iterable[Leaf], base: str = "", 
     return Manifest(lineage, version, "adapter" if base else "full", base, whole, tuple(ordered), merged)
 
 
-def digest_of(found: Iterable[Leaf], base: str = "", merged: str = "") -> str:
+def digest_of(tree_leaves: Iterable[Leaf], base: str = "", merged: str = "") -> str:
     """The digest of a tree; of adapters with what they change and make."""
-    rows: list[Any] = [[leaf.path, leaf.dtype, leaf.shape, [chunk.digest for chunk in leaf.chunks]] for leaf in found]
+    rows: list[Any] = [
+        [leaf.path, leaf.dtype, leaf.shape, [chunk.digest for chunk in leaf.chunks]] for leaf in tree_leaves
+    ]
     if base:
         rows = [base, merged, rows]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
@@ -157,7 +202,7 @@ def decode(content: bytes, where: str) -> Manifest:
 def _checked(row: Mapping[str, Any]) -> Manifest:
     if row["weights"] != FORMAT:
         raise ValueError(f"it has format {row['weights']}, and {FORMAT} is read")
-    found = tuple(
+    read_leaves = tuple(
         Leaf(
             path=tuple(leaf["path"]),
             dtype=leaf["dtype"],
@@ -166,7 +211,7 @@ def _checked(row: Mapping[str, Any]) -> Manifest:
         )
         for leaf in row["leaves"]
     )
-    for leaf in found:
+    for leaf in read_leaves:
         dtype = leaves.named(leaf.dtype)
         if dtype is None or sum(chunk.size for chunk in leaf.chunks) != leaves.size_of(leaf.dtype, leaf.shape):
             raise ValueError(f"{leaves.name_of(leaf.path)} has chunks of another size than its shape")
@@ -174,8 +219,8 @@ def _checked(row: Mapping[str, Any]) -> Manifest:
             if not re.fullmatch("[0-9a-f]{64}", chunk.digest):  # it becomes a file's name
                 raise ValueError(f"{leaves.name_of(leaf.path)} has a chunk without a digest")
     base, merged = row["base"], row.get("merged", "")
-    value = Manifest(row["lineage"], row["version"], row["kind"], base, row["digest"], found, merged)
-    if value.kind not in get_args(Kind) or digest_of(found, base, merged) != value.digest:
+    value = Manifest(row["lineage"], row["version"], row["kind"], base, row["digest"], read_leaves, merged)
+    if value.kind not in get_args(Kind) or digest_of(read_leaves, base, merged) != value.digest:
         raise ValueError("its leaves have another digest")
     return value
 

@@ -161,16 +161,20 @@ class Members:
             member.waited_s += seconds
             self.waited_s[member.role] += seconds
 
-    def sources(self, version: int, asks: str) -> list[str]:
-        """Where a version's weights may be had: engines that say they hold it, the idlest first, then trainers."""
+    def sources(self, version: int, asks: str) -> tuple[list[str], int]:
+        """Where a version's weights may be had, and how many of these are trainer processes, which come last.
+
+        Before them come engines that say they hold it, the idlest first.
+        """
         engines = [
             member
             for member in self.of("engine")
             if member.name != asks and member.facts.get("source") and version in _versions(member)
         ]
         engines.sort(key=lambda member: member.numbers.get("sending", 0))
-        trainers = [member for member in self.of("trainer") if member.facts.get("source")]
-        return list(dict.fromkeys(str(member.facts["source"]) for member in (*engines, *trainers)))
+        trainers = {str(member.facts["source"]) for member in self.of("trainer") if member.facts.get("source")}
+        urls = dict.fromkeys(str(member.facts["source"]) for member in engines)
+        return [url for url in urls if url not in trainers] + sorted(trainers), len(trainers)
 
     def _differences(self, role: str, facts: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Facts that are not those of the reference; of an engine, also those that are not the first engine's."""

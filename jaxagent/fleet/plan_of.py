@@ -20,6 +20,16 @@ def plan_of(cfg: Config) -> Plan:
             "config.rl.oversample stops attempts by the clock; with config.fleet every attempt that is begun is "
             "trained. Set one of them to None."
         )
+    devices, trainers = cfg.mesh.devices, fleet.trainers
+    if devices % trainers:
+        raise ConfigError(
+            f"fleet.trainers ({trainers}) must divide the devices of config.mesh ({devices}): each process has as many."
+        )
+    if devices // trainers % cfg.mesh.tensor:
+        raise ConfigError(
+            f"config.mesh.tensor ({cfg.mesh.tensor}) must divide the devices of each trainer process: with "
+            f"fleet.trainers={trainers} these are {devices // trainers}."
+        )
     return Plan(
         steps=rl.steps,
         groups_per_step=rl.tasks_per_step,

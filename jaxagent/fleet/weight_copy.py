@@ -21,7 +21,7 @@ from jaxagent.fleet.manifest import Chunk, DamagedError, Manifest, WeightsError
 from jaxagent.io import files
 
 
-class BusyError(WeightsError):
+class CopyUnderWayError(WeightsError):
     """Another process, or thread, is copying the version into the same folder: look for it again later."""
 
 
@@ -40,7 +40,7 @@ def copy(
       order: the manifest's chunks as they are to be read; None: in its own order.
 
     Raises:
-      BusyError: another copy of the version into this folder is under way.
+      CopyUnderWayError: another copy of the version into this folder is under way.
       DamagedError: a chunk came with other bytes than its digest's; names it.
       ConflictError: the version is there, and differs.
       OSError: the disk is full, or failed.
@@ -52,7 +52,9 @@ def copy(
     try:
         with contextlib.suppress(OSError):  # no locks on this file system: two copies do the work twice
             if not files.try_lock(fd):
-                raise BusyError(f"{stage} is being filled by another copy: version {value.version} will be there soon.")
+                raise CopyUnderWayError(
+                    f"{stage} is being filled by another copy: version {value.version} will be there soon."
+                )
         target = weights.path_of(folder, value.version)
         if target.exists():
             weights.compare(target, value)
@@ -63,15 +65,15 @@ def copy(
             path.unlink()  # begun by a process that was killed
         with weights.threads() as pool:
             pending = [pool.submit(_fetch, chunk, read, stage) for chunk in order or value.chunks.values()]
-            got = sum(future.result() for future in concurrent.futures.as_completed(pending))
+            copied = sum(future.result() for future in concurrent.futures.as_completed(pending))
         weights.finish(folder, stage, value)
-        return got
+        return copied
     finally:
         os.close(fd)
 
 
 def _fetch(chunk: Chunk, read: Callable[[Chunk], bytes], stage: pathlib.Path) -> int:
-    """The bytes that were read: 0 where an earlier copy got the chunk."""
+    """The bytes that were read: 0 where an earlier copy has the chunk."""
     path = weights.file_of(stage, chunk)
     if path.exists() and path.stat().st_size == chunk.size and manifest.chunk_of(path.read_bytes()) == chunk:
         return 0

@@ -1,10 +1,11 @@
 """Weights from other processes: each chunk from whoever has it, checked, until the version is whole in an own folder.
 
-The coordinator names sources: other engines that have the version or are fetching it, and last the trainer. For every
-chunk a hash makes one of the engines responsible, this one among them. An engine first fetches what it is responsible
-for, from the trainer, and then the rest from those who are responsible for it. So the trainer sends each chunk a few
-times at most, however many engines there are; and a source that does not have a chunk (404), lies, breaks off or is
-gone costs an attempt at another one.
+The coordinator names sources: other engines that have the version or are fetching it, and last the trainer's
+processes. For every chunk a hash makes one of the engines responsible, this one among them. An engine first fetches
+what it is responsible for, from one of the trainer's processes, over which another hash spreads the chunks, and then
+the rest from those who are responsible for it. So the trainer sends each chunk a few times at most, however many
+engines there are; and a source that does not have a chunk (404), lies, breaks off or is gone costs an attempt at
+another one.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class WeightFetcher:
         self._lock = threading.Lock()
         self._threads = threading.local()
         self._avoided: dict[str, float] = {}  # by source, until when
-        self._got = 0
+        self._received = 0
         self._failed: dict[str, int] = {}  # attempts, by what went wrong
 
     def of_base(self) -> WeightFetcher:
@@ -76,7 +77,10 @@ class WeightFetcher:
     def numbers(self) -> dict[str, float]:
         """Bytes that came, and attempts that failed."""
         with self._lock:
-            return {"weights_got_bytes": float(self._got), "weights_attempts_failed": float(sum(self._failed.values()))}
+            return {
+                "weights_got_bytes": float(self._received),
+                "weights_attempts_failed": float(sum(self._failed.values())),
+            }
 
     def fetch(
         self,
@@ -107,16 +111,16 @@ class WeightFetcher:
             sources = ask()
             try:
                 value = self.manifest_of(sources, base, like)
-                with _asked_again(ask, sources) as now:
+                with _asking_again(ask, sources) as now:
 
                     def read(chunk: Chunk, now: Callable[[], Sources] = now) -> bytes:
                         if not wanted():
                             raise GivenUpError(f"version {now().version} is not wanted any more.")
-                        *peers, trainer = now().urls
-                        asked = responsible(chunk, peers)
-                        return self.chunk(chunk, [*asked[:ASKED_FIRST], trainer, *asked[ASKED_FIRST:]])
+                        engines = responsible(chunk, now().engines)
+                        trainers = responsible(chunk, now().urls[len(engines) :])
+                        return self.chunk(chunk, [*engines[:ASKED_FIRST], *trainers, *engines[ASKED_FIRST:]])
 
-                    copy(value, read, self._folder, order(value.chunks.values(), sources.urls[:-1], self._own))
+                    copy(value, read, self._folder, order(value.chunks.values(), sources.engines, self._own))
                 return self._folder
             except (weight_reader.MismatchError, GivenUpError):
                 raise
@@ -159,7 +163,7 @@ class WeightFetcher:
           MismatchError: all sources have another one.
           SourceError: no source has it.
         """
-        said = []
+        failures = []
         for url in self.in_order(sources.urls):
             try:
                 content = self._get(url, f"/v1/{self._manifests}/{sources.version}", MOST_MANIFEST_BYTES, ANSWER_S)
@@ -170,11 +174,11 @@ class WeightFetcher:
                 raise weight_reader.MismatchError(f"{url} has digest {value.digest}, {sources.digest} was published.")
             except WeightsError as failure:
                 self.fail(url, failure)
-                said.append(failure)
-        mismatches = [failure for failure in said if isinstance(failure, weight_reader.MismatchError)]
-        if mismatches and len(mismatches) == len(said):
+                failures.append(failure)
+        mismatches = [failure for failure in failures if isinstance(failure, weight_reader.MismatchError)]
+        if mismatches and len(mismatches) == len(failures):
             raise mismatches[0]
-        raise SourceError(_all_said(f"version {sources.version}", said))
+        raise SourceError(_failure_text(f"version {sources.version}", failures))
 
     def chunk(self, chunk: Chunk, urls: Sequence[str]) -> bytes:
         """A chunk from the first source that has it.
@@ -182,19 +186,19 @@ class WeightFetcher:
         Raises:
           SourceError: none has; says what each said.
         """
-        said = []
+        failures = []
         for url in self.in_order(urls):
             try:
                 data = self._get(url, f"/v1/chunk/{chunk.digest}", chunk.size, ANSWER_S + chunk.size / LEAST_RATE)
                 if manifest.chunk_of(data) != chunk:
                     raise DamagedError(f"{url} gave {len(data)} bytes of another digest for chunk {chunk.digest}")
                 with self._lock:
-                    self._got += len(data)
+                    self._received += len(data)
                 return data
             except WeightsError as failure:
                 self.fail(url, failure)
-                said.append(failure)
-        raise SourceError(_all_said(f"chunk {chunk.digest}", said))
+                failures.append(failure)
+        raise SourceError(_failure_text(f"chunk {chunk.digest}", failures))
 
     def in_order(self, urls: Sequence[str]) -> list[str]:
         """Sources but for this process itself, those that failed a moment ago last."""
@@ -250,15 +254,15 @@ class _AbsentError(SourceError):
 
 
 @contextlib.contextmanager
-def _asked_again(ask: Callable[[], Sources], first: Sources) -> Iterator[Callable[[], Sources]]:
+def _asking_again(ask: Callable[[], Sources], first: Sources) -> Iterator[Callable[[], Sources]]:
     """Gives the newest answer to where a version is: while it is fetched, other engines come to have parts of it."""
     newest, over = [first], threading.Event()
 
     def keep_asking() -> None:
         while not over.wait(ASK_AGAIN_S):
             with contextlib.suppress(Exception):  # the coordinator is away: what it said last still holds
-                found = ask()
-                newest[0] = found if found.urls else newest[0]
+                sources = ask()
+                newest[0] = sources if sources.urls else newest[0]
 
     threading.Thread(target=keep_asking, name="sources", daemon=True).start()
     try:
@@ -282,6 +286,6 @@ def _hash(url: str, chunk: Chunk) -> bytes:
     return hashlib.blake2b(f"{url} {chunk.digest}".encode(), digest_size=8).digest()
 
 
-def _all_said(what: str, said: Sequence[Exception]) -> str:
-    reasons = "; ".join(dict.fromkeys(map(str, said))) or "nobody has it"
-    return f"{what} cannot be had from {len(said)} sources: {reasons[:600]}"
+def _failure_text(what: str, failures: Sequence[Exception]) -> str:
+    reasons = "; ".join(dict.fromkeys(map(str, failures))) or "nobody has it"
+    return f"{what} cannot be had from {len(failures)} sources: {reasons[:600]}"

@@ -31,7 +31,7 @@ class Typed(Protocol):
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
 
 
-class Held:
+class OpenVersion:
     """A version that is not deleted while this is open. Use as a context manager.
 
     Attributes:
@@ -54,7 +54,7 @@ class Held:
             os.close(self._fd)
             raise
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> OpenVersion:
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -76,9 +76,9 @@ class Held:
         Raises:
           DamagedError: names the leaf and the file.
         """
-        found, parts = {}, []
+        arrays, parts = {}, []
         for leaf in self.manifest.leaves:
-            found[leaf.path], data = leaves.empty(leaf.dtype, leaf.shape)
+            arrays[leaf.path], data = leaves.empty(leaf.dtype, leaf.shape)
             start = 0
             for chunk in leaf.chunks:
                 parts.append((leaf, chunk, data[start : start + chunk.size]))
@@ -94,7 +94,7 @@ class Held:
         with threads() as pool:
             for _ in pool.map(one, parts):
                 pass
-        return found
+        return arrays
 
     def compare(self, tick: Callable[[], None] = lambda: None) -> None:
         """Compares all chunks with their digests, and keeps none of them.
@@ -141,7 +141,7 @@ def hold(
     lineage: str,
     base: str | None = "",
     like: Mapping[Path, Typed] | None = None,
-) -> Held:
+) -> OpenVersion:
     """Exactly the version that is asked for, to be read.
 
     Args:
@@ -156,7 +156,7 @@ def hold(
       MismatchError: it is of another lineage, kind, base or model.
       DamagedError: its manifest is.
     """
-    held = Held(path_of(folder, version))
+    held = OpenVersion(path_of(folder, version))
     try:
         check(held.manifest, version, lineage, base, like)
     except BaseException:
@@ -183,19 +183,19 @@ def check(
             raise MismatchError(f"version {version} was asked for with {name} {wanted!r}, and its {name} is {has!r}.")
     if like is None:
         return
-    found = {leaf.path: (leaf.dtype, leaf.shape) for leaf in value.leaves}
-    room = {path: (_dtype(leaf.dtype, found.get(path, ("",))[0]), tuple(leaf.shape)) for path, leaf in like.items()}
-    for path in sorted(found.keys() | room.keys(), key=leaves.name_of):
-        if found.get(path) != room.get(path):
-            there, wanted = (_words(leaf) for leaf in (found.get(path), room.get(path)))
+    published = {leaf.path: (leaf.dtype, leaf.shape) for leaf in value.leaves}
+    room = {path: (_dtype(leaf.dtype, published.get(path, ("",))[0]), tuple(leaf.shape)) for path, leaf in like.items()}
+    for path in sorted(published.keys() | room.keys(), key=leaves.name_of):
+        if published.get(path) != room.get(path):
+            there, wanted = (_words(leaf) for leaf in (published.get(path), room.get(path)))
             raise MismatchError(
                 f"version {version}, leaf {leaves.name_of(path)}: published is {there}, and the model has {wanted}."
             )
 
 
-def _dtype(wanted: Any, found: str) -> str:
+def _dtype(wanted: Any, published: str) -> str:
     if isinstance(wanted, tuple):
-        return found if found in wanted else " or ".join(wanted)
+        return published if published in wanted else " or ".join(wanted)
     return np.dtype(wanted).name
 
 

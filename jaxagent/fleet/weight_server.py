@@ -94,17 +94,17 @@ class WeightServer:
 
     def find(self, path: str) -> BinaryIO | None:
         """The file that a request means, open; None: it is not here."""
-        found = _PATH.fullmatch(path)
-        if found is None:
+        request = _PATH.fullmatch(path)
+        if request is None:
             return None
-        if found["name"]:
-            wanted = [folder / found["name"] for folder in self._folders if found["name"] in SHARED]
-        elif found["version"]:
-            folders = [folder / BASE for folder in self._folders] if found["of"] == BASE else self._folders
-            wanted = [path_of(folder, int(found["version"])) / MANIFEST for folder in folders]
+        if request["name"]:
+            wanted = [folder / request["name"] for folder in self._folders if request["name"] in SHARED]
+        elif request["version"]:
+            folders = [folder / BASE for folder in self._folders] if request["of"] == BASE else self._folders
+            wanted = [path_of(folder, int(request["version"])) / MANIFEST for folder in folders]
         else:
             folders = [each for folder in self._folders for each in (folder, folder / BASE)]
-            wanted = [place / f"{found['digest']}.bin" for folder in folders for place in _places(folder)]
+            wanted = [place / f"{request['digest']}.bin" for folder in folders for place in _places(folder)]
         for file in wanted:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 return file.open("rb")

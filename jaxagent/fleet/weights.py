@@ -14,16 +14,21 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
+import itertools
+import json
 import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
-from jaxagent.fleet import leaves, manifest
-from jaxagent.fleet.leaves import Leaves
-from jaxagent.fleet.manifest import Chunk, Leaf, Manifest, WeightsError
+from jaxagent.fleet import manifest
+from jaxagent.fleet.manifest import Chunk, Manifest, Share, WeightsError
 from jaxagent.io import files
+
+Meet = Callable[[str, str], list[str]]  # what it is for, what this process says -> what each process has said
 
 MANIFEST = "manifest.json"
 BASE = "base"  # folder of the frozen weights, among the versions
@@ -55,40 +60,77 @@ def path_of(folder: str | pathlib.Path, version: int) -> pathlib.Path:
 
 def publish(
     folder: str | pathlib.Path,
-    tree: Leaves,
+    shares: Iterable[Share],
     lineage: str,
     version: int,
     base: str = "",
     merged: str = "",
     tick: Callable[[], None] = lambda: None,
-) -> Manifest:
-    """Publishes a version; when this returns, it is on disk. The same again changes nothing, or mends what was damaged.
+    replaces: Callable[[ConflictError], bool] = lambda conflict: False,
+    rank: int = 0,
+    meet: Meet = lambda what, said: [said],
+) -> Manifest | None:
+    """Publishes a version; when this returns in process 0, it is on disk. The same again changes nothing, or mends it.
+
+    Of several processes each writes the chunks that it holds into one folder, which all of them see. Process 0 makes a
+    version of that when all have written: if one of them dies before, there is no such version.
 
     Args:
       folder: of all versions.
-      tree: the leaves (`leaves.flatten` makes them of nested dicts and tuples).
+      shares: what this process holds of each leaf; together the processes have each chunk once.
       lineage, version: what readers ask for.
       base: of adapters: the digest of the weights that they change; "" = full weights.
       merged: of adapters: a digest of what they make of these, with which a reader compares what it makes.
       tick: called after each chunk that is on disk, from threads.
+      replaces: whether this version takes the place of another one that is there, of which the conflict tells.
+      rank: of this process.
+      meet: waits for all processes, and gives what each of them said.
+
+    Returns:
+      The manifest, in process 0.
 
     Raises:
-      ConflictError: the version is there, and differs; names both digests.
-      OSError: the disk is full, or failed; there is no such version then.
+      ConflictError: in process 0: the version is there, and differs; names both digests.
+      OSError: the disk is full, or failed, here or in another process; there is no such version then.
     """
-    stage = pathlib.Path(folder) / f".writing-{version:08d}-{os.getpid()}-{threading.get_native_id()}"
+    own = f"{os.getpid()}-{threading.get_native_id()}"
+    stage = pathlib.Path(folder) / f".writing-{version:08d}-{meet(f'to write version {version}', own)[0]}"
     try:
-        return finish(folder, stage, manifest.manifest(lineage, version, write(stage, tree, tick), base, merged))
+        failure = ""
+        try:
+            files.replace(_rows_of(stage, rank), json.dumps(_write(stage, shares, tick)).encode())
+        except Exception as error:
+            failure = f"process {rank} could not write version {version}: {error}"
+            raise
+        finally:
+            failures = meet(f"version {version} is written", failure)
+        if any(failures):
+            raise OSError("; ".join(filter(None, failures)))
+        if rank:
+            return None
+        rows = [json.loads(_rows_of(stage, each).read_bytes()) for each in range(len(failures))]
+        value = manifest.manifest(lineage, version, manifest.joined(itertools.chain(*rows)), base, merged)
+        for each in range(len(failures)):
+            _rows_of(stage, each).unlink()
+        try:
+            return finish(folder, stage, value)
+        except ConflictError as conflict:
+            if not replaces(conflict):
+                raise
+        shutil.rmtree(path_of(folder, version))
+        return finish(folder, stage, value)
     finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        if not rank:
+            shutil.rmtree(stage, ignore_errors=True)
 
 
-def write(stage: pathlib.Path, tree: Leaves, tick: Callable[[], None] = lambda: None) -> list[Leaf]:
-    """Writes chunks of leaves where a version is being made; several processes may, each its own leaves. See `publish`.
+def _rows_of(stage: pathlib.Path, rank: int) -> pathlib.Path:
+    """Where a process says which chunks it has written."""
+    return stage / f"rank-{rank}.json"
 
-    Raises:
-      OSError: the disk is full, or failed.
-    """
+
+def _write(stage: pathlib.Path, shares: Iterable[Share], tick: Callable[[], None]) -> list[list[Any]]:
+    """Writes chunks; what `manifest.joined` takes of them."""
     stage.mkdir(parents=True, exist_ok=True)
 
     def one(piece: memoryview) -> Chunk:
@@ -99,15 +141,16 @@ def write(stage: pathlib.Path, tree: Leaves, tick: Callable[[], None] = lambda: 
         tick()
         return chunk
 
-    found = []
     with threads() as pool:
-        for path, leaf in tree.items():
-            leaves.check_dtype(leaf.dtype, path)
-            pieces = manifest.cut(leaves.to_bytes(leaf))
-            found.append((path, leaf, [pool.submit(one, piece) for piece in pieces]))
+        pending = [(share, {at: pool.submit(one, piece) for at, piece in share.pieces.items()}) for share in shares]
         return [
-            Leaf(path, leaf.dtype.name, leaf.shape, tuple(chunk.result() for chunk in chunks))
-            for path, leaf, chunks in found
+            [
+                share.path,
+                share.dtype,
+                share.shape,
+                {at: dataclasses.astuple(chunk.result()) for at, chunk in of.items()},
+            ]
+            for share, of in pending
         ]
 
 
@@ -171,15 +214,15 @@ def delete(folder: str | pathlib.Path, below: int, keep: Collection[int] = (FIRS
       keep: others that stay: by the first one, engines that come later are compared.
     """
     folder = pathlib.Path(folder)
-    deleted, held = [], []
+    deleted, locked = [], []
     for version in versions(folder):
         if version < below and version not in keep:
-            (deleted if _delete(path_of(folder, version)) else held).append(version)
+            (deleted if _delete(path_of(folder, version)) else locked).append(version)
     for path in list(folder.glob(".*")):
         what, _, rest = path.name.partition("-")
         if what == ".deleting" or (what in (".writing", ".copying") and int(rest[:8]) < below):
             shutil.rmtree(path, ignore_errors=True)
-    return deleted, held
+    return deleted, locked
 
 
 def _delete(path: pathlib.Path) -> bool:

@@ -138,6 +138,12 @@ class Sources:
     digest: str  # of the tree
     lineage: str
     urls: tuple[str, ...]  # in the order in which to try them; each serves /v1/manifest/{v} and /v1/chunk/{digest}
+    trainers: int = 1  # how many of them are trainer processes: the last ones
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Those of engines."""
+        return self.urls[: max(0, len(self.urls) - self.trainers)]
 
 
 # -------------------------------------------------------------------- values
@@ -368,7 +374,8 @@ def sources_to(sources: Sources) -> dict[str, Any]:
 def sources_of(row: Mapping[str, Any]) -> Sources:
     """The other way."""
     urls = entries(row, "urls", lambda value: text({"urls": value}, "urls"))
-    return Sources(whole(row, "version"), text(row, "digest"), text(row, "lineage"), urls)
+    found = whole(row, "version"), text(row, "digest"), text(row, "lineage"), urls
+    return Sources(*found, whole(row, "trainers", default=1))
 
 
 def holding_to(holding: Iterable[tuple[str, EpisodeId]]) -> list[list[Any]]:

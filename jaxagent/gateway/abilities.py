@@ -44,15 +44,15 @@ def find_abilities(chat: Chat) -> Abilities:
             return False
         at = 0
         for word in words:
-            found = [text.find(one, at) for one in ((word,) if isinstance(word, str) else word)]
-            if min(found) < 0:
+            places = [text.find(one, at) for one in ((word,) if isinstance(word, str) else word)]
+            if min(places) < 0:
                 return False
-            at = max(found) + 1
+            at = max(places) + 1
         return True
 
     def calls(text: str, *names: str) -> list[Mapping[str, Any]]:
-        made = [{"type": "function", "function": {"name": name, "arguments": {d: e}}} for name in names]
-        called = _message("assistant", text) | {"tool_calls": made}
+        written = [{"type": "function", "function": {"name": name, "arguments": {d: e}}} for name in names]
+        called = _message("assistant", text) | {"tool_calls": written}
         return [_message("user", a), called, *[result] * (role == "tool"), _message("user", g)]
 
     question, answer = _message("user", a), _message("assistant", e)
@@ -82,15 +82,15 @@ def find_abilities(chat: Chat) -> Abilities:
 
 def find_family(chat: Chat) -> type[ToolParser] | None:
     """The family that reads a call as the template writes it; None where it writes none, or in another way."""
-    asked, name, key, value = WORDS[:4]
-    question = _message("user", asked)
+    question_text, name, key, value = WORDS[:4]
+    question = _message("user", question_text)
     call = {"type": "function", "function": {"name": name, "arguments": {key: value}}}
     try:
-        header = chat.render([question, _message("assistant", value)], None, False).partition(asked)[2]
+        header = chat.render([question, _message("assistant", value)], None, False).partition(question_text)[2]
         text = chat.render([question, _message("assistant", "") | {"tool_calls": [call]}], None, False)
     except ConfigError:
         return None
-    text = text.partition(asked)[2].removeprefix(header.partition(value)[0])
+    text = text.partition(question_text)[2].removeprefix(header.partition(value)[0])
     for family in FAMILIES:
         parser = family([Tool(name, "", {})])
         if Call(name, {key: value}) in parser.feed(text) + parser.end():

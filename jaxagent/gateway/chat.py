@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 
 from jaxagent.config import SamplingConfig
-from jaxagent.tools.calls import Call as Call
-from jaxagent.tools.calls import Delta as Delta
-from jaxagent.tools.calls import Reasoning as Reasoning
-from jaxagent.tools.calls import Text as Text
-from jaxagent.tools.calls import Tool as Tool
+from jaxagent.tools.calls import Call, Delta, Reasoning, Text, Tool
+
+__all__ = ["Answer", "Ask", "BadRequest", "Call", "ChatMessage", "Delta", "Ident", "Reasoning", "Text", "Tool"]
 
 APPENDED = "appended"  # the role of what a program added to the text of a sampled message, right behind it
 

@@ -141,7 +141,7 @@ class SessionLine:
         """Is called in front of the program ("run") and of its judgement ("verify"); may wait for a place."""
 
     async def end(self) -> tuple[Trajectory, ...]:
-        """Lets nobody in any more; what the session has. More than once is harmless."""
+        """Closes the session to the program, and returns its trajectories. May be called again."""
         self._gateway.remove(self.token)
         return self._session.close()
 
@@ -174,8 +174,8 @@ class _ProgramEpisode(Playing):
                 except Exception as failure:
                     if isinstance(failure, SandboxLost) or not line.state.refusal:
                         raise
-                    told = f"{_refused(line)}{one_line(failure, 'it took too long')}"
-                    raise Failed(StopReason.ENV_ERROR, told) from failure
+                    message = f"{_refused(line)}{one_line(failure, 'it took too long')}"
+                    raise Failed(StopReason.ENV_ERROR, message) from failure
         return ended
 
     async def _wire(self, place: Place, agent: Agent, line: SessionLine) -> Where:
@@ -203,23 +203,23 @@ class _ProgramEpisode(Playing):
         self._metrics["exit_status"] = float(status)
         requests, sampled = session.counters["requests"], session.counters["sampled_tokens"]
         printed = " ".join(result.output.decode("utf-8", "replace").split())[-TAIL_CHARS:]
-        told = f"{_refused(line)}exit status {status}; it printed: {printed or 'nothing'}"
+        message = f"{_refused(line)}exit status {status}; it printed: {printed or 'nothing'}"
         if result.timed_out and sampled and session.failure is None and line.url:
             return StopReason.TIME_LIMIT
         if result.timed_out and not sampled:
-            raise Failed(StopReason.TIMEOUT, f"the agent program's time was over before it had an answer; {told}")
+            raise Failed(StopReason.TIMEOUT, f"the agent program's time was over before it had an answer; {message}")
         if status in NOT_STARTED and not requests:
-            raise Failed(StopReason.ENV_ERROR, f"the agent program does not start: {told}")
+            raise Failed(StopReason.ENV_ERROR, f"the agent program does not start: {message}")
         if session.failure is not None:
             reason = StopReason.TIMEOUT if isinstance(session.failure, TimeoutError) else StopReason.ENGINE_ERROR
             raise Failed(reason, one_line(session.failure, "a generation's deadline passed"))
         if not line.url:
-            raise Failed(StopReason.ENGINE_ERROR, f"the gateway no longer listens; agent program: {told}")
+            raise Failed(StopReason.ENGINE_ERROR, f"the gateway no longer listens; agent program: {message}")
         if session.stop is StopReason.TOKEN_LIMIT and not sampled:
             limit = self._rollout.config.context_tokens
             raise Failed(StopReason.ENV_ERROR, f"the agent program's first request is over env.context_tokens={limit}")
         if not sampled:
-            raise Failed(StopReason.ENV_ERROR, f"the agent program ended without an answer: {told}")
+            raise Failed(StopReason.ENV_ERROR, f"the agent program ended without an answer: {message}")
         return session.stop or StopReason.ANSWER
 
     async def _end_session(self) -> None:
@@ -242,16 +242,16 @@ class _ProgramEpisode(Playing):
 
     def _fields(self) -> dict[str, Any]:
         counters, trajectories = self._line.state.counters if self._line is not None else {}, self._trajectories
-        for name, told in WARNINGS.items():
+        for name, message in WARNINGS.items():
             if counters.get(name) and name not in self._rollout.warnings:
                 self._rollout.warnings.add(name)
-                logger.warning("task %s: %s (counted as %s, told once).", self._task.id, told, name)
-        asked = {name: float(counters.get(name, 0.0)) for name in COUNTED}
+                logger.warning("task %s: %s (counted as %s, told once).", self._task.id, message, name)
+        counted = {name: float(counters.get(name, 0.0)) for name in COUNTED}
         counts = {"trajectories": float(len(trajectories)), **token_counts(trajectories)}
         return dict(
             trajectories=trajectories,
             turns=self._turns,
-            metrics={**asked, **self._metrics, **counts},
+            metrics={**counted, **self._metrics, **counts},
             text=self._rollout.text(trajectories),
         )
 
@@ -314,7 +314,7 @@ async def _run(place: Place, agent: Agent, where: Where, run_s: float) -> Comman
 
 
 @contextlib.asynccontextmanager
-async def _deadline(timeout_s: float, told: str) -> AsyncIterator[None]:
+async def _deadline(timeout_s: float, message: str) -> AsyncIterator[None]:
     """Raises Failed when it takes longer; a TimeoutError from within passes as it is."""
     deadline = asyncio.timeout(timeout_s)
     try:
@@ -323,4 +323,4 @@ async def _deadline(timeout_s: float, told: str) -> AsyncIterator[None]:
     except TimeoutError:
         if not deadline.expired():
             raise
-        raise Failed(StopReason.TIMEOUT, f"{told} after {timeout_s:g} s") from None
+        raise Failed(StopReason.TIMEOUT, f"{message} after {timeout_s:g} s") from None

@@ -16,7 +16,7 @@ import numpy as np
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.gateway.chat import Answer, BadRequest
 from jaxagent.gateway.renderer import Context
-from jaxagent.gateway.threads import DIGEST_BYTES, End, Thread, is_tip
+from jaxagent.gateway.threads import DIGEST_BYTES, End, Thread, ends_here
 from jaxagent.types import TokenKind
 
 ID_BYTES = 4
@@ -54,7 +54,7 @@ class Prompts:
             places = self._places.get((text, digest.digest()), ())
             ends = [(thread, end) for thread, end, closed in places if size < len(data) or not closed]
             if ends:
-                base = next((one for one in reversed(ends) if is_tip(*one)), ends[0])
+                base = next((one for one in reversed(ends) if ends_here(*one)), ends[0])
         return base
 
     def add(self, thread: Thread, end: End, prompt: str | tuple[int, ...], answer: Answer) -> None:

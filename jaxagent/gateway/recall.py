@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxagent.gateway.chat import APPENDED, Answer, Ask, Call, ChatMessage
 from jaxagent.gateway.renderer import Context, Renderer, SampledTokens
-from jaxagent.gateway.threads import Canonical, End, Thread, after, message_digest
+from jaxagent.gateway.threads import End, RequestDigests, Thread, chain_digest, message_digest
 from jaxagent.types import TokenKind
 
 OWN_ID = re.compile("[0-9a-f]{24}")  # of a call, as `reading` makes it; dialects and programs put prefixes before it
@@ -39,12 +39,12 @@ class KnownRequest:
 
     Attributes:
       ask: the request; what was added behind a sampled text is a message of its own with the role APPENDED.
-      asked: its digests; a sampled turn has that of its answer.
+      digests: its own; a sampled turn has that of its answer.
       turns: by the number of the message in `ask`.
     """
 
     ask: Ask
-    asked: Canonical
+    digests: RequestDigests
     turns: Mapping[int, SampledTurn]
 
     def stored(self, start: int) -> dict[int, SampledTokens]:
@@ -93,32 +93,32 @@ class Recall:
         self._behind: dict[bytes, list[SampledTurn]] = {}  # by the digest of the conversation in front of them
 
     def add(
-        self, thread: Thread, end: End, chain: bytes, digest: bytes, answer: Answer, sampled: Sequence[int], said: str
+        self, thread: Thread, end: End, chain: bytes, digest: bytes, answer: Answer, sampled: Sequence[int], text: str
     ) -> None:
-        """`chain`: of the conversation in front of the turn; `digest`: of its message; `said`: all its tokens' text."""
+        """`chain`: of the conversation in front of the turn; `digest`: of its message; `text`: of all its tokens."""
         calls = {own: call for call in answer.calls if (own := _own_id(call))}
         shown = {answer.text, answer.text.strip()} if answer.text.strip() else set()
         texts = shown | {text + answer.stop_string for text in shown if answer.stop_string}
-        texts |= {said} if shown and not calls else set()
+        texts |= {text} if shown and not calls else set()
         stored = SampledTokens(tuple(sampled), end.ended_by)
         turn = SampledTurn(thread, end, stored, digest, calls, tuple(sorted(texts, key=len, reverse=True)))
         self._by_call |= dict.fromkeys(calls, turn)
         self._by_digest.setdefault(digest, turn)
         self._behind.setdefault(chain, []).append(turn)
 
-    def read(self, ask: Ask, asked: Canonical, count: bool = True) -> KnownRequest:
+    def read(self, ask: Ask, digests: RequestDigests, count: bool = True) -> KnownRequest:
         """A request with its sampled turns. `count`: what was changed is counted."""
         messages: list[ChatMessage] = []
-        digests: list[bytes] = []
-        chain, turns, broken = [asked.chain[0]], {}, False
+        message_digests: list[bytes] = []
+        chain, turns, broken = [digests.chain[0]], {}, False
         places: dict[SampledTurn, set[str]] = {}  # the calls of each that have been met
 
         def put(message: ChatMessage, digest: bytes) -> None:
             messages.append(message)
-            digests.append(digest)
-            chain.append(after(chain[-1], digest))
+            message_digests.append(digest)
+            chain.append(chain_digest(chain[-1], digest))
 
-        for message, digest in zip(ask.messages, asked.messages, strict=True):
+        for message, digest in zip(ask.messages, digests.messages, strict=True):
             turn, added, lost = None, "", False
             if message.role == "assistant":
                 turn, added, lost = self._turn(message, digest, chain[-1], ask.stops)
@@ -142,7 +142,7 @@ class Recall:
             if added.strip():
                 put(ChatMessage(APPENDED, added), message_digest(ChatMessage(APPENDED, added)))
         ask = dataclasses.replace(ask, messages=tuple(messages))
-        return KnownRequest(ask, Canonical(tuple(digests), tuple(chain), asked.digest), turns)
+        return KnownRequest(ask, RequestDigests(tuple(message_digests), tuple(chain), digests.digest), turns)
 
     def _turn(
         self, message: ChatMessage, digest: bytes, chain: bytes, stops: Sequence[str]
@@ -169,18 +169,18 @@ def _rest(text: str, turn: SampledTurn, stops: Sequence[str], least: int = LEAST
     """What stands behind the turn's text; None: the message begins otherwise, or as if by chance."""
     ends = tuple(end for end in ("\n", "\r", turn.stored.ended_by, *stops) if end)
     for shown in (text, text.lstrip()):
-        for said in turn.texts:
-            if shown.startswith(said):
-                rest = shown[len(said) :]
-                apart = len(said) >= least and not (said[-1].isalnum() and rest[:1].isalnum())
-                if apart or not rest.strip() or rest.startswith(ends) or any(end in said for end in ends[2:]):
+        for text in turn.texts:
+            if shown.startswith(text):
+                rest = shown[len(text) :]
+                apart = len(text) >= least and not (text[-1].isalnum() and rest[:1].isalnum())
+                if apart or not rest.strip() or rest.startswith(ends) or any(end in text for end in ends[2:]):
                     return rest
     return None
 
 
 def _own_id(call: Call) -> str:
-    found = OWN_ID.search(call.id)
-    return found[0] if found else ""
+    match = OWN_ID.search(call.id)
+    return match[0] if match else ""
 
 
 def _same(one: Call, other: Call) -> bool:

@@ -241,7 +241,7 @@ def _check(messages: Sequence[ChatMessage], known: Collection[int]) -> None:
 
 def _unused_mark(turns: Sequence[Turn], tools: Sequence[Tool]) -> str:
     """A word that is nowhere in the conversation, nor in what is said of the tools."""
-    mark, said = "PLACEHOLDER", repr((turns, tools))
-    while mark in said:
+    mark, words = "PLACEHOLDER", repr((turns, tools))
+    while mark in words:
         mark += "X"
     return mark

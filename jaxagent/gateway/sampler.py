@@ -83,17 +83,17 @@ class Sampler:
     ) -> Generation:
         """`stops` are those at which the engine ends the turn; None: its own. Others end it once they are read."""
         pieces: list[Sampled] = []
-        found = asyncio.Event()
+        stop_read = asyncio.Event()
 
         def take(sampled: Sampled) -> None:
-            if not found.is_set():
+            if not stop_read.is_set():
                 pieces.append(sampled)
                 reading.feed(sampled.tokens.tolist())
                 if reading.stop is not None:
-                    found.set()
+                    stop_read.set()
 
         work = asyncio.ensure_future(self._generate(take if live else None, stops, thread, *turn))
-        stopped = asyncio.ensure_future(found.wait())
+        stopped = asyncio.ensure_future(stop_read.wait())
         try:
             await asyncio.wait({work, stopped} if stops is None else {work}, return_when=asyncio.FIRST_COMPLETED)
             if reading.stop is None or stops is not None:

@@ -146,12 +146,12 @@ class Gateway:
         served = {route.path for route in others}  # an engine's completions are its own: many prompts, many choices
         routes = [*others, *(web.post(path, self._talk) for path in FORMS if path not in served)]
         routes += [web.post(COUNT, self._count), web.get("/v1/models", self._models)]
-        routes += [web.get("/v1/models/{name:.+}", self._one_model), web.get("/", self._here)]
+        routes += [web.get("/v1/models/{name:.+}", self._one_model), web.get("/", self._describe)]
         # Some clients take the base URL of the other vendor's for the place of the routes themselves.
         short = [(route, route.path.removeprefix("/v1")) for route in routes if route.path.startswith("/v1/")]
         app.add_routes([*routes, *(web.route(route.method, path, route.handler) for route, path in short)])
         if self._make is not None and self._admin_token:
-            app.add_routes([web.post("/sessions", self._open), web.get("/sessions/{id}", self._look)])
+            app.add_routes([web.post("/sessions", self._open), web.get("/sessions/{id}", self._show)])
             app.add_routes([web.delete("/sessions/{id}", self._delete)])
             app.add_routes([web.get("/sessions/{id}/trajectories", self._trajectories)])
         app.cleanup_ctx.append(self._ending)
@@ -191,23 +191,22 @@ class Gateway:
     async def _talk(self, request: web.Request) -> web.StreamResponse:
         entry, form = self._admitted(request), FORMS[_long(request.path)]
         before = None if entry is None else entry.history
-        ask, asked = await talk.parsed(request, form, self._readers, before)
+        ask, digests = await talk.read_request(request, form, self._readers, before)
         with self._session(entry, ask) as session:
-            return await talk.answered(request, form, session, ask, asked, self._name, before)
+            return await talk.answer_request(request, form, session, ask, digests, self._name, before)
 
     async def _count(self, request: web.Request) -> web.StreamResponse:
         entry = self._admitted(request)
-        ask, _ = await talk.parsed(request, messages, self._readers, None if entry is None else entry.history)
+        ask, _ = await talk.read_request(request, messages, self._readers, None if entry is None else entry.history)
         with self._session(entry, ask) as session:
             return talk.reply(messages.count(await session.count(ask)))
 
-    async def _here(self, request: web.Request) -> web.Response:
+    async def _describe(self, request: web.Request) -> web.Response:
         return talk.reply({"name": "jaxagent", "model": self._name})
 
     def _check_name(self, name: str | None) -> None:
-        if self._strict_name and name not in (None, self._name):
-            message = f"the model '{name}' does not exist; this server has '{self._name}'"
-            raise BadRequest(message, "model", status=404, code="model_not_found")
+        if self._strict_name:
+            talk.check_model(name, self._name)
 
     async def _models(self, request: web.Request) -> web.Response:
         return talk.reply(_vendor(request).models(self._name, self._created))
@@ -219,10 +218,10 @@ class Gateway:
     # ---------------------------------------------------------------- admin
 
     def _admit(self, request: web.Request) -> None:
-        if not connections.has_token(request.headers, self._admin_token):
+        if not connections.has_token(request.headers, self._admin_token.encode()):
             raise BadRequest("this route needs the admin token", status=401, code="invalid_api_key")
 
-    def _known(self, request: web.Request) -> _Entry:
+    def _entry_of_id(self, request: web.Request) -> _Entry:
         self._admit(request)
         entry = self._by_id.get(request.match_info["id"])
         if entry is None:
@@ -238,22 +237,22 @@ class Gateway:
         token = self.add(self._make(body))
         return talk.reply({"id": self._by_token[token].id, "token": token}, 201)
 
-    async def _look(self, request: web.Request) -> web.Response:
-        session = self._known(request).session
-        told = {"running": session.running, "counters": session.counters}
-        return talk.reply(told | {"stop": session.stop, "closed": session.closed})
+    async def _show(self, request: web.Request) -> web.Response:
+        session = self._entry_of_id(request).session
+        state = {"running": session.running, "counters": session.counters}
+        return talk.reply(state | {"stop": session.stop, "closed": session.closed})
 
     async def _trajectories(self, request: web.Request) -> web.Response:
         """Ends the session: what it gives is whole."""
-        session = self._known(request).session
+        session = self._entry_of_id(request).session
         trajectories = session.close()
         failure = None if session.failure is None else one_line(session.failure, "")
-        told = {"counters": session.counters, "stop": session.stop, "failure": failure, "refusal": session.refusal}
+        state = {"counters": session.counters, "stop": session.stop, "failure": failure, "refusal": session.refusal}
         rows = await self._readers.run(lambda: [codec.encode_trajectory(t) for t in trajectories])
-        return await self._readers.run(talk.reply, {"trajectories": rows} | told)
+        return await self._readers.run(talk.reply, {"trajectories": rows} | state)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        entry = self._known(request)
+        entry = self._entry_of_id(request)
         self.remove(entry.token)
         entry.session.close()
         return talk.reply({"id": entry.id, "deleted": True})
@@ -269,27 +268,27 @@ class Gateway:
         try:
             return await handler(request)
         except BadRequest as mistake:
-            told, status, param, code = str(mistake), mistake.status, mistake.param, mistake.code
+            message, status, param, code = str(mistake), mistake.status, mistake.param, mistake.code
             if (entry := self._entry(request)) is not None:
-                entry.session.refusal = told
+                entry.session.refusal = message
         except BusyError as failure:
-            told, status, headers = str(failure), 429, {"Retry-After": "1"}
+            message, status, headers = str(failure), 429, {"Retry-After": "1"}
         except TimeoutError:
-            told, status = f"no result in {self._timeout_s:g} s", 503
+            message, status = f"no result in {self._timeout_s:g} s", 503
         except EngineError as failure:
-            told, status = str(failure), 500
+            message, status = str(failure), 500
         except web.HTTPException as answer:
-            told, status = f"{request.method} {request.path}: {answer.reason}", answer.status
+            message, status = f"{request.method} {request.path}: {answer.reason}", answer.status
             headers = {name: answer.headers[name] for name in ("Allow",) if name in answer.headers}
         except ConnectionResetError:
             raise
         except Exception as failure:
             logger.exception("%s %s failed", request.method, request.path)
-            told, status = f"the server failed: {type(failure).__name__}", 500
+            message, status = f"the server failed: {type(failure).__name__}", 500
         path = _long(request.path)
         form = FORMS.get(path, messages if path == COUNT else None)
         body = (form or completions).error
-        return talk.reply(body(told, status, param, code), status, headers)
+        return talk.reply(body(message, status, param, code), status, headers)
 
 
 def _vendor(request: web.Request) -> ModuleType:

@@ -65,7 +65,7 @@ class Completions:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         raw = await read_body(request)
         asked, ask = await self._readers.run(completions.parse_many, raw, self._tokenizer.vocab_size)
-        self._check_model(ask.model)
+        talk.check_model(ask.model, self._name)
         prompts = await self._readers.run(lambda: [self._prompt(prompt) for prompt in asked])
         head = completions.head(Ident(secrets.token_hex(12), self._name, int(time.time())))
         if ask.stream:
@@ -105,8 +105,8 @@ class Completions:
             except (TimeoutError, EngineError) as failure:
                 if not response.prepared:
                     raise
-                told = f"no result in {self._timeout_s:g} s" if isinstance(failure, TimeoutError) else str(failure)
-                await send(dump(completions.error(told, 500)))
+                message = f"no result in {self._timeout_s:g} s" if isinstance(failure, TimeoutError) else str(failure)
+                await send(dump(completions.error(message, 500)))
                 return response
         if ask.stream_usage:
             await send(dump(head | {"choices": [], "usage": _usage(ask, prompts, sampled, ends)}))
@@ -128,7 +128,7 @@ class Completions:
             task.add_done_callback(queue.put_nowait)
         try:
             for _ in tasks:
-                while not isinstance(item := (await talk.upcoming(queue, talk.PING_S, 1) or [None])[0], asyncio.Task):
+                while not isinstance(item := await talk.next_event(queue, talk.PING_S), asyncio.Task):
                     yield item
                 item.result()  # if one is refused, the others have no client to answer
         finally:
@@ -141,7 +141,7 @@ class Completions:
     ) -> None:
         """Samples one choice, the `number`-th of its prompt, and puts its pieces; the last has the finish reason."""
         cut, loop = Cut(ask.stops, self._tokenizer.token_bytes()), asyncio.get_running_loop()
-        found = loop.create_future()
+        stopped = loop.create_future()
 
         def take(sampled: Sampled) -> None:
             if cut.stop is not None:  # sampled before the engine heard of it
@@ -152,7 +152,7 @@ class Completions:
             texts = [self._tokenizer.decode([i]) for i in ids]
             put(completions.piece(index, text, ids, texts, logprobs, offsets))
             if cut.stop is not None:
-                found.set_result(None)
+                stopped.set_result(None)
 
         # The prompt's own digest, so that randomness depends on what is asked and not on when.
         task = hashlib.blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=8).hexdigest()
@@ -162,7 +162,7 @@ class Completions:
             self._driver.generate(session, prompt, ask.max_tokens, ask.sampling, 0, self._timeout_s, on_tokens)
         )
         try:
-            await asyncio.wait({work, found}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
             end = await work if cut.stop is None else None
         finally:
             work.cancel()
@@ -192,11 +192,6 @@ class Completions:
         return ids
 
     # ---------------------------------------------------------------- scores
-
-    def _check_model(self, name: str | None) -> None:
-        if name not in (None, self._name):
-            message = f"the model '{name}' does not exist; this server has '{self._name}'"
-            raise BadRequest(message, "model", status=404, code="model_not_found")
 
     async def _score(self, request: web.Request) -> web.Response:
         if self._scoring is None:
@@ -228,8 +223,8 @@ class Completions:
     # ---------------------------------------------------------------- the rest
 
     async def _describe_tokenizer(self, request: web.Request) -> web.Response:
-        told = {"vocab_size": self._tokenizer.vocab_size, "digest": self._tokenizer.digest(), "context": self._context}
-        return reply(told)
+        size, digest = self._tokenizer.vocab_size, self._tokenizer.digest()
+        return reply({"vocab_size": size, "digest": digest, "context": self._context})
 
     async def _health(self, request: web.Request) -> web.Response:
         try:

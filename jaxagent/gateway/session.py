@@ -23,15 +23,15 @@ from jaxagent.gateway.recall import KnownRequest, Recall
 from jaxagent.gateway.renderer import Context, Renderer
 from jaxagent.gateway.sampler import Pending, Sampler
 from jaxagent.gateway.threads import (
-    Beginning,
-    Canonical,
     End,
+    RequestDigests,
     Thread,
     Threads,
-    after,
-    canonical,
-    is_tip,
+    TrajectoryPrefix,
+    chain_digest,
+    ends_here,
     message_digest,
+    request_digests,
 )
 from jaxagent.gateway.trained import Lines, TrainingRules
 from jaxagent.rollout.episode import Engine
@@ -55,6 +55,9 @@ class SessionLimits:
     turn_tokens: int  # sampled for one request
     context_tokens: int  # of one trajectory
     requests: int  # that sample
+
+
+Limits = SessionLimits  # as programs of yours may import it
 
 
 class Session:
@@ -113,7 +116,7 @@ class Session:
         ask: Ask,
         watch: Callable[[Event], None] | None = None,
         retry: bool | None = None,
-        asked: Canonical | None = None,
+        digests: RequestDigests | None = None,
     ) -> Answer:
         """The assistant's next message.
 
@@ -121,7 +124,7 @@ class Session:
           ask: the request.
           watch: called with `Begun` and then every delta as soon as it is known.
           retry: whether the client says that it has asked this before; None: it does not say.
-          asked: `canonical(ask)`, where the caller has it.
+          digests: `request_digests(ask)`, where the caller has it.
 
         Raises:
           BadRequest: what the program asks cannot be; 400 with code "context_length_exceeded" where there is no room,
@@ -130,13 +133,13 @@ class Session:
           EngineError: generation failed; BusyError: the engine's queue is full.
         """
         self._check_open()
-        asked = canonical(ask) if asked is None else asked
+        digests = request_digests(ask) if digests is None else digests
         self.counters["requests"] += 1
         self.counters["ignored_fields"] += len(ask.ignored)
         self.counters["ignored_fields"] += self._sampling is not None and ask.sampling != self._sampling
-        turn = self._earlier(asked.digest, retry)
+        turn = self._earlier(digests.digest, retry)
         if turn is None:
-            turn = self._begin(ask, asked, watched=watch is not None)
+            turn = self._begin(ask, digests, watched=watch is not None)
         else:
             self.counters["replayed" if turn.done else "retries_joined"] += 1
         answer = await self._wait(turn, watch)
@@ -165,7 +168,7 @@ class Session:
     async def count(self, ask: Ask) -> int:
         """The number of tokens of a request's context, as far as it is known before it is asked."""
         self._check_open()
-        request = self._recall.read(ask, canonical(ask), count=False)
+        request = self._recall.read(ask, request_digests(ask), count=False)
         return len(await self._context(request, self._base(request)))
 
     def close(self) -> tuple[Trajectory, ...]:
@@ -229,7 +232,7 @@ class Session:
 
     # ---------------------------------------------------------------- a turn
 
-    def check_requests(self, draws: Sequence[Canonical], retry: bool | None) -> None:
+    def check_requests(self, draws: Sequence[RequestDigests], retry: bool | None) -> None:
         """Raises BadRequest where the session has fewer requests left than these need samples of their own."""
         self._check_left(sum(self._earlier(draw.digest, retry) is None for draw in draws))
 
@@ -238,23 +241,23 @@ class Session:
             self.stop, message = StopReason.TURN_LIMIT, f"the session's {self._limits.requests} requests are used up"
             raise BadRequest(message, status=403, code="requests_used_up")
 
-    def _begin(self, ask: Ask, asked: Canonical, watched: bool) -> Pending:
+    def _begin(self, ask: Ask, digests: RequestDigests, watched: bool) -> Pending:
         self._check_left(1)
         self._begun += 1
         if len(self._turns) >= KEPT_TURNS:
             old = next((turn for turn in self._turns if turn.done), None)
             if old is not None:
                 self._turns.remove(old)
-        turn = Pending(asked.digest)
+        turn = Pending(digests.digest)
         self._turns.append(turn)
-        turn.task = asyncio.get_running_loop().create_task(self._run(turn, ask, asked, watched))
+        turn.task = asyncio.get_running_loop().create_task(self._run(turn, ask, digests, watched))
         return turn
 
-    async def _run(self, turn: Pending, ask: Ask, asked: Canonical, watched: bool) -> None:
+    async def _run(self, turn: Pending, ask: Ask, digests: RequestDigests, watched: bool) -> None:
         """Samples a turn and settles it. Until the last step nothing but `busy` and the policy's sequence changes."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._sampled(turn, ask, asked, watched)
+                answer = await self._sampled(turn, ask, digests, watched)
         except asyncio.CancelledError:
             self._give_up(turn, EngineError("The turn was cancelled."))
             raise
@@ -269,15 +272,15 @@ class Session:
             if not turn.done:
                 turn.settle(answer)
 
-    async def _sampled(self, turn: Pending, ask: Ask, asked: Canonical, watched: bool) -> Answer:
-        request = self._recall.read(ask, asked)
+    async def _sampled(self, turn: Pending, ask: Ask, digests: RequestDigests, watched: bool) -> Answer:
+        request = self._recall.read(ask, digests)
         for name in ("rewritten_calls", "retokenised_turns"):
             self.counters[name] = float(len(getattr(self._recall, name)))
         base = self._base(request)
         thread = None
         self._number += 1
         number = self._number
-        if base is not None and is_tip(*base) and not request.stored(base[1].taken):
+        if base is not None and ends_here(*base) and not request.stored(base[1].taken):
             turn.thread = thread = base[0]
             thread.busy = True
         context = await self._context(request, base)
@@ -291,9 +294,9 @@ class Session:
             turn.thread = thread = self._threads.open(ids, number)
             thread.busy = True
             known = [(turn.thread, turn.end) for turn in request.turns.values()]
-            if came := base or next(reversed(known), None):
-                turns_before = sum(end.tokens < came[1].tokens for end in came[0].ends)
-                thread.parent = came[0], min(turns_before, came[0].turns - 1)  # a prompt may end a turn otherwise
+            if origin := base or next(reversed(known), None):
+                turns_before = sum(end.tokens < origin[1].tokens for end in origin[0].ends)
+                thread.parent = origin[0], min(turns_before, origin[0].turns - 1)  # a prompt may end a turn otherwise
             parents = [one for one, _ in ([base] if base else []) + known]
             self._lines.admit(thread, ask, parents, base is not None)
         turn.tell(Begun(count))
@@ -310,9 +313,9 @@ class Session:
         if not np.isfinite(generation.logprobs).all():
             raise EngineError("The log-prob of a sampled token is not finite: are the weights?")
         reading.end()
-        answer = reading.answer(Beginning(thread.tokens, count), generation, complete=thread.handle is not None)
+        answer = reading.answer(TrajectoryPrefix(thread.tokens, count), generation, complete=thread.handle is not None)
         thread.latest = number
-        thread.asked.append(number)
+        thread.turn_numbers.append(number)
         self._commit(thread, ids, kinds, generation, request, answer)
         self.counters["malformed_calls"] += parser.malformed
         return answer
@@ -327,18 +330,18 @@ class Session:
         answer: Answer,
     ) -> None:
         """The turn becomes part of the trajectory."""
-        sampled, asked = generation.tokens.tolist(), request.asked
+        sampled, digests = generation.tokens.tolist(), request.digests
         ended = sampled[-1] in self._tokenizer.eos_ids  # also where its text is a stop string
         ended_by = self._tokenizer.decode(sampled[-1:]) if ended else ""
-        end = End(len(asked.messages) + 1, len(thread) + len(ids) + len(sampled), ended_by)
+        end = End(len(digests.messages) + 1, len(thread) + len(ids) + len(sampled), ended_by)
         thread.add(ids, kinds, generation, end)
         thread.busy = False
         self._threads.keep(thread)
         if request.ask.prompt is None:
-            said, chain = message_digest(ChatMessage("assistant", answer.text, answer.calls)), asked.chain[-1]
-            self._threads.add(thread, end, after(chain, said))
+            digest, chain = message_digest(ChatMessage("assistant", answer.text, answer.calls)), digests.chain[-1]
+            self._threads.add(thread, end, chain_digest(chain, digest))
             whole = self._tokenizer.decode(sampled[: len(sampled) - ended])
-            self._recall.add(thread, end, chain, said, answer, sampled, whole)
+            self._recall.add(thread, end, chain, digest, answer, sampled, whole)
             self._lines.note(thread, answer)
         else:
             self._prompts.add(thread, end, request.ask.prompt, answer)
@@ -349,11 +352,11 @@ class Session:
     # ---------------------------------------------------------------- contexts
 
     def _base(self, request: KnownRequest) -> tuple[Thread, End] | None:
-        """Where a request goes on, or what it goes back to."""
+        """The stored turn that this request continues, or branches from."""
         if request.ask.prompt is not None:
             return self._prompts.match(request.ask.prompt)
         named = {number: turn.thread for number, turn in request.turns.items() if turn.calls}
-        return self._threads.match(request.asked, named)
+        return self._threads.match(request.digests, named)
 
     async def _context(self, request: KnownRequest, base: tuple[Thread, End] | None) -> Context:
         """The tokens of a request. Large ones are made in a thread, while other requests are served."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -22,10 +23,11 @@ from aiohttp import web
 from jaxagent.engine.requests import EngineError
 from jaxagent.gateway.chat import Answer, Ask, BadRequest, Ident
 from jaxagent.gateway.forms import messages, responses
+from jaxagent.gateway.forms.events import EventWriter
 from jaxagent.gateway.forms.history import AnswerHistory, Item
 from jaxagent.gateway.reading import Begun, Event
 from jaxagent.gateway.session import Session
-from jaxagent.gateway.threads import Canonical, canonical
+from jaxagent.gateway.threads import RequestDigests, request_digests
 from jaxagent.io import connections
 
 logger = logging.getLogger(__name__)
@@ -117,24 +119,31 @@ async def send(request: web.Request, response: web.StreamResponse, data: bytes) 
 # -------------------------------------------------------------------- conversations
 
 
-async def parsed(
-    request: web.Request, form: ModuleType, readers: Readers, before: AnswerHistory | None = None
-) -> tuple[Ask, Canonical]:
+def check_model(name: str | None, own: str) -> None:
+    """Raises BadRequest where a request names another model than the server's own."""
+    if name not in (None, own):
+        message = f"the model '{name}' does not exist; this server has '{own}'"
+        raise BadRequest(message, "model", status=404, code="model_not_found")
+
+
+async def read_request(
+    request: web.Request, form: ModuleType, readers: Readers, history: AnswerHistory | None = None
+) -> tuple[Ask, RequestDigests]:
     """The body of a request, and its digests.
 
     Args:
       request, form: what is read, and in which dialect.
       readers: threads for what takes long.
-      before: what its session answered, for the dialect whose requests refer to that; None: nothing.
+      history: what its session answered, for the dialect whose requests refer to that; None: nothing.
 
     Raises:
       BadRequest: a mistake of the client's.
     """
 
-    def parse(raw: bytes) -> tuple[Ask, Canonical]:
+    def parse(raw: bytes) -> tuple[Ask, RequestDigests]:
         try:
-            ask = form.parse(raw, before) if form in REFERRING else form.parse(raw)
-            return ask, canonical(ask)
+            ask = form.parse(raw, history) if form in REFERRING else form.parse(raw)
+            return ask, request_digests(ask)
         except RecursionError:
             raise BadRequest("the body is nested too deep") from None
 
@@ -142,28 +151,44 @@ async def parsed(
     return parse(raw) if len(raw) < LARGE_BYTES else await readers.run(parse, raw)
 
 
-async def answered(
+async def answer_request(
     request: web.Request,
     form: ModuleType,
     session: Session,
     ask: Ask,
-    asked: Canonical,
+    digests: RequestDigests,
     name: str,
-    before: AnswerHistory | None = None,
+    history: AnswerHistory | None = None,
 ) -> web.StreamResponse:
     """Answers a request of a session; the session hears when the client has taken all of it.
 
-    What is answered in Responses is added to `before`.
+    What is answered in Responses is added to `history`.
     """
     ident = Ident(secrets.token_hex(12), ask.model or name, int(time.time()))
     count = request.headers.get(RETRY_HEADER, "")
     retry = count != "0" if count == "0" or re.fullmatch("[1-9][0-9]*", count) else None  # else it says nothing
+
+    async def draw(watch: Callable[[Event], None] | None = None) -> Sequence[Answer]:
+        """The samples, each one drawn for itself. Several are not watched while they are drawn."""
+        if ask.n == 1:
+            return [await session.answer(ask, watch, retry, digests)]
+        draws = [dataclasses.replace(digests, digest=digests.digest + i.to_bytes(2)) for i in range(ask.n)]
+        session.check_requests(draws, retry)  # before any of them is drawn, and trained
+        return await asyncio.gather(*(session.answer(ask, None, retry, one) for one in draws))
+
+    def noted(answers: Sequence[Answer], sent: Sequence[Item] = ()) -> dict[str, Any]:
+        """The body of the answer, which the history notes; `sent` are its items as a stream had them."""
+        body = form.body(ask, *answers, ident=ident)
+        if history is not None and ask.items:
+            output = sent or body.get("output") or [{"role": "assistant", "content": body.get("content")}]
+            history.keep(body["id"], ask.items, output)
+        return body
+
     if ask.stream:
-        return await _streamed(request, form, session, ask, asked, ident, retry, before)
-    answers = await _answers(session, ask, asked, retry)
-    told = form.body(ask, *answers, ident=ident)
-    _keep(before, ask, told)
-    response = reply(told)
+        response, answers = await _stream(request, form.writer(ask, ident), draw, noted)
+    else:
+        answers = await draw()
+        response = reply(noted(answers))
     try:
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             await response.prepare(request)
@@ -177,43 +202,23 @@ async def answered(
     return response
 
 
-async def _answers(
-    session: Session, ask: Ask, asked: Canonical, retry: bool | None, watch: Callable[[Event], None] | None = None
-) -> Sequence[Answer]:
-    """The samples that a request asks for, each one drawn for itself. Several are not watched while they are drawn."""
-    if ask.n == 1:
-        return [await session.answer(ask, watch, retry, asked)]
-    draws = [dataclasses.replace(asked, digest=asked.digest + i.to_bytes(2)) for i in range(ask.n)]
-    session.check_requests(draws, retry)  # before any of them is drawn, and trained
-    return await asyncio.gather(*(session.answer(ask, None, retry, draw) for draw in draws))
-
-
-def _keep(before: AnswerHistory | None, ask: Ask, told: Mapping[str, Any], sent: Sequence[Item] = ()) -> None:
-    """Notes an answer; `sent` are its items as a stream had them."""
-    if before is not None and ask.items:
-        output = sent or told.get("output") or [{"role": "assistant", "content": told.get("content")}]
-        before.keep(told["id"], ask.items, output)
-
-
-async def _streamed(
+async def _stream(
     request: web.Request,
-    form: ModuleType,
-    session: Session,
-    ask: Ask,
-    asked: Canonical,
-    ident: Ident,
-    retry: bool | None,
-    before: AnswerHistory | None,
-) -> web.StreamResponse:
-    response, writer = event_stream(), form.writer(ask, ident)
+    writer: EventWriter,
+    draw: Callable[..., Awaitable[Sequence[Answer]]],
+    noted: Callable[..., Any],
+) -> tuple[web.StreamResponse, Sequence[Answer]]:
+    """Sends the events of an answer while it is drawn. Returns the response, not ended; no answers where it failed."""
+    response = event_stream()
     queue: asyncio.Queue[Event | asyncio.Task[Sequence[Answer]]] = asyncio.Queue()
-    work = asyncio.create_task(_answers(session, ask, asked, retry, queue.put_nowait))
+    work = asyncio.ensure_future(draw(queue.put_nowait))
     work.add_done_callback(queue.put_nowait)
     prompt_tokens, answers = 0, None
     try:
         while answers is None:
             data = b""
-            items = await upcoming(queue, PING_S)
+            item = await next_event(queue, PING_S)
+            items = [] if item is None else [item, *(queue.get_nowait() for _ in range(queue.qsize()))]
             for item in items:
                 if isinstance(item, Begun):
                     prompt_tokens = item.prompt_tokens
@@ -225,48 +230,32 @@ async def _streamed(
                     if not (response.prepared or data):
                         data = writer.begin(len(answers[0].prompt_ids), answers[0].cached_tokens)
                     data += writer.end(*answers)
-                    _keep(before, ask, form.body(ask, *answers, ident=ident), getattr(writer, "output", ()))
+                    noted(answers, getattr(writer, "output", ()))  # before the client can name it
                 elif not response.prepared and not data:
                     raise failure  # what fails before the first token still has a status code
                 else:
-                    data += _failed(writer, failure)
-                    await _push(request, response, data)
-                    return response
+                    answers, data = [], data + _failed(writer, failure)
             if not data and response.prepared:
                 data = writer.ping()
             elif not items:  # some clients give up on a head that does not come, as others on a silent stream
                 data = writer.begin(prompt_tokens, None) or writer.ping()
             if data:
-                await _push(request, response, data)
-        async with asyncio.timeout(WRITE_TIMEOUT_S):
-            await response.write_eof()
-        for answer in answers:
-            session.delivered(answer)
-        return response
+                await response.prepare(request)
+                await send(request, response, data)
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
+    return response, answers
 
 
-async def upcoming(queue: asyncio.Queue, timeout_s: float, most: int = 2**31) -> list:
-    """All that the queue holds, once it holds something, or so many of it; nothing after so many seconds."""
-    try:
+async def next_event(queue: asyncio.Queue, timeout_s: float) -> Any:
+    """What the queue holds next; None after so many seconds in which it holds nothing."""
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            items = [await queue.get()]
-    except TimeoutError:
-        return []
-    while not queue.empty() and len(items) < most:
-        items.append(queue.get_nowait())
-    return items
+            return await queue.get()
 
 
-async def _push(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-    if not response.prepared:
-        await response.prepare(request)
-    await send(request, response, data)
-
-
-def _failed(writer, failure: BaseException) -> bytes:
+def _failed(writer: EventWriter, failure: BaseException) -> bytes:
     if isinstance(failure, BadRequest):
         return writer.failed(str(failure), failure.status, failure.code)
     if isinstance(failure, TimeoutError):

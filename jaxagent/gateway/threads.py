@@ -1,8 +1,8 @@
 """A session's trajectories as they grow: what a request continues, and what it begins anew.
 
-Messages are compared by digest: role, text without outer blanks, calls by name and argument values. `Canonical` has one
-digest per message and one per beginning of the conversation, tools included, so that finding the longest beginning that
-some trajectory has is a look-up per message. See docs/gateway.md for the rules.
+Messages are compared by digest: role, text without outer blanks, calls by name and argument values. `RequestDigests`
+has one digest per message and one per beginning of the conversation, tools included, so that finding the longest
+beginning that some trajectory has is a look-up per message. See docs/gateway.md for the rules.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIGEST_BYTES = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Canonical:
+class RequestDigests:
     """A request as it is compared with others."""
 
     messages: tuple[bytes, ...]  # a digest per message
@@ -31,7 +31,7 @@ class Canonical:
     digest: bytes  # of all that the answer depends on
 
 
-def canonical(ask: Ask) -> Canonical:
+def request_digests(ask: Ask) -> RequestDigests:
     """The digests of a request. A pure function of its text: megabytes of it take milliseconds."""
     messages = tuple(message_digest(message) for message in ask.messages)
     tools = [[t.name, t.description, _plain(t.parameters)] for t in ask.tools]
@@ -41,7 +41,7 @@ def canonical(ask: Ask) -> Canonical:
     sampling = dataclasses.astuple(ask.sampling)
     ids = [call.id for message in ask.messages for call in message.calls]  # of samples that say the same
     wishes = _digest([ask.max_tokens, list(ask.stops), list(sampling), ask.seed, ask.user, ids])
-    return Canonical(messages, tuple(chain), _hash(chain[-1] + wishes))
+    return RequestDigests(messages, tuple(chain), _hash(chain[-1] + wishes))
 
 
 def message_digest(message: ChatMessage) -> bytes:
@@ -55,7 +55,7 @@ def message_digest(message: ChatMessage) -> bytes:
     return _digest([message.role, message.text.strip(), calls])
 
 
-def after(chain: bytes, answer: bytes) -> bytes:
+def chain_digest(chain: bytes, answer: bytes) -> bytes:
     """The digest of a beginning of a conversation, given that without its last message and that message's."""
     return _hash(chain + answer)
 
@@ -86,7 +86,7 @@ class End:
     ended_by: str  # the EOS text that was sampled, or ""
 
 
-class Beginning(Sequence[int]):
+class TrajectoryPrefix(Sequence[int]):
     """The first tokens of a trajectory, which only ever grows: a view, since every answer has one."""
 
     def __init__(self, tokens: Sequence[int], count: int) -> None:
@@ -110,7 +110,7 @@ class Thread:
       opened, latest: numbers of the session's turns: with which it began, and its latest own one.
       tools: whether its program offered tools, or goes on with a trajectory where it did.
       line: the first trajectory of its line; None: of no line of the program's. See `trained`.
-      ends, asked: of its own turns, oldest first: where each ends, and its number in the session.
+      ends, turn_numbers: of its own turns, oldest first: where each ends, and its number in the session.
       parent: (trajectory, number of the turn in it) of the turn that it goes on with.
       trained: how many of its turns are trained.
       busy: a request continues it.
@@ -122,7 +122,7 @@ class Thread:
         self.tools = False
         self.line: Thread | None = None
         self.ends: list[End] = []
-        self.asked: list[int] = []
+        self.turn_numbers: list[int] = []
         self.parent: tuple[Thread, int] | None = None
         self.trained = 0
         self.busy = False
@@ -165,16 +165,16 @@ class Threads:
         self._ends: dict[bytes, list[tuple[Thread, End]]] = {}  # by the digest of the conversation up to there
         self._keys: set[int] = set()
 
-    def match(self, asked: Canonical, named: Mapping[int, Thread]) -> tuple[Thread, End] | None:
+    def match(self, digests: RequestDigests, named: Mapping[int, Thread]) -> tuple[Thread, End] | None:
         """The longest beginning of a request that ends with an assistant message of a trajectory.
 
         Of several trajectories, the one comes first that has sampled this very message (`named`, by the message's
         number), then one that ends there and is idle, and of these the youngest.
         """
-        for count in range(len(asked.messages), 0, -1):
-            if found := self._ends.get(asked.chain[count]):
-                own = [one for one in found if one[0] is named.get(count - 1)] or found
-                return next((one for one in reversed(own) if is_tip(*one)), own[0])
+        for count in range(len(digests.messages), 0, -1):
+            if ends := self._ends.get(digests.chain[count]):
+                own = [one for one in ends if one[0] is named.get(count - 1)] or ends
+                return next((one for one in reversed(own) if ends_here(*one)), own[0])
         return None
 
     def open(self, context: Sequence[int], opened: int) -> Thread:
@@ -200,7 +200,7 @@ class Threads:
         self._ends.setdefault(chain, []).append((thread, end))
 
 
-def is_tip(thread: Thread, end: End) -> bool:
+def ends_here(thread: Thread, end: End) -> bool:
     """Whether the trajectory ends there and nothing continues it yet."""
     return not thread.busy and thread.ends[-1].tokens == end.tokens
 

@@ -63,10 +63,10 @@ class Lines:
         system = "\n".join(message.text for message in ask.messages if message.role == "system")
         texts = [message.text for message in ask.messages if message.role == "user"]
         prompt = next((one for one in self._prompts if any(one in text for text in texts)), None)
-        told = any(self._rules.instruction in text for text in texts)
+        names_task = any(self._rules.instruction in text for text in texts)
         line = next((parent.line for parent in parents if parent.line is not None), None)
         if line is not None:  # a call's id alone is no sign of the program
-            thread.line = line if history or told or system in self._by_system else None
+            thread.line = line if history or names_task or system in self._by_system else None
         elif prompt is not None:
             self._prompts.remove(prompt)
             self._spawned[thread] = prompt
@@ -76,7 +76,7 @@ class Lines:
             self._by_system.setdefault(system, thread)
         elif system and system in self._by_system:
             thread.line = self._idle(self._by_system[system], ask)
-        elif self._rules.instruction and told:
+        elif self._rules.instruction and names_task:
             thread.line = self._idle(self._main, ask)
             self._by_system |= {system: thread.line} if thread.line is not None and thread.tools else {}
         self._openings += [ask.messages] if thread.line is not None and not parents else []
@@ -122,12 +122,12 @@ class Lines:
             around = thread not in side and any(other.opened < thread.opened < other.latest for other in talk)
             return thread.line is not None and not around
 
-        kept = [thread for thread in trained if ours(thread)]
-        left = _left([thread for thread in kept if thread not in side])
+        own = [thread for thread in trained if ours(thread)]
+        left = _left([thread for thread in own if thread not in side])
         for thread, turn in left:
             thread.trained = min(thread.trained, turn)
         cut = {thread for thread, _ in left}
-        return [thread for thread in kept if thread.trained], len(trained) - len(kept) + len(cut), len(untrained)
+        return [thread for thread in own if thread.trained], len(trained) - len(own) + len(cut), len(untrained)
 
 
 def _left(threads: Sequence[Thread]) -> set[tuple[Thread, int]]:
@@ -136,7 +136,7 @@ def _left(threads: Sequence[Thread]) -> set[tuple[Thread, int]]:
     Of two that go on with one turn, it has left the one whose last turn was asked before the other's first, unless that
     one has fewer turns: else one request of a command would be enough to undo a whole talk.
     """
-    numbers = {(thread, i): number for thread in threads for i, number in enumerate(thread.asked)}
+    numbers = {(thread, i): number for thread in threads for i, number in enumerate(thread.turn_numbers)}
     before = {(thread, i): (thread, i - 1) if i else thread.parent for thread, i in numbers}
     size, latest, behind, left = dict.fromkeys(numbers, 1), dict(numbers), collections.defaultdict(list), set()
     for turn in sorted(numbers, key=numbers.__getitem__, reverse=True):

@@ -15,7 +15,7 @@ import logging
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -67,10 +67,13 @@ def _watching(watched: Watched) -> Middleware:
     return watch
 
 
-def _sweep(watched: Watched, server: web.Server, most: int, idle_s: float) -> None:
+def _sweep(
+    watched: Watched, server: web.Server, most: int, idle_s: float, known: Container[asyncio.BaseTransport | None]
+) -> None:
     """Closes connections that send nothing for too long, and those above the limit.
 
-    Of these first the ones that have still to send, the longest idle before others; then the newest requests.
+    Of these first the ones that have still to send, strangers before known ones and the longest idle before others;
+    then the newest requests.
     """
     now, connections = time.monotonic(), server.connections
     for gone in watched.keys() - set(connections):
@@ -80,7 +83,8 @@ def _sweep(watched: Watched, server: web.Server, most: int, idle_s: float) -> No
         arrived = seen.request.content.total_bytes if seen.request is not None else 0
         if arrived != seen.arrived or getattr(connection, "_reading_paused", False):  # it waits for the handler
             seen.arrived, seen.since = arrived, now
-    senders = sorted((c for c in connections if watched[c].sends), key=lambda c: watched[c].since)
+    senders = [c for c in connections if watched[c].sends]
+    senders.sort(key=lambda c: (c.transport in known, watched[c].since))
     others = sorted((c for c in connections if not watched[c].sends), key=lambda c: -watched[c].since)
     late = [c for c in senders if now - watched[c].since > idle_s]
     for connection in {*late, *[*senders, *others][: max(0, len(connections) - most)]}:
@@ -90,10 +94,10 @@ def _sweep(watched: Watched, server: web.Server, most: int, idle_s: float) -> No
             transport.abort()
 
 
-def has_token(headers: Mapping[str, str], token: str) -> bool:
+def has_token(headers: Mapping[str, str], token: bytes) -> bool:
     """Whether a request says "Authorization: Bearer TOKEN", found in the same time however much of it is right."""
     sent = headers.get("Authorization", "").removeprefix("Bearer ")
-    return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), token.encode())
+    return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), token)
 
 
 async def read_body(request: web.Request, most: int, timeout_s: float) -> bytes:
@@ -147,12 +151,14 @@ async def serving(
     idle_s: float = IDLE_S,
     handle_signals: bool = False,
     finish_s: float = FINISH_S,
+    known: Container[asyncio.BaseTransport | None] = (),
 ) -> AsyncIterator[None]:
     """Serves the application on a bound socket, until the block is left; then requests in hand have `finish_s` to end.
 
     Args:
       most: connections at once; None for half of the open files that this process may have, at most 4,096.
       handle_signals: see `aiohttp.web.AppRunner`.
+      known: transports of the connections that have shown who they are.
     """
     watched: Watched = {}
     bound = raise_descriptors() if most is None else most
@@ -171,7 +177,7 @@ async def serving(
         while True:
             await asyncio.sleep(min(SWEEP_S, idle_s / 2))
             if runner.server is not None:
-                _sweep(watched, runner.server, bound, idle_s)
+                _sweep(watched, runner.server, bound, idle_s, known)
 
     await runner.setup()
     task = asyncio.create_task(sweeps())

@@ -13,8 +13,8 @@ def of_file(path: pathlib.Path) -> str:
     Raises:
       OSError: it cannot be read.
     """
-    found = path.stat()
-    return _of_content(path, found.st_size, found.st_mtime_ns)
+    status = path.stat()
+    return _of_content(path, status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -23,8 +24,8 @@ def cache_directory() -> pathlib.Path:
     Raises:
       RuntimeError: the user has neither a home nor a cache folder.
     """
-    given = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else pathlib.Path.home() / ".cache") / "jaxagent"
+    configured = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (configured if configured.is_absolute() else pathlib.Path.home() / ".cache") / "jaxagent"
 
 
 def replace(path: pathlib.Path, content: str | bytes | memoryview) -> None:
@@ -35,7 +36,8 @@ def replace(path: pathlib.Path, content: str | bytes | memoryview) -> None:
     Raises:
       OSError: the disk is full, or failed.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
+    # The host's name, too: containers on one shared folder have the same few numbers of processes.
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{threading.get_native_id()}")
     try:
         with open(temporary, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)

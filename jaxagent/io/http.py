@@ -1,4 +1,4 @@
-"""The one HTTP client: a deadline for every attempt, a bounded reply, no redirects, pauses between attempts.
+"""The HTTP client of coroutines: a deadline for every attempt, a bounded reply, no redirects, pauses between attempts.
 
     async with HttpClient(timeout_s=5.0, max_bytes=1 << 20, retries=2) as client:
         body = await client.request("POST", url, json={...})
@@ -67,10 +67,10 @@ class HttpStatus(HttpError):
         location: str | None = None,
         retry_after_s: float | None = None,
     ):
-        said = _quoted(body.decode("utf-8", "replace"))
+        reason = _quoted(body.decode("utf-8", "replace"))
         if location is not None:
-            said = f"a redirect to {_quoted(location)}, which is not followed"
-        super().__init__(f"{url} answered {status}" + (f": {said}" if said else ""))
+            reason = f"a redirect to {_quoted(location)}, which is not followed"
+        super().__init__(f"{url} answered {status}" + (f": {reason}" if reason else ""))
         self.status, self.body, self.retry_after_s = status, body, retry_after_s
         self.passing = status in (408, 429) or status >= 500
 
@@ -185,8 +185,8 @@ class HttpClient:
                 raise
             body = answer.body
         with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(found := json.loads(body), dict):
-                return found
+            if isinstance(value := json.loads(body), dict):
+                return value
         raise HttpError(f"{url} sent no JSON object")
 
     async def _attempt(
@@ -215,8 +215,8 @@ class HttpClient:
         except (aiohttp.InvalidURL, UnicodeError) as failure:  # UnicodeError: a host that no name can be, "a..b"
             raise HttpError(f"'{_quoted(url)}' is not a URL") from failure
         except aiohttp.ClientError as failure:
-            said = _quoted(str(failure)) or type(failure).__name__
-            raise HttpUnreachable(f"{url} is not reached: {said}") from failure
+            reason = _quoted(str(failure)) or type(failure).__name__
+            raise HttpUnreachable(f"{url} is not reached: {reason}") from failure
         if answer.status != 200:
             headers = answer.headers
             wanted_s = retry_after_s(headers.get("Retry-After"), datetime.datetime.now(datetime.UTC))

@@ -6,7 +6,7 @@ here, through the coordination service of `jax.distributed`, which has time limi
 processes make the same calls in the same order; each call says what it is, so that one that went another way is found
 at the next meeting. In one process every call returns at once.
 
-Called by the main thread alone. `runs/devices.py` connects the processes.
+Called by the main thread alone, but for `meetings_of`. `runs/devices.py` connects the processes.
 """
 
 from __future__ import annotations
@@ -51,27 +51,29 @@ class Meetings:
       client: of the coordination service: a store of texts by key, whose reading waits.
       index: this process's number.
       count: of processes.
+      space: under which their texts are stored: other meetings at the same time have another one.
     """
 
     client: Any
     index: int
     count: int
+    space: str = "jaxagent"
     numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # the same in every process
 
     def meet(self, what: str, said: Any, timeout_s: float) -> list[Any]:
         """See the function `meet`."""
         number, size = next(self.numbers), self.count
         if self.index != 0:
-            self.client.key_value_set(f"jaxagent/{number}/{self.index}", json.dumps([what, said]))
-            found = self.wait(f"jaxagent/{number}/all", timeout_s + GRACE_S)
+            self.client.key_value_set(f"{self.space}/{number}/{self.index}", json.dumps([what, said]))
+            found = self.wait(f"{self.space}/{number}/all", timeout_s + GRACE_S)
             if found is None:
                 raise MissingPeerError(f"Process 0 has not come to '{what}' in {timeout_s:g} s.")
             verdict = json.loads(found)
         else:
             verdict = self._verdict(number, what, said, size, timeout_s)
-            self.client.key_value_set(f"jaxagent/{number}/all", json.dumps(verdict))
+            self.client.key_value_set(f"{self.space}/{number}/all", json.dumps(verdict))
             for old in range(number - 3, number - 1):  # all have come here, so they have read what came before
-                self.client.key_value_delete(f"jaxagent/{old}/")
+                self.client.key_value_delete(f"{self.space}/{old}/")
         if "missing" in verdict:
             raise MissingPeerError(verdict["missing"])
         if "wrong" in verdict:
@@ -86,7 +88,7 @@ class Meetings:
             if "failed" in found:
                 kind = MissingPeerError if found["waited"] else PeerError
                 raise kind(f"Process 0 failed at '{what}': {found['failed']}")
-            pieces = [self.wait(f"jaxagent/{number}/{i}", GRACE_S) for i in range(found["pieces"])]
+            pieces = [self.wait(f"{self.space}/{number}/{i}", GRACE_S) for i in range(found["pieces"])]
             return json.loads("".join(filter(None, pieces)))
         try:
             made = make()
@@ -97,7 +99,7 @@ class Meetings:
             raise
         pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
         for i, piece in enumerate(pieces):
-            self.client.key_value_set(f"jaxagent/{number}/{i}", piece)
+            self.client.key_value_set(f"{self.space}/{number}/{i}", piece)
         self.meet(what, {"pieces": len(pieces)}, timeout_s)
         return made
 
@@ -123,7 +125,7 @@ class Meetings:
         """Process 0 hears all others: {"said": [...]}, {"wrong": a line} or {"missing": a line}."""
         heard, missing, left = [said], [], timeout_s
         for other in range(1, size):
-            found, left = self._waited(f"jaxagent/{number}/{other}", max(left, 0.01))
+            found, left = self._waited(f"{self.space}/{number}/{other}", max(left, 0.01))
             if found is None:
                 missing.append(str(other))
                 continue
@@ -182,6 +184,17 @@ def meet(what: str, said: T = None, timeout_s: float = MEETING_S) -> list[T]:
       PeerError: a process does not come, or comes to another meeting.
     """
     return [said] if _own is None else _own.meet(what, said, timeout_s)
+
+
+def meetings_of(thread: str) -> Callable[[str, Any, float], list[Any]]:
+    """A `meet` for another thread than the main one: its meetings do not wait for those of the main thread.
+
+    Args:
+      thread: a name that no other thread has, the same in all processes.
+    """
+    if _own is None:
+        return meet
+    return Meetings(_own.client, _own.index, _own.count, f"jaxagent-{thread}").meet
 
 
 def share(what: str, make: Callable[[], T], timeout_s: float) -> T:

@@ -58,7 +58,7 @@ def product(array: LoraArray, dtype: str) -> jax.Array:
 
     Every element is summed by itself, in the order of the rank. A matrix product's bits depend on the shape of what a
     device holds, and on what an autotuner chose; these do not. So processes on different meshes that have the same
-    base and adapters make the same weights (runs/fleet/adapters.py). It is a small part of an update's work.
+    base and adapters make the same weights (runs/fleet/engine_weights.py). It is a small part of an update's work.
     """
     inputs, outputs = array.a.ndim - 2, array.b.ndim - 2
     a = jnp.expand_dims(

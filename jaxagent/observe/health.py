@@ -19,23 +19,23 @@ def complaints(metrics: Mapping[str, Any]) -> dict[str, str]:
     Args:
       metrics: of one step, as they are before they become JSON.
     """
-    found = {}
+    lines = {}
     for name, value in metrics.items():
         if isinstance(value, (int, float)) and not math.isfinite(value):
-            found[name] = f"{name} is {value}"
+            lines[name] = f"{name} is {value}"
             if name in _UPDATES:
-                found[name] += ": an update with such a gradient is left out, the weights stay as they were"
+                lines[name] += ": an update with such a gradient is left out, the weights stay as they were"
     cut, turns = metrics.get("stop/token_limit"), metrics.get("episode/turns")
     if cut is not None and turns is not None and cut >= _NEARLY_ALL and turns <= 2 - _NEARLY_ALL:
-        found["stop/token_limit"] = (
+        lines["stop/token_limit"] = (
             f"{cut:.0%} of episodes ended in their first turn because its tokens ran out (env.turn_tokens, "
             "env.context_tokens), so that the environment's step was hardly ever called"
         )
     for norm, applied in _UPDATES.items():
         share = metrics.get(applied)
-        if norm not in found and share is not None and share < 1.0:
-            found[applied] = f"{applied} is {share:g}: an update found no token to learn from"
-    return found
+        if norm not in lines and share is not None and share < 1.0:
+            lines[applied] = f"{applied} is {share:g}: an update found no token to learn from"
+    return lines
 
 
 def largest(before: float | None, now: float | None) -> float | None:

@@ -113,15 +113,15 @@ def check(path: str | os.PathLike[str], position: int, parse: bool) -> None:
 
 def _end_of_record(path: pathlib.Path, position: int | None) -> tuple[int, int]:
     """(number of records, byte offset just past them): of the first `position` records, None = of all."""
-    found, end = 0, 0
+    complete, end = 0, 0
     with open(path, "rb") as file:
         for line in file:
-            if found == position or not line.endswith(b"\n"):
+            if complete == position or not line.endswith(b"\n"):
                 break
-            found, end = found + 1, end + len(line)
-    if position is not None and found < position:
-        raise ConfigError(f"{path} has {found} records, the checkpoint was taken after {position}: it was changed.")
-    return found, end
+            complete, end = complete + 1, end + len(line)
+    if position is not None and complete < position:
+        raise ConfigError(f"{path} has {complete} records, the checkpoint was taken after {position}: it was changed.")
+    return complete, end
 
 
 def _record(line: bytes, path: str | os.PathLike[str], number: int) -> dict[str, Any]:

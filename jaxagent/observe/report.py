@@ -78,7 +78,7 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
     # A summary may be older than the records: it is of the time before the run was continued.
     ended = _load(workdir / SUMMARY_FILE)
     summary = measured | ended | measured | (results or {})
-    counts = [found["failed_episodes"] for found in (ended, measured) if "failed_episodes" in found]
+    counts = [each["failed_episodes"] for each in (ended, measured) if "failed_episodes" in each]
     if results is None and counts:  # records lack some failures (a gate's, dropped attempts), an older summary others
         summary["failed_episodes"] = {where: max(c.get(where, 0) for c in counts) for where in counts[0] | counts[-1]}
     pairs = report_episodes.choose(report_logs.evaluations(workdir), _EPISODES)
@@ -89,14 +89,14 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
 
 def so_far(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The part of a summary about evaluations and failed episodes, from the records of an unfinished run."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     failed: dict[str, int] = {}
     for record in records:
         stage, when = record["stage"], "before" if record["step"] == 0 else "after"
         for name, value in record.items():
             score = name.removeprefix("eval/")
             if score != name and "/" not in score and score not in ("n", "failed", "failed_sampled"):
-                found[f"{name}_{when}_{stage}"] = value
+                results[f"{name}_{when}_{stage}"] = value
         counts = {
             stage: sum(record.get(name) or 0.0 for name in _FAILED) * (record.get("episode/count") or 0.0),
             f"{stage}.eval": (record.get("eval/failed") or 0.0) + (record.get("eval/failed_sampled") or 0.0),
@@ -105,8 +105,8 @@ def so_far(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if round(count):
                 failed[where] = failed.get(where, 0) + round(count)
         if record.get("eval/n"):
-            found["eval/n"] = record["eval/n"]
-    return found | ({"failed_episodes": failed} if failed else {})
+            results["eval/n"] = record["eval/n"]
+    return results | ({"failed_episodes": failed} if failed else {})
 
 
 def page(
@@ -181,7 +181,7 @@ def _subtitle(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 
 def _tiles(summary: Mapping[str, Any]) -> str:
     tiles = []
-    measured = [found[1] for name in summary if (found := re.match("(.*)_(before|after)_", name))]
+    measured = [named[1] for name in summary if (named := re.match("(.*)_(before|after)_", name))]
     score = headline.score_of(measured)
     for metric in headline.held_out(measured, score):
         kind = metric.removeprefix(f"eval/{score}").strip("_") or "greedy"
@@ -262,17 +262,18 @@ def _stage(stage: str, records: Sequence[Mapping[str, Any]]) -> str:
 def _against_cost(records: Sequence[Mapping[str, Any]], score: str) -> str:
     """The score of each evaluation over what a task cost in it; "" where nothing had a price."""
     names = ("eval/cost", f"eval/{score}")
-    found = [tuple(r[name] for name in names) for r in records if all(r.get(name) is not None for name in names)]
-    lines = {"evaluations": found} if len(found) < 2 else {"evaluations": found, "first": found[:1], "last": found[-1:]}
+    points = [tuple(r[name] for name in names) for r in records if all(r.get(name) is not None for name in names)]
+    ends = {"first": points[:1], "last": points[-1:]} if len(points) > 1 else {}
+    lines = {"evaluations": points} | ends
     return charts.line_chart(f"Held-out {score} against cost", lines, unit=True, x="cost of a task", y="score")
 
 
 def _unit(name: str) -> str:
     """Of a metric, as its name tells it; else the name's last part."""
-    found = [unit for ending, unit in _UNITS.items() if name.endswith(ending)]
+    units = [unit for ending, unit in _UNITS.items() if name.endswith(ending)]
     topic, _, leaf = name.rpartition("/")
-    if found:
-        return found[-1]
+    if units:
+        return units[-1]
     return {"eval": "score", "reward": "reward", "stop": "fraction"}.get(
         topic.partition("/")[0], leaf.replace("_", " ")
     )

@@ -41,17 +41,17 @@ def browsed(workdir: pathlib.Path, config: Mapping[str, Any], limit: int = SHOWN
         for path in (workdir / EPISODES_FOLDER).glob("*.jsonl")
         if not path.name.endswith(EVALUATION)  # these stand in EPISODES_FILE too
     )
-    found, whole, used = _newest(workdir / EPISODES_FILE, limit // 2 if logs else limit, None)
+    records, whole, used = _newest(workdir / EPISODES_FILE, limit // 2 if logs else limit, None)
     table = _token_table(workdir, config) if logs else []
     for index, path in enumerate(logs):
         more, all_of_it, bytes_used = _newest(path, (limit - used) // (len(logs) - index), table)
-        found, whole, used = found + more, whole and all_of_it, used + bytes_used
+        records, whole, used = records + more, whole and all_of_it, used + bytes_used
     names = ", ".join([EPISODES_FILE, *(f"{EPISODES_FOLDER}/{path.name}" for path in logs)])
-    said = f"All {len(found):,} logged episodes"
+    said = f"All {len(records):,} logged episodes"
     if not whole:
-        said = f"The newest {len(found):,} logged episodes: this page takes {limit / 1e6:g} MB of them"
+        said = f"The newest {len(records):,} logged episodes: this page takes {limit / 1e6:g} MB of them"
     by_number = " Tokens of training episodes are shown by number: the run's tokenizer is not there."
-    return found, f"{said}. Everything lies in {names}.{by_number if table is None else ''}"
+    return records, f"{said}. Everything lies in {names}.{by_number if table is None else ''}"
 
 
 def compact(record: Mapping[str, Any]) -> Record:
@@ -90,16 +90,16 @@ def _token_table(workdir: pathlib.Path, config: Mapping[str, Any]) -> list[bytes
 
 def _newest(path: pathlib.Path, limit: int, table: Sequence[bytes] | None) -> tuple[list[Record], bool, int]:
     """(records, newest first, whether that is the whole log, bytes used). `table[id]` are a token's bytes."""
-    found, used = [], 0
+    shown_records, used = [], 0
     lines = list(_ends(path, READ_BYTES, tail_only=True)) if path.is_file() else []
     for line in reversed(lines):
         record = compact(shown(json.loads(line), table))
         size = len(json.dumps(record, separators=(",", ":")))
         if used + size > limit:
-            return found, False, used
-        found.append(record)
+            return shown_records, False, used
+        shown_records.append(record)
         used += size
-    return found, not path.is_file() or path.stat().st_size <= READ_BYTES, used
+    return shown_records, not path.is_file() or path.stat().st_size <= READ_BYTES, used
 
 
 def _ends(path: pathlib.Path, limit: int, tail_only: bool = False) -> Iterator[bytes]:

@@ -2,7 +2,4 @@
 
 `programs` lowers and compiles the run's real programs from abstract arrays, `costs` counts FLOPs and bytes by
 formula, `chips` holds data-sheet numbers, `run` puts them into a table and plan.json. Allocates no weights.
-
-With `config.fleet`, `fleet` simulates the run with several splits of its devices, at the speed that `measured` finds in
-the workdir, or that `pace` has by formula.
 """

@@ -118,8 +118,13 @@ def estimate(cfg: Config, spec: ModelSpec, work: Work, chip: Chip) -> Times:
     """Seconds on `chip`: compute-bound phases by MFU, decode by what each chip must read per token."""
     devices = cfg.mesh.devices
     # A decode step reads the weights this chip holds and the cached keys and values of its slots, half full.
-    weights_s, cached_s = decode_reads_s(cfg, spec, chip)
-    read_s = weights_s + cfg.engine.slots * cached_s
+    shards = devices // cfg.mesh.tensor  # of the engine's slots
+    bytes_per_value = {"float32": 4, "bfloat16": 2}
+    head = spec.padded_vocab_size * spec.embed_dim
+    weights = (layer_matmul_params(spec) + head) * bytes_per_value[spec.compute_dtype] / cfg.mesh.tensor
+    per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * bytes_per_value[cfg.engine.cache_dtype]
+    cached = cfg.env.context_tokens / 2 * per_token / cfg.mesh.tensor / shards
+    read_s = (weights + cfg.engine.slots * cached) / (chip.bandwidth * chip.decode_bandwidth_frac)
     compute_s = work.decode_flops / max(work.decode_steps, 1) / devices / (chip.flops * chip.prefill_mfu)
     step_s = max(read_s, compute_s) + chip.dispatch_s / cfg.engine.steps_per_dispatch
     return Times(
@@ -129,15 +134,3 @@ def estimate(cfg: Config, spec: ModelSpec, work: Work, chip: Chip) -> Times:
         decode_s=work.decode_steps * step_s,
         decode_step_s=step_s,
     )
-
-
-def decode_reads_s(cfg: Config, spec: ModelSpec, chip: Chip) -> tuple[float, float]:
-    """Seconds in which a decode step's memory is read: all weights once, and what is cached of one sequence."""
-    shards = cfg.mesh.devices // cfg.mesh.tensor  # of the engine's slots
-    bytes_per_value = {"float32": 4, "bfloat16": 2}
-    head = spec.padded_vocab_size * spec.embed_dim
-    weights = (layer_matmul_params(spec) + head) * bytes_per_value[spec.compute_dtype] / cfg.mesh.tensor
-    per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * bytes_per_value[cfg.engine.cache_dtype]
-    cached = cfg.env.context_tokens / 2 * per_token / cfg.mesh.tensor / shards
-    bandwidth = chip.bandwidth * chip.decode_bandwidth_frac
-    return weights / bandwidth, cached / bandwidth

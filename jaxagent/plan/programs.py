@@ -75,18 +75,18 @@ def resident_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dic
 
 def _frozen_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dict[str, int]:
     """Weights and caches of the engines that play roles."""
-    found = {}
+    sizes = {}
     for path, engine_of in FrozenEngine.all_of(cfg).items():
         frozen = hf.read_spec(path, cfg.model) if path else spec
         frozen.check_context(engine_of.context)
         model = LanguageModel(frozen, engine_of.config.cache_dtype)
         weights = jax.eval_shape(model.place, model_params.abstract(frozen, mesh, sharding.TRAIN))
         called = f"roles {', '.join(engine_of.names)}"
-        found[f"{called}: parameters"] = device_bytes(weights)
-        found[f"{called}: kv cache"] = device_bytes(
+        sizes[f"{called}: parameters"] = device_bytes(weights)
+        sizes[f"{called}: kv cache"] = device_bytes(
             _decode_state(engine_of.config, engine_of.context, cfg.numerics == "exact", model).cache
         )
-    return found
+    return sizes
 
 
 def abstract_state(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> state.TrainState:

@@ -22,10 +22,8 @@ from jaxagent.models import hf
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.observe.files import PLAN_FILE
-from jaxagent.plan import costs, fleet, fleet_table, programs, topology
-from jaxagent.plan.chips import CHIPS, Chip
-from jaxagent.plan.measured import NotMeasuredError, measured
-from jaxagent.plan.pace import Pace, estimated
+from jaxagent.plan import costs, programs, topology
+from jaxagent.plan.chips import CHIPS
 from jaxagent.runs.checks import check
 
 _GB = 1e9
@@ -33,7 +31,7 @@ _GB = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything a dry run found out. Bytes are of one device, FLOPs of all devices together."""
+    """What a dry run says. Bytes are of one device, FLOPs of all devices together."""
 
     chip: str
     compiled_for: str  # "virtual CPU devices" or the chip
@@ -46,7 +44,6 @@ class Plan:
     work: costs.Work
     times: costs.Times
     assumptions: list[str]
-    fleet: fleet.Forecast | None  # None: the run is one process, or does not say how many engines it has
 
 
 def run(cfg: Config, chip: str, console: Console | None = None) -> Plan:
@@ -61,8 +58,6 @@ def run(cfg: Config, chip: str, console: Console | None = None) -> Plan:
         console.print(table)
     for line in result.assumptions:
         console.print(f"- {line}", style="dim", highlight=False)
-    if result.fleet is not None:
-        fleet_table.show(result.fleet, console)
     path = pathlib.Path(cfg.workdir) / PLAN_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     files.replace_json(path, to_dict(result))
@@ -95,17 +90,7 @@ def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> 
         work=work,
         times=times,
         assumptions=assumptions(cfg, chip, compiled_for),
-        fleet=fleet.forecast(cfg, pace(cfg, spec, work, times, numbers)) if cfg.fleet is not None else None,
     )
-
-
-def pace(cfg: Config, spec: ModelSpec, work: costs.Work, times: costs.Times, chip: Chip) -> Pace:
-    """How fast a fleet's parts are: measured where the workdir can say, else by formula, with the reason."""
-    by_formula = estimated(cfg, work, times, costs.decode_reads_s(cfg, spec, chip), chip)
-    try:
-        return measured(cfg, by_formula)
-    except NotMeasuredError as why:
-        return dataclasses.replace(by_formula, sources=(f"nothing is measured: {why}", *by_formula.sources))
 
 
 def model_spec(cfg: Config) -> ModelSpec:
@@ -144,8 +129,8 @@ def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:
         out.append("rl.distill: the teacher's weights, its forward pass and its part of the loss are not counted")
     if cfg.roles:
         out.append("roles: weights and caches of their engines are counted, not their programs and their time")
-    if cfg.fleet is not None and not cfg.fleet.engines:
-        out.append("fleet: nothing is said of its speed, since fleet.engines is 0; give the number that will join")
+    if cfg.fleet is not None:
+        out.append("fleet: the memory of a trainer that plays, too; the time is that of one process on config.mesh")
     if compiled_for != chip:
         out.append(
             f"memory of temporaries as compiled for {compiled_for}: the CPU back end computes bfloat16 in float32 and "

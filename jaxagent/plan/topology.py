@@ -6,7 +6,6 @@ vendor's architecture papers; kernels are not tuned without a device, so tempora
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import importlib.util
 import math
@@ -21,26 +20,12 @@ from jaxagent.config import ConfigError, MeshConfig
 from jaxagent.models import sharding
 from jaxagent.runs.devices import count
 
-
-@dataclasses.dataclass(frozen=True)
-class _Gpu:
-    name: str
-    capability: tuple[int, int]
-    cores: int  # streaming multiprocessors
-    memory_bytes: int
-    bandwidth: int  # bytes/s
-    l2_bytes: int
-    shared_bytes_per_core: int
-    clock_ghz: float
-
-
+# By chip: its name, and what XLA's description of it says beside what all have.
 _GPUS = {
-    "a100": _Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 80 * 2**30, 2_039_000_000_000, 40 * 2**20, 164 * 2**10, 1.41),
-    "h100": _Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 80 * 2**30, 3_350_000_000_000, 50 * 2**20, 228 * 2**10, 1.98),
-    "h200": _Gpu("NVIDIA H200", (9, 0), 132, 141 * 10**9, 4_800_000_000_000, 50 * 2**20, 228 * 2**10, 1.98),
+    "a100": ("NVIDIA A100-SXM4-80GB", (8, 0), 108, 80 * 2**30, 2_039_000_000_000, 40 * 2**20, 164 * 2**10, 1.41),
+    "h100": ("NVIDIA H100 80GB HBM3", (9, 0), 132, 80 * 2**30, 3_350_000_000_000, 50 * 2**20, 228 * 2**10, 1.98),
+    "h200": ("NVIDIA H200", (9, 0), 132, 141 * 10**9, 4_800_000_000_000, 50 * 2**20, 228 * 2**10, 1.98),
 }
-
-
 _SQUARES = ((1, 1), (2, 2), (4, 4), (8, 8), (16, 16))
 _TPU_SLICES = {"v5e": _SQUARES, "v6e": _SQUARES, "v5p": ((2, 2, 1), (2, 2, 4), (4, 4, 4), (8, 8, 8))}
 
@@ -49,7 +34,7 @@ def mesh_for(mesh: MeshConfig, chip: str) -> tuple[jax.sharding.Mesh, str]:
     """The mesh to compile on, and what it is made of: the chip's name or "virtual CPU devices"."""
     if chip in _GPUS and cuda_compiler_installed():
         topology = topologies.get_topology_desc(
-            platform="cuda", target_config=target_config(_GPUS[chip]), topology=f"1x1x{count(mesh)}"
+            platform="cuda", target_config=target_config(chip), topology=f"1x1x{count(mesh)}"
         )
         made = topologies.make_mesh(topology, sharding.sizes_of(mesh), sharding.AXES)
         explicit = jax.sharding.Mesh(
@@ -87,31 +72,31 @@ def cuda_compiler_installed() -> bool:
     return bool(installed & {"jax-cuda12-plugin", "jax-cuda13-plugin"})
 
 
-def target_config(gpu: _Gpu) -> str:
+def target_config(chip: str) -> str:
     """XLA's description of a GPU, as text of its protocol buffer."""
-    major, minor = gpu.capability
+    name, (major, minor), cores, memory_bytes, bandwidth, l2_bytes, shared_bytes, clock_ghz = _GPUS[chip]
     device = {
         "threads_per_block_limit": 1024,
         "threads_per_warp": 32,
         "threads_per_core_limit": 2048,
         "shared_memory_per_block": 48 * 2**10,
-        "shared_memory_per_block_optin": gpu.shared_bytes_per_core - 2**10,
-        "shared_memory_per_core": gpu.shared_bytes_per_core,
+        "shared_memory_per_block_optin": shared_bytes - 2**10,
+        "shared_memory_per_core": shared_bytes,
         "registers_per_core_limit": 2**16,
         "registers_per_block_limit": 2**16,
-        "core_count": gpu.cores,
+        "core_count": cores,  # streaming multiprocessors
         "fpus_per_core": 128 if major >= 9 else 64,
         "block_dim_limit_x": 2**31 - 1,
         "block_dim_limit_y": 2**16 - 1,
         "block_dim_limit_z": 2**16 - 1,
-        "memory_bandwidth": gpu.bandwidth,
-        "l2_cache_size": gpu.l2_bytes,
-        "clock_rate_ghz": gpu.clock_ghz,
-        "device_memory_size": gpu.memory_bytes,
+        "memory_bandwidth": bandwidth,  # bytes/s
+        "l2_cache_size": l2_bytes,
+        "clock_rate_ghz": clock_ghz,
+        "device_memory_size": memory_bytes,
     }
-    fields = "\n".join(f"  {name}: {value}" for name, value in device.items())
+    fields = "\n".join(f"  {field}: {value}" for field, value in device.items())
     return (
         f"gpu_device_info {{\n{fields}\n  cuda_compute_capability {{ major: {major} minor: {minor} }}\n}}\n"
         f'platform_name: "CUDA"\ndnn_version_info {{ major: 9 minor: 10 }}\n'
-        f'device_description_str: "{gpu.name}"\n'
+        f'device_description_str: "{name}"\n'
     )

@@ -33,8 +33,8 @@ _REPLACED = (  # in this order
 
 def equality(reply: str, answers: Sequence[str]) -> bool:
     r"""Whether what the last \boxed of a reply's end holds is a gold answer."""
-    found = last_boxed(reply[-TAIL_CHARS:].lower())
-    return found is not None and any(same(found, answer.lower()) for answer in answers)
+    boxed = last_boxed(reply[-TAIL_CHARS:].lower())
+    return boxed is not None and any(same(boxed, answer.lower()) for answer in answers)
 
 
 def sub_em(reply: str, answers: Sequence[str]) -> bool:
@@ -47,11 +47,11 @@ def sub_em(reply: str, answers: Sequence[str]) -> bool:
     As a reward it pays for a single letter of an answer, and for lists of all answers.
     """
     boxed = last_boxed(reply) or ""
-    found = normalize_answer(boxed)
+    prediction = normalize_answer(boxed)
     whole = {answer.strip().lower() for answer in answers}
     golds = [gold for answer in answers if (gold := normalize_answer(answer))]
     return boxed.strip().lower() in whole - {""} or (
-        bool(found) and any(gold in found or found in gold for gold in golds)
+        bool(prediction) and any(gold in prediction or prediction in gold for gold in golds)
     )
 
 

@@ -20,6 +20,7 @@ from jaxagent.rewards.judge import LimitField
 
 MAX_REPLY_BYTES = 1 << 20
 REFUSALS = (400, 422)  # of a request that has a field which the endpoint does not take
+REFUSABLE = ("send_seed", "send_temperature", "limit_field")  # settings of what an endpoint may refuse
 REMEDIES = {  # what is set where an endpoint refuses a field, by the field's name
     "seed": "send_seed=False",
     "temperature": "send_temperature=False",
@@ -45,6 +46,12 @@ class Endpoint:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"chat model url='{self.url}' must start with http:// or https://")
+
+    @classmethod
+    def of(cls, settings: Any, api_key: str, call_s: float | None = None) -> Endpoint:
+        """The endpoint of settings that name these fields as it does: a judge's, or a role's."""
+        named = {field: getattr(settings, field) for field in ("url", "model", "timeout_s", "retries", *REFUSABLE)}
+        return cls(api_key=api_key, call_s=call_s, **named)
 
 
 class CallError(Exception):

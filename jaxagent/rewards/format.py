@@ -20,10 +20,10 @@ def follows(moves: Moves, text: str, *, start: str = "start", end: str = "end") 
     """True when `text` moves the machine from `start` to `end`. One pass over the text."""
     tags = sorted({tag for _, tag in moves}, key=lambda tag: (-len(tag), tag))  # of two tags that fit, the longer one
     state, at = start, 0
-    for found in re.finditer("|".join(map(re.escape, tags)), text):
-        if not _allowed(text[at : found.start()], state) or (state, found[0]) not in moves:
+    for tag in re.finditer("|".join(map(re.escape, tags)), text):
+        if not _allowed(text[at : tag.start()], state) or (state, tag[0]) not in moves:
             return False
-        state, at = moves[state, found[0]], found.end()
+        state, at = moves[state, tag[0]], tag.end()
     return _allowed(text[at:], state) and state == end
 
 

@@ -33,19 +33,7 @@ class HttpJudge:
             token = Path(settings.token_file).read_text(encoding="utf-8").strip() if settings.token_file else ""
         except OSError as error:
             raise ConfigError(f"judge token_file='{settings.token_file}': {error.strerror}.") from error
-        self._chat = ChatClient(
-            Endpoint(
-                settings.url,
-                settings.model,
-                token,
-                settings.timeout_s,
-                settings.retries,
-                settings.send_seed,
-                settings.send_temperature,
-                settings.limit_field,
-                settings.deadline_s,
-            )
-        )
+        self._chat = ChatClient(Endpoint.of(settings, token, settings.deadline_s))
 
     async def ask(self, rubric: Rubric, material: Mapping[str, str]) -> Judgement:
         """Asks `calls` times at once. Calls that the deadline cuts off are failures like others.

@@ -110,8 +110,8 @@ def with_braces(text: str) -> str:
     if "\\frac" not in text and "\\sqrt" not in text:
         return text
     parts, wanted = [], [0]  # arguments that are still to come, at every depth of braces
-    for found in TOKEN.finditer(text):
-        token = found[0]
+    for match in TOKEN.finditer(text):
+        token = match[0]
         arguments = 2 if token == "\\frac" else int(token.startswith("\\sqrt") and not token[5:6].isalpha())
         if arguments:
             wanted[-1] = arguments
@@ -148,19 +148,19 @@ def parse_number(text: str) -> Number | None:
 def _unsigned(body: str) -> Fraction | None:
     if DECIMAL.fullmatch(body):
         return _decimal(body)
-    if found := RATIO.fullmatch(body):
-        return _ratio(found[1], found[2])
-    if found := FRAC.fullmatch(body):
-        return _ratio(found[1] or found[2], found[3] or found[4])
-    if found := MIXED.fullmatch(body):
-        part = _ratio(found[2], found[3])
-        return None if part is None else int(found[1]) + part
-    if found := MIXED_FRAC.fullmatch(body):
-        part = _ratio(found[2] or found[3], found[4] or found[5])
-        return None if part is None or part < 0 else int(found[1]) + part
-    if found := POWER.fullmatch(body):
-        exponent = int(found[2] or found[3] or found[4])
-        return _decimal(found[1]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
+    if match := RATIO.fullmatch(body):
+        return _ratio(match[1], match[2])
+    if match := FRAC.fullmatch(body):
+        return _ratio(match[1] or match[2], match[3] or match[4])
+    if match := MIXED.fullmatch(body):
+        part = _ratio(match[2], match[3])
+        return None if part is None else int(match[1]) + part
+    if match := MIXED_FRAC.fullmatch(body):
+        part = _ratio(match[2] or match[3], match[4] or match[5])
+        return None if part is None or part < 0 else int(match[1]) + part
+    if match := POWER.fullmatch(body):
+        exponent = int(match[2] or match[3] or match[4])
+        return _decimal(match[1]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
     return None
 
 
@@ -221,5 +221,5 @@ def boxed(view: View) -> float:
     The final answer is the last \boxed{...} of `view.answer`, or all of it where it has none; without an answer found
     by the environment it is the last \boxed{...} the policy wrote. A gold answer may be boxed too.
     """
-    found = last_boxed(view.actions) if view.answer is None else last_boxed(view.answer) or view.answer
-    return float(found is not None and any(equal(found, last_boxed(gold) or gold) for gold in view.task.answers))
+    answer = last_boxed(view.actions) if view.answer is None else last_boxed(view.answer) or view.answer
+    return float(answer is not None and any(equal(answer, last_boxed(gold) or gold) for gold in view.task.answers))

@@ -95,17 +95,7 @@ class _Chat:
 
     def __init__(self, name: str, role: Http, token: str):
         self.name, self.role = name, role
-        endpoint = Endpoint(
-            role.url,
-            role.model,
-            token,
-            role.timeout_s,
-            role.retries,
-            role.send_seed,
-            role.send_temperature,
-            role.limit_field,
-        )
-        self.client = ChatClient(endpoint, role.calls)
+        self.client = ChatClient(Endpoint.of(role, token), role.calls)
 
     async def ask(self, messages: Sequence[Message], max_tokens: int, seed: int) -> Completion:
         """The role's reply to a conversation.

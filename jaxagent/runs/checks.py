@@ -148,13 +148,7 @@ def _check_fleet(cfg: Config, fleet: FleetConfig) -> None:
     """Refuses a run of many processes that cannot work."""
     if RL not in cfg.stages:
         raise ConfigError("config.fleet: the stage 'rl' is what many processes do, and config.stages does not have it.")
-    named(fleet.plan, "config.fleet")(cfg)  # rl.staleness, rl.oversample, fleet.rule and fleet.window
-    devices = cfg.mesh.devices
-    if devices % fleet.trainers:
-        raise ConfigError(
-            f"fleet.trainers ({fleet.trainers}) must divide the devices of config.mesh ({devices}): every process has "
-            "as many."
-        )
+    named(fleet.plan, "config.fleet")(cfg)  # rl.staleness, rl.oversample, fleet.rule, fleet.window and fleet.trainers
     if fleet.hang_s <= fleet.patience_s:
         raise ConfigError(
             f"fleet.hang_s ({fleet.hang_s:g}) must be more than fleet.patience_s ({fleet.patience_s:g}): who waits for "

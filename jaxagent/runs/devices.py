@@ -32,11 +32,10 @@ def count(mesh: MeshConfig) -> int:
     return mesh.devices
 
 
-def provide(mesh: MeshConfig, exact: bool = False, field: str = "config.mesh") -> None:
+def provide(mesh: MeshConfig, exact: bool = False) -> None:
     """Makes `count(mesh)` devices available, virtual ones where the machine has no accelerator.
 
-    Inside `distributed` they are those of all processes, of each equally many. `exact`: for exact numerics. `field`:
-    where the mesh is set.
+    Inside `distributed` they are those of all processes, of each equally many. `exact`: for exact numerics.
 
     Raises:
       ConfigError: the machine has accelerators, but fewer than the mesh needs; or as `available`.
@@ -49,7 +48,7 @@ def provide(mesh: MeshConfig, exact: bool = False, field: str = "config.mesh") -
     if len(devices) < count(mesh):
         where = "this machine has" if processes == 1 else f"the {processes} trainer processes have"
         raise ConfigError(
-            f"{field} needs {count(mesh)} devices (data {mesh.data} x fsdp {mesh.fsdp} x context "
+            f"config.mesh needs {count(mesh)} devices (data {mesh.data} x fsdp {mesh.fsdp} x context "
             f"{mesh.context} x tensor {mesh.tensor}), {where} {len(devices)} ({devices[0].platform})."
         )
 

@@ -32,6 +32,11 @@ PACKAGES = ("jaxagent", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "g
 UNREAD = ("workdir", "eval", "checkpoint", "resume", "log_episodes", "fleet")  # no number of an RL step hangs on these
 GIT_TIMEOUT_S = 10.0
 _TRUE = ("1", "on", "t", "true", "y", "yes")  # as jax reads its variables
+# Flags of XLA on which no bit of a result hangs: how many virtual devices a CPU has is the mesh's business, and the
+# others only write down what is compiled (--xla_dump_to, --xla_gpu_dump_llvmir, ...).
+_NO_NUMBERS = re.compile(
+    r"--xla_(force_host_platform_device_count|((cpu|gpu|tpu)_)?(enable_)?dump\w*|detailed_logging)"
+)
 _JAX_SETTINGS = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION")
 
 
@@ -75,18 +80,23 @@ def machine() -> dict[str, Any]:
 def rounding(device: Any) -> dict[str, Any]:
     """What of a machine decides how the bits of a run come out, but for the mesh, which the config says.
 
-    How many virtual devices XLA makes of a CPU is the mesh's business, too, and so are the threads that they get.
+    How many threads the virtual devices of a CPU get is the mesh's business, too.
 
     Args:
       device: one of the `jax.Device`s that the run uses.
     """
     here = machine()
-    flags = [flag for flag in here["xla_flags"].split() if "xla_force_host_platform_device_count" not in flag]
     facts = {name: here["packages"][name] for name in ("jax", "jaxlib")} | {"device": device.device_kind}
-    facts["xla_flags"] = " ".join(sorted(flags))
+    facts["xla_flags"] = deciding_flags(here["xla_flags"])
     of_cpu = ("cpu_features", *(["threads"] if devices.threads(asked=True) == here["threads"] else ()))
     names = ("few_optimizations", "jax_settings", *(of_cpu if device.platform == "cpu" else ()))
     return facts | {name: here[name] for name in names}
+
+
+def deciding_flags(xla_flags: str) -> str:
+    """Those of XLA_FLAGS that may change numbers, sorted; where it names a file of flags, that name."""
+    flags = (flag for flag in xla_flags.split() if not _NO_NUMBERS.fullmatch(flag.partition("=")[0]))
+    return " ".join(sorted(flags))
 
 
 def accepted(starts: Sequence[Mapping[str, Any]]) -> list[str]:

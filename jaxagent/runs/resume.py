@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import MODEL_SHAPE, Config, ConfigError, to_dict
-from jaxagent.config.errors import REMOVED
+from jaxagent.config.errors import REMOVED, removed_fields
 from jaxagent.config.run import STAGE_SECTIONS
 from jaxagent.learner import checkpoint, peers
 from jaxagent.observe import jsonl
@@ -82,10 +82,9 @@ def changes(saved: Mapping[str, Any], cfg: Config) -> list[tuple[str, Any, Any]]
     # That a stage's section is there or not, `stages` says.
     left_out = ("workdir", "resume.numerics", *STAGE_SECTIONS)
     differences = [change for change in _differences(saved, to_dict(cfg), "") if change[0] not in left_out]
-    for field, (unused, _) in REMOVED.items():
-        section, name = field.split(".")
-        if (then := (saved.get(section) or {}).get(name, unused)) != unused:
-            differences.append((field, then, "gone"))
+    for section, name in (field.split(".") for field in removed_fields(saved)):
+        if (then := saved[section][name]) != REMOVED[f"{section}.{name}"][0]:
+            differences.append((f"{section}.{name}", then, "gone"))
     return differences
 
 

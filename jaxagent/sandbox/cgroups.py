@@ -221,7 +221,7 @@ def own_groups(mountinfo: str, membership: str) -> list[tuple[int, set[str], Pat
     for line in membership.splitlines():
         _, names, path = line.split(":", 2)
         paths[names] = path
-    found = []
+    entries = []
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.split(" ", 2)
@@ -230,12 +230,12 @@ def own_groups(mountinfo: str, membership: str) -> list[tuple[int, set[str], Pat
             directory = _below(mount, root, paths[""])
             listed = directory / "cgroup.controllers"
             controllers = set(listed.read_text(encoding="utf-8").split()) if listed.exists() else set()
-            found.append((2, controllers & set(CONTROLLERS), directory))
+            entries.append((2, controllers & set(CONTROLLERS), directory))
         elif kind == "cgroup":
             for names, path in paths.items():
                 if names and set(names.split(",")) <= set(options.split(",")):
-                    found.append((1, set(names.split(",")) & set(CONTROLLERS), _below(mount, root, path)))
-    return [entry for entry in found if entry[1]]
+                    entries.append((1, set(names.split(",")) & set(CONTROLLERS), _below(mount, root, path)))
+    return [entry for entry in entries if entry[1]]
 
 
 def _texts(mountinfo: str | None, membership: str | None) -> tuple[str, str]:

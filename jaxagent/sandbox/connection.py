@@ -71,7 +71,7 @@ class _Frames(asyncio.Protocol):
 
 
 class LocalSandbox(Sandbox):
-    """See `base.Sandbox`. Made by `start_sandbox`."""
+    """A sandbox on this host, behind the socket of the program inside. Made by `start_sandbox`."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class LocalSandbox(Sandbox):
         self.gaps: tuple[str, ...] = ()  # protections that its start could not make, in words
 
     async def run(self, command: str, deadline_s: float, output_bytes: int) -> CommandResult:
-        """See `base.Sandbox`."""
+        """Asks the program inside to run it in the shell (R)."""
         keep, flood = min(output_bytes, MAX_OUTPUT_BYTES), self._spec.limits.flood_bytes
         request = wire.run_request(command, deadline_s, keep, flood, secrets.token_hex(8))
         begin = time.monotonic()
@@ -115,7 +115,7 @@ class LocalSandbox(Sandbox):
         env: Mapping[str, str] | None = None,
         directory: str = "",
     ) -> CommandResult:
-        """See `base.Sandbox`."""
+        """Asks the program inside for a fresh process (X), with the spec's environment below `env`."""
         keep, flood = min(output_bytes, MAX_OUTPUT_BYTES), self._spec.limits.flood_bytes
         env = {**self._spec.environment(), **(env or {})}
         request = wire.execute_request(argv, env, directory or self._spec.directory, deadline_s, keep, flood)
@@ -124,28 +124,28 @@ class LocalSandbox(Sandbox):
         return wire.parse_result(answer, time.monotonic() - begin)
 
     async def read(self, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        """See `base.Sandbox`."""
+        """Asks the program inside for the file (G)."""
         data = struct.pack("<Q", min(max_bytes, MAX_FILE_BYTES)) + wire.text(_path(path))
         return await self._ask("G", data, FILE_TIMEOUT_S, repr(path))
 
     async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """See `base.Sandbox`."""
+        """Has the program inside write the file (P)."""
         if len(data) > MAX_FILE_BYTES:
             raise FileError(f"{path}: {len(data)} bytes are more than the {MAX_FILE_BYTES} that one write takes")
         name = wire.text(_path(path))
         await self._ask("P", struct.pack("<II", mode, len(name) - 1) + name + data, FILE_TIMEOUT_S, repr(path))
 
     async def list(self, path: str, max_entries: int = 10_000) -> list[Entry]:
-        """See `base.Sandbox`."""
+        """Asks the program inside what is there (L)."""
         data = struct.pack("<I", max_entries) + wire.text(_path(path))
         return wire.parse_entries(await self._ask("L", data, FILE_TIMEOUT_S, repr(path)))
 
     async def stop_processes(self, spared: Sequence[tuple[int, int]] = ()) -> None:
-        """See `base.Sandbox`."""
+        """Has the program inside kill them (K)."""
         await self._ask("K", b"".join(struct.pack("<IQ", *process) for process in spared), FILE_TIMEOUT_S)
 
     async def snapshot(self, directory: str) -> str:
-        """See `base.Sandbox`."""
+        """Copies the upper directory, which the launcher has handed out, in a thread."""
         if self._auxiliary is None:
             raise SandboxError("this back end has no copy-on-write layer to keep")
         await self.stop_processes()
@@ -165,17 +165,17 @@ class LocalSandbox(Sandbox):
             raise
 
     async def open_port(self, port: int, target: tuple[str, int]) -> int:
-        """See `base.Sandbox`."""
+        """Takes the listening socket from inside (O), and relays what comes to it."""
         request, about = struct.pack("<H", check_port(port) if self._own_network else 0), f"port {port}"
         if self._relay.ports == MOST_PORTS:
             raise SandboxError(f"{about}: a sandbox may have {MOST_PORTS} open ports, and all of them are in use")
-        found: list[int] = []
+        fds: list[int] = []
         try:
-            answer = await self._ask("O", request, FILE_TIMEOUT_S, about, SandboxError, found)
+            answer = await self._ask("O", request, FILE_TIMEOUT_S, about, SandboxError, fds)
             opened = int.from_bytes(answer[:2], "little")
-            listening = listener(found, opened)
+            listening = listener(fds, opened)
         finally:
-            close_all(found)
+            close_all(fds)
         if self._closing is not None:
             listening.close()
             raise SandboxClosed(CLOSED)
@@ -183,7 +183,7 @@ class LocalSandbox(Sandbox):
         return opened
 
     async def oom_kills(self) -> int | None:
-        """See `base.Sandbox`."""
+        """As its control group counts; after its end as it counted then."""
         if self._closing is None:
             return self._count_oom_kills()
         await asyncio.shield(self._closing)
@@ -200,11 +200,11 @@ class LocalSandbox(Sandbox):
         return self._closing is not None
 
     async def lives(self) -> bool:
-        """See `base.Sandbox`."""
+        """Neither closed, nor has its connection ended."""
         return self._closing is None and not self._frames.lost
 
     async def close(self) -> None:
-        """See `base.Sandbox`."""
+        """Ends the processes; whoever is cancelled while he waits does not stop that."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)  # closing goes on, whoever stops waiting for it
@@ -284,7 +284,6 @@ async def start_sandbox(
     on_closed: Callable[[], None] = lambda: None,
     executable: str | None = None,
     auxiliary: bool = False,
-    user: int | None = None,
     enter: Callable[[int], None] | None = None,
     remove: Callable[[], None] | None = None,
     env: Mapping[str, str] | None = None,
@@ -295,7 +294,6 @@ async def start_sandbox(
 
     Args:
       auxiliary: standard error is a socket over which it sends its upper directory; else it is an error text.
-      user: user and group id to start the process as.
       env: of that process.
       remove: called in a thread before the process is waited for.
       enter: called with the process id; the process waits for a line of input until that is done.
@@ -318,7 +316,6 @@ async def start_sandbox(
             cwd="/",
             env=dict(env or {}),  # /proc/1/environ shows what is put here
             start_new_session=True,
-            **({} if user is None else {"user": user, "group": user, "extra_groups": []}),
         )
     except OSError as failure:
         mine.close(), side.close(), on_closed()

@@ -15,50 +15,36 @@ from jaxagent.sandbox.base import Spec
 from jaxagent.sandbox.snapshot import UNFINISHED
 
 
-class Folder:
-    """What clients may name.
+def within(folder: str, spec: Spec) -> Spec:
+    """The spec with its root and layers as they really are. Raises ConfigError where one lies outside the folder."""
+    root = spec.root and inside(folder, spec.root)
+    return dataclasses.replace(spec, root=root, layers=tuple(inside(folder, layer) for layer in spec.layers))
 
-    Args:
-      path: the folder; "" for none, and then every path is refused.
 
-    Raises:
-      ConfigError: it is not a directory.
-    """
+def inside(folder: str, path: str) -> str:
+    """The real path of a directory in the folder. Raises ConfigError."""
+    real_folder = _real(folder, path)
+    try:
+        real = Path(path).resolve(strict=True)
+    except (OSError, RuntimeError):  # RuntimeError: links in a circle
+        raise ConfigError(f"sandbox layer '{path}' is not a directory") from None
+    # What is still being written could yet become a link; a finished tree does not change.
+    below = real.parts[len(real_folder.parts) :]
+    if not real.is_relative_to(real_folder) or any(part.endswith(UNFINISHED) for part in below):
+        raise ConfigError(f"'{path}' is not in the sandbox worker's folder {real_folder}")
+    return str(real)
 
-    def __init__(self, path: str):
-        if path and not Path(path).is_dir():
-            raise ConfigError(f"the sandbox worker's --folder '{path}' is not a directory")
-        self._path = Path(path).resolve() if path else None
 
-    def spec(self, spec: Spec) -> Spec:
-        """The spec with its root and layers as they really are. Raises ConfigError where one lies elsewhere."""
-        root, layers = spec.root and self.inside(spec.root), tuple(self.inside(layer) for layer in spec.layers)
-        return dataclasses.replace(spec, root=root, layers=layers)
+def new(folder: str, path: str) -> str:
+    """The real path of a directory to be made. Raises ConfigError."""
+    real_folder, wanted = _real(folder, path), Path(path)
+    elsewhere = Path(os.path.realpath(wanted.parent)) != real_folder
+    if elsewhere or wanted.name in ("", "..") or wanted.name.endswith(UNFINISHED):
+        raise ConfigError(f"a snapshot must be named '{real_folder}/NAME' on this sandbox worker, not '{path}'")
+    return str(real_folder / wanted.name)
 
-    def inside(self, path: str) -> str:
-        """The real path of a directory in the folder. Raises ConfigError."""
-        folder = self._given(path)
-        try:
-            real = Path(path).resolve(strict=True)
-        except (OSError, RuntimeError):  # RuntimeError: links in a circle
-            raise ConfigError(f"sandbox layer '{path}' is not a directory") from None
-        # What is still being written could yet become a link; a finished tree does not change.
-        if not real.is_relative_to(folder) or any(p.endswith(UNFINISHED) for p in real.relative_to(folder).parts):
-            raise ConfigError(f"'{path}' is not in the sandbox worker's folder {folder}")
-        return str(real)
 
-    def new(self, path: str) -> str:
-        """The real path of a directory to be made. Raises ConfigError."""
-        folder, wanted = self._given(path), Path(path)
-        if (
-            Path(os.path.realpath(wanted.parent)) != folder
-            or wanted.name in ("", "..")
-            or wanted.name.endswith(UNFINISHED)
-        ):
-            raise ConfigError(f"a snapshot must be named '{folder}/NAME' on this sandbox worker, not '{path}'")
-        return str(folder / wanted.name)
-
-    def _given(self, path: str) -> Path:
-        if self._path is None:
-            raise ConfigError(f"this sandbox worker was started without --folder, so it has no path '{path}'")
-        return self._path
+def _real(folder: str, path: str) -> Path:
+    if not folder:
+        raise ConfigError(f"this sandbox worker was started without --folder, so it has no path '{path}'")
+    return Path(folder).resolve()

@@ -25,7 +25,7 @@ ONE_USER = "sandboxes share a host user id (layers that cannot be id-mapped here
 
 
 class Namespaces(LocalBackend):
-    """See `base.Backend`."""
+    """Sandboxes that our own launcher makes."""
 
     separates = True  # where it can be done, each sandbox has a host user id of its own
     network = False  # the host's, which only steps of a build may have
@@ -43,7 +43,7 @@ class Namespaces(LocalBackend):
         self._not_mapped: set[tuple[str, tuple[str, ...]]] = set()  # roots and layers for which it cannot be done
 
     async def start(self, spec: Spec) -> Sandbox:
-        """See `base.Backend`."""
+        """Starts a sandbox as a host user of its own, or as the shared one where layers cannot be mapped to it."""
         check_root(self.name, spec)
         uids = self.owner.uids if self.separates else None
         if uids is None or (spec.root, spec.layers) in self._not_mapped:

@@ -178,7 +178,7 @@ def _kill_processes(name: str) -> bool:
     """Outermost processes by name; each takes its pid namespace along. Waits until they are gone, or False."""
     ours, end = {os.getuid(), sandbox_uid()}, time.monotonic() + KILL_TIMEOUT_S
     while time.monotonic() < end:
-        found = False
+        left = False
         for entry in os.scandir("/proc"):
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
@@ -188,9 +188,9 @@ def _kill_processes(name: str) -> bool:
                 state = Path(entry.path, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
                 owner = int(Path(entry.path, "status").read_text(encoding="utf-8").partition("Uid:")[2].split()[0])
                 if state != "Z" and uids.stored(owner) in ours:
-                    found = True
+                    left = True
                     os.kill(int(entry.name), signal.SIGKILL)
-        if not found:
+        if not left:
             return True
         time.sleep(0.01)
     return False

@@ -24,14 +24,14 @@ def descriptors(control: Sequence[tuple[int, int, bytes]]) -> list[int]:
 
 @contextlib.contextmanager
 def taking(
-    transport: asyncio.Transport, data_received: Callable[[bytes], None], lost: Callable[[], None], found: list[int]
+    transport: asyncio.Transport, data_received: Callable[[bytes], None], lost: Callable[[], None], fds: list[int]
 ) -> Iterator[None]:
     """Reads a transport's socket in its place, since asyncio drops the descriptors that come with the bytes.
 
     Args:
       data_received: gets the bytes.
       lost: called when the other end has closed the connection.
-      found: descriptors are added to it; the caller closes them.
+      fds: descriptors are added to it; the caller closes them.
     """
     loop = asyncio.get_running_loop()
     own = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))  # asyncio watches the other one
@@ -44,7 +44,7 @@ def taking(
             return
         except OSError:
             data, control = b"", []
-        found.extend(descriptors(control))
+        fds.extend(descriptors(control))
         if data:
             return data_received(data)
         loop.remove_reader(own)

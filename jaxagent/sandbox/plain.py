@@ -1,4 +1,4 @@
-"""Back end (f): plain processes of this user, without any isolation. For development, behind an explicit flag."""
+"""Back end (c): plain processes of this user, without any isolation. For development, behind an explicit flag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxagent.sandbox.owner import Owner
 
 
 class Plain(LocalBackend):
-    """See `base.Backend`. Programs can read, write and kill whatever this user can."""
+    """Plain processes. Programs can read, write and kill whatever this user can."""
 
     serves_from_root = False
 
@@ -22,7 +22,7 @@ class Plain(LocalBackend):
         self._started = 0
 
     async def start(self, spec: Spec) -> Sandbox:
-        """See `base.Backend`. The shell starts in a directory of its own, whatever `spec.directory` is."""
+        """The shell starts in a directory of its own, whatever `spec.directory` is."""
         check_root(self.name, spec, layers=False, root=False)
         program = str(self.program)
         self._started += 1

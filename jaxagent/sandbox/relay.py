@@ -47,20 +47,20 @@ def listener(fds: list[int], port: int) -> socket.socket:
     if not fds:
         raise SandboxError("the sandbox sent no listening socket")
     try:
-        found = socket.socket(fileno=fds[-1])  # finds out what it is
+        sock = socket.socket(fileno=fds[-1])  # finds out what it is
     except OSError as failure:
         raise SandboxError("the sandbox sent something else than a socket") from failure
     fds.pop()
     try:
-        stream = found.family == socket.AF_INET and found.type == socket.SOCK_STREAM
-        listens = stream and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        if not listens or found.getsockname() != (LOOPBACK, port):
+        stream = sock.family == socket.AF_INET and sock.type == socket.SOCK_STREAM
+        listens = stream and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if not listens or sock.getsockname() != (LOOPBACK, port):
             raise SandboxError(f"the sandbox sent a socket that does not listen on {LOOPBACK}:{port}")
-        found.setblocking(False)
+        sock.setblocking(False)
     except BaseException:
-        found.close()
+        sock.close()
         raise
-    return found
+    return sock
 
 
 class Relay:
@@ -73,7 +73,7 @@ class Relay:
     def __init__(self, most: int = MOST_CONNECTIONS):
         self._free = asyncio.Semaphore(most)
         self._tasks: set[asyncio.Task] = set()
-        self._pairs: set[_Pair] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self._told: set[str] = set()
         self.ports = 0
 
@@ -84,13 +84,12 @@ class Relay:
 
     async def close(self) -> None:
         """Ends all connections, whatever is still on its way in them."""
-        tasks, pairs = list(self._tasks), list(self._pairs)
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_TIMEOUT_S):
-                await asyncio.gather(*[pair.ended.wait() for pair in pairs])
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -111,30 +110,48 @@ class Relay:
                     except OSError as failure:
                         self._tell(f"a connection out of a sandbox cannot be accepted: {failure}")
                         await asyncio.sleep(PAUSE_S)
-                self._pairs.add(pair := _Pair(connection))
-                self._start(self._connect(pair, target)).add_done_callback(functools.partial(self._end, pair))
+                task = self._start(self._connect(connection, target))
+                task.add_done_callback(functools.partial(self._end, connection))
                 connection = None
         finally:
             listening.close()
 
-    async def _connect(self, pair: _Pair, target: tuple[str, int]) -> None:
-        """One connection, from its first moment to its end."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await loop.create_connection(lambda: pair.outside, *target)
-        except OSError as failure:  # TimeoutError is one
-            why = f"no answer in {CONNECT_TIMEOUT_S:g} s" if isinstance(failure, TimeoutError) else failure
-            return self._tell(f"{target[0]}:{target[1]}, where a sandbox's port leads, cannot be reached: {why}")
-        await loop.connect_accepted_socket(lambda: pair.inside, pair.connection)
-        pair.begin()
-        await pair.ended.wait()
+    async def _connect(self, connection: socket.socket, target: tuple[str, int]) -> None:
+        """Copies both ways until both ends have said all, or one is gone."""
+        async with contextlib.AsyncExitStack() as ends:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    server, to_server = await asyncio.open_connection(*target, limit=BUFFER_BYTES)
+            except OSError as failure:  # TimeoutError is one
+                why = f"no answer in {CONNECT_TIMEOUT_S:g} s" if isinstance(failure, TimeoutError) else failure
+                return self._tell(f"{target[0]}:{target[1]}, where a sandbox's port leads, cannot be reached: {why}")
+            ends.push_async_callback(self._abort, to_server)
+            client, to_client = await asyncio.open_connection(sock=connection, limit=BUFFER_BYTES)
+            ends.push_async_callback(self._abort, to_client)
+            self._writers |= {to_server, to_client}
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    watching = tasks.create_task(_follow(to_client, to_server))
+                    ways = [_copy(client, to_server), _copy(server, to_client)]
+                    await asyncio.wait([tasks.create_task(way) for way in ways])
+                    watching.cancel()
+            except* OSError:
+                pass  # one end is gone; the other still gets what it was sent
+            for writer in (to_client, to_server):
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
         return None
 
-    def _end(self, pair: _Pair, task: asyncio.Task) -> None:
+    async def _abort(self, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        self._writers.discard(writer)
+
+    def _end(self, connection: socket.socket, task: asyncio.Task) -> None:
         """Also where the task never began, or failed."""
-        pair.abort()
-        self._pairs.discard(pair)
+        connection.close()
         self._free.release()
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._tell(f"a connection out of a sandbox ended: {failure!r}")
@@ -145,99 +162,20 @@ class Relay:
             logger.warning("%s", line)
 
 
-class _Pair:
-    """The two ends of one connection; `ended` when both are closed.
-
-    Args:
-      connection: what was accepted inside; not yet an end.
-    """
-
-    def __init__(self, connection: socket.socket):
-        self.connection = connection
-        self.ended = asyncio.Event()
-        self._aborted = False
-        self.inside, self.outside = _End(self), _End(self)
-        self.inside.other, self.outside.other = self.outside, self.inside
-
-    def begin(self) -> None:
-        """Both ends are there: lets the bytes flow."""
-        for end in (self.inside, self.outside):
-            if end.transport is not None:
-                end.transport.resume_reading()
-        if self.outside.lost:  # meanwhile
-            self.inside.finish()
-
-    def abort(self) -> None:
-        """Closes both ends at once, as far as they are there."""
-        self._aborted = True
-        for end in (self.inside, self.outside):
-            if end.transport is not None:
-                end.transport.abort()
-        if self.inside.transport is None:
-            self.connection.close()
-        self._look()
-
-    def end_lost(self, end: _End, error: Exception | None) -> None:
-        """One end is closed, by whoever was there, or by this side when all was said."""
-        if end is self.inside and error is not None and end.other.transport is not None:
-            end.other.transport.abort()  # nobody waits for an answer: the server sees that at once
-        else:
-            end.other.finish()  # what it has already been sent it still gets
-        self._look()
-
-    def _look(self) -> None:
-        ends = self.inside, self.outside
-        if all(end.lost or (self._aborted and end.transport is None) for end in ends):
-            self.ended.set()
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One way: what comes in goes out, its end included. Reading stops while the receiver is too slow."""
+    while data := await reader.read(BUFFER_BYTES):
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()
 
 
-class _End(asyncio.Protocol):
-    """One end: what comes in goes out at the other one, which stops this one when it is too slow."""
-
-    other: _End
-
-    def __init__(self, pair: _Pair):
-        self.transport: asyncio.Transport | None = None
-        self.lost = False
-        self._pair = pair
-        self._said_all = False
-
-    def finish(self) -> None:
-        """Closes it when what waits to be written is written."""
-        if self.transport is not None:
-            self.transport.close()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.set_write_buffer_limits(high=BUFFER_BYTES)
-        transport.pause_reading()  # until the other end is there
-
-    def data_received(self, data: bytes) -> None:
-        if self.other.transport is not None and not self.other.transport.is_closing():
-            self.other.transport.write(data)
-
-    def eof_received(self) -> bool:
-        self._said_all = True
-        if self.other._said_all:
-            self.finish()
-            self.other.finish()
-        elif self.other.transport is not None:
-            with contextlib.suppress(OSError):  # it is gone, and says so itself
-                self.other.transport.write_eof()
-        return True  # the other direction goes on
-
-    def pause_writing(self) -> None:
-        if self.other.transport is not None:
-            self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self.other.transport is not None and not self.other.transport.is_closing():
-            self.other.transport.resume_reading()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.lost = True
-        self._pair.end_lost(self, error)
+async def _follow(client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+    """Where the client is gone, nobody waits for an answer: the server sees that at once. Raises ConnectionError."""
+    with contextlib.suppress(OSError):
+        await asyncio.shield(client.wait_closed())
+    server.transport.abort()
+    raise ConnectionAbortedError
 
 
 def close_all(fds: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Back end (e), the near side: sandboxes on the hosts of any number of workers (`worker.py`), by HTTP and a token."""
+"""Back end (d), the near side: sandboxes on the hosts of any number of workers (`worker.py`), by HTTP and a token."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KINDS = {k.__name__: k for k in STATUS}
 
 
 class Remote(Backend):
-    """See `base.Backend`. A sandbox starts on the worker with the fewest of ours; one that fails is passed over.
+    """Sandboxes on workers. One starts on the worker with the fewest of ours; a worker that fails is passed over.
 
     Must be used and closed on one asyncio loop.
 
@@ -71,15 +71,15 @@ class Remote(Backend):
           SandboxError, or SandboxLost after some patience: one does not answer, or the token is wrong.
         """
         asked = [_patient(self.ask, "GET", f"{url}/health", START_TIMEOUT_S) for url in self._running]
-        found = dict(zip(self._running, await asyncio.gather(*asked), strict=True))
-        kinds = sorted({str(f["backend"]) for f in found.values()})
-        self.name = f"remote ({len(found)} workers: {', '.join(kinds)})"
-        gaps = [f"{url}: {gap}" for url, f in found.items() for gap in f["missing"]]
+        facts = dict(zip(self._running, await asyncio.gather(*asked), strict=True))
+        kinds = sorted({str(f["backend"]) for f in facts.values()})
+        self.name = f"remote ({len(facts)} workers: {', '.join(kinds)})"
+        gaps = [f"{url}: {gap}" for url, f in facts.items() for gap in f["missing"]]
         plain = [u for u in self._running if u.startswith("http://")]
         self.missing = (*gaps, *([f"requests to {len(plain)} workers are not encrypted"] if plain else []))
 
     async def start(self, spec: Spec) -> Sandbox:
-        """See `base.Backend`."""
+        """Starts a sandbox on one of the workers; waits some time while all are away or full."""
         return await _patient(self._start, {**dataclasses.asdict(spec), "env": dict(spec.env)})
 
     async def _start(self, body: Mapping[str, Any]) -> Sandbox:
@@ -89,7 +89,7 @@ class Remote(Backend):
             name = secrets.token_hex(16)
             try:
                 await self.ask("POST", f"{url}/sandboxes", START_TIMEOUT_S, json={**body, "id": name})
-                return RemoteSandbox(self, url, name)
+                return _RemoteSandbox(self, url, name)
             except BaseException as failure:  # the worker may have started it all the same, or be about to
                 self._ending.add(ending := asyncio.get_running_loop().create_task(self.end(url, name)))
                 ending.add_done_callback(self._ending.discard)
@@ -147,7 +147,7 @@ class Remote(Backend):
                 await asyncio.gather(*[self._end(url, name, HEALTH_TIMEOUT_S) for name in names])
 
     async def close(self) -> None:
-        """See `base.Backend`. Sandboxes that are still open end with their worker's lease."""
+        """Ends the heartbeats: sandboxes that are still open end with their worker's lease."""
         if self._ending:
             await asyncio.wait(self._ending, timeout=HEALTH_TIMEOUT_S)
         for ending in self._ending:
@@ -160,8 +160,8 @@ class Remote(Backend):
         await self._client.close()
 
 
-class RemoteSandbox(Sandbox):
-    """See `base.Sandbox`."""
+class _RemoteSandbox(Sandbox):
+    """A sandbox on a worker's host: each operation is one request."""
 
     def __init__(self, backend: Remote, worker: str, name: str):
         self._backend = backend
@@ -170,7 +170,6 @@ class RemoteSandbox(Sandbox):
         self._closing: asyncio.Task | None = None
 
     async def run(self, command: str, deadline_s: float, output_bytes: int) -> CommandResult:
-        """See `base.Sandbox`."""
         body = {"command": command, "deadline_s": deadline_s, "output_bytes": output_bytes}
         return _result(await self._ask("POST", "/run", deadline_s + LATE_S, json=body))
 
@@ -182,46 +181,40 @@ class RemoteSandbox(Sandbox):
         env: Mapping[str, str] | None = None,
         directory: str = "",
     ) -> CommandResult:
-        """See `base.Sandbox`."""
         wire.execute_request(argv, env or {}, directory, deadline_s, output_bytes, 0)  # the same checks as at home
         body = {"argv": list(argv), "env": dict(env or {}), "directory": directory}
         body |= {"deadline_s": deadline_s, "output_bytes": output_bytes}
         return _result(await self._ask("POST", "/execute", deadline_s + LATE_S, json=body))
 
     async def read(self, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        """See `base.Sandbox`."""
         query = {"path": path, "max_bytes": str(max_bytes)}
         return await self._ask("GET", "/file", FILE_TIMEOUT_S, raw=True, params=query)
 
     async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """See `base.Sandbox`."""
         if len(data) > MAX_FILE_BYTES:
             raise FileError(f"{path}: {len(data)} bytes are more than the {MAX_FILE_BYTES} that one write takes")
         query = {"path": path, "mode": str(mode)}
         await self._ask("PUT", "/file", FILE_TIMEOUT_S, params=query, data=data)
 
     async def list(self, path: str, max_entries: int = 10_000) -> list[Entry]:
-        """See `base.Sandbox`."""
         query = {"path": path, "max_entries": str(max_entries)}
         entries = await self._ask("GET", "/list", FILE_TIMEOUT_S, params=query)
         return [Entry(str(p), str(k), int(m), int(s)) for p, k, m, s in entries]
 
     async def stop_processes(self, spared: Sequence[tuple[int, int]] = ()) -> None:
-        """See `base.Sandbox`."""
         await self._ask("POST", "/stop", FILE_TIMEOUT_S, json={"spared": [list(process) for process in spared]})
 
     async def snapshot(self, directory: str) -> str:
-        """See `base.Sandbox`. The directory is in the worker's --folder, and the layer is of use on its host only."""
+        """The directory is in the worker's --folder, and the layer is of use on its host only."""
         timeout_s = SNAPSHOT_TIMEOUT_S + LATE_S
         return str((await self._ask("POST", "/snapshot", timeout_s, json={"directory": directory}))["layer"])
 
     async def open_port(self, port: int, target: tuple[str, int]) -> int:
-        """See `base.Sandbox`. The worker must have been started with `--relay_to` this very target."""
+        """The worker must have been started with `--relay_to` this very target."""
         body = {"port": port, "host": target[0], "target_port": target[1]}
         return int((await self._ask("POST", "/port", FILE_TIMEOUT_S, json=body))["port"])
 
     async def oom_kills(self) -> int | None:
-        """See `base.Sandbox`."""
         with contextlib.suppress(SandboxClosed):
             if self._closing is None:
                 return (await self._ask("GET", "/oom_kills", FILE_TIMEOUT_S))["oom_kills"]
@@ -229,7 +222,7 @@ class RemoteSandbox(Sandbox):
         return self._closing.result() if self._closing is not None else None
 
     async def lives(self) -> bool:
-        """See `base.Sandbox`. Asks the worker: for a file that is none, since nothing else is there for sure."""
+        """Asks the worker: for a file that is none, since nothing else is there for sure."""
         try:
             await self.read("/", 1)
         except FileError:
@@ -239,7 +232,6 @@ class RemoteSandbox(Sandbox):
         return True
 
     async def close(self) -> None:
-        """See `base.Sandbox`."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._backend.end(self._worker, self._name))
         await asyncio.shield(self._closing)

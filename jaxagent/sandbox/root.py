@@ -175,13 +175,13 @@ class Roots:
             layers, read_only, bound = root.layers, [], {target for _, target in root.binds}
             links = []
             for name in SYSTEM:
-                found = next((str(path) for path in _folders(root, name) if os.path.lexists(path)), "")
-                if f"/{name}" in bound or not found:
+                highest = next((str(path) for path in _folders(root, name) if os.path.lexists(path)), "")
+                if f"/{name}" in bound or not highest:
                     continue
-                if os.path.islink(found):
+                if os.path.islink(highest):
                     links.append(name)
-                    read_only.append((os.path.normpath(f"/{os.readlink(found)}"), f"/{name}"))
-                elif os.path.isdir(found):
+                    read_only.append((os.path.normpath(f"/{os.readlink(highest)}"), f"/{name}"))
+                elif os.path.isdir(highest):
                     read_only.append((f"/{name}", f"/{name}"))
             if links:
                 cover = Path(tempfile.mkdtemp(prefix="cover-", dir=self._directory))

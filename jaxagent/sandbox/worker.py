@@ -1,4 +1,4 @@
-"""Back end (e), the far side: a server that keeps sandboxes on its own host for runs on others.
+"""Back end (d), the far side: a server that keeps sandboxes on its own host for runs on others.
 
     python -m jaxagent.sandbox.worker --token_file=TOKEN --host=10.0.0.5 --port=8100 --max_sandboxes=256
 
@@ -20,6 +20,7 @@ import hmac
 import re
 import sys
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from aiohttp import web
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, bound, count, port, seconds
 from jaxagent.io import connections
-from jaxagent.sandbox import choose, door
+from jaxagent.sandbox import choose, folder
 from jaxagent.sandbox.base import (
     MAX_FILE_BYTES,
     Backend,
@@ -42,7 +43,6 @@ from jaxagent.sandbox.base import (
     SandboxLost,
     Spec,
 )
-from jaxagent.sandbox.folder import Folder
 from jaxagent.sandbox.owner import Owner
 
 MAX_BODY_BYTES = MAX_FILE_BYTES + 2**20
@@ -68,8 +68,11 @@ class Worker:
     """The web application around any back end.
 
     Args:
-      folder: where roots, layers and snapshots lie; "" for a worker without any.
+      own_folder: where roots, layers and snapshots lie; "" for a worker without any.
       relay_to: hosts and ports that a sandbox's port may lead to. The token alone must be no way into this network.
+
+    Attributes:
+      known: connections that have shown the token, which stay when strangers fill the server.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class Worker:
         token: str,
         max_sandboxes: int,
         lease_s: float,
-        folder: str = "",
+        own_folder: str = "",
         relay_to: Sequence[tuple[str, int]] = (),
     ):
         if len(token) < 16:
@@ -87,9 +90,12 @@ class Worker:
         self._token = token.encode()
         self._max = max_sandboxes
         self._lease_s = lease_s
-        self._folder = Folder(folder)
+        if own_folder and not Path(own_folder).is_dir():
+            raise ConfigError(f"the sandbox worker's --folder '{own_folder}' is not a directory")
+        self._folder = own_folder
         self._relay_to = frozenset(relay_to)
         self._clients: dict[str, _Client] = {}
+        self.known: weakref.WeakSet[asyncio.BaseTransport | None] = weakref.WeakSet()
 
     def app(self) -> web.Application:
         """Routes, and the task that ends what dead clients left."""
@@ -137,7 +143,7 @@ class Worker:
             refused = _failure("SandboxError", "the token is wrong", 401)
             refused.force_close()  # a stranger's connection is not kept
             return refused
-        door.let_in(request.transport)
+        self.known.add(request.transport)
         name = request.headers.get(CLIENT, "")
         if not name:
             return _failure("SandboxError", f"no {CLIENT} header", 400)
@@ -164,7 +170,7 @@ class Worker:
         name = str(body.pop("id"))
         if not NAME.fullmatch(name) or name in client.starting or name in client.sandboxes:
             raise ValueError("'id' must be 16 to 64 hexadecimal digits that were not used before")
-        spec = self._folder.spec(spec_from_json(body))
+        spec = folder.within(self._folder, spec_from_json(body))
         running = sum(len(c.starting) + len(c.sandboxes) for c in self._clients.values())
         if running >= self._max:
             return _failure("SandboxLost", f"all {self._max} sandboxes of this worker are in use", 429)
@@ -222,7 +228,7 @@ class Worker:
 
     async def _snapshot(self, request: web.Request, client: _Client) -> web.Response:
         body = await _body(request)
-        sandbox, directory = self._sandbox(request, client), self._folder.new(str(body["directory"]))
+        sandbox, directory = self._sandbox(request, client), folder.new(self._folder, str(body["directory"]))
         return web.json_response({"layer": await sandbox.snapshot(directory)})
 
     async def _port(self, request: web.Request, client: _Client) -> web.Response:
@@ -274,9 +280,9 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return body
 
 
-def _whole(found: Mapping[str, Any], name: str, most: int = 2**63 - 1) -> int:
+def _whole(values: Mapping[str, Any], name: str, most: int = 2**63 - 1) -> int:
     """A whole number from 0, from JSON or as the text of a query."""
-    value = found[name]
+    value = values[name]
     number = int(value) if isinstance(value, str) else value
     if type(number) is not int or not 0 <= number <= most:
         raise ValueError(f"{name} must be a whole number from 0 to {most}")
@@ -305,30 +311,17 @@ def result_to_json(result: CommandResult) -> dict[str, Any]:
 
 async def serve(options: argparse.Namespace) -> None:
     """Serves until cancelled."""
-    address = bound(options.host, options.port)  # before back ends are tried
-    owner = Owner()
-    backend: Backend | None = None
-    runner: web.AppRunner | None = None
-    server: asyncio.Server | None = None
-    most = connections.raise_descriptors()
-    try:
+    async with contextlib.AsyncExitStack() as opened:
+        address = opened.enter_context(bound(options.host, options.port))  # before back ends are tried
+        owner = Owner()
+        opened.callback(owner.close)
         backend = await choose.choose_backend(owner, unsafe=options.unsafe)
+        opened.push_async_callback(backend.close)
         token = Path(options.token_file).read_text(encoding="utf-8").strip()
         worker = Worker(backend, token, options.max_sandboxes, options.lease_s, options.folder, options.relay_to)
-        runner = web.AppRunner(worker.app(), access_log=None, logger=connections.logger)
-        await runner.setup()
-        server = await door.listen(runner.server, address, most)
+        await opened.enter_async_context(connections.serving(worker.app(), address, known=worker.known))
         print(f"{backend.describe()}\nserving on http://{options.host}:{address.getsockname()[1]}", flush=True)
         await asyncio.Event().wait()
-    finally:
-        if server is not None:
-            server.close()
-        if runner is not None:
-            await runner.cleanup()
-        if backend is not None:
-            await backend.close()
-        owner.close()
-        address.close()
 
 
 def _place(text: str) -> tuple[str, int]:

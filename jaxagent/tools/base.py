@@ -103,14 +103,14 @@ class ToolParser:
         if self._after_block:
             self._buffer = self._buffer.lstrip()
         safe, begins = self._begin(self._buffer, self._fresh) if self._tools else (len(self._buffer), False)
-        said = self._buffer if final and not begins else self._buffer[:safe].rstrip()
-        if self._after_block and not said.strip(self.SEPARATORS + " \t\r\n"):
-            said = ""
-        self._say(Text(said))
+        shown = self._buffer if final and not begins else self._buffer[:safe].rstrip()
+        if self._after_block and not shown.strip(self.SEPARATORS + " \t\r\n"):
+            shown = ""
+        self._say(Text(shown))
         if begins:
-            self._lead, self._buffer, self._state = self._buffer[len(said) : safe], self._buffer[safe:], "call"
+            self._lead, self._buffer, self._state = self._buffer[len(shown) : safe], self._buffer[safe:], "call"
         else:
-            self._buffer = self._buffer[len(said) :]
+            self._buffer = self._buffer[len(shown) :]
         return begins
 
     def _call(self, final: bool) -> bool:

@@ -53,12 +53,12 @@ class Qwen3Coder(Hermes):
         outer = _referred(root["$ref"], root) if "$ref" in root else root
         schemas = outer["properties"] if isinstance(outer.get("properties"), Mapping) else {}
         while at < len(inner.rstrip()):
-            found = PARAMETER.match(inner, at)
-            if found is None:
+            match = PARAMETER.match(inner, at)
+            if match is None:
                 return None
-            key, at = found[1].strip(), found.end()
+            key, at = match[1].strip(), match.end()
             arguments[key] = _typed(
-                found[2].removeprefix("\n").removesuffix("\n"),
+                match[2].removeprefix("\n").removesuffix("\n"),
                 schemas.get(key, outer.get("additionalProperties")),
                 root,
             )
@@ -117,9 +117,9 @@ def _allowed(schema: Any, root: Mapping[str, Any], seen: dict[int, set[str]], de
     every = [*_list(schema, "allOf"), *([_referred(schema["$ref"], root)] if "$ref" in schema else ())]
     for parts in (*([part] for part in every), _list(schema, "anyOf"), _list(schema, "oneOf")):
         if parts:
-            found = [_allowed(part, root, seen, depth + 1) for part in parts]
-            allowed &= set().union(*(types for types, _ in found))
-            listed += [value for _, values in found for value in values]
+            choices = [_allowed(part, root, seen, depth + 1) for part in parts]
+            allowed &= set().union(*(types for types, _ in choices))
+            listed += [value for _, values in choices for value in values]
     seen[id(schema)] = allowed = allowed | {"null"} if schema.get("nullable") is True else allowed
     return allowed, listed
 

@@ -11,7 +11,7 @@ from jaxagent.tools.hermes import CLOSE, Hermes
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class ParsedAnswer:
     """What an answer says.
 
     Attributes:
@@ -24,7 +24,7 @@ class Said:
     malformed: bool
 
 
-def read_answer(answer: str, tools: Sequence[Tool], family: type[ToolParser] = Hermes) -> Said:
+def read_answer(answer: str, tools: Sequence[Tool], family: type[ToolParser] = Hermes) -> ParsedAnswer:
     """Reads an answer that is complete, or ends with "</tool_call>".
 
     Reasoning may begin in the prompt: an answer with a "</think>" and no "<think>" before it begins within it.
@@ -33,7 +33,7 @@ def read_answer(answer: str, tools: Sequence[Tool], family: type[ToolParser] = H
     parser = family(tools, reasoning=True, opened=bool(end) and THINK not in before)
     deltas = [*parser.feed(answer), *parser.end()]
     calls = tuple(delta for delta in deltas if isinstance(delta, Call))
-    return Said(
+    return ParsedAnswer(
         text="".join(delta.text for delta in deltas if isinstance(delta, Text)),
         reasoning="".join(delta.text for delta in deltas if isinstance(delta, Reasoning)),
         calls=calls,

@@ -29,6 +29,8 @@ def test_weights_go_to_the_engines_that_want_them():
     assert model.engines(1024, OF) == 80
     times = model.weights_s(16.0, 1024, 2, OF)
     assert times["star"] == pytest.approx(27 * 5.12)  # a third of 80 hosts, one after another
+    assert times["spread"] == pytest.approx(5.12)  # 48 trainer hosts: each engine's own link is the limit
+    assert model.weights_s(16.0, 64, 0, OF)["spread"] == pytest.approx(5 / 3 * 5.12)
     assert times["relay"] == pytest.approx(5.12 + 5 * 0.064 / 3.125)
 
 

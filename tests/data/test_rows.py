@@ -199,7 +199,7 @@ COLUMNS = sorted(
         st.sampled_from(COLUMNS), json_values | st.sampled_from([SEARCH_R1["prompt"], {"ground_truth": "4"}])
     )
     | json_values,
-    st.sampled_from(["auto", *rows.LAYOUTS]),
+    st.sampled_from(["auto", *rows.GENERAL, *rows.LAYOUTS]),
 )
 def test_no_row_of_json_values_fails_in_any_other_way(row, layout):
     """Neither as its columns say nor as a config says."""
@@ -219,7 +219,7 @@ OF_LAYOUT = {
 }
 
 
-@pytest.mark.parametrize("layout", rows.LAYOUTS)
+@pytest.mark.parametrize("layout", [*rows.GENERAL, *rows.LAYOUTS])
 def test_a_named_layout_tells_what_it_lacks(layout):
     """The columns of every row, under every layout's name, whole and without one column."""
     for row in OF_LAYOUT.values():

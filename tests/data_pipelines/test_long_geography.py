@@ -37,7 +37,7 @@ def test_contexts_answer_their_questions_and_splits_share_nothing(folder):
         assert {task.kind for task in tasks} == {"one_hop/capital", "one_hop/currency", "one_hop/calling_code"}
         for task in tasks:
             documents.check(task, found, 0, 300)
-            texts = documents.chosen(task, found, 0, 300, lambda text: len(text.split()))
+            texts = documents.texts_of_context(task, found, 0, 300, lambda text: len(text.split()))
             assert any(task.answers[0] in text for text in texts)
         first, last = tasks[0].metadata["pool"]
         seen[split] = set(found.texts(range(first, last)))
@@ -52,7 +52,7 @@ def test_a_held_out_question_has_several_contexts(folder):
     tasks = [task for task in heldout if task.answers == heldout[0].answers and task.kind == heldout[0].kind]
     assert len(tasks) == long_geography.CONTEXTS
     found = documents.Documents(folder / documents.FILE)
-    assert len({tuple(documents.chosen(task, found, 8, 0, len)) for task in tasks}) == len(tasks)
+    assert len({tuple(documents.texts_of_context(task, found, 8, 0, len)) for task in tasks}) == len(tasks)
 
 
 def test_training_questions_are_asked_of_worlds_of_other_names(folder):

@@ -51,7 +51,7 @@ def test_contexts_hold_the_split_alone_and_more_than_the_tasks_own(tmp_path):
     found = documents.Documents(out / documents.FILE)
     for split, known in (("train", range(10)), ("test", range(20, 24))):
         for task in sources.load_tasks(out, split):
-            texts = documents.chosen(task, found, 0, 0, len)
+            texts = documents.texts_of_context(task, found, 0, 0, len)
             assert len(set(texts)) == 8
             number = task.prompt.removeprefix("Who wrote book ").removesuffix("?")
             assert f"Book {number}\nFirst. By author {number}." in texts

@@ -59,7 +59,7 @@ def test_the_cheap_way_is_right_on_every_problem_and_the_cheap_expert_alone_only
             printed = []
             exec(program, {"print": printed.append})  # of our own pipeline
             assert [str(value) for value in printed] == [gold]
-            context = experts.Found().with_program(program, gold).text
+            context = experts.context((), [(program, gold)])
         if family != "one_step":
             assert experts.answer_of(says("answer-3", task, "answer", context)) == gold
 

@@ -94,8 +94,9 @@ def test_splits_do_not_depend_on_the_seed_and_never_mix():
 @pytest.mark.slow
 @needs_programs
 def test_every_template_is_solved_by_its_oracle_and_not_by_an_idle_agent():
-    tasks = [to_task(row) for row in take(len(TEMPLATES), seed=7)]
-    assert {task.template for task in tasks} == set(TEMPLATES)
+    drafted = list(take(len(TEMPLATES), seed=7))
+    assert {row["metadata"]["terminal"]["template"] for row in drafted} == set(TEMPLATES)
+    tasks = [to_task(row) for row in drafted]
     findings = asyncio.run(terminal_check.check_all(tasks, terminal._open_home, jobs=6))
     assert [str(finding) for finding in findings if not finding.good] == []
 
@@ -341,16 +342,16 @@ def test_tasks_are_checked_in_sandboxes(tmp_path, capsys):
 @needs_programs
 def test_demonstrations_that_finish_too_early():
     """The first operation's commands as they are, then the end; tasks of one operation are shown whole."""
-    rows_ = take(40, seed=4, laptop=True)
-    whole, early = list(demonstrate(rows_, "plain")), list(demonstrate(rows_, "plain", early_done_frac=1.0))
-    for row, full, cut in zip(rows_, whole, early, strict=True):
+    drafted = take(40, seed=4, laptop=True)
+    whole, early = list(demonstrate(drafted, "plain")), list(demonstrate(drafted, "plain", early_done_frac=1.0))
+    for row, full, cut in zip(drafted, whole, early, strict=True):
         if ". Then " not in row["prompt"]:
             assert cut == full
             continue
         first = 2 if row["kind"] == "level2/rename_to_content_then" else 1  # it reads a file, then renames it
         assert row["metadata"]["first_commands"] == first < len(row["metadata"]["terminal"]["commands"])
         assert cut["turns"] == [*full["turns"][:first], {"action": "<done>", "observation": ""}]
-    some = list(demonstrate(rows_, "plain", early_done_frac=0.5))
+    some = list(demonstrate(drafted, "plain", early_done_frac=0.5))
     assert 3 <= sum(one == full != cut for one, full, cut in zip(some, whole, early, strict=True)) <= 17
 
 

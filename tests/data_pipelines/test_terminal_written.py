@@ -155,7 +155,8 @@ def test_what_can_be_solved_is_kept_and_the_rest_is_named(tmp_path, images, serv
     assert (said["num_runs"], said["num_success"], said["pass_at_k"]) == (2, 1, {"1": 0.5, "2": 1.0})
     assert [result["turns"] for result in said["results"]] == [2, 1]
     task = folders.read_task(folder)
-    assert task.instruction == "Write twice the number in apples to twice." and task.metadata["truth"] == "6"
+    assert task.instruction == "Write twice the number in apples to twice."
+    assert json.loads((folder / "task.json").read_text())["truth"] == "6"
     assert "From: ubuntu:22.04\n" in (folder / "container.def").read_text()
     # An idea of which the endpoint answered nothing is asked for again, and no other; what was made can be trained on.
     asked = len(server.requests)

@@ -3,8 +3,9 @@
 import ast
 from pathlib import Path
 
-from jaxagent.config.choice import Choice
+from jaxagent.config.choice import Choice, imported
 from jaxagent.data import rows
+from jaxagent.envs.toolcalls.rewards import ToolRL
 
 PACKAGE = Path(__file__).resolve().parents[2] / "jaxagent"
 FOLDERS = {path.name for path in (PACKAGE / "envs").iterdir() if (path / "__init__.py").is_file()}
@@ -27,3 +28,8 @@ def test_the_tables_name_what_there_is():
     environments = Choice("jaxagent.envs:ENVIRONMENTS").entries
     assert {cls.__module__.split(".")[2] for cls in environments.values()} == FOLDERS
     assert all(path.split(".")[2] in FOLDERS for path in rows.LAYOUTS.values())
+
+
+def test_a_config_of_an_earlier_version_names_a_built_in_class_by_its_old_path():
+    assert imported("jaxagent.rewards.toolrl:ToolRL", "config.env.reward") is ToolRL
+    assert imported("jaxagent.roles.retail_customer:RetailCustomer", "config.roles.user").__name__ == "RetailCustomer"

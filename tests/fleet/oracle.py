@@ -8,6 +8,8 @@ import json
 import pathlib
 import sys
 
+import jax
+
 from jaxagent import loop
 from jaxagent.config import flags
 from jaxagent.fleet import manifest
@@ -26,9 +28,11 @@ class Digests:
         self._found: dict[int, str] = {}
 
     def publish(self, version, state):
-        base = "" if state.frozen is None else manifest.digest(trees.to_host(state.frozen.base))
-        found = sink.content(state, self._dtype, base)
-        self._found[version] = manifest.digest(found.tree, found.base, found.merged)
+        base = "" if state.frozen is None else manifest.digest(trees.paths(jax.device_get(state.frozen.base)))
+        found = sink.content_of(state, self._dtype, base)
+        shares = [(one.path, one.dtype, one.shape, map(manifest.chunk_of, one.pieces.values())) for one in found.shares]
+        leaves = [manifest.Leaf(*share, tuple(chunks)) for *share, chunks in shares]
+        self._found[version] = manifest.manifest("", version, leaves, found.base, found.merged).digest
         self._path.write_text(json.dumps(self._found))
         self._inner.publish(version, state)
 

@@ -22,7 +22,7 @@ from jaxagent.learner import programs
 from jaxagent.learner.state import Frozen
 from jaxagent.models import lora, params, sharding
 from jaxagent.runs.fleet import sink, trees
-from jaxagent.runs.fleet.held import HeldVersions, place
+from jaxagent.runs.fleet.engine_weights import EngineVersions, place
 from tests.fleet.test_trainer_seams import Publications
 from tests.models import tiny
 
@@ -71,7 +71,7 @@ def published(cfg, folder, *states):
     link, driver = Publications(), types.SimpleNamespace(update_params=lambda *of: None)
     folder.mkdir(exist_ok=True)
     nothing, missing = (lambda: None), (lambda version: None)
-    of = sink.Versions(
+    of = sink.VersionPublisher(
         cfg, driver, link, folder, "run", lambda version: {}, Vitals(), print, nothing, missing, lambda: {100}
     )
     for version, each in enumerate(states):
@@ -84,7 +84,7 @@ def engine(cfg, mesh, own, digests, *urls, seen=None, fetcher=None, fetch_s=0.0)
     """The versions of an engine process; it asks `digests` and `urls` anew every time."""
     link = types.SimpleNamespace(weights=lambda version: Sources(version, digests[version], "run", urls))
     fetcher = fetcher or WeightFetcher(own, TOKEN)
-    return HeldVersions(cfg, SPEC, mesh, link, fetcher, own, seen or own.with_name("none"), fetch_s)
+    return EngineVersions(cfg, SPEC, mesh, link, fetcher, own, seen or own.with_name("none"), fetch_s)
 
 
 def manifest_of(folder, version):
@@ -93,7 +93,7 @@ def manifest_of(folder, version):
 
 def equal(found, state, mesh):
     """Whether an engine's weights are the policy as the trainer serves it, bit by bit."""
-    expected = place(trees.to_host(state.policy), SPEC, mesh)
+    expected = place(trees.paths(jax.device_get(state.policy)), SPEC, mesh)
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     return all(a.dtype == b.dtype and np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
 
@@ -111,11 +111,11 @@ def test_the_base_comes_once_and_every_version_is_the_trainers_policy(cfg, mesh,
         for of, version in (("trainer/base", 0), ("trainer", 0), ("trainer", 1))
     )
     assert first == second < base / 3
-    assert not equal(place(trees.to_host(states[0].policy), SPEC, mesh), states[1], mesh)
+    assert not equal(place(trees.paths(jax.device_get(states[0].policy)), SPEC, mesh), states[1], mesh)
     with WeightServer([tmp_path / "trainer"], TOKEN) as server, WeightServer([tmp_path / "own"], TOKEN) as own:
         of = engine(cfg, mesh, tmp_path / "own", digests, server.url)
         assert equal(of.params(0), states[0], mesh)
-        assert of.numbers()["weights_got_bytes"] == base + first and of.here() == [0]
+        assert of.numbers()["weights_got_bytes"] == base + first and of.versions_to_hand_on() == [0]
         assert equal(of.params(1), states[1], mesh)
         assert of.numbers()["weights_got_bytes"] == base + first + second
         of.forget(2)

@@ -97,6 +97,8 @@ def test_nothing_is_played_before_version_0_and_then_everything_that_it_admits(s
         (GroupId(0, 0, 0), sample, task_of(0, 0, 0)) for sample in (0, 1)
     ]
     assert client.weights(0) == wire.Sources(0, "w0", "lineage", ("http://trainer:1",))
+    served.client().join("trainer", FACTS | {"source": "http://trainer:2", "rank": 1})
+    assert client.weights(0) == wire.Sources(0, "w0", "lineage", ("http://trainer:1", "http://trainer:2"), trainers=2)
     leases = [job.work.lease for job in got]
     beat = client.beat(joined.name, [*leases, "1-99"], "plays", 1.5, {"tokens_per_s": 7})
     assert beat == wire.Beat(0, ("1-99",), "", False, soon=0)

@@ -64,7 +64,7 @@ def test_whichever_bit_of_a_call_or_its_answer_flips_it_has_its_one_effect(tmp_p
                 trainer.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome in (Outcome.STORED, Outcome.DUPLICATE)
             ),
             "put": lambda: engine.put(job.work, 0, right).outcome is Outcome.DUPLICATE,
-            "weights": lambda: engine.weights(0) == wire.Sources(0, "w0", "lineage", ()),
+            "weights": lambda: engine.weights(0) == wire.Sources(0, "w0", "lineage", (), trainers=0),
             "missing": lambda: engine.weights(5) is None,
             "episode": lambda: trainer.episode(job.work.episode) == right,
         }

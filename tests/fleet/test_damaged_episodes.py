@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet import episodes, server, status, weights
+from jaxagent.fleet import episodes, manifest, server, status, weights
 from jaxagent.fleet.admission import Answer, Coordinator, Outcome
 from jaxagent.fleet.book import Book
 from jaxagent.fleet.client import CallError
@@ -24,7 +24,7 @@ from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.fleet.wire import Sources
 from jaxagent.runs.fleet import source
-from jaxagent.runs.fleet.published import lacking
+from jaxagent.runs.fleet.sink import lacking
 from tests.fleet.served import FACTS, Served, Trainer, engines, oracle, packed, tasks_of, usable
 from tests.fleet.test_trainer_seams import CFG
 
@@ -347,7 +347,7 @@ def test_a_step_whose_weights_nobody_has_ends_with_what_to_do(tmp_path, monkeypa
 
 
 def test_weights_are_lacking_when_neither_the_folder_nor_an_engine_has_them_whole(tmp_path):
-    made = weights.publish(tmp_path, {("w",): np.arange(9, dtype=np.float32)}, "run", 2)
+    made = weights.publish(tmp_path, manifest.shares({("w",): np.arange(9, dtype=np.float32)}), "run", 2)
     engine = {"phase": WEIGHTS, "numbers": {"versions": [2]}}  # of which it has come so far what is whole
     link = types.SimpleNamespace(
         weights=lambda version: Sources(version, made.digest, "run", ()),

@@ -45,7 +45,7 @@ def test_a_fleet_is_the_run_of_one_process(tmp_path, expected, staleness, engine
     workdir, extra = tmp_path / "run", [f"--config.model.compute_dtype={compute}"] * (compute != "float32")
     ended(fleet(workdir, engines, f"--config.rl.staleness={staleness}", *extra), workdir)
     compare(workdir, expected(staleness, *extra))
-    with weight_reader.Held(weights.path_of(workdir / settings.FOLDER / settings.WEIGHTS, 5)) as held:
+    with weight_reader.OpenVersion(weights.path_of(workdir / settings.FOLDER / settings.WEIGHTS, 5)) as held:
         assert {leaf.dtype for leaf in held.manifest.leaves} == {compute}
     last = list(jsonl.read(workdir / "metrics.jsonl"))[-1]
     assert last["fleet/engines"] >= 1 and last["fleet/trainer_wait_s"] > 0

@@ -58,7 +58,7 @@ manifest.CHUNK_BYTES = 4096
 version = max(weights.versions(sys.argv[1]), default=-1) + 1
 for version in range(version, 10**9):
     tree = {("w", i): np.full(9000, version, np.int32) for i in range(3)}
-    weights.publish(sys.argv[1], tree, "run", version)
+    weights.publish(sys.argv[1], manifest.shares(tree), "run", version)
     print(version, flush=True)
     weights.delete(sys.argv[1], version - 2)
 """

@@ -9,7 +9,8 @@ import pytest
 from jaxagent.fleet import weights
 from jaxagent.fleet.wire import Sources
 from jaxagent.models import params
-from jaxagent.runs.fleet.published import Published
+from jaxagent.runs.fleet import sink
+from jaxagent.runs.fleet.sink import PublishedWeights
 from tests.fleet.test_adapter_versions import ADAPTERS, SPEC, cfg, flip, mesh, numbers, published, state  # noqa: F401
 from tests.fleet.test_trainer_seams import CFG
 
@@ -17,7 +18,7 @@ from tests.fleet.test_trainer_seams import CFG
 def reader(cfg, mesh, folder, digests, said):  # noqa: F811
     parts = types.SimpleNamespace(cfg=cfg, spec=SPEC, mesh=mesh)
     known = {version: Sources(version, digest, "run", ()) for version, digest in digests.items()}
-    return Published(parts, types.SimpleNamespace(weights=known.get), folder, said.append)
+    return PublishedWeights(parts, types.SimpleNamespace(weights=known.get), folder, said.append)
 
 
 def same(found, trained):
@@ -51,3 +52,11 @@ def test_a_version_comes_back_as_it_was_trained(cfg, mesh, tmp_path, adapters): 
     assert of.trained(0) is None and of.trained(0) is None
     _, line = said  # once
     assert line.startswith("the tokens of version 0 are not scored again: it is deleted.")
+
+
+def test_a_version_that_another_process_cannot_read_is_scored_by_none(cfg, mesh, tmp_path, monkeypatch):  # noqa: F811
+    """Else they would go different ways, and wait for each other in a collective."""
+    states, said, folder = [state(cfg, mesh, 3, 0)], [], tmp_path / "weights"
+    of = reader(cfg, mesh, folder, published(cfg, folder, *states), said)
+    monkeypatch.setattr(sink, "peers", types.SimpleNamespace(meet=lambda what, own: [own, "its disk fails"]))
+    assert of.trained(0) is None and said == ["the tokens of version 0 are not scored again: its disk fails"]

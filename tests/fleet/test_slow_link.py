@@ -35,7 +35,7 @@ def fetched(folder, url, tree):
 
 
 def test_a_version_comes_whole_and_no_sooner_than_the_link_allows(tmp_path):
-    publish(tmp_path / "trainer", TREE, "run", 1)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 1)
     delay_s, bytes_per_s = 0.005, 50_000.0
     with WeightServer([tmp_path / "trainer"], TOKEN) as server, SlowProxy(server.url, delay_s, bytes_per_s) as link:
         took = fetched(tmp_path / "engine", link.url, TREE)
@@ -46,7 +46,7 @@ def test_a_version_comes_whole_and_no_sooner_than_the_link_allows(tmp_path):
 
 def test_chunks_are_asked_for_several_at_a_time(tmp_path, monkeypatch):
     """Each is answered only when four are wanted: asked for one after another, they would never come."""
-    publish(tmp_path / "trainer", TREE, "run", 1)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 1)
     together = threading.Barrier(4, timeout=20)
     found = WeightServer.find
 
@@ -62,7 +62,7 @@ def test_chunks_are_asked_for_several_at_a_time(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_two_hundred_milliseconds_each_way_are_paid_per_round_of_chunks(tmp_path):
-    publish(tmp_path / "trainer", TREE, "run", 1)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 1)
     with WeightServer([tmp_path / "trainer"], TOKEN) as server, SlowProxy(server.url, 0.2, 20e6) as link:
         took = fetched(tmp_path / "engine", link.url, TREE)
     assert 0.4 * 7 <= took < 0.4 * 14, "7 round trips; one after another it would be 19"

@@ -1,6 +1,8 @@
 """What the trainer of a fleet reads and publishes, with a coordinator that is a few lines."""
 
+import concurrent.futures
 import dataclasses
+import json
 import threading
 import time
 import types
@@ -14,7 +16,8 @@ from jaxagent import join
 from jaxagent.config import ConfigError, ResumeConfig, parse
 from jaxagent.config.errors import WAITED
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.fleet import local, packing, server, settings, vitals, weight_reader, weights
+from jaxagent.data import packing
+from jaxagent.fleet import local, manifest, server, settings, vitals, weight_reader, weights
 from jaxagent.fleet.admission import Answer, Batch, Outcome
 from jaxagent.fleet.client import CallError, CoordinatorGoneError
 from jaxagent.fleet.episodes import EpisodeFiles
@@ -134,6 +137,57 @@ def test_groups_come_in_the_order_of_rounds_and_tasks(tmp_path):
     assert (sign.phase, sign.done, sign.budget_s) == ("trains step 3", 3, CFG.fleet.start_s)
 
 
+class Together(threading.local):
+    """Stands for `learner.peers` and the network of three processes, which are threads."""
+
+    count_, rank, said, barrier = 3, 0, {}, threading.Barrier(3)
+
+    def index(self):
+        return self.rank
+
+    def count(self):
+        return self.count_
+
+    def meet(self, what, own):
+        self.said[what, self.rank] = json.loads(json.dumps(own))
+        self.barrier.wait(10)
+        return [self.said[what, other] for other in range(3)]
+
+    def everyones(self, own, sizes):
+        self.said["bytes", self.rank] = own
+        self.barrier.wait(10)
+        assert not own or [len(self.said["bytes", other]) for other in range(3)] == sizes
+        found = [self.said["bytes", other] for other in range(3)]
+        self.barrier.wait(10)
+        return found
+
+
+@pytest.mark.parametrize("damaged", [None, 2])
+def test_each_process_of_a_trainer_reads_a_part_and_all_train_what_one_would(tmp_path, monkeypatch, damaged):
+    """A damaged file, which one of them finds, is read by the coordinator for all."""
+    link = Coordinator(tmp_path)
+    link.store()
+    expected = batches(tmp_path, link, []).batch(3)
+    paths = sorted((tmp_path / "ledger").rglob("*.z"))
+    if damaged is not None:
+        paths[damaged].write_bytes(b"no episode")
+    together = Together()
+    monkeypatch.setattr(source, "peers", together)
+    monkeypatch.setattr(source, "global_arrays", together)
+
+    def one(rank):
+        together.rank = rank
+        return batches(tmp_path, link, []).batch(3)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(one, range(3)))
+    rows = [[packing.pack(e).body for group in each.chosen.played for e in group.episodes] for each in found]
+    assert rows == [[packing.pack(e).body for group in expected.chosen.played for e in group.episodes]] * 3
+    assert all(each.metrics["reward/mean"] == expected.metrics["reward/mean"] for each in found)
+    if damaged is None:
+        assert [len(packing.of_columns(together.said["bytes", rank])) for rank in range(3)] == [2, 2, 2]
+
+
 def test_episodes_come_over_http_where_the_folder_is_not_seen(tmp_path):
     link = Coordinator(tmp_path)
     here = batches(tmp_path, link, [], folder="elsewhere").batch(3)
@@ -216,7 +270,7 @@ def published(tmp_path, link, said, cfg=CFG, bundled=(100,), signs=None, stats=d
     driver = types.SimpleNamespace(update_params=lambda params, version: None, stats=stats)
     tasks, signs, gone = (lambda version: {version: []}), signs or Vitals(), (lambda version: None)
     at = tmp_path / "w", "run", tasks, signs, said.append, (lambda: None), gone, (lambda: bundled)
-    return sink.Versions(cfg, driver, link, *at)
+    return sink.VersionPublisher(cfg, driver, link, *at)
 
 
 def state(value: float):
@@ -272,7 +326,7 @@ def test_a_new_version_goes_out_beside_the_next_step_and_the_one_after_waits_for
     of.finish()
     assert told == [1, 2] and link.tasks[2] == {2: []} and weights.versions(tmp_path / "w") == [0, 1, 2]
     full = OSError(28, "No space left on device")
-    monkeypatch.setattr(weights, "write", lambda *of: (_ for _ in ()).throw(full))
+    monkeypatch.setattr(weights, "_write", lambda *of: (_ for _ in ()).throw(full))
     of.publish(3, state(3))
     with pytest.raises(OSError, match="No space left"):  # whoever waits for a batch looks, and else the next version
         for _ in range(2000):
@@ -322,7 +376,7 @@ def test_versions_have_the_dtype_of_engines_with_the_bits_that_an_engine_would_m
     first = np.random.default_rng(0).standard_normal(1000, np.float32)
     if before:
         link.digests[0] = weights.publish(
-            folder, {("w",): np.asarray(jnp.asarray(first).astype(before))}, "run", 0
+            folder, manifest.shares({("w",): np.asarray(jnp.asarray(first).astype(before))}), "run", 0
         ).digest
     folder.mkdir(exist_ok=True)
     of = published(tmp_path, link, [], cfg)
@@ -376,7 +430,7 @@ def test_versions_of_another_run_are_told_as_such_and_stay(tmp_path, numerics):
     """Somebody removed the ledger: a new one has another run's id, and the weights are equal."""
     folder = tmp_path / "w"
     folder.mkdir()
-    weights.publish(folder, {("w",): np.full(4, 3, np.float32)}, "run before", 3)
+    weights.publish(folder, manifest.shares({("w",): np.full(4, 3, np.float32)}), "run before", 3)
     of = published(tmp_path, Publications(), [], dataclasses.replace(CFG, numerics=numerics))
     with pytest.raises(ConfigError, match=r"another run than the ledger .* 'run before'.* The ledger was removed"):
         of.publish(3, state(3))
@@ -392,7 +446,7 @@ def test_with_fast_numerics_what_was_published_stays(tmp_path):
     of = published(tmp_path, link, said, fast)
     of.publish(0, state(1))
     assert link.digests == before and len(said) == 1 and "version 0 came out differently" in said[0]
-    weights.publish(tmp_path / "w", {("w",): np.full(4, 7, np.float32)}, "run", 1)  # died before it told anyone
+    weights.publish(tmp_path / "w", manifest.shares({("w",): np.full(4, 7, np.float32)}), "run", 1)  # never told
     of.publish(1, state(1))
     assert 1 in link.digests and len(said) == 1
     accepting = dataclasses.replace(CFG, resume=ResumeConfig(numerics="accept"))  # on another machine: likewise
@@ -402,7 +456,7 @@ def test_with_fast_numerics_what_was_published_stays(tmp_path):
 
 def test_what_no_bundle_needs_is_forgotten_once():
     link = Publications()
-    of = sink.Kept(link)
+    of = sink.FleetRetention(link)
     for step in (0, 2, 2, 4):
         of.commit(step)
     assert link.kept == [2, 4]

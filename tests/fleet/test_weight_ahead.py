@@ -80,7 +80,7 @@ def test_a_fetch_that_is_given_up_keeps_its_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(manifest, "CHUNK_BYTES", 64)
     monkeypatch.setattr(weights, "THREADS", 1)
     monkeypatch.setattr("jaxagent.fleet.weight_server.LOOK_S", 0.01)
-    publish(tmp_path / "trainer", TREE, "run", 3)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 3)
     fetcher = WeightFetcher(tmp_path / "engine", TOKEN)
     with WeightServer([tmp_path / "trainer"], TOKEN) as server:
 

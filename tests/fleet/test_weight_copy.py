@@ -10,7 +10,7 @@ import pytest
 
 from jaxagent.fleet import manifest, weights
 from jaxagent.fleet.manifest import DamagedError
-from jaxagent.fleet.weight_copy import BusyError, copy
+from jaxagent.fleet.weight_copy import CopyUnderWayError, copy
 from jaxagent.fleet.weight_reader import hold
 from jaxagent.fleet.weights import ConflictError, publish
 from jaxagent.io import files
@@ -22,7 +22,7 @@ TREE = {("a",): np.arange(500, dtype=np.int16), ("b",): np.ones(3, np.float32)}
 def source(tmp_path, monkeypatch):
     """A held version of 17 chunks."""
     monkeypatch.setattr(manifest, "CHUNK_BYTES", 64)
-    publish(tmp_path / "source", TREE, "run", 3)
+    publish(tmp_path / "source", manifest.shares(TREE), "run", 3)
     with hold(tmp_path / "source", 3, "run") as held:
         yield held
 
@@ -80,7 +80,7 @@ def test_a_chunk_that_comes_damaged_is_named_and_not_kept(tmp_path, source, corr
 
 
 def test_another_version_of_that_number_is_a_conflict(tmp_path, source):
-    publish(tmp_path / "there", {("a",): np.zeros(1)}, "run", 3)
+    publish(tmp_path / "there", manifest.shares({("a",): np.zeros(1)}), "run", 3)
     with pytest.raises(ConflictError, match=source.manifest.digest):
         copy(source.manifest, source.chunk, tmp_path / "there")
 
@@ -89,7 +89,7 @@ def test_one_of_two_that_copy_into_one_folder_is_sent_away(tmp_path, source):
     """Two workers of a host."""
 
     def read(chunk):
-        with pytest.raises(BusyError, match="version 3 will be there soon"):
+        with pytest.raises(CopyUnderWayError, match="version 3 will be there soon"):
             copy(source.manifest, source.chunk, tmp_path / "there")
         return source.chunk(chunk)
 

@@ -39,7 +39,7 @@ def quick(monkeypatch):
 @pytest.fixture
 def trainer(tmp_path):
     """Serves version 3."""
-    publish(tmp_path / "trainer", TREE, "run", 3)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 3)
     with WeightServer([tmp_path / "trainer"], TOKEN) as server:
         yield server
 
@@ -141,7 +141,7 @@ def test_weights_are_served_by_ipv6_and_fetched_from_an_address_in_brackets(tmp_
             line.bind(("::1", 0))
     except OSError as why:
         pytest.skip(f"this machine has no ::1: {why}")
-    publish(tmp_path / "trainer", TREE, "run", 3)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 3)
     with WeightServer([tmp_path / "trainer"], TOKEN, host, address="::1") as server:
         assert server.url.startswith("http://[::1]:") and equal(fetched(tmp_path / "engine", server.url))
         if host == "0.0.0.0":
@@ -149,7 +149,7 @@ def test_weights_are_served_by_ipv6_and_fetched_from_an_address_in_brackets(tmp_
 
 
 def test_more_readers_than_places_are_told_to_come_again(tmp_path, monkeypatch):
-    publish(tmp_path / "trainer", TREE, "run", 3)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 3)
     monkeypatch.setattr("jaxagent.fleet.weight_server.WAIT_S", 0.01)
     with WeightServer([tmp_path / "trainer"], TOKEN, most=1) as server, server.place():
         assert get(f"{server.url}/v1/manifest/3")[0] == 503
@@ -157,7 +157,7 @@ def test_more_readers_than_places_are_told_to_come_again(tmp_path, monkeypatch):
 
 
 def test_more_connections_than_there_may_be_are_closed_and_places_come_back(tmp_path, monkeypatch):
-    publish(tmp_path / "trainer", TREE, "run", 3)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 3)
     monkeypatch.setattr("jaxagent.fleet.weight_server.MOST_CONNECTIONS", 1)
     with WeightServer([tmp_path / "trainer"], TOKEN) as server:
         address = server.url.removeprefix("http://").split(":")
@@ -226,12 +226,12 @@ def test_another_lineage_digest_or_version_is_refused(tmp_path, trainer):
 
 
 def test_what_lies_here_of_another_history_gives_way(tmp_path, trainer):
-    publish(tmp_path / "engine", OTHER, "before", 3)
+    publish(tmp_path / "engine", manifest.shares(OTHER), "before", 3)
     assert equal(fetched(tmp_path / "engine", trainer.url, deadline_s=5))
 
 
 def test_a_server_that_is_killed_in_the_middle_costs_what_had_not_come(tmp_path, monkeypatch):
-    publish(tmp_path / "trainer", TREE, "run", 3)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 3)
     monkeypatch.setattr(weights, "THREADS", 1)
     served = []
 
@@ -252,7 +252,7 @@ def test_a_server_that_is_killed_in_the_middle_costs_what_had_not_come(tmp_path,
 
 
 def test_it_waits_for_a_trainer_that_is_away(tmp_path):
-    publish(tmp_path / "trainer", TREE, "run", 3)
+    publish(tmp_path / "trainer", manifest.shares(TREE), "run", 3)
     with contextlib.ExitStack() as opened:
         asked = []
 
@@ -319,6 +319,22 @@ def test_engines_share_the_work_by_a_function_of_chunk_and_address():
         mine = first.count(own)
         assert {responsible(chunk, urls)[0] for chunk in ordered[:mine]} == {own}
         assert sorted(ordered, key=str) == sorted(chunks, key=str)
+
+
+def test_the_processes_of_a_trainer_share_what_they_send_and_stand_in_for_each_other(tmp_path, trainer):
+    with WeightServer([tmp_path / "trainer"], TOKEN) as other:
+        urls = trainer.url, other.url
+        of = Sources(3, manifest.digest(TREE), "run", urls, trainers=2)
+        assert not of.engines and Sources(3, "", "run", ("http://e", *urls), trainers=2).engines == ("http://e",)
+        WeightFetcher(tmp_path / "engine", TOKEN).fetch(lambda: of, 0.0)
+        sent = [server.numbers()["weights_sent_bytes"] for server in (trainer, other)]
+        content = (tmp_path / "engine" / "00000003" / "manifest.json").read_bytes()
+        chunks = manifest.decode(content, "here").chunks.values()
+        asked = [sum(chunk.size for chunk in chunks if responsible(chunk, urls)[0] == url) for url in urls]
+        assert sent == [asked[0] + len(content), asked[1]]
+    WeightFetcher(tmp_path / "later", TOKEN).fetch(lambda: of, 0.0)  # one of them is gone
+    with hold(tmp_path / "later", 3, "run") as held:
+        assert equal(held.read())
 
 
 def test_several_engines_relieve_the_trainer(tmp_path, trainer):

@@ -1,19 +1,24 @@
 """Versions of the weights: published whole, read as asked for or not at all, every bit and every failure."""
 
+import concurrent.futures
+import dataclasses
 import errno
+import functools
 import hashlib
+import itertools
 import json
 import os
 import struct
+import threading
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxagent.fleet import leaves, manifest, weight_reader, weights
+from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.manifest import DamagedError, MismatchError, MissingError
 from jaxagent.fleet.weight_reader import hold
-from jaxagent.fleet.weights import ConflictError, publish
+from jaxagent.fleet.weights import ConflictError
 
 
 @pytest.fixture(autouse=True)
@@ -24,16 +29,20 @@ def small_chunks(monkeypatch):
 def tree(seed=0):
     random = np.random.default_rng(seed)
     return {
-        "embed": random.standard_normal((10, 7)).astype(np.float32),
-        "layers": (
-            {"wq": np.frombuffer(random.bytes(24), ml_dtypes.bfloat16).reshape(2, 3, 2)},  # NaNs among them
-            {"wq": random.standard_normal((4, 3, 2)).astype(ml_dtypes.bfloat16)[::2]},  # not in order in memory
-        ),
-        "scale": np.array(random.standard_normal(), np.float32),
-        "none": np.zeros((0, 3), np.int8),
-        "big": np.arange(5, dtype=">i4"),
-        "zeros": np.zeros((3, 64), np.int8),  # equal chunks
+        ("embed",): random.standard_normal((10, 7)).astype(np.float32),
+        ("layers", 0, "wq"): np.frombuffer(random.bytes(24), ml_dtypes.bfloat16).reshape(2, 3, 2),  # NaNs among them
+        ("layers", 1, "wq"): random.standard_normal((4, 3, 2)).astype(ml_dtypes.bfloat16)[
+            ::2
+        ],  # not in order in memory
+        ("scale",): np.array(random.standard_normal(), np.float32),
+        ("none",): np.zeros((0, 3), np.int8),
+        ("big",): np.arange(5, dtype=">i4"),
+        ("zeros",): np.zeros((3, 64), np.int8),  # equal chunks
     }
+
+
+def publish(folder, leaves, *of, **more):
+    return weights.publish(folder, manifest.shares(leaves), *of, **more)
 
 
 def bits(array):
@@ -46,14 +55,12 @@ def read(folder, version=3, lineage="run", **more):
 
 
 def test_every_bit_of_every_kind_of_leaf_comes_back(tmp_path):
-    flat = leaves.flatten(tree())
+    flat = tree()
     published = publish(tmp_path, flat, "run", 3)
     found = read(tmp_path, like=flat)
     assert {path: bits(leaf) for path, leaf in found.items()} == {path: bits(leaf) for path, leaf in flat.items()}
-    back = leaves.unflatten(found)
-    assert isinstance(back["layers"], tuple) and bits(back["layers"][1]["wq"]) == bits(tree()["layers"][1]["wq"])
     assert weights.versions(tmp_path) == [3] and os.listdir(tmp_path) == ["00000003"]
-    assert published.digest == manifest.digest(flat) != manifest.digest(leaves.flatten(tree(1)))
+    assert published.digest == manifest.digest(flat) != manifest.digest(tree(1))
     assert published.size == sum(leaf.nbytes for leaf in flat.values())
     assert max(path.stat().st_size for path in tmp_path.rglob("*.bin")) <= 64
     assert len(published.chunks) < sum(len(leaf.chunks) for leaf in published.leaves)
@@ -81,31 +88,16 @@ def test_the_digest_is_of_paths_types_shapes_and_bits_alone():
         assert manifest.digest(other) != digest
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"a": {"b": None}}, "a.b is a NoneType"),
-        ({"a": [np.zeros(1)]}, "a is a list"),
-        ({"a": {}}, "a is empty"),
-        ({"a": {1: np.zeros(1)}}, "a is a dict"),
-        ({"a": (np.array(["x"]),)}, "a.0 has the dtype <U1"),
-        ({"a": np.array([None])}, "a has the dtype object"),
-    ],
-)
-def test_what_is_no_tree_of_numbers_is_refused_by_name(bad, message):
+@pytest.mark.parametrize(("bad", "message"), [
+    (np.array(["x"]), "a.0 has the dtype <U1"), (np.array([None]), "a.0 has the dtype object"),
+])  # fmt: skip
+def test_what_is_no_array_of_numbers_is_refused_by_name(bad, message):
     with pytest.raises(TypeError, match=message):
-        leaves.flatten(bad)
-
-
-def test_paths_that_make_no_tree_are_refused():
-    one = np.zeros(1)
-    for paths in ([("a",), ("a", "b")], [("a", 0), ("a", 2)], [("a", 0), ("a", "b")]):
-        with pytest.raises(ValueError):
-            leaves.unflatten(dict.fromkeys(paths, one))
+        manifest.whole(("a", 0), bad)
 
 
 def test_never_another_version_lineage_kind_or_model(tmp_path):
-    flat = leaves.flatten(tree())
+    flat = tree()
     publish(tmp_path, flat, "run", 3)
     for version in (2, 4):
         with pytest.raises(MissingError, match=f"{version:08d} is not there"):
@@ -131,7 +123,7 @@ def test_never_another_version_lineage_kind_or_model(tmp_path):
     ],
 )
 def test_a_leaf_that_the_model_has_no_room_for_is_named(tmp_path, change, message):
-    flat = leaves.flatten(tree())
+    flat = tree()
     publish(tmp_path, flat, "run", 3)
     with pytest.raises(MismatchError, match=message):
         hold(tmp_path, 3, "run", like=flat | change)
@@ -141,7 +133,7 @@ def test_a_leaf_that_the_model_has_no_room_for_is_named(tmp_path, change, messag
 
 
 def test_adapters_say_what_they_change(tmp_path):
-    base = manifest.digest(leaves.flatten(tree()))
+    base = manifest.digest(tree())
     flat = {("wq", "a"): np.ones((2, 4), np.float32)}
     assert publish(tmp_path, flat, "run", 3, base=base).kind == "adapter"
     assert list(read(tmp_path, base=base)) == [("wq", "a")]
@@ -161,7 +153,7 @@ def test_adapters_say_what_they_change(tmp_path):
     ],
 )
 def test_a_chunk_that_is_damaged_is_never_served(tmp_path, damage, message):
-    published = publish(tmp_path, leaves.flatten(tree()), "run", 3)
+    published = publish(tmp_path, tree(), "run", 3)
     for leaf in published.leaves:
         for chunk in leaf.chunks:
             path = weights.file_of(tmp_path / "00000003", chunk)
@@ -210,12 +202,12 @@ def test_a_manifest_that_does_not_fit_itself_is_refused():
 
 
 def test_the_same_again_changes_nothing_and_another_is_a_conflict(tmp_path):
-    flat = leaves.flatten(tree())
+    flat = tree()
     first = publish(tmp_path, flat, "run", 3)
     before = (tmp_path / "00000003").stat()
     assert publish(tmp_path, flat, "run", 3) == first
     assert (tmp_path / "00000003").stat().st_ino == before.st_ino
-    other = leaves.flatten(tree(1))
+    other = tree(1)
     with pytest.raises(ConflictError, match=f"{first.digest}.*{manifest.digest(other)}"):
         publish(tmp_path, other, "run", 3)
     with pytest.raises(ConflictError, match="lineage 'run-2'"):
@@ -224,7 +216,7 @@ def test_the_same_again_changes_nothing_and_another_is_a_conflict(tmp_path):
 
 
 def test_the_same_again_mends_what_was_damaged_meanwhile(tmp_path):
-    flat = leaves.flatten(tree())
+    flat = tree()
     first, second, *_ = publish(tmp_path, flat, "run", 3).chunks.values()
     weights.file_of(tmp_path / "00000003", first).write_bytes(b"\0" * first.size)
     weights.file_of(tmp_path / "00000003", second).unlink()
@@ -234,16 +226,68 @@ def test_the_same_again_mends_what_was_damaged_meanwhile(tmp_path):
     assert read(tmp_path) and os.listdir(tmp_path) == ["00000003"]
 
 
-def test_several_writers_make_one_version(tmp_path):
-    flat = leaves.flatten(tree())
-    paths, stage = list(flat), tmp_path / ".writing-00000003-group"
-    parts = [weights.write(stage, {path: flat[path] for path in paths[rank::2]}) for rank in range(2)]
-    value = manifest.manifest("run", 3, [leaf for part in parts for leaf in part])
-    assert weights.versions(tmp_path) == []
-    assert weights.finish(tmp_path, stage, value).digest == manifest.digest(flat)
+def together(folder, shares, fails=None):
+    """Publishes from as many threads as there are shares, as processes do; what each returned or raised."""
+    count, said, barrier = len(shares), {}, threading.Barrier(len(shares))
+    threads = concurrent.futures.ThreadPoolExecutor(count)
+
+    def meet(what, own, rank):
+        assert not weights.versions(folder), "before all have written there is none"
+        said[what, rank] = own
+        barrier.wait(10)
+        return [said[what, other] for other in range(count)]
+
+    def one(rank):
+        def tick():
+            if rank == fails:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        met = functools.partial(meet, rank=rank)
+        return weights.publish(folder, shares[rank], "run", 3, tick=tick, rank=rank, meet=met)
+
+    pending = [threads.submit(one, rank) for rank in range(count)]
+    return [each.exception(20) or each.result() for each in pending]
+
+
+def spread(flat, count):
+    """The chunks of all leaves in turn, for so many processes."""
+    shares, turn = [[] for _ in range(count)], itertools.count()
+    for path, leaf in flat.items():
+        whole = manifest.whole(path, leaf)
+        owner = {number: next(turn) % count for number in whole.pieces}
+        for rank, of in enumerate(shares):
+            pieces = {number: piece for number, piece in whole.pieces.items() if owner[number] == rank}
+            of.append(dataclasses.replace(whole, pieces=pieces))
+    return shares
+
+
+def test_several_processes_make_one_version_of_the_chunks_that_each_has(tmp_path):
+    flat = tree()
+    value, *others = together(tmp_path, spread(flat, 3))
+    assert value.digest == manifest.digest(flat) and others == [None, None]
     assert read(tmp_path).keys() == flat.keys()
-    with pytest.raises(ValueError, match="is there twice"):
-        manifest.manifest("run", 3, [*parts[0], parts[0][0]])
+    assert os.listdir(tmp_path) == ["00000003"]
+    names = {path.name for path in (tmp_path / "00000003").iterdir()}
+    assert names == {"manifest.json", *(f"{digest}.bin" for digest in value.chunks)}
+
+
+def test_what_one_process_cannot_write_is_published_by_none_and_each_says_why(tmp_path):
+    raised = together(tmp_path, spread(tree(), 3), fails=1)
+    assert all(isinstance(each, OSError) for each in raised)
+    assert all("process 1 could not write version 3: [Errno 28]" in str(each) for each in raised[::2])
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda shares: shares[1].pop(), "lacks a chunk that no process has written"),
+    (lambda shares: shares[1].append(shares[0][0]), "has a chunk that two processes have written"),
+])  # fmt: skip
+def test_a_chunk_that_none_or_two_have_written_makes_no_version(tmp_path, change, message):
+    shares = spread(tree(), 2)
+    change(shares)
+    value, other = together(tmp_path, shares)
+    assert isinstance(value, ValueError) and message in str(value) and other is None
+    assert weights.versions(tmp_path) == []
 
 
 @pytest.mark.parametrize("failing", (1, 5, 9, 13))
@@ -258,7 +302,7 @@ def test_a_disk_that_fills_up_anywhere_leaves_no_version(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(weights.files.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        publish(tmp_path, leaves.flatten(tree()), "run", 3)
+        publish(tmp_path, tree(), "run", 3)
     monkeypatch.undo()
     assert all(not path.name.startswith(".") for path in tmp_path.iterdir())
     for version in weights.versions(tmp_path):  # its name was written, and not said to be on disk
@@ -267,7 +311,7 @@ def test_a_disk_that_fills_up_anywhere_leaves_no_version(tmp_path, monkeypatch, 
 
 def test_what_a_reader_holds_is_not_deleted(tmp_path):
     for version in range(1, 6):
-        publish(tmp_path, leaves.flatten(tree(version)), "run", version)
+        publish(tmp_path, tree(version), "run", version)
     (tmp_path / ".writing-00000002-1-1").mkdir()
     (tmp_path / ".copying-00000005-abc").mkdir()
     (tmp_path / ".deleting-00000000-1").mkdir()
@@ -282,14 +326,14 @@ def test_what_a_reader_holds_is_not_deleted(tmp_path):
 
 def test_the_first_version_stays_for_those_who_come_later(tmp_path):
     for version in range(4):
-        publish(tmp_path, leaves.flatten(tree(version)), "run", version)
+        publish(tmp_path, tree(version), "run", version)
     assert weights.delete(tmp_path, 2) == ([1], [])
     assert weights.delete(tmp_path, 3, keep=()) == ([0, 2], [])
     assert weights.versions(tmp_path) == [3]
 
 
 def test_a_reader_that_comes_while_a_version_is_deleted_gets_none_of_it(tmp_path, monkeypatch):
-    publish(tmp_path, leaves.flatten(tree()), "run", 3)
+    publish(tmp_path, tree(), "run", 3)
     rename = os.rename
 
     def reader_comes(*names):
@@ -301,7 +345,7 @@ def test_a_reader_that_comes_while_a_version_is_deleted_gets_none_of_it(tmp_path
     assert weights.delete(tmp_path, 9) == ([3], [])
     monkeypatch.undo()
 
-    publish(tmp_path, leaves.flatten(tree()), "run", 3)
+    publish(tmp_path, tree(), "run", 3)
 
     def deleted_before_it_locks(fd, shared=False):
         monkeypatch.undo()

@@ -17,6 +17,7 @@ from jaxagent.types import StopReason
 from tests.gateway import world
 from tests.gateway.episodes import CONFIG, TASK, says
 
+BREAKS = "echo broken >&2; exit 3"
 SOLVES = "<cmd>echo hello > hello.txt</cmd>", "<done>"
 ASK = """
 import json, os, urllib.request
@@ -26,6 +27,14 @@ def ask(text="go"):
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
     return json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["message"]["content"]
 """
+
+
+async def one(sandbox):
+    return 1.0
+
+
+async def hangs(sandbox=None):
+    await asyncio.Event().wait()
 
 
 def script(text, first="ask()\n"):
@@ -193,55 +202,38 @@ def fails(episode, reason, told):
     assert told in episode.error and "\n" not in episode.error, episode.error
 
 
-def test_a_verifier_that_hangs(scene):
-    fails(
-        scene.play(says(*SOLVES), judge=hangs, verify_s=0.5), StopReason.TIMEOUT, "the verifier did not end after 0.5 s"
-    )
+async def sleeps(sandbox):
+    await sandbox.execute(["sleep", "100"], 90.0, 1000)
 
 
-def test_a_verifier_whose_program_hangs(scene):
-    async def judge(sandbox):
-        await sandbox.execute(["sleep", "100"], 90.0, 1000)
-
-    fails(
-        scene.play(says(*SOLVES), judge=judge, verify_s=1.0), StopReason.TIMEOUT, "the verifier did not end after 1 s"
-    )
-
-
-def test_a_start_that_hangs(scene):
-    episode = scene.play(says(*SOLVES), prepare=hangs, init_s=0.5)
-    fails(episode, StopReason.TIMEOUT, "the agent program's place was not ready after 0.5 s")
-    assert episode.trajectories == () and scene.policy.turns == []
-
-
-def test_the_whole_episode_takes_too_long(scene):
-    config = dataclasses.replace(CONFIG, episode_timeout_s=1.0)
-    fails(scene.play(says(*SOLVES), judge=hangs, config=config), StopReason.TIMEOUT, "the episode's deadline passed")
-
-
-def test_a_verdict_that_is_no_number(scene):
-    async def judge(sandbox):
-        return float("nan")
-
-    fails(scene.play(says(*SOLVES), judge=judge), StopReason.ENV_ERROR, "Attempt.verify returned a reward of nan")
+async def no_number(sandbox):
+    return float("nan")
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("reason", "error", "played"),
     [
-        (("/no/such/program",), "does not start: exit status 127"),
-        (("/etc/passwd",), "does not start: exit status 126"),
-        (("sh", "-c", "echo broken >&2; exit 3"), "ended without an answer: exit status 3; it printed: broken"),
-        (("true",), "ended without an answer: exit status 0; it printed: nothing"),
+        ("TIMEOUT", "the verifier did not end after 0.5 s", dict(judge=hangs, verify_s=0.5)),
+        ("TIMEOUT", "the verifier did not end after 1 s", dict(judge=sleeps, verify_s=1.0)),
+        ("TIMEOUT", "place was not ready after 0.5 s", dict(prepare=hangs, init_s=0.5)),
+        ("TIMEOUT", "the episode's deadline passed", dict(judge=hangs, config=dict(episode_timeout_s=1.0))),
+        ("ENV_ERROR", "Attempt.verify returned a reward of nan", dict(judge=no_number)),
+        ("ENV_ERROR", "first request is over env.context_tokens=30", dict(config=dict(context_tokens=30))),
+        ("ENV_ERROR", "does not start: exit status 127", dict(words=("/no/such/program",))),
+        ("ENV_ERROR", "does not start: exit status 126", dict(words=("/etc/passwd",))),
+        ("ENV_ERROR", "without an answer: exit status 3; it printed: broken", dict(words=("sh", "-c", BREAKS))),
+        ("ENV_ERROR", "without an answer: exit status 0; it printed: nothing", dict(words=("true",))),
+        ("TIMEOUT", "time was over before it had an answer", dict(words=("sleep", "60"), run_s=0.5)),
     ],
 )
-def test_a_program_that_asks_nothing(scene, words, told):
-    fails(scene.play(says("hello"), Command(words=words)), StopReason.ENV_ERROR, told)
-
-
-def test_a_program_that_asks_nothing_until_its_time_is_over(scene):
-    episode = scene.play(says("hello"), Command(words=("sleep", "60")), run_s=0.5)
-    fails(episode, StopReason.TIMEOUT, "time was over before it had an answer")
+def test_what_says_nothing_about_the_policy(scene, reason, error, played):
+    more = {name: value for name, value in played.items() if name not in ("words", "config")}
+    agent = Command(words=played["words"]) if "words" in played else None
+    config = dataclasses.replace(CONFIG, **played.get("config", {}))
+    episode = scene.play(says(*SOLVES), agent, config, **more)
+    fails(episode, StopReason[reason], error)
+    if agent is not None or "init_s" in more:
+        assert episode.trajectories == () and scene.policy.turns == []
 
 
 def test_an_engine_that_fails(scene):
@@ -269,12 +261,6 @@ def test_an_engine_that_does_not_answer_in_time(scene):
         return "<done>"
 
     fails(scene.play(says(stuck), request_timeout_s=0.5), StopReason.TIMEOUT, "")
-
-
-def test_a_first_request_that_has_no_room(scene):
-    config = dataclasses.replace(CONFIG, context_tokens=30)
-    told = "the agent program's first request is over env.context_tokens=30"
-    fails(scene.play(says(*SOLVES), config=config), StopReason.ENV_ERROR, told)
 
 
 def test_an_episode_that_is_cancelled_leaves_nothing(scene):
@@ -309,14 +295,6 @@ def test_a_context_that_is_full_ends_the_episode_and_it_is_judged(scene):
 def test_forced_tool_calls_are_refused(scene):
     with pytest.raises(ConfigError, match="tool_epsilon"):
         HarnessRollout(None, None, None, None, CONFIG, world.SAMPLING, 1.0, None, forced=ForcedTools(0.1, 0))
-
-
-async def one(sandbox):
-    return 1.0
-
-
-async def hangs(sandbox=None):
-    await asyncio.Event().wait()
 
 
 # ---------------------------------------------------------------- what the run is told

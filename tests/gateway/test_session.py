@@ -338,7 +338,8 @@ def test_sampling_is_the_runs_and_every_limit_is_told():
 def test_a_stop_string_of_the_program_ends_the_turn_where_it_is_complete(found_by_the_engine, monkeypatch):
     if not found_by_the_engine:
         monkeypatch.setattr(sampler, "ENGINE_STOP_BYTES", 0)
-    policy = scripted(lambda context, turn: ["think. STOP never read", "done"][turn], piece=3)
+    first = "think. STOP " + "never read " * 40
+    policy = scripted(lambda context, turn: [first, "done"][turn], piece=3, pause_s=0.002)
 
     async def scene():
         session = world.session(policy)
@@ -355,7 +356,7 @@ def test_a_stop_string_of_the_program_ends_the_turn_where_it_is_complete(found_b
     text = world.tokenizer().decode(trajectories[0].tokens)
     assert "think. STOP<|im_end|>" in text and "never" not in text, "what lies behind the stop string is not context"
     assert world.contains(trajectories[0].tokens, answer.tokens.tolist()) == 1
-    assert not policy.left_open
+    assert not policy.left_open and len(policy.turns[0].sampled) < 40, "the engine is told at once"
     assert len(policy.sequences) == (1 if found_by_the_engine else 2), "a sequence that ended exactly is kept"
 
 

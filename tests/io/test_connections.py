@@ -155,3 +155,12 @@ def test_who_leaves_before_its_answer_is_one_line_of_debugging(caplog):
         asyncio.run(run())
     assert not [r for r in caplog.records if r.levelno > logging.DEBUG], caplog.text
     assert sum("the client has left" in r.getMessage() for r in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "right"),
+    [("Bearer s\u00e9cret", True), ("s\u00e9cret", True), ("Bearer s", False), ("", False), ("Bearer \udcff", False)],
+)
+def test_a_bearer_token_is_compared_whatever_was_sent(sent, right):
+    assert connections.has_token({"Authorization": sent}, "s\u00e9cret".encode()) is right
+    assert not connections.has_token({}, b"x")

@@ -53,7 +53,13 @@ def check(item: dict) -> None:
             "Service StatefulSet JobSet Job",
         ),
         (
-            ("--config.fleet=on", "--config.fleet.trainers=4", "--tpu=tpu-v5p-slice:2x2x4:4", "--storage_class=nfs"),
+            (
+                "--config.fleet=on",
+                "--config.fleet.trainers=4",
+                "--config.mesh.fsdp=16",
+                "--tpu=tpu-v5p-slice:2x2x4:4",
+                "--storage_class=nfs",
+            ),
             "Secret PersistentVolumeClaim Service StatefulSet JobSet Deployment",
         ),
     ],
@@ -95,7 +101,14 @@ def test_a_file_is_for_its_owner_alone(tmp_path):
 
 
 def test_names_lead_from_one_object_to_the_other():
-    made = objects("--gpus=8", "--config.fleet=on", "--config.fleet.trainers=3", "--port=9000", "--engines=2")
+    made = objects(
+        "--gpus=8",
+        "--config.fleet=on",
+        "--config.fleet.trainers=3",
+        "--config.mesh.fsdp=24",
+        "--port=9000",
+        "--engines=2",
+    )
     jobset, coordinator, engines = made["JobSet"], made["StatefulSet"], made["Deployment"]
     (job,) = jobset["spec"]["replicatedJobs"]
     trainer = job["template"]["spec"]["template"]["spec"]["containers"][0]
@@ -139,6 +152,23 @@ def test_a_pod_spec_is_merged_into_the_pods_of_its_role():
         assert [volume["name"] for volume in pod["volumes"]][:3] == ["workdir", "shm", "data-0"]
         assert pod["volumes"][3:], "what is there already stays"
         assert len(pod["containers"]) == 1
+
+
+def test_a_pod_spec_changes_the_container_of_its_name_and_adds_others(tmp_path):
+    path = tmp_path / "more.json"
+    variables = [{"name": "POD_IP", "value": "10.0.0.1"}, {"name": "NCCL_DEBUG", "value": "INFO"}]
+    mounts = [{"name": "shm", "mountPath": "/dev/shm", "readOnly": True}, {"name": "shm", "mountPath": "/scratch"}]
+    own = {"name": "engine", "env": variables, "volumeMounts": mounts, "resources": {"limits": {"memory": "64Gi"}}}
+    path.write_text(json.dumps({"containers": [own, {"name": "exporter", "image": "registry/exporter:1"}]}))
+    made = objects(f"--pod_spec=engine:{path}", "--engine_gpus=1")
+    engine, exporter = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert exporter == {"name": "exporter", "image": "registry/exporter:1"} and engine["image"] == "registry/jaxagent:1"
+    assert engine["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "64Gi"}
+    names = [variable["name"] for variable in engine["env"]]
+    assert names.count("POD_IP") == 1 and names[-1] == "NCCL_DEBUG"
+    assert [(mount["name"], mount["mountPath"]) for mount in engine["volumeMounts"]] == [
+        ("workdir", "/runs/a"), ("shm", "/dev/shm"), ("shm", "/scratch"),
+    ]  # fmt: skip
 
 
 def test_the_image_recipe_holds_what_the_pods_start():

@@ -1,12 +1,16 @@
 """The command lines that launchers start are those that `jaxagent.join` reads."""
 
 import argparse
+import re
 from types import SimpleNamespace
 
+import jax
 import pytest
 
+from jaxagent import main as cli
 from jaxagent.config import ConfigError, flags
 from jaxagent.fleet import local, settings
+from jaxagent.models import sharding
 from jaxagent.runs import devices
 from launch import processes
 
@@ -19,7 +23,7 @@ def read(*overrides: str, config: str = "configs/search_r1.py") -> processes.Run
 
 def test_a_launcher_turns_the_fleet_on_and_keeps_what_was_said_of_it():
     assert read().overrides == ("--config.fleet=on",)
-    said = ("--config.fleet=on", "--config.fleet.trainers=2")
+    said = ("--config.fleet=on", "--config.fleet.trainers=2", "--config.mesh.fsdp=2")
     assert read(*said).overrides == said
     _, config = processes.read("configs/search_r1.py", said, argparse.Namespace())
     assert config.fleet is not None and config.fleet.trainers == 2
@@ -86,6 +90,41 @@ def test_every_role_gets_the_devices_that_it_needs_or_the_run_is_refused_before_
         assert len(lines) == len(told) and all(line.startswith(start) for line, start in zip(lines, told, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("fsdp=4 trainers=3", r"fleet.trainers \(3\) must divide the devices of config.mesh \(4\)"),
+        (
+            "tensor=4 trainers=2",
+            r"config.mesh.tensor \(4\) must divide the devices of each trainer process: with fleet.trainers=2 these",
+        ),
+    ],
+)
+def test_trainers_that_cannot_share_the_mesh_are_refused_before_anything_starts(flags, told, capsys, tmp_path):
+    mesh, trainers = flags.split()
+    overrides = ["--config.fleet=on", f"--config.mesh.{mesh}", f"--config.fleet.{trainers}"]
+    with pytest.raises(ConfigError, match=told):
+        processes.read("search_r1", overrides, None)
+    assert cli.main(["main", "--config=search_r1", "--dry_run", *overrides]) == 2
+    assert re.search(told, capsys.readouterr().err)
+    assert cli.main(["main", "--config=search_r1", f"--config.workdir={tmp_path}/run", *overrides]) == 2
+    assert re.search(told, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "mesh"), [("wk", 3, (1, 1, 1, 2)), ("embed", 5, (1, 2, 1, 1))], ids=["tensor", "fsdp"]
+)
+def test_what_an_engines_own_mesh_cannot_split_names_its_section(name, size, mesh):
+    _, config = processes.read("search_r1", ["--config.fleet=on", "--config.fleet.engine=on"], None)
+    axis = "kv_heads" if name == "wk" else "embed"
+    shape = jax.sharding.AbstractMesh(mesh, sharding.AXES)
+    with (
+        pytest.raises(ConfigError, match=r"^config.fleet.engine.\w+=2 does not divide"),
+        local.errors_of_engine(config),
+    ):
+        sharding.check_divisible(name, (size,), (axis,), sharding.TRAIN, shape)
+
+
 @pytest.mark.parametrize(("flag", "told"), [("slots=9", "9 slots are no multiple"), ("pages=7", "7 pages are no")])
 def test_an_engine_whose_mesh_does_not_divide_it_is_refused_before_it_starts(flag, told):
     overrides = ["--config.fleet=on", "--config.fleet.engine=on", "--config.fleet.engine.data=2"]
@@ -107,7 +146,9 @@ def test_an_engine_of_one_gpu_starts_beside_a_trainer_of_four(monkeypatch):
     monkeypatch.setattr(devices, "available", lambda: one)
     monkeypatch.setattr(devices, "_split_cpu", lambda *_: None)
     devices.provide(own.mesh)
-    with pytest.raises(ConfigError, match="needs 4 devices"):
+    with pytest.raises(ConfigError, match=r"^config.mesh needs 4 devices"):
+        devices.provide(config.mesh)
+    with pytest.raises(ConfigError, match=r"^config.fleet.engine needs 4 devices"), local.errors_of_engine(config):
         devices.provide(config.mesh)
     assert own.engine.slots == 4 and own.engine.pages == config.engine.pages and own.mesh.devices == 1
     _, without = processes.read("search_r1", overrides[:2], None)

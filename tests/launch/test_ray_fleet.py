@@ -21,7 +21,8 @@ NO_RAY = importlib.util.find_spec("ray") is None
 
 
 def test_it_shows_what_it_would_start(capsys):
-    flags = "--engines=2 --print --engine_resources=CPU=2,GPU=1,TPU=4 --config.fleet=on --config.fleet.trainers=2"
+    flags = "--engines=2 --print --engine_resources=CPU=2,GPU=1,TPU=4 --config.fleet=on --config.fleet.trainers=2 "
+    flags += "--config.mesh.fsdp=2 --config.fleet.engine=on"
     assert ray_fleet.main([RECIPE, *flags.split()]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["coordinator", "trainer-0", "trainer-1", "engine-0", "engine-1"]

@@ -31,7 +31,9 @@ def script(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_shows_what_it_would_start():
-    done = script("--print", RECIPE, "--config.workdir=/shared/my runs", TRAINERS="2", PORT="9000")
+    done = script(
+        "--print", RECIPE, "--config.workdir=/shared/my runs", "--config.mesh.fsdp=2", TRAINERS="2", PORT="9000"
+    )
     assert done.returncode == 0, done.stderr
     lines = [shlex.split(line) for line in done.stdout.splitlines() if not line.startswith("#")]
     assert len(lines) == 3
@@ -51,7 +53,9 @@ def test_of_a_heterogeneous_job_the_first_part_trains(tmp_path):
     scontrol.chmod(0o755)
     parts = {"SLURM_JOB_NODELIST_HET_GROUP_0": "a1,a2", "SLURM_JOB_NODELIST_HET_GROUP_1": "b1"}
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = script("--print", RECIPE, "--config.workdir=w", SLURM_HET_SIZE="2", PATH=path, **parts)
+    done = script(
+        "--print", RECIPE, "--config.workdir=w", "--config.mesh.fsdp=2", SLURM_HET_SIZE="2", PATH=path, **parts
+    )
     trainers, engines = (line for line in done.stdout.splitlines() if line.startswith("srun"))
     assert trainers.startswith("srun --cpu-bind=none --het-group=0 --nodes=2") and "--nodelist=a1,a2" in trainers
     assert engines.startswith("srun --cpu-bind=none --het-group=1 --nodes=1") and "--nodelist=b1" in engines

@@ -142,3 +142,14 @@ def test_a_digest_is_of_shapes_types_and_contents():
     others = [base[::-1], base.reshape(2, 3), base.astype(np.int64), base + 1]
     assert len({peers.digest([x]) for x in (base, *others)}) == 5
     assert len(peers.digest([base])) == 16
+
+
+def test_another_threads_meetings_do_not_wait_for_those_of_the_main_one(monkeypatch):
+    store = Store()
+    monkeypatch.setattr(peers, "_own", Meetings(store, 0, 2))
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        publishes = threads.submit(peers.meetings_of("publishes"), "version 3", "a", 5)
+        other = threads.submit(Meetings(store, 1, 2, "jaxagent-publishes").meet, "version 3", "b", 5)
+        assert publishes.result() == other.result() == ["a", "b"], "before the main threads have met"
+        met = threads.submit(Meetings(store, 1, 2).meet, "a step", 1, 5)
+        assert peers.meet("a step", 0, 5) == met.result() == [0, 1]

@@ -12,7 +12,7 @@ import pytest
 from jaxagent.config import MeshConfig
 from jaxagent.learner.weight_digest import digest
 from jaxagent.models.sharding import make_mesh
-from jaxagent.runs.again.stored import sha256
+from jaxagent.replay.stored_results import sha256
 from tests.replay import forging
 
 KINDS = ("float32", "bfloat16", "int8", "int32", "bool")

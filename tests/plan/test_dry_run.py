@@ -88,11 +88,7 @@ def test_a_tiny_model_on_four_virtual_devices(tmp_path):
     assert plan["peak_bytes"] > sum(resident.values())
     assert plan["times"]["total_s"] > 0 and plan["work"]["train_flops"] > 0
     assert "Memory of one device" in printed and "h100" in printed
-    told = plan["fleet"]
-    assert (told["devices"], told["engine_devices"]) == (12, 4), "the trainer and two engines"
-    assert len(told["cases"]) == 3 and "nothing is measured" in told["notes"][0]
-    assert all(case["verdict"].endswith("leave config.fleet off.") for case in told["cases"]), "rl.staleness is 0"
-    assert "Fleet: a step on 12 devices" in printed
+    assert "fleet: the memory of a trainer that plays" in printed
 
 
 @pytest.mark.slow

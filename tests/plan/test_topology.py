@@ -14,7 +14,7 @@ def test_without_the_cuda_compiler_the_plan_is_for_virtual_devices(monkeypatch):
 
 
 def test_the_description_names_the_chip():
-    text = topology.target_config(topology._GPUS["h200"])
+    text = topology.target_config("h200")
     assert "core_count: 132" in text and "major: 9" in text and 'platform_name: "CUDA"' in text
     assert text.count("{") == text.count("}")
 

@@ -7,10 +7,10 @@ import pytest
 
 from jaxagent.gateway.harness import HarnessRollout
 from jaxagent.gateway.threads import conversation_key
+from jaxagent.replay.record_diff import compare
+from jaxagent.replay.resample import conversations, turns
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.play import Play
-from jaxagent.runs.again.compare import compare
-from jaxagent.runs.again.sample import conversations, turns
 from jaxagent.types import Episode, Heard, StopReason, Task, Trajectory
 
 

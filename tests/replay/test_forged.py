@@ -161,6 +161,28 @@ def test_scores_are_made_again_where_metrics_do_not_tell_of_them(run):
     assert lacking == [f"metrics.jsonl, {n}" for n in range(5)]
 
 
+def test_a_damaged_record_fails_with_a_certificate_that_says_where(run):
+    """Groups that are exchanged, a file that was cut, a header that is none: each is a step's, and ends the chain."""
+    whole, folder = (run / "record/rl/00000002.step").read_bytes(), run / "record/rl"
+
+    def exchanged(step):
+        first, second, *others = step.rounds[0]
+        return dataclasses.replace(step, rounds=((second, first, *others),)) if step.number == 2 else step
+
+    forging.sealed(run, exchanged)
+    ids = [group.task.id for group in record.read(folder, 2).rounds[0]]
+    code, certificate = verified(run)
+    first = certificate["differences"][0]
+    assert code == 1 and (first["place"], first["field"]) == ("step 2, round 0", "tasks")
+    assert first["logged"] == " ".join(ids) and first["again"] == " ".join((ids[1], ids[0], *ids[2:]))
+    assert "steps 2-3: not made again, since the record breaks off" in certificate["not_checked"]
+    for damage, place in ((whole[:-9], "step 2: record"), (b"{}" + whole, "step 2: the record's file")):
+        record.path_of(folder, 2).write_bytes(damage)
+        shutil.rmtree(run / "replay")
+        code, certificate = verified(run)
+        assert code == 1 and certificate["verdict"] == "failed" and place in places(certificate)
+
+
 def test_what_lies_beside_the_chain_is_named(run):
     """A policy that is said to be outdated, with its scores; a bundle whose step another one has, too; a log-prob."""
 

@@ -8,8 +8,8 @@ import pytest
 from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.config import ConfigError, to_dict
+from jaxagent.replay import recorded_run, stage_end
 from jaxagent.runs import provenance, record
-from jaxagent.runs.again import opened, reach
 
 
 def chain(steps, begins=(), cfg="c"):
@@ -38,11 +38,11 @@ def without(headers, *steps):
     ],
 )
 def test_a_missing_step_in_the_middle_is_damage(headers, differences):
-    assert [f"{d.place}: {d.field}" for d in opened._broken(headers)] == differences
+    assert [f"{d.place}: {d.field}" for d in recorded_run._broken(headers)] == differences
 
 
 def test_where_a_record_begins_again_is_told():
-    told = opened._told([], without(chain(range(6), begins=[0, 3]), 2), {})
+    told = recorded_run._told([], without(chain(range(6), begins=[0, 3]), 2), {})
     assert told == ["steps were left out: the record begins again at 3, and its seals with it"]
 
 
@@ -52,7 +52,7 @@ def test_a_fleets_bundles_reach_the_steps_whose_weights_they_lead_to(tmp_path):
     cfg = dataclasses.replace(cfg, workdir=str(tmp_path), rl=dataclasses.replace(cfg.rl, staleness=2))
     headers = chain(range(6), begins=[0], cfg=provenance.config_digest(to_dict(cfg)))
     own = {provenance.config_digest(to_dict(cfg)): cfg, "another": "rl.steps 4 -> 6"}
-    made = opened.Workdir(cfg, "rl", tmp_path, headers, {0: 5, 3: 8}, {}, frozenset(), (), (), configs=own)
+    made = recorded_run.RecordedRun(cfg, "rl", tmp_path, headers, {0: 5, 3: 8}, {}, frozenset(), (), (), configs=own)
     assert [made.bundle_for(step) for step in range(6)] == [0, 0, 0, 3, 3, 3]
     made = dataclasses.replace(made, lagging=frozenset([3]))
     assert [made.bundle_for(step) for step in range(6)] == [0, 0, 0, 0, 0, 3]
@@ -75,13 +75,13 @@ def test_a_step_is_made_again_with_the_settings_of_then_where_nothing_else_was_a
     other = dataclasses.replace(now, numerics="fast")
     digests = [provenance.config_digest(to_dict(cfg)) for cfg in (now, with_rl, free, other)]
     rows = [json.loads(json.dumps(to_dict(cfg))) for cfg in (now, with_rl, free, other)]
-    found = opened._configs(now, [*digests, "?"], rows)
+    found = recorded_run._configs(now, [*digests, "?"], rows)
     assert found[digests[0]] == found[digests[2]] == now and found["?"] == "nothing keeps what it was"
     assert found[digests[3]] == f"numerics {other.numerics} -> {now.numerics}"
     assert found[digests[1]] == dataclasses.replace(now, rl=with_rl.rl)
     rows[1]["rl"]["of_another_version"] = 1
     digest = provenance.config_digest(rows[1])
-    assert "config.rl.of_another_version" in opened._configs(now, [digest], rows)[digest]
+    assert "config.rl.of_another_version" in recorded_run._configs(now, [digest], rows)[digest]
 
 
 LAPTOP = config.parse(get_config("laptop"))
@@ -108,41 +108,41 @@ def hosts(*steps, replay="all", pinned=(4,)):
 def test_a_record_that_ends_before_its_stage_is_damage_and_a_killed_run_is_none(
     recorded, logged, bundled, over, damaged, told
 ):
-    came = reach.Reach(logged, bundled, over, 5 if over else bundled)
-    differences, lines = reach.cut_off(came, chain(range(recorded), begins=[0]), hosts(0, bundled))
+    came = stage_end.StageEnd(logged, bundled, over, 5 if over else bundled)
+    differences, lines = stage_end.cut_off(came, chain(range(recorded), begins=[0]), hosts(0, bundled))
     assert (bool(differences), bool(lines)) == (damaged, told)
     off = {**hosts(0), **hosts(bundled, replay="none")}
-    differences, lines = reach.cut_off(came, chain(range(recorded), begins=[0]), off)
+    differences, lines = stage_end.cut_off(came, chain(range(recorded), begins=[0]), off)
     assert not differences and bool(lines) == (max(logged, bundled) > recorded)
 
 
 def test_a_record_without_its_first_steps_is_damage_where_all_were_to_be_kept():
     cfg, late, numbers = LAPTOP, chain(range(2, 5)), {0: 4, 3: 7}
     assert cfg.checkpoint.replay == "all"
-    ((found,), told) = reach.begins_late(cfg, late, hosts(0, 3), numbers)
+    ((found,), told) = stage_end.begins_late(cfg, late, hosts(0, 3), numbers)
     assert str(found) == "step 1: the record's file is what is forgotte in the record, and not there now" and not told
     newest = dataclasses.replace(cfg, checkpoint=dataclasses.replace(cfg.checkpoint, replay="newest"))
     for one, of in ((newest, hosts(3, replay="newest")), (cfg, hosts(3, pinned=()))):  # the second was "newest" before
-        assert reach.begins_late(one, late, of, numbers) == (
+        assert stage_end.begins_late(one, late, of, numbers) == (
             [],
             ["the record begins with step 2: the steps before it were forgotten, or not recorded"],
         )
-    assert reach.begins_late(cfg, chain(range(3), begins=[0]), hosts(0, 3), numbers) == ([], [])
+    assert stage_end.begins_late(cfg, chain(range(3), begins=[0]), hosts(0, 3), numbers) == ([], [])
 
 
 def test_a_run_is_over_when_its_policy_is_exported_and_it_has_not_gone_on(tmp_path):
     cfg = dataclasses.replace(LAPTOP, rl=dataclasses.replace(LAPTOP.rl, steps=5))
     lines = [{"stage": "warm_start", "step": 9}, {"stage": "rl", "step": 3}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert reach.read(tmp_path, cfg, "rl", {0: 4, 2: 6}) == reach.Reach(3, 2, False, 2)
+    assert stage_end.read(tmp_path, cfg, "rl", {0: 4, 2: 6}) == stage_end.StageEnd(3, 2, False, 2)
     (tmp_path / "summary.json").write_text('{"steps": 3}')  # of a shorter run, which has gone on
-    assert not reach.read(tmp_path, cfg, "rl", {}).over
+    assert not stage_end.read(tmp_path, cfg, "rl", {}).over
     (tmp_path / "summary.json").write_text('{"steps": 5}')
-    assert reach.read(tmp_path, cfg, "rl", {0: 4}) == reach.Reach(3, 0, True, 5)
+    assert stage_end.read(tmp_path, cfg, "rl", {0: 4}) == stage_end.StageEnd(3, 0, True, 5)
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy/config.json").write_text("{}")
     (tmp_path / "policy/OUTDATED").touch()
-    assert not reach.read(tmp_path, cfg, "rl", {}).over
+    assert not stage_end.read(tmp_path, cfg, "rl", {}).over
 
 
 def test_who_goes_on_from_a_fleets_bundle_alone_samples_with_its_weights(tmp_path):
@@ -150,7 +150,7 @@ def test_who_goes_on_from_a_fleets_bundle_alone_samples_with_its_weights(tmp_pat
     at = lambda step, stage="rl": {"resumed_at": {"stage": stage, "step": step}}  # noqa: E731
 
     def alone(*starts, without=()):
-        return list(reach.begun_alone(list(starts), LAPTOP, "rl", dict(without)))
+        return list(stage_end.begun_alone(list(starts), LAPTOP, "rl", dict(without)))
 
     begin = fleet | {"resumed_at": None}
     assert alone(begin, one | at(3)) == [3]
@@ -165,7 +165,9 @@ def test_what_a_process_alone_made_after_a_fleets_bundle_begins_anew_there(tmp_p
     cfg = dataclasses.replace(LAPTOP, workdir=str(tmp_path), rl=dataclasses.replace(LAPTOP.rl, staleness=2))
     headers = chain(range(8), begins=[0], cfg=provenance.config_digest(to_dict(cfg)))
     own = {provenance.config_digest(to_dict(cfg)): cfg}
-    made = opened.Workdir(cfg, "rl", tmp_path, headers, {0: 4, 2: 6, 4: 8}, {}, frozenset([2, 4]), (), (), configs=own)
+    made = recorded_run.RecordedRun(
+        cfg, "rl", tmp_path, headers, {0: 4, 2: 6, 4: 8}, {}, frozenset([2, 4]), (), (), configs=own
+    )
     assert [made.bundle_for(step) for step in range(8)] == [0, 0, 0, 0, 2, 2, 4, 4]
     made = dataclasses.replace(made, alone=frozenset([4]))
     assert [made.bundle_for(step) for step in range(8)] == [0, 0, 0, 0, 4, 4, 4, 4]
@@ -177,23 +179,23 @@ def test_what_a_process_alone_made_after_a_fleets_bundle_begins_anew_there(tmp_p
 @pytest.mark.parametrize(("fleet", "past", "lacks"), [(None, False, False), ({}, False, True), ({}, True, False)])
 def test_a_bundle_says_itself_whether_a_fleet_made_it(tmp_path, fleet, past, lacks):
     (tmp_path / "7" / "past" if past else tmp_path / "7").mkdir(parents=True)
-    assert opened._without_past(tmp_path, 7, {"stage": "rl", "step": 3, "config": {"fleet": fleet}}) == lacks
+    assert recorded_run._without_past(tmp_path, 7, {"stage": "rl", "step": 3, "config": {"fleet": fleet}}) == lacks
 
 
 def test_what_rounds_differently_is_told():
-    here = opened.provenance.machine()
-    assert opened._told([here], {}, {}) == []
-    told = opened._told([here | {"threads": 1_000, "cpu_features": "an older one"}, here], {}, {})
+    here = recorded_run.provenance.machine()
+    assert recorded_run._told([here], {}, {}) == []
+    told = recorded_run._told([here | {"threads": 1_000, "cpu_features": "an older one"}, here], {}, {})
     assert len(told) == 2 and told[0].endswith(f": an older one when the run was made, {here['cpu_features']} here")
     assert "PJRT_NPROC" in told[1] and told[1].endswith(f": 1000 when the run was made, {here['threads']} here")
-    few = opened._told([here | {"few_optimizations": "1"}, here | {"few_optimizations": ""}], {}, {})
+    few = recorded_run._told([here | {"few_optimizations": "1"}, here | {"few_optimizations": ""}], {}, {})
     assert len(few) == 1 and few[0].startswith("JAX_DISABLE_MOST_OPTIMIZATIONS: ")
-    flags = opened._told([here | {"xla_flags": "--a"}, here | {"xla_flags": ""}], {}, {})
+    flags = recorded_run._told([here | {"xla_flags": "--a"}, here | {"xla_flags": ""}], {}, {})
     assert len(flags) == 1 and flags[0].startswith("XLA_FLAGS: ") and "--a" in flags[0]
-    old = {name: value for name, value in here.items() if name not in opened._ROUNDING}
-    assert opened._told([old], {}, {}) == []  # a run of before said nothing of them
+    old = {name: value for name, value in here.items() if name not in recorded_run._ROUNDING}
+    assert recorded_run._told([old], {}, {}) == []  # a run of before said nothing of them
     went_on = {"other_rounding": "threads 2 -> 1", "resumed_at": {"stage": "rl", "step": 4}}
-    assert opened._told([here, here | went_on], {}, {}) == [
+    assert recorded_run._told([here, here | went_on], {}, {}) == [
         "the run went on with other bits: rl, from step 4 on: threads 2 -> 1"
     ]
 
@@ -203,7 +205,7 @@ def test_steps_that_other_code_of_ones_own_made_are_told():
     for step, digest in enumerate(("old", "old", "new")):
         headers[step]["own_code"] = {"game/nim.py": digest}  # step 3 is of a version that did not keep it
     own = {"game/nim.py": "new", "game/rules.py": "added"}
-    assert opened._told([], headers, own) == [
+    assert recorded_run._told([], headers, own) == [
         "steps 0-1 were made by another version of the code of game.nim (game/nim.py)",
         "steps 0-2 were made by another version of the code of game.rules (game/rules.py)",
     ]

@@ -12,8 +12,8 @@ from jaxagent import main as cli
 from jaxagent import replay
 from jaxagent.envs.base import Verdict
 from jaxagent.envs.search.environment import SearchAttempt
+from jaxagent.replay.rerun import name_of
 from jaxagent.runs import provenance, record
-from jaxagent.runs.again.rerun import name_of
 from jaxagent.types import Episode
 from tests import tiny_run
 from tests.replay import forging

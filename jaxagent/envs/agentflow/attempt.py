@@ -6,7 +6,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxagent.envs.agentflow import prompts, reading
-from jaxagent.envs.agentflow.prompts import Action, brief, cut
+from jaxagent.envs.agentflow.prompts import Action, shortened_memory, without_middle
 from jaxagent.envs.base import Message, Verdict
 from jaxagent.envs.cast import POLICY, Cast, NoRoom, PlayedAttempt, RoleError, Said
 from jaxagent.envs.python import hidden_tests
@@ -131,7 +131,9 @@ class AgentFlowAttempt(PlayedAttempt):
             return
         tool = tool or reading.GENERATOR
         shown = reading.PlannedStep(
-            cut(wanted.context, config.plan_chars), cut(wanted.sub_goal, config.step_chars), wanted.tool_name
+            without_middle(wanted.context, config.plan_chars),
+            without_middle(wanted.sub_goal, config.step_chars),
+            wanted.tool_name,
         )
         asked = prompts.executor(config.style, self._task.prompt, shown, tool, config.coder)
         command = (await self._ask("executor", asked)).text
@@ -156,13 +158,13 @@ class AgentFlowAttempt(PlayedAttempt):
         return await run_program(self._programs, query, config.run_timeout_s, self.counters)
 
     def _remember(self, tool: str, sub_goal: str, command: str, result: str) -> None:
-        self._memory += (Action(tool, sub_goal, command, cut(result.strip(), self._config.result_chars)),)
+        self._memory += (Action(tool, sub_goal, command, without_middle(result.strip(), self._config.result_chars)),)
 
     def _brief_plan(self, plan: str) -> str:
-        return cut(plan, self._config.plan_chars)
+        return without_middle(plan, self._config.plan_chars)
 
     def _brief_memory(self) -> tuple[Action, ...]:
-        return brief(self._memory, self._config.step_chars)
+        return shortened_memory(self._memory, self._config.step_chars)
 
     async def _is_enough(self, plan: str) -> bool:
         """Whether the verifier says STOP. What it does not say clearly is CONTINUE."""

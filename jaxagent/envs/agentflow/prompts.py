@@ -137,10 +137,10 @@ class Action:
     tool: str
     sub_goal: str
     command: str
-    result: str  # cut by `cut`
+    result: str  # cut by `without_middle`
 
 
-def cut(text: str, chars: int) -> str:
+def without_middle(text: str, chars: int) -> str:
     """The text with its middle left out where it is longer than `chars`, as published."""
     if len(text) <= chars:
         return text
@@ -148,7 +148,7 @@ def cut(text: str, chars: int) -> str:
     return f"{text[:head]}\n... [truncated {len(text) - chars} chars] ...\n{text[len(text) - tail :]}"
 
 
-def brief(actions: tuple[Action, ...], chars: int) -> tuple[Action, ...]:
+def shortened_memory(actions: tuple[Action, ...], chars: int) -> tuple[Action, ...]:
     """The memory with what the policy and the executor wrote cut, too: for roles, whose contexts the policy could fill.
 
     Args:
@@ -158,15 +158,15 @@ def brief(actions: tuple[Action, ...], chars: int) -> tuple[Action, ...]:
     return tuple(
         dataclasses.replace(
             action,
-            tool=cut(action.tool, chars),
-            sub_goal=cut(action.sub_goal, chars),
-            command=cut(action.command, chars),
+            tool=without_middle(action.tool, chars),
+            sub_goal=without_middle(action.sub_goal, chars),
+            command=without_middle(action.command, chars),
         )
         for action in actions
     )
 
 
-def published(actions: tuple[Action, ...]) -> str:
+def memory_as_dict(actions: tuple[Action, ...]) -> str:
     """The memory as the published codes show it: a Python dictionary of dictionaries."""
     names = {"tool_name": "tool", "sub_goal": "sub_goal", "command": "command", "result": "result"}
     shown = {
@@ -176,7 +176,7 @@ def published(actions: tuple[Action, ...]) -> str:
     return str(shown)
 
 
-def compact(actions: tuple[Action, ...]) -> str:
+def memory_as_lines(actions: tuple[Action, ...]) -> str:
     """The memory in few tokens, a line for every step: "tool: sub-goal =result".
 
     No blank before the result: so a number there has the tokens that it has in \\boxed{...}.
@@ -196,13 +196,13 @@ def step(
 ) -> str:
     """What the planner is shown before step `number` of at most `steps`."""
     if style == "compact":
-        return f"Query: {question}\nPlan:{plan}\n{compact(actions)}Step:\n"
+        return f"Query: {question}\nPlan:{plan}\n{memory_as_lines(actions)}Step:\n"
     return STEP.format(
         question=question,
         plan=plan,
         tools=_tools(coder),
         names=f"{PYTHON} or {GENERATOR}",
-        memory=published(actions),
+        memory=memory_as_dict(actions),
         number=number,
         steps=steps,
     )
@@ -211,8 +211,8 @@ def step(
 def final(style: Style, question: str, plan: str, actions: tuple[Action, ...], answer: Answer) -> str:
     """What the planner is shown at the end."""
     if style == "compact":
-        return f"Query: {question}\n{compact(actions)}Answer:"
-    return FINAL.format(question=question, plan=plan, memory=published(actions), final=_FINAL[answer])
+        return f"Query: {question}\n{memory_as_lines(actions)}Answer:"
+    return FINAL.format(question=question, plan=plan, memory=memory_as_dict(actions), final=_FINAL[answer])
 
 
 def executor(style: Style, question: str, wanted: PlannedStep, tool: str, coder: bool) -> str:
@@ -233,8 +233,8 @@ def executor(style: Style, question: str, wanted: PlannedStep, tool: str, coder:
 def verifier(style: Style, question: str, plan: str, actions: tuple[Action, ...], coder: bool) -> str:
     """What the verifier is shown after a step."""
     if style == "compact":
-        return f"Query: {question}\n{compact(actions)}Verify:\n"
-    return VERIFIER.format(question=question, plan=plan, tools=_tools(coder), memory=published(actions))
+        return f"Query: {question}\n{memory_as_lines(actions)}Verify:\n"
+    return VERIFIER.format(question=question, plan=plan, tools=_tools(coder), memory=memory_as_dict(actions))
 
 
 def judge(question: str, response: str, gold: str) -> str:

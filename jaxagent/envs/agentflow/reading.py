@@ -61,13 +61,13 @@ def step(text: str) -> PlannedStep:
 
     A block goes from the first field to an empty line behind the tool's name, or to the end.
     """
-    text, found, at = formats.spoken(text).replace("**", ""), NOTHING, 0
+    text, last_step, at = formats.spoken(text).replace("**", ""), NOTHING, 0
     while True:
         places = []
         for field in _FIELDS:
             begun = text.find(field, at)
             if begun < 0:
-                return found
+                return last_step
             places.append(begun)
             at = begun + len(field)
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it always matches
@@ -75,7 +75,7 @@ def step(text: str) -> PlannedStep:
         end = len(text) if end < 0 else end
         name = text[at:end].strip().removesuffix("```").strip()
         context, sub_goal = (text[places[i] + len(_FIELDS[i]) : places[i + 1]].strip() for i in range(len(_FIELDS) - 1))
-        found, at = PlannedStep(context, sub_goal, name), end
+        last_step, at = PlannedStep(context, sub_goal, name), end
 
 
 def tool(name: str) -> str | None:
@@ -95,13 +95,13 @@ def query(text: str) -> str | None:
     ended = text.rfind(quote, begun)
     if ended < begun or not text[ended + len(quote) :].lstrip(" \t\n,").startswith(")"):
         return None
-    return _ESCAPE.sub(lambda found: _UNESCAPED.get(found[1], found[1]), text[begun:ended])
+    return _ESCAPE.sub(lambda match: _UNESCAPED.get(match[1], match[1]), text[begun:ended])
 
 
 def conclusion(text: str) -> str | None:
     """ "STOP" or "CONTINUE", the last that a verifier concludes; None where it concludes nothing."""
-    found = _CONCLUSION.findall(text[-tags.MAX_CHARS :])
-    return found[-1].upper() if found else None
+    conclusions = _CONCLUSION.findall(text[-tags.MAX_CHARS :])
+    return conclusions[-1].upper() if conclusions else None
 
 
 def program(text: str) -> str:
@@ -112,8 +112,8 @@ def program(text: str) -> str:
 
 def verdict(text: str) -> bool | None:
     """A judge's last verdict; None where it gives none."""
-    found = _VERDICT.findall(text[-tags.MAX_CHARS :])
-    return found[-1].lower() == "true" if found else None
+    verdicts = _VERDICT.findall(text[-tags.MAX_CHARS :])
+    return verdicts[-1].lower() == "true" if verdicts else None
 
 
 def answer(text: str, style: Answer) -> str | None:
@@ -121,5 +121,5 @@ def answer(text: str, style: Answer) -> str | None:
     text = formats.spoken(text)
     if style == "boxed":
         return maths.last_boxed(text)
-    found = tags.inside(*_ANSWER, text)
-    return found[-1].strip() if found else None
+    answers = tags.inside(*_ANSWER, text)
+    return answers[-1].strip() if answers else None

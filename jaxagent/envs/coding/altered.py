@@ -86,8 +86,8 @@ def alter(source: str, tests: Collection[str], place: str) -> tuple[str, set[str
         work.visit(tree)
         first = next((i for i, node in enumerate(tree.body) if not _is_head(node)), len(tree.body))
         tree.body[first:first] = work.read(_PRELUDE)
-        found = work.theirs()
-        return (ast.unparse(ast.fix_missing_locations(tree)), found) if found else None
+        tests = work.theirs()
+        return (ast.unparse(ast.fix_missing_locations(tree)), tests) if tests else None
     except (SyntaxError, ValueError, RecursionError):
         return None
 

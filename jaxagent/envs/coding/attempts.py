@@ -95,7 +95,7 @@ class _Attempt(SandboxAttempt):
             return None
         try:
             await self._sandbox.stop_processes()
-            found = await repository.change(self._sandbox, self.task, self._base, self.config.max_change_bytes)
+            change = await repository.change(self._sandbox, self.task, self._base, self.config.max_change_bytes)
         except repository.ChangeLost:
             return None
         except RuntimeError:
@@ -103,7 +103,7 @@ class _Attempt(SandboxAttempt):
                 raise
             return None
         await self._sandbox.close()
-        return found
+        return change
 
 
 class AgentCodingAttempt(_Attempt):

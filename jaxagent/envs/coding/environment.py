@@ -102,18 +102,18 @@ class Coding(CommandSettings, Environment):
         folder = here.dataset if here.dataset is None or here.dataset.is_dir() else here.dataset.parent
 
         def read(task: Task) -> CodingTask:
-            found = from_task(task, folder)
-            if not found.image and not found.archive and not found.files:
+            coding_task = from_task(task, folder)
+            if not coding_task.image and not coding_task.archive and not coding_task.files:
                 if not self.image_name:
                     raise ConfigError(
                         f"task '{task.id}' names no image and brings no files: set env.image_name, for example "
                         "'swebench/sweb.eval.x86_64.{id}:latest'."
                     )
                 name = self.image_name.format(id=task.id.replace("__", "_1776_").lower())
-                found = dataclasses.replace(found, image=name)
-            if self.reward == "patch_similarity" and not found.patch:
+                coding_task = dataclasses.replace(coding_task, image=name)
+            if self.reward == "patch_similarity" and not coding_task.patch:
                 raise ConfigError(f"task '{task.id}' has no oracle's patch, which env.reward='patch_similarity' needs.")
-            return found
+            return coding_task
 
         def image(task: CodingTask) -> Wanted | None:
             return Wanted(id=task.id, name=task.image, directory=task.workdir) if task.image else None

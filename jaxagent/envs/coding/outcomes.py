@@ -40,8 +40,8 @@ def required_passed(outcomes: Mapping[str, str], required: Sequence[str]) -> boo
 
 
 def _without_method(name: str) -> str:
-    method, found, place = name.partition(" (")
-    return f"{method} ({place.removesuffix(f'.{method})')})" if found and place.endswith(f".{method})") else name
+    method, bracket, place = name.partition(" (")
+    return f"{method} ({place.removesuffix(f'.{method})')})" if bracket and place.endswith(f".{method})") else name
 
 
 def of_pytest(log: str) -> dict[str, str]:
@@ -51,9 +51,9 @@ def of_pytest(log: str) -> dict[str, str]:
     ends at the first "]" before it, others at the first " - " behind the path.
     """
     log = _ANSI.sub("", log)
-    found = _SUMMARY.search(log)
+    summary = _SUMMARY.search(log)
     outcomes: dict[str, str] = {}
-    for line in log[found.end() if found else 0 :].splitlines():
+    for line in log[summary.end() if summary else 0 :].splitlines():
         if (match := _PYTEST.match(line.strip())) is not None:
             _add(outcomes, match[2] if match[1] == "PASSED" else _without_message(match[2]), match[1])
     return outcomes
@@ -174,11 +174,11 @@ def same_map(outcomes: Mapping[str, str], expected: Mapping[str, str]) -> bool:
 
     A name that is empty, of a file that could not be read, counts for the number of tests and for nothing else.
     """
-    found, wanted = (
+    statuses, wanted = (
         {_ANSI.sub("", name).split(" - ")[0]: status for name, status in sorted(side.items())}
         for side in (outcomes, expected)
     )
-    return len(found) == len(wanted) and all(wanted.get(name) == status for name, status in found.items() if name)
+    return len(statuses) == len(wanted) and all(wanted.get(name) == status for name, status in statuses.items() if name)
 
 
 LOGS: dict[str, Callable[[str], dict[str, str]]] = {"pytest": of_pytest, "unittest": of_unittest}

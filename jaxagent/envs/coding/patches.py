@@ -86,14 +86,14 @@ class FileChange:
     @property
     def hunks(self) -> str:
         """The hunks as SWE-RL compares them: without the file's header, each stripped, lengths always written."""
-        found: list[list[str]] = []
+        hunks: list[list[str]] = []
         for line in self.text.splitlines():
             if (head := _HUNK.match(line)) is not None:
                 old, new = f"{head[1]},{head[2] or 1}", f"{head[3]},{head[4] or 1}"
-                found.append([f"@@ -{old} +{new} @@{head[5]}"])
-            elif found:
-                found[-1].append(line)
-        return "\n".join("\n".join(lines).strip() for lines in found).strip()
+                hunks.append([f"@@ -{old} +{new} @@{head[5]}"])
+            elif hunks:
+                hunks[-1].append(line)
+        return "\n".join("\n".join(lines).strip() for lines in hunks).strip()
 
 
 def split(patch: str) -> list[FileChange]:
@@ -148,8 +148,8 @@ def is_test(path: str) -> bool:
 def test_folder(path: str) -> str:
     """The outermost folder of tests above a file; "" where there is none."""
     for pattern in (r"((.*?/)?tests?)/", r"((.*?/)?testing)/"):
-        if (found := re.match(pattern, path, re.IGNORECASE)) is not None:
-            return found[1]
+        if (match := re.match(pattern, path, re.IGNORECASE)) is not None:
+            return match[1]
     return ""
 
 

@@ -182,8 +182,8 @@ async def change(sandbox: Sandbox, task: CodingTask, base: tuple[str, str], max_
 
 def _archives(task: CodingTask) -> list[bytes]:
     """Tar files that are unpacked one after the other."""
-    found = [_bytes_of(task.archive)] if task.archive is not None else []
-    return [*found, *([_packed(task.files)] if task.files else [])]
+    archives = [_bytes_of(task.archive)] if task.archive is not None else []
+    return [*archives, *([_packed(task.files)] if task.files else [])]
 
 
 def _packed(files: Mapping[str, str]) -> bytes:

@@ -74,9 +74,11 @@ def to_task(row: Mapping[str, Any]) -> types.Task:
     else:
         metadata = fields.json_object(row.get("metadata"))
         if "instance" in metadata:
-            found = metadata["instance"]
-            found = found if not isinstance(found, str) else _object(found)
-            name, statement, kind, about = _swe_bench(fields.mapping(found, "metadata.instance"), "metadata.instance.")
+            instance = metadata["instance"]
+            instance = instance if not isinstance(instance, str) else _object(instance)
+            name, statement, kind, about = _swe_bench(
+                fields.mapping(instance, "metadata.instance"), "metadata.instance."
+            )
             image = metadata.get("base_image") or metadata.get("polar_image")
             about = about | ({"image": image} if image else {})
         else:
@@ -146,8 +148,8 @@ def _swe_bench(row: Mapping[str, Any], prefix: str) -> tuple[str, str, str, dict
     test_patch = fields.text(row, "test_patch", prefix, empty=True) if row.get("test_patch") else ""
     tests: dict[str, Any] = {}
     for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
-        found = key if key in row or key.lower() not in row else key.lower()
-        tests[key.lower()] = names(fields.get(row, found, prefix), prefix + found)
+        column = key if key in row or key.lower() not in row else key.lower()
+        tests[key.lower()] = names(fields.get(row, column, prefix), prefix + column)
     if not tests["fail_to_pass"] and not tests["pass_to_pass"]:
         raise RowError(f"{prefix}FAIL_TO_PASS", "no test is named, here or in PASS_TO_PASS")
     if row.get("test_command"):
@@ -234,7 +236,7 @@ def _slime(row: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[str, st
     before = either("pre_commands") or []
     setup += [before.replace("\\n", "\n")] if isinstance(before, str) else fields.texts(before, "metadata.pre_commands")
     about["setup"] = setup
-    statement = metadata.get("problem_statement") or _said(row.get("prompt"))
+    statement = metadata.get("problem_statement") or _first_user_text(row.get("prompt"))
     if not isinstance(statement, str) or not statement.strip():
         raise RowError("metadata.problem_statement", "missing, and there is no prompt")
     label = row.get("label")
@@ -244,7 +246,7 @@ def _slime(row: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[str, st
     return name, statement, "software", about
 
 
-def _said(prompt: Any) -> str:
+def _first_user_text(prompt: Any) -> str:
     """The first user message of a prompt, or a prompt that is a text."""
     if isinstance(prompt, str):
         return prompt
@@ -256,7 +258,7 @@ def _said(prompt: Any) -> str:
 
 def names(value: Any, column: str) -> list[str]:
     """A list of texts, or text that holds one as JSON or, as in SWE-bench Pro's rows, as Python writes it."""
-    read = fields.listed(value, column) if isinstance(value, str) else value
+    read = fields.texts_of_list(value, column) if isinstance(value, str) else value
     if read is None:
         raise RowError(column, f"must be a list, or text that holds one, got {fields.show(value)}")
     return list(fields.texts(read, column))

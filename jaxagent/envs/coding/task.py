@@ -39,12 +39,12 @@ class Tests:
         """The files that the tests are in. Of a dotted name every file that it can mean."""
         if self.framework == "pytest":
             return tuple(dict.fromkeys(name.partition("::")[0] for name in self.required))
-        found: dict[str, None] = {}
+        files: dict[str, None] = {}
         for name in self.required:
             parts = name.partition("(")[2].rstrip(")").split(".") if "(" in name else name.split(".")
             paths = ["/".join(parts[: i + 1]) + ".py" for i in range(len(parts))]
-            found |= dict.fromkeys(f"{folder}{path}" for folder in ("", "src/") for path in paths)  # see runner.py
-        return tuple(found)
+            files |= dict.fromkeys(f"{folder}{path}" for folder in ("", "src/") for path in paths)  # see runner.py
+        return tuple(files)
 
 
 @dataclasses.dataclass(frozen=True)

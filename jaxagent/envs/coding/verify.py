@@ -22,6 +22,7 @@ from typing import Any
 from jaxagent.envs.coding import altered, outcomes, patches, repository
 from jaxagent.envs.coding.task import CodingTask, Status, StatusMap, SwePro, Tests
 from jaxagent.envs.python import hidden_tests
+from jaxagent.envs.terminal.commands import memory_ran_out
 from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.sandbox.base import MAX_OUTPUT_BYTES, CommandResult, FileError, Sandbox, SandboxError
 
@@ -95,8 +96,8 @@ def _passes_altered(again: Judgement, name: str) -> bool:
 
 def _is(judged: Judgement, name: str, *statuses: str) -> bool:
     """Whether a test, under any of the names that `outcomes` understands, has one of these statuses."""
-    found = {test: "PASSED" if status in statuses else "FAILED" for test, status in judged.outcomes.items()}
-    return outcomes.required_passed(found, [name])
+    statuses_of_tests = {test: "PASSED" if status in statuses else "FAILED" for test, status in judged.outcomes.items()}
+    return outcomes.required_passed(statuses_of_tests, [name])
 
 
 def _places(name: str) -> tuple[str, str]:
@@ -119,10 +120,10 @@ async def _alter(sandbox: Sandbox, task: CodingTask, must_fail: dict[str, tuple[
         mine = {test: place for place, test in must_fail.values() if place == path or module.endswith(f".{place}")}
         try:
             source = (await sandbox.read(f"{task.workdir}/{path}")).decode() if mine else ""
-            found = altered.alter(source, mine, f"_{secrets.token_hex(4)}")
-            if found is not None:
-                await sandbox.write(f"{task.workdir}/{path}", found[0].encode())
-                done |= {(mine[test], test) for test in found[1]}
+            alteration = altered.alter(source, mine, f"_{secrets.token_hex(4)}")
+            if alteration is not None:
+                await sandbox.write(f"{task.workdir}/{path}", alteration[0].encode())
+                done |= {(mine[test], test) for test in alteration[1]}
         except (FileError, UnicodeError):
             continue
     for name in [name for name, place in must_fail.items() if place not in done]:
@@ -160,19 +161,14 @@ async def _judge(
         try:
             judged = await _run(sandbox, task, deadline_s)
         except SandboxError:
-            if await _memory_ran_out(sandbox, before):
+            if await memory_ran_out(sandbox, before):
                 return Judgement(False, MEMORY)
             raise
-        if not judged.resolved and await _memory_ran_out(sandbox, before):
+        if not judged.resolved and await memory_ran_out(sandbox, before):
             return dataclasses.replace(judged, why=MEMORY)
         return judged
     finally:
         await sandbox.close()
-
-
-async def _memory_ran_out(sandbox: Sandbox, before: int | None) -> bool:
-    now = await sandbox.oom_kills()
-    return now is not None and before is not None and now > before
 
 
 async def apply_patch(sandbox: Sandbox, task: CodingTask, patch: str, ladder: Sequence[str]) -> bool:
@@ -209,14 +205,14 @@ async def _run(sandbox: Sandbox, task: CodingTask, deadline_s: float) -> Judgeme
     done = await _shell(sandbox, task, check.command, deadline_s)
     log = done.output.decode("utf-8", "replace")
     if isinstance(check, StatusMap):
-        found = outcomes.of_r2e(log)
-        resolved = outcomes.same_map(found, check.expected) and not done.timed_out
+        statuses = outcomes.of_r2e(log)
+        resolved = outcomes.same_map(statuses, check.expected) and not done.timed_out
     else:
-        found = outcomes.LOGS[check.framework](log)
-        if found and outcomes.forged(found, done.exit_code) and not done.timed_out:
-            return Judgement(False, FORGED, found)
-        resolved = outcomes.required_passed(found, check.required) and not done.timed_out
-    return Judgement(resolved, "" if resolved else _why(done, found), found)
+        statuses = outcomes.LOGS[check.framework](log)
+        if statuses and outcomes.forged(statuses, done.exit_code) and not done.timed_out:
+            return Judgement(False, FORGED, statuses)
+        resolved = outcomes.required_passed(statuses, check.required) and not done.timed_out
+    return Judgement(resolved, "" if resolved else _why(done, statuses), statuses)
 
 
 def calls_of(script: str) -> tuple[str, list[list[Any]]] | None:
@@ -244,15 +240,15 @@ async def _by_calls(
     place = f"/tmp/.calls-{secrets.token_hex(8)}"
     begin = f"import os, sys\nos.chdir({task.workdir!r})\nsys.path.insert(0, {task.workdir!r})\n{imports}\n"
     await sandbox.write(f"{place}/{hidden_tests.MAIN}", begin.encode())
-    tests = [hidden_tests.HiddenTest(f"{i}: {call}", call, value) for i, (call, value) in enumerate(calls)]
+    tests = {f"{i}: {call}": (call, value) for i, (call, value) in enumerate(calls)}
     report = await hidden_tests.outcomes_of(sandbox, tests, deadline_s, place, task.python)
-    found = {call: "PASSED" if said == "passed" else "FAILED" for call, said in report.items()}
+    statuses = {call: "PASSED" if said == "passed" else "FAILED" for call, said in report.items()}
     resolved = set(report.values()) == {"passed"}
-    return Judgement(resolved, "" if resolved else FAILED, found)
+    return Judgement(resolved, "" if resolved else FAILED, statuses)
 
 
-def _why(done: CommandResult, found: Mapping[str, str]) -> str:
-    return LATE if done.timed_out else FAILED if found else NO_RESULTS
+def _why(done: CommandResult, statuses: Mapping[str, str]) -> str:
+    return LATE if done.timed_out else FAILED if statuses else NO_RESULTS
 
 
 async def _shell(sandbox: Sandbox, task: CodingTask, command: str, deadline_s: float) -> CommandResult:
@@ -262,13 +258,13 @@ async def _shell(sandbox: Sandbox, task: CodingTask, command: str, deadline_s: f
 
 async def _by_runner(sandbox: Sandbox, task: CodingTask, check: Tests, deadline_s: float) -> Judgement:
     names = [] if check.framework == "pytest" else list(check.required)
-    done, found = await run_tests(sandbox, task, check.framework, check.files, names, deadline_s)
-    if found is None:
+    done, report = await run_tests(sandbox, task, check.framework, check.files, names, deadline_s)
+    if report is None:
         return Judgement(False, LATE if done.timed_out else NO_RESULTS)
-    if found["canary"] not in RED:
-        return Judgement(False, FORGED, found["outcomes"])
-    resolved = outcomes.required_passed(found["outcomes"], check.required)
-    return Judgement(resolved, "" if resolved else FAILED, found["outcomes"], found["messages"])
+    if report["canary"] not in RED:
+        return Judgement(False, FORGED, report["outcomes"])
+    resolved = outcomes.required_passed(report["outcomes"], check.required)
+    return Judgement(resolved, "" if resolved else FAILED, report["outcomes"], report["messages"])
 
 
 async def run_tests(
@@ -310,16 +306,16 @@ async def run_tests(
     done = await sandbox.execute(argv, deadline_s, repository.OUTPUT_BYTES, repository.ENV, task.workdir)
     await sandbox.stop_processes()
     try:
-        found = json.loads(await sandbox.read(results, MAX_RESULTS_BYTES))
+        report = json.loads(await sandbox.read(results, MAX_RESULTS_BYTES))
     except (FileError, ValueError, RecursionError):
         return done, None
-    return done, found if _is_own(found, secret) and not done.timed_out else None
+    return done, report if _is_own(report, secret) and not done.timed_out else None
 
 
-def _is_own(found: Any, secret: str) -> bool:
-    if not isinstance(found, dict) or found.get("secret") != secret or not isinstance(found.get("canary"), str):
+def _is_own(report: Any, secret: str) -> bool:
+    if not isinstance(report, dict) or report.get("secret") != secret or not isinstance(report.get("canary"), str):
         return False
-    maps = (found.get("outcomes"), found.get("messages"))
+    maps = (report.get("outcomes"), report.get("messages"))
     return all(isinstance(m, dict) and all(isinstance(v, str) for v in m.values()) for m in maps)
 
 
@@ -336,8 +332,8 @@ async def _by_scripts(sandbox: Sandbox, task: CodingTask, check: SwePro, deadlin
     await sandbox.execute(argv, repository.STEP_TIMEOUT_S, repository.OUTPUT_BYTES, repository.ENV, task.workdir)
     try:
         parsed = json.loads(await sandbox.read(f"{place}/result.json", MAX_RESULTS_BYTES))
-        found = {test["name"]: test["status"] for test in parsed["tests"]}
+        statuses = {test["name"]: test["status"] for test in parsed["tests"]}
     except (FileError, ValueError, RecursionError, TypeError, KeyError):
         return Judgement(False, LATE if ran.timed_out else NO_RESULTS)
-    resolved = bool(check.required) and all(found.get(name) == "PASSED" for name in check.required)
-    return Judgement(resolved, "" if resolved else FAILED, found)
+    resolved = bool(check.required) and all(statuses.get(name) == "PASSED" for name in check.required)
+    return Judgement(resolved, "" if resolved else FAILED, statuses)

@@ -138,14 +138,14 @@ class Connection:
 
 
 async def _tools(client: mcp.Client) -> list[Tool]:
-    found: list[Tool] = []
+    tools: list[Tool] = []
     cursor = None
     for _ in range(PAGES):
         page = await client.list_tools(cursor=cursor)
-        found += [Tool(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+        tools += [Tool(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
         cursor = page.next_cursor
         if not cursor:
-            return found
+            return tools
     raise ServerError(f"its list of tools has more than {PAGES} pages")
 
 

@@ -64,12 +64,12 @@ class Documents:
         return text
 
 
-def beside(place: Path) -> Path:
+def folder_of(place: Path) -> Path:
     """The folder whose documents the tasks of a file or folder name."""
     return place if place.is_dir() else place.parent
 
 
-def rendered(texts: Sequence[str]) -> str:
+def numbered(texts: Sequence[str]) -> str:
     """A context as published: numbered documents with an empty line between them."""
     return "\n\n".join(f"Document {i}:\n{text}" for i, text in enumerate(texts, 1))
 
@@ -79,7 +79,7 @@ def check(task: Task, documents: Documents | None, num_docs: int, length_tokens:
 
     Raises:
       ConfigError: it is of neither kind; or it has not as many documents as are wanted; or its pool surely ends before
-        the length. `short` counts tokens, and knows of more.
+        the length. `tasks_with_short_pools` counts tokens, and knows of more.
     """
     metadata = task.metadata
     if "documents" not in metadata:
@@ -117,7 +117,7 @@ def check(task: Task, documents: Documents | None, num_docs: int, length_tokens:
         )
 
 
-def chosen(
+def texts_of_context(
     task: Task, documents: Documents, num_docs: int, length_tokens: int, tokens: Callable[[str], int]
 ) -> list[str]:
     """The texts of a task's context, in their order.
@@ -148,12 +148,14 @@ def chosen(
     return documents.texts(numbers)
 
 
-def short(tasks: Sequence[Task], documents: Documents, length_tokens: int, tokens: Callable[[str], int]) -> list[Task]:
+def tasks_with_short_pools(
+    tasks: Sequence[Task], documents: Documents, length_tokens: int, tokens: Callable[[str], int]
+) -> list[Task]:
     """The tasks whose pools end before the length, by so much that another document of their mean size would fit.
 
     Args:
       tasks: with "documents"; see `check`.
-      documents, length_tokens, tokens: as for `chosen`.
+      documents, length_tokens, tokens: as for `texts_of_context`.
     """
     sizes: dict[int, int] = {}
     pools: dict[tuple[int, int], int] = {}

@@ -96,8 +96,8 @@ class MemAgent(Environment):
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], MemAgentAttempt]]:  # type: ignore[override]
         """Looks at all tasks, with the documents that they name: of held-out ones from elsewhere those beside them."""
-        dataset = documents.beside(here.dataset) if here.dataset else Path()
-        beside = dataset if here.held_out is None else documents.beside(here.held_out)
+        dataset = documents.folder_of(here.dataset) if here.dataset else Path()
+        beside = dataset if here.held_out is None else documents.folder_of(here.held_out)
         heldout = Contexts(self, beside)
         training = heldout if beside == dataset else Contexts(self, dataset)
         dataclasses.replace(here, train=()).check(heldout.check)
@@ -115,10 +115,10 @@ class MemAgent(Environment):
         Raises:
           ConfigError: a task's documents cannot be read, or are surely too few.
         """
-        texts = documents.Documents(documents.beside(place) / documents.FILE)
+        texts = documents.Documents(documents.folder_of(place) / documents.FILE)
         for task in tasks:
             documents.check(task, texts, 0, self.length_tokens)
-        return documents.short(tasks, texts, self.length_tokens, tokens)
+        return documents.tasks_with_short_pools(tasks, texts, self.length_tokens, tokens)
 
     def identity(self, dataset: Path) -> Mapping[str, str]:
         """The documents' digest, of a data set that has some."""
@@ -129,7 +129,7 @@ class MemAgent(Environment):
         return self._digest("held_out_documents", place)
 
     def _digest(self, name: str, place: Path) -> Mapping[str, str]:
-        path = documents.beside(place) / documents.FILE
+        path = documents.folder_of(place) / documents.FILE
         return {name: digests.of_file(path)} if path.is_file() else {}
 
 
@@ -164,10 +164,10 @@ class Contexts:
         if "documents" not in task.metadata or self._documents is None:
             context = task.metadata["context"]
         else:
-            texts = documents.chosen(
+            texts = documents.texts_of_context(
                 task, self._documents, config.num_docs, config.length_tokens, lambda text: len(cast.tokens(text).ids)
             )
-            context = documents.rendered(texts)
+            context = documents.numbered(texts)
         return np.array(cast.tokens(config.style.gap + context).ids, np.int32)
 
 

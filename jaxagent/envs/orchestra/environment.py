@@ -33,7 +33,7 @@ from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
 from jaxagent.envs.python.environment import TRY_TIMEOUT_S, check_python
 from jaxagent.envs.python.programs import Programs
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
-from jaxagent.envs.search.retriever.base import Retriever, corpus_identity, opened_by, passages_of
+from jaxagent.envs.search.retriever.base import Passage, Retriever, corpus_identity, opened_by, passages_of
 from jaxagent.rewards import maths
 from jaxagent.rewards.judge import Item, Rubric
 from jaxagent.rewards.text import exact_match, normalize_answer
@@ -208,7 +208,8 @@ class OrchestraAttempt(Attempt):
         self._programs = programs
         self._offered = {name: tools.tool(name, able) for name, able in config.offers.items()}
         self._turns_left = config.max_turns
-        self._found = experts.Found()
+        self._documents: tuple[Passage, ...] = ()
+        self._ran: list[tuple[str, str]] = []  # programs, and what they printed
         self._answer: str | None = None
         self.stop_strings: Sequence[str] = config.stop_strings
         calls = [f"calls_{name}" for name in (*config.offers, *config.experts)]
@@ -278,8 +279,8 @@ class OrchestraAttempt(Attempt):
 
     async def _ask(self, tool: str, expert: str) -> str:
         """An expert's reply, each in a conversation of its own; adds what it cost and took."""
-        context = experts.kept(
-            self._found.text,
+        context = experts.newest_tokens(
+            experts.context(self._documents, self._ran),
             self._config.expert_context_tokens,
             lambda text: self._cast.tokens(text).ids,
             lambda ids: self._cast.decoded(ids).text,
@@ -301,7 +302,7 @@ class OrchestraAttempt(Attempt):
         query = experts.query_of(reply)
         self.counters["no_query"] += query is None
         documents = await passages_of(self._retriever, query or self._task.prompt, self._config.retriever.topk)
-        self._found = self._found.with_documents(documents, self._config.max_documents)
+        self._documents = experts.newest(self._documents, documents, self._config.max_documents)
         return experts.shown(documents) or "Nothing was found."
 
     async def _run(self, reply: str) -> str:
@@ -318,7 +319,7 @@ class OrchestraAttempt(Attempt):
         self.counters["cost"] += self._config.code_interpreter_per_second * seconds
         output = "(out of memory)" if ran.out_of_memory else ran.output.rstrip("\n")
         output = f"{output}\n(timed out)".lstrip("\n") if ran.timed_out else output
-        self._found = self._found.with_program(code, output)
+        self._ran.append((code, output))
         return output or "The program printed nothing."
 
 

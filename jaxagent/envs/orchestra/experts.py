@@ -1,6 +1,6 @@
 """What experts are asked, and how their replies are read. Experts see the problem and what was found; nobody else.
 
-The published code cuts what an expert is shown at its left: the newest part stays (`kept`).
+The published code cuts what an expert is shown at its left: the newest part stays (`newest_tokens`).
 
 How long an expert takes is a part of the reward (`env.latency`). Measured, it follows the machine and its load, so two
 runs of one config differ. Simulated from its tokens, it follows from what was said alone, and a run repeats exactly.
@@ -33,28 +33,16 @@ HOW = {
 _QUERY = tags.pair("query")
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What an attempt has found so far."""
+def newest(documents: Sequence[Passage], more: Sequence[Passage], most: int) -> tuple[Passage, ...]:
+    """Documents and those of `more` that are new; the oldest of more than `most` are dropped."""
+    known = {passage.id for passage in documents}
+    return (*documents, *(passage for passage in more if passage.id not in known))[-most:]
 
-    documents: tuple[Passage, ...] = ()
-    programs: tuple[tuple[str, str], ...] = ()  # (program, what it printed)
 
-    def with_documents(self, more: Sequence[Passage], most: int) -> Found:
-        """With documents that are new; the oldest of more than `most` are dropped."""
-        known = {passage.id for passage in self.documents}
-        new = tuple(passage for passage in more if passage.id not in known)
-        return dataclasses.replace(self, documents=(*self.documents, *new)[-most:])
-
-    def with_program(self, code: str, output: str) -> Found:
-        """With one more program."""
-        return dataclasses.replace(self, programs=(*self.programs, (code, output)))
-
-    @property
-    def text(self) -> str:
-        """All of it, the documents first; "" of nothing."""
-        documents = f"Documents:\n{shown(self.documents)}\n\n" if self.documents else ""
-        return documents + "".join(f"```python\n{c}\n```\n```output\n{o}\n```\n\n" for c, o in self.programs)
+def context(documents: Sequence[Passage], programs: Sequence[tuple[str, str]]) -> str:
+    """All that an attempt has: documents, and (program, what it printed); "" of nothing."""
+    first = f"Documents:\n{shown(documents)}\n\n" if documents else ""
+    return first + "".join(f"```python\n{c}\n```\n```output\n{o}\n```\n\n" for c, o in programs)
 
 
 def shown(documents: Sequence[Passage]) -> str:
@@ -68,12 +56,14 @@ def question(tool: str, problem: str, context: str) -> str:
     Args:
       tool: what it is to do.
       problem: the task's prompt.
-      context: of `Found`, as much as is kept.
+      context: what `context` gives, as much as is kept.
     """
     return f"{context}Problem: {problem}\n{HOW[tool]}\n"
 
 
-def kept(text: str, most: int, encode: Callable[[str], Sequence[int]], decode: Callable[[Sequence[int]], str]) -> str:
+def newest_tokens(
+    text: str, most: int, encode: Callable[[str], Sequence[int]], decode: Callable[[Sequence[int]], str]
+) -> str:
     """The last `most` tokens of a text: all of it where it has no more."""
     ids = encode(text)
     return text if len(ids) <= most else decode(ids[len(ids) - most :])
@@ -86,8 +76,8 @@ def program_of(reply: str) -> str | None:
 
 def query_of(reply: str) -> str | None:
     """The last query of a reply; None where there is none, or it is empty."""
-    found = tags.inside(*_QUERY, formats.spoken(reply))
-    return found[-1].strip() or None if found else None
+    queries = tags.inside(*_QUERY, formats.spoken(reply))
+    return queries[-1].strip() or None if queries else None
 
 
 def answer_of(reply: str) -> str | None:

@@ -53,14 +53,14 @@ def read(answer: str, offered: Mapping[str, Tool]) -> tuple[list[tuple[str, str]
     said = read_answer(answer[: tags.MAX_CHARS], list(offered.values()))
     if said.malformed or not said.calls:
         return [], f"Call a tool: {Hermes.write('', [Call(next(iter(offered)), {MODEL: '...'})])}"
-    found: dict[str, str] = {}
+    calls: dict[str, str] = {}
     for call in said.calls:
         if problem := _problem(call, offered):
             return [], problem
-        if call.name in found:
+        if call.name in calls:
             return [], f"{call.name} is called twice: call a tool once at a time."
-        found[call.name] = str(call.arguments[MODEL])  # type: ignore[index]
-    return list(found.items()), ""
+        calls[call.name] = str(call.arguments[MODEL])  # type: ignore[index]
+    return list(calls.items()), ""
 
 
 def _problem(call: Call, offered: Mapping[str, Tool]) -> str:

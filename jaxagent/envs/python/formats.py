@@ -125,8 +125,8 @@ def observed(style: Format, code: str | None, text: str) -> Observation:
 
 def find_program(style: Format, text: str) -> str | None:
     """The complete program in a turn: the first in the plain format, which ends there, else the last."""
-    found = tags.inside(*PROGRAM[style], spoken(text))
-    code = (found[0] if style == "plain" else found[-1]).strip("\n").replace("\0", "") if found else ""
+    programs = tags.inside(*PROGRAM[style], spoken(text))
+    code = (programs[0] if style == "plain" else programs[-1]).strip("\n").replace("\0", "") if programs else ""
     return code if code.strip() and len(code) <= MAX_FILE_CHARS else None
 
 
@@ -135,8 +135,8 @@ def find_answer(style: Format, text: str) -> str | None:
     text = tags.outside(*PROGRAM[style], spoken(text))
     if style != "plain":
         return maths.last_boxed(text)
-    found = tags.inside(*_ANSWER, text)
-    return found[0].strip() if found else None
+    answers = tags.inside(*_ANSWER, text)
+    return answers[0].strip() if answers else None
 
 
 def message_only(output: str) -> str:

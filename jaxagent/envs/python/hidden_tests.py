@@ -11,10 +11,9 @@ A program that fails, hangs or ends early fails its tests (the policy's own doin
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxagent.config import ConfigError
@@ -53,16 +52,11 @@ os._exit(0)
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class HiddenTest:
-    """One call of the submission."""
-
-    name: str
-    call: str  # a Python expression, after the submission has been executed
-    value: Any  # what it must give, as JSON: tuples are lists
+# Name -> (a Python expression, evaluated when the submission has been executed; what it must give, as JSON).
+HiddenTests = Mapping[str, tuple[str, Any]]
 
 
-def of_task(task: Task) -> tuple[HiddenTest, ...]:
+def of_task(task: Task) -> HiddenTests:
     """The hidden tests of a task.
 
     Raises:
@@ -71,14 +65,14 @@ def of_task(task: Task) -> tuple[HiddenTest, ...]:
     given = task.metadata.get("hidden_tests")
     if not isinstance(given, Mapping) or not given:
         raise ConfigError(f"task '{task.id}': metadata.hidden_tests must be an object of tests: it is no such task.")
-    tests = []
+    tests = {}
     for name, test in given.items():
         if not isinstance(test, Mapping) or not isinstance(test.get("call"), str) or "value" not in test:
             raise ConfigError(f"task '{task.id}': metadata.hidden_tests.{name} needs 'call' (text) and 'value'.")
-        tests.append(HiddenTest(name, test["call"], test["value"]))
+        tests[name] = (test["call"], test["value"])
     if unknown := [name for name in required_tests(task) if name not in given]:
         raise ConfigError(f"task '{task.id}': metadata.hidden_tests has no '{unknown[0]}', which is required.")
-    return tuple(tests)
+    return tests
 
 
 def files_of(task: Task) -> Mapping[str, str]:
@@ -103,9 +97,7 @@ def arguments(files: Mapping[str, str]) -> list[str]:
     return [part for name, text in files.items() for part in (name, text)]
 
 
-async def run(
-    sandbox: Sandbox, tests: Sequence[HiddenTest], files: Mapping[str, str], deadline_s: float
-) -> dict[str, str]:
+async def run(sandbox: Sandbox, tests: HiddenTests, files: Mapping[str, str], deadline_s: float) -> dict[str, str]:
     """Runs every test; name -> "passed", "failed" (another value) or "error" (none).
 
     Args:
@@ -124,10 +116,10 @@ async def run(
 
 
 async def outcomes_of(
-    sandbox: Sandbox, tests: Sequence[HiddenTest], deadline_s: float, directory: str = "", python: str = "python3"
+    sandbox: Sandbox, tests: HiddenTests, deadline_s: float, directory: str = "", python: str = "python3"
 ) -> dict[str, str]:
     """The same of a submission that is there, as `MAIN` in a directory ("" = the sandbox's own)."""
-    calls = json.dumps([test.call for test in tests])
+    calls = json.dumps([call for call, _ in tests.values()])
     try:
         argv = (python, "-I", "-B", "-c", CALL, calls)
         result = await sandbox.execute(argv, deadline_s, OUTPUT_BYTES, None, directory)
@@ -138,11 +130,11 @@ async def outcomes_of(
     outcomes = [] if result is None or result.timed_out or result.truncated else read(result.output)
     outcomes += [{}] * (len(tests) - len(outcomes))
     report = {}
-    for test, outcome in zip(tests, outcomes, strict=False):
+    for (name, (_, value)), outcome in zip(tests.items(), outcomes, strict=False):
         if "value" not in outcome:
-            report[test.name] = "error"
+            report[name] = "error"
         else:
-            report[test.name] = "passed" if same(outcome["value"], test.value) else "failed"
+            report[name] = "passed" if same(outcome["value"], value) else "failed"
     return report
 
 

@@ -58,10 +58,10 @@ class Ragen(Environment):
         Raises:
           ConfigError: it names none.
         """
-        found = SEED.fullmatch(text.strip())
-        if not found:
+        match = SEED.fullmatch(text.strip())
+        if not match:
             raise ConfigError(f"a task of the environment 'ragen' has the prompt 'seed NUMBER', not {text[:60]!r}.")
-        return int(found[1])
+        return int(match[1])
 
     def messages(self, text: str) -> tuple[Message, ...]:
         """The prompt of a task: the world's introduction and its first state."""

@@ -90,7 +90,7 @@ class Script(Environment):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Told(Command):
+class TaskCommand(Command):
     """The command, told its task."""
 
     variables: Mapping[str, str]
@@ -119,7 +119,7 @@ class ScriptAttempt(AgentAttempt):
     def __init__(self, task: Task, config: Script):
         self._task, self._config, self._host = task, config, Host()
         self._file: str | None = None
-        self.agent = _Told(words=config.command, side_requests=config.side_requests, variables=self._variables())
+        self.agent = TaskCommand(words=config.command, side_requests=config.side_requests, variables=self._variables())
         self.init_s, self.run_s, self.verify_s = 60.0, config.run_s, config.verify_s
         self.counters: dict[str, float] = {}
 

@@ -93,7 +93,7 @@ def parse_action(text: str) -> tuple[str, str] | None:
     first = [(*pair, name) for name, marks in _ACTIONS.items() if (pair := next(tags.spans(*marks, text), None))]
     if not first:
         return None
-    begun, ended, name = min(first, key=lambda found: found[0].start())
+    begun, ended, name = min(first, key=lambda action: action[0].start())
     return name, text[begun.end() : ended.start()].strip()
 
 
@@ -190,14 +190,14 @@ class Search(Environment):
         """A result of a search, or the text that says that the action was invalid."""
         return self.observed(self.speech.parse(action) is not None and text != self.speech.invalid_query, text)
 
-    def observed(self, found: bool, text: str) -> Observation:
+    def observed(self, valid: bool, text: str) -> Observation:
         """A text that the policy is shown, as `prompt` has it: more of its own text, or a user message.
 
         Args:
-          found: whether the text is what a search has found; else it says that the action was invalid.
+          valid: whether the text is what a search has found; else it says that the action was invalid.
           text: as `render_observation` makes it, or `INVALID_ACTION`.
         """
-        kind = TokenKind.OBSERVATION if found else TokenKind.WARNING
+        kind = TokenKind.OBSERVATION if valid else TokenKind.WARNING
         chat = self.prompt == "chat"
         return Observation(((text.strip(), kind),), "user") if chat else Observation(((text, kind),))
 

@@ -115,10 +115,10 @@ def well_formed(text: str) -> bool:
 
 def boxed_answer(text: str) -> str | None:
     r"""What the last \boxed{} of the <answer> holds, as `rewards.boxed` reads it; None where there is none."""
-    found = tags.inside(*_ANSWER, text)
-    if not found:
+    answers = tags.inside(*_ANSWER, text)
+    if not answers:
         return None
-    return last_boxed(found[0])
+    return last_boxed(answers[0])
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:

@@ -48,8 +48,8 @@ def extract_answer(text: str, min_answers: int) -> str | None:
     published prompt matches twice, "<answer> and </answer>" too, so without any answer of the policy's own it yields
     "Beijing". With `min_answers` 1 and only the policy's text this cannot happen.)
     """
-    found = tags.inside(*ANSWER, text)
-    return found[-1].strip() if len(found) >= min_answers and found else None
+    written = tags.inside(*ANSWER, text)
+    return written[-1].strip() if len(written) >= min_answers and written else None
 
 
 def well_formed(response: str) -> bool:

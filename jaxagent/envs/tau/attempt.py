@@ -109,5 +109,5 @@ class TauAttempt(Attempt):
         """The digest of what the task's actions make of fresh data."""
         shop = self._store.open()
         actions = self._task.metadata["actions"]
-        toolbox.replay(shop, ((action["name"], rows.given(action)) for action in actions))
+        toolbox.replay(shop, ((action["name"], rows.passed_arguments(action)) for action in actions))
         return shop.digest()

@@ -57,17 +57,17 @@ def load(folder: Path) -> list[dict[str, Any]]:
         return short()
     try:
         forms = json.loads(path.read_bytes())
-        found = {form["function"]["name"]: sorted(form["function"]["parameters"]["properties"]) for form in forms}
+        described = {form["function"]["name"]: sorted(form["function"]["parameters"]["properties"]) for form in forms}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"{path} must be a list of tools in OpenAI's form: {type(error).__name__}: {error}."
         ) from None
     for name, tool in TOOLS.items():
         arguments = arguments_of(tool)
-        if found.pop(name, None) != sorted(arguments):
+        if described.pop(name, None) != sorted(arguments):
             raise ConfigError(f"{path}: the tool {name} must be there, with the arguments {list(arguments)}.")
-    if found:
-        raise ConfigError(f"{path} describes {show(next(iter(found)))}, and there is no such tool.")
+    if described:
+        raise ConfigError(f"{path} describes {show(next(iter(described)))}, and there is no such tool.")
     return forms
 
 

@@ -158,7 +158,7 @@ def _check_actions(task: Task) -> None:
     """
     for number, action in enumerate(task.metadata["actions"]):
         place = f"Task '{task.id}': column 'metadata.actions[{number}]"
-        name, given = action["name"], rows.given(action)
+        name, given = action["name"], rows.passed_arguments(action)
         if name not in TOOLS:
             raise ConfigError(f"{place}.name': there is no tool '{name}'. {nearest(name, TOOLS)}")
         known = list(arguments_of(TOOLS[name]))

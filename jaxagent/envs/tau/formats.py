@@ -129,14 +129,14 @@ def _plain() -> Format:
     """The format of plain.py, which has a policy of its own."""
 
     def after(action: Action, text: str) -> Observation:
-        shown = plain.heard(text) if action.name == RESPOND else plain.returned(text)
+        shown = plain.customer_text(text) if action.name == RESPOND else plain.tool_text(text)
         return Observation(((shown, TokenKind.OBSERVATION),))
 
     return Format(
         lambda opening, policy, tools: plain.messages(opening),
         lambda text, tools: _checked(*plain.parse(text)),
         after,
-        lambda reason: Observation(((plain.returned(reason), TokenKind.WARNING),)),
+        lambda reason: Observation(((plain.tool_text(reason), TokenKind.WARNING),)),
         plain.STOP_STRINGS,
         plain.PREFIXES,
         plain.TOKENS,

@@ -61,19 +61,19 @@ def call(name: str, arguments: Mapping[str, Any]) -> str:
     return f"<call>{name} {json.dumps(dict(arguments))}</call>"
 
 
-def heard(text: str) -> str:
+def customer_text(text: str) -> str:
     """What the agent is shown of the customer's words."""
     return f"<user>{text}</user>\n"
 
 
-def returned(text: str) -> str:
+def tool_text(text: str) -> str:
     """What the agent is shown of a tool's answer."""
     return f"<out>{text}</out>\n"
 
 
 def messages(opening: str) -> Sequence[Message]:
     """What an episode begins with: the short policy, and the customer's first words."""
-    return (Message("system", SYSTEM), Message("user", heard(opening)))
+    return (Message("system", SYSTEM), Message("user", customer_text(opening)))
 
 
 def parse(action: str) -> tuple[str, Mapping[str, Any]]:

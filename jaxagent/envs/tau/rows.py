@@ -36,11 +36,11 @@ def to_task(row: Mapping[str, Any]) -> types.Task:
     instruction = fields.text(metadata, "instruction", "metadata.")
     writes = sum(not action["name"].startswith(READING) for action in metadata["actions"])
     kind = f"retail/{('no_write', 'one_write')[writes] if writes < 2 else 'writes'}"
-    actions = [{**action, "kwargs": given(action)} for action in metadata["actions"]]
+    actions = [{**action, "kwargs": passed_arguments(action)} for action in metadata["actions"]]
     return types.Task(f"retail/{metadata['user_id']}/{index}", instruction, (), kind, {**metadata, "actions": actions})
 
 
-def given(action: Mapping[str, Any]) -> dict[str, Any]:
+def passed_arguments(action: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of an action. No tool takes None: it stands where Arrow has no value of the argument."""
     return {name: value for name, value in action["kwargs"].items() if value is not None}
 

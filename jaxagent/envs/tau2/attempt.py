@@ -79,7 +79,7 @@ class Tau2Attempt(Attempt):
         last = history[-1] if history else None
         if last is None:
             self._say_to_user(words.GREETING)
-            self._to_user.append(_told(words.GREETING))
+            self._to_user.append(_text_for_user(words.GREETING))
             shown.append(Message("assistant", words.GREETING))
         if last is None or last.role == AGENT or (last.role == "tool" and last.requestor == USER):
             begins = await self._hear_user()
@@ -103,7 +103,7 @@ class Tau2Attempt(Attempt):
             return self._after("\n".join(self._calls(AGENT, said.calls)), "tool")
         if self._over:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        self._to_user.append(_told(said.text.strip()))
+        self._to_user.append(_text_for_user(said.text.strip()))
         answer = await self._hear_user()
         if self._over:  # as published: an end that comes with the last step comes too late
             return Step(stop_reason=StopReason.TURN_LIMIT)
@@ -178,7 +178,7 @@ class Tau2Attempt(Attempt):
             self._steps += 1
             said = read_answer(reply.text, self._user_tools)
             if self._user_tools and (said.calls or said.malformed):
-                self._to_user = [_told(words.result_text(self._user_results(said.calls)))]
+                self._to_user = [_text_for_user(words.result_text(self._user_results(said.calls)))]
                 if self._over:
                     return self._gave_up()
                 continue
@@ -210,6 +210,6 @@ class Tau2Attempt(Attempt):
             raise RoleError(f"user: {self._errors[USER]} failed calls of its tools")
 
 
-def _told(text: str) -> Message:
+def _text_for_user(text: str) -> Message:
     """What the user is told after its own words."""
     return Message("user", f"\n{text}\n")

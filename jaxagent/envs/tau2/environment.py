@@ -31,7 +31,7 @@ from jaxagent.envs.cast import Cast
 from jaxagent.envs.tau2.attempt import SOLVED, Tau2Attempt
 from jaxagent.envs.tau2.rows import AGENT, KEY, USER, Tau2Task, parse
 from jaxagent.envs.tau2.stock import read_policy, read_stock
-from jaxagent.envs.tau2.world import DOMAINS, Differences, Domain, Stock, World, check_task, gold
+from jaxagent.envs.tau2.world import DOMAINS, Differences, Stock, World, check_task, gold
 from jaxagent.tools.hermes import CLOSE, OPEN
 from jaxagent.types import Task, TokenKind
 
@@ -68,12 +68,27 @@ class Tau2(Environment):
         folder = _folder(here.dataset)
         domain = DOMAINS[self.domain]
         policy = read_policy(folder)
-        shelf = Shelf(domain, self._stock(folder), self.nl_assertions)
-        here.check(shelf.take)
+        stock = self._stock(folder)
+        known: dict[str, tuple[Any, Tau2Task, Differences]] = {}  # with the row that it was read from
+
+        def read(task: Task) -> tuple[Tau2Task, Differences]:
+            row = task.metadata.get(KEY)
+            if task.id not in known or known[task.id][0] != row:
+                try:
+                    about = parse(row, f"metadata.{KEY}.")
+                    check_task(domain, about)
+                    self._check_judged(about)
+                    known[task.id] = (row, about, gold(domain, stock, about))
+                except RowError as error:
+                    raise ConfigError(f"task '{task.id}': {error}.") from None
+            return known[task.id][1:]
+
+        here.check(read)
 
         def attempt_at(task: Task, cast: Cast) -> Tau2Attempt:
-            about, wanted = shelf.take(task)
-            world = shelf.world(about)
+            about, wanted = read(task)
+            world = World(domain, stock)
+            world.prepare(about)
             own = domain[USER].described
             tools = own if about.user_tools is None else tuple(one for one in own if one.name in about.user_tools)
             return Tau2Attempt(about, world, wanted, (policy, domain[AGENT].described, tools), self, cast)
@@ -90,42 +105,9 @@ class Tau2(Environment):
     def _stock(self, folder: Path) -> Stock:
         return read_stock(DOMAINS[self.domain], Path(self.store) if self.store else folder)
 
-
-class Shelf:
-    """Tasks that were checked, each with what its own actions leave behind."""
-
-    def __init__(self, domain: Domain, stock: Stock, nl_assertions: str) -> None:
-        self._domain, self._stock, self._nl_assertions = domain, stock, nl_assertions
-        self._known: dict[str, tuple[Any, Tau2Task, Differences]] = {}
-
-    def take(self, task: Task) -> tuple[Tau2Task, Differences]:
-        """A task as it is read, and how its own actions leave the world.
-
-        Raises:
-          ConfigError: it is no task of this domain; names the task and the column.
-        """
-        row = task.metadata.get(KEY)
-        found = self._known.get(task.id)
-        if found is None or found[0] != row:
-            try:
-                about = parse(row, f"metadata.{KEY}.")
-                check_task(self._domain, about)
-                self._check_judged(about)
-                found = (row, about, gold(self._domain, self._stock, about))
-            except RowError as error:
-                raise ConfigError(f"task '{task.id}': {error}.") from None
-            self._known[task.id] = found
-        return found[1:]
-
-    def world(self, task: Tau2Task) -> World:
-        """A fresh world in which the task begins."""
-        world = World(self._domain, self._stock)
-        world.prepare(task)
-        return world
-
     def _check_judged(self, task: Tau2Task) -> None:
         criteria = task.criteria
-        if self._nl_assertions != "refuse" or criteria is None or "NL_ASSERTION" not in criteria.reward_basis:
+        if self.nl_assertions != "refuse" or criteria is None or "NL_ASSERTION" not in criteria.reward_basis:
             return
         if criteria.nl_assertions:
             raise RowError(

@@ -71,14 +71,14 @@ def terms(
       "db", "communicate", ...: 0.0 or 1.0 for each entry of the basis.
     """
     unjudged = criteria.actions is None and criteria.env_assertions is None  # then no state is compared, as published
-    found: dict[str, bool | None] = {
+    holds: dict[str, bool | None] = {
         "DB": unjudged or same_state,
         "COMMUNICATE": communicated(criteria.communicate_info, said),
         "ACTION": actions_made(criteria.actions or (), made),
         "ENV_ASSERTION": all(assertions),
         "NL_ASSERTION": True if not criteria.nl_assertions else judged,
     }
-    values = {name.lower(): found[name] for name in criteria.reward_basis}
+    values = {name.lower(): holds[name] for name in criteria.reward_basis}
     return {name: float(value) for name, value in values.items() if value is not None}
 
 

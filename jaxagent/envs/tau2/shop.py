@@ -117,10 +117,10 @@ def variant_of(data: Shop, product_id: str, item_id: str) -> Record:
 
 def item_of(order: Record, item_id: str) -> Record:
     """The order's first item with this id."""
-    found = next((item for item in order["items"] if item["item_id"] == item_id), None)
-    if found is None:
+    item = next((item for item in order["items"] if item["item_id"] == item_id), None)
+    if item is None:
         raise ToolRefusal("Item {} not found", item_id)
-    return found
+    return item
 
 
 def must_have(order: Record, item_ids: Sequence[str], words: str) -> None:

@@ -126,12 +126,12 @@ def _described(function: Callable[..., Any]) -> Tool:
 def _annotations(function: Callable[..., Any]) -> Mapping[str, tuple[Any, str]]:
     """Argument -> (its type, without None; what it is, in words)."""
     hints = typing.get_type_hints(function, include_extras=True)
-    found = {}
+    annotations = {}
     for name in arguments_of(function):
         hint, words = hints[name], ""
         if typing.get_origin(hint) is typing.Annotated:
             hint, words = typing.get_args(hint)
         if hint not in _TYPES:  # str | None
             hint = next(one for one in typing.get_args(hint) if one in _TYPES)
-        found[name] = (hint, words)
-    return found
+        annotations[name] = (hint, words)
+    return annotations

@@ -54,9 +54,8 @@ class SandboxAttempt:
     _lost = False  # the sandbox died for want of memory
 
     async def _memory_ran_out(self, before: int | None) -> bool:
-        """Whether something was killed for memory since `before` was counted; False where nobody counts."""
-        now = await self._sandbox.oom_kills() if self._sandbox is not None else None
-        return now is not None and before is not None and now > before
+        """`memory_ran_out` of the attempt's sandbox."""
+        return self._sandbox is not None and await memory_ran_out(self._sandbox, before)
 
     async def close(self) -> None:
         """Ends the sandbox."""
@@ -115,6 +114,12 @@ class CommandAttempt(SandboxAttempt):
             return dialogue.timed_out(config.tools, command, output, config.command_timeout_s)
         self.counters["failed_commands"] += result.exit_code != 0
         return dialogue.observation(config.tools, command, output, result.exit_code)
+
+
+async def memory_ran_out(sandbox: Sandbox, before: int | None) -> bool:
+    """Whether something was killed for memory since `before` was counted; False where nobody counts."""
+    now = await sandbox.oom_kills()
+    return now is not None and before is not None and now > before
 
 
 def shown(output: bytes, truncated: bool, chars: int, at_end: bool) -> str:

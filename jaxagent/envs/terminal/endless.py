@@ -1,4 +1,4 @@
-"""Endless Terminals (arXiv 2601.16443): task directories, and the list of tasks in its repository.
+"""Endless Terminals' task directories (arXiv 2601.16443).
 
     task_000012_0a1b2c3d/
       task.json                {"description", "truth", "name"}; the agent sees only the description
@@ -7,18 +7,16 @@
       container.def            Apptainer definition (container.sif, once built)
       solutions/*.json         what models did; no oracle script is published
 
-`tasks.json` of the repository is a list of {"task_id", "instruction", "metadata", "config"}: no tests, no container.
+(`tasks.json` of its repository has instructions alone, without tests and containers: there is nothing to play.)
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from jaxagent.config import ConfigError
 from jaxagent.envs.terminal import fields
 from jaxagent.envs.terminal.fields import Fields
-from jaxagent.envs.terminal.task import HOME, Image, Script, TaskLimits, TerminalTask, level_of
+from jaxagent.envs.terminal.task import HOME, Image, Script, TaskLimits, TerminalTask
 
 FINAL_TEST = f"{HOME}/test_final.py"  # where the published environment writes the final test
 AGENT_TIMEOUT_S = 300.0  # `max_time` of the published rows
@@ -48,26 +46,7 @@ def read(folder: Path) -> TerminalTask:
         final_test=_pytest(final, FINAL_TEST),
         oracle=Script("bash /tmp/solve.sh", {"/tmp/solve.sh": oracle}) if oracle.is_file() else None,
         folder=folder,
-        metadata={"name": about.text("name", folder.name), "truth": about.values.get("truth", "")},
     )
-
-
-def read_list(path: Path) -> list[TerminalTask]:
-    """The tasks of a `tasks.json` list. They have no container and no tests (`missing` says so).
-
-    Raises:
-      ConfigError: naming the row and the key.
-    """
-    rows = fields.read_json(path)
-    if not isinstance(rows, list) or not rows:
-        raise ConfigError(f"{path}: expected a list of tasks, got {type(rows).__name__}.")
-    tasks = [_row(row, path, f"row {number}: ") for number, row in enumerate(rows)]
-    seen: dict[str, int] = {}
-    for number, task in enumerate(tasks):
-        if task.id in seen:
-            raise ConfigError(f"{path}: row {number}: task_id '{task.id}' is also that of row {seen[task.id]}.")
-        seen[task.id] = number
-    return tasks
 
 
 # Of the image's own variables, what leads into directories that the agent may write comes last or is left out.
@@ -100,31 +79,3 @@ def _pytest(test: Path, place: str) -> Script:
     test, which is moved to a new folder. PYTHONPATH of the image is not read either.
     """
     return Script(_PYTEST.replace("PLACE", place).replace("NAME", place.rpartition("/")[2]), {place: test})
-
-
-def _row(row: Any, path: Path, place: str) -> TerminalTask:
-    task = Fields(row, path, ("task_id", "instruction", "metadata", "config"), place)
-    config = Fields(
-        row.get("config", {}),
-        path,
-        ("verifier_timeout_sec", "agent_timeout_sec", "environment"),
-        f"{place}config.",
-    )
-    environment = config.section("environment", ("build_timeout_sec", "cpus", "memory_mb", "storage_mb"))
-    metadata = Fields(row.get("metadata", {}), path, ("difficulty", "category"), f"{place}metadata.")
-    return TerminalTask(
-        id=task.text("task_id"),
-        instruction=task.text("instruction"),
-        format="endless",
-        limits=TaskLimits(
-            config.number("agent_timeout_sec", AGENT_TIMEOUT_S),
-            config.number("verifier_timeout_sec", VERIFIER_TIMEOUT_S),
-            environment.number("build_timeout_sec", TaskLimits.build_timeout_s),
-            environment.number("cpus", TaskLimits.cpus),
-            int(environment.number("memory_mb", TaskLimits.memory_mb)),
-            int(environment.number("storage_mb", TaskLimits.storage_mb)),
-        ),
-        workdir=HOME,
-        level=level_of(metadata.text("difficulty", "unknown")),
-        metadata=dict(metadata.values),
-    )

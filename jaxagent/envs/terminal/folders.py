@@ -25,24 +25,22 @@ def read_task(folder: Path) -> TerminalTask:
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
         raise ConfigError(f"No task folder {folder}.{' ' + nearest(folder.name, siblings) if siblings else ''}")
-    found = [name for name in _READERS if (folder / name).is_file()]
-    if len(found) != 1:
+    files = [name for name in _READERS if (folder / name).is_file()]
+    if len(files) != 1:
         names = sorted(p.name for p in folder.iterdir())
         problem = (
-            f"holds {' and '.join(found)}" if found else f"holds no {', '.join(_READERS)} (but: {', '.join(names)})"
+            f"holds {' and '.join(files)}" if files else f"holds no {', '.join(_READERS)} (but: {', '.join(names)})"
         )
         raise ConfigError(f"{folder} {problem}: not one terminal task.")
-    return _READERS[found[0]].read(folder)
+    return _READERS[files[0]].read(folder)
 
 
 def read_tasks(path: Path) -> list[TerminalTask]:
-    """All tasks below a path, by name: a task directory, a directory of them, or an Endless `tasks.json` list.
+    """All tasks below a path, by name: a task directory, or a directory of them.
 
     Raises:
       ConfigError: none there, or malformed ones: all are named.
     """
-    if path.is_file():
-        return endless.read_list(path)
     if path.is_dir() and not any((path / name).is_file() for name in _READERS):
         inner = [p for p in sorted(path.iterdir()) if p.is_dir() and any((p / name).is_file() for name in _READERS)]
         if not inner:

@@ -25,7 +25,6 @@ from jaxagent.envs.terminal.fields import Fields
 from jaxagent.envs.terminal.task import Image, Script, TaskLimits, TerminalTask, level_of
 
 TIMEOUT_S = 600.0  # Harbor's own default, for agent and verifier
-NETWORK_MODES = ("public", "no-network", "allowlist")
 
 _TOP = ("version", "schema_version", "task", "metadata", "verifier", "agent", "environment", "solution", "artifacts")
 _ENVIRONMENT = (
@@ -48,7 +47,7 @@ def read(folder: Path) -> TerminalTask:
         raise ConfigError(f"{path}: schema_version '{schema}' is not known. Valid: 1.x, 2.x.")
     if top.values.get("steps"):
         raise ConfigError(f"{path}: tasks of several [[steps]] are not supported.")
-    about = top.section("task", ("name", "authors", "description", "keywords"))
+    top.section("task", ("name", "authors", "description", "keywords"))
     metadata = top.section("metadata", ("difficulty", "category", "tags", "reward_range"))
     agent = top.section("agent", ("timeout_sec", "network_mode"))
     verifier = top.section("verifier", ("timeout_sec", "env", "network_mode", "environment_mode", "environment"))
@@ -68,7 +67,6 @@ def read(folder: Path) -> TerminalTask:
             cpus=environment.number("cpus", TaskLimits.cpus),
             memory_mb=_size_mb(environment, "memory", TaskLimits.memory_mb),
             storage_mb=_size_mb(environment, "storage", TaskLimits.storage_mb),
-            network=_network(environment),
         ),
         image=_image(folder, environment),
         workdir=environment.text("workdir", ""),
@@ -81,11 +79,6 @@ def read(folder: Path) -> TerminalTask:
         oracle_env=top.section("solution", ("env",)).texts("env"),
         level=level_of(metadata.text("difficulty", "unknown")),
         folder=folder,
-        metadata={
-            **metadata.values,
-            "schema_version": schema,
-            **({"task": dict(about.values)} if about.values else {}),
-        },
     )
 
 
@@ -94,13 +87,13 @@ def _image(folder: Path, environment: Fields) -> Image:
         raise ConfigError(f"{environment.path}: key 'environment.gpus': sandboxes have no GPU.")
     context = folder / "environment"
     dockerfile = context / "Dockerfile"
-    compose = next((p for p in (context / "docker-compose.yaml", context / "docker-compose.yml") if p.is_file()), None)
+    composed = any((context / f"docker-compose.{ending}").is_file() for ending in ("yaml", "yml"))
     name = environment.text("docker_image", "")
-    if not name and not dockerfile.is_file() and compose is None:
+    if not name and not dockerfile.is_file() and not composed:
         raise ConfigError(f"{dockerfile} is missing, and {environment.path} names no 'environment.docker_image'.")
     if dockerfile.is_file():
         fields.read_text(dockerfile)
-    return Image(name, dockerfile if dockerfile.is_file() else None, None, compose, context)
+    return Image(name, dockerfile if dockerfile.is_file() else None, context=context)
 
 
 def _reward_range(metadata: Fields) -> tuple[float, float]:
@@ -111,20 +104,11 @@ def _reward_range(metadata: Fields) -> tuple[float, float]:
     return float(numbers[0]), float(numbers[1])
 
 
-def _network(environment: Fields) -> str:
-    mode = environment.text("network_mode", "")
-    if mode and mode not in NETWORK_MODES:
-        raise environment.wrong("network_mode", f"must be one of {', '.join(NETWORK_MODES)}", mode)
-    if mode or "allow_internet" not in environment.values:
-        return mode
-    return "public" if environment.values["allow_internet"] else "no-network"
-
-
 def _size_mb(environment: Fields, name: str, default: int) -> int:
     """`memory_mb = 2048`, or the older `memory = "2G"`."""
     if f"{name}_mb" in environment.values or name not in environment.values:
         return int(environment.number(f"{name}_mb", default))
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT])i?B?", environment.text(name).strip().upper().replace("I", "i"))
-    if found is None:
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT])i?B?", environment.text(name).strip().upper().replace("I", "i"))
+    if size is None:
         raise environment.wrong(name, 'must be a size such as "2G"', environment.values[name])
-    return max(1, int(float(found[1]) * _UNITS_MB[found[2]]))
+    return max(1, int(float(size[1]) * _UNITS_MB[size[2]]))

@@ -79,9 +79,9 @@ def _qwen3_xml(text: str) -> ParsedTurn:
     if any(name == "done" for name, _ in functions):
         return ParsedTurn(done=True, warnings=tuple(warnings))
     given = [tags.inside(*_PARAMETER, body) for name, body in functions if name == "bash"]
-    found = [values[0].strip() for values in given if values]
-    commands = [command for command in found if command]
-    if len(commands) < len(found):
+    values_of_commands = [values[0].strip() for values in given if values]
+    commands = [command for command in values_of_commands if command]
+    if len(commands) < len(values_of_commands):
         warnings.append("Empty command.")
     if len(commands) > 1:
         warnings.append("Several commands: only the first is executed.")

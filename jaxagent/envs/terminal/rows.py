@@ -75,9 +75,6 @@ def from_task(task: Task) -> TerminalTask:
         initial_test=inline("python3", about["initial_test"]),
         final_test=inline("python3", about["final_test"]),
         oracle=inline("sh", "\n".join(commands)),
-        commands=tuple(commands),
         looks_at_processes=about["processes"],
         level=about["level"],
-        template=about["template"],
-        metadata={k: v for k, v in task.metadata.items() if k != KEY},
     )

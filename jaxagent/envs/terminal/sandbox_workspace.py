@@ -1,4 +1,4 @@
-"""A sandbox as a `verify.Workspace`. Each command is a fresh process that no shell of the agent's has started."""
+"""A sandbox as the place of one attempt: each command is a fresh process that no shell of the agent's has started."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ done
 
 
 class SandboxWorkspace:
-    """The workspace of one attempt. A sandbox that fails raises `SandboxError`, which is a RuntimeError."""
+    """Where commands of one attempt run, with the home directory as $HOME.
+
+    A sandbox that fails raises `SandboxError`, which is a RuntimeError.
+    """
 
     def __init__(self, sandbox: Sandbox):
         self._sandbox = sandbox
@@ -56,14 +59,14 @@ class SandboxWorkspace:
     async def run(
         self, command: str, *, timeout_s: float, cwd: str = "", env: Mapping[str, str] | None = None
     ) -> ScriptResult:
-        """See `verify.Workspace`."""
+        """Runs a shell command to its end or its deadline. `cwd` "" is the workspace's own working directory."""
         result = await self._sandbox.execute(
             ("sh", "-c", command), timeout_s, OUTPUT_BYTES, env, cwd or self._directory
         )
         return ScriptResult(result.exit_code, result.output.decode("utf-8", "replace"), result.timed_out)
 
     async def copy_in(self, source: Path, path: str) -> None:
-        """See `verify.Workspace`.
+        """Copies a file or folder to an absolute path inside, replacing what is there, links included.
 
         Links may not lead out of a folder: a task's author has no right to files of the host.
         """
@@ -80,14 +83,19 @@ class SandboxWorkspace:
             await self._sandbox.write(target, file.read_bytes(), file.stat().st_mode & 0o777)
 
     async def read(self, path: str, max_bytes: int) -> bytes:
-        """See `verify.Workspace`."""
+        """A regular file's content, never through a link that the agent made.
+
+        Raises:
+          FileNotFoundError: no regular file there.
+          RuntimeError: it is larger than `max_bytes`.
+        """
         quoted = shlex.quote(path)
         if (await self.run(f"[ -f {quoted} ] && [ ! -L {quoted} ]", timeout_s=_TIMEOUT_S)).exit_status != 0:
             raise FileNotFoundError(path)
         return await self._sandbox.read(path, max_bytes)
 
     async def remember_processes(self) -> None:
-        """See `verify.Workspace`."""
+        """What runs now, before the agent came, is spared by `before_verification`."""
         listed = await self._sandbox.execute(("sh", "-c", "cat /proc/[0-9]*/stat"), _TIMEOUT_S, OUTPUT_BYTES)
         lines = listed.output.decode("utf-8", "replace").splitlines()
         # "PID (name) state ...": the name may hold anything, also blanks and brackets. The start is field 22.
@@ -95,10 +103,14 @@ class SandboxWorkspace:
         self._spared = tuple((int(pid), int(rest[19])) for pid, rest in rows if pid.isdigit() and len(rest) > 19)
 
     async def before_verification(self, task: TerminalTask) -> None:
-        """See `verify.Workspace`.
+        """Ends what the agent left running, makes the working directory where it is missing, and removes what a test
+        would take for its author's.
 
         What was there before the agent is stopped, not killed: the test sees it in the process table, and no program
         that the agent may have put into it runs beside the test.
+
+        Raises:
+          WorkspaceBroken: nothing can run or be written any more.
         """
         await self._sandbox.stop_processes(self._spared)
         if not await self.is_usable(task, LEAST_ROOM_BYTES):
@@ -106,7 +118,7 @@ class SandboxWorkspace:
         await self._sandbox.execute(("sh", "-c", _UNSTEERED, "sh", *_steers(task)), _TIMEOUT_S, 1000, None, "/")
 
     async def stop_processes(self) -> None:
-        """See `verify.Workspace`."""
+        """Kills all that runs."""
         await self._sandbox.stop_processes()
 
     async def close(self) -> None:

@@ -3,7 +3,7 @@
 initial state = the image, then `setup` run in it
 initial_test  = a script whose exit status 0 says that the initial state is as the instruction claims
 final_test    = a script that is brought in only when the agent has finished; `reward_from` says how it speaks
-oracle        = a script that solves the task; `commands` is the same as an agent would send it, turn by turn
+oracle        = a script that solves the task
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 Format = Literal["generated", "endless", "harbor", "terminal_bench"]
 RewardFrom = Literal["exit_status", "reward_file", "pytest_summary"]
@@ -35,7 +35,6 @@ class Image:
     name: str = ""  # of a container image in a registry
     dockerfile: Path | None = None
     definition: Path | None = None  # Apptainer .def
-    compose: Path | None = None  # docker-compose.yaml: several containers; the agent's is described by the Dockerfile
     context: Path | None = None  # folder that COPY and %files are relative to
 
 
@@ -49,12 +48,11 @@ class TaskLimits:
     cpus: float = 1.0
     memory_mb: int = 2048
     storage_mb: int = 10240
-    network: str = ""  # "public", "no-network", "allowlist"; "" = the author does not say
 
 
 @dataclasses.dataclass(frozen=True)
 class TerminalTask:
-    """One task. A part that the source does not hold is None and named by `missing`."""
+    """One task. A part that the source does not hold is None."""
 
     id: str
     instruction: str  # all that the agent sees
@@ -66,7 +64,6 @@ class TerminalTask:
     initial_test: Script | None = None
     final_test: Script | None = None
     oracle: Script | None = None
-    commands: tuple[str, ...] = ()
     reward_from: RewardFrom = "exit_status"
     reward_range: tuple[float, float] = (0.0, 1.0)  # of reward files: a number outside of it is an error
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)  # for agent, oracle and tests
@@ -74,14 +71,7 @@ class TerminalTask:
     oracle_env: Mapping[str, str] = dataclasses.field(default_factory=dict)  # for the oracle alone
     looks_at_processes: bool = False  # the final test does: they must not be stopped before it
     level: int = 0  # 1 easy, 2 medium, 3 hard; 0 = the author does not say
-    template: str = ""  # of generated tasks: the family it was drawn from
     folder: Path | None = None  # that it was read from
-    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the rest, as the source has it
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Parts without which an agent cannot be judged ("final_test") or the task not be checked ("oracle")."""
-        return tuple(part for part in ("final_test", "oracle") if getattr(self, part) is None)
 
 
 def inline(interpreter: str, text: str) -> Script:

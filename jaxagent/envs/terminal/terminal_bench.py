@@ -44,7 +44,6 @@ def read(folder: Path) -> TerminalTask:
     fields.read_text(folder / "run-tests.sh")
     tests = {TEST_DIR: folder / "tests"} if (folder / "tests").is_dir() else {}
     fields.read_text(folder / "Dockerfile")
-    compose = next((p for p in (folder / "docker-compose.yaml", folder / "docker-compose.yml") if p.is_file()), None)
     solution = folder / "solution.sh"
     return TerminalTask(
         id=folder.name,
@@ -54,12 +53,11 @@ def read(folder: Path) -> TerminalTask:
             about.number("max_agent_timeout_sec", AGENT_TIMEOUT_S),
             about.number("max_test_timeout_sec", TEST_TIMEOUT_S),
         ),
-        image=Image(dockerfile=folder / "Dockerfile", compose=compose, context=folder),
+        image=Image(dockerfile=folder / "Dockerfile", context=folder),
         final_test=Script(f"bash {RUN_TESTS}", tests | {RUN_TESTS: folder / "run-tests.sh"}),
         oracle=Script("bash /oracle/solution.sh", {"/oracle/solution.sh": solution}) if solution.is_file() else None,
         reward_from="pytest_summary",
         verifier_env={"TEST_DIR": TEST_DIR},
         level=level_of(about.text("difficulty", "unknown")),
         folder=folder,
-        metadata={k: v for k, v in about.values.items() if k != "instruction"},
     )

@@ -13,10 +13,12 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from jaxagent.envs.terminal.task import Script, TerminalTask
+
+if TYPE_CHECKING:
+    from jaxagent.envs.terminal.sandbox_workspace import SandboxWorkspace
 
 REWARD_TXT, REWARD_JSON = "/logs/verifier/reward.txt", "/logs/verifier/reward.json"
 _REWARD_FOLDER = "/logs/verifier"
@@ -44,44 +46,7 @@ class ScriptResult:
     timed_out: bool = False
 
 
-class Workspace(Protocol):
-    """Where commands of one attempt run, each in a fresh process, with the home directory as $HOME."""
-
-    async def run(
-        self, command: str, *, timeout_s: float, cwd: str = "", env: Mapping[str, str] | None = None
-    ) -> ScriptResult:
-        """Runs a shell command to its end or its deadline. `cwd` "" is the workspace's own working directory."""
-
-    async def copy_in(self, source: Path, path: str) -> None:
-        """Copies a file or folder to an absolute path inside, replacing what is there, links included."""
-
-    async def read(self, path: str, max_bytes: int) -> bytes:
-        """A regular file's content, never through a link that the agent made.
-
-        Raises:
-          FileNotFoundError: no regular file there.
-          RuntimeError: it is larger than `max_bytes`.
-        """
-
-    async def remember_processes(self) -> None:
-        """What runs now, before the agent came, is spared by `before_verification`."""
-
-    async def before_verification(self, task: TerminalTask) -> None:
-        """Kills what the agent left running, makes the working directory where it is missing, and removes what a test
-        would take for its author's.
-
-        Raises:
-          WorkspaceBroken: nothing can run or be written any more.
-        """
-
-    async def stop_processes(self) -> None:
-        """Kills all that runs."""
-
-    async def close(self) -> None:
-        """Kills all that runs and removes what is left."""
-
-
-async def prepare(workspace: Workspace, task: TerminalTask) -> None:
+async def prepare(workspace: SandboxWorkspace, task: TerminalTask) -> None:
     """Brings the initial state about and, where the task has one, runs its initial test.
 
     Raises:
@@ -97,7 +62,7 @@ async def prepare(workspace: Workspace, task: TerminalTask) -> None:
         await workspace.remember_processes()
 
 
-async def solve(workspace: Workspace, task: TerminalTask) -> ScriptResult:
+async def solve(workspace: SandboxWorkspace, task: TerminalTask) -> ScriptResult:
     """Runs the oracle.
 
     Raises:
@@ -112,7 +77,7 @@ async def solve(workspace: Workspace, task: TerminalTask) -> ScriptResult:
     return result
 
 
-async def verify(workspace: Workspace, task: TerminalTask) -> float:
+async def verify(workspace: SandboxWorkspace, task: TerminalTask) -> float:
     """Runs the final test and returns the reward it says.
 
     Raises:
@@ -138,7 +103,11 @@ async def verify(workspace: Workspace, task: TerminalTask) -> float:
 
 
 async def run_script(
-    workspace: Workspace, task: TerminalTask, script: Script, timeout_s: float, env: Mapping[str, str] | None = None
+    workspace: SandboxWorkspace,
+    task: TerminalTask,
+    script: Script,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
 ) -> ScriptResult:
     """Puts a script's files in place and runs it in the task's working directory."""
     for path, source in script.files.items():
@@ -170,10 +139,10 @@ def reward_of_summary(result: ScriptResult) -> float:
     Raises:
       ValueError: no summary, or no test in it.
     """
-    found = _SUMMARY.search(result.output)
-    if found is None:
+    summary = _SUMMARY.search(result.output)
+    if summary is None:
         raise ValueError("pytest's short test summary is missing (run-tests.sh must pass -rA).")
-    lines = result.output[found.end() :].splitlines()
+    lines = result.output[summary.end() :].splitlines()
     outcomes = [match[1] for line in lines if (match := _OUTCOME.match(line))]
     if not outcomes:
         raise ValueError("pytest's short test summary lists no test.")
@@ -247,13 +216,13 @@ def removal(path: str) -> str:
     return f"{{ {above}; rm -rf {quoted} || chmod -R u+rwx {quoted}; }} >/dev/null 2>&1; rm -rf {quoted}"
 
 
-async def _fresh_folder(workspace: Workspace, path: str) -> None:
+async def _fresh_folder(workspace: SandboxWorkspace, path: str) -> None:
     result = await workspace.run(f"{removal(path)} && mkdir -p {shlex.quote(path)}", timeout_s=_SETUP_TIMEOUT_S)
     if result.timed_out or result.exit_status != 0:
         raise VerifierError(f"cannot make an empty {path}: it {_how(result)}")
 
 
-async def _read(workspace: Workspace, path: str, max_bytes: int) -> bytes | None:
+async def _read(workspace: SandboxWorkspace, path: str, max_bytes: int) -> bytes | None:
     try:
         return await workspace.read(path, max_bytes)
     except FileNotFoundError:

@@ -92,13 +92,13 @@ def _correctness(calls: list[Any], truth_calls: list[dict[str, Any]], bound: flo
 def _call_score(call: dict[str, Any], truth: dict[str, Any], detail: Detail) -> float:
     if detail == "calls":
         return float(call == truth)
-    found, wanted = call["parameters"], truth["parameters"]
-    names = _agreement(list(wanted.keys()), list(found.keys()), detail)
-    return names + sum(1.0 for name, value in wanted.items() if name in found and found[name] == value)
+    called, wanted = call["parameters"], truth["parameters"]
+    names = _agreement(list(wanted.keys()), list(called.keys()), detail)
+    return names + sum(1.0 for name, value in wanted.items() if name in called and called[name] == value)
 
 
-def _agreement(wanted: list[str], found: list[str], detail: Detail) -> float:
-    return float(wanted == found) if detail == "refined" else overlap(wanted, found)
+def _agreement(wanted: list[str], called: list[str], detail: Detail) -> float:
+    return float(wanted == called) if detail == "refined" else overlap(wanted, called)
 
 
 def length_score(response: str, words: int) -> float:

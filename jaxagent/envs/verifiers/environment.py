@@ -216,10 +216,10 @@ def row_of(environment: Any, task: Task) -> Mapping[str, Any]:
     split, number = task.metadata.get("split"), task.metadata.get("row")
     if split not in ("train", "heldout") or type(number) is not int:
         raise ValueError(f"task {task.id!r} names no row of the environment: take --config.data.source=verifiers")
-    found = rows.rows_of(environment, split)
-    if not 0 <= number < len(found):
-        raise ValueError(f"task {task.id!r} names row {number} of {len(found)} rows")
-    return found[number]
+    dataset = rows.rows_of(environment, split)
+    if not 0 <= number < len(dataset):
+        raise ValueError(f"task {task.id!r} names row {number} of {len(dataset)} rows")
+    return dataset[number]
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -54,10 +54,10 @@ def load(make: str, arguments: str) -> Any:
 def rows_of(environment: Any, split: str) -> Sequence[Mapping[str, Any]]:
     """The rows of "train" or "heldout"; () = it has none."""
     prefix = {"train": "", "heldout": "eval_"}[split]
-    found = getattr(environment, f"{prefix}dataset", None)
-    if found is None and hasattr(environment, f"get_{prefix}dataset"):
-        found = getattr(environment, f"get_{prefix}dataset")()
-    return () if found is None else found
+    dataset = getattr(environment, f"{prefix}dataset", None)
+    if dataset is None and hasattr(environment, f"get_{prefix}dataset"):
+        dataset = getattr(environment, f"get_{prefix}dataset")()
+    return () if dataset is None else dataset
 
 
 def prompt_of(environment: Any, row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def reward_functions(environment: Any) -> list[tuple[Callable[..., Any], float, 
     Raises:
       ConfigError: functions and weights are not equally many, or one judges whole groups.
     """
-    found, rubrics = [], [environment.rubric]
+    weighted, rubrics = [], [environment.rubric]
     while rubrics:
         rubric = rubrics.pop(0)
         if inner := getattr(rubric, "rubrics", None):  # a group, in which there may be groups
@@ -141,8 +141,8 @@ def reward_functions(environment: Any) -> list[tuple[Callable[..., Any], float, 
         for function, weight in zip(functions, weights, strict=True):
             if OF_A_GROUP & set(inspect.signature(function).parameters):
                 raise ConfigError(f"config.env.make: {function.__name__} judges whole groups; one episode is needed.")
-            found.append((function, float(weight), rubric))
-    return found
+            weighted.append((function, float(weight), rubric))
+    return weighted
 
 
 def _first(rubric: Any, names: Sequence[str]) -> Any:

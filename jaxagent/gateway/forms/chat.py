@@ -26,7 +26,7 @@ def parse(raw: bytes) -> Ask:
     Raises:
       BadRequest: a mistake of the client's, described in one line.
     """
-    body = Fields(fields.parse_json(raw, mend=True), "", ignored := {})
+    body = Fields(fields.parse_json(raw), "", ignored := {})
     messages = _messages(body)
     tools = fields.take_tools(body, {"function": _tool}, "function")
     for name in ("functions", "function_call"):

@@ -29,13 +29,11 @@ TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 # -------------------------------------------------------------------- JSON
 
 
-def parse_json(raw: bytes, mend: bool = False) -> Any:
-    """JSON that is UTF-8, with finite numbers, whole Unicode texts, no key twice, and `MAX_DEPTH` levels at most.
+def parse_json(raw: bytes) -> Any:
+    """JSON that is UTF-8, with finite numbers, no key twice, and `MAX_DEPTH` levels at most.
 
-    Args:
-      raw: the body.
-      mend: half of a surrogate pair becomes U+FFFD. Programs that cut a tool's output by UTF-16 units send such
-        halves, with every later request too, and could never go on if that were refused.
+    Half of a surrogate pair becomes U+FFFD. Programs that cut a tool's output by UTF-16 units send such halves, with
+    every later request too, and could never go on if that were refused.
 
     Raises:
       BadRequest: it is not.
@@ -44,20 +42,16 @@ def parse_json(raw: bytes, mend: bool = False) -> Any:
         value = _loads(raw.decode())
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
-    if b"\\ud" in raw.lower():  # only an escape can be half of a pair: the bytes were UTF-8
-        if mend:
-            return _mended(value)
-        _whole_texts(value, "")
-    return value
+    halves = b"\\ud" in raw.lower()  # only an escape can be one: the bytes were UTF-8
+    return _mended(value) if halves else value
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that the text is; None if it is none."""
+    """The JSON object that the text is; None if it is none, or has half of a surrogate pair."""
     try:
         value = _loads(text)
-        if "\\u" in text or not text.isascii():
-            _whole_texts(value, "")
-    except (ValueError, RecursionError):  # BadRequest is a ValueError
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -105,30 +99,6 @@ def _mended(value: Any) -> Any:
     if isinstance(value, dict):
         return {_mended(key): _mended(child) for key, child in value.items()}
     return value
-
-
-def _whole_texts(value: Any, at: str) -> None:
-    if isinstance(value, str):
-        text_bytes(value, at or "body")
-    elif isinstance(value, list):
-        for i, child in enumerate(value):
-            _whole_texts(child, f"{at}[{i}]")
-    elif isinstance(value, dict):
-        for key, child in value.items():
-            text_bytes(key, f"{at}: a key")
-            _whole_texts(child, f"{at}.{key}" if at else key)
-
-
-def text_bytes(text: str, name: str) -> int:
-    """The number of bytes of a text in UTF-8.
-
-    Raises:
-      BadRequest: it has half of a surrogate pair.
-    """
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        raise BadRequest(f"'{name}' has half of a surrogate pair: it is no Unicode text", name) from None
 
 
 # -------------------------------------------------------------------- fields
@@ -234,8 +204,16 @@ def items(data: Sequence[Any], at: str, most: int) -> list[tuple[Any, str]]:
 # -------------------------------------------------------------------- parameters
 
 
-def sampling(temperature: float, top_p: float, top_k: int, min_p: float, most_top_k: int) -> SamplingConfig:
-    """The distribution to sample. Raises BadRequest for values outside of their ranges."""
+def take_common(body: Fields, most_top_k: int = 2**31 - 1) -> dict[str, Any]:
+    """What an Ask has of fields that all dialects share. A top_k of -1 is off, as vLLM's clients say it.
+
+    `most_top_k`: the size of the vocabulary, for who knows it.
+    """
+    top_k, seed = body.take("top_k", int, default=0), body.take("seed", int, default=0)
+    if not -(2**63) <= seed < 2**64:
+        raise BadRequest("'seed' must fit 64 bits", "seed")
+    temperature, top_p = (body.take(name, *NUMBER, default=1.0) for name in ("temperature", "top_p"))
+    top_k, min_p = 0 if top_k == -1 else top_k, body.take("min_p", *NUMBER, default=0.0)
     if not 0 <= temperature <= MOST_TEMPERATURE:
         raise BadRequest(
             f"'temperature' must be from 0 to {MOST_TEMPERATURE:g} (below {LEAST_TEMPERATURE:g} sampling is greedy)",
@@ -244,26 +222,9 @@ def sampling(temperature: float, top_p: float, top_k: int, min_p: float, most_to
     for name, value, most in (("top_p", top_p, 1), ("top_k", top_k, most_top_k), ("min_p", min_p, 1)):
         if not 0 <= value <= most:
             raise BadRequest(f"'{name}' must be from 0 to {most}", name)
-    return SamplingConfig(float(temperature), max(float(top_p), LEAST_TOP_P), top_k, float(min_p))
-
-
-def take_common(body: Fields, most_top_k: int = 2**31 - 1) -> dict[str, Any]:
-    """What an Ask has of fields that all dialects share. A top_k of -1 is off, as vLLM's clients say it.
-
-    `most_top_k`: who knows the vocabulary cuts it.
-    """
-    top_k, seed = body.take("top_k", int, default=0), body.take("seed", int, default=0)
-    if not -(2**63) <= seed < 2**64:
-        raise BadRequest("'seed' must fit 64 bits", "seed")
-    told = sampling(
-        body.take("temperature", *NUMBER, default=1.0),
-        body.take("top_p", *NUMBER, default=1.0),
-        0 if top_k == -1 else top_k,
-        body.take("min_p", *NUMBER, default=0.0),
-        most_top_k,
-    )
+    sampling = SamplingConfig(float(temperature), max(float(top_p), LEAST_TOP_P), top_k, float(min_p))
     flags = {name: body.take(name, bool, default=False) for name in ("stream", "return_token_ids")}
-    return {"sampling": told, "seed": seed, "model": body.take("model", str), **flags}
+    return {"sampling": sampling, "seed": seed, "model": body.take("model", str), **flags}
 
 
 def take_openai(body: Fields) -> dict[str, Any]:
@@ -272,7 +233,9 @@ def take_openai(body: Fields) -> dict[str, Any]:
     stream_usage = options.take("include_usage", bool, default=False)
     options.done()
     stop, user = stops(body.take("stop", str, list, default=[])), body.take("user", str, default="")
-    return {"stream_usage": stream_usage, "n": take_choices(body), "stops": stop, "user": user}
+    if not 1 <= (n := body.take("n", int, default=1)) <= MAX_CHOICES:
+        raise BadRequest(f"'n' must be from 1 to {MAX_CHOICES}", "n")
+    return {"stream_usage": stream_usage, "n": n, "stops": stop, "user": user}
 
 
 def take_positive(body: Fields, name: str) -> int | None:
@@ -282,20 +245,13 @@ def take_positive(body: Fields, name: str) -> int | None:
     return value
 
 
-def take_choices(body: Fields) -> int:
-    """The number of samples that a request asks for, `n`."""
-    if not 1 <= (n := body.take("n", int, default=1)) <= MAX_CHOICES:
-        raise BadRequest(f"'n' must be from 1 to {MAX_CHOICES}", "n")
-    return n
-
-
 def stops(stop: str | list, name: str = "stop") -> tuple[str, ...]:
     """Stop strings, each once. Raises BadRequest for too many or too long ones."""
     many = [stop] if isinstance(stop, str) else stop
     if len(many) > MAX_STOPS or not all(isinstance(s, str) for s in many):
         raise BadRequest(f"'{name}' must be a string or a list of {MAX_STOPS} at most", name)
     for text in many:
-        if not 1 <= text_bytes(text, name) <= MAX_STOP_BYTES:
+        if not 1 <= len(text.encode()) <= MAX_STOP_BYTES:
             raise BadRequest(f"a stop string must have 1 to {MAX_STOP_BYTES} bytes", name)
     return tuple(dict.fromkeys(many))
 

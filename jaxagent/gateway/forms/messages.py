@@ -47,7 +47,7 @@ def parse(raw: bytes, history: AnswerHistory | None = None) -> Ask:
     Raises:
       BadRequest: a mistake of the client's, described in one line.
     """
-    data = fields.parse_json(raw, mend=True)
+    data = fields.parse_json(raw)
     items = _threaded(data, history or AnswerHistory()) if isinstance(data, dict) and data.get("thread") else ()
     body = Fields(data, "", ignored := {})
     system = _system(body, "system")

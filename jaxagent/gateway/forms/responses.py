@@ -39,7 +39,7 @@ def parse(raw: bytes, history: AnswerHistory | None = None) -> Ask:
     Raises:
       BadRequest: a mistake of the client's, described in one line.
     """
-    body = Fields(fields.parse_json(raw, mend=True), "", ignored := {})
+    body = Fields(fields.parse_json(raw), "", ignored := {})
     items = _items(body, history or AnswerHistory())
     for name in ("conversation", "prompt"):
         body.refuse(name, STORED)

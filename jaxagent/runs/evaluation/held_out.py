@@ -75,9 +75,10 @@ def record_evaluation(
     workdir.show_episodes(episodes, parts.tokenizer.token_bytes(), stage, step)
     if parts.cfg.log_episodes:
         workdir.log_episodes(f"{stage}.eval", step, episodes)
-    when = "before" if step == 0 else "after"
-    for name in filter(summarised, scores):
-        workdir.results[f"{name}_{when}_{stage}"] = scores[name]
+    ending = f"_{'before' if step == 0 else 'after'}_{stage}"
+    for name in [name for name in workdir.results if name.startswith("eval/") and name.endswith(ending)]:
+        del workdir.results[name]  # an earlier evaluation may have had scores that this one has not
+    workdir.results |= {f"{name}{ending}": scores[name] for name in filter(summarised, scores)}
     workdir.results["eval/n"] = int(scores["eval/n"])
     workdir.failed.tell(f"{stage}.eval", step, failures)
     workdir.write_report()

@@ -13,7 +13,7 @@ import jaxlib.version
 
 from jaxagent.config import Config
 from jaxagent.fleet import settings
-from jaxagent.runs import devices
+from jaxagent.runs import devices, provenance
 
 PACKAGE = pathlib.Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ def facts(cfg: Config, name: str, host: str, mesh: jax.sharding.Mesh) -> dict[st
         "config": settings.digest_of(cfg),
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "xla_flags": provenance.deciding_flags(os.environ.get("XLA_FLAGS", "")),
         "cpu_features": devices.processor(),
         "threads": devices.threads(asked=True),  # of a mesh's virtual devices the probe tells
         "device_kind": next(iter(mesh.devices.flat)).device_kind,

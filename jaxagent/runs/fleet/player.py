@@ -13,7 +13,7 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -21,8 +21,9 @@ from jaxagent.config import Config, ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import EngineError
 from jaxagent.fleet import packing
+from jaxagent.fleet.client import Client
 from jaxagent.fleet.manifest import WeightsError
-from jaxagent.fleet.neighbours import Done, Link
+from jaxagent.fleet.neighbours import Done
 from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.weight_fetch import WeightFetcher
 from jaxagent.fleet.weight_server import WeightServer
@@ -32,8 +33,8 @@ from jaxagent.fleet.worker import EngineWorker
 from jaxagent.rollout.workers import LATE, STOP_TIMEOUT_S, Rollout, guarded, no_episode
 from jaxagent.runs import attempts, devices
 from jaxagent.runs.checks import OPD
-from jaxagent.runs.fleet import held, probe
-from jaxagent.runs.fleet.held import HeldVersions, blank
+from jaxagent.runs.fleet import probe
+from jaxagent.runs.fleet.engine_weights import EngineVersions, blank
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.types import Episode, StopReason, Task
 
@@ -43,10 +44,6 @@ FLEET, WEIGHTS, ENGINES = "fleet", "weights", "engines"  # folders: of the workd
 LOCAL_HOSTS = ("", "127.0.0.1", "localhost")
 CANCEL_S = 5.0  # for the loop of the episodes to take an order
 Facts = Callable[[jax.sharding.Mesh], Mapping[str, Any]]
-
-
-class EngineLink(Link, held.Link, Protocol):
-    """The coordinator, for an engine process: `fleet.client.Client`."""
 
 
 class EnginePlayer:
@@ -65,7 +62,7 @@ class EnginePlayer:
         self,
         parts: Parts,
         driver: Driver,
-        versions: HeldVersions,
+        versions: EngineVersions,
         trainers_probe: Callable[[], bytes | None],
         facts: Mapping[str, Any],
         served: Callable[[], Mapping[str, float]] = dict,
@@ -209,13 +206,23 @@ class EnginePlayer:
             done(result, version)
 
     async def _in_time(self, task: Task, sample: int, attempt: Rollout) -> Episode:
-        """Every attempt has limits of its own; this one is for what hangs all the same."""
-        try:
-            async with asyncio.timeout(self._parts.cfg.env.episode_timeout_s + STOP_TIMEOUT_S):
-                return await guarded(attempt, task, sample)
-        except TimeoutError:
+        """Every attempt has limits of its own; this one is for what hangs all the same.
+
+        One that is played again, since its sandbox was lost, has it anew.
+        """
+
+        async def limited(task: Task, sample: int) -> Episode:
+            limit = asyncio.timeout(self._parts.cfg.env.episode_timeout_s + STOP_TIMEOUT_S)
+            try:
+                async with limit:
+                    return await attempt(task, sample)
+            except TimeoutError:
+                if not limit.expired():  # the rollout's own
+                    raise
             self._counts["cut_off"] += 1
             return no_episode(task, sample, StopReason.CANCELLED, LATE)
+
+        return await guarded(limited, task, sample)
 
     def _task(self, job: Job) -> Task:
         source = self._parts.train
@@ -259,7 +266,7 @@ def budget_s(cfg: Config) -> float:
 
 def run(
     cfg: Config,
-    link: EngineLink,
+    link: Client,
     token: str,
     name: str,
     host: str,
@@ -298,7 +305,7 @@ def run(
         driver = opened.enter_context(parts.engine(blank(parts.spec, parts.mesh), -1))
         parts.roles.start()
         fetcher = WeightFetcher(own, token, server.url)
-        versions = HeldVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, seen, fleet.hang_s / 2)
+        versions = EngineVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, seen, fleet.hang_s / 2)
         told = {**facts(parts.mesh), "source": server.url}
         theirs = functools.partial(_trainers_probe, seen, own, link, fetcher)
         player = EnginePlayer(parts, driver, versions, theirs, told, server.numbers)
@@ -309,7 +316,7 @@ def run(
         return worker.run()
 
 
-def _trainers_probe(seen: pathlib.Path, own: pathlib.Path, link: Any, fetcher: WeightFetcher) -> bytes | None:
+def _trainers_probe(seen: pathlib.Path, own: pathlib.Path, link: Client, fetcher: WeightFetcher) -> bytes | None:
     """What the trainer's probe gave: from its folder, or from whoever shares it; it is then shared here, too."""
     with contextlib.suppress(FileNotFoundError):
         return (seen / probe.FILE).read_bytes()

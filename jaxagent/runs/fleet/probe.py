@@ -47,13 +47,13 @@ class Probed:
     logprobs: tuple[tuple[float, ...], ...]
 
     @classmethod
-    def of(cls, found: Sequence[Generation]) -> Probed:
+    def of(cls, turns: Sequence[Generation]) -> Probed:
         """Of the turns, in order."""
         whole = hashlib.sha256()
-        for turn in found:
+        for turn in turns:
             whole.update(np.asarray(turn.tokens, "<i4").tobytes() + np.asarray(turn.logprobs, "<f4").tobytes())
-        tokens = tuple(tuple(map(int, turn.tokens)) for turn in found)
-        return cls(whole.hexdigest(), tokens, tuple(tuple(map(float, turn.logprobs)) for turn in found))
+        tokens = tuple(tuple(map(int, turn.tokens)) for turn in turns)
+        return cls(whole.hexdigest(), tokens, tuple(tuple(map(float, turn.logprobs)) for turn in turns))
 
 
 def probe(parts: Parts, driver: Driver) -> Probed:

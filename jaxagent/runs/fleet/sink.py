@@ -14,12 +14,12 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import math
 import pathlib
-import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,42 +27,33 @@ import numpy as np
 from jaxagent.config import Config, ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.fleet import manifest, weight_reader, weights
-from jaxagent.fleet.admission import Answer, Outcome
+from jaxagent.fleet.admission import Outcome
+from jaxagent.fleet.client import Client
 from jaxagent.fleet.leaves import Path
+from jaxagent.fleet.manifest import MissingError, Share, WeightsError
 from jaxagent.fleet.vitals import Vitals
+from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.fleet.wire import TaskRef
+from jaxagent.fleet.worker import WAITING
 from jaxagent.learner import peers
 from jaxagent.learner.state import TrainState
+from jaxagent.models import lora, params
 from jaxagent.models.params import Params
 from jaxagent.rollout.workers import STOP_TIMEOUT_S
-from jaxagent.runs.fleet import trees
-from jaxagent.runs.fleet.adapters import digest_of_merged
+from jaxagent.runs.fleet import engine_weights, trees
+from jaxagent.runs.fleet.trees import digest_of_merged
+from jaxagent.runs.parts import Parts
 
+UNPUBLISHED, DELETED = "unpublished", "it is deleted. Said once; logprob_gap/scored_frac has the rest."
 LOOK_S = 0.5  # between two looks at what another thread does
 Tasks = Mapping[int, Sequence[Sequence[TaskRef]]]  # of steps: those of each round
 
 
-class Link(Protocol):
-    """What a sink and a ledger tell the coordinator: `fleet.client.Client`."""
-
-    def publish(self, version: int, digest: str, lineage: str, tasks: Tasks) -> Answer:
-        """A version's weights can be fetched."""
-        ...
-
-    def weights(self, version: int) -> object | None:
-        """Where a version's weights are; None: it is not published."""
-        ...
-
-    def keep(self, step: int) -> Answer:
-        """The trainer's state before `step` is saved."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
-class Content:
-    """What a version consists of."""
+class VersionContent:
+    """What a process publishes of a version."""
 
-    tree: dict[Path, np.ndarray]  # all weights, or adapters
+    shares: list[Share]  # of all weights, or of adapters
     base: str = ""  # digest of the frozen weights that adapters change
     merged: str = ""  # digest of what they make of them: adapters.digest_of_merged
 
@@ -74,13 +65,16 @@ def dtype_of(cfg: Config, folder: pathlib.Path) -> str:
     """
     model = cfg.model
     dtype = "bfloat16" if "bfloat16" in (model.compute_dtype, model.param_dtype) else "float32"
-    with contextlib.suppress(manifest.WeightsError), weight_reader.Held(weights.path_of(folder, weights.FIRST)) as held:
+    with (
+        contextlib.suppress(manifest.WeightsError),
+        weight_reader.OpenVersion(weights.path_of(folder, weights.FIRST)) as held,
+    ):
         return dtype if any(leaf.dtype == dtype for leaf in held.manifest.leaves) else model.param_dtype
     return dtype
 
 
-def content(state: TrainState, dtype: str, base: str = "") -> Content:
-    """What the trainer publishes of its state. Where other processes hold parts of it, each has to call this.
+def content_of(state: TrainState, dtype: str, base: str = "") -> VersionContent:
+    """What this process publishes of the trainer's state. Where others hold parts of it, each has to call this.
 
     Args:
       state: the trainer's.
@@ -88,11 +82,11 @@ def content(state: TrainState, dtype: str, base: str = "") -> Content:
       base: under LoRA, the digest of its frozen weights.
     """
     if not base:
-        return Content(trees.to_host(jax.tree.map(lambda leaf: leaf.astype(dtype), state.policy)))
-    return Content(trees.to_host(state.params), base, digest_of_merged(state.policy, state.params))
+        return VersionContent(trees.shares(jax.tree.map(lambda leaf: leaf.astype(dtype), state.policy)))
+    return VersionContent(trees.shares(state.params), base, digest_of_merged(state.policy, state.params))
 
 
-class Versions:
+class VersionPublisher:
     """A sink (runs/seams.py) that publishes: in the step itself what may be a repetition, and beside the next one what
     is new, since nobody can have that already.
 
@@ -114,7 +108,7 @@ class Versions:
         self,
         cfg: Config,
         driver: Driver,
-        link: Link,
+        link: Client,
         folder: pathlib.Path,
         lineage: str,
         tasks: Callable[[int], Tasks],
@@ -136,7 +130,9 @@ class Versions:
         self._repeats = True  # the newest one was there already, for all that is known
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "publishes")
         self._under_way: concurrent.futures.Future[None] | None = None
-        self._waits = True  # for chunks to come to the disk, which are its signs of life then
+        self._step_waits = True  # for chunks to come to the disk, which are its signs of life then
+        meet = peers.meetings_of("publishes")
+        self._meet: weights.Meet = lambda what, said: meet(what, said, max(self._fleet.hang_s, peers.MEETING_S))
 
     def publish(self, version: int, state: TrainState) -> None:
         """See `Sink`. Versions that nobody asks for any more are deleted.
@@ -148,17 +144,20 @@ class Versions:
         """
         self._driver.update_params(state.policy, version)
         if self._cfg.model.lora.rank and not self._base:
-            self._base = self._publish_base(trees.to_host(state.frozen.base))
+            self._base = self._publish_base(trees.shares(state.frozen.base))
         self.finish()
-        found = content(state, self._dtype, self._base)
-        if peers.is_first():
+        content = content_of(state, self._dtype, self._base)
+        if not peers.is_first():
+            self._step_waits = False
+            self._under_way = self._pool.submit(self._write_version, version, content)
+        else:
             staleness = self._cfg.rl.staleness
             before = {earlier for step in self._bundled() for earlier in range(step - staleness, step)}
             if self._repeats:
-                self._tell(version, found, before, self._tasks)
+                self._write_and_report(version, content, before, self._tasks)
             else:  # the tasks as they are known now
-                tasks, self._waits = {version: self._tasks(version)}, False
-                self._under_way = self._pool.submit(self._tell, version, found, before, tasks.__getitem__)
+                tasks, self._step_waits = {version: self._tasks(version)}, False
+                self._under_way = self._pool.submit(self._write_and_report, version, content, before, tasks.__getitem__)
         # Once: what the first step compiles, and what the end of the stage writes.
         once = self._newest < 0 or version == self._cfg.rl.steps
         self._newest = version
@@ -173,35 +172,36 @@ class Versions:
         """Waits until the newest version is on disk and told. Raises as `publish`."""
         if self._under_way is None:
             return
-        publication, self._under_way, self._waits = self._under_way, None, True
+        publication, self._under_way, self._step_waits = self._under_way, None, True
         if not publication.done():
             self._signs.phase(f"publishes version {self._newest}", self._fleet.hang_s)
         publication.result()
 
-    def _publish_base(self, tree: dict[Path, np.ndarray]) -> str:
-        """Writes the weights that adapters change; their digest."""
-        digest = manifest.digest(tree)
-        if peers.is_first():
-            try:
-                weights.publish(self._folder / weights.BASE, tree, self._lineage, weights.FIRST)
-            except weights.ConflictError as conflict:
-                raise ConfigError(
-                    f"The frozen weights under the adapters are not those that this run has published: {conflict} "
-                    f"{self._folder.parent} is of another run, or '{self._cfg.workdir}/base' was replaced: use another "
-                    "workdir."
-                ) from None
-        return digest
+    def _publish_base(self, shares: list[Share]) -> str:
+        """Writes the weights that adapters change; in process 0, their digest."""
+        folder, tell = self._folder / weights.BASE, {"rank": peers.index(), "meet": self._meet}
+        try:
+            value = weights.publish(folder, shares, self._lineage, weights.FIRST, **tell)
+        except weights.ConflictError as conflict:
+            raise ConfigError(
+                f"The frozen weights under the adapters are not those that this run has published: {conflict} "
+                f"{self._folder.parent} is of another run, or '{self._cfg.workdir}/base' was replaced: use another "
+                "workdir."
+            ) from None
+        return value.digest if value is not None else "as process 0 says"
 
-    def _tell(self, version: int, found: Content, before: set[int], tasks: Callable[[int], Tasks]) -> None:
-        """Process 0 of the trainer speaks for all."""
+    def _write_and_report(
+        self, version: int, content: VersionContent, before: set[int], tasks: Callable[[int], Tasks]
+    ) -> None:
+        """Writes a version, reports it to the coordinator, and deletes those that nobody asks for; in process 0."""
         if version == 0:
             self._probe()
-        digest = self._written(version, found)
+        digest = self._write_version(version, content)
         if digest is not None:
             answer = self._link.publish(version, digest, self._lineage, tasks(version))
             self._repeats = answer.outcome is not Outcome.STORED
             if answer.outcome is Outcome.CONFLICT:
-                self._differs(version, answer.reason)
+                self._report_difference(version, answer.reason)
             elif answer.outcome is Outcome.REFUSED:
                 raise ConfigError(
                     f"'{self._cfg.workdir}' has done {version} steps that '{self._folder.parent}' does not know "
@@ -248,29 +248,37 @@ class Versions:
             watching.join()
         self._signs.phase(_after(self._newest), self._fleet.hang_s)
 
-    def _written(self, version: int, found: Content) -> str | None:
-        """Writes a version; its digest, or None: another one is published, and stays."""
-        of = found.tree, self._lineage, version, found.base, found.merged, self._tick
+    def _write_version(self, version: int, content: VersionContent) -> str | None:
+        """Writes what this process holds of a version.
+
+        Returns:
+          In process 0, its digest; None: another one is published, and stays.
+        """
+        of = content.shares, self._lineage, version, content.base, content.merged, self._tick
+        replaces = functools.partial(self._may_replace, version)
         try:
-            return weights.publish(self._folder, *of).digest
+            value = weights.publish(self._folder, *of, replaces, peers.index(), self._meet)
         except weights.OtherRunError as other:
             raise ConfigError(
                 f"The versions in '{self._folder}' are of another run than the ledger beside them: {other} The ledger "
                 "was removed or replaced: put it back from a copy, go on without config.fleet, or use another workdir."
             ) from None
         except weights.ConflictError as conflict:
-            if self._exact or self._link.weights(version) is not None:
-                self._differs(version, str(conflict))
-                return None
-        # A trainer that died before it told anyone wrote the other one.
-        shutil.rmtree(weights.path_of(self._folder, version))
-        return weights.publish(self._folder, *of).digest
+            self._report_difference(version, str(conflict))
+            return None
+        return None if value is None else value.digest
+
+    def _may_replace(self, version: int, conflict: weights.ConflictError) -> bool:
+        """Whether the version that is there may go: a trainer wrote it that died before it told anyone."""
+        if self._exact or isinstance(conflict, weights.OtherRunError):
+            return False
+        return self._link.weights(version) is None
 
     def _tick(self) -> None:
-        if self._waits:
+        if self._step_waits:
             self._signs.tick()
 
-    def _differs(self, version: int, reason: str) -> None:
+    def _report_difference(self, version: int, reason: str) -> None:
         """A repetition has come out differently: a defect with exact numerics, and to be expected with fast ones."""
         if self._exact:
             raise ConfigError(
@@ -289,13 +297,83 @@ def _after(version: int) -> str:
     return f"goes on after version {version}"
 
 
-class Kept:
+class FleetRetention:
     """A ledger (runs/seams.py) that lets the coordinator forget what no bundle needs."""
 
-    def __init__(self, link: Link):
+    def __init__(self, link: Client):
         self._link, self._step = link, 0
 
     def commit(self, step: int) -> None:
         """See `Ledger`."""
         if step > self._step and peers.is_first() and self._link.keep(step).outcome is not Outcome.REFUSED:
             self._step = step  # refused: that version is still on its way
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedWeights:
+    """Reads earlier versions back as they were trained, so that a trainer keeps none of them on its devices.
+
+    Where several processes share the trainer's mesh, each of them has to ask for the same versions.
+    """
+
+    parts: Parts
+    link: Client
+    folder: pathlib.Path  # of all versions
+    note: Callable[[str], None]  # prints a line
+    _deleted: set[int] = dataclasses.field(default_factory=set)  # versions that are not there any more
+
+    def trained(self, version: int) -> Params | None:
+        """All weights of a version, or its adapters, in the dtypes in which they are trained; None: it is deleted.
+
+        A version that one of the processes cannot read for another reason is not given to any of them. Both are told:
+        the run does not need it.
+        """
+        lora_config, spec = self.parts.cfg.model.lora, self.parts.spec
+        adapted = lora_config.rank > 0
+        specs: Any = lora.adapter_specs(spec, lora_config) if adapted else params.param_specs(spec)
+        leaves, failure = dict[Path, np.ndarray](), ""
+        try:
+            if (sources := self.link.weights(version)) is None:
+                failure = UNPUBLISHED
+            else:
+                wanted = (trees.paths(specs), None) if adapted else (trees.of_floats(specs), "")
+                _, leaves = engine_weights.read(self.folder, sources, *wanted)
+        except MissingError:
+            failure = DELETED
+        except WeightsError as error:
+            failure = str(error)
+        failure = next(filter(None, peers.meet(f"version {version} is read again", failure)), "")
+        if not failure:
+            return trees.placed(leaves, specs, self.parts.mesh, lambda path, array: array.dtype)
+        if failure != UNPUBLISHED and not (failure == DELETED and self._deleted):
+            self.note(f"the tokens of version {version} are not scored again: {failure}")
+        if failure == DELETED:
+            self._deleted.add(version)
+        return None
+
+
+def lacking(link: Client, folder: pathlib.Path, version: int, tick: Callable[[], None] = lambda: None) -> str:
+    """Why nobody can have a version's weights; "" where somebody can. Reads all of them where no engine has them.
+
+    Args:
+      link: to the coordinator.
+      folder: of all versions, here.
+      version: which.
+      tick: called again and again while they are read.
+    """
+    sources = link.weights(version)
+    if sources is None:
+        return f"version {version} is not published."
+    if any(_may_have(row, version) for row in link.status()["members"]["engine"].values()):
+        return ""
+    try:
+        with weight_reader.OpenVersion(weights.path_of(folder, version)) as held:
+            held.compare(tick)
+    except WeightsError as failure:
+        return str(failure)
+    return ""
+
+
+def _may_have(engine: Mapping[str, Any], version: int) -> bool:
+    """Whether an engine has a version whole, for all that is known: one that waits for weights serves parts, too."""
+    return engine["phase"] not in (WEIGHTS, WAITING) and version in engine["numbers"].get("versions", [])

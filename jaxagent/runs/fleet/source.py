@@ -7,22 +7,26 @@ clock has made. So all metrics but those of time are equal to that run's.
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import pathlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from jaxagent.algorithms.group_rewards import shaped
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.fleet import episodes, packing
-from jaxagent.fleet.admission import Answer, Batch, Outcome
-from jaxagent.fleet.client import CallError
-from jaxagent.fleet.packing import Packed
+from jaxagent.data import packing
+from jaxagent.data.packing import Packed
+from jaxagent.fleet import episodes
+from jaxagent.fleet.admission import Batch, Outcome
+from jaxagent.fleet.client import CallError, Client
 from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.repairs import WHAT_TO_DO
 from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.learner import peers
+from jaxagent.models import global_arrays
 from jaxagent.observe.text import duration
 from jaxagent.rollout.selection import Selection
 from jaxagent.runs import attempts
@@ -34,26 +38,6 @@ TELL_EVERY_S = 30.0  # what it waits for
 READERS = 8  # threads
 BACK = "Put the file back from a copy, and the same command goes on; without one, begin anew in another workdir."
 MOST_IN_VAIN = 4  # readings of what is damaged here, and is not where the coordinator reads it
-
-
-class Link(Protocol):
-    """What a source asks the coordinator: `fleet.client.Client`."""
-
-    def batch(self, step: int, wait_s: float = 0.0) -> Batch | None:
-        """What a step trains on; None: not all of it is there yet."""
-        ...
-
-    def episode(self, which: EpisodeId) -> Packed:
-        """A stored episode."""
-        ...
-
-    def damaged(self, which: EpisodeId, digest: str) -> Answer:
-        """A stored episode cannot be read."""
-        ...
-
-    def status(self) -> Mapping[str, Any]:
-        """What the coordinator tells people."""
-        ...
 
 
 class Batches:
@@ -75,7 +59,7 @@ class Batches:
         self,
         rl: RLConfig,
         fleet: FleetConfig,
-        link: Link,
+        link: Client,
         folder: pathlib.Path,
         signs: Vitals,
         note: Callable[[str], None],
@@ -90,6 +74,8 @@ class Batches:
         self._timed_out = False
         self._before: dict[str, float] = {}  # seconds that each engine had been idle
         self._since = 0.0  # when that was
+        if peers.count() > 1:  # compiles
+            global_arrays.everyones(b"", [1] * peers.count())
 
     def batch(self, step: int) -> Rollouts:
         """The groups of a step. Asked again, it gives the same ones, also in another process.
@@ -106,15 +92,15 @@ class Batches:
         here, in_vain, waited = True, 0, 0.0
         while True:
             asked = time.monotonic()
-            found = self._wait(step, started)
-            self._check_batch(step, found)
+            batch = self._wait(step, started)
+            self._check_batch(step, batch)
             waited += time.monotonic() - asked
             self._signs.phase(f"trains step {step}", budget_s, done=step)
-            played, wrong = self._read(found, here)
+            played, wrong = self._read(step, batch, here)
             if not wrong:
-                return self._rollouts(step, found, played, self._numbers(waited))
+                return self._rollouts(step, batch, played, self._numbers(waited))
             # What this process misreads may be whole: the second time the coordinator reads, and sends it.
-            if not here and not self._played_again(step, found, wrong):
+            if not here and not self._played_again(step, batch, wrong):
                 in_vain += 1
                 if in_vain == MOST_IN_VAIN:
                     raise ConfigError(
@@ -130,15 +116,15 @@ class Batches:
         """Asks until the batch is there."""
         self._signs.phase(f"waits for step {step}", self._fleet.hang_s, done=step)
         poll_s = min(LONGEST_POLL_S, self._fleet.hang_s / 4)
-        told, in_vain = started, 0
-        while (found := self._link.batch(step, poll_s)) is None:
+        noted, in_vain = started, 0
+        while (batch := self._link.batch(step, poll_s)) is None:
             self._signs.tick()
             self._look(step)
-            if time.monotonic() - told >= TELL_EVERY_S:
+            if time.monotonic() - noted >= TELL_EVERY_S:
                 self._note(f"step {step} waits for {duration(time.monotonic() - started)}: {self._why()}")
                 in_vain = self._weights_in_vain(step, in_vain)
-                told = time.monotonic()  # afterwards, since that may read for long
-        return found
+                noted = time.monotonic()  # afterwards, since that may read for long
+        return batch
 
     def _weights_in_vain(self, step: int, before: int) -> int:
         """How often an engine wanted weights that nobody has. They are looked for only where one waits for some.
@@ -165,35 +151,38 @@ class Batches:
         playing = status["episodes"]["playing"]
         damaged = status["episodes"]["damaged"]
         again = f"; {damaged} damaged episodes are to be played again" if damaged else ""
-        told = f"{what}{again}; {playing} episodes are played by {len(engines)} engines"
-        return told + (f" ({doing})" if doing else "")
+        what += f"{again}; {playing} episodes are played by {len(engines)} engines"
+        return what + (f" ({doing})" if doing else "")
 
-    def _check_batch(self, step: int, found: Batch) -> None:
+    def _check_batch(self, step: int, batch: Batch) -> None:
         """Raises CallError where it is none of this run's: it is asked for again when the process has started again."""
-        groups, wanted, attempts = (*found.groups, *found.left_out), self._rl.tasks_per_step, range(self._rl.group_size)
-        count = len(found.groups) == wanted or (len(found.groups) < wanted and self._rl.refill is not None)
-        own = found.step == step and (self._fleet.window > 1 or all(group.step == step for group in groups))
-        whole = found.results.keys() == {EpisodeId(group, sample) for group in groups for sample in attempts}
+        groups, wanted, attempts = (*batch.groups, *batch.left_out), self._rl.tasks_per_step, range(self._rl.group_size)
+        count = len(batch.groups) == wanted or (len(batch.groups) < wanted and self._rl.refill is not None)
+        own = batch.step == step and (self._fleet.window > 1 or all(group.step == step for group in groups))
+        whole = batch.results.keys() == {EpisodeId(group, sample) for group in groups for sample in attempts}
         if not (count and own and whole and len(set(groups)) == len(groups)):
             raise CallError(
-                f"step {step}: the coordinator has sent a batch of step {found.step} with {len(set(found.groups))} of "
-                f"{wanted} groups and {len(found.results)} episodes, none of this run's: its code or its memory errs."
+                f"step {step}: the coordinator has sent a batch of step {batch.step} with {len(set(batch.groups))} of "
+                f"{wanted} groups and {len(batch.results)} episodes, none of this run's: its code or its memory errs."
             )
 
     # ---------------------------------------------------------------- reading
 
-    def _read(self, found: Batch, here: bool) -> tuple[dict[EpisodeId, Episode], dict[EpisodeId, str]]:
-        """All episodes of a batch, checked; and of those that cannot be read, why.
+    def _read(self, step: int, batch: Batch, here: bool) -> tuple[dict[EpisodeId, Episode], dict[EpisodeId, str]]:
+        """All episodes of a batch, checked; and of those that cannot be read, why. The same in all trainer processes.
+
+        Each of them reads its part, and has the others' from the other processes.
 
         Args:
-          found: the batch.
+          step: the step.
+          batch: of the step.
           here: the files may be read, where they are to be seen; else the coordinator does that.
         """
         seen = here and (self._folder / episodes.FOLDER).is_dir()
         wrong: dict[EpisodeId, str] = {}
 
         def one(which: EpisodeId) -> Episode | None:
-            digest = found.results[which].digest
+            digest = batch.results[which].digest
             try:
                 if seen:
                     return episodes.read(self._folder, (which.group, which.sample), digest)
@@ -204,11 +193,28 @@ class Batches:
                 wrong[which] = str(error)
                 return None
 
+        ordered, rank, count = sorted(batch.results), peers.index(), peers.count()
+        own = ordered[rank::count]
         with concurrent.futures.ThreadPoolExecutor(READERS) as threads:
-            read = dict(zip(found.results, threads.map(one, found.results), strict=True))
-        return {which: episode for which, episode in read.items() if episode is not None}, wrong
+            read = {
+                which: episode for which, episode in zip(own, threads.map(one, own), strict=True) if episode is not None
+            }
+        if count > 1:
+            data = packing.to_columns(list(read.values()))
+            reasons = {ordered.index(which): why for which, why in wrong.items()}
+            mark = _sha256("".join(batch.results[which].digest for which in ordered).encode())
+            parts = peers.meet(f"the episodes of step {step}, {mark[:8]}", [len(data), _sha256(data), reasons])
+            everything = global_arrays.everyones(data, [size for size, *_ in parts])
+            for other, (_, digest, reasons) in enumerate(parts):
+                wrong |= {ordered[int(number)]: why for number, why in reasons.items()}
+                if _sha256(everything[other]) != digest:
+                    raise peers.PeerError(f"What process {other} has read for step {step} came in damaged.")
+                if other != rank:
+                    whole = [which for which in ordered[other::count] if which not in wrong]
+                    read |= zip(whole, packing.of_columns(everything[other]), strict=True)
+        return {which: read[which] for which in batch.results if which in read}, wrong
 
-    def _played_again(self, step: int, found: Batch, wrong: Mapping[EpisodeId, str]) -> bool:
+    def _played_again(self, step: int, batch: Batch, wrong: Mapping[EpisodeId, str]) -> bool:
         """Has the coordinator have damaged episodes played again. False: it finds none of them damaged.
 
         Raises:
@@ -217,23 +223,23 @@ class Batches:
         again = False
         lacks = dict[int, str]()  # by step: to know it, all weights of its version may be read
         for which, why in sorted(wrong.items()):
-            told = f"step {step}: {name_of(which)} is damaged on disk ({why.rstrip('.')})"
+            damage = f"step {step}: {name_of(which)} is damaged on disk ({why.rstrip('.')})"
             if which.group.step not in lacks:
                 lacks[which.group.step] = self._lacks(which.group.step, self._signs.tick)
             if why := lacks[which.group.step]:
-                raise ConfigError(f"{told}. It cannot be played again under its version: {why} {WHAT_TO_DO}")
-            answer = self._link.damaged(which, found.results[which].digest)
+                raise ConfigError(f"{damage}. It cannot be played again under its version: {why} {WHAT_TO_DO}")
+            answer = self._link.damaged(which, batch.results[which].digest)
             if answer.outcome is Outcome.REFUSED:
-                raise ConfigError(f"{told}. It cannot be had again: {answer.reason}")
+                raise ConfigError(f"{damage}. It cannot be had again: {answer.reason}")
             if answer.outcome is Outcome.STORED:
-                self._note(f"{told}: it is played again, and the step waits for that.")
+                self._note(f"{damage}: it is played again, and the step waits for that.")
             again |= answer.outcome in (Outcome.STORED, Outcome.DUPLICATE)
         return again
 
     def _rollouts(
-        self, step: int, found: Batch, played: Mapping[EpisodeId, Episode], numbers: dict[str, float]
+        self, step: int, batch: Batch, played: Mapping[EpisodeId, Episode], numbers: dict[str, float]
     ) -> Rollouts:
-        ordered = sorted((*found.groups, *found.left_out))
+        ordered = sorted((*batch.groups, *batch.left_out))
         begun = {}
         for group in ordered:
             of_group = {which: played[which] for which in sorted(played) if which.group == group}
@@ -243,7 +249,7 @@ class Batches:
         self._complain_of_time(step, played.values())
         by_id = {group: shaped(whole, self._rl) for group, whole in begun.items()}
         chosen = Selection(
-            groups=[by_id[group] for group in found.groups],
+            groups=[by_id[group] for group in batch.groups],
             played=[by_id[group] for group in ordered],
             rounds=1 + max(group.round for group in ordered),
         )
@@ -303,3 +309,7 @@ class Batches:
 def name_of(which: EpisodeId) -> str:
     """For messages."""
     return episodes.name_of((which.group, which.sample))
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

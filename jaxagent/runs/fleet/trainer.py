@@ -28,7 +28,6 @@ from jaxagent.rollout.experience import Experience
 from jaxagent.runs.checks import RL
 from jaxagent.runs.fleet import probe, sink, source
 from jaxagent.runs.fleet.facts import facts
-from jaxagent.runs.fleet.published import Published, lacking
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Seams
 from jaxagent.runs.workdir import Workdir
@@ -58,7 +57,7 @@ class Trainer:
         self._folder = pathlib.Path(cfg.workdir) / settings.FOLDER
         self._facts: dict[str, Any] = {}
         self._joined_as = self._stage = ""
-        self._published: sink.Versions | None = None
+        self._published: sink.VersionPublisher | None = None
         self._over = threading.Event()
         self._opened = contextlib.ExitStack()
 
@@ -90,17 +89,15 @@ class Trainer:
         versions = self._folder / settings.WEIGHTS
         versions.mkdir(parents=True, exist_ok=True)
         self._facts = {**facts(self._cfg, self._name, self._host, parts.mesh), "rank": peers.index()}
-        if peers.is_first():
-            own = self._host in ("", "127.0.0.1", "localhost")
-            where = "127.0.0.1" if own else "0.0.0.0"
-            server = WeightServer([versions], self._token, where, address=self._host)
-            self._opened.enter_context(server)
-            self._facts["source"] = server.url
+        own = self._host in ("", "127.0.0.1", "localhost")
+        server = WeightServer([versions], self._token, "127.0.0.1" if own else "0.0.0.0", address=self._host)
+        self._opened.enter_context(server)
+        self._facts["source"] = server.url
         joined = self._link.join(ROLE, self._facts)
         self._joined_as = joined.name
         self._opened.enter_context(self._beating(joined.lease_s / BEATS_PER_LEASE))
         note = saved.progress.note
-        told: dict[int, Rounds] = {}
+        rounds: dict[int, Rounds] = {}
 
         def look(step: int) -> None:
             assert self._published is not None
@@ -115,27 +112,27 @@ class Trainer:
             self._signs,
             note,
             look,
-            lambda step, tick: lacking(self._link, versions, plan.version(step), tick),
-            lambda group: told[group.step][group.round][group.number].id if group.step in told else None,
+            lambda step, tick: sink.lacking(self._link, versions, plan.version(step), tick),
+            lambda group: rounds[group.step][group.round][group.number].id if group.step in rounds else None,
         )
-        held = Published(parts, self._link, versions, note).trained
+        weights_of = sink.PublishedWeights(parts, self._link, versions, note).trained
         record = functools.partial(probe.record, versions, parts, driver, self._facts)
         if saved.other_rounding or any(field.startswith(probe.ASKED) for field, *_ in saved.changed):
-            note(probe.renew(versions, driver, record, None if self._cfg.model.lora.rank else held(0)))
-        self._published = sink.Versions(
+            note(probe.renew(versions, driver, record, None if self._cfg.model.lora.rank else weights_of(0)))
+        self._published = sink.VersionPublisher(
             self._cfg,
             driver,
             self._link,
             versions,
             joined.run,
-            tasks_of(experience, plan, told),
+            tasks_of(experience, plan, rounds),
             self._signs,
             note,
             record,
-            held,
+            weights_of,
             saved.bundled,
         )
-        return Seams(batches.batch, self._published, sink.Kept(self._link).commit, plan.bound)
+        return Seams(batches.batch, self._published, sink.FleetRetention(self._link).commit, plan.bound)
 
     def alive(self, stage: str) -> None:
         """What `loop.run` tells whenever it gets somewhere. Before the first stage, engines have nothing to open."""
@@ -187,21 +184,21 @@ def tasks_of(experience: Experience, plan: Plan, known: dict[int, Rounds]) -> Ca
       plan: the run's rules.
       known: gets those that were told, by step, as long as a batch may still have groups of the step.
     """
-    told: list[int] = []
+    published: list[int] = []
 
     def tasks(version: int) -> sink.Tasks:
-        first = plan.admitted(version - 1) if told else version
-        told.append(version)
-        found = {
+        first = plan.admitted(version - 1) if published else version
+        published.append(version)
+        rounds = {
             step: tuple(
                 tuple(TaskRef(index, task.id) for index, task in zip(places, experience.tasks(places), strict=True))
                 for places in experience.assign(step)
             )
             for step in range(first, plan.admitted(version))
         }
-        known.update(found)
+        known.update(rounds)
         for step in [step for step in known if step < version - plan.bound]:
             del known[step]
-        return found
+        return rounds
 
     return tasks

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxagent.fleet import manifest
 from jaxagent.fleet.leaves import Leaves, Path
+from jaxagent.fleet.manifest import Share
+from jaxagent.learner import weight_digest
 from jaxagent.models import global_arrays, params, sharding
-from jaxagent.models.params import ArraySpec
+from jaxagent.models.params import ArraySpec, Params
 
 FLOATS = ("bfloat16", "float32")
 
 
 def paths(tree: Any) -> dict[Path, Any]:
     """The leaves of any tree by their places: ("layers", "wq")."""
-    found, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {tuple(map(_key, path)): leaf for path, leaf in found}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {tuple(map(_key, path)): leaf for path, leaf in leaves}
 
 
 def of_floats(specs: Any) -> dict[Path, ArraySpec]:
@@ -27,25 +30,44 @@ def of_floats(specs: Any) -> dict[Path, ArraySpec]:
     return {path: dataclasses.replace(array, dtype=FLOATS) for path, array in paths(specs).items()}
 
 
-def to_host(tree: Any) -> dict[Path, np.ndarray]:
-    """The leaves in this process's memory. Where other processes hold parts of them, each has to call this."""
-    return {path: np.asarray(leaf) for path, leaf in paths(global_arrays.get(tree)).items()}
+def shares(tree: Any) -> list[Share]:
+    """What this process publishes of a tree, in its memory. Where others hold parts, each has to call this.
+
+    Of a large array that processes have in common each copies other chunks; small ones go round.
+    """
+
+    def one(turn: int, path: Path, leaf: jax.Array) -> Share:
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+            return manifest.whole(path, np.asarray(leaf))
+        if leaf.nbytes > manifest.CHUNK_BYTES:
+            return Share(path, leaf.dtype.name, leaf.shape, global_arrays.pieces(leaf, manifest.CHUNK_BYTES, turn))
+        share = manifest.whole(path, np.asarray(global_arrays.get(leaf)))
+        return share if turn % jax.process_count() == jax.process_index() else dataclasses.replace(share, pieces={})
+
+    return [one(turn, path, leaf) for turn, (path, leaf) in enumerate(paths(tree).items())]
 
 
-def placed(found: Leaves, specs: Any, mesh: jax.sharding.Mesh, dtype: Callable[[Path, ArraySpec], str]) -> Any:
+def digest_of_merged(policy: Params, names: Iterable[str]) -> str:
+    """Of the matrices that adapters have changed. Processes that share the arrays must all call this."""
+    changed = {name: getattr(policy.layers, name) for name in names}
+    with jax.set_mesh(next(iter(changed.values())).sharding.mesh):
+        return weight_digest.digest(changed)
+
+
+def placed(leaves: Leaves, specs: Any, mesh: jax.sharding.Mesh, dtype: Callable[[Path, ArraySpec], str]) -> Any:
     """A tree on the devices of a mesh, as a trainer lays it out.
 
     Leaves go over one by one, each device gets its own part, and a leaf's original is gone when the next one goes over.
 
     Args:
-      found: the leaves.
+      leaves: by path.
       specs: the tree, of `ArraySpec`s.
       mesh: where it goes.
       dtype: of a leaf, on the devices. The cast is the one by which an engine takes weights of another dtype.
     """
 
     def one(path: Path, array: ArraySpec, where: jax.sharding.Sharding) -> jax.Array:
-        leaf = found[path]
+        leaf = leaves[path]
         array_there = jax.make_array_from_callback(array.shape, where, lambda index: np.asarray(leaf[index]))
         return jax.block_until_ready(array_there.astype(dtype(path, array)))
 

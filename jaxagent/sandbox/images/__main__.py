@@ -22,15 +22,12 @@ from jaxagent.config import ConfigError
 from jaxagent.io.files import cache_directory
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import SandboxError
-from jaxagent.sandbox.container_engine import ContainerEngine
-from jaxagent.sandbox.images import bases, container_images, debootstrap, oci
+from jaxagent.sandbox.images import bases, debootstrap, oci
 from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
 from jaxagent.sandbox.images.recipes import Builder
 from jaxagent.sandbox.images.store import Store
 from jaxagent.sandbox.owner import Owner
-
-ENGINES = ("podman", "podman-cgroupfs", "docker")
 
 
 def default_folder() -> Path:
@@ -57,22 +54,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"note: {note}")
     steps = f"; {built.built} steps run, {built.cached} found" if built.built + built.cached else ""
     print(f"image {built.key}{steps}")
-    print("\n".join(f"{k}: {v}" for k, v in _shown(built).items() if v))
+    layers, env = "".join(f"\n  {layer}" for layer in built.layers), " ".join(f"{k}={v}" for k, v in built.env.items())
+    shown = {"root": built.root or "this machine's /usr", "layers": layers, "directory": built.directory}
+    print("\n".join(f"{k}: {v}" for k, v in (shown | {"user": built.user, "env": env}).items() if v))
     return 0
-
-
-def _shown(built: Built) -> dict[str, str]:
-    layers = "".join(f"\n  {layer}" for layer in built.layers)
-    env = " ".join(f"{k}={v}" for k, v in built.env.items())
-    root = "" if built.image else built.root or "this machine's /usr"
-    return {
-        "root": root,
-        "image": built.image,
-        "layers": layers,
-        "directory": built.directory,
-        "user": built.user,
-        "env": env,
-    }
 
 
 async def _build(args: argparse.Namespace) -> Built:
@@ -85,19 +70,10 @@ async def _build(args: argparse.Namespace) -> Built:
         return Built(record["key"], record["tree"])
     owner = Owner()
     try:
-        if args.engine:
-            engine = await asyncio.to_thread(choose.SAFE[args.engine], owner)
-            assert isinstance(engine, ContainerEngine)
-            timeout_s = args.timeout_s or 3600.0
-            if args.oci:
-                return await container_images.load(engine, args.oci, timeout_s, args.name)
-            path, context = _recipe(args)
-            pairs = dict(arg.partition("=")[::2] for arg in args.arg)
-            return await container_images.build(engine, path, context, path.parent.name, timeout_s, args.network, pairs)
         if args.oci:
             record = await oci.load(Store(args.store), args.oci, args.name)
             print(_line({**record, "kind": "bases"}))
-            return bases.loaded(record).built
+            return bases.loaded(record)[0]
         return await _recipe_here(args, owner, table)
     finally:
         owner.close()
@@ -123,10 +99,10 @@ def _recipe(args: argparse.Namespace) -> tuple[Path, Path]:
     """The recipe's file and its context."""
     path = args.path
     if path.is_dir():
-        found = [p for p in (path / "Dockerfile", path / "container.def") if p.is_file()]
-        if not found:
+        files = [p for p in (path / "Dockerfile", path / "container.def") if p.is_file()]
+        if not files:
             raise ConfigError(f"{path} has neither a Dockerfile nor a container.def.")
-        path = found[0]
+        path = files[0]
     if not path.is_file():
         raise ConfigError(f"{path} is not there.")
     return path, args.context or path.parent
@@ -161,7 +137,6 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--base", action="append", default=[], metavar="NAME=SOURCE", help="what FROM may name")
     build.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="for the Dockerfile's ARG")
     build.add_argument("--network", action="store_true", help="steps have this machine's network")
-    build.add_argument("--engine", choices=ENGINES, default="", help="let a container engine build")
     build.add_argument("--timeout_s", type=float, default=0.0, help="of the whole build; without it, an hour")
     listing = actions.add_parser("list", help="what is kept")
     for action in (build, listing):

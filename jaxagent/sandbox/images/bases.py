@@ -12,7 +12,6 @@ taken.
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import hashlib
 import json
@@ -29,20 +28,7 @@ from jaxagent.sandbox.images.store import Store, check_reachable, make_key
 HOST, DEBOOTSTRAP = "host", "debootstrap:"
 
 
-@dataclasses.dataclass(frozen=True)
-class Base:
-    """One line of the table."""
-
-    pattern: str  # a normalised name, perhaps with *
-    source: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Root:
-    """A base that is there. `user` and `workdir` are what an exported image says; "" = nothing."""
-
-    built: Built
-    user: str = ""
+Base = tuple[str, str]  # a normalised name, perhaps with *, and what stands for it
 
 
 def parse(entries: Sequence[str]) -> tuple[Base, ...]:
@@ -51,7 +37,7 @@ def parse(entries: Sequence[str]) -> tuple[Base, ...]:
     Raises:
       ConfigError: an entry that is not NAME=SOURCE, or whose folder or file is not there.
     """
-    found = []
+    table = []
     for entry in entries:
         name, equals, source = entry.partition("=")
         if not equals or not name.strip() or not source.strip():
@@ -66,8 +52,8 @@ def parse(entries: Sequence[str]) -> tuple[Base, ...]:
                 hint = f" {nearest(source, (HOST, DEBOOTSTRAP + 'bookworm'))}" if "/" not in source else ""
                 raise ConfigError(f"bases: '{name}' is '{source}', and no such folder or tar is there.{hint}")
             source = str(path.absolute()) + source[len(source.partition("#")[0]) :]
-        found.append(Base(normal(name.strip()), source))
-    return tuple(found)
+        table.append((normal(name.strip()), source))
+    return tuple(table)
 
 
 def normal(name: str) -> str:
@@ -80,8 +66,8 @@ def normal(name: str) -> str:
 
 async def resolve(
     table: Sequence[Base], name: str, image: str, store: Store, progress: Callable[[str], None] = lambda line: None
-) -> Root:
-    """The root for a name in FROM; debootstrap and tars are made or unpacked when they are not in the store.
+) -> tuple[Built, str]:
+    """The root for a name in FROM, and the user that it names; debootstrap and tars are made when they are not stored.
 
     Raises:
       BuildError: the table has no such name, or its root cannot be made.
@@ -90,31 +76,32 @@ async def resolve(
         folder = store.folder / "bases" / "empty"
         folder.mkdir(exist_ok=True)
         tree.prepare(folder)
-        return Root(Built(make_key("scratch"), root=str(folder)))
+        return Built(make_key("scratch"), root=str(folder)), ""
     wanted = {normal(name), normal(Path(name).name)} if name.endswith(".sif") else {normal(name)}
-    base = next((b for b in table if any(fnmatch.fnmatchcase(w, b.pattern) for w in wanted)), None)
-    if base is None:
-        known = [b.pattern for b in table]
+    source = next((source for pattern, source in table if any(fnmatch.fnmatchcase(w, pattern) for w in wanted)), "")
+    if not source:
+        known = [pattern for pattern, _ in table]
         hint = nearest(normal(name), known) if known else "No bases are given."
         raise BuildError(image, 0, "", f"is FROM {name}, which the bases do not have (there is no registry). {hint}")
-    if base.source == HOST:
-        return Root(Built(_host_key()))
-    if base.source.startswith(DEBOOTSTRAP):
-        suite, _, mirror = base.source.removeprefix(DEBOOTSTRAP).partition("@")
+    if source == HOST:
+        return Built(_host_key()), ""
+    if source.startswith(DEBOOTSTRAP):
+        suite, _, mirror = source.removeprefix(DEBOOTSTRAP).partition("@")
         record = await debootstrap.make(store, suite, mirror, progress=progress)
-        return Root(Built(make_key("base", record["key"]), root=record["tree"]))
-    path, _, which = base.source.partition("#")
+        return Built(make_key("base", record["key"]), root=record["tree"]), ""
+    path, _, which = source.partition("#")
     if os.path.isdir(path):
         check_reachable(Path(path))
         info = os.stat(path)
-        return Root(Built(make_key("folder", path, info.st_ino, info.st_mtime_ns, *_packages(Path(path))), root=path))
+        key = make_key("folder", path, info.st_ino, info.st_mtime_ns, *_packages(Path(path)))
+        return Built(key, root=path), ""
     return loaded(await oci.load(store, Path(path), which))
 
 
-def loaded(record: dict) -> Root:
-    """The root that `oci.load` gave."""
+def loaded(record: dict) -> tuple[Built, str]:
+    """The root that `oci.load` gave, and its user."""
     built = Built(make_key("base", record["key"]), record["tree"], env=record["env"], directory=record["workdir"])
-    return Root(built, record["user"])
+    return built, record["user"]
 
 
 def _host_key() -> str:

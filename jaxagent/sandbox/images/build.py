@@ -124,8 +124,8 @@ class Steps:
                 else {"uid": int(wanted), "user": wanted, "home": "/"}
             )
 
-        built, found = await self.step(built, text, ["user", wanted], action, keep=False)
-        return dataclasses.replace(built, uid=found["uid"], user=found["user"], home=found["home"])
+        built, account = await self.step(built, text, ["user", wanted], action, keep=False)
+        return dataclasses.replace(built, uid=account["uid"], user=account["user"], home=account["home"])
 
     async def environment(self, built: Built, text: str, script: str) -> Built:
         """What a shell script exports becomes the image's environment."""
@@ -140,13 +140,13 @@ class Steps:
             }
 
         told = ["environment", script, dict(built.env), built.directory]
-        built, found = await self.step(built, text, told, action, keep=False)
-        return dataclasses.replace(built, env={**built.env, **found["env"]})
+        built, result = await self.step(built, text, told, action, keep=False)
+        return dataclasses.replace(built, env={**built.env, **result["env"]})
 
     async def step(
         self, built: Built, text: str, told: Sequence[Any], action: Action, keep: bool = True, as_root: bool = False
     ) -> tuple[Built, dict[str, Any]]:
-        """One step: found, or done in a sandbox and kept.
+        """One step: taken from the store, or done in a sandbox and kept.
 
         Args:
           told: everything that decides what it does, as JSON.
@@ -159,25 +159,25 @@ class Steps:
         """
         self.number += 1
         key = make_key(built.key, *told)
-        found = self.store.find("layers", key)
-        cached = found is not None
-        if found is None:
+        record = self.store.find("layers", key)
+        cached = record is not None
+        if record is None:
             self.progress(f"{self.image}: step {self.number}: {' '.join(text.split())[:150]}")
             try:
-                found = await self._do(built, text, key, action, keep, as_root)
+                record = await self._do(built, text, key, action, keep, as_root)
             except (SandboxError, OSError) as error:
                 raise BuildError(self.image, self.number, text, f"failed: {error}") from error
-        layers = (*built.layers, found["tree"]) if found["tree"] else built.layers
+        layers = (*built.layers, record["tree"]) if record["tree"] else built.layers
         if sum(len(layer) + 1 for layer in layers) > MAX_LAYERS_TEXT:
             problem = f"is one layer too many ({len(layers)}): join steps, or use a folder with a shorter name"
             raise BuildError(self.image, self.number, text, problem)
         changes = {"built": built.built + (not cached), "cached": built.cached + cached}
-        return dataclasses.replace(built, key=key, layers=layers, **changes), found.get("data", {})
+        return dataclasses.replace(built, key=key, layers=layers, **changes), record.get("data", {})
 
     async def _do(self, built: Built, text: str, key: str, action: Action, keep: bool, as_root: bool) -> dict[str, Any]:
         async with self.store.making(key, self.image, self._left_s(text)) as work:
-            if (found := self.store.find("layers", key)) is not None:  # made by another process meanwhile
-                return found
+            if (existing := self.store.find("layers", key)) is not None:  # made by another process meanwhile
+                return existing
             begin = time.monotonic()
             self._left_s(text)
             async with await self.backend.start(self._spec(built, as_root)) as sandbox:

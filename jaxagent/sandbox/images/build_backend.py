@@ -23,7 +23,7 @@ LIMITS = Limits(  # of one step; what it writes lies in memory until the step is
 
 
 class BuildBackend(Namespaces):
-    """See `base.Backend`.
+    """Sandboxes of build steps: one host user owns all layers, and a step may change the whole root.
 
     Args:
       network: share the host's network, its local services included. Only for recipes that you trust.

@@ -13,10 +13,6 @@ from pathlib import Path
 MAX_FILE_BYTES = 64 * 2**20  # of one file: what one write into a sandbox takes
 
 
-class ContextError(ValueError):
-    """A source that is not there, or that a recipe may not have."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Item:
     """One thing to put into an image."""
@@ -48,33 +44,33 @@ class Context:
         """The sources that a pattern of COPY names, sorted: relative paths. "." is the folder itself.
 
         Raises:
-          ContextError: none, or one that leads out of the folder.
+          ValueError: none, or one that leads out of the folder.
         """
         parts = [part for part in pattern.split("/") if part not in ("", ".")]
         if ".." in parts:
-            raise ContextError(f"'{pattern}' leads out of the folder {self.folder}")
-        found = [Path()]
+            raise ValueError(f"'{pattern}' leads out of the folder {self.folder}")
+        matching = [Path()]
         for i, part in enumerate(parts):
             match = re.compile(_pattern(part))
             if _is_pattern(part):
-                found = [
+                matching = [
                     p / n
-                    for p in found
+                    for p in matching
                     if (self.folder / p).is_dir()
                     for n in sorted(os.listdir(self.folder / p))
                     if match.fullmatch(n)
                 ]
             else:
                 name = re.sub(r"\\(.)", r"\1", part)
-                found = [p / name for p in found if os.path.lexists(self.folder / p / name)]
-            found = [p for p in found if i < len(parts) - 1 or not self._ignored(p.as_posix())]
-        if not found:
+                matching = [p / name for p in matching if os.path.lexists(self.folder / p / name)]
+            matching = [p for p in matching if i < len(parts) - 1 or not self._ignored(p.as_posix())]
+        if not matching:
             hint = ", or .dockerignore leaves it out" if self._ignore else ""
-            raise ContextError(f"'{pattern}' is not in the folder {self.folder}{hint}")
-        for path in found:
+            raise ValueError(f"'{pattern}' is not in the folder {self.folder}{hint}")
+        for path in matching:
             if not (self.folder / path).resolve().is_relative_to(self.folder):
-                raise ContextError(f"'{path}' is a link that leads out of the folder {self.folder}")
-        return found
+                raise ValueError(f"'{path}' is a link that leads out of the folder {self.folder}")
+        return matching
 
     def is_directory(self, path: Path) -> bool:
         """Whether a source is a folder, whose contents are copied, not itself."""
@@ -88,7 +84,7 @@ class Context:
           follow: take what links point to, which must be in the folder.
 
         Raises:
-          ContextError: a file that is too large, a special file, a link that leads out.
+          ValueError: a file that is too large, a special file, a link that leads out.
         """
         if not self.is_directory(path):
             return [self._item(path, "", follow=True)]
@@ -101,9 +97,9 @@ class Context:
             ignored = self._ignored(below.as_posix())
             if full.is_dir() and (follow or not full.is_symlink()):
                 if follow and not full.resolve().is_relative_to(self.folder):
-                    raise ContextError(f"'{below}' is a link that leads out of the folder {self.folder}")
+                    raise ValueError(f"'{below}' is a link that leads out of the folder {self.folder}")
                 if follow and full.is_symlink() and self._above(full):
-                    raise ContextError(f"'{below}' is a link to a folder above it")
+                    raise ValueError(f"'{below}' is a link to a folder above it")
                 if not ignored:
                     yield Item(name, "directory", stat.S_IMODE(full.stat().st_mode))
                 yield from self._walk(below, name, follow)  # an exception of .dockerignore may lie below
@@ -118,12 +114,12 @@ class Context:
         if full.is_symlink() and not follow:
             return Item(inside, "link", 0o777, data=os.fsencode(os.readlink(full)))
         if not full.resolve().is_relative_to(self.folder):
-            raise ContextError(f"'{path}' is a link that leads out of the folder {self.folder}")
+            raise ValueError(f"'{path}' is a link that leads out of the folder {self.folder}")
         info = full.stat()
         if not stat.S_ISREG(info.st_mode):
-            raise ContextError(f"'{path}' is neither a file, a folder nor a link")
+            raise ValueError(f"'{path}' is neither a file, a folder nor a link")
         if info.st_size > MAX_FILE_BYTES:
-            raise ContextError(f"'{path}' has {info.st_size} bytes; one file may have {MAX_FILE_BYTES}")
+            raise ValueError(f"'{path}' has {info.st_size} bytes; one file may have {MAX_FILE_BYTES}")
         return Item(inside, "file", stat.S_IMODE(info.st_mode) & 0o777, full.resolve())
 
     def _ignored(self, path: str) -> bool:

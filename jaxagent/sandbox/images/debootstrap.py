@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,8 @@ async def make(
     """
     name = f"debootstrap:{suite}"
     key = make_key("debootstrap", suite, mirror, include, platform.machine())
-    if (found := store.find("bases", key)) is not None:
-        return {**found, "key": key, "cached": True}
+    if (existing := store.find("bases", key)) is not None:
+        return {**existing, "key": key, "cached": True}
     program = shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if program is None:
         raise BuildError(name, 0, "", "needs debootstrap, which is not installed here: apt-get install debootstrap")
@@ -52,14 +53,15 @@ async def make(
     command = [program, "--variant=minbase", *([f"--include={include}"] if include else []), suite]
     shown = " ".join(["debootstrap", *command[1:], *([mirror] if mirror else [])])
     async with store.making(key, name, timeout_s) as work:
-        if (found := store.find("bases", key)) is not None:  # made by another process meanwhile
-            return {**found, "key": key, "cached": True}
+        if (existing := store.find("bases", key)) is not None:  # made by another process meanwhile
+            return {**existing, "key": key, "cached": True}
         target = work / TREE
         for path, text in DPKG.items():
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             (target / path).write_text(text, encoding="utf-8")
         command += [str(target), *([mirror] if mirror else [])]
-        seconds = await _run(name, command, work / "log", timeout_s, progress)
+        progress(f"{shown} (some minutes)")
+        seconds = await _run(name, command, work / "log", timeout_s)
         (work / "log").unlink()
         await asyncio.to_thread(_finish, target)
         record = store.finish("bases", key, work, {"step": shown, "name": name, "seconds": seconds})
@@ -74,10 +76,9 @@ def _finish(target: Path) -> None:
     tree.prepare(target)
 
 
-async def _run(name: str, command: list[str], log: Path, timeout_s: float, progress: Callable[[str], None]) -> float:
+async def _run(name: str, command: list[str], log: Path, timeout_s: float) -> float:
     """Runs the command with a deadline; returns its seconds. Its whole process group ends with it."""
-    loop = asyncio.get_running_loop()
-    begin = loop.time()
+    begin = time.monotonic()
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     environment |= {k: v for k, v in os.environ.items() if k.lower() in ("http_proxy", "https_proxy", "no_proxy")}
     with open(log, "wb") as output:
@@ -89,18 +90,8 @@ async def _run(name: str, command: list[str], log: Path, timeout_s: float, progr
             env=environment,
             start_new_session=True,
         )
-    seen = 0
     try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), 1.0)
-                lines = log.read_bytes()[seen:].rpartition(b"\n")[0]
-                seen += len(lines) + bool(lines)
-                for line in lines.decode("utf-8", "replace").splitlines():
-                    progress(line)
-                if process.returncode is not None:
-                    break
+        status = await asyncio.wait_for(process.wait(), timeout_s)
     except TimeoutError:
         raise BuildError(name, 1, " ".join(command), f"ran past {timeout_s:g} s", _tail(log)) from None
     finally:
@@ -108,10 +99,10 @@ async def _run(name: str, command: list[str], log: Path, timeout_s: float, progr
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-    if process.returncode != 0:
-        problem = f"ended with status {process.returncode} (is the mirror of packages reached?)"
+    if status != 0:
+        problem = f"ended with status {status} (is the mirror of packages reached?)"
         raise BuildError(name, 1, " ".join(command), problem, _tail(log))
-    return round(loop.time() - begin, 1)
+    return round(time.monotonic() - begin, 1)
 
 
 def _tail(log: Path) -> str:

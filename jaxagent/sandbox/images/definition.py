@@ -43,8 +43,8 @@ def parse(text: str, image: str) -> Definition:
     sections: dict[str, list[str]] = {}
     shell, notes, section = ("/bin/sh", "-e"), [], ""
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
-        if found := re.match(r"%([A-Za-z]\w*)\b\s*(.*)", line):
-            section, rest = found[1].lower(), found[2].strip()
+        if heading := re.match(r"%([A-Za-z]\w*)\b\s*(.*)", line):
+            section, rest = heading[1].lower(), heading[2].strip()
             if section in HARMLESS:
                 notes.append(f"%{section}")
             elif section not in EXECUTED:
@@ -80,8 +80,8 @@ def parse(text: str, image: str) -> Definition:
     if texts.get("post", "").startswith("#!"):
         shell = tuple(shlex.split(texts["post"].partition("\n")[0][2:]))
     for name in EXECUTED:
-        if found := re.search(r"\{\{\s*\w+\s*\}\}", texts.get(name, "")):
-            raise BuildError(image, 0, "", f"%{name} has the template variable {found[0]}, which is not supported")
+        if template := re.search(r"\{\{\s*\w+\s*\}\}", texts.get(name, "")):
+            raise BuildError(image, 0, "", f"%{name} has the template variable {template[0]}, which is not supported")
     return Definition(
         bootstrap,
         source,
@@ -94,7 +94,7 @@ def parse(text: str, image: str) -> Definition:
 
 
 def _files(text: str, image: str) -> list[tuple[str, str]]:
-    found = []
+    pairs = []
     for line in text.split("\n"):
         words = shlex.split(line, comments=True)
         if not words:
@@ -104,8 +104,8 @@ def _files(text: str, image: str) -> list[tuple[str, str]]:
         target = words[-1]
         if not target.startswith("/"):
             raise BuildError(image, 0, "", f"%files: '{line.strip()}' needs an absolute target")
-        found.append((words[0], target))
-    return found
+        pairs.append((words[0], target))
+    return pairs
 
 
 def _near(section: str) -> str:

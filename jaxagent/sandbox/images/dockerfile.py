@@ -20,7 +20,7 @@ REFUSED = {"ONBUILD": "acts in images built from this one, which is not supporte
 FLAGS = {"COPY": ("chown", "chmod", "link"), "ADD": ("chown", "chmod", "link"), "FROM": ("platform",), "RUN": ()}
 _FLAG = re.compile(r"--([a-z][a-z-]*)(?:=(\S+))?\s+")
 _HEREDOC = re.compile(r"""(?<!<)\d*<<(-?)(["']?)([A-Za-z_][A-Za-z0-9_.-]*)\2""")
-_DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(.*?)\s*")
+_OTHER_ESCAPE = re.compile(r"(?:#.*\n)*#\s*escape\s*=\s*(?!\\\s*\n)(.*)", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,34 +50,27 @@ class Instruction:
         return f"{self.name} {flags}{self.rest}" + "".join(f"\n{h.text}" for h in self.heredocs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Dockerfile:
-    """A whole file."""
-
-    instructions: tuple[Instruction, ...]
-    escape: str = "\\"
-
-
-def parse(text: str, image: str) -> Dockerfile:
+def parse(text: str, image: str) -> list[Instruction]:
     """Every instruction of a Dockerfile.
 
     Raises:
       BuildError: malformed, or with something that is not supported; its line is named.
     """
     lines = text.replace("\r\n", "\n").split("\n")
-    escape = _escape(lines, image)
-    found, at = [], 0
+    if directive := _OTHER_ESCAPE.match(text):
+        raise BuildError(image, 0, "", f"the escape directive must be \\, got '{directive[1].strip()}'")
+    instructions, at = [], 0
     while at < len(lines):
         start, joined = at, ""
         at += 1
         if not (line := lines[start].strip()) or line.startswith("#"):
             continue
-        joined, more = _cut(lines[start].lstrip(), escape)
+        joined, more = _cut(lines[start].lstrip())
         while more and at < len(lines):
             following, at = lines[at], at + 1
             if not following.strip() or following.lstrip().startswith("#"):
                 continue  # comments and blank lines inside a continued instruction are left out
-            part, more = _cut(following, escape)
+            part, more = _cut(following)
             joined += part
         name = joined.split(None, 1)[0].upper()
         heredocs = []
@@ -85,16 +78,16 @@ def parse(text: str, image: str) -> Dockerfile:
             for dash, quote, word in _HEREDOC.findall(joined):
                 body, at = _body(lines, at, word, bool(dash), image, start + 1)
                 heredocs.append(Heredoc(word, body, not quote))
-        found.append(_instruction(joined.strip(), start + 1, tuple(heredocs), image))
-    if not any(i.name == "FROM" for i in found):
+        instructions.append(_instruction(joined.strip(), start + 1, tuple(heredocs), image))
+    if not any(i.name == "FROM" for i in instructions):
         raise BuildError(image, 0, "", "has no FROM")
-    first = next(i for i in found if i.name not in ("ARG", "NOTE"))
+    first = next(i for i in instructions if i.name not in ("ARG", "NOTE"))
     if first.name != "FROM":
         raise BuildError(image, 0, "", f"line {first.line}: {first.name} stands before the first FROM")
-    return Dockerfile(tuple(found), escape)
+    return instructions
 
 
-def expand(text: str, values: Mapping[str, str], escape: str = "\\") -> str:
+def expand(text: str, values: Mapping[str, str]) -> str:
     """Puts variables in: $name, ${name}, ${name:-word}, ${name:+word}; none inside single quotes or after an escape.
 
     Quotes and escapes stay. Raises ValueError for other forms.
@@ -102,26 +95,26 @@ def expand(text: str, values: Mapping[str, str], escape: str = "\\") -> str:
     out, at, quote = [], 0, ""
     while at < len(text):
         char = text[at]
-        if char == escape and quote != "'" and at + 1 < len(text):
+        if char == "\\" and quote != "'" and at + 1 < len(text):
             out.append(text[at : at + 2])
             at += 2
         elif char in "'\"" and quote in ("", char):
             quote = "" if quote else char
             out.append(char)
             at += 1
-        elif char == "$" and quote != "'" and (found := re.compile(r"[A-Za-z_]\w*").match(text, at + 1)):
-            out.append(values.get(found[0], ""))
-            at = found.end()
+        elif char == "$" and quote != "'" and (variable := re.compile(r"[A-Za-z_]\w*").match(text, at + 1)):
+            out.append(values.get(variable[0], ""))
+            at = variable.end()
         elif text.startswith("${", at) and quote != "'":
             inner, at = _braces(text, at + 2)
-            out.append(_variable(inner, values, escape))
+            out.append(_variable(inner, values))
         else:
             out.append(char)
             at += 1
     return "".join(out)
 
 
-def split(text: str, escape: str = "\\", whole: bool = False) -> list[str]:
+def split(text: str, whole: bool = False) -> list[str]:
     """Words of a line without quotes and escapes, as the Dockerfile's own words are cut (not a shell's).
 
     Raises ValueError for a quote that does not end. `whole`: the line is one word, blanks included.
@@ -129,7 +122,7 @@ def split(text: str, escape: str = "\\", whole: bool = False) -> list[str]:
     words, word, at, quote, begun = [], "", 0, "", False
     while at < len(text):
         char = text[at]
-        if char == escape and quote != "'" and at + 1 < len(text):
+        if char == "\\" and quote != "'" and at + 1 < len(text):
             word, begun, at = word + text[at + 1], True, at + 1
         elif quote:
             if char == quote:
@@ -150,39 +143,26 @@ def split(text: str, escape: str = "\\", whole: bool = False) -> list[str]:
     return [*words, word] if begun else words
 
 
-def pairs(rest: str, values: Mapping[str, str], escape: str = "\\") -> list[tuple[str, str]]:
+def pairs(rest: str, values: Mapping[str, str]) -> list[tuple[str, str]]:
     """What ENV sets: `a=b c="d e"`, or the older `name the rest of the line`. Raises ValueError."""
     head = rest.split(None, 1)
     if "=" not in head[0]:
         if len(head) != 2:
             raise ValueError(f"'{rest}' has no value")
-        return [(head[0], "".join(split(expand(head[1], values, escape), escape, whole=True)))]
-    found = []
-    for word in split(expand(rest, values, escape), escape):
+        return [(head[0], "".join(split(expand(head[1], values), whole=True)))]
+    settings = []
+    for word in split(expand(rest, values)):
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise ValueError(f"'{word}' must be name=value")
-        found.append((name, value))
-    return found
+        settings.append((name, value))
+    return settings
 
 
-def _escape(lines: list[str], image: str) -> str:
-    """The escape character: directives stand before everything else."""
-    for line in lines:
-        found = _DIRECTIVE.fullmatch(line.strip())
-        if found is None:
-            break
-        if found[1].lower() == "escape":
-            if found[2] not in ("\\", "`"):
-                raise BuildError(image, 0, "", f"the escape directive must be \\ or `, got '{found[2]}'")
-            return found[2]
-    return "\\"
-
-
-def _cut(line: str, escape: str) -> tuple[str, bool]:
+def _cut(line: str) -> tuple[str, bool]:
     """A line without its continuation mark, and whether it had one."""
     stripped = line.rstrip()
-    return (stripped[:-1], True) if stripped.endswith(escape) else (line, False)
+    return (stripped[:-1], True) if stripped.endswith("\\") else (line, False)
 
 
 def _body(lines: list[str], at: int, word: str, dash: bool, image: str, line: int) -> tuple[str, int]:
@@ -209,9 +189,9 @@ def _instruction(joined: str, line: int, heredocs: tuple[Heredoc, ...], image: s
     if name not in EXECUTED:
         raise wrong(f"unknown instruction '{word}'. {nearest(name, (*EXECUTED, *HARMLESS))}")
     flags: dict[str, str] = {}
-    while name in FLAGS and (found := _FLAG.match(rest)):
-        flags[found[1]] = found[2] or "true"
-        rest = rest[found.end() :]
+    while name in FLAGS and (flag_text := _FLAG.match(rest)):
+        flags[flag_text[1]] = flag_text[2] or "true"
+        rest = rest[flag_text.end() :]
     for flag in flags:
         if flag not in FLAGS[name]:
             raise wrong(f"{name} --{flag} is not supported")
@@ -240,14 +220,14 @@ def _braces(text: str, at: int) -> tuple[str, int]:
     raise ValueError(f"'${{{text[start:]}' does not end")
 
 
-def _variable(inner: str, values: Mapping[str, str], escape: str) -> str:
-    found = re.fullmatch(r"([A-Za-z_]\w*)(?:(:?[-+])(.*))?", inner, re.DOTALL)
-    if found is None:
+def _variable(inner: str, values: Mapping[str, str]) -> str:
+    match = re.fullmatch(r"([A-Za-z_]\w*)(?:(:?[-+])(.*))?", inner, re.DOTALL)
+    if match is None:
         raise ValueError(f"'${{{inner}}}' is not supported: only ${{name}}, ${{name:-word}} and ${{name:+word}}")
-    name, how, word = found[1], found[2] or "", found[3] or ""
+    name, how, word = match[1], match[2] or "", match[3] or ""
     there = name in values and (bool(values[name]) or not how.startswith(":"))
     if how.endswith("-"):
-        return values[name] if there else expand(word, values, escape)
+        return values[name] if there else expand(word, values)
     if how.endswith("+"):
-        return expand(word, values, escape) if there else ""
+        return expand(word, values) if there else ""
     return values.get(name, "")

@@ -114,9 +114,9 @@ class Images:
             return await self._builder.dockerfile(w.dockerfile, w.context, w.id, w.timeout_s)
         if w.definition is not None:
             return await self._builder.definition(w.definition, w.context, w.id, w.timeout_s, w.directory)
-        root = await bases.resolve(self._builder.table, w.name, w.id, self._builder.store, self._builder.progress)
+        base = await bases.resolve(self._builder.table, w.name, w.id, self._builder.store, self._builder.progress)
         steps = Steps(self._build_backend, self._builder.store, w.id, w.timeout_s, self._builder.progress)
-        return await begin(steps, root)
+        return await begin(steps, *base)
 
     async def close(self) -> None:
         """Ends builds that still go on."""

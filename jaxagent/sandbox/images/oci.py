@@ -54,11 +54,11 @@ async def load(store: Store, path: Path, name: str = "", max_bytes: int = MAX_IM
         with tars.open_image(path) as archive:
             wanted = await asyncio.to_thread(_Image, archive, name)
             key = make_key("oci", wanted.identity)
-            if (found := store.find("bases", key)) is not None:
-                return {**found, "key": key, "cached": True}
+            if (existing := store.find("bases", key)) is not None:
+                return {**existing, "key": key, "cached": True}
             async with store.making(key, image, TIMEOUT_S) as work:
-                if (found := store.find("bases", key)) is not None:
-                    return {**found, "key": key, "cached": True}
+                if (existing := store.find("bases", key)) is not None:
+                    return {**existing, "key": key, "cached": True}
                 begin = time.monotonic()
                 skipped = await asyncio.to_thread(wanted.unpack, work / TREE, max_bytes)
                 record = {
@@ -108,15 +108,16 @@ class _Image:
 
     def _from_layout(self, name: str) -> None:
         index = self._json("index.json")
-        found = list(self._manifests(index, 0))
+        manifests = list(self._manifests(index, 0))
         if name:
-            named = [(n, d) for n, d in found if name in (n, n.rpartition(":")[2])]
+            named = [(n, d) for n, d in manifests if name in (n, n.rpartition(":")[2])]
             if not named:
-                raise TarError(f"it has no image '{name}'. {nearest(name, [n for n, _ in found if n] or ['none'])}")
-            found = named
-        if len({d for _, d in found}) != 1:
-            raise TarError(f"it has {len(found)} images, name one of: {', '.join(n or d for n, d in found) or 'none'}")
-        self.name, digest = found[0]
+                raise TarError(f"it has no image '{name}'. {nearest(name, [n for n, _ in manifests if n] or ['none'])}")
+            manifests = named
+        if len({d for _, d in manifests}) != 1:
+            names = ", ".join(n or d for n, d in manifests)
+            raise TarError(f"it has {len(manifests)} images, name one of: {names or 'none'}")
+        self.name, digest = manifests[0]
         manifest = self._blob_json(digest)
         self._config_digest = _field(manifest, "config", "digest")
         self._config = self._blob_json(self._config_digest)
@@ -195,12 +196,12 @@ class _Image:
     def _file(self, path: str) -> IO[bytes]:
         member = self._members.get(os.path.normpath(path.lstrip("/")))
         try:
-            found = self._archive.extractfile(member) if member is not None else None  # links stay in the archive
+            file = self._archive.extractfile(member) if member is not None else None  # links stay in the archive
         except (KeyError, RecursionError):
-            found = None
-        if found is None:
+            file = None
+        if file is None:
             raise TarError(f"{path} is not in it")
-        return found
+        return file
 
     def _read(self, path: str) -> bytes:
         with contextlib.closing(self._file(path)) as file:
@@ -259,8 +260,8 @@ class _Hashing(io.RawIOBase):
 
 
 def _digest(text: Any) -> bool:
-    found = _DIGEST.fullmatch(text) if isinstance(text, str) else None
-    return found is not None and len(found[2]) == int(found[1]) // 4
+    match = _DIGEST.fullmatch(text) if isinstance(text, str) else None
+    return match is not None and len(match[2]) == int(match[1]) // 4
 
 
 def _blob_path(digest: str) -> str:
@@ -285,7 +286,7 @@ def _field(value: Any, *names: str) -> str:
 
 
 def _list(value: Any, name: str) -> list[Any]:
-    found = value.get(name) if isinstance(value, dict) else None
-    if not isinstance(found, list) or (name == "manifests" and not all(isinstance(f, dict) for f in found)):
+    items = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(items, list) or (name == "manifests" and not all(isinstance(f, dict) for f in items)):
         raise TarError(f"a manifest has no list '{name}'")
-    return found
+    return items

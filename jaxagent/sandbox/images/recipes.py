@@ -14,8 +14,8 @@ from jaxagent.sandbox.images import bases, definition, dockerfile
 from jaxagent.sandbox.images.build import Steps
 from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
-from jaxagent.sandbox.images.context import Context, ContextError, Item
-from jaxagent.sandbox.images.dockerfile import Dockerfile, Instruction
+from jaxagent.sandbox.images.context import Context, Item
+from jaxagent.sandbox.images.dockerfile import Instruction
 from jaxagent.sandbox.images.store import Store
 
 SHELL = ("/bin/sh", "-c")
@@ -69,9 +69,9 @@ class Builder:
         source = parsed.source
         if parsed.bootstrap == "scratch":
             source = "scratch"
-        root = await bases.resolve(self.table, source, name, self.store, self.progress)
+        base, _ = await bases.resolve(self.table, source, name, self.store, self.progress)
         steps = Steps(self.backend, self.store, name, timeout_s, self.progress)
-        built = dataclasses.replace(root.built, directory="/")  # apptainer takes neither WORKDIR nor USER over
+        built = dataclasses.replace(base, directory="/")  # apptainer takes neither WORKDIR nor USER over
         for pattern, target in parsed.files:
             text = f"%files {pattern} {target}"
             source = _relative(pattern, context)
@@ -98,7 +98,7 @@ class _Dockerfile:
     def __init__(
         self,
         builder: Builder,
-        parsed: Dockerfile,
+        parsed: Sequence[Instruction],
         context: Context,
         name: str,
         timeout_s: float,
@@ -114,7 +114,7 @@ class _Dockerfile:
         """The last stage."""
         globals_: dict[str, str] = {}
         stages: list[tuple[Instruction, list[Instruction]]] = []
-        for instruction in self._parsed.instructions:
+        for instruction in self._parsed:
             if instruction.name == "FROM":
                 stages.append((instruction, []))
             elif stages:
@@ -158,8 +158,8 @@ class _Dockerfile:
             built = self._stages[source.lower()]
         else:
             builder = self._builder
-            root = await bases.resolve(builder.table, source, self._name, builder.store, builder.progress)
-            built = await begin(self._steps, root)
+            base = await bases.resolve(builder.table, source, self._name, builder.store, builder.progress)
+            built = await begin(self._steps, *base)
         args: dict[str, str] = {}
         shell: tuple[str, ...] = SHELL
         for instruction in instructions:
@@ -180,10 +180,10 @@ class _Dockerfile:
             return built
         if i.name == "ENV":
             try:
-                found = dict(dockerfile.pairs(i.rest, values, self._parsed.escape))
+                variables = dict(dockerfile.pairs(i.rest, values))
             except ValueError as error:
                 raise self._wrong(i, str(error)) from None
-            return dataclasses.replace(built, env={**built.env, **found})
+            return dataclasses.replace(built, env={**built.env, **variables})
         if i.name == "WORKDIR":
             path = "".join(self._words(i, i.rest, values, whole=True))
             return await self._steps.workdir(built, i.text, posixpath.normpath(posixpath.join(built.directory, path)))
@@ -247,13 +247,13 @@ class _Dockerfile:
 
     def _words(self, i: Instruction, text: str, values: Mapping[str, str], whole: bool = False) -> list[str]:
         try:
-            return dockerfile.split(self._expand(i, text, values), self._parsed.escape, whole)
+            return dockerfile.split(self._expand(i, text, values), whole)
         except ValueError as error:
             raise self._wrong(i, str(error)) from None
 
     def _expand(self, i: Instruction, text: str, values: Mapping[str, str]) -> str:
         try:
-            return dockerfile.expand(text, values, self._parsed.escape)
+            return dockerfile.expand(text, values)
         except ValueError as error:
             raise self._wrong(i, str(error)) from None
 
@@ -288,7 +288,7 @@ async def _copy(
                 sources.append((name, context.items(path, follow=cp)))
                 if unpack and name and tarfile.is_tarfile(context.folder / path):
                     archives.append(name)
-    except ContextError as error:
+    except ValueError as error:
         raise BuildError(steps.image, steps.number + 1, text, str(error)) from None
     into = target.endswith(("/", "/.")) and not cp
     if len(sources) > 1 and not target.endswith(("/", "/.")):
@@ -296,14 +296,13 @@ async def _copy(
     return await steps.copy(built, text, sources, posixpath.normpath(target), into, mode, archives)
 
 
-async def begin(steps: Steps, root: bases.Root) -> Built:
+async def begin(steps: Steps, built: Built, user: str) -> Built:
     """The base with its own folder and user, where it names them."""
-    built = root.built
     if built.directory != "/":
         built = await steps.workdir(built, f"the base's folder {built.directory}", built.directory)
-    if root.user in ("", "0", "root", "0:0", "root:root"):
+    if user in ("", "0", "root", "0:0", "root:root"):
         return built
-    return await steps.user(built, f"the base's user {root.user}", root.user)
+    return await steps.user(built, f"the base's user {user}", user)
 
 
 def _only_heredoc(i: Instruction) -> bool:

@@ -111,12 +111,12 @@ class Store:
 
     def listing(self) -> list[dict[str, Any]]:
         """Every record, with "key" and "kind", the oldest first."""
-        found = []
+        records = []
         for kind in ("bases", "layers"):
             for place in (self.folder / kind).iterdir():
                 if (record := self.find(kind, place.name)) is not None:
-                    found.append({**record, "key": place.name, "kind": kind})
-        return sorted(found, key=lambda r: (r["made"], r["key"]))
+                    records.append({**record, "key": place.name, "kind": kind})
+        return sorted(records, key=lambda r: (r["made"], r["key"]))
 
 
 def check_reachable(folder: Path) -> None:

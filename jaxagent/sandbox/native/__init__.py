@@ -49,8 +49,19 @@ def compile_to(path: Path, static: bool) -> str:
         if done.returncode != 0:
             lines = done.stderr.decode("utf-8", "replace").splitlines()
             return f"{compiler} fails: {next((line for line in lines if 'error' in line), ' '.join(lines))[:300]}"
-        made.chmod(0o755)
-        made.rename(path)  # at once: other processes see all of it or nothing
+        _put(made, path)
+    return ""
+
+
+def copy_to(path: Path, source: Path) -> None:
+    """Makes the program a copy of one that must not be run where it is. Raises OSError as `compile_to`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+        _put(Path(shutil.copyfile(source, Path(work, "made"))), path)
+
+
+def _put(made: Path, path: Path) -> None:
+    made.chmod(0o755)
+    made.rename(path)  # at once: other processes see all of it or nothing
     if not os.access(path, os.X_OK):
         raise PermissionError(errno.EACCES, "programs must not run from there", str(path))
-    return ""

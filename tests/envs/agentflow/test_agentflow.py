@@ -154,11 +154,11 @@ def test_verdicts_programs_and_answers():
 
 
 def test_the_memory_is_cut_and_shown():
-    assert prompts.cut("x" * 5, 5) == "x" * 5
-    assert prompts.cut("abcdefgh", 5) == "ab\n... [truncated 3 chars] ...\nfgh"
+    assert prompts.without_middle("x" * 5, 5) == "x" * 5
+    assert prompts.without_middle("abcdefgh", 5) == "ab\n... [truncated 3 chars] ...\nfgh"
     actions = (Action(PYTHON, "6 * 7", "c", "42"), Action(GENERATOR, "again", "d", "it's 42"))
-    assert prompts.compact(actions) == f"{PYTHON}: 6 * 7 =42\n{GENERATOR}: again =it's 42\n"
-    shown = prompts.published(actions)
+    assert prompts.memory_as_lines(actions) == f"{PYTHON}: 6 * 7 =42\n{GENERATOR}: again =it's 42\n"
+    shown = prompts.memory_as_dict(actions)
     assert shown.startswith(
         "{'Action Step 1': {'tool_name': 'Python_Code_Generator_Tool', 'sub_goal': '6 * 7', 'command'"
     )

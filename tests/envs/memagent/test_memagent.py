@@ -202,7 +202,7 @@ def count_letters(text):
 def contexts(folder, task, num_docs=0, length_tokens=0):
     found = documents.Documents(folder / documents.FILE)
     documents.check(task, found, num_docs, length_tokens)
-    return documents.chosen(task, found, num_docs, length_tokens, count_letters)
+    return documents.texts_of_context(task, found, num_docs, length_tokens, count_letters)
 
 
 def test_a_context_holds_the_tasks_own_documents_and_others_of_its_pool(folder):
@@ -210,7 +210,7 @@ def test_a_context_holds_the_tasks_own_documents_and_others_of_its_pool(folder):
     assert len(set(texts)) == 5 and {"text 3", "text 17"} < set(texts)
     assert all(int(text.split()[1]) < 30 for text in texts)
     assert contexts(folder, numbered()) == texts  # the same for every attempt
-    assert documents.rendered(["a", "b"]) == "Document 1:\na\n\nDocument 2:\nb"
+    assert documents.numbered(["a", "b"]) == "Document 1:\na\n\nDocument 2:\nb"
 
 
 def test_more_documents_add_to_fewer_and_the_order_is_not_that_of_the_file(folder):
@@ -237,7 +237,9 @@ def test_tasks_whose_documents_end_before_the_length(folder):
     tasks = [numbered(), numbered(pool=[0, 3]), numbered(pool=[0, 0])]  # of 30, 5 and 2 documents
 
     def short(length_tokens):
-        return [tasks.index(task) for task in documents.short(tasks, found, length_tokens, count_letters)]
+        return [
+            tasks.index(task) for task in documents.tasks_with_short_pools(tasks, found, length_tokens, count_letters)
+        ]
 
     reached = [sum(len(f"\n\nDocument {n + 1}:\ntext {n}") for n in numbers) for numbers in ([3, 17], [0, 1, 2, 3, 17])]
     assert short(1) == short(reached[0]) == []

@@ -269,9 +269,9 @@ def test_what_an_expert_is_shown_is_cut_at_its_left():
 
 
 def test_documents_are_kept_once_and_the_oldest_are_dropped():
-    found = experts.Found().with_documents(DOCUMENTS, 3).with_documents([*DOCUMENTS, Passage("3", "c", "")], 3)
-    assert [p.id for p in found.documents] == ["1", "2", "3"]
-    assert [p.id for p in found.with_documents([Passage("4", "d", "")], 3).documents] == ["2", "3", "4"]
+    kept = experts.newest(DOCUMENTS, [*DOCUMENTS, Passage("3", "c", "")], 3)
+    assert [p.id for p in kept] == ["1", "2", "3"]
+    assert [p.id for p in experts.newest(kept, [Passage("4", "d", "")], 3)] == ["2", "3", "4"]
 
 
 @pytest.mark.parametrize(

@@ -139,11 +139,6 @@ def use(world, name, **arguments):
     return json.loads(text) if text.startswith("{") else text
 
 
-def balance(world):
-    """Of the gift card."""
-    return use(world, "get_user_details", user_id="u")["payment_methods"]["gift_card_1"]["balance"]
-
-
 def test_of_several_changed_items_all_take_the_last_ones_price():
     """The published mistake: both cups get the price and the options of d."""
     changed = {"order_id": "#W1", "item_ids": ["a", "b"], "new_item_ids": ["c", "d"]}
@@ -171,62 +166,28 @@ def test_an_order_with_changed_items_may_still_get_an_address_and_no_other_items
     assert told == "Error: Non-pending order cannot be cancelled"
 
 
-def test_gift_cards_pay_and_are_refunded_at_once():
+def test_a_gift_card_gets_the_money_of_a_cancelled_order_at_once():
     world = small(paid="gift_card_1")
     use(world, "cancel_pending_order", order_id="#W1", reason="ordered by mistake")
-    assert balance(world) == 35.0
-    world = small(balance=40)
-    order = use(world, "modify_pending_order_payment", order_id="#W1", payment_method_id="gift_card_1")
-    assert balance(world) == 10.0
-    assert [one["transaction_type"] for one in order["payment_history"]] == ["payment", "payment", "refund"]
-    world = small(balance=10)
-    use(
-        world,
-        "modify_pending_order_items",
-        order_id="#W1",
-        item_ids=["a"],
-        new_item_ids=["c"],
-        payment_method_id="gift_card_1",
-    )
-    assert balance(world) == 7.5
+    assert use(world, "get_user_details", user_id="u")["payment_methods"]["gift_card_1"]["balance"] == 35.0
 
 
-TWICE = {"item_ids": ["a", "a"], "payment_method_id": "gift_card_1"}
-
-
+# Of the refusals those that tau-bench's shop, which has the same functions, cannot show or that it says otherwise; the
+# others are test_tau_tools's.
 @pytest.mark.parametrize(
-    ("status", "name", "arguments", "told"),
+    ("name", "arguments", "told"),
     [
-        ("pending", "cancel_pending_order", {"reason": "bored"}, "Invalid reason"),
-        ("pending", "modify_pending_order_payment", {"payment_method_id": "x"}, "Payment method not found"),
-        ("pending", "modify_pending_order_payment", {"payment_method_id": "credit_card_1"}, "should be different"),
-        ("pending", "modify_pending_order_payment", {"payment_method_id": "gift_card_1"}, "Insufficient"),
-        ("delivered", "modify_pending_order_payment", {"payment_method_id": "paypal_1"}, "Non-pending"),
-        ("pending", "return_delivered_order_items", {"item_ids": ["a"], "payment_method_id": "x"}, "Non-delivered"),
-        ("delivered", "return_delivered_order_items", {"item_ids": ["a"], "payment_method_id": "paypal_1"}, "original"),
-        ("delivered", "return_delivered_order_items", TWICE, "Some item not found"),
+        ("cancel_pending_order", {"reason": "bored"}, "Error: Invalid reason"),
+        ("modify_pending_order_payment", {"payment_method_id": "gift_card_1"}, "Error: Insufficient gift card balance"),
+        ("return_delivered_order_items", {"item_ids": ["a"], "payment_method_id": "paypal_1"}, "original"),
+        ("modify_pending_order_items", {"item_ids": ["a"], "new_item_ids": ["a"]}, "should be different from the old"),
+        ("modify_pending_order_items", {"item_ids": ["a"], "new_item_ids": ["z"]}, "Error: Variant not found"),
     ],
 )
-def test_refusals_change_nothing(status, name, arguments, told):
-    world = small(status)
-    assert told in use(world, name, order_id="#W1", **arguments)
-    assert world.differences() == {}
-
-
-@pytest.mark.parametrize(
-    ("item_ids", "new_item_ids", "told"),
-    [
-        (["z"], ["c"], "Error: z not found"),
-        (["a"], ["c", "d"], "The number of items to be exchanged should match"),
-        (["a"], ["a"], "should be different"),
-        (["a"], ["z"], "Variant not found"),
-        (["b"], ["d"], "Insufficient gift card balance"),
-    ],
-)
-def test_items_that_cannot_be_had(item_ids, new_item_ids, told):
-    world = small()
-    arguments = {"item_ids": item_ids, "new_item_ids": new_item_ids, "payment_method_id": "gift_card_1"}
-    assert told in use(world, "modify_pending_order_items", order_id="#W1", **arguments)
+def test_refusals_change_nothing(name, arguments, told):
+    world = small("delivered" if "delivered" in name else "pending")
+    paid = {"payment_method_id": "gift_card_1"} if "modify" in name and "items" in name else {}
+    assert told in use(world, name, order_id="#W1", **arguments, **paid)
     assert world.differences() == {}
 
 

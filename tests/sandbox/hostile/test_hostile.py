@@ -14,12 +14,13 @@ import pytest
 from jaxagent.sandbox.base import Limits, SandboxClosed, Spec
 from tests.sandbox.conftest import ISOLATING
 from tests.sandbox.hostile.host import Host
+from tests.sandbox.hostile.programs import PROGRAMS
 
 pytestmark = pytest.mark.slow  # whole runs, or what takes as long to prepare
 
 MIB = 2**20
 SMALL = Spec(limits=Limits(memory_bytes=192 * MIB, disk_bytes=32 * MIB, inodes=4000, processes=48, flood_bytes=4 * MIB))
-PROGRAMS = sorted((Path(__file__).parent / "programs").iterdir())
+BY_NAME = {program.name: program for program in PROGRAMS}
 PYTHON = Path("/usr/bin/python3")
 NO_PYTHON = "no /usr/bin/python3, in which half of the hostile programs are written"
 AT_ONCE = 6
@@ -64,7 +65,7 @@ async def limit_is_active(sandbox):
     return len(counted.output.split()) < 100
 
 
-async def install(sandbox, directory, path, host, backend):
+async def install(sandbox, directory, program, host, backend):
     """Puts a Python program into the sandbox; returns the command that runs it."""
     seen = {
         "bait": str(host.bait),
@@ -84,20 +85,19 @@ async def install(sandbox, directory, path, host, backend):
     }
     await sandbox.write(f"{directory}/host.json", json.dumps(seen).encode())
     await sandbox.write(f"{directory}/prelude.py", Path(__file__).with_name("prelude.py").read_bytes())
-    await sandbox.write(f"{directory}/program.py", path.read_bytes())
+    await sandbox.write(f"{directory}/program.py", program.text.encode())
     return f"/usr/bin/python3 {directory}/program.py"
 
 
-async def one(backend, path, host, spec=SMALL):
+async def one(backend, program, host, spec=SMALL):
     """Runs a program; returns what went wrong."""
-    wrong, text = [], path.read_text()
-    limit_s = float(text.split("\n")[0].removeprefix("# limit_s:"))
+    wrong, name, limit_s, text = [], program.name, program.limit_s, program.text
     begin = time.monotonic()
     async with await backend.start(spec) as sandbox:
-        if path.stem == "fork_bomb" and not await limit_is_active(sandbox):
+        if name == "fork_bomb" and not await limit_is_active(sandbox):
             return ["the number of processes is not limited: not tried"]
-        if path.suffix == ".py":
-            text = await install(sandbox, "/tmp", path, host, backend)
+        if program.python:
+            text = await install(sandbox, "/tmp", program, host, backend)
         else:
             known = {"bait": host.bait, "directory": host.directory, "secret": host.secret}
             await sandbox.run(SHELL_PRELUDE.format(**known), 10, 100)
@@ -105,13 +105,13 @@ async def one(backend, path, host, spec=SMALL):
             result = await sandbox.run(text, limit_s, 100_000)
             if b"ESCAPED" in result.output:
                 wrong.append(f"escaped: {result.output[-500:]!r}")
-            if path.suffix == ".py" and (result.exit_code in (2, 127) or b"Traceback" in result.output):
+            if program.python and (result.exit_code in (2, 127) or b"Traceback" in result.output):
                 wrong.append(f"was not run to its end: {result.output[-500:]!r}")
             if host.secret.encode() in result.output:
                 wrong.append("the secret was printed")
             if len(result.output) > 100_000:
                 wrong.append("the output is over its cap")
-            if result.exit_code != STATUS.get(path.stem, result.exit_code):
+            if result.exit_code != STATUS.get(name, result.exit_code):
                 wrong.append(f"status {result.exit_code}")
             # Whatever it did, the sandbox goes on.
             await sandbox.stop_processes()
@@ -120,7 +120,7 @@ async def one(backend, path, host, spec=SMALL):
             if again.output != b"on\n" or fresh.output != b"on\n":
                 wrong.append(f"afterwards: {again} {fresh}")
         except SandboxClosed as failure:  # a dead sandbox is contained too
-            wrong += [] if path.stem in MAY_KILL_ALL else [f"the sandbox died: {failure}"]
+            wrong += [] if name in MAY_KILL_ALL else [f"the sandbox died: {failure}"]
     if (took := time.monotonic() - begin) > limit_s + LATE_S:
         wrong.append(f"took {took:.1f} s")
     return wrong
@@ -129,15 +129,15 @@ async def one(backend, path, host, spec=SMALL):
 async def all_of_them(backend, host, programs=PROGRAMS, spec=SMALL):
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def placed(path):
+    async def placed(program):
         async with gate:
-            return await one(backend, path, host, spec)
+            return await one(backend, program, host, spec)
 
     before = host.listing(backend.owner.id)
     wrong = await asyncio.gather(*map(placed, programs))
     after = host.listing(backend.owner.id)
     changed = [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before if before[key] != after[key]]
-    return Batch(dict(zip([p.stem for p in programs], wrong, strict=True)), host.visitors(), changed)
+    return Batch(dict(zip([program.name for program in programs], wrong, strict=True)), host.visitors(), changed)
 
 
 @pytest.fixture(scope="module", params=ISOLATING)
@@ -148,7 +148,7 @@ def batch(request, backends, host):
     return backends.run(all_of_them(backend, host), 300)
 
 
-@pytest.mark.parametrize("program", [p.stem for p in PROGRAMS])
+@pytest.mark.parametrize("program", BY_NAME)
 def test_contained(batch, program):
     assert not batch.wrong[program]
 
@@ -159,7 +159,7 @@ def test_the_host_is_unchanged(batch):
 
 
 def test_there_are_enough():
-    assert len({p.stem for p in PROGRAMS}) >= 30
+    assert len(BY_NAME) == len(PROGRAMS) >= 60
 
 
 # What a program that thinks it is root may try: none of it may work because of that.
@@ -170,13 +170,11 @@ AS_ROOT = (
 )
 
 
-@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
-def test_root_inside_gets_no_further(backends, host, name):
-    backend = backends.backend(name)
+def test_root_inside_gets_no_further(backends, host):
+    backend = backends.backend("namespaces")
     if not PYTHON.exists():
         pytest.skip(NO_PYTHON)
-    programs = [path for path in PROGRAMS if path.stem in AS_ROOT]
-    assert len(programs) == len(AS_ROOT)
+    programs = [BY_NAME[name] for name in AS_ROOT]
     batch = backends.run(all_of_them(backend, host, programs, dataclasses.replace(SMALL, uid=0)), 300)
     assert {program: wrong for program, wrong in batch.wrong.items() if wrong} == {}
     assert not batch.changed and not batch.visitors
@@ -185,15 +183,13 @@ def test_root_inside_gets_no_further(backends, host, name):
 COUNTED = ("fork_bomb", "memory", "memory_in_the_shell", "processes_counted", "shared_memory", "threads_counted")
 
 
-@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
-def test_limits_without_control_groups(backends, host, name):
+def test_limits_without_control_groups(backends, host):
     """As on most container hosts: the limits of each process and of the user namespace do it, and the gap is told."""
-    backend = backends.backend(name, control_groups=False)
+    backend = backends.backend("namespaces", control_groups=False)
     assert "control groups cannot be made here" in backend.describe()
     if not PYTHON.exists():
         pytest.skip(NO_PYTHON)
-    programs = [path for path in PROGRAMS if path.stem in COUNTED]
-    assert len(programs) == len(COUNTED)
+    programs = [BY_NAME[name] for name in COUNTED]
     batch = backends.run(all_of_them(backend, host, programs), 300)
     assert {program: wrong for program, wrong in batch.wrong.items() if wrong} == {}
     assert not batch.changed
@@ -202,21 +198,15 @@ def test_limits_without_control_groups(backends, host, name):
 def test_the_checks_see_an_escape(backends, host):
     """The same programs without isolation do get what the others must not: the bait, the listeners, a process."""
     backend = backends.backend("plain")
-    for name, said in (
-        ("host_file_by_its_path.sh", "escaped"),
-        ("tcp.py", "escaped"),
-        ("abstract_socket.py", "escaped"),
-        ("udp.py", "escaped"),
-        ("unix_socket.py", "escaped"),
-        *([("shared_memory_of_outsiders.py", "escaped")] if host.memory_id >= 0 else []),
+    for name in (
+        "host_file_by_its_path",
+        *("tcp", "abstract_socket", "udp", "unix_socket"),
+        *(["shared_memory_of_outsiders"] if host.memory_id >= 0 else []),
     ):
-        path = next(p for p in PROGRAMS if p.name == name)
         try:
-            if path.suffix == ".sh":
-                wrong = backends.run(one(backend, path, host))
-            else:
-                wrong = backends.run(unisolated(backend, path, host))
-            assert any(said in w for w in wrong), name
+            run = unisolated if BY_NAME[name].python else one
+            wrong = backends.run(run(backend, BY_NAME[name], host))
+            assert any("escaped" in each for each in wrong), name
         finally:
             host.bait.write_text(host.secret)
             for left in host.directory.glob("*"):
@@ -225,10 +215,10 @@ def test_the_checks_see_an_escape(backends, host):
     assert set(host.visitors()) == {"tcp", "udp", "unix", "abstract"}
 
 
-async def unisolated(backend, path, host):
+async def unisolated(backend, program, host):
     """Runs a program from a directory of its own, since plain processes share the host's /tmp."""
     async with await backend.start(SMALL) as sandbox:
         home = (await sandbox.run("pwd", 10, 1000)).output.decode().strip()
-        command = await install(sandbox, home, path, host, backend)
+        command = await install(sandbox, home, program, host, backend)
         result = await sandbox.run(command, 20, 10_000)
     return ["escaped"] if b"ESCAPED" in result.output else [result.output.decode()]

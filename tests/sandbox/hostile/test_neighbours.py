@@ -11,11 +11,9 @@ import pytest
 from jaxagent.sandbox import namespaces, uids, wire
 from jaxagent.sandbox.base import Spec
 from jaxagent.sandbox.owner import Owner
-from tests.sandbox.hostile.test_hostile import NO_PYTHON, PYTHON, SMALL, host, install
+from tests.sandbox.hostile.test_hostile import BY_NAME, NO_PYTHON, PYTHON, SMALL, host, install
 
 __all__ = ["host"]  # a fixture
-PROGRAMS = Path(__file__).parent / "programs"
-OWN_USERS = ("namespaces", "bubblewrap")
 NEEDED = """
 import array, ctypes, fcntl, os, signal, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -35,13 +33,13 @@ for name, good in (
 """
 
 
-@pytest.fixture(params=OWN_USERS)
-def backend(request, backends):
+@pytest.fixture
+def backend(backends):
     if os.geteuid() != 0:
         pytest.skip("sandboxes of a user who is not root share his id")
     if not PYTHON.exists():
         pytest.skip(NO_PYTHON)
-    made = backends.backend(request.param)
+    made = backends.backend("namespaces")
     if namespaces.ONE_USER in made.missing:
         pytest.skip(namespaces.ONE_USER)
     return made
@@ -59,7 +57,7 @@ def few_descriptors():
 def test_what_the_kernel_counts_per_user(backends, backend, host, few_descriptors):
     async def main():
         async with await backend.start(SMALL) as taker, await backend.start(SMALL) as there_already:
-            command = await install(taker, "/tmp", PROGRAMS / "budgets_of_the_user.py", host, backend)
+            command = await install(taker, "/tmp", BY_NAME["budgets_of_the_user"], host, backend)
             await taker.run(f"{command} >/tmp/said 2>&1 & until grep -q held /tmp/said; do sleep 0.05; done", 30, 100)
             assert await taker.read("/tmp/said") == b"held\n"
             async with await backend.start(SMALL) as late:
@@ -117,8 +115,6 @@ def test_each_has_a_host_user(backends, backend):
 
 def test_a_kept_layer_is_every_users(backends, backend, open_folder):
     """Whoever wrote it: on disk it belongs to one user, as which each sandbox sees itself."""
-    if backend.name == "bubblewrap":
-        pytest.skip("it keeps no layers")
     folder = str(open_folder / backend.name)
 
     async def main():
@@ -137,8 +133,6 @@ def test_a_kept_layer_is_every_users(backends, backend, open_folder):
 
 def test_where_layers_cannot_be_mapped_it_is_said(backends, backend, monkeypatch):
     """Sandboxes then share one user, as all layers on disk do."""
-    if backend.name == "bubblewrap":
-        pytest.skip("it maps no layers")
     number, told = wire.Directives.number, []
 
     def impossible(self, kind, value):
@@ -169,7 +163,7 @@ def test_memory_that_no_process_has_is_given_back(isolated, host):
         pytest.skip(NO_PYTHON)
 
     async def check(sandbox):
-        command = await install(sandbox, "/tmp", PROGRAMS / "shared_memory_left.py", host, isolated.backend)
+        command = await install(sandbox, "/tmp", BY_NAME["shared_memory_left"], host, isolated.backend)
         for spared in ((), [(2**22, 1)]):  # with a process to be spared they are ended in another way
             assert b"held" in (await sandbox.run(command, 20, 1000)).output
             await sandbox.stop_processes(spared)

@@ -54,11 +54,11 @@ class Bm25Config(RetrieverConfig):
 
     def _read(self, own: Path | None) -> list[Passage]:
         path = self.passages(own)
-        if path is None or not (found := read_corpus(path)):
+        if path is None or not (corpus := read_corpus(path)):
             raise ConfigError(
                 "env.retriever.corpus is empty and the dataset brings no passages: there is nothing to search."
             )
-        return found
+        return corpus
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ def parse_result(text: str, queries: int, origin: str) -> list[list[Passage]]:
     """
     try:
         result = json.loads(text)["result"]
-        passages = [[_passage(item) for item in found] for found in result]
+        passages = [[_passage(item) for item in items] for items in result]
     except (ValueError, KeyError, TypeError, AttributeError) as failure:
         raise RetrieverError(f"{origin} sent a malformed answer ({type(failure).__name__}: {failure})") from failure
     if len(passages) != queries:

@@ -36,13 +36,13 @@ def make_app(retriever: Retriever, timeout_s: float) -> web.Application:
             return web.json_response({"error": f"{type(failure).__name__}: {failure}"}, status=400)
         try:
             async with asyncio.timeout(timeout_s):
-                found = await retriever.search(queries, topk)
+                passages_of_queries = await retriever.search(queries, topk)
         except TimeoutError:
             return web.json_response({"error": f"no result in {timeout_s:g} s"}, status=503)
         except RetrieverError as failure:
             return web.json_response({"error": str(failure)}, status=500)
         result = []
-        for passages in found:
+        for passages in passages_of_queries:
             documents = [{"id": p.id, "contents": p.contents} for p in passages]
             if scores:
                 documents = [{"document": d, "score": p.score} for d, p in zip(documents, passages, strict=True)]

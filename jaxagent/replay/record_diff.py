@@ -1,0 +1,128 @@
+"""An episode beside its record: the first number that differs, and where. NumPy only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxagent.types import Episode, Trajectory
+
+COLUMNS = ("tokens", "kinds", "turns", "policy_versions", "logprobs")  # of one position, in the order of telling
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One thing that is not as it is recorded."""
+
+    place: str  # "step 3, episode train/706#41, trajectory 0, position 17"
+    field: str  # "tokens", "reward", "weights", ...
+    logged: str
+    again: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.field} is {self.logged} in the record, and {self.again} now"
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeDiff:
+    """An episode that was made again."""
+
+    first: Difference | None  # None: nothing differs
+    tokens: int  # recorded ones that were made again and compared, up to the first difference
+    logprobs: int  # of them sampled
+    gap: float  # the largest difference of a log-prob before the first token that differs
+
+
+def compare(logged: Episode, again: Episode, place: str, recorded: bool = False) -> EpisodeDiff:
+    """Compares two plays of an episode: log-probs bit for bit.
+
+    Args:
+      logged: as it was recorded.
+      again: as it is now.
+      place: its name.
+      recorded: the environment's side was taken from the record: what it says of the episode is not compared.
+    """
+    tokens = logprobs = 0
+    gap, first = 0.0, None
+    if again.stop_reason.is_failure and not recorded:
+        said = f"{again.stop_reason} ({again.error})" if again.error else str(again.stop_reason)
+        return EpisodeDiff(Difference(place, "stop_reason", str(logged.stop_reason), said), 0, 0, 0.0)
+    for number, (one, other) in enumerate(zip(logged.trajectories, again.trajectories, strict=False)):
+        where = f"{place}, trajectory {number}"
+        gap = max(gap, largest_gap(one, other))
+        difference = differing(one, other, where)
+        upto = len(one) if difference is None else difference[0]
+        sampled = int(one.action_mask[:upto].sum())
+        # What stands between turns is copied then, and equal by that.
+        tokens, logprobs = tokens + (sampled if recorded else upto), logprobs + sampled
+        if difference is not None:
+            first = difference[1]
+            break
+    if first is None:
+        first = next(_beside_tokens(logged, again, place, recorded), None)
+    return EpisodeDiff(first, tokens, logprobs, gap)
+
+
+def differing(logged: Trajectory, again: Trajectory, place: str) -> tuple[int, Difference] | None:
+    """The first position at which two trajectories differ, and how."""
+    both = min(len(logged), len(again))
+    positions: list[tuple[int, str]] = []
+    for name in COLUMNS:
+        one, other = getattr(logged, name)[:both], getattr(again, name)[:both]
+        if name == "logprobs":  # 0.0 and -0.0 are two numbers, and a NaN is one
+            one, other = one.view(np.uint32), other.view(np.uint32)
+        (places,) = np.nonzero(one != other)
+        positions += [(int(at), name) for at in places[:1]]
+    if positions:
+        at, name = min(positions, key=lambda each: (each[0], COLUMNS.index(each[1])))
+        one, other = (_shown(getattr(trajectory, name)[at]) for trajectory in (logged, again))
+        return at, Difference(f"{place}, position {at}", name, one, other)
+    if len(logged) != len(again):
+        one, other = (_shown(t.tokens[both]) if len(t) > both else "at its end" for t in (logged, again))
+        return both, Difference(f"{place}, position {both}", "tokens", one, other)
+    return None
+
+
+def largest_gap(logged: Trajectory, again: Trajectory) -> float:
+    """The largest difference of a log-prob before the first token that differs."""
+    both = min(len(logged), len(again))
+    (differ,) = np.nonzero(logged.tokens[:both] != again.tokens[:both])
+    upto = int(differ[0]) if len(differ) else both
+    gaps = np.abs(logged.logprobs[:upto].astype(np.float64) - again.logprobs[:upto])
+    return float(gaps.max(initial=0.0))
+
+
+def _beside_tokens(logged: Episode, again: Episode, place: str, recorded: bool) -> Iterator[Difference]:
+    """All else that an episode's result is."""
+    if len(logged.trajectories) != len(again.trajectories):
+        yield Difference(place, "trajectories", str(len(logged.trajectories)), str(len(again.trajectories)))
+    if recorded:
+        return
+    for name in ("stop_reason", "turns", "reward"):
+        one, other = getattr(logged, name), getattr(again, name)
+        if one != other:
+            yield Difference(place, name, str(one), str(other))
+    for name in sorted({*logged.rewards, *again.rewards}):
+        one, other = logged.rewards.get(name), again.rewards.get(name)
+        if one != other:
+            yield Difference(place, f"rewards.{name}", str(one), str(other))
+    if tuple(logged.turn_rewards) != tuple(again.turn_rewards):
+        yield Difference(place, "turn_rewards", str(list(logged.turn_rewards)), str(list(again.turn_rewards)))
+    if len(logged.heard) != len(again.heard):
+        yield Difference(place, "heard", str(len(logged.heard)), str(len(again.heard)))
+    for number, (one, other) in enumerate(zip(logged.heard, again.heard, strict=False)):
+        where = f"{place}, heard {number} ({one.role})"
+        if one.trajectory is not None and other.trajectory is not None:
+            if difference := differing(one.trajectory, other.trajectory, where):
+                yield difference[1]
+        elif [tuple(turn) for turn in one.turns] != [tuple(turn) for turn in other.turns]:
+            yield Difference(where, "turns", "one text", "another")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, np.floating):
+        return f"{value!s} (0x{np.float32(value).view(np.uint32):08x})"
+    return str(value)

@@ -1,2 +1,0 @@
-# limit_s: 10
-head -c 300M /dev/zero > big && won; rm -f big

@@ -1,2 +1,0 @@
-# limit_s: 10
-exec /nonexistent/program

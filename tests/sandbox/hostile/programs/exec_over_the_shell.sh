@@ -1,2 +1,0 @@
-# limit_s: 1
-exec sleep 100

@@ -1,2 +1,0 @@
-# limit_s: 2
-b() { b | b & }; b; sleep 100

@@ -1,2 +1,0 @@
-# limit_s: 10
-cat $BAIT && won; echo overwritten > $BAIT; echo new > $DIRECTORY/new

@@ -1,2 +1,0 @@
-# limit_s: 5
-x=aaaaaaaaaaaaaaaa; while :; do x=$x$x; done

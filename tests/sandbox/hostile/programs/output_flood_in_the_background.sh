@@ -1,2 +1,0 @@
-# limit_s: 10
-(trap '' INT HUP; while :; do echo noise; done) & sleep 0.2

@@ -1,2 +1,0 @@
-# limit_s: 1
-stty raw -isig -echo </dev/tty; exec 0<&- 1>&- 2>&-; while :; do :; done
