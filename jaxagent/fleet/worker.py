@@ -23,8 +23,9 @@ from typing import Any, Literal
 
 from jaxagent.data.packing import Packed
 from jaxagent.fleet.admission import Outcome, UnknownWorkerError
+from jaxagent.fleet.client import Client
 from jaxagent.fleet.manifest import WeightsError
-from jaxagent.fleet.neighbours import Link, Player
+from jaxagent.fleet.neighbours import Player
 from jaxagent.fleet.plan import Rule
 from jaxagent.fleet.whereabouts import WEIGHTS, Watch, Whereabouts
 from jaxagent.fleet.wire import Job
@@ -73,7 +74,7 @@ class EngineWorker:
 
     def __init__(
         self,
-        link: Link,
+        link: Client,
         player: Player,
         facts: Mapping[str, Any],
         rule: Rule,
