@@ -27,7 +27,8 @@ from jaxagent.fleet.client import Client
 from jaxagent.fleet.manifest import WeightsError
 from jaxagent.fleet.neighbours import Player
 from jaxagent.fleet.plan import Rule
-from jaxagent.fleet.whereabouts import WEIGHTS, Watch, Whereabouts
+from jaxagent.fleet.vitals import Vitals
+from jaxagent.fleet.whereabouts import WEIGHTS, Whereabouts
 from jaxagent.fleet.wire import Job
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class EngineWorker:
         facts: Mapping[str, Any],
         rule: Rule,
         budget_s: float,
-        watch: Watch | None = None,
+        watch: Vitals | None = None,
     ):
         self._link, self._player, self._facts = link, player, facts
         self._rule = rule

@@ -25,9 +25,9 @@ from jaxagent.fleet.client import Client
 from jaxagent.fleet.manifest import WeightsError
 from jaxagent.fleet.neighbours import Done
 from jaxagent.fleet.packing import Packed
+from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.weight_fetch import WeightFetcher
 from jaxagent.fleet.weight_server import WeightServer
-from jaxagent.fleet.whereabouts import Watch
 from jaxagent.fleet.wire import Job
 from jaxagent.fleet.worker import EngineWorker
 from jaxagent.rollout.workers import LATE, STOP_TIMEOUT_S, Rollout, guarded, no_episode
@@ -271,7 +271,7 @@ def run(
     name: str,
     host: str,
     facts: Facts,
-    watch: Watch | None = None,
+    watch: Vitals | None = None,
     begun: Callable[[EngineWorker], None] = lambda worker: None,
 ) -> str:
     """One engine process, from its beginning to its end. Returns why it ended.
