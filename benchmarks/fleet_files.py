@@ -26,7 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 import ml_dtypes
 import numpy as np
 
-from jaxagent.fleet import manifest, packing, weight_copy, weight_reader, weights
+from jaxagent.data import packing
+from jaxagent.fleet import manifest, weight_copy, weight_reader, weights
 from jaxagent.fleet.episodes import EpisodeFiles
 from jaxagent.fleet.ledger import Ledger
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory

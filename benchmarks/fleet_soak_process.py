@@ -26,14 +26,15 @@ import numpy as np
 
 from jaxagent.config import Config
 from jaxagent.config.errors import EXIT_CODES
-from jaxagent.fleet import manifest, packing, settings, weight_reader, weights, worker
-from jaxagent.fleet.admission import Answer, Outcome, UnknownWorkerError, Work
+from jaxagent.data import packing
+from jaxagent.data.packing import Packed
+from jaxagent.fleet import manifest, settings, weight_reader, weights, worker
+from jaxagent.fleet.admission import Answer, LeasedEpisode, Outcome, UnknownWorkerError
 from jaxagent.fleet.child import STACKS, VITALS
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.leaves import Leaves
 from jaxagent.fleet.manifest import MismatchError, MissingError, WeightsError
 from jaxagent.fleet.neighbours import Done
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, Plan
 from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.vitals import Vitals, register_stacks
@@ -126,7 +127,7 @@ class Link(Client):
             self._took = True
         return jobs
 
-    def put(self, work: Work, version: int, packed: Packed) -> Answer:
+    def put(self, work: LeasedEpisode, version: int, packed: Packed) -> Answer:
         """See `Client`."""
         answer = super().put(work, version, packed)
         self._records.add("put", episode=flat(work.episode), digest=packed.digest, outcome=answer.outcome.value)

@@ -13,10 +13,18 @@ import enum
 import itertools
 from collections.abc import Iterable
 
-from jaxagent.fleet.events import Closed, Damaged, Event, Formed, Kept, Published, Stored
+from jaxagent.fleet.events import (
+    BatchFormed,
+    EpisodeDamaged,
+    EpisodeStored,
+    Event,
+    GroupClosed,
+    StateKept,
+    VersionPublished,
+)
 from jaxagent.fleet.leases import Leases, Worker, attempts
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
-from jaxagent.fleet.record import Result, replayed
+from jaxagent.fleet.record import StoredResult, replayed
 from jaxagent.fleet.repairs import Repairs
 
 
@@ -44,20 +52,12 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class LeasedEpisode:
     """One episode to play."""
 
     episode: EpisodeId
     lease: str
     version: int  # `pinned`: exactly this one; `in_flight`: this one or newer
-
-
-@dataclasses.dataclass(frozen=True)
-class Beat:
-    """What a worker learns when it shows that it lives."""
-
-    newest: int  # version; -1: there is none yet
-    cancel: tuple[str, ...]  # leases to give up: the episode is stored, or somebody else plays it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Batch:
     step: int
     groups: tuple[GroupId, ...]
     left_out: tuple[GroupId, ...]
-    results: dict[EpisodeId, Result]  # of both
+    results: dict[EpisodeId, StoredResult]  # of both
     ages: dict[int, int]  # episodes to learn from, by versions of staleness
 
 
@@ -99,8 +99,8 @@ class Coordinator:
 
     # ---------------------------------------------------------------- workers
 
-    def join(self, now: float, holding: Iterable[tuple[str, EpisodeId]] = ()) -> tuple[str, Beat]:
-        """A worker process begins, or comes back. Returns its id, and what `beat` does.
+    def join(self, now: float, holding: Iterable[tuple[str, EpisodeId]] = ()) -> tuple[str, tuple[str, ...]]:
+        """A worker process begins, or comes back. Returns its id, and the leases to give up.
 
         Args:
           now: seconds, of any clock that does not run backwards.
@@ -113,10 +113,10 @@ class Coordinator:
         name = self._leases.new_id()
         self._leases.workers[name] = Worker(now)
         given_up = [lease for lease, episode in holding if not self._leases.adopt(name, lease, episode)]
-        return name, Beat(self.record.published, tuple(given_up))
+        return name, tuple(given_up)
 
-    def beat(self, now: float, name: str, holding: Iterable[str], fetching: bool = False) -> Beat:
-        """A worker lives, and holds these leases.
+    def beat(self, now: float, name: str, holding: Iterable[str], fetching: bool = False) -> tuple[str, ...]:
+        """A worker lives, and holds these leases. Returns those to give up: stored, or played by somebody else.
 
         Args:
           now: seconds.
@@ -130,9 +130,9 @@ class Coordinator:
         worker = self._alive(now, name)
         if fetching:
             worker.asked = now
-        return Beat(self.record.published, tuple(lease for lease in holding if lease not in worker.running))
+        return tuple(lease for lease in holding if lease not in worker.running)
 
-    def take(self, now: float, name: str, places: int, holding: Iterable[str]) -> list[Work]:
+    def take(self, now: float, name: str, places: int, holding: Iterable[str]) -> list[LeasedEpisode]:
         """Episodes for a worker with so many free places: a group's attempts at most, so that workers that ask in turn
         fill evenly. None is an answer, too, to be asked for again.
 
@@ -158,7 +158,7 @@ class Coordinator:
             return []
         given = self._leases.give(name, step, min(places, self.plan.attempts))
         worker.free -= len(given)
-        return [Work(episode, lease, self.plan.version(step)) for lease, episode in given]
+        return [LeasedEpisode(episode, lease, self.plan.version(step)) for lease, episode in given]
 
     def opening(self, now: float, names: Iterable[str]) -> bool:
         """Whether one of these workers, who have asked and wait, would get something now. They count as asking now."""
@@ -218,8 +218,10 @@ class Coordinator:
             return answer
         group = self.record.groups[episode.group]
         there = group.results.get(episode.sample)
-        result = there if there is not None and there.digest == digest else Result(digest, version, lease)
-        self._happen(Stored(episode.group, episode.sample, *result))  # one that is played again stays what it was
+        result = there if there is not None and there.digest == digest else StoredResult(digest, version, lease)
+        self._happen(
+            EpisodeStored(episode.group, episode.sample, *result)
+        )  # one that is played again stays what it was
         self.repairs.lost.pop(episode, None)
         self._leases.finish(episode)
         return Answer(Outcome.STORED, complete=group.usable is None and self.record.whole(episode.group))
@@ -262,13 +264,14 @@ class Coordinator:
             return Answer(Outcome.REFUSED, wrong)
         if episode.sample in group.damaged:
             return Answer(Outcome.DUPLICATE)
-        self._happen(Damaged(episode.group, episode.sample))
+        self._happen(EpisodeDamaged(episode.group, episode.sample))
         self._leases.wait([episode])
         return Answer(Outcome.STORED)
 
     def found_again(self, episode: EpisodeId) -> None:
         """The file of a damaged result is whole: somebody has put it back."""
-        self._happen(Stored(episode.group, episode.sample, *self.record.groups[episode.group].results[episode.sample]))
+        result = self.record.groups[episode.group].results[episode.sample]
+        self._happen(EpisodeStored(episode.group, episode.sample, *result))
         self.repairs.lost.pop(episode, None)
 
     def unjudged(self) -> list[GroupId]:
@@ -286,7 +289,7 @@ class Coordinator:
             if record.usable == usable:
                 return Answer(Outcome.DUPLICATE)
             return self._conflict(f"group {tuple(group)} was judged usable={record.usable}, and now {usable}.")
-        self._happen(Closed(group, usable))
+        self._happen(GroupClosed(group, usable))
         return Answer(Outcome.STORED)
 
     # ---------------------------------------------------------------- the trainer
@@ -325,7 +328,7 @@ class Coordinator:
             return self._conflict(f"version {version} was {self.record.versions[version]}, and now is {digest}.")
         if version > min(self.record.published + 1, self.record.formed):
             return Answer(Outcome.REFUSED, f"version {version} comes after {self.record.published} without its batch.")
-        self._happen(Published(version, digest))
+        self._happen(VersionPublished(version, digest))
         return Answer(Outcome.STORED)
 
     def keep(self, step: int) -> Answer:
@@ -337,7 +340,7 @@ class Coordinator:
             return Answer(Outcome.DUPLICATE)
         if step > self.record.published:
             return Answer(Outcome.REFUSED, f"step {step} is beyond the newest version, {self.record.published}.")
-        self._happen(Kept(step))
+        self._happen(StateKept(step))
         return Answer(Outcome.STORED)
 
     # ---------------------------------------------------------------- inside
@@ -379,7 +382,7 @@ class Coordinator:
             return ""
         return f"{_name(episode)} has version {version}, which is none of {wanted} to {newest}."
 
-    def _compare(self, episode: EpisodeId, there: Result, lease: str, digest: str) -> Answer:
+    def _compare(self, episode: EpisodeId, there: StoredResult, lease: str, digest: str) -> Answer:
         """A second result. With `pinned` it must be equal; with `in_flight` another play is another sample."""
         if digest == there.digest:
             return Answer(Outcome.DUPLICATE)
@@ -391,7 +394,7 @@ class Coordinator:
         self.conflicts.append(reason)
         return Answer(Outcome.CONFLICT, reason)
 
-    def _filled(self, formed: Formed, ages: dict[int, int]) -> Batch:
+    def _filled(self, formed: BatchFormed, ages: dict[int, int]) -> Batch:
         results = {
             EpisodeId(group, sample): result
             for group in (*formed.groups, *formed.left_out)

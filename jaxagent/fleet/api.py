@@ -7,7 +7,6 @@ with {"kind": a word for the client, "error": one line}. Every answer carries it
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import shutil
 from collections.abc import Awaitable, Callable
@@ -20,14 +19,11 @@ from jaxagent.config.errors import failure_line
 from jaxagent.fleet import wire
 from jaxagent.fleet.admission import UnknownWorkerError
 from jaxagent.fleet.core import CoordinatorError, Core
-from jaxagent.fleet.intake import BusyError, DamagedBodyError, FullDiskError, failure, reply
-from jaxagent.fleet.members import RefusedError, ReplacedError
+from jaxagent.fleet.intake import failure, has_token, reply
 from jaxagent.fleet.playing import Judge, Playing
-from jaxagent.fleet.presence import Presence
 from jaxagent.fleet.repairs import LostEpisodeError
 from jaxagent.fleet.status import metrics, status
-from jaxagent.fleet.training import Training
-from jaxagent.fleet.wire import BadMessageError
+from jaxagent.fleet.wire import BadMessageError, RefusedCallError
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -35,16 +31,11 @@ METRICS = "text/plain; version=0.0.4; charset=utf-8"
 FINISH_S = 5.0  # for what is under way when it ends
 LEAST_TOKEN = 16  # characters
 
-ANSWERS: dict[type[Exception], tuple[str, int]] = {
-    BadMessageError: ("malformed", 400),
-    DamagedBodyError: ("damaged", 422),
-    UnknownWorkerError: ("unknown_worker", 410),
-    RefusedError: ("refused", 409),
-    ReplacedError: ("replaced", 409),
-    LostEpisodeError: ("lost", 409),
-    BusyError: ("busy", 503),
-    FullDiskError: ("full_disk", 507),
-    CoordinatorError: ("ending", 503),
+KINDS: dict[type[Exception], str] = {
+    BadMessageError: "malformed",
+    UnknownWorkerError: "unknown_worker",
+    LostEpisodeError: "lost",
+    CoordinatorError: "ending",
 }
 
 
@@ -64,7 +55,7 @@ class Api:
         if len(token) < LEAST_TOKEN or not (token.isascii() and token.isprintable()) or token != token.strip():
             raise ConfigError(f"The coordinator's token must have at least {LEAST_TOKEN} characters, printable ASCII.")
         self.core, self._token = core, token.encode()
-        self._presence, self._playing, self._training = Presence(core), Playing(core, judge), Training(core)
+        self._playing = Playing(core, judge)
 
     def app(self) -> web.Application:
         """The routes."""
@@ -72,18 +63,18 @@ class Api:
         one = r"/v1/episodes/{step:\d+}/{round:\d+}/{number:\d+}/{sample:\d+}"
         app.add_routes(
             [
-                web.post("/v1/join", self._presence.join),
-                web.post("/v1/beat", self._presence.beat),
-                web.post("/v1/leave", self._presence.leave),
-                web.post("/v1/drain", self._presence.drain),
+                web.post("/v1/join", self.core.join),
+                web.post("/v1/beat", self.core.beat),
+                web.post("/v1/leave", self.core.leave),
+                web.post("/v1/drain", self.core.drain),
                 web.post("/v1/take", self._playing.take),
                 web.put(one, self._playing.put),
                 web.get(one, self._playing.episode),
-                web.post("/v1/batch", self._training.batch),
-                web.post("/v1/publish", self._training.publish),
-                web.post("/v1/damaged", self._training.damaged),
-                web.post("/v1/keep", self._training.keep),
-                web.post("/v1/end", self._training.end),
+                web.post("/v1/batch", self.core.batch),
+                web.post("/v1/publish", self.core.publish),
+                web.post("/v1/damaged", self.core.damaged),
+                web.post("/v1/keep", self.core.keep),
+                web.post("/v1/end", self.core.end),
                 web.get(r"/v1/weights/{version:\d+}", self.weights),
                 web.get("/v1/status", self.status),
                 web.get("/metrics", self.metrics),
@@ -94,7 +85,7 @@ class Api:
         return app
 
     async def _lifetime(self, app: web.Application):
-        forever = self._presence.sweeps(), self._playing.looks(), self.core.watch.measure(), self.core.watch_fence()
+        forever = self.core.sweeps(), self._playing.looks(), self.core.watch.measure(), self.core.watch_fence()
         tasks = list(map(asyncio.create_task, forever))
         for task in tasks:  # of those that have no end: without them nobody would miss a dead engine
             task.add_done_callback(lambda done: done.cancelled() or self.core.fail(f"no sweeps: {done.exception()!r}"))
@@ -122,8 +113,7 @@ class Api:
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         counts = self.core.watch.counts
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._token):
+        if not has_token(request, self._token):
             counts["wrong_tokens"] += 1
             refused = failure("token", "the token is wrong: send 'Authorization: Bearer TOKEN'", 401)
             refused.force_close()  # a stranger's connection is not kept
@@ -133,16 +123,18 @@ class Api:
         try:
             run = request.headers.get(wire.RUN, "")
             if run and run != self.core.book.run:
-                raise RefusedError(f"the call is of run {run}; this coordinator's is {self.core.book.run}")
+                raise RefusedCallError(
+                    "refused", f"the call is of run {run}; this coordinator's is {self.core.book.run}"
+                )
             async with asyncio.timeout(wire.CALL_S + (wire.BODY_S if request.method == "PUT" else wire.LONGEST_POLL_S)):
                 return await handler(request)
-        except tuple(ANSWERS) as error:
-            kind, code = next(ANSWERS[known] for known in ANSWERS if isinstance(error, known))
+        except (RefusedCallError, *KINDS) as error:
+            kind = error.kind if isinstance(error, RefusedCallError) else KINDS[type(error)]
             counts[f"answered_{kind}"] += 1
             if kind == "damaged" and counts["answered_damaged"] == 1:
                 who = f"{request.headers.get(wire.NAME, '')!r:.80} at {request.remote}"
                 logger.warning("a call of %s came in damaged (%s): it is sent again; this is said once", who, error)
-            return failure(kind, str(error), code)
+            return failure(kind, str(error), wire.STATUS[kind])
         except TimeoutError:
             return failure("busy", f"{request.method} {request.path} took too long", 503)
         except web.HTTPException as answer:
@@ -162,9 +154,9 @@ class Api:
         if version >= len(versions):
             return failure("missing", f"version {version} is not published; the newest is {len(versions) - 1}", 404)
         urls, trainers = self.core.members.sources(version, request.headers.get(wire.NAME, ""))
-        found = wire.Sources(version, versions[version], self.core.book.lineage(version), tuple(urls), trainers)
+        sources = wire.Sources(version, versions[version], self.core.book.lineage(version), tuple(urls), trainers)
         await self.core.written()
-        return reply(wire.sources_to(found))
+        return reply(wire.sources_to(sources))
 
     async def status(self, request: web.Request) -> web.Response:
         """GET: everything that a person asks first."""

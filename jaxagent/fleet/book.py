@@ -24,11 +24,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxagent.config import ConfigError
+from jaxagent.data.packing import Packed
 from jaxagent.fleet import episodes, events, segments, wire
-from jaxagent.fleet.admission import Answer, Batch, Coordinator, Outcome, Work
+from jaxagent.fleet.admission import Answer, Batch, Coordinator, LeasedEpisode, Outcome
 from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeFiles, Key
 from jaxagent.fleet.ledger import Ledger
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.wire import Job, Rounds, Tasks
 from jaxagent.types import Episode
@@ -94,7 +94,7 @@ class Book:
             wanted = filter(self.rules.record.wanted, self.rules.record.groups)
             self._without_tasks = {group.step for group in wanted} - self._tasks.keys()
             known = dict(self._known())
-            self._dead = sum(isinstance(event, events.Stored) for event in past) - len(known)
+            self._dead = sum(isinstance(event, events.EpisodeStored) for event in past) - len(known)
             self._files = EpisodeFiles(folder, known)
             self.damage: list[tuple[EpisodeId, str, Answer]] = []
             self._look_for_damaged(known)
@@ -123,13 +123,13 @@ class Book:
     # ---------------------------------------------------------------- workers
 
     def take(self, now: float, name: str, places: int, holding: Sequence[str]) -> list[Job]:
-        """See `Coordinator.take`. Nothing is given out before the tasks of all that is admitted are known."""
+        """Episodes for a worker, with their tasks: none before the tasks of all that is admitted are known."""
         if self._without_tasks:
             self.rules.beat(now, name, holding)
             return []
         return [self._job(work) for work in self.rules.take(now, name, places, holding)]
 
-    def _job(self, work: Work) -> Job:
+    def _job(self, work: LeasedEpisode) -> Job:
         step, round_, index = work.episode.group
         return Job(work, self._tasks[step][round_][index])
 
@@ -161,7 +161,7 @@ class Book:
         return ""
 
     def damaged(self, episode: EpisodeId, digest: str) -> Answer:
-        """See `Coordinator.damaged`. What is handed in next is written over the file."""
+        """A stored result cannot be read: where that helps it is played again, and written over the file."""
         answer = self.rules.damaged(episode, digest)
         if answer.outcome is Outcome.STORED:
             self._files.lost(episode)
@@ -202,7 +202,7 @@ class Book:
         return answer, self.written(lines)
 
     def keep(self, step: int) -> tuple[Answer, list[Key]]:
-        """See `Coordinator.keep`. The episodes whose files may go (`forget`) when this is written.
+        """What is before a step is saved. Returns the answer, and the episodes to `forget` once this is written.
 
         A death in between leaves files that nobody knows, which the next opening removes.
         """
@@ -240,7 +240,7 @@ class Book:
         self._files.forget(keys)
 
     def batch(self, step: int) -> Batch | None:
-        """See `Coordinator.batch`."""
+        """What a step trains on; None: not all of it is there yet."""
         return self.rules.batch(step)
 
     def lineage(self, version: int) -> str:
@@ -250,8 +250,8 @@ class Book:
     def digest(self, episode: EpisodeId) -> str | None:
         """Of a stored result; None: it is not stored, or forgotten."""
         group = self.rules.record.groups.get(episode.group)
-        found = group.results.get(episode.sample) if group is not None else None
-        return found.digest if found is not None else None
+        result = group.results.get(episode.sample) if group is not None else None
+        return result.digest if result is not None else None
 
     def task(self, group: GroupId) -> str | None:
         """The id of a group's task; None: it is not known, or not any more."""
@@ -307,8 +307,8 @@ class Book:
         further = plan.groups_per_round or plan.groups_per_step
         sizes = [plan.first_round] + [further] * (plan.rounds - 1)
         for step, rounds in tasks.items():
-            if (found := list(map(len, rounds))) != sizes:
-                return f"the rounds of step {step} have {found} tasks, and must have {sizes}."
+            if (counts := list(map(len, rounds))) != sizes:
+                return f"the rounds of step {step} have {counts} tasks, and must have {sizes}."
         return ""
 
     def _known(self) -> Iterable[tuple[Key, str]]:
@@ -352,9 +352,9 @@ def _must_be_new(folder: pathlib.Path) -> None:
 
     Before the ledger is opened, since that begins a segment, which those that are put back would not go on from.
     """
-    found = next((path for path in (folder / episodes.FOLDER).rglob("*.z")), None)
-    if found is not None:
+    episode_file = next((path for path in (folder / episodes.FOLDER).rglob("*.z")), None)
+    if episode_file is not None:
         raise ConfigError(
-            f"'{folder}' has no ledger any more, and episodes of one ('{found}'): put its folder of segments back "
-            "from a copy, go on without config.fleet, or use another workdir."
+            f"'{folder}' has no ledger any more, and episodes of one ('{episode_file}'): put its folder of segments "
+            "back from a copy, go on without config.fleet, or use another workdir."
         )

@@ -25,10 +25,10 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.errors import WaitedInVainError
+from jaxagent.data.packing import Packed
 from jaxagent.fleet import wire
-from jaxagent.fleet.admission import Answer, Batch, Outcome, UnknownWorkerError, Work
+from jaxagent.fleet.admission import Answer, Batch, LeasedEpisode, Outcome, UnknownWorkerError
 from jaxagent.fleet.line import Line, Reply
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId
 from jaxagent.fleet.wire import BadMessageError, Beat, Job, Joined, Sources, TaskRef
 
@@ -163,10 +163,10 @@ class Client:
         """
         with self._taking:
             row = {"name": name, "places": places, "holding": list(holding), "wait_s": wait_s}
-            found = self._call("POST", "/v1/take", row, wait_s)
-        return list(wire.entries(found, "jobs", wire.job_of))
+            answer = self._call("POST", "/v1/take", row, wait_s)
+        return list(wire.entries(answer, "jobs", wire.job_of))
 
-    def put(self, work: Work, version: int, packed: Packed) -> Answer:
+    def put(self, work: LeasedEpisode, version: int, packed: Packed) -> Answer:
         """Hands a result in. When this returns, it is on disk, or the answer says why it is not wanted.
 
         Args:
@@ -187,8 +187,8 @@ class Client:
           ConfigError: an episode of it is lost; says why.
           ReplacedError: another trainer has joined.
         """
-        found = self._call("POST", "/v1/batch", {"step": step, "wait_s": wait_s}, wait_s).get("batch")
-        return None if found is None else wire.batch_of(found)
+        batch = self._call("POST", "/v1/batch", {"step": step, "wait_s": wait_s}, wait_s).get("batch")
+        return None if batch is None else wire.batch_of(batch)
 
     def episode(self, which: EpisodeId) -> Packed:
         """A stored result, for who does not see the coordinator's folder. Raises CallError: it is not there."""
@@ -274,7 +274,7 @@ class Client:
         also: tuple[int, ...] = (),
     ) -> Reply:
         """Asks until it is answered."""
-        waited, told, pause_s, attempt = 0.0, 0.0, FIRST_PAUSE_S, 0
+        waited, warned_s, pause_s, attempt = 0.0, 0.0, FIRST_PAUSE_S, 0
         while True:
             if self._closed.is_set():
                 raise CoordinatorGoneError("the client is closed.")
@@ -292,7 +292,7 @@ class Client:
                 late = reply.status == 401 and waited > self._patience_s and not self._accepted
                 if reply.status not in again or late:
                     raise _error(reply, self.url + path, self._run)
-                failed = f"{reply.status} {_told(reply)[1]}"
+                failed = f"{reply.status} {_refusal(reply)[1]}"
                 if reply.status == 401:
                     failed = f"{failed}{_of_another_run(reply, self._run)}"
                     self._warn("token", f"{failed}. It is asked again for {self._patience_s:g} s (fleet.patience_s)")
@@ -307,15 +307,15 @@ class Client:
             if self._address is not None and (moved := url_in(self._address)) not in ("", self.url):
                 self._go_to(moved)
             waited += self._counted(begun, seconds + 2 * pause_s)
-            if waited > told + TELL_EVERY_S:
-                told = waited
+            if waited > warned_s + TELL_EVERY_S:
+                warned_s = waited
                 logger.warning(
                     "%s has not taken the call for %.0f s (%s); it is asked for %g s (fleet.patience_s)",
                     self.url, waited, failed, self._patience_s,
                 )  # fmt: skip
             if waited > self._patience_s and (reply is None or reply.status != 401 or self._accepted):
-                known = f"(fleet.patience_s={self._patience_s:g})"
-                raise CoordinatorGoneError(f"{self.url} has failed for {waited:.0f} s {known}: {failed.rstrip('.')}.")
+                limit = f"(fleet.patience_s={self._patience_s:g})"
+                raise CoordinatorGoneError(f"{self.url} has failed for {waited:.0f} s {limit}: {failed.rstrip('.')}.")
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     @staticmethod
@@ -352,7 +352,7 @@ class Client:
             return
         line.close()  # whatever else comes over it is no answer to the next call either
         self._damaged += 1
-        said = f"{reply.status} {_told(reply)[1][:200]}".strip()
+        said = f"{reply.status} {_refusal(reply)[1][:200]}".strip()
         if wire.SUM in reply.headers:
             why = (
                 "came in damaged: a link or a memory on the way errs, or a proxy changes addresses, headers or bodies, "
@@ -374,9 +374,9 @@ class Client:
         """Of a request. No two have the same, so no answer to an earlier one passes for this one's."""
         own = {wire.RUN: self._run, wire.NAME: self._name, wire.KEY: self._key, **(more or {})}
         own[wire.ATTEMPT] = f"{attempt}-{secrets.token_hex(4)}"
-        whole = wire.sum_of_call(method, path, own)
-        whole.update(body)
-        own[wire.SUM] = whole.hexdigest()
+        checksum = wire.sum_of_call(method, path, own)
+        checksum.update(body)
+        own[wire.SUM] = checksum.hexdigest()
         return {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", **own}
 
 
@@ -412,13 +412,13 @@ def _path(which: EpisodeId) -> str:
 
 def _object(body: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(body)
-        if isinstance(found, dict):
-            return found
+        value = json.loads(body)
+        if isinstance(value, dict):
+            return value
     raise BadMessageError(f"the coordinator sent no JSON object: {body[:80]!r}")
 
 
-def _told(reply: Reply) -> tuple[str, str]:
+def _refusal(reply: Reply) -> tuple[str, str]:
     """Of a refusal: its kind, and its line."""
     with contextlib.suppress(BadMessageError):
         row = _object(reply.body)
@@ -427,18 +427,18 @@ def _told(reply: Reply) -> tuple[str, str]:
 
 
 def _error(reply: Reply, url: str, run: str) -> Exception:
-    kind, told = _told(reply)
+    kind, line = _refusal(reply)
     if kind == "unknown_worker":
-        return UnknownWorkerError(told)
+        return UnknownWorkerError(line)
     if kind == "replaced":
-        return ReplacedError(told)
+        return ReplacedError(line)
     if kind == "refused":
-        return ConfigError(f"The coordinator at {url} refuses this process: {told}")
+        return ConfigError(f"The coordinator at {url} refuses this process: {line}")
     if kind == "lost":
-        return ConfigError(f"The coordinator at {url} needs a stored episode that is lost: {told}")
+        return ConfigError(f"The coordinator at {url} needs a stored episode that is lost: {line}")
     if kind == "token":
         return ConfigError(
             f"{url}: the token is wrong{_of_another_run(reply, run)}: the environment variable JAXAGENT_FLEET_TOKEN "
             "must be what the run's other processes have; the command that starts a run keeps it in WORKDIR/fleet/token"
         )
-    return CallError(f"{url} answered {reply.status}: {told}")
+    return CallError(f"{url} answered {reply.status}: {line}")

@@ -1,29 +1,40 @@
-"""What all calls to the coordinator share: its state, who waits for what, and the one rule of when an answer leaves.
+"""The coordinator's state, and its calls of who is there and of the trainer; playing.py has those of engines.
 
-**An answer leaves only when everything that happened by then is on disk**: `written`.
+**An answer leaves only when everything that happened by then is on disk**: `written`. The trainer's calls are for who
+has joined as the trainer, and was not replaced since.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import dataclasses
+import hmac
 import logging
 import pathlib
+import secrets
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from aiohttp import web
+
 from jaxagent.config.errors import failure_line
-from jaxagent.fleet.admission import UnknownWorkerError
+from jaxagent.fleet import episodes, wire
+from jaxagent.fleet.admission import Answer, Outcome, UnknownWorkerError
 from jaxagent.fleet.book import Book
 from jaxagent.fleet.fence import FencedError
-from jaxagent.fleet.intake import Bell, Intake
+from jaxagent.fleet.intake import Bell, Intake, reply
 from jaxagent.fleet.members import Member, Members
-from jaxagent.fleet.status import Watch
+from jaxagent.fleet.record import BoundError
+from jaxagent.fleet.status import Watch, note_damaged
+from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.wire import BadMessageError, RefusedCallError
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
 T = TypeVar("T")
 THREADS = 16  # that write and read episodes
+LONGEST_SWEEP_S = 1.0
 FENCE_S = 1.0  # between two looks whether another coordinator has taken over
 
 
@@ -44,7 +55,7 @@ class Core:
       asking: the long poll of every engine that waits for episodes, which is woken when it may get some.
       stirred: set when there may be something to play.
       news: rings when there may be something to train.
-      said: why the trainer has ended the run; "": it has not.
+      end_reason: why the trainer has ended the run; "": it has not.
       closing: long polls end.
       failed: gets the exception that must end the process.
     """
@@ -53,18 +64,19 @@ class Core:
         self.book, self.folder, self.members, self.clock = book, folder, members, clock
         self.asking, self.stirred, self.news = dict[str, Bell](), Bell(), Bell()
         self.intake, self.watch = Intake(), Watch(clock)
-        self.said, self.closing = "", False
+        self.end_reason, self.closing = "", False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.disk = concurrent.futures.ThreadPoolExecutor(THREADS, "disk")
         self.judging = concurrent.futures.ThreadPoolExecutor(1, "judge")
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._compacting = asyncio.Lock()
 
     @property
     def ended(self) -> str:
         """Why the run is over; "": it goes on."""
         record = self.book.rules.record
-        if self.said or record.published < self.book.plan.steps:
-            return self.said
+        if self.end_reason or record.published < self.book.plan.steps:
+            return self.end_reason
         if any(record.wanted(which.group) for which in record.damaged()):
             return ""
         return "all steps are trained"
@@ -143,8 +155,8 @@ class Core:
 
     # ---------------------------------------------------------------- who is there
 
-    def known(self, name: str, now: float) -> Member:
-        """Who calls. Raises UnknownWorkerError: it must join; ReplacedError: it must end."""
+    def member(self, name: str, now: float) -> Member:
+        """Who calls. Raises UnknownWorkerError: it must join; RefusedCallError: it must end."""
         self.members.check_newest(name)
         member = self.members.get(name)
         if member is None:
@@ -152,7 +164,7 @@ class Core:
         member.heard = now
         return member
 
-    def gone(self, name: str, why: str) -> bool:
+    def remove(self, name: str, why: str) -> bool:
         """A process is not there any more; what it played waits again. False: nobody had the name."""
         lost = self.book.rules.leave(name)
         member = self.members.remove(name)
@@ -160,3 +172,189 @@ class Core:
             logger.info("%s %s %s; %d episodes wait again", member.role, name, why, len(lost))
             self.stirred.set()
         return member is not None
+
+    async def join(self, request: web.Request) -> web.Response:
+        """POST: a process begins, or comes back."""
+        row = await self.intake.call(request)
+        role, facts = wire.text(row, "role"), wire.table(row, "facts")
+        holding = wire.entries(row, "holding", wire.held)
+        try:
+            self.members.check(role, facts, wire.text(row, "run", ""), wire.whole(row, "wire"))
+        except RefusedCallError as error:
+            logger.warning("%s on %s may not join: %s", role, facts.get("host", "?"), error)
+            raise
+        now, rules, was = self.clock(), self.book.rules, wire.text(row, "was", "")
+        name, cancel, newest = "", (), rules.record.published
+        key = request.headers.get(wire.KEY, "") or secrets.token_hex(16)
+        if role == "trainer":
+            name = self.members.name_of_trainer(self.book.epoch, was, wire.whole(facts, "rank", 0), key)
+            self.end_reason = ""  # one that comes back goes on
+        if was:
+            self.remove(was, "joins again")
+        if role == "engine":
+            name, cancel = rules.join(now, holding)
+        for other in self.members.add(name, role, facts, now, key):
+            self.remove(other, f"differs from the trainer: {self._differs(other)}")
+        member = self.members.get(name)
+        assert member is not None
+        labels = f", differs: {member.differs}" if member.differs else ""
+        logger.info("%s %s joins from %s, holding %d%s", role, name, facts.get("host", "?"), len(holding), labels)
+        self.stirred.set()
+        await self.written()
+        book, ended = self.book, self.ended
+        joined = wire.Joined(name, book.epoch, book.run, book.plan.lease_s, newest, cancel, ended, member.key)
+        return reply(dataclasses.asdict(joined))
+
+    async def beat(self, request: web.Request) -> web.Response:
+        """POST: a process lives."""
+        row = await self.intake.call(request)
+        name, now = wire.text(row, "name"), self.clock()
+        member = self.member(name, now)
+        cancel: tuple[str, ...] = ()
+        member.phase, member.phase_s = wire.text(row, "phase", ""), wire.number(row, "phase_s", 0)
+        if member.role == "engine":
+            holding = wire.entries(row, "holding", wire.lease)
+            fetching = member.phase == WEIGHTS and member.phase_s < self.book.plan.lease_s
+            cancel = self.book.rules.beat(now, name, holding, fetching)
+        member.numbers = wire.numbers(row, "numbers")
+        await self.written()
+        rules = self.book.rules
+        told = wire.Beat(rules.record.published, cancel, self.ended, member.drain, rules.soon(name))
+        return reply(dataclasses.asdict(told))
+
+    async def leave(self, request: web.Request) -> web.Response:
+        """POST: a process ends, or was seen to end."""
+        name = wire.text(await self.intake.call(request), "name")
+        left = self.remove(name, "leaves")
+        await self.written()
+        return reply({"left": left})
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """POST: a process is to finish what it has."""
+        name = wire.text(await self.intake.call(request), "name")
+        member = self.members.get(name)
+        if member is not None:
+            member.drain = True
+            self.look_again(name)
+            logger.info("%s %s is to finish what it has and leave", member.role, name)
+        return reply({"drains": member is not None})
+
+    def _differs(self, name: str) -> str:
+        member = self.members.get(name)
+        return "" if member is None else "; ".join(f"{k} is {v[1]!r}, not {v[0]!r}" for k, v in member.differs.items())
+
+    async def sweeps(self) -> None:
+        """Looks for who has been silent for too long, for ever."""
+        lease_s = self.book.plan.lease_s
+        while True:
+            await asyncio.sleep(min(lease_s / 4, LONGEST_SWEEP_S))
+            now = self.clock()
+            if self.book.rules.expire(now):
+                self.stirred.set()
+            living = self.book.rules.holding()
+            silent = [engine for engine in self.members.of("engine") if engine.name not in living]
+            for member in [*silent, *self.members.silent(now, lease_s)]:
+                self.remove(member.name, f"was silent for {now - member.heard:.1f} s")
+
+    # ---------------------------------------------------------------- the trainer
+
+    def _trainer(self, request: web.Request) -> str:
+        """The name of the trainer that calls. Raises UnknownWorkerError; RefusedCallError: it is none."""
+        name, key = request.headers.get(wire.NAME, ""), request.headers.get(wire.KEY, "")
+        member = self.member(name, self.clock()) if name else None
+        if member is None or member.role != "trainer":
+            who = f"{member.role} {name}" if member else "a process that has not joined"
+            raise RefusedCallError("refused", f"{who} asks for {request.path}, which is the trainer's alone.")
+        if not hmac.compare_digest(member.key.encode(), key.encode("utf-8", "replace")):
+            raise UnknownWorkerError(f"this process is not {name}: join.")
+        return name
+
+    async def batch(self, request: web.Request) -> web.Response:
+        """POST: what a step trains on."""
+        row = await self.intake.call(request)
+        name, step = self._trainer(request), wire.whole(row, "step")
+        begun = now = self.clock()
+        end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
+        while True:
+            try:
+                batch = self.book.batch(step)
+            except ValueError as error:
+                raise BadMessageError(str(error)) from None
+            except BoundError as error:
+                self.fail(str(error))
+                raise CoordinatorError(str(error)) from None
+            if batch is not None or now >= end or self.closing:
+                break
+            await self.news.rings(end - now)
+            now = self.clock()
+        waited = self.clock() - begun
+        self.members.waited(name, waited)
+        if batch is not None:
+            self.watch.formed(batch, waited)
+        await self.written()
+        return reply({"batch": None if batch is None else wire.batch_to(batch)})
+
+    async def publish(self, request: web.Request) -> web.Response:
+        """POST: a version's weights can be fetched."""
+        row = await self.intake.call(request)
+        self._trainer(request)
+        version, digest, lineage = wire.whole(row, "version"), wire.text(row, "digest"), wire.text(row, "lineage")
+        answer, written = self.book.publish(version, digest, lineage, wire.tasks_of(row))
+        await self.written(written)
+        if answer.outcome is Outcome.STORED:
+            logger.info("%s", self.watch.published(version, self.members))
+            self.ring()
+        elif answer.outcome is Outcome.DUPLICATE:
+            self.stirred.set()  # it may have brought the tasks of further steps
+        else:
+            logger.error("%s: %s", answer.outcome.name, answer.reason)
+        versions = self.book.rules.record.versions
+        kept = {"digest": versions[version]} if version < len(versions) else {}
+        return reply(wire.answer_to(answer) | kept)
+
+    async def damaged(self, request: web.Request) -> web.Response:
+        """POST: an episode of a batch cannot be read. LATE: it can be read here, or is another one by now."""
+        row = await self.intake.call(request)
+        self._trainer(request)
+        which, digest = wire.episode(row.get("episode")), wire.text(row, "digest")
+        wrong = await self.in_thread(self.disk, self.book.why_damaged, which)
+        answer = Answer(Outcome.LATE)
+        if wrong or which in self.book.rules.record.damaged():
+            answer = self.book.damaged(which, digest)
+        await self.written()
+        note_damaged(self.folder, which, wrong, answer)
+        self.ring()
+        return reply(wire.answer_to(answer))
+
+    async def keep(self, request: web.Request) -> web.Response:
+        """POST: the trainer's state is saved."""
+        row = await self.intake.call(request)
+        self._trainer(request)
+        answer, forgotten = self.book.keep(wire.whole(row, "step"))
+        await self.written()
+        if forgotten:
+            self.spawn(self._forget(forgotten))
+        return reply(wire.answer_to(answer))
+
+    async def _forget(self, keys: list[episodes.Key]) -> None:
+        """Files, and lines where there are many: that they are forgotten is on disk."""
+        async with self._compacting:
+            await self.in_thread(self.disk, self.book.forget, keys)
+            logger.info("%d episodes are forgotten", len(keys))
+            if (compacting := self.book.compact()) is None:
+                return
+            try:
+                count = await asyncio.shield(asyncio.wrap_future(compacting))
+                logger.info("the ledger has %d lines less", count)
+            except Exception as error:  # a full disk leaves the ledger as it was; all else ends the next append
+                logger.warning("the ledger is not compacted: %s", failure_line(error))
+
+    async def end(self, request: web.Request) -> web.Response:
+        """POST: the run is over."""
+        row = await self.intake.call(request)
+        self._trainer(request)
+        self.end_reason = wire.text(row, "reason") or "the trainer has ended"
+        logger.info("the run is over: %s", self.end_reason)
+        self.ring()
+        await self.written()
+        return reply({"ended": self.end_reason})

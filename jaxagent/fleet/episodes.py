@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet import packing
-from jaxagent.fleet.packing import Packed
+from jaxagent.data import packing
+from jaxagent.data.packing import Packed
 from jaxagent.io import files
 from jaxagent.types import Episode
 

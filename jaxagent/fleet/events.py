@@ -13,7 +13,7 @@ from jaxagent.fleet.plan import GroupId
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Stored:
+class EpisodeStored:
     """An episode's result is on disk; its sender may forget it."""
 
     group: GroupId
@@ -24,7 +24,7 @@ class Stored:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Damaged:
+class EpisodeDamaged:
     """A stored result can no longer be read; the next `Stored` of the episode mends that. Its group stays judged."""
 
     group: GroupId
@@ -32,7 +32,7 @@ class Damaged:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Closed:
+class GroupClosed:
     """All attempts of a group are stored and judged."""
 
     group: GroupId
@@ -40,7 +40,7 @@ class Closed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Formed:
+class BatchFormed:
     """What a step trains on, written before a trainer may read it."""
 
     step: int
@@ -49,7 +49,7 @@ class Formed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Published:
+class VersionPublished:
     """A version exists, and workers may fetch it."""
 
     version: int
@@ -57,20 +57,20 @@ class Published:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Kept:
+class StateKept:
     """The trainer's state before a step is saved: no earlier step will be asked for again."""
 
     step: int
 
 
-Event: TypeAlias = Stored | Damaged | Closed | Formed | Published | Kept
+Event: TypeAlias = EpisodeStored | EpisodeDamaged | GroupClosed | BatchFormed | VersionPublished | StateKept
 KINDS: dict[str, type[Event]] = {
-    "stored": Stored,
-    "damaged": Damaged,
-    "closed": Closed,
-    "formed": Formed,
-    "published": Published,
-    "kept": Kept,
+    "stored": EpisodeStored,
+    "damaged": EpisodeDamaged,
+    "closed": GroupClosed,
+    "formed": BatchFormed,
+    "published": VersionPublished,
+    "kept": StateKept,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 

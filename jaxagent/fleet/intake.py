@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -11,29 +12,17 @@ from typing import Any
 from aiohttp import web
 
 from jaxagent.fleet import wire
-from jaxagent.fleet.wire import BadMessageError
+from jaxagent.fleet.wire import BadMessageError, RefusedCallError
 
 MOST_IN_MEMORY = 2**30  # bytes of all bodies that are being read or stored
 CALL_BODY_S = 20.0  # longest time for a body of JSON
-
-
-class BusyError(RuntimeError):
-    """The call may be repeated in a moment: the coordinator is at a limit, or ends."""
-
-
-class DamagedBodyError(ValueError):
-    """A call or its body is not what its digest says: send it again."""
-
-
-class FullDiskError(RuntimeError):
-    """Nothing is stored until there is room."""
 
 
 class Intake:
     """Reads bodies, all of them together within a limit."""
 
     def __init__(self) -> None:
-        self.held = 0  # bytes
+        self.bytes_in_memory = 0
 
     async def episode(self, request: web.Request) -> bytes:
         """The body of an episode. `release` gives its bytes back."""
@@ -41,54 +30,60 @@ class Intake:
 
     def release(self, body: bytes) -> None:
         """The body is no longer in memory."""
-        self.held -= len(body)
+        self.bytes_in_memory -= len(body)
 
     async def call(self, request: web.Request) -> dict[str, Any]:
         """The object of a call.
 
         Raises:
           BadMessageError: no JSON object.
-          DamagedBodyError: it is not what was sent, or did not arrive.
+          RefusedCallError: it is not what was sent, or did not arrive, or too much comes at once.
         """
         body = await self._body(request, wire.MAX_CALL_BYTES, CALL_BODY_S)
         self.release(body)
         try:
-            found = json.loads(body)
+            value = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise BadMessageError(f"the body is no JSON ({error})") from None
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise BadMessageError("the body must be a JSON object")
-        return found
+        return value
 
     async def _body(self, request: web.Request, most: int, seconds: float) -> bytes:
-        """Raises DamagedBodyError: too slow, cut off, not what was sent; BusyError: too much at once."""
+        """Raises RefusedCallError: too slow, cut off, not what was sent, or too much at once."""
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BadMessageError("Content-Encoding is not supported: send the body as it is")
         if (request.content_length or 0) > most:
             raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
-        found, kept = bytearray(), False
+        body, complete = bytearray(), False
         came = wire.sum_of_call(request.method, request.raw_path, request.headers)
         try:
             async with asyncio.timeout(seconds):
                 async for chunk in request.content.iter_any():
-                    found += chunk
+                    body += chunk
                     came.update(chunk)
-                    self.held += len(chunk)
-                    if len(found) > most:
-                        raise web.HTTPRequestEntityTooLarge(most, len(found))
-                    if self.held > MOST_IN_MEMORY:
-                        raise BusyError(f"bodies of {MOST_IN_MEMORY} bytes are in memory already")
+                    self.bytes_in_memory += len(chunk)
+                    if len(body) > most:
+                        raise web.HTTPRequestEntityTooLarge(most, len(body))
+                    if self.bytes_in_memory > MOST_IN_MEMORY:
+                        raise RefusedCallError("busy", f"bodies of {MOST_IN_MEMORY} bytes are in memory already")
             if request.headers.get(wire.SUM) != came.hexdigest():
-                raise DamagedBodyError(f"the call is not what its {wire.SUM} says")
-            kept = True
-            return bytes(found)
+                raise RefusedCallError("damaged", f"the call is not what its {wire.SUM} says")
+            complete = True
+            return bytes(body)
         except TimeoutError:
-            raise DamagedBodyError(f"the body did not arrive within {seconds:g} s") from None
+            raise RefusedCallError("damaged", f"the body did not arrive within {seconds:g} s") from None
         except web.RequestPayloadError as failure:
-            raise DamagedBodyError(f"the body cannot be read: {failure}") from None
+            raise RefusedCallError("damaged", f"the body cannot be read: {failure}") from None
         finally:
-            if not kept:
-                self.held -= len(found)
+            if not complete:
+                self.bytes_in_memory -= len(body)
+
+
+def has_token(request: web.Request, token: bytes) -> bool:
+    """Whether a request carries the server's token; it takes as long to find out for every token."""
+    sent = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(sent, token)
 
 
 def reply(data: Mapping[str, Any], status: int = 200, indent: int | None = None) -> web.Response:

@@ -39,15 +39,12 @@ class LedgerError(RuntimeError):
 
 
 @dataclasses.dataclass
-class _Append:
+class _Request:
+    """Lines to append; or, with `keep`, a compaction."""
+
     records: list[Record]
-    outcome: concurrent.futures.Future[None]
-
-
-@dataclasses.dataclass
-class _Compact:
-    keep: Callable[[Record], bool]
-    outcome: concurrent.futures.Future[int]
+    keep: Callable[[Record], bool] | None = None
+    outcome: concurrent.futures.Future[Any] = dataclasses.field(default_factory=concurrent.futures.Future)
 
 
 class Ledger:
@@ -80,14 +77,14 @@ class Ledger:
         self._closed = False
         self._file = self._begin(content.takes, [])
         self._remove(content.dead)
-        self._waiting: queue.Queue[_Append | _Compact | None] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[_Request | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._thread.start()
 
     def recovered(self) -> list[dict[str, Any]]:
         """What the folder held when it was opened, in order. Handed out once, and not kept."""
-        found, self._recovered = self._recovered, []
-        return found
+        records, self._recovered = self._recovered, []
+        return records
 
     def append(self, records: Iterable[Record]) -> concurrent.futures.Future[None]:
         """Adds lines. The future is done when they, and all lines before them, are on disk: also for no lines.
@@ -98,9 +95,7 @@ class Ledger:
         Raises:
           LedgerError: it is closed, or the disk hangs.
         """
-        request = _Append(list(records), concurrent.futures.Future())
-        self._ask(request)
-        return request.outcome
+        return self._ask(_Request(list(records)))
 
     def compact(self, keep: Callable[[Record], bool]) -> concurrent.futures.Future[int]:
         """Forgets the lines that `keep` does not want; the others stay as they are. The future has their number.
@@ -109,9 +104,7 @@ class Ledger:
         not look at what goes on changing. Where the disk is full (OSError), nothing is forgotten, and the ledger goes
         on.
         """
-        request = _Compact(keep, concurrent.futures.Future())
-        self._ask(request)
-        return request.outcome
+        return self._ask(_Request([], keep))
 
     def check_fence(self) -> None:
         """Raises FencedError: another process has taken the folder over. For any thread."""
@@ -135,7 +128,7 @@ class Ledger:
 
     # ---------------------------------------------------------------- the thread
 
-    def _ask(self, request: _Append | _Compact) -> None:
+    def _ask(self, request: _Request) -> concurrent.futures.Future[Any]:
         if self._closed:
             raise LedgerError("the ledger is closed.")
         try:
@@ -143,41 +136,42 @@ class Ledger:
         except queue.Full:
             self._failure = LedgerError(f"{MOST_WAITING} appends wait for the disk: it hangs.")
             raise self._failure from None
+        return request.outcome
 
     def _work(self) -> None:
         while True:
-            batch, request = list[_Append](), self._waiting.get()
-            while isinstance(request, _Append) and len(batch) < MOST_TOGETHER - 1 and not self._waiting.empty():
+            batch, request = list[_Request](), self._waiting.get()
+            while request and not request.keep and len(batch) < MOST_TOGETHER - 1 and not self._waiting.empty():
                 batch.append(request)
                 request = self._waiting.get()
-            if isinstance(request, _Append):
+            if request and not request.keep:
                 batch.append(request)
             if batch:
                 self._do(lambda batch=batch: self._append(batch), [append.outcome for append in batch])
-            if isinstance(request, _Compact):
-                self._do(lambda request=request: self._compact(request), [request.outcome])
             if request is None:
                 return
+            if keep := request.keep:
+                self._do(lambda keep=keep: self._compact(keep), [request.outcome])
 
-    def _do(self, action: Callable[[], int | None], outcomes: list[concurrent.futures.Future[Any]]) -> None:
-        """The action's result for all of them, or its exception; after a failure, that failure."""
+    def _do(self, action: Callable[[], int | OSError | None], outcomes: list[concurrent.futures.Future[Any]]) -> None:
+        """The action's result for all of them, or its exception; after a failure, that failure.
+
+        An OSError that the action returns, and does not raise, has left everything as it was: it is not final.
+        """
         wanted = [outcome for outcome in outcomes if outcome.set_running_or_notify_cancel()]
         try:
             if self._failure is not None:
                 raise self._failure
             result = action()
-        except _NotFinalError as failure:
-            for outcome in wanted:
-                outcome.set_exception(failure.reason)
         except BaseException as failure:
-            self._failure = failure
-            for outcome in wanted:
-                outcome.set_exception(failure)
-        else:
-            for outcome in wanted:
+            self._failure = result = failure
+        for outcome in wanted:
+            if isinstance(result, BaseException):
+                outcome.set_exception(result)
+            else:
                 outcome.set_result(result)
 
-    def _append(self, batch: list[_Append]) -> None:
+    def _append(self, batch: list[_Request]) -> None:
         lines = []
         for append in batch:
             for record in append.records:
@@ -188,16 +182,16 @@ class Ledger:
             os.fsync(self._file)
         self._fence.check()  # after the write: a line that the next writer may not have read is told to nobody
 
-    def _compact(self, request: _Compact) -> int:
+    def _compact(self, keep: Callable[[Record], bool]) -> int | OSError:
         content = segments.read(self._folder)
-        kept = [line.raw for line in content.lines if request.keep(line.record)]
+        kept = [line.raw for line in content.lines if keep(line.record)]
         self._index += 1
         try:
             file = self._begin({}, kept)
         except OSError as failure:
             if (self._folder / segments.name_of(self.epoch, self._index)).exists():
                 raise  # it may be what the next writer reads, so the segment before it must not go on
-            raise _NotFinalError(failure) from failure
+            return failure
         os.close(self._file)
         self._file, self._takes = file, {}
         self._remove([*content.takes, *content.dead])
@@ -216,13 +210,6 @@ class Ledger:
         self._fence.check()
         for name in names:
             (self._folder / name).unlink(missing_ok=True)
-
-
-class _NotFinalError(Exception):
-    """A failure that leaves everything as it was."""
-
-    def __init__(self, reason: Exception):
-        self.reason = reason
 
 
 def _write(fd: int, content: bytes) -> None:

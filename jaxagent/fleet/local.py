@@ -157,20 +157,20 @@ def needs(cfg: Config) -> dict[str, int]:
     return dict.fromkeys(names, cfg.mesh.devices // fleet.trainers) | {f"engine-{i}": own for i in range(fleet.engines)}
 
 
-def devices_of(cfg: Config, found: Sequence[str]) -> dict[str, dict[str, str]]:
+def devices_of(cfg: Config, gpu_names: Sequence[str]) -> dict[str, dict[str, str]]:
     """The environment by which each process has GPUs of its own: as many as it needs, the trainer's first.
 
     Where there are too few they share what there is, and its memory.
     """
     of = needs(cfg)
-    if not found:
+    if not gpu_names:
         return {}
-    if sum(of.values()) > len(found):
+    if sum(of.values()) > len(gpu_names):
         share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / len(of):.3f}"}
         return {} if "XLA_PYTHON_CLIENT_MEM_FRACTION" in os.environ else dict.fromkeys(of, share)
     given, start = {}, 0
     for name, count in of.items():
-        given[name] = {"CUDA_VISIBLE_DEVICES": ",".join(found[start : start + count])}
+        given[name] = {"CUDA_VISIBLE_DEVICES": ",".join(gpu_names[start : start + count])}
         start += count
     return given
 
@@ -199,13 +199,13 @@ def errors_of_engine(cfg: Config) -> Iterator[None]:
         raise ConfigError(re.sub(r"\b(config\.)?mesh\b", "config.fleet.engine", str(error))) from error
 
 
-def sharing(cfg: Config, found: Sequence[str]) -> Iterator[str]:
+def sharing(cfg: Config, gpu_names: Sequence[str]) -> Iterator[str]:
     """Yields what to tell where processes share GPUs, or leave some idle."""
     of = needs(cfg)
-    if found and (left := len(found) - sum(of.values())):
+    if gpu_names and (left := len(gpu_names) - sum(of.values())):
         told = ", ".join(f"{name} {count}" for name, count in of.items())
         how = f"{left} stay idle" if left > 0 else "they share them, and their memory"
-        yield f"this machine has {len(found)} GPUs, and its processes want {sum(of.values())} ({told}): {how}."
+        yield f"this machine has {len(gpu_names)} GPUs, and its processes want {sum(of.values())} ({told}): {how}."
 
 
 def token_of(folder: pathlib.Path) -> str:

@@ -11,20 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxagent.fleet import wire
+from jaxagent.fleet.wire import RefusedCallError
 
 ROLES = ("trainer", "engine")
 # With rule `pinned` and exact numerics these are equal in all engines and trainers: a token's bits hang on them.
 COMPARED = ("jax", "jaxlib", "xla_flags", "cpu_features", "threads", "device_kind", "program")
 ENGINES = ("mesh",)  # likewise, but of engines only: the trainer's is its own
 _TRAINER = re.compile(r"(\d{1,9})-t(\d{1,9})-(\d{1,9})")  # the coordinator's epoch, which one it was then, its rank
-
-
-class RefusedError(Exception):
-    """A process may not do this; says why, and what to do."""
-
-
-class ReplacedError(RuntimeError):
-    """Another trainer process has taken this one's place: it must end."""
 
 
 @dataclasses.dataclass
@@ -67,25 +60,31 @@ class Members:
         """Whether a process belongs to this run.
 
         Raises:
-          RefusedError: it does not.
+          RefusedCallError: it does not.
         """
         if version != wire.WIRE:
-            raise RefusedError(f"it speaks version {version} of the calls, this coordinator {wire.WIRE}: use one code.")
+            raise RefusedCallError(
+                "refused", f"it speaks version {version} of the calls, this coordinator {wire.WIRE}: use one code."
+            )
         if role not in ROLES:
-            raise RefusedError(f"role '{role}' is neither of {', '.join(ROLES)}.")
+            raise RefusedCallError("refused", f"role '{role}' is neither of {', '.join(ROLES)}.")
         if run and run != self._run:
-            raise RefusedError(f"it is of run {run}; this coordinator's is {self._run}: it has another folder.")
+            raise RefusedCallError(
+                "refused", f"it is of run {run}; this coordinator's is {self._run}: it has another folder."
+            )
         if self._config and facts.get("config") != self._config:
-            raise RefusedError(
+            raise RefusedCallError(
+                "refused",
                 f"its settings have the digest {facts.get('config')}, this run's {self._config}: start all processes "
-                f"with the same config file and the same flags."
+                f"with the same config file and the same flags.",
             )
         differs = self._differences(role, facts)
         if differs and self._strict and not (role == "trainer" and not self._led):
             told = "; ".join(f"{name} is {theirs!r}, not {ours!r}" for name, (ours, theirs) in differs.items())
-            raise RefusedError(
+            raise RefusedCallError(
+                "refused",
                 f"tokens would not be equal to the bit, which rule 'pinned' with numerics='exact' needs: {told}. "
-                f"Compared with the trainer, or the engine that came first."
+                f"Compared with the trainer, or the engine that came first.",
             )
 
     @property
@@ -117,7 +116,7 @@ class Members:
         """For a trainer that joins: a process keeps the one that it `was`, which says how new it is among its rank.
 
         So it does where its first call comes a second time, late, or had an answer that was lost: its key is the same.
-        Raises ReplacedError, as `check_newest`.
+        Raises RefusedCallError, as `check_newest`.
         """
         was = was or self._trainers.get(key, "")
         if not _TRAINER.fullmatch(was):
@@ -128,11 +127,13 @@ class Members:
         return was
 
     def check_newest(self, name: str) -> None:
-        """Raises ReplacedError: a newer process has joined as this trainer, whether that one lives or not."""
-        found = _TRAINER.fullmatch(name)
-        newest = _TRAINER.fullmatch(self._newest.get(found[3], "")) if found else None
-        if found and newest and [*map(int, found.groups())] < [*map(int, newest.groups())]:
-            raise ReplacedError(f"trainer {name} has been replaced by {newest[0]}, which joined later: it must end.")
+        """Raises RefusedCallError: a newer process has joined as this trainer, whether that one lives or not."""
+        parts = _TRAINER.fullmatch(name)
+        newest = _TRAINER.fullmatch(self._newest.get(parts[3], "")) if parts else None
+        if parts and newest and [*map(int, parts.groups())] < [*map(int, newest.groups())]:
+            raise RefusedCallError(
+                "replaced", f"trainer {name} has been replaced by {newest[0]}, which joined later: it must end."
+            )
 
     def get(self, name: str) -> Member | None:
         """Who has the name."""
@@ -197,5 +198,5 @@ def _compares(role: str, facts: Mapping[str, Any]) -> bool:
 
 
 def _versions(member: Member) -> list[int]:
-    found = member.numbers.get("versions", [])
-    return found if isinstance(found, list) else []
+    versions = member.numbers.get("versions", [])
+    return versions if isinstance(versions, list) else []

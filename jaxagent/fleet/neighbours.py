@@ -1,38 +1,12 @@
-"""What the loop of an engine process stands between: the coordinator on one side, and whatever plays on the other."""
+"""What an engine process's loop drives: whatever plays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from jaxagent.fleet.admission import Answer, Work
-from jaxagent.fleet.packing import Packed
-from jaxagent.fleet.plan import EpisodeId
-from jaxagent.fleet.wire import Beat, Job, Joined
-
-
-class Link(Protocol):
-    """The coordinator, as `fleet.client.Client` is it: calls have deadlines, and are made again while it is away."""
-
-    def join(self, role: str, facts: Mapping[str, Any], holding: Sequence[tuple[str, EpisodeId]]) -> Joined:
-        """A worker begins, or comes back."""
-        ...
-
-    def beat(self, name: str, holding: Sequence[str], phase: str, phase_s: float, numbers: Mapping[str, Any]) -> Beat:
-        """A worker lives. Raises UnknownWorkerError."""
-        ...
-
-    def take(self, name: str, places: int, holding: Sequence[str], wait_s: float) -> Sequence[Job]:
-        """Episodes to play. Raises UnknownWorkerError."""
-        ...
-
-    def put(self, work: Work, version: int, packed: Packed) -> Answer:
-        """An episode was played."""
-        ...
-
-    def leave(self, name: str) -> object:
-        """A worker ends; what it did not hand in waits again."""
-
+from jaxagent.data.packing import Packed
+from jaxagent.fleet.wire import Job
 
 Done = Callable[[Packed | None, int], None]
 

@@ -15,14 +15,16 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError
 from jaxagent.config.errors import failure_line
-from jaxagent.fleet import packing, wire
+from jaxagent.data import packing
+from jaxagent.data.packing import Packed
+from jaxagent.fleet import wire
 from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.core import Core
 from jaxagent.fleet.episodes import DamagedEpisodeError, name_of
-from jaxagent.fleet.intake import Bell, DamagedBodyError, FullDiskError, failure, reply
-from jaxagent.fleet.packing import Packed
+from jaxagent.fleet.intake import Bell, failure, reply
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.status import note_damaged
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.types import Episode
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
@@ -60,7 +62,7 @@ class Playing:
         places = wire.whole(row, "places", most=100_000)
         begun = now = self.core.clock()
         end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
-        member, jobs = self.core.known(name, now), list[wire.Job]()
+        member, jobs = self.core.member(name, now), list[wire.Job]()
         asking, mine = self.core.asking, Bell()
         self.core.look_again(name)  # the newest `take` of a worker is the one that counts
         asking[name] = mine
@@ -157,17 +159,20 @@ class Playing:
         """In a thread."""
         free = shutil.disk_usage(self.core.folder).free
         if free < RESERVE_BYTES + len(packed.body):
-            raise FullDiskError(
+            raise RefusedCallError(
+                "full_disk",
                 f"{self.core.folder} has {free >> 20} MiB left, and {RESERVE_BYTES >> 20} are kept for the ledger: the "
-                f"episode is not stored. Make room; it is sent again."
+                f"episode is not stored. Make room; it is sent again.",
             )
         try:
             self.core.book.store(which, packed)
         except ConfigError as error:
-            raise DamagedBodyError(str(error)) from None
+            raise RefusedCallError("damaged", str(error)) from None
         except OSError as error:
             if error.errno in FULL:
-                raise FullDiskError(f"{self.core.folder}: the disk is full, and the episode is not stored.") from None
+                raise RefusedCallError(
+                    "full_disk", f"{self.core.folder}: the disk is full, and the episode is not stored."
+                ) from None
             raise
 
     async def _close(self, group: GroupId, tries: int = JUDGE_TRIES) -> None:
@@ -188,7 +193,7 @@ class Playing:
 
     async def _mend(self, group: GroupId) -> bool:
         """Has what is damaged of a group played again; then it is complete again, and judged. False: nothing is."""
-        found = False
+        any_damaged = False
         for sample in range(self.core.book.plan.attempts):
             which = EpisodeId(group, sample)
             wrong = await self.core.in_thread(self.core.disk, self.core.book.why_damaged, which)
@@ -197,12 +202,12 @@ class Playing:
                 continue
             answer = self.core.book.damaged(which, digest)
             note_damaged(self.core.folder, which, wrong, answer)
-            found = True
+            any_damaged = True
             if answer.outcome is Outcome.REFUSED:
                 self.core.fail(f"group {tuple(group)} cannot be judged: {wrong} {answer.reason}")
         await self.core.written()
         self.core.ring()
-        return found
+        return any_damaged
 
     def _is_usable(self, group: GroupId) -> bool:
         assert self._judge is not None
@@ -229,19 +234,19 @@ def _of_another(plan: Plan, which: EpisodeId, task: str | None, packed: Packed) 
     """Why a body is not the episode's that it is handed in as; "" where it may be. In a thread.
 
     Raises:
-      DamagedBodyError: it is not what its digest says.
+      RefusedCallError: it is not what its digest says.
     """
     name = name_of(which)
     try:
         packing.check(packed, name)
     except ConfigError as error:
-        raise DamagedBodyError(str(error)) from None
+        raise RefusedCallError("damaged", str(error)) from None
     try:
-        found, number = packing.whose(packed, name)
+        played_task, number = packing.whose(packed, name)
     except ConfigError as error:
         return str(error)
-    if task is not None and found != task:
-        return f"{name}: it was played at task {found!r:.200}, and the group's is {task!r:.200}."
+    if task is not None and played_task != task:
+        return f"{name}: it was played at task {played_task!r:.200}, and the group's is {task!r:.200}."
     return "" if plan.numbers(which, number) else f"{name}: it is attempt {number} of the run, which is another one."
 
 

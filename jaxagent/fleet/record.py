@@ -11,7 +11,15 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from jaxagent.fleet.events import Closed, Damaged, Event, Formed, Kept, Published, Stored
+from jaxagent.fleet.events import (
+    BatchFormed,
+    EpisodeDamaged,
+    EpisodeStored,
+    Event,
+    GroupClosed,
+    StateKept,
+    VersionPublished,
+)
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 
 
@@ -19,7 +27,7 @@ class BoundError(RuntimeError):
     """A batch would hold a token that is older than the run allows. The rules exclude it: this is a defect."""
 
 
-class Result(NamedTuple):
+class StoredResult(NamedTuple):
     """What is known of a stored episode."""
 
     digest: str
@@ -31,7 +39,7 @@ class Result(NamedTuple):
 class GroupRecord:
     """A group that was admitted."""
 
-    results: dict[int, Result] = dataclasses.field(default_factory=dict)  # by sample
+    results: dict[int, StoredResult] = dataclasses.field(default_factory=dict)  # by sample
     usable: bool | None = None  # None: not closed yet
     damaged: set[int] = dataclasses.field(default_factory=set)  # samples whose result can no longer be read
 
@@ -51,7 +59,7 @@ class Record:
         self._ever = dataclasses.replace(plan, steps=max(plan.steps, steps))
         self.versions = [initial] if initial else []  # digests, by version
         self.groups: dict[GroupId, GroupRecord] = {}  # admitted, and not forgotten by `Kept`
-        self.batches: dict[int, Formed] = {}  # by step, not forgotten
+        self.batches: dict[int, BatchFormed] = {}  # by step, not forgotten
         self.formed = 0  # steps whose batch is decided
         self.kept = 0  # steps before this are trained, saved and forgotten
         self.found_damaged = 0  # episodes, in the whole run
@@ -77,12 +85,12 @@ class Record:
 
     def whole(self, group: GroupId) -> bool:
         """Whether all attempts of a group are stored, and can be read."""
-        found = self.groups[group]
-        return len(found.results) == self.plan.attempts and not found.damaged
+        record = self.groups[group]
+        return len(record.results) == self.plan.attempts and not record.damaged
 
     def damaged(self) -> list[EpisodeId]:
         """Stored episodes that can no longer be read, in order."""
-        return sorted(EpisodeId(group, sample) for group, found in self.groups.items() for sample in found.damaged)
+        return sorted(EpisodeId(group, sample) for group, record in self.groups.items() for sample in record.damaged)
 
     def wanted(self, group: GroupId) -> bool:
         """Whether anybody needs a group's results: the run may have fewer steps than when it was admitted."""
@@ -102,24 +110,24 @@ class Record:
     def apply(self, event: Event) -> None:
         """Changes the state."""
         match event:
-            case Stored():
-                self.groups[event.group].results[event.sample] = Result(event.digest, event.version, event.lease)
+            case EpisodeStored():
+                self.groups[event.group].results[event.sample] = StoredResult(event.digest, event.version, event.lease)
                 self.groups[event.group].damaged.discard(event.sample)
-            case Damaged():
+            case EpisodeDamaged():
                 self.groups[event.group].damaged.add(event.sample)
                 self.found_damaged += 1
-            case Closed():
+            case GroupClosed():
                 self.groups[event.group].usable = event.usable
                 self._open_next_round(event.group.step)
-            case Formed():
+            case BatchFormed():
                 self.batches[event.step] = event
                 self.formed = event.step + 1
                 self._untrained.difference_update(event.groups, event.left_out)
                 self._rounds.pop(event.step, None)
-            case Published():
+            case VersionPublished():
                 self.versions.append(event.digest)
                 self._admit()
-            case Kept():
+            case StateKept():
                 for step in range(self.kept, event.step):
                     batch = self.batches.pop(step)
                     for group in (*batch.groups, *batch.left_out):
@@ -132,7 +140,7 @@ class Record:
             return False
         return group.step < (self.kept if self.plan.window == 1 else self._admitted)
 
-    def form(self, step: int) -> Formed | None:
+    def form(self, step: int) -> BatchFormed | None:
         """The batch of the next step, when enough groups are closed. It is not applied."""
         plan = self.plan
         if plan.window == 1:
@@ -143,9 +151,9 @@ class Record:
         # The anchor is the oldest group that is missing; what is not yet admitted is younger than all that is.
         end = min(unfinished, default=plan.steps * plan.groups_per_step) + plan.window
         ready = [group for group in closed if plan.ordinal(group) < end]
-        return Formed(step, tuple(ready[: plan.groups_per_step])) if len(ready) >= plan.groups_per_step else None
+        return BatchFormed(step, tuple(ready[: plan.groups_per_step])) if len(ready) >= plan.groups_per_step else None
 
-    def ages(self, batch: Formed) -> dict[int, int]:
+    def ages(self, batch: BatchFormed) -> dict[int, int]:
         """Episodes by staleness: the version that trains on them less that of their oldest token.
 
         Raises:
@@ -207,7 +215,7 @@ class Record:
     def _usable(self, step: int) -> list[GroupId]:
         return [group for ids in self._rounds[step] for group in ids if self.groups[group].usable]
 
-    def _form_in_order(self, step: int) -> Formed | None:
+    def _form_in_order(self, step: int) -> BatchFormed | None:
         """All groups of the step's rounds, when the last one of the last round is closed."""
         if step not in self._rounds:
             return None
@@ -215,7 +223,7 @@ class Record:
         if any(self.groups[group].usable is None for group in played):
             return None
         chosen = played if self.plan.rounds == 1 else self._usable(step)[: self.plan.groups_per_step]
-        return Formed(step, tuple(chosen), tuple(group for group in played if group not in set(chosen)))
+        return BatchFormed(step, tuple(chosen), tuple(group for group in played if group not in set(chosen)))
 
     def _could_be(self, group: GroupId) -> bool:
         most = max(self.plan.first_round, self.plan.groups_per_step)
@@ -225,7 +233,7 @@ class Record:
 def replayed(plan: Plan, initial: str, events: Iterable[Event]) -> Record:
     """The state after events that a log holds. They may be of a run that had more steps than the plan has."""
     past = list(events)
-    steps = (event.group.step + 1 for event in past if isinstance(event, Stored | Damaged | Closed))
+    steps = (event.group.step + 1 for event in past if isinstance(event, EpisodeStored | EpisodeDamaged | GroupClosed))
     record = Record(plan, initial, max(steps, default=0))
     for event in past:
         record.apply(event)

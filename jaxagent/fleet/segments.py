@@ -26,7 +26,7 @@ _NAME = re.compile(r"(\d{8})-(\d{4})\.jsonl")
 _START = b'{"crc":"'
 
 
-class Line(NamedTuple):
+class LedgerLine(NamedTuple):
     """One line of a segment."""
 
     number: int
@@ -38,7 +38,7 @@ class Line(NamedTuple):
 class Content:
     """What the segments of a folder hold."""
 
-    lines: list[Line]
+    lines: list[LedgerLine]
     next: int  # number of the line to come
     takes: dict[str, int]  # segments that count, oldest first -> bytes of theirs that count
     dead: list[str]  # segments that count for nothing
@@ -83,12 +83,12 @@ def read(folder: pathlib.Path) -> Content:
     Raises:
       ConfigError: a line is damaged, or lines are missing; names file and line.
     """
-    found = names(folder)
-    if not found:
+    segment_names = names(folder)
+    if not segment_names:
         return Content([], 0, {}, [], [])
-    newest, notes = found[-1], list[str]()
+    newest, notes = segment_names[-1], list[str]()
     ends: dict[str, int | None] = {**_taken(folder / newest), newest: None}
-    lines: list[Line] = []
+    lines: list[LedgerLine] = []
     following, takes = 0, dict[str, int]()
     for name, end in ends.items():
         path = folder / name
@@ -108,7 +108,7 @@ def read(folder: pathlib.Path) -> Content:
             lines += own
         else:
             del takes[name]  # a writer that wrote nothing: the next one need not know of it
-    return Content(lines, following, takes, [name for name in found if name not in takes], notes)
+    return Content(lines, following, takes, [name for name in segment_names if name not in takes], notes)
 
 
 def _taken(path: pathlib.Path) -> dict[str, int]:
@@ -120,7 +120,7 @@ def _taken(path: pathlib.Path) -> dict[str, int]:
     return line.record["takes"]
 
 
-def _lines(path: pathlib.Path, end: int | None, notes: list[str]) -> list[Line]:
+def _lines(path: pathlib.Path, end: int | None, notes: list[str]) -> list[LedgerLine]:
     """The lines of a segment, header first.
 
     Args:
@@ -142,11 +142,11 @@ def _lines(path: pathlib.Path, end: int | None, notes: list[str]) -> list[Line]:
     return [_decoded(row + b"\n", path, number) for number, row in enumerate(rows, 1)]
 
 
-def _decoded(raw: bytes, path: pathlib.Path, row: int) -> Line:
+def _decoded(raw: bytes, path: pathlib.Path, row: int) -> LedgerLine:
     body = raw[len(_START) + 10 : -1]
     if raw[: len(_START) + 10] == b'%s%08x",' % (_START, zlib.crc32(body)) and raw.endswith(b"\n"):
         value = json.loads(b"{" + body)
-        return Line(value["n"], value["record"], raw)
+        return LedgerLine(value["n"], value["record"], raw)
     raise ConfigError(
         f"{path}, line {row}: its checksum is another: the file was damaged after it was written. Restore it from a "
         f"copy, or begin the run anew in another folder."

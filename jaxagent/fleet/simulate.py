@@ -12,7 +12,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 
-from jaxagent.fleet.admission import Batch, Coordinator, Work
+from jaxagent.fleet.admission import Batch, Coordinator, LeasedEpisode
 from jaxagent.fleet.leases import attempts
 from jaxagent.fleet.plan import EpisodeId, Plan
 
@@ -82,9 +82,9 @@ class _Engine:
 
     def __init__(self, name: str, costs: Costs):
         self.name, self._costs = name, costs
-        self.playing: dict[str, _Playing] = {}  # by lease
-        self.decoding: list[tuple[float, int, _Playing]] = []  # by the clock's reading at the end of the turn
-        self.queued: collections.deque[_Playing] = collections.deque()  # that wait for a slot
+        self.playing: dict[str, _EpisodeInEngine] = {}  # by lease
+        self.decoding: list[tuple[float, int, _EpisodeInEngine]] = []  # by the clock's reading at the end of the turn
+        self.queued: collections.deque[_EpisodeInEngine] = collections.deque()  # that wait for a slot
         self.clock = self.busy_s = 0.0
         self.now = self.resumes = 0.0
         self.stamp = 0  # of its newest event; others are void
@@ -105,10 +105,10 @@ class _Engine:
         return self._costs.decode_s + self._costs.sequence_s * len(self.decoding)
 
 
-class _Playing:
+class _EpisodeInEngine:
     """An episode in an engine."""
 
-    def __init__(self, work: Work, turns: Turns, version: int):
+    def __init__(self, work: LeasedEpisode, turns: Turns, version: int):
         self.work, self.turns, self.version = work, turns, version
         self.at = 0  # turn
         self.context = 0.0  # tokens of the turns before
@@ -182,13 +182,13 @@ class _Simulation:
         engine.advance(self.now)
         for work in works:
             version = work.version if self.plan.rule == "pinned" else self.coordinator.record.published
-            playing = engine.playing[work.lease] = _Playing(work, self.turns(work.episode), version)
+            playing = engine.playing[work.lease] = _EpisodeInEngine(work, self.turns(work.episode), version)
             self.decode(engine, playing)
         if works:
             self.plan_end(engine)
         return len(works)
 
-    def decode(self, engine: _Engine, playing: _Playing) -> None:
+    def decode(self, engine: _Engine, playing: _EpisodeInEngine) -> None:
         if len(engine.decoding) >= self.slots:
             return engine.queued.append(playing)
         self.count += 1
@@ -212,7 +212,7 @@ class _Simulation:
         self.plan_end(engine)
         self.at(self.now + wait_s, self.next_turn, engine, playing)
 
-    def next_turn(self, engine: _Engine, playing: _Playing) -> None:
+    def next_turn(self, engine: _Engine, playing: _EpisodeInEngine) -> None:
         if playing.at < len(playing.turns):
             engine.advance(self.now)
             self.decode(engine, playing)

@@ -82,11 +82,11 @@ def status(book: Book, members: Members, watch: Watch, now: float, ended: str) -
     """Everything that a person asks first, as JSON."""
     rules, plan = book.rules, book.plan
     record, held = rules.record, rules.holding()
-    wanted = {group: found for group, found in record.groups.items() if record.wanted(group)}
-    unfinished = sorted(group for group, found in wanted.items() if found.usable is None)
+    wanted = {group: entry for group, entry in record.groups.items() if record.wanted(group)}
+    unfinished = sorted(group for group, entry in wanted.items() if entry.usable is None)
     damaged = len(record.damaged())
-    stored = sum(len(found.results) for found in record.groups.values()) - damaged
-    to_play = sum(plan.attempts - len(found.results) + len(found.damaged) for found in wanted.values())
+    stored = sum(len(entry.results) for entry in record.groups.values()) - damaged
+    to_play = sum(plan.attempts - len(entry.results) + len(entry.damaged) for entry in wanted.values())
     playing = sum(map(len, held.values()))
     return {
         "run": book.run,
@@ -177,10 +177,10 @@ def played_again(folder: pathlib.Path) -> int | None:
         lines = (folder / DAMAGED_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return None
-    found = set[tuple[int, ...]]()
+    episodes = set[tuple[int, ...]]()
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that a kill or a full disk cut off
             row = json.loads(line)
             if row["then"] == PLAYED_AGAIN:
-                found.add(tuple(row["episode"]))
-    return len(found)
+                episodes.add(tuple(row["episode"]))
+    return len(episodes)

@@ -11,19 +11,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+
+from jaxagent.fleet.vitals import Vitals
 
 WEIGHTS = "taking weights"  # the phase of an engine that waits for a version; the coordinator asks for it, too
-
-
-class Watch(Protocol):
-    """Who is told: `fleet.vitals.Vitals`."""
-
-    def phase(self, name: str, budget_s: float, done: int | None = None) -> None:
-        """Another phase begins, which gives a sign within so many seconds."""
-
-    def tick(self) -> None:
-        """Something went on within the phase."""
 
 
 class Whereabouts:
@@ -35,7 +26,7 @@ class Whereabouts:
       watch: is told of phases and signs; None: nobody.
     """
 
-    def __init__(self, order: Sequence[str], budget_s: float, watch: Watch | None = None):
+    def __init__(self, order: Sequence[str], budget_s: float, watch: Vitals | None = None):
         self._order, self._budget_s, self._watch = list(order), budget_s, watch
         self._lock = threading.Lock()
         self._under_way = dict.fromkeys(order, 0)

@@ -10,9 +10,9 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
-from jaxagent.fleet.admission import Answer, Batch, Outcome, Work
+from jaxagent.fleet.admission import Answer, Batch, LeasedEpisode, Outcome
 from jaxagent.fleet.plan import EpisodeId, GroupId
-from jaxagent.fleet.record import Result
+from jaxagent.fleet.record import StoredResult
 
 WIRE = 3  # version of all of this: the two sides of a call have the same, or do not talk
 # Of every request, beside the token. KEY: of a process, from its first call on.
@@ -54,6 +54,27 @@ class BadMessageError(ValueError):
     """A message that is none of these: names the field."""
 
 
+# What a server answers where it refuses: a word for its client, and the status.
+STATUS = {
+    "malformed": 400, "missing": 404, "conflict": 409, "refused": 409, "replaced": 409, "lost": 409,
+    "unknown_worker": 410, "damaged": 422, "busy": 503, "ending": 503, "full_disk": 507,
+}  # fmt: skip
+
+
+class RefusedCallError(Exception):
+    """A call that a server refuses; one line says why, and what to do.
+
+    Attributes:
+      kind: one of `STATUS`. "busy": it may be repeated in a moment; "damaged": it is not what its digest says, and is
+        to be sent again; "full_disk": nothing is stored until there is room; "replaced": another process has taken
+        the caller's place.
+    """
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
 class TaskRef(NamedTuple):
     """A task of the training data."""
 
@@ -70,7 +91,7 @@ Tasks: TypeAlias = dict[int, Rounds]  # by step
 class Job:
     """An episode to play, with its task."""
 
-    work: Work
+    work: LeasedEpisode
     task: TaskRef
 
     @property
@@ -164,15 +185,15 @@ def table(row: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def numbers(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     """What a process counts: numbers, and under "versions" the list of those that it has."""
-    found = table(row, name)
-    for key, value in found.items():
+    counters = table(row, name)
+    for key, value in counters.items():
         if key == "versions":
             fits = isinstance(value, list) and all(type(entry) is int for entry in value)
         else:
             fits = type(value) in (int, float) and abs(value) < 1e300  # not NaN either
         if not fits:
             raise BadMessageError(f"'{name}' must hold numbers, and a list as 'versions', got {_short({key: value})}")
-    return found
+    return counters
 
 
 def entries(row: Mapping[str, Any], name: str, read: Callable[[Any], T]) -> tuple[T, ...]:
@@ -254,10 +275,10 @@ def rounds_to(rounds: Sequence[Sequence[TaskRef]]) -> list[list[list[Any]]]:
 
 def tasks_of(row: Mapping[str, Any]) -> Tasks:
     """The other way, of a message's "tasks"."""
-    found: Tasks = {}
+    tasks: Tasks = {}
     for key, value in table(row, "tasks").items():
-        found[whole({"tasks": key}, "tasks")] = rounds_of(value)
-    return found
+        tasks[whole({"tasks": key}, "tasks")] = rounds_of(value)
+    return tasks
 
 
 def rounds_of(value: Any) -> Rounds:
@@ -284,7 +305,7 @@ def job_to(job: Job) -> dict[str, Any]:
 
 def job_of(row: Mapping[str, Any]) -> Job:
     """The other way."""
-    work = Work(episode(row.get("episode")), lease(row.get("lease")), whole(row, "version"))
+    work = LeasedEpisode(episode(row.get("episode")), lease(row.get("lease")), whole(row, "version"))
     return Job(work, task(row.get("task")))
 
 
@@ -304,7 +325,7 @@ def answer_of(row: Mapping[str, Any]) -> Answer:
 
 def batch_to(batch: Batch) -> dict[str, Any]:
     """What a step trains on, as JSON."""
-    results = [[*flat(which), found.digest, found.version, found.lease] for which, found in batch.results.items()]
+    results = [[*flat(which), result.digest, result.version, result.lease] for which, result in batch.results.items()]
     return {
         "step": batch.step,
         "groups": list(map(list, batch.groups)),
@@ -316,18 +337,13 @@ def batch_to(batch: Batch) -> dict[str, Any]:
 
 def batch_of(row: Mapping[str, Any]) -> Batch:
     """The other way."""
-    results: dict[EpisodeId, Result] = {}
+    results: dict[EpisodeId, StoredResult] = {}
     for value in entries(row, "results", lambda entry: entry):
         if not isinstance(value, list) or len(value) != 7:
             raise BadMessageError(f"a result is an episode, its digest, version and lease, got {_short(value)}")
-        results[episode(value[:4])] = Result(*value[4:])
+        results[episode(value[:4])] = StoredResult(*value[4:])
     ages = {whole({"ages": age}, "ages"): count for age, count in table(row, "ages").items()}
     return Batch(whole(row, "step"), entries(row, "groups", group), entries(row, "left_out", group), results, ages)
-
-
-def joined_to(joined: Joined) -> dict[str, Any]:
-    """What a process learns when it joins, as JSON."""
-    return dataclasses.asdict(joined)
 
 
 def joined_of(row: Mapping[str, Any]) -> Joined:
@@ -342,11 +358,6 @@ def joined_of(row: Mapping[str, Any]) -> Joined:
         ended=text(row, "ended"),
         key=text(row, "key"),
     )
-
-
-def beat_to(beat: Beat) -> dict[str, Any]:
-    """What a process learns when it beats, as JSON."""
-    return dataclasses.asdict(beat)
 
 
 def beat_of(row: Mapping[str, Any]) -> Beat:

@@ -21,12 +21,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from jaxagent.data.packing import Packed
 from jaxagent.fleet.admission import Outcome, UnknownWorkerError
+from jaxagent.fleet.client import Client
 from jaxagent.fleet.manifest import WeightsError
-from jaxagent.fleet.neighbours import Link, Player
-from jaxagent.fleet.packing import Packed
+from jaxagent.fleet.neighbours import Player
 from jaxagent.fleet.plan import Rule
-from jaxagent.fleet.whereabouts import WEIGHTS, Watch, Whereabouts
+from jaxagent.fleet.vitals import Vitals
+from jaxagent.fleet.whereabouts import WEIGHTS, Whereabouts
 from jaxagent.fleet.wire import Job
 
 logger = logging.getLogger(__name__)
@@ -73,12 +75,12 @@ class EngineWorker:
 
     def __init__(
         self,
-        link: Link,
+        link: Client,
         player: Player,
         facts: Mapping[str, Any],
         rule: Rule,
         budget_s: float,
-        watch: Watch | None = None,
+        watch: Vitals | None = None,
     ):
         self._link, self._player, self._facts = link, player, facts
         self._rule = rule

@@ -23,7 +23,7 @@ from jaxagent.gateway.harness import HarnessRollout, SessionLine, SessionReport
 from jaxagent.gateway.trained import TrainingRules
 from jaxagent.io.http import HttpError
 from jaxagent.rollout.templates import Plain
-from jaxagent.service.gateway_client import GatewayClient, Opened, Sampled
+from jaxagent.service.gateway_client import GatewayClient, OpenedSession, SampledSession
 from jaxagent.service.play import Here, Phases, Play, Work
 from jaxagent.service.remote_rollout import RemoteRollout
 from jaxagent.service.states import State
@@ -37,9 +37,9 @@ CLOSE_TIMEOUT_S = 30.0
 class RemoteLine(SessionLine):
     """A session at a gateway on another host."""
 
-    def __init__(self, gateway: GatewayClient, opened: Opened, work: Work, phases: Phases):
+    def __init__(self, gateway: GatewayClient, opened: OpenedSession, work: Work, phases: Phases):
         self._gateway, self._opened, self._phases = gateway, opened, phases
-        self._sampled: Sampled | None = None
+        self._sampled: SampledSession | None = None
         self.token, self.run_s = opened.token, work.agent_timeout_s
 
     @property
@@ -86,7 +86,7 @@ class RemoteHarness(HarnessRollout):
 
 @contextlib.contextmanager
 def player(here: Here) -> Iterator[Play]:
-    """See `node.py`. Raises ConfigError: no config, no environment of agent programs, or no gateway."""
+    """Opens the environment and yields its play. Raises ConfigError: no config, no agent programs, or no gateway."""
     if here.config is None or not isinstance(environment := here.config.env, Environment):
         raise ConfigError("This player needs --config: an environment whose agent programs it starts.")
     if not here.gateway_url or not here.gateway_token:

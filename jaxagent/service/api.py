@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import hmac
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -17,18 +16,18 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from jaxagent.config import ConfigError
+from jaxagent.fleet.intake import has_token, reply
+from jaxagent.fleet.wire import STATUS, BadMessageError, RefusedCallError, whole
 from jaxagent.io.connections import read_body
 from jaxagent.service import groups, leases, reading, views
-from jaxagent.service.episodes import DIGEST, Refused, checked
-from jaxagent.service.request import BadRequest, TaskRequest
-from jaxagent.service.rows import Conflict, Full, Missing
-from jaxagent.service.states import Rules
-from jaxagent.service.store import Store, StoreError
+from jaxagent.service.episodes import DIGEST, checked
+from jaxagent.service.request import TaskRequest
+from jaxagent.service.states import ServiceRules
+from jaxagent.service.store import ServiceStore, StoreError
 
 EPISODES_AT_ONCE = 16  # bodies in memory
 STREAMS = 64  # of events, at once
 STREAM_S, PING_S, SEND_TIMEOUT_S = 3600.0, 10.0, 30.0
-STATUS = {BadRequest: 400, Refused: 422, Missing: 404, Conflict: 409, Full: 503, StoreError: 503}
 
 
 class Bell:
@@ -46,7 +45,7 @@ class Bell:
 class Api:
     """The web application around a store."""
 
-    def __init__(self, store: Store, rules: Rules, token: str, heartbeat_s: float):
+    def __init__(self, store: ServiceStore, rules: ServiceRules, token: str, heartbeat_s: float):
         """Raises ConfigError: the token is too short."""
         if len(token) < 16:
             raise ConfigError("The rollout service's token must have at least 16 characters.")
@@ -96,68 +95,67 @@ class Api:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]):
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._token):
+        if not has_token(request, self._token):
             self.counts["wrong_tokens"] += 1
-            refused = reading.reply({"error": "the token is wrong: send 'Authorization: Bearer TOKEN'"}, 401)
+            refused = reply({"error": "the token is wrong: send 'Authorization: Bearer TOKEN'"}, 401)
             refused.force_close()  # a stranger's connection is not kept
             return refused
         try:
             return await handler(request)
-        except tuple(STATUS) as failure:
-            kind = next(kind for kind in STATUS if isinstance(failure, kind))
-            status = STATUS[kind]
+        except (BadMessageError, RefusedCallError, StoreError) as failure:
+            kind = failure.kind if isinstance(failure, RefusedCallError) else "busy"
+            status = STATUS["malformed" if isinstance(failure, BadMessageError) else kind]
             self.counts[f"answered_{status}"] += 1
-            return reading.reply({"error": str(failure)}, status, {"Retry-After": "1"} if status == 503 else {})
+            return reply({"error": str(failure)}, status)
         except web.HTTPException as answer:
-            return reading.reply({"error": f"{request.method} {request.path}: {answer.reason}"}, answer.status)
+            return reply({"error": f"{request.method} {request.path}: {answer.reason}"}, answer.status)
 
     # ---------------------------------------------------------------- clients
 
     async def _health(self, request: web.Request) -> web.Response:
         await self._store.do(views.newest_event)  # the store answers
-        return reading.reply({"status": "ok"})
+        return reply({"status": "ok"})
 
     async def _submit(self, request: web.Request) -> web.Response:
         asked = TaskRequest.parse(await read_body(request, reading.MAX_BODY_BYTES, reading.BODY_TIMEOUT_S))
         answer = await self._store.do(groups.submit, self._rules, asked)
         self.ring()
-        return reading.reply(answer)
+        return reply(answer)
 
     async def _task(self, request: web.Request) -> web.Response:
-        task_id, until = reading.task_id(request), self._until(reading.whole(request.query, "wait_s", 0))
+        task_id, until = reading.task_id(request), self._until(whole(request.query, "wait_s", 0))
         while True:
             changed = self._news.next
-            found = await self._store.do(views.task, task_id)
-            if found["status"] != "running" or not await self._wait(changed, until):
-                return reading.reply(found)
+            group = await self._store.do(views.task, task_id)
+            if group["status"] != "running" or not await self._wait(changed, until):
+                return reply(group)
 
     async def _cancel(self, request: web.Request) -> web.Response:
         register = request.query.get("register_if_missing", "") in ("1", "true")
         answer = await self._store.do(groups.cancel, self._rules, reading.task_id(request), register)
         self.ring()
-        return reading.reply(answer)
+        return reply(answer)
 
     async def _status(self, request: web.Request) -> web.Response:
-        return reading.reply(await self._store.do(views.status) | {"since_start": dict(self.counts)})
+        return reply(await self._store.do(views.status) | {"since_start": dict(self.counts)})
 
     async def _tasks(self, request: web.Request) -> web.Response:
-        return reading.reply(await self._store.do(views.tasks, reading.whole(request.query, "before", 2**62)))
+        return reply(await self._store.do(views.tasks, whole(request.query, "before", 2**53)))
 
     async def _sessions(self, request: web.Request) -> web.Response:
-        return reading.reply({"sessions": (await self._store.do(views.task, reading.task_id(request)))["results"]})
+        return reply({"sessions": (await self._store.do(views.task, reading.task_id(request)))["results"]})
 
     async def _episode(self, request: web.Request) -> web.Response:
-        sample = reading.whole(request.match_info, "sample")
+        sample = whole(request.match_info, "sample")
         body, digest = await self._store.do(views.episode, reading.task_id(request), sample)
         return web.Response(body=body, content_type="application/json", headers={DIGEST: digest})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: those after `?after=N` or Last-Event-ID, else those from now on."""
         if self._streams >= STREAMS:
-            raise Full(f"{STREAMS} clients listen to events already")
+            raise RefusedCallError("busy", f"{STREAMS} clients listen to events already")
         last = request.headers.get("Last-Event-ID", request.query.get("after", ""))
-        after = reading.whole({"after": last}, "after") if last else await self._store.do(views.newest_event)
+        after = whole({"after": last}, "after") if last else await self._store.do(views.newest_event)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         self._streams += 1
@@ -165,17 +163,17 @@ class Api:
             end, quiet = time.monotonic() + STREAM_S, 0.0
             while time.monotonic() < end and not self._closing:
                 changed = self._news.next
-                found = await self._store.do(views.events, after)
+                rows = await self._store.do(views.events, after)
                 text = "".join(
                     f"id: {seq}\nevent: {kind}\ndata: {json.dumps({'at': at, **json.loads(data)})}\n\n"
-                    for seq, at, kind, data in found
+                    for seq, at, kind, data in rows
                 )
-                after = found[-1][0] if found else after
+                after = rows[-1][0] if rows else after
                 if text or time.monotonic() >= quiet:
                     async with asyncio.timeout(SEND_TIMEOUT_S):
                         await response.write((text or ": ping\n\n").encode())
                     quiet = time.monotonic() + PING_S
-                if not found:
+                if not rows:
                     await self._wait(changed, quiet)
         except (StoreError, TimeoutError, ConnectionError):
             pass  # the stream ends; the client comes again with the last number it has
@@ -200,18 +198,18 @@ class Api:
     # ---------------------------------------------------------------- nodes
 
     async def _nodes(self, request: web.Request) -> web.Response:
-        return reading.reply(await self._store.do(views.nodes))
+        return reply(await self._store.do(views.nodes))
 
     async def _register(self, request: web.Request) -> web.Response:
         row = await reading.row(request)
         node_id, process = reading.name(row.get("node_id"), "node_id"), reading.process(row)
         url = row.get("gateway_url", "")
         if not isinstance(url, str) or len(url) > 2000 or not url.isprintable():
-            raise BadRequest("'gateway_url' must be a text of one line")
-        places = {phase: reading.whole(row, f"max_{phase}_workers", 1) for phase in reading.PHASES}
+            raise BadMessageError("'gateway_url' must be a text of one line")
+        places = {phase: whole(row, f"max_{phase}_workers", 1) for phase in reading.PHASES}
         await self._store.do(leases.register, self._rules, node_id, process, url, places)
         self.ring()
-        return reading.reply({"heartbeat_interval": self._heartbeat_s, "lease_s": self._rules.lease_s})
+        return reply({"heartbeat_interval": self._heartbeat_s, "lease_s": self._rules.lease_s})
 
     async def _beat(self, request: web.Request) -> web.Response:
         row = await reading.row(request)
@@ -220,33 +218,26 @@ class Api:
         answer = await self._store.do(leases.beat, self._rules, *who, playing, reading.free(row))
         if answer["moved"]:
             self._news.ring()
-        return reading.reply(answer)
+        return reply(answer)
 
     async def _take(self, request: web.Request) -> web.Response:
         """Long poll: at most `wait_s`, and `LONGEST_POLL_S`."""
         row = await reading.row(request)
-        until = self._until(reading.whole(row, "wait_s", 0))
-        who, have = (
-            (reading.node_id(request), reading.process(row)),
-            [reading.key(e) for e in reading.entries(row, "have")],
-        )
+        until = self._until(whole(row, "wait_s", 0))
+        who, have = (reading.node_id(request), reading.process(row)), reading.keys(row, "have")
         while True:
             changed = self._work.next
             work = await self._store.do(leases.take, self._rules, *who, have, reading.free(row))
             if work:
                 self._news.ring()
             if work or not await self._wait(changed, until):
-                return reading.reply({"work": work})
+                return reply({"work": work})
 
     async def _give_back(self, request: web.Request) -> web.Response:
         row = await reading.row(request)
-        process, keys = (
-            reading.process(row),
-            [reading.key(e) for e in reading.entries(row, "sessions")],
-        )
-        given = await self._store.do(leases.give_back, process, keys)
+        count = await self._store.do(leases.give_back, reading.process(row), reading.keys(row, "sessions"))
         self.ring()
-        return reading.reply({"given_back": given})
+        return reply({"given_back": count})
 
     async def _drain(self, request: web.Request) -> web.Response:
         """DELETE /nodes/{id}: it gets no more work. With ?process=P the node itself says that it ends."""
@@ -256,20 +247,17 @@ class Api:
         else:
             await self._store.do(leases.drain, node)
         self.ring()
-        return reading.reply({"node_id": node, "status": "left" if process else "draining"})
+        return reply({"node_id": node, "status": "left" if process else "draining"})
 
     async def _finish(self, request: web.Request) -> web.Response:
         """PUT /sessions/{task}/{sample}/{attempt}: answered when the episode is on disk."""
-        key = (
-            reading.task_id(request),
-            reading.whole(request.match_info, "sample"),
-            reading.whole(request.match_info, "attempt"),
-        )
+        sample, attempt = (whole(request.match_info, name) for name in ("sample", "attempt"))
+        key = reading.task_id(request), sample, attempt
         try:
             async with asyncio.timeout(reading.BODY_TIMEOUT_S):
                 await self._bodies.acquire()
         except TimeoutError:
-            raise Full(f"{EPISODES_AT_ONCE} episodes are being received already") from None
+            raise RefusedCallError("busy", f"{EPISODES_AT_ONCE} episodes are being received already") from None
         try:
             body = await read_body(request, reading.MAX_EPISODE_BYTES, reading.BODY_TIMEOUT_S)
             episode, result = await asyncio.to_thread(checked, body, request.headers.get(DIGEST, ""))
@@ -278,4 +266,4 @@ class Api:
             self._bodies.release()
         self.counts["stored" if stored else "duplicates"] += 1
         self.ring()
-        return reading.reply({"stored": stored, "duplicate": not stored})
+        return reply({"stored": stored, "duplicate": not stored})

@@ -1,8 +1,8 @@
 """Tells clients that their groups have ended: a POST to `callback_url`, at least once, tried until its deadline.
 
 What is still to be told is in the store, so a restarted server tells it. A receiver that has heard it answers with a
-status from 200 to 299. One that does not is asked again after 1, 2, 4, ... at most 60 s; after `Rules.callback_s` it
-is given up, with the last failure beside it in the store and an event.
+status from 200 to 299. One that does not is asked again after 1, 2, 4, ... at most 60 s; after the rules' `callback_s`
+it is given up, with the last failure beside it in the store and an event.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import asyncio
 import logging
 import sqlite3
 
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.io.http import HttpClient, HttpError, HttpStatus
 from jaxagent.service import views
-from jaxagent.service.rows import Missing, note
-from jaxagent.service.store import Store, StoreError
+from jaxagent.service.store import ServiceStore, StoreError, note
 
 logger = logging.getLogger(__name__)
 TIMEOUT_S = 10.0  # of one try
@@ -24,7 +24,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 Due = tuple[str, str, int]  # task id, URL, tries so far
 
 
-async def tell(store: Store, pause_s: float = 1.0) -> None:
+async def tell(store: ServiceStore, pause_s: float = 1.0) -> None:
     """Sends what is due, for ever; looks every `pause_s` seconds."""
     async with HttpClient(TIMEOUT_S, MAX_REPLY_BYTES) as client:
         while True:
@@ -36,10 +36,10 @@ async def tell(store: Store, pause_s: float = 1.0) -> None:
             await asyncio.sleep(pause_s)
 
 
-async def _tell(store: Store, client: HttpClient, task_id: str, url: str, tries: int) -> None:
+async def _tell(store: ServiceStore, client: HttpClient, task_id: str, url: str, tries: int) -> None:
     try:
         body = await store.do(views.task, task_id)
-    except Missing:  # forgotten since
+    except RefusedCallError:  # forgotten since
         return
     error = ""
     try:

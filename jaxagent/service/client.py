@@ -8,8 +8,8 @@ from typing import Any
 from jaxagent.io.http import HttpClient, HttpError
 from jaxagent.service.episodes import DIGEST, from_bytes
 from jaxagent.service.reading import LONGEST_POLL_S, MAX_EPISODE_BYTES
-from jaxagent.service.rows import Held
 from jaxagent.service.states import State
+from jaxagent.service.store import Held
 from jaxagent.types import Episode
 
 TIMEOUT_S = 30.0

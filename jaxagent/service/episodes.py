@@ -9,15 +9,12 @@ import sys
 
 from jaxagent.config import ConfigError
 from jaxagent.data import codec
-from jaxagent.service.request import BadRequest, json_object
-from jaxagent.service.states import Result
+from jaxagent.fleet.wire import BadMessageError, RefusedCallError
+from jaxagent.service.request import json_object
+from jaxagent.service.states import EpisodeSummary
 from jaxagent.types import Episode
 
 DIGEST = "X-Content-SHA256"
-
-
-class Refused(Exception):
-    """The bytes are not those that were sent: they may be sent again."""
 
 
 def to_bytes(episode: Episode) -> tuple[bytes, str]:
@@ -31,26 +28,28 @@ def to_bytes(episode: Episode) -> tuple[bytes, str]:
 
 
 def from_bytes(body: bytes, digest: str) -> Episode:
-    """Raises Refused: other bytes than the digest's. Raises BadRequest: no episode."""
-    found = hashlib.sha256(body).hexdigest()
-    if not hmac.compare_digest(found.encode(), digest.lower().encode("utf-8", "surrogateescape")):
+    """Raises RefusedCallError: other bytes than the digest's. Raises BadMessageError: no episode."""
+    own_digest = hashlib.sha256(body).hexdigest()
+    if not hmac.compare_digest(own_digest.encode(), digest.lower().encode("utf-8", "surrogateescape")):
         said = f"and {DIGEST} says {digest!r:.80}" if digest else f"and there is no {DIGEST}"
-        raise Refused(f"the episode's sha256 is {found}, {said}: the bytes were changed on the way")
+        raise RefusedCallError(
+            "damaged", f"the episode's sha256 is {own_digest}, {said}: the bytes were changed on the way"
+        )
     try:
         return codec.decode_episode(json_object(body), "the episode")
     except ConfigError as error:
-        raise BadRequest(str(error)) from None
+        raise BadMessageError(str(error)) from None
 
 
-def checked(body: bytes, digest: str) -> tuple[Episode, Result]:
+def checked(body: bytes, digest: str) -> tuple[Episode, EpisodeSummary]:
     """An episode that was received, and what the service needs to know of it.
 
-    Raises: as `from_bytes`; BadRequest, too, where a metric is no finite number: the trainer takes means of them.
+    Raises: as `from_bytes`; BadMessageError, too, where a metric is no finite number: the trainer takes means of them.
     """
     episode = from_bytes(body, digest)
     for name, value in episode.metrics.items():
         if not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
-            raise BadRequest(f"the episode: column 'metrics.{name}' must be a finite number, got {value!r:.40}")
+            raise BadMessageError(f"the episode: column 'metrics.{name}' must be a finite number, got {value!r:.40}")
     trainable = sum(int(trajectory.action_mask.sum()) for trajectory in episode.trajectories)
     error = " ".join(episode.error.split()).encode(errors="replace").decode()[:2000]
-    return episode, Result(episode.stop_reason, episode.total_reward, trainable, error, digest.lower())
+    return episode, EpisodeSummary(episode.stop_reason, episode.total_reward, trainable, error, digest.lower())

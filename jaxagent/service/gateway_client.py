@@ -16,7 +16,7 @@ MAX_BYTES = 256 * 2**20  # of a session's trajectories
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
+class OpenedSession:
     """A session at the gateway."""
 
     id: str  # of the admin routes
@@ -24,7 +24,7 @@ class Opened:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampled:
+class SampledSession:
     """What a session gives at its end."""
 
     trajectories: tuple[Trajectory, ...]
@@ -52,29 +52,29 @@ class GatewayClient:
 
     async def open(
         self, task_id: str, sample: int, group_size: int, domain: str, rules: Mapping[str, Any] | None = None
-    ) -> Opened:
+    ) -> OpenedSession:
         """A new session. Asked twice after a lost answer, it leaves one that is never used, until the gateway ends."""
         body = {"task_id": task_id, "sample": sample, "group_size": group_size, "domain": domain}
         body |= {"rules": rules or {}}
-        found = await self._ask("POST", "", json=body)
+        answer = await self._ask("POST", "", json=body)
         try:
-            return Opened(str(found["id"]), str(found["token"]))
+            return OpenedSession(str(answer["id"]), str(answer["token"]))
         except KeyError as missing:
             raise HttpError(f"{self.url}/sessions told no {missing}") from None
 
-    async def trajectories(self, session: Opened) -> Sampled:
+    async def trajectories(self, session: OpenedSession) -> SampledSession:
         """Ends the session: what it sampled. May be asked again."""
-        found = await self._ask("GET", f"/{session.id}/trajectories")
+        answer = await self._ask("GET", f"/{session.id}/trajectories")
         try:
-            rows = [codec.decode_trajectory(r, f"trajectories[{i}]") for i, r in enumerate(found["trajectories"])]
-            stop = None if found["stop"] is None else StopReason(found["stop"])
-            failure = None if found["failure"] is None else str(found["failure"])
-            counters = {str(name): float(value) for name, value in found["counters"].items()}
+            rows = [codec.decode_trajectory(r, f"trajectories[{i}]") for i, r in enumerate(answer["trajectories"])]
+            stop = None if answer["stop"] is None else StopReason(answer["stop"])
+            failure = None if answer["failure"] is None else str(answer["failure"])
+            counters = {str(name): float(value) for name, value in answer["counters"].items()}
         except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as failure:
             raise HttpError(f"{self.url}: session {session.id} cannot be read: {failure}") from failure
-        return Sampled(tuple(rows), counters, stop, failure, str(found.get("refusal", "")))
+        return SampledSession(tuple(rows), counters, stop, failure, str(answer.get("refusal", "")))
 
-    async def remove(self, session: Opened) -> None:
+    async def remove(self, session: OpenedSession) -> None:
         """Ends the session, and has the gateway forget it. Twice is harmless."""
         try:
             await self._ask("DELETE", f"/{session.id}")

@@ -11,30 +11,32 @@ import sqlite3
 from typing import Any
 
 from jaxagent.data import codec
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.service import states
 from jaxagent.service.request import TaskRequest
-from jaxagent.service.rows import FIELDS, Conflict, Full, Missing, note, save, sessions_of
-from jaxagent.service.states import Rules, Session, State
+from jaxagent.service.states import RolloutSession, ServiceRules, State
+from jaxagent.service.store import FIELDS, note, save, sessions_of
 
 ENOUGH = "enough sessions of its group were usable without it"
 CANCELLED = "its group was cancelled"
 
 
-def submit(db: sqlite3.Connection, now: float, rules: Rules, request: TaskRequest) -> dict[str, Any]:
+def submit(db: sqlite3.Connection, now: float, rules: ServiceRules, request: TaskRequest) -> dict[str, Any]:
     """Registers a group, once.
 
     Raises:
-      Conflict: there is another submission of this id.
-      Full: too many sessions wait.
+      RefusedCallError: there is another submission of this id, or too many sessions wait.
     """
     row = db.execute("SELECT * FROM tasks WHERE task_id = ?", (request.task_id,)).fetchone()
     if row is not None:
         if row["digest"] not in (request.digest, ""):  # "": cancelled before it came
-            raise Conflict(f"there is another task '{request.task_id}': its body was not this one")
+            raise RefusedCallError("conflict", f"there is another task '{request.task_id}': its body was not this one")
         return {"task_id": request.task_id, "status": row["status"]}
     (waiting,) = db.execute("SELECT count(*) FROM sessions WHERE state = ?", (State.REGISTERED,)).fetchone()
     if waiting + request.num_samples > rules.max_waiting:
-        raise Full(f"{waiting} sessions wait for a node, and {rules.max_waiting} may: try again later")
+        raise RefusedCallError(
+            "busy", f"{waiting} sessions wait for a node, and {rules.max_waiting} may: try again later"
+        )
     body = {"task": codec.encode_task(request.task), "first_sample": request.first_sample}
     values = (
         request.task_id, request.digest, json.dumps(body), request.num_samples, request.needed, request.early_stop,
@@ -49,7 +51,7 @@ def submit(db: sqlite3.Connection, now: float, rules: Rules, request: TaskReques
     db.executemany(
         f"INSERT INTO sessions ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
         [
-            (*dataclasses.astuple(Session(request.task_id, sample)), request.dispatch_priority, seq)
+            (*dataclasses.astuple(RolloutSession(request.task_id, sample)), request.dispatch_priority, seq)
             for sample in range(request.num_samples)
         ],
     )
@@ -57,16 +59,18 @@ def submit(db: sqlite3.Connection, now: float, rules: Rules, request: TaskReques
     return {"task_id": request.task_id, "status": "running"}
 
 
-def cancel(db: sqlite3.Connection, now: float, rules: Rules, task_id: str, register_if_missing: bool) -> dict[str, Any]:
+def cancel(
+    db: sqlite3.Connection, now: float, rules: ServiceRules, task_id: str, register_if_missing: bool
+) -> dict[str, Any]:
     """Ends what is not over of a group. A group that is not there yet can be cancelled ahead of its coming.
 
     Raises:
-      Missing: there is none, and none is to be registered.
+      RefusedCallError: there is none, and none is to be registered.
     """
     row = db.execute("SELECT * FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
     if row is None:
         if not register_if_missing:
-            raise Missing(f"there is no task '{task_id}'")
+            raise RefusedCallError("missing", f"there is no task '{task_id}'")
         db.execute(
             "INSERT INTO tasks (task_id, digest, body, total, needed, early_stop, timeout_s, agent_timeout_s,"
             " callback_url, status, reason, created, ended) VALUES (?, '', '{}', 0, 0, 0, 0, 0, '', ?, ?, ?, ?)",
@@ -84,10 +88,10 @@ def cancel_rest(db: sqlite3.Connection, now: float, task_id: str, reason: str) -
     """Ends every session of a group that has not ended."""
     for session in sessions_of(db, task_id):
         if not session.state.ended:
-            save(db, now, session, states.ended(session, State.CANCELLED, reason, now))
+            save(db, now, session, states.end(session, State.CANCELLED, reason, now))
 
 
-def settle(db: sqlite3.Connection, now: float, rules: Rules, task_id: str) -> None:
+def settle(db: sqlite3.Connection, now: float, rules: ServiceRules, task_id: str) -> None:
     """After the end of a session: stops the group early where enough are usable, and ends it where all ended."""
     task = db.execute("SELECT * FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
     if task["status"] != "running":
@@ -106,7 +110,7 @@ def settle(db: sqlite3.Connection, now: float, rules: Rules, task_id: str) -> No
         end(db, now, rules, task, "failed", why)
 
 
-def end(db: sqlite3.Connection, now: float, rules: Rules, task: sqlite3.Row, status: str, reason: str) -> None:
+def end(db: sqlite3.Connection, now: float, rules: ServiceRules, task: sqlite3.Row, status: str, reason: str) -> None:
     """Ends a group, and has its callback sent."""
     db.execute(
         "UPDATE tasks SET status = ?, reason = ?, ended = ? WHERE task_id = ?",

@@ -15,13 +15,14 @@ import secrets
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.io.http import HttpError, HttpStatus
 from jaxagent.rollout.workers import guarded
 from jaxagent.service.client import ServiceClient
 from jaxagent.service.episodes import to_bytes
 from jaxagent.service.play import Phases, Places, Play, Work
-from jaxagent.service.rows import Held
 from jaxagent.service.states import State
+from jaxagent.service.store import Held
 from jaxagent.types import Episode, StopReason
 
 logger = logging.getLogger(__name__)
@@ -33,12 +34,8 @@ BEATS_APART_S = 0.1  # phases that change quickly are told together
 START_S = 600.0  # for the first registration
 
 
-class Replaced(Exception):
-    """Another process has registered under this node's name."""
-
-
 @dataclasses.dataclass
-class _Playing:
+class _SessionInProgress:
     """A session in progress."""
 
     work: Work
@@ -65,7 +62,7 @@ class Node:
         self._drain_s, self._gateway_url = drain_s, gateway_url
         self._process = secrets.token_hex(8)
         self._interval_s = 10.0
-        self._playing: dict[Held, _Playing] = {}
+        self._playing: dict[Held, _SessionInProgress] = {}
         self._changed, self._free, self._draining = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.ended = 0  # sessions whose episode the server has
 
@@ -78,7 +75,7 @@ class Node:
         """Plays until drained.
 
         Raises:
-          Replaced: another process is this node now.
+          RefusedCallError: another process is this node now.
           HttpError: the server refuses this node (its token, say), or was not there at the start.
         """
         async with asyncio.timeout(START_S):
@@ -155,7 +152,7 @@ class Node:
     async def _refused(self, refusal: HttpStatus) -> None:
         """What a refused beat or take means. Raises where the node cannot go on."""
         if refusal.status == 409:
-            raise Replaced(f"another process has registered as node '{self._id}'") from refusal
+            raise RefusedCallError("replaced", f"another process has registered as node '{self._id}'") from refusal
         if refusal.status == 404:  # the server has forgotten it
             with contextlib.suppress(HttpError):
                 await self._register()
@@ -203,7 +200,7 @@ class Node:
             return
         phases = Phases(self._places, self._changed.set)
         task = asyncio.create_task(self._session(work, phases))
-        self._playing[work.key] = _Playing(work, phases, task)
+        self._playing[work.key] = _SessionInProgress(work, phases, task)
 
     async def _session(self, work: Work, phases: Phases) -> None:
         """One session, from its first place to the server's receipt."""

@@ -12,21 +12,20 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.service import states
 from jaxagent.service.groups import cancel_rest, end, settle
-from jaxagent.service.rows import (
+from jaxagent.service.states import HELD, EpisodeSummary, RolloutSession, ServiceRules, State
+from jaxagent.service.store import (
     IN_HELD,
-    Conflict,
     Held,
-    Missing,
     find,
-    held,
     key_of,
     note,
     save,
+    session_held,
     session_of,
 )
-from jaxagent.service.states import HELD, Result, Rules, Session, State
 from jaxagent.types import Episode
 
 LATE_S = 30.0  # after a session's deadline, until which its node must have ended it itself
@@ -37,7 +36,7 @@ MOST_EVENTS = 10_000  # kept
 def register(
     db: sqlite3.Connection,
     now: float,
-    rules: Rules,
+    rules: ServiceRules,
     node_id: str,
     process: str,
     gateway_url: str,
@@ -57,7 +56,7 @@ def register(
 def beat(
     db: sqlite3.Connection,
     now: float,
-    rules: Rules,
+    rules: ServiceRules,
     node_id: str,
     process: str,
     playing: Iterable[tuple[Held, State]],
@@ -70,9 +69,9 @@ def beat(
         many are in another phase than before.
 
     Raises:
-      Missing, Conflict: this process is not registered, or another one is.
+      RefusedCallError: this process is not registered, or another one is.
     """
-    draining = heard(db, now, node_id, process, free)
+    draining = sign_of_life(db, now, node_id, process, free)
     cancel, moved = [], 0
     for (task_id, sample, attempt), state in playing:
         session = find(db, task_id, sample)
@@ -80,19 +79,19 @@ def beat(
             cancel.append([task_id, sample, attempt])
         else:
             (agent_s,) = db.execute("SELECT agent_timeout_s FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
-            new = states.moved(session, state, now, rules.lease_s, agent_s)
+            new = states.move(session, state, now, rules.lease_s, agent_s)
             save(db, now, session, new)
             moved += new.state is not session.state
     return {"cancel": cancel, "drain": draining, "moved": moved}
 
 
-def heard(db: sqlite3.Connection, now: float, node_id: str, process: str, free: dict[str, int]) -> bool:
+def sign_of_life(db: sqlite3.Connection, now: float, node_id: str, process: str, free: dict[str, int]) -> bool:
     """Notes that a node lives; whether it drains."""
     row = db.execute("SELECT * FROM nodes WHERE node_id = ?", (node_id,)).fetchone()
     if row is None:
-        raise Missing(f"there is no node '{node_id}': register it")
+        raise RefusedCallError("missing", f"there is no node '{node_id}': register it")
     if row["process"] != process:
-        raise Conflict(f"another process has registered as node '{node_id}'")
+        raise RefusedCallError("conflict", f"another process has registered as node '{node_id}'")
     db.execute("UPDATE nodes SET heard = ?, free = ?, lost = 0 WHERE node_id = ?", (now, json.dumps(free), node_id))
     if row["lost"]:
         note(db, now, "node", node_id=node_id, status="back")
@@ -102,7 +101,7 @@ def heard(db: sqlite3.Connection, now: float, node_id: str, process: str, free: 
 def take(
     db: sqlite3.Connection,
     now: float,
-    rules: Rules,
+    rules: ServiceRules,
     node_id: str,
     process: str,
     have: Sequence[Held],
@@ -111,9 +110,9 @@ def take(
     """Sessions for a node: those that are its already and that it does not know of, then new ones.
 
     Raises:
-      Missing, Conflict: as `beat`.
+      RefusedCallError: as `beat`.
     """
-    draining = heard(db, now, node_id, process, free)
+    draining = sign_of_life(db, now, node_id, process, free)
     owed = [session for session in _of_process(db, process) if key_of(session) not in have]
     places = 0 if draining else max(0, free.get("init", 0) - len(owed))
     waiting = db.execute(
@@ -125,7 +124,7 @@ def take(
         task = db.execute("SELECT * FROM tasks WHERE task_id = ?", (session.task_id,)).fetchone()
         given = session
         if session.state is State.REGISTERED:
-            given = states.taken(session, node_id, process, now, rules.lease_s, task["timeout_s"])
+            given = states.take(session, node_id, process, now, rules.lease_s, task["timeout_s"])
             save(db, now, session, given)
         body = json.loads(task["body"])
         work.append(
@@ -145,10 +144,10 @@ def take(
 
 def give_back(db: sqlite3.Connection, now: float, process: str, keys: Sequence[Held]) -> int:
     """A node hands sessions back that it will not end. Returns how many were its own."""
-    found = [held(db, key) for key in keys]
-    own = [session for session in found if session is not None and session.process == process]
+    sessions = [session_held(db, key) for key in keys]
+    own = [session for session in sessions if session is not None and session.process == process]
     for session in own:
-        save(db, now, session, states.given_back(session))
+        save(db, now, session, states.give_back(session))
     return len(own)
 
 
@@ -160,57 +159,66 @@ def leave(db: sqlite3.Connection, now: float, node_id: str, process: str) -> Non
 
 
 def drain(db: sqlite3.Connection, now: float, node_id: str) -> None:
-    """Nothing more goes to the node; it ends what it has. Raises Missing."""
+    """Nothing more goes to the node; it ends what it has. Raises RefusedCallError: there is none."""
     if not db.execute("UPDATE nodes SET draining = 1 WHERE node_id = ?", (node_id,)).rowcount:
-        raise Missing(f"there is no node '{node_id}'")
+        raise RefusedCallError("missing", f"there is no node '{node_id}'")
     note(db, now, "node", node_id=node_id, status="draining")
 
 
-def lose(db: sqlite3.Connection, now: float, rules: Rules, process: str, why: str) -> None:
+def lose(db: sqlite3.Connection, now: float, rules: ServiceRules, process: str, why: str) -> None:
     """All that a process holds is lost."""
     for session in _of_process(db, process):
-        lost(db, now, rules, session, why)
+        lose_session(db, now, rules, session, why)
 
 
-def lost(db: sqlite3.Connection, now: float, rules: Rules, session: Session, why: str) -> None:
+def lose_session(db: sqlite3.Connection, now: float, rules: ServiceRules, session: RolloutSession, why: str) -> None:
     """A held session is lost: it waits again, or ends."""
-    new = states.lost(session, why, rules.max_losses, now)
+    new = states.lose(session, why, rules.max_losses, now)
     save(db, now, session, new)
     if new.state.ended:
         settle(db, now, rules, session.task_id)
 
 
 def finish(
-    db: sqlite3.Connection, now: float, rules: Rules, key: Held, episode: Episode, result: Result, body: bytes
+    db: sqlite3.Connection,
+    now: float,
+    rules: ServiceRules,
+    key: Held,
+    episode: Episode,
+    result: EpisodeSummary,
+    body: bytes,
 ) -> bool:
     """Stores the episode of one attempt of a session. False: the session had ended already.
 
     Raises:
-      Missing: there is no such session.
-      Conflict: nobody was given that attempt; the episode is another session's; or another episode of the same
-        attempt is stored.
+      RefusedCallError: there is no such session; nobody was given that attempt; the episode is another session's;
+        or another episode of the same attempt is stored.
     """
     task_id, sample, attempt = key
     session = find(db, task_id, sample)
     if session is None:
-        raise Missing(f"there is no session {sample} of task '{task_id}'")
+        raise RefusedCallError("missing", f"there is no session {sample} of task '{task_id}'")
     if not 1 <= attempt <= session.attempt:
-        raise Conflict(f"attempt {attempt} of session {sample} of task '{task_id}' was given to nobody")
+        raise RefusedCallError(
+            "conflict", f"attempt {attempt} of session {sample} of task '{task_id}' was given to nobody"
+        )
     if session.state.ended:
         if session.digest and session.ended_attempt == attempt and session.digest != result.digest:
-            raise Conflict(f"another episode of attempt {attempt} of {task_id}/{sample} is stored")
+            raise RefusedCallError("conflict", f"another episode of attempt {attempt} of {task_id}/{sample} is stored")
         return False
     (row,) = db.execute("SELECT body FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
     given = json.loads(row)
     if (episode.task.id, episode.sample) != (given["task"]["id"], given["first_sample"] + sample):
-        raise Conflict(f"{task_id}/{sample} is not task '{episode.task.id}', sample {episode.sample}")
+        raise RefusedCallError(
+            "conflict", f"{task_id}/{sample} is not task '{episode.task.id}', sample {episode.sample}"
+        )
     db.execute("INSERT INTO episodes VALUES (?, ?, ?)", (task_id, sample, zlib.compress(body, 1)))
-    save(db, now, session, states.with_result(session, attempt, result, now))
+    save(db, now, session, states.finish(session, attempt, result, now))
     settle(db, now, rules, task_id)
     return True
 
 
-def resumed(db: sqlite3.Connection, now: float, rules: Rules) -> None:
+def resumed(db: sqlite3.Connection, now: float, rules: ServiceRules) -> None:
     """The server begins anew: nodes that play have a lease's time to be heard, and to send what they finished."""
     until = now + rules.lease_s
     db.execute(
@@ -221,7 +229,7 @@ def resumed(db: sqlite3.Connection, now: float, rules: Rules) -> None:
     db.execute("UPDATE nodes SET heard = ? WHERE lost = 0", (now,))
 
 
-def sweep(db: sqlite3.Connection, now: float, rules: Rules) -> bool:
+def sweep(db: sqlite3.Connection, now: float, rules: ServiceRules) -> bool:
     """Finds what time has ended: leases, deadlines, nodes, tasks that are kept no longer. Whether there was any."""
     before = db.total_changes
     rows = db.execute(
@@ -231,11 +239,11 @@ def sweep(db: sqlite3.Connection, now: float, rules: Rules) -> bool:
     )
     for session in map(session_of, rows.fetchall()):
         if session.lease < now:
-            lost(db, now, rules, session, f"node '{session.node}' was not heard for {rules.lease_s:g} s")
+            lose_session(db, now, rules, session, f"node '{session.node}' was not heard for {rules.lease_s:g} s")
         else:
             late = "its time" if session.deadline < now - LATE_S else "the agent's time"
             why = f"{late} was over and node '{session.node}' did not end it"
-            save(db, now, session, states.ended(session, State.TIMEOUT, why, now))
+            save(db, now, session, states.end(session, State.TIMEOUT, why, now))
             settle(db, now, rules, session.task_id)
     for node in db.execute("SELECT * FROM nodes WHERE lost = 0 AND heard < ?", (now - rules.lease_s,)).fetchall():
         db.execute("UPDATE nodes SET lost = 1 WHERE node_id = ?", (node["node_id"],))
@@ -245,7 +253,7 @@ def sweep(db: sqlite3.Connection, now: float, rules: Rules) -> bool:
     return db.total_changes > before
 
 
-def _forget(db: sqlite3.Connection, now: float, rules: Rules) -> None:
+def _forget(db: sqlite3.Connection, now: float, rules: ServiceRules) -> None:
     before = now - rules.keep_s
     for task in db.execute("SELECT * FROM tasks WHERE status = 'running' AND created < ?", (before,)).fetchall():
         reason = f"it did not end in {rules.keep_s:g} s"
@@ -258,7 +266,7 @@ def _forget(db: sqlite3.Connection, now: float, rules: Rules) -> None:
     db.execute("DELETE FROM events WHERE seq <= (SELECT max(seq) FROM events) - ?", (MOST_EVENTS,))
 
 
-def _of_process(db: sqlite3.Connection, process: str) -> list[Session]:
+def _of_process(db: sqlite3.Connection, process: str) -> list[RolloutSession]:
     """What a process holds, the most urgent first."""
     order = "ORDER BY priority DESC, seq, sample"
     rows = db.execute(f"SELECT * FROM sessions WHERE process = ? AND {IN_HELD} {order}", (process,))

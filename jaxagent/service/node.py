@@ -37,9 +37,10 @@ from absl import flags as absl_flags
 from jaxagent.config import Config, ConfigError, flags
 from jaxagent.config.command import Parser, count, exit_code, seconds
 from jaxagent.config.errors import failure_line
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.io.http import HttpError, checked_url
 from jaxagent.service.client import ServiceClient
-from jaxagent.service.host import Node, Replaced
+from jaxagent.service.host import Node
 from jaxagent.service.play import Here, Places, Play
 from jaxagent.service.server import read_token
 
@@ -108,7 +109,7 @@ async def serve(options: argparse.Namespace, token: str, player: Player, given: 
             raise
     except TimeoutError:
         raise ConfigError(f"The rollout service at {options.server} is not there.") from None
-    except (HttpError, Replaced) as failure:
+    except (HttpError, RefusedCallError) as failure:
         raise ConfigError(f"This node ends: {failure}.") from failure
     finally:
         await client.close()

@@ -15,8 +15,8 @@ from typing import Any, Protocol, Self
 from jaxagent.config import Config
 from jaxagent.data import codec
 from jaxagent.rollout.workers import Rollout, no_episode
-from jaxagent.service.rows import Held
 from jaxagent.service.states import ORDER, State
+from jaxagent.service.store import Held
 from jaxagent.types import Episode, StopReason, Task
 
 # Which of a node's places a phase takes.

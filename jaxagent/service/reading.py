@@ -1,27 +1,22 @@
-"""What comes in at the service's routes, read and checked: bodies, addresses, the words of nodes; how it answers."""
+"""What comes in at the service's routes, read and checked: bodies, addresses, the words of nodes."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from aiohttp import web
 
+from jaxagent.fleet.wire import BadMessageError, RefusedCallError, whole
 from jaxagent.io.connections import read_body
-from jaxagent.service.request import TASK_ID, BadRequest, json_object
-from jaxagent.service.rows import Held, Missing
+from jaxagent.service.request import NO_NAME, TASK_ID, json_object
 from jaxagent.service.states import State
+from jaxagent.service.store import Held
 
 MAX_BODY_BYTES = 4 * 2**20  # of everything but an episode
 MAX_EPISODE_BYTES = 64 * 2**20
 BODY_TIMEOUT_S = 120.0
 LONGEST_POLL_S = 20.0
 PHASES = ("init", "run", "postrun")
-
-
-def reply(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """JSON."""
-    return web.Response(body=json.dumps(data).encode(), status=status, headers=headers, content_type="application/json")
 
 
 async def row(request: web.Request) -> dict[str, Any]:
@@ -31,10 +26,10 @@ async def row(request: web.Request) -> dict[str, Any]:
 
 def task_id(request: web.Request) -> str:
     """Of the address."""
-    found = request.match_info["task"]
-    if not TASK_ID.fullmatch(found):
-        raise Missing(f"no task can be called {found!r:.80}")
-    return found
+    value = request.match_info["task"]
+    if not TASK_ID.fullmatch(value):
+        raise RefusedCallError("missing", f"no task can be called {value!r:.80}")
+    return value
 
 
 def node_id(request: web.Request) -> str:
@@ -45,7 +40,7 @@ def node_id(request: web.Request) -> str:
 def name(value: Any, what: str) -> str:
     """A task, a node or a process."""
     if not isinstance(value, str) or not TASK_ID.fullmatch(value):
-        raise BadRequest(f"'{what}' must be 1 to 128 letters, digits and .:_-, and begin with a letter or a digit")
+        raise BadMessageError(NO_NAME % what)
     return value
 
 
@@ -54,46 +49,36 @@ def process(row: dict[str, Any]) -> str:
     return name(row.get("process"), "process")
 
 
-def whole(found: Any, name: str, default: int | None = None) -> int:
-    """A whole number from 0, of JSON or a text of the address."""
-    value = found.get(name, default)
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
-        value = int(value)
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise BadRequest(f"'{name}' must be a whole number from 0")
-    return value
-
-
 def entries(row: dict[str, Any], name: str) -> list[list[Any]]:
     """A list of lists."""
-    found = row.get(name, [])
-    if not isinstance(found, list) or not all(isinstance(entry, list) for entry in found):
-        raise BadRequest(f"'{name}' must be a list of lists")
-    return found
+    value = row.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(entry, list) for entry in value):
+        raise BadMessageError(f"'{name}' must be a list of lists")
+    return value
 
 
 def key(entry: list[Any]) -> Held:
     """One attempt at a session."""
     if len(entry) != 3:
-        raise BadRequest(f"a session is [task id, sample, attempt], got {entry!r:.80}")
+        raise BadMessageError(f"a session is [task id, sample, attempt], got {entry!r:.80}")
     return name(entry[0], "task_id"), whole({"sample": entry[1]}, "sample"), whole({"attempt": entry[2]}, "attempt")
 
 
 def keys(row: dict[str, Any], name: str) -> list[Held]:
-    """Several."""
+    """Several attempts."""
     return [key(entry) for entry in entries(row, name)]
 
 
 def state(entry: list[Any]) -> State:
     """A phase."""
     if len(entry) != 1 or entry[0] not in list(State):
-        raise BadRequest(f"a session's phase is one of {', '.join(State)}, got {entry!r:.80}")
+        raise BadMessageError(f"a session's phase is one of {', '.join(State)}, got {entry!r:.80}")
     return State(entry[0])
 
 
 def free(row: dict[str, Any]) -> dict[str, int]:
     """A node's free places, by phase."""
-    found = row.get("free", {})
-    if not isinstance(found, dict):
-        raise BadRequest("'free' must be an object")
-    return {phase: whole(found, phase, 0) for phase in PHASES}
+    places = row.get("free", {})
+    if not isinstance(places, dict):
+        raise BadMessageError("'free' must be an object")
+    return {phase: whole(places, phase, 0) for phase in PHASES}

@@ -160,8 +160,8 @@ class Shared:
         for name, kind in fields.items():
             if not isinstance(body.get(name), kind) or isinstance(body[name], bool):
                 raise BadRequest(f"'{name}' must be {kind.__name__}", name)
-        asked = (body[name] for name in fields)
-        return rollout.session(*asked, read_rules(body.get("rules", {})))
+        task_id, sample, group_size, domain = (body[name] for name in fields)
+        return rollout.session(task_id, sample, group_size, domain, read_rules(body.get("rules", {})))
 
 
 async def _play(client: ServiceClient, service: ServiceConfig, task: Task, first: int, size: int) -> list[Episode]:
@@ -169,8 +169,8 @@ async def _play(client: ServiceClient, service: ServiceConfig, task: Task, first
     name, samples = secrets.token_hex(16), range(first, first + size)
     try:
         async with asyncio.timeout(service.group_s):
-            found = await _ended(client, _request(service, name, task, first, size))
-            return await _episodes(client, name, task, samples, found)
+            group = await _ended(client, _request(service, name, task, first, size))
+            return await _episodes(client, name, task, samples, group)
     except TimeoutError:
         error, reason = f"the rollout service did not end the group in {service.group_s:g} s", StopReason.TIMEOUT
         await _cancel(client, name)
@@ -203,9 +203,9 @@ async def _ended(client: ServiceClient, request: Mapping[str, Any]) -> dict[str,
             if not submitted:
                 await client.submit(request)
                 submitted = True
-            found = await client.task(request["task_id"], POLL_S)
-            if found["status"] != "running":
-                return found
+            group = await client.task(request["task_id"], POLL_S)
+            if group["status"] != "running":
+                return group
         except HttpError as failure:
             if not failure.passing:
                 raise
@@ -221,18 +221,18 @@ async def _cancel(client: ServiceClient, name: str) -> None:
 
 
 async def _episodes(
-    client: ServiceClient, name: str, task: Task, samples: Sequence[int], found: Mapping[str, Any]
+    client: ServiceClient, name: str, task: Task, samples: Sequence[int], group: Mapping[str, Any]
 ) -> list[Episode]:
     """The episodes of a group that has ended."""
     out = []
-    for sample, result in zip(samples, found["results"], strict=True):
+    for sample, result in zip(samples, group["results"], strict=True):
         if result["digest"]:
             episode = await client.episode(name, result["sample"], result["digest"])
             episode = dataclasses.replace(episode, task=task)
         else:
             episode = _without(task, sample, State(result["state"]), result["reason"])
-        if found["status"] != "completed" and not episode.stop_reason.is_failure:
-            told = f"its group was not accepted: {found['reason']}"
+        if group["status"] != "completed" and not episode.stop_reason.is_failure:
+            told = f"its group was not accepted: {group['reason']}"
             episode = dataclasses.replace(
                 episode, stop_reason=StopReason.CANCELLED, error=told, reward=0.0, rewards={}, turn_rewards=()
             )

@@ -11,10 +11,12 @@ from urllib.parse import urlsplit
 
 from jaxagent.config import ConfigError
 from jaxagent.data import codec
+from jaxagent.fleet.wire import BadMessageError
 from jaxagent.service import states
 from jaxagent.types import Task
 
 TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+NO_NAME = "'%s' must be 1 to 128 letters, digits and .:_-, and begin with a letter or a digit"
 MOST_SAMPLES = 1024
 MOST_SECONDS = 7 * 24 * 3600.0
 # What the server hands to the node's player unread, in the task's metadata.
@@ -23,10 +25,6 @@ FIELDS = (
     "task_id", "instruction", "task", "num_samples", "first_sample", "dispatch_priority", "timeout_seconds",
     "min_complete_accept_fraction", "early_stop_min_usable_sessions", "callback_url", "metadata", *PASSED_ON,
 )  # fmt: skip
-
-
-class BadRequest(ValueError):
-    """What a client sent cannot be used. The message is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,20 +50,22 @@ class TaskRequest:
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
-        """Raises BadRequest."""
+        """Raises BadMessageError."""
         return cls.of(json_object(raw))
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Self:
-        """From a JSON object. Raises BadRequest."""
+        """From a JSON object. Raises BadMessageError."""
         if unknown := sorted(row.keys() - set(FIELDS)):
-            raise BadRequest(f"there is no field '{unknown[0]}'; a task has {', '.join(FIELDS)}")
+            raise BadMessageError(f"there is no field '{unknown[0]}'; a task has {', '.join(FIELDS)}")
         task_id = row.get("task_id")
         if not isinstance(task_id, str) or not TASK_ID.fullmatch(task_id):
-            raise BadRequest("'task_id' must be 1 to 128 letters, digits and .:_-, and begin with a letter or a digit")
+            raise BadMessageError(
+                "'task_id' must be 1 to 128 letters, digits and .:_-, and begin with a letter or a digit"
+            )
         metadata = row.get("metadata", {})
         if not isinstance(metadata, dict):
-            raise BadRequest("'metadata' must be an object")
+            raise BadMessageError("'metadata' must be an object")
         timeout_s = _number(row, "timeout_seconds", 600.0, 0.001, MOST_SECONDS)
         samples = _whole(row, "num_samples", 1, 1, MOST_SAMPLES)
         fraction = _number(row, "min_complete_accept_fraction", 0.0, 0.0, 1.0)
@@ -73,10 +73,10 @@ class TaskRequest:
         try:
             canonical = json.dumps(row, sort_keys=True, allow_nan=False)
         except ValueError:  # 1e999 is JSON, and no finite number
-            raise BadRequest("the body has a number that is not finite") from None
+            raise BadMessageError("the body has a number that is not finite") from None
         early = _whole(row, "early_stop_min_usable_sessions", early, 0, samples)
         if 0 < early < (least := states.needed(samples, fraction)):
-            raise BadRequest(f"'early_stop_min_usable_sessions' is {early}, and acceptance needs {least} sessions")
+            raise BadMessageError(f"'early_stop_min_usable_sessions' is {early}, and acceptance needs {least} sessions")
         return cls(
             task_id=task_id,
             task=_task(row, task_id, metadata),
@@ -93,7 +93,7 @@ class TaskRequest:
 
 
 def json_object(raw: bytes) -> dict[str, Any]:
-    """A body. Raises BadRequest: not a JSON object of finite numbers."""
+    """A body. Raises BadMessageError: not a JSON object of finite numbers."""
 
     def refused(name: str) -> None:
         raise ValueError(f"{name} is not a number of JSON")
@@ -101,9 +101,9 @@ def json_object(raw: bytes) -> dict[str, Any]:
     try:
         row = json.loads(raw, parse_constant=refused)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
+        raise BadMessageError(f"the body is not JSON: {error}") from None
     if not isinstance(row, dict):
-        raise BadRequest(f"the body must be a JSON object, not {type(row).__name__}")
+        raise BadMessageError(f"the body must be a JSON object, not {type(row).__name__}")
     return row
 
 
@@ -111,18 +111,18 @@ def _task(row: dict[str, Any], task_id: str, metadata: dict[str, Any]) -> Task:
     """What is played: the row's own "task", or one that its instruction makes."""
     sections = {name: row[name] for name in PASSED_ON if name in row}
     if wrong := next((name for name, section in sections.items() if not isinstance(section, dict)), ""):
-        raise BadRequest(f"'{wrong}' must be an object")
+        raise BadMessageError(f"'{wrong}' must be an object")
     if "task" in row:
         if "instruction" in row:
-            raise BadRequest("a task has 'task' or 'instruction', not both")
+            raise BadMessageError("a task has 'task' or 'instruction', not both")
         try:
             task = codec.decode_task(row["task"], "'task'")
         except ConfigError as error:
-            raise BadRequest(str(error)) from None
+            raise BadMessageError(str(error)) from None
     else:
         instruction = row.get("instruction")
         if not isinstance(instruction, str) or not instruction:
-            raise BadRequest("'instruction' must be a text that is not empty")
+            raise BadMessageError("'instruction' must be a text that is not empty")
         task = Task(task_id, instruction, ())
     return dataclasses.replace(task, metadata={**task.metadata, **metadata, **sections})
 
@@ -136,19 +136,19 @@ def _url(value: Any) -> str:
     except ValueError:  # a port that is none
         good = False
     if not good:
-        raise BadRequest("'callback_url' must begin with http:// or https:// and name a host")
+        raise BadMessageError("'callback_url' must begin with http:// or https:// and name a host")
     return value
 
 
 def _whole(row: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
     value = row.get(name, default)
     if type(value) is not int or not low <= value <= high:
-        raise BadRequest(f"'{name}' must be a whole number from {low} to {high}, got {value!r:.40}")
+        raise BadMessageError(f"'{name}' must be a whole number from {low} to {high}, got {value!r:.40}")
     return value
 
 
 def _number(row: dict[str, Any], name: str, default: float, low: float, high: float, where: str = "") -> float:
     value = row.get(name, default)
     if type(value) not in (int, float) or not low <= value <= high:  # written so that NaN fails
-        raise BadRequest(f"'{where}{name}' must be a number from {low:g} to {high:g}, got {value!r:.40}")
+        raise BadMessageError(f"'{where}{name}' must be a number from {low:g} to {high:g}, got {value!r:.40}")
     return float(value)

@@ -26,15 +26,17 @@ from jaxagent.config.command import Parser, bound_socket, count, exit_code, port
 from jaxagent.io import connections
 from jaxagent.service import callbacks, leases
 from jaxagent.service.api import Api
-from jaxagent.service.states import Rules
-from jaxagent.service.store import Store, StoreError
+from jaxagent.service.states import ServiceRules
+from jaxagent.service.store import ServiceStore, StoreError
 
 logger = logging.getLogger(__name__)
 SWEEPS_PER_LEASE = 4
 LONGEST_SWEEP_S = 5.0
 
 
-async def serve(store: Store, rules: Rules, token: str, heartbeat_s: float, address: socket.socket) -> None:
+async def serve(
+    store: ServiceStore, rules: ServiceRules, token: str, heartbeat_s: float, address: socket.socket
+) -> None:
     """Serves until SIGINT or SIGTERM."""
     api = Api(store, rules, token, heartbeat_s)
     await store.do(leases.resumed, rules)
@@ -43,7 +45,7 @@ async def serve(store: Store, rules: Rules, token: str, heartbeat_s: float, addr
         await asyncio.gather(callbacks.tell(store), sweep(store, rules, api))
 
 
-async def sweep(store: Store, rules: Rules, api: Api) -> None:
+async def sweep(store: ServiceStore, rules: ServiceRules, api: Api) -> None:
     """Looks for what time has ended, for ever."""
     while True:
         await asyncio.sleep(min(rules.lease_s / SWEEPS_PER_LEASE, LONGEST_SWEEP_S))
@@ -70,7 +72,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    rules = Rules()
+    rules = ServiceRules()
     parser.add_argument("--store", required=True, help="SQLite file; made where there is none")
     parser.add_argument("--token_file", required=True, help="file with the shared secret, at least 16 characters")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
@@ -88,7 +90,7 @@ def run(options: argparse.Namespace) -> None:
     """Serves until interrupted."""
     if options.lease_s < 2 * options.heartbeat_s:
         raise ConfigError("--lease_s must be at least twice --heartbeat_s: one beat may be late.")
-    rules = Rules(
+    rules = ServiceRules(
         options.lease_s, int(options.max_losses), int(options.max_waiting), options.keep_s, options.callback_s
     )
     token = read_token(options.token_file)
@@ -96,7 +98,7 @@ def run(options: argparse.Namespace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (
         bound_socket(options.host, int(options.port)) as address,
-        Store(options.store) as store,
+        ServiceStore(options.store) as store,
         contextlib.suppress(web.GracefulExit),
     ):
         asyncio.run(serve(store, rules, token, options.heartbeat_s, address))

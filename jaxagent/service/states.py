@@ -47,7 +47,7 @@ HELD = tuple(state for state in ORDER if state not in ENDS and state is not Stat
 
 
 @dataclasses.dataclass(frozen=True)
-class Session:
+class RolloutSession:
     """One attempt at a task, as the store keeps it. Times are seconds since 1970; 0 = not set."""
 
     task_id: str
@@ -75,7 +75,7 @@ class Session:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
+class ServiceRules:
     """The settings of a service."""
 
     lease_s: float = 30.0  # a node that is not heard for so long has lost its sessions
@@ -86,7 +86,7 @@ class Rules:
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class EpisodeSummary:
     """What the service needs to know of an episode."""
 
     stop_reason: StopReason
@@ -103,7 +103,9 @@ class Result:
         return State.TIMEOUT if self.stop_reason is StopReason.TIMEOUT else State.ERROR
 
 
-def taken(session: Session, node: str, process: str, now: float, lease_s: float, timeout_s: float) -> Session:
+def take(
+    session: RolloutSession, node: str, process: str, now: float, lease_s: float, timeout_s: float
+) -> RolloutSession:
     """A waiting session in the hands of a node: its next attempt begins, and so does its time."""
     assert session.state is State.REGISTERED, session
     return dataclasses.replace(
@@ -118,7 +120,7 @@ def taken(session: Session, node: str, process: str, now: float, lease_s: float,
     )
 
 
-def moved(session: Session, state: State, now: float, lease_s: float, agent_timeout_s: float) -> Session:
+def move(session: RolloutSession, state: State, now: float, lease_s: float, agent_timeout_s: float) -> RolloutSession:
     """A held session of which its node is heard: the lease begins anew; a phase that lies behind changes nothing."""
     assert session.state in HELD, session
     new = dataclasses.replace(session, lease=now + lease_s)
@@ -128,17 +130,17 @@ def moved(session: Session, state: State, now: float, lease_s: float, agent_time
     return new
 
 
-def lost(session: Session, why: str, max_losses: int, now: float) -> Session:
+def lose(session: RolloutSession, why: str, max_losses: int, now: float) -> RolloutSession:
     """A held session whose node is gone: it waits for another, or ends with an ERROR after `max_losses` of them."""
     assert session.state in HELD, session
     losses = session.losses + 1
     if losses >= max_losses:
         said = f"its node was lost {losses} times, the last time: {why}"
-        return ended(dataclasses.replace(session, losses=losses), State.ERROR, said, now)
-    return dataclasses.replace(given_back(session), losses=losses)
+        return end(dataclasses.replace(session, losses=losses), State.ERROR, said, now)
+    return dataclasses.replace(give_back(session), losses=losses)
 
 
-def given_back(session: Session) -> Session:
+def give_back(session: RolloutSession) -> RolloutSession:
     """A held session that its node hands back, of its own will: it waits for another."""
     assert session.state in HELD, session
     return dataclasses.replace(
@@ -146,13 +148,13 @@ def given_back(session: Session) -> Session:
     )
 
 
-def ended(session: Session, state: State, reason: str, now: float) -> Session:
+def end(session: RolloutSession, state: State, reason: str, now: float) -> RolloutSession:
     """A session that ends without an episode."""
     assert state.ended and not session.state.ended, (session, state)
     return dataclasses.replace(session, state=state, reason=reason, ended=now)
 
 
-def with_result(session: Session, attempt: int, result: Result, now: float) -> Session:
+def finish(session: RolloutSession, attempt: int, result: EpisodeSummary, now: float) -> RolloutSession:
     """A session that ends with the episode of one of its attempts: the first that arrives, whichever it is."""
     assert not session.state.ended and 1 <= attempt <= session.attempt, (session, attempt)
     return dataclasses.replace(

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import dataclasses
+import json
 import os
 import queue
 import sqlite3
@@ -22,11 +24,16 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from jaxagent.config import ConfigError
 from jaxagent.io import files
+from jaxagent.service.states import HELD, RolloutSession, State
 
 T = TypeVar("T")
 P = ParamSpec("P")
+Request = tuple[Callable[[sqlite3.Connection], Any], concurrent.futures.Future[Any]]  # what to do, what came of it
 MOST_TOGETHER = 64  # requests of one commit
 STOP_TIMEOUT_S = 30.0
+FIELDS = tuple(field.name for field in dataclasses.fields(RolloutSession))
+IN_HELD = f"state IN ({', '.join(repr(str(state)) for state in HELD)})"
+Held = tuple[str, int, int]  # task id, sample, attempt
 VERSION = 1
 SCHEMA = """
 CREATE TABLE tasks (
@@ -58,7 +65,7 @@ class StoreError(Exception):
     """What was asked is not on disk, in no part: the disk is full, failed, or too slow. It may be asked again."""
 
 
-class Store:
+class ServiceStore:
     """The file and its thread. Use as a context manager.
 
     Args:
@@ -78,11 +85,11 @@ class Store:
         except BaseException:
             os.close(self._lock)
             raise
-        self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> ServiceStore:
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -102,11 +109,11 @@ class Store:
           StoreError: nothing was stored, or (where it took too long) perhaps.
           Exception: what the function raised; it changed nothing.
         """
-        request = _Request(lambda connection: function(connection, self.clock(), *args, **more))
-        self._waiting.put(request)
+        outcome = concurrent.futures.Future[T]()
+        self._waiting.put((lambda connection: function(connection, self.clock(), *args, **more), outcome))
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.wrap_future(request.outcome)
+                return await asyncio.wrap_future(outcome)
         except TimeoutError:
             raise StoreError(f"the store did not answer in {self._timeout_s:g} s") from None
 
@@ -117,43 +124,32 @@ class Store:
             while len(batch) < MOST_TOGETHER and not self._waiting.empty():
                 batch.append(self._waiting.get())
             over = None in batch
-            self._commit([r for r in batch if r is not None and r.outcome.set_running_or_notify_cancel()])
+            self._commit([r for r in batch if r is not None and r[1].set_running_or_notify_cancel()])
 
-    def _commit(self, batch: list[_Request]) -> None:
-        db = self.connection
+    def _commit(self, batch: list[Request]) -> None:
+        db, results = self.connection, list[Any]()
         try:
             db.execute("BEGIN IMMEDIATE")
-            for request in batch:
+            for function, _ in batch:
                 db.execute("SAVEPOINT request")
                 try:
-                    request.result = request.function(db)
+                    results.append(function(db))
                 except sqlite3.OperationalError:
                     raise  # the disk's: SQLite may have taken back everything already
                 except Exception as failure:
-                    request.failure = failure
+                    results.append(failure)
                     db.execute("ROLLBACK TO request")
                 db.execute("RELEASE request")
             db.execute("COMMIT")
         except sqlite3.Error as failure:
             if db.in_transaction:
                 db.execute("ROLLBACK")
-            for request in batch:
-                request.failure = StoreError(f"the store cannot write: {failure}")
-        for request in batch:
-            if request.failure is not None:
-                request.outcome.set_exception(request.failure)
+            results = [StoreError(f"the store cannot write: {failure}")] * len(batch)
+        for (_, outcome), result in zip(batch, results, strict=True):
+            if isinstance(result, Exception):
+                outcome.set_exception(result)
             else:
-                request.outcome.set_result(request.result)
-
-
-class _Request:
-    """One function and what became of it."""
-
-    def __init__(self, function: Callable[[sqlite3.Connection], Any]):
-        self.function = function
-        self.outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self.result: Any = None
-        self.failure: Exception | None = None
+                outcome.set_result(result)
 
 
 def opened(path: Path) -> sqlite3.Connection:
@@ -179,3 +175,51 @@ def opened(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+# -------------------------------------------------------------------- rows, in an open transaction
+
+
+def find(db: sqlite3.Connection, task_id: str, sample: int) -> RolloutSession | None:
+    """A session."""
+    row = db.execute("SELECT * FROM sessions WHERE task_id = ? AND sample = ?", (task_id, sample)).fetchone()
+    return None if row is None else session_of(row)
+
+
+def sessions_of(db: sqlite3.Connection, task_id: str) -> list[RolloutSession]:
+    """A group's sessions, in order."""
+    return [session_of(r) for r in db.execute("SELECT * FROM sessions WHERE task_id = ? ORDER BY sample", (task_id,))]
+
+
+def save(db: sqlite3.Connection, now: float, old: RolloutSession, new: RolloutSession) -> None:
+    """Writes a session, and the event of its new state."""
+    assert not old.state.ended, (old, new)  # an end is final
+    db.execute(
+        f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in FIELDS)} WHERE task_id = ? AND sample = ?",
+        (*dataclasses.astuple(new), new.task_id, new.sample),
+    )
+    if new.state is not old.state:
+        what = {"task_id": new.task_id, "sample": new.sample, "attempt": new.attempt, "state": new.state}
+        note(db, now, "session", **what, node=new.node or old.node, reason=new.reason)
+
+
+def note(db: sqlite3.Connection, now: float, kind: str, **data: Any) -> None:
+    """One line of /events."""
+    db.execute("INSERT INTO events (at, kind, data) VALUES (?, ?, ?)", (now, kind, json.dumps(data)))
+
+
+def session_of(row: sqlite3.Row) -> RolloutSession:
+    """The session of a row."""
+    session = RolloutSession(*(row[name] for name in FIELDS))
+    return dataclasses.replace(session, state=State(session.state))
+
+
+def key_of(session: RolloutSession) -> Held:
+    """What a node names a session by."""
+    return session.task_id, session.sample, session.attempt
+
+
+def session_held(db: sqlite3.Connection, key: Held) -> RolloutSession | None:
+    """The session, where a node has it and this attempt is its present one."""
+    session = find(db, key[0], key[1])
+    return session if session is not None and session.state in HELD and session.attempt == key[2] else None

@@ -7,17 +7,18 @@ import sqlite3
 import zlib
 from typing import Any
 
-from jaxagent.service.rows import Missing, find, sessions_of
-from jaxagent.service.states import Session
+from jaxagent.fleet.wire import RefusedCallError
+from jaxagent.service.states import RolloutSession
+from jaxagent.service.store import find, sessions_of
 
 MOST_ROWS = 1000  # of one answer
 
 
 def task(db: sqlite3.Connection, now: float, task_id: str) -> dict[str, Any]:
-    """A group with its sessions; the episodes themselves are asked for one by one. Raises Missing."""
+    """A group with its sessions; the episodes themselves are asked for one by one. Raises RefusedCallError."""
     row = db.execute("SELECT * FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
     if row is None:
-        raise Missing(f"there is no task '{task_id}'")
+        raise RefusedCallError("missing", f"there is no task '{task_id}'")
     sessions = sessions_of(db, task_id)
     return {
         "task_id": task_id,
@@ -31,7 +32,7 @@ def task(db: sqlite3.Connection, now: float, task_id: str) -> dict[str, Any]:
     }
 
 
-def session_object(session: Session) -> dict[str, Any]:
+def session_object(session: RolloutSession) -> dict[str, Any]:
     """A session, as clients see it."""
     return {
         "sample": session.sample,
@@ -103,9 +104,9 @@ def newest_event(db: sqlite3.Connection, now: float) -> int:
 
 
 def episode(db: sqlite3.Connection, now: float, task_id: str, sample: int) -> tuple[bytes, str]:
-    """An episode's bytes as its node sent them, and their sha256. Raises Missing."""
+    """An episode's bytes as its node sent them, and their sha256. Raises RefusedCallError."""
     row = db.execute("SELECT body FROM episodes WHERE task_id = ? AND sample = ?", (task_id, sample)).fetchone()
     session = find(db, task_id, sample)
     if row is None or session is None:
-        raise Missing(f"session {sample} of task '{task_id}' has no episode")
+        raise RefusedCallError("missing", f"session {sample} of task '{task_id}' has no episode")
     return zlib.decompress(row["body"]), session.digest

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxagent.config.command import bound_socket
-from jaxagent.fleet import packing, server
+from jaxagent.data import packing
+from jaxagent.data.packing import Packed
+from jaxagent.fleet import server
 from jaxagent.fleet.admission import Batch, Outcome, UnknownWorkerError
 from jaxagent.fleet.client import Client
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.wire import TaskRef
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory

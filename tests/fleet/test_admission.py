@@ -44,27 +44,6 @@ def ids(step, numbers, number=0):
 # -------------------------------------------------------------------- admission and versions
 
 
-def test_groups_are_admitted_by_the_newest_version_and_by_nothing_else():
-    coordinator = made(staleness=1, rule="in_flight", attempts=2)
-    name = worker(coordinator)
-    works = taken(coordinator, name)
-    assert [tuple(work.episode.group) for work in works] == [(t, 0, k) for t in (0, 1) for k in (0, 1) for _ in (0, 1)]
-    for group in ids(0, (0, 1)):
-        played(coordinator, group)
-    held = [work.lease for work in works]
-    assert taken(coordinator, name, holding=held) == []  # finished groups make no room: version 1 does
-    assert coordinator.batch(0).groups == ids(0, (0, 1))
-    assert taken(coordinator, name, holding=held) == []
-    assert coordinator.publish(1, "v1").outcome is Outcome.STORED
-    works = taken(coordinator, name, holding=held)
-    assert [work.episode.group.step for work in works] == [2] * 4 and {work.version for work in works} == {1}
-
-
-def test_the_last_step_is_the_last_that_is_admitted():
-    coordinator = made(steps=2, staleness=4)
-    assert sorted(coordinator.record.groups) == [*ids(0, (0, 1)), *ids(1, (0, 1))]
-
-
 def test_an_engine_plays_one_version_at_a_time_and_cohorts_arise():
     coordinator = made(staleness=1, groups_per_step=4)
     names = [worker(coordinator) for _ in range(4)]
@@ -154,7 +133,7 @@ def test_a_silent_worker_loses_its_episodes_and_a_beating_one_does_not():
     coordinator = made(steps=1, lease_s=10.0)
     silent, beating = worker(coordinator), worker(coordinator)
     lost, kept = taken(coordinator, silent, 1), taken(coordinator, beating, 1)
-    assert coordinator.beat(9.0, beating, [kept[0].lease]).cancel == ()
+    assert coordinator.beat(9.0, beating, [kept[0].lease]) == ()
     assert coordinator.expire(10.0) == [] and coordinator.expire(10.5) == [silent]
     with pytest.raises(UnknownWorkerError, match="join again"):
         coordinator.beat(11.0, silent, [])
@@ -162,39 +141,8 @@ def test_a_silent_worker_loses_its_episodes_and_a_beating_one_does_not():
     assert [work.episode for work in again] == [lost[0].episode] and again[0].lease != lost[0].lease
     # The silent one's result comes after all: it is as good as the other, which is told to stop.
     assert coordinator.put(lost[0].episode, lost[0].lease, 0, "d").outcome is Outcome.STORED
-    assert coordinator.beat(12.0, beating, [kept[0].lease, again[0].lease]).cancel == (again[0].lease,)
+    assert coordinator.beat(12.0, beating, [kept[0].lease, again[0].lease]) == (again[0].lease,)
     assert coordinator.put(again[0].episode, again[0].lease, 0, "d").outcome is Outcome.DUPLICATE
-
-
-def test_a_worker_that_is_seen_to_end_loses_its_episodes_at_once():
-    coordinator = made(steps=1)
-    first, second = worker(coordinator), worker(coordinator)
-    works = taken(coordinator, first)
-    assert taken(coordinator, second) == []
-    assert coordinator.leave(first) == [work.episode for work in works] and coordinator.leave(first) == []
-    assert [work.episode for work in taken(coordinator, second)] == [work.episode for work in works]
-
-
-def test_episodes_of_an_answer_that_never_came_wait_again():
-    coordinator = made(steps=1)
-    name = worker(coordinator)
-    first = taken(coordinator, name, 1)
-    second = taken(coordinator, name, 1, [first[0].lease])
-    again = taken(coordinator, name, 1, [first[0].lease])  # the second answer was lost
-    assert again[0].episode == second[0].episode and again[0].lease != second[0].lease
-
-
-def test_an_engine_gets_no_other_version_while_it_plays_what_it_should_give_up():
-    coordinator = made(staleness=1, groups_per_step=1)
-    slow, other = worker(coordinator), worker(coordinator)
-    work = taken(coordinator, slow)
-    taken(coordinator, other)
-    played(coordinator, GroupId(0, 0, 0))  # by somebody else
-    coordinator.batch(0)
-    coordinator.publish(1, "v1")
-    assert taken(coordinator, slow, 1, [work[0].lease]) == []
-    assert coordinator.beat(0.0, slow, [work[0].lease]).cancel == (work[0].lease,)
-    assert taken(coordinator, slow, 1)[0].version == 1
 
 
 def test_workers_go_on_through_a_restart_of_the_coordinator():
@@ -207,17 +155,22 @@ def test_workers_go_on_through_a_restart_of_the_coordinator():
     hasty = worker(after)
     double = taken(after, hasty, 1)  # begun before the older play is known
     holding = [(work.lease, work.episode) for work in works]
-    name, beat = after.join(0.0, holding)
-    assert beat.cancel == () and after.beat(0.0, hasty, [double[0].lease]).cancel == (double[0].lease,)
+    name, cancel = after.join(0.0, holding)
+    assert cancel == () and after.beat(0.0, hasty, [double[0].lease]) == (double[0].lease,)
     assert taken(after, hasty) == []
     # What is stored, or never was, is no work for anybody.
     assert after.put(works[1].episode, works[1].lease, 0, "d").outcome is Outcome.STORED
     stray = EpisodeId(GroupId(0, 0, 0), 7)
-    _, beat = after.join(0.0, [("0-8", works[1].episode), ("0-9", stray)])
-    assert beat.cancel == ("0-8", "0-9")
+    _, cancel = after.join(0.0, [("0-8", works[1].episode), ("0-9", stray)])
+    assert cancel == ("0-8", "0-9")
     # Of two plays under this coordinator, the one that has the lease goes on.
-    _, beat = after.join(0.0, [("1-99", works[0].episode)])
-    assert beat.cancel == ("1-99",) and after.beat(0.0, name, [works[0].lease]).cancel == ()
+    _, cancel = after.join(0.0, [("1-99", works[0].episode)])
+    assert cancel == ("1-99",) and after.beat(0.0, name, [works[0].lease]) == ()
+
+
+def test_a_worker_that_comes_back_goes_on_with_one_steps_episodes():
+    holding = [(f"0-{step}", EpisodeId(GroupId(step, 0, 0), 0)) for step in range(2)]
+    assert made(staleness=1).join(0.0, holding)[1] == ("0-1",)
 
 
 # -------------------------------------------------------------------- results
@@ -255,24 +208,12 @@ def test_results_that_break_the_rules_are_refused_with_the_reason(episode, versi
     assert coordinator.take_events() == []
 
 
-def test_in_flight_takes_the_versions_that_exist_and_are_young_enough():
-    coordinator = made(staleness=1, rule="in_flight", groups_per_step=1)
-    for step in range(2):
-        played(coordinator, GroupId(step, 0, 0))
-        coordinator.batch(step)
-        coordinator.publish(step + 1, f"v{step + 1}")
-    episode = EpisodeId(GroupId(3, 0, 0), 0)  # of step 3, so of version 2 or newer
-    assert "none of 2 to 2" in coordinator.put(episode, "a", 1, "d").reason
-    assert "none of 2 to 2" in coordinator.put(episode, "a", 3, "d").reason
-    assert coordinator.put(episode, "a", 2, "d").outcome is Outcome.STORED
-
-
 def test_a_batch_that_is_too_old_is_never_handed_out():
     """The rules exclude it, so the log is forged."""
     coordinator = made(staleness=1, groups_per_step=1)
     for step in range(3):
         if step == 2:
-            coordinator.record.apply(events.Stored(GroupId(2, 0, 0), 0, "d", 0, "a"))
+            coordinator.record.apply(events.EpisodeStored(GroupId(2, 0, 0), 0, "d", 0, "a"))
             coordinator.close(GroupId(2, 0, 0), True)
             with pytest.raises(BoundError, match="2 versions ago; the bound is 1"):
                 coordinator.batch(2)
@@ -294,36 +235,6 @@ def test_a_group_is_judged_once_it_is_complete():
     assert coordinator.close(group, True).outcome is Outcome.STORED and coordinator.unjudged() == []
     assert coordinator.close(group, True).outcome is Outcome.DUPLICATE
     assert coordinator.close(group, False).outcome is Outcome.CONFLICT
-
-
-def test_strict_order_waits_for_the_oldest():
-    coordinator = made(staleness=1)
-    for group in (*ids(1, (0, 1)), GroupId(0, 0, 1)):
-        played(coordinator, group)
-    assert coordinator.batch(0) is None
-    played(coordinator, GroupId(0, 0, 0))
-    assert coordinator.batch(0).groups == ids(0, (0, 1))
-    assert coordinator.batch(1).ages == {1: 2} and coordinator.batch(0).ages == {0: 2}
-    for step in (-1, 3):
-        with pytest.raises(ValueError, match="steps 0 to 2 can be"):
-            coordinator.batch(step)
-
-
-def test_a_window_lets_groups_overtake_by_less_than_its_length():
-    coordinator = made(staleness=1, rule="in_flight", window=3)
-    assert coordinator.plan.bound == 2  # 1 + ceil(2 / 2)
-    for group in (GroupId(0, 0, 1), GroupId(1, 0, 1)):  # ordinals 1 and 3; 0 is missing
-        played(coordinator, group)
-    assert coordinator.batch(0) is None  # 3 is not within 3 of 0
-    played(coordinator, GroupId(1, 0, 0))
-    assert coordinator.batch(0).groups == (GroupId(0, 0, 1), GroupId(1, 0, 0))
-    coordinator.publish(1, "v1")
-    for group in ids(2, (0, 1)):
-        played(coordinator, group)
-    assert coordinator.batch(1) is None  # the anchor holds
-    played(coordinator, GroupId(0, 0, 0), version=0)
-    batch = coordinator.batch(1)
-    assert batch.groups == (GroupId(0, 0, 0), GroupId(1, 0, 1)) and batch.ages == {1: 2}
 
 
 def test_dynamic_sampling_replaces_groups_by_others():

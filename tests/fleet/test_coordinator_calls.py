@@ -22,12 +22,13 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import bound_socket
-from jaxagent.fleet import api, book, fence, intake, ledger, members, packing, playing, server, vitals, wire
+from jaxagent.data import packing
+from jaxagent.data.packing import Packed
+from jaxagent.fleet import api, book, fence, intake, ledger, members, playing, server, vitals, wire
 from jaxagent.fleet import client as calls
-from jaxagent.fleet.admission import Outcome, UnknownWorkerError, Work
+from jaxagent.fleet.admission import LeasedEpisode, Outcome, UnknownWorkerError
 from jaxagent.fleet.client import CallError, Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.ledger import Ledger
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.io import connections
@@ -151,26 +152,6 @@ def test_an_engine_is_helped_when_it_stands_still_and_not_while_its_weights_come
 
         assert later(phase_s=1.0) == set(), "step 0 has its share"
         assert later(phase_s=plan.lease_s) == {GroupId(0, 0, 1)}
-
-
-def test_an_engine_that_is_silent_loses_its_episodes(tmp_path):
-    seconds = [0.0]
-    plan = Plan(steps=1, groups_per_step=1, attempts=1, lease_s=10)
-    with Served(tmp_path, plan, clock=lambda: seconds[0]) as served:
-        client, name = began(served)
-        (job,) = client.take(name, 1, [])
-        other = served.client()
-        second = other.join("engine", FACTS).name
-        assert other.take(second, 1, []) == []
-        seconds[0] = 9.0
-        other.beat(second, [])
-        seconds[0] = 11.0
-        (again,) = other.take(second, 1, [])
-        assert again.work.episode == job.work.episode and again.work.lease != job.work.lease
-        with pytest.raises(UnknownWorkerError):
-            client.take(name, 1, [job.work.lease])
-        joined = client.join("engine", FACTS, [(job.work.lease, job.work.episode)])
-        assert joined.cancel == (job.work.lease,)  # somebody else plays it
 
 
 def test_a_join_that_got_no_answer_takes_nothing_from_its_process(served):
@@ -512,7 +493,7 @@ def test_results_that_nobody_may_hand_in(served):
     client, name = began(served)
     (job, other) = client.take(name, 2, [])
     good = packed(job.work.episode, "w")
-    stranger = Work(EpisodeId(GroupId(9, 0, 0), 0), "1-1", 0)
+    stranger = LeasedEpisode(EpisodeId(GroupId(9, 0, 0), 0), "1-1", 0)
     assert client.put(stranger, 0, good).outcome is Outcome.REFUSED
     assert client.put(job.work, 1, good).outcome is Outcome.REFUSED  # pinned to 0
     quick = served.client(patience_s=0.1)
@@ -876,21 +857,6 @@ def test_a_new_coordinator_goes_on_with_the_same_callers(served):
     assert status["epoch"] == 2 and status["episodes"]["stored"] == 2
 
 
-def test_an_older_lease_wins_after_a_restart(served):
-    client, name = began(served)
-    jobs = client.take(name, 2, [])
-    served.stop()
-    served.start()
-    other = served.client()
-    second = other.join("engine", FACTS).name
-    again = other.take(second, 2, [])
-    assert [job.work.episode for job in again] == [job.work.episode for job in jobs]
-    holding = [(job.work.lease, job.work.episode) for job in jobs]
-    assert client.join("engine", FACTS, holding).cancel == ()
-    leases = tuple(job.work.lease for job in again)
-    assert other.beat(second, leases).cancel == leases
-
-
 def test_what_is_kept_is_forgotten_on_disk_too_and_a_restart_knows_the_rest(tmp_path, monkeypatch):
     monkeypatch.setattr(book, "LEAST_DEAD", 8)
     monkeypatch.setattr(book, "DEAD_PART", 0.0)
@@ -922,7 +888,7 @@ def test_what_is_kept_is_forgotten_on_disk_too_and_a_restart_knows_the_rest(tmp_
         for field in ("steps", "oldest_unfinished_group", "run"):
             assert after[field] == before[field]
         assert client.episode(new) == packed(new, "w")
-        assert client.put(Work(old, "1-1", 0), 0, packed(old, "w")).outcome is Outcome.LATE
+        assert client.put(LeasedEpisode(old, "1-1", 0), 0, packed(old, "w")).outcome is Outcome.LATE
         assert client.publish(1, "w1", "lineage", tasks_of(plan, 1)).outcome is Outcome.DUPLICATE
         assert client.batch(2).groups == (GroupId(2, 0, 0), GroupId(2, 0, 1))
 

@@ -14,8 +14,9 @@ import jax
 import numpy as np
 
 from jaxagent.config import ConfigError, flags
-from jaxagent.fleet import manifest, packing, weights
-from jaxagent.fleet.admission import Work
+from jaxagent.data import packing
+from jaxagent.fleet import manifest, weights
+from jaxagent.fleet.admission import LeasedEpisode
 from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.weight_fetch import WeightFetcher
 from jaxagent.fleet.weight_server import WeightServer
@@ -86,7 +87,7 @@ def test_an_engine_plays_what_a_run_of_one_process_plays_with_the_same_weights(t
             assert not (trainers / probe.FILE).exists()
         jobs = [
             Job(
-                Work(EpisodeId(GroupId(STEP, 0, number), sample), f"0-{4 * number + sample}", 1),
+                LeasedEpisode(EpisodeId(GroupId(STEP, 0, number), sample), f"0-{4 * number + sample}", 1),
                 TaskRef([task.id for task in parts.train].index(group.task.id), group.task.id),
             )
             for number, group in enumerate(expected)

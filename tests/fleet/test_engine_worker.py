@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from jaxagent.data.packing import Packed
 from jaxagent.fleet import worker as worker_module
 from jaxagent.fleet.admission import Answer, Coordinator, Outcome
 from jaxagent.fleet.manifest import WeightsError
-from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.wire import Beat, Job, Joined, TaskRef
 from jaxagent.fleet.worker import EngineWorker
@@ -56,15 +56,16 @@ class Hub:
     def join(self, role, facts, holding):
         with self.call() as coordinator:
             self.facts.append(facts)
-            name, beat = coordinator.join(time.monotonic(), holding)
-            return Joined(name, self.epoch, "run", self.plan.lease_s, beat.newest, beat.cancel, self.ended)
+            name, cancel = coordinator.join(time.monotonic(), holding)
+            newest = coordinator.record.published
+            return Joined(name, self.epoch, "run", self.plan.lease_s, newest, cancel, self.ended)
 
     def beat(self, name, holding, phase, phase_s, numbers):
         with self.call() as coordinator:
-            beat = coordinator.beat(time.monotonic(), name, holding)
+            cancel = coordinator.beat(time.monotonic(), name, holding)
             self.beats += 1
             self.stood = (phase, phase_s)
-            return Beat(beat.newest, beat.cancel, self.ended, self.drains, coordinator.soon(name))
+            return Beat(coordinator.record.published, cancel, self.ended, self.drains, coordinator.soon(name))
 
     def take(self, name, places, holding, wait_s):
         deadline = time.monotonic() + wait_s

@@ -7,6 +7,7 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.config.fleet import FleetConfig
+from jaxagent.config.model import MeshConfig
 from jaxagent.config.rl import OversampleConfig, RefillConfig, RLConfig
 from jaxagent.fleet import events
 from jaxagent.fleet.plan import GroupId, Plan
@@ -34,11 +35,11 @@ def test_plans_that_cannot_be_are_refused(settings, words):
 def test_lines_of_the_log_can_be_read_again():
     group = GroupId(1, 0, 2)
     for event in (
-        events.Stored(group, 3, "d", 1, "0-7"),
-        events.Closed(group, False),
-        events.Formed(1, (group,), (GroupId(1, 1, 0),)),
-        events.Published(2, "d"),
-        events.Kept(1),
+        events.EpisodeStored(group, 3, "d", 1, "0-7"),
+        events.GroupClosed(group, False),
+        events.BatchFormed(1, (group,), (GroupId(1, 1, 0),)),
+        events.VersionPublished(2, "d"),
+        events.StateKept(1),
     ):
         assert events.from_line(json.loads(json.dumps(events.to_line(event)))) == event
     for line in ({}, {"kind": "kept"}, {"kind": "other", "step": 1}, {"kind": "kept", "step": 1, "more": 1}):
@@ -51,10 +52,13 @@ def test_the_plan_of_a_runs_settings():
     values = {"steps": 7, "tasks_per_step": 3, "group_size": 4, "staleness": 2, "refill": None, "oversample": None}
     for name, value in values.items():
         object.__setattr__(rl, name, value)
-    cfg = types.SimpleNamespace(rl=rl, fleet=FleetConfig(lease_s=5.0))
+    cfg = types.SimpleNamespace(rl=rl, fleet=FleetConfig(lease_s=5.0), mesh=MeshConfig(1, 1, 1, 1))
     assert plan_of(cfg) == Plan(7, 3, 4, staleness=2, lease_s=5.0)
     object.__setattr__(rl, "refill", RefillConfig(max_rounds=3, tasks_per_round=5))
     assert plan_of(cfg) == Plan(7, 3, 4, staleness=2, rounds=3, groups_per_round=5, lease_s=5.0)
+    cfg.mesh, cfg.fleet = MeshConfig(3, 1, 1, 1), FleetConfig(trainers=2)
+    with pytest.raises(ConfigError, match=r"fleet.trainers \(2\) must divide"):
+        plan_of(cfg)
     object.__setattr__(rl, "oversample", OversampleConfig(extra_tasks=1))
     with pytest.raises(ConfigError, match="oversample"):
         plan_of(cfg)

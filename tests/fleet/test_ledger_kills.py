@@ -35,7 +35,7 @@ with Ledger(sys.argv[1]) as log:
 # Stores episodes: first the file, then the line, then the word.
 STORES = """
 import dataclasses, sys
-from jaxagent.fleet import packing
+from jaxagent.data import packing
 from jaxagent.fleet.episodes import EpisodeFiles
 from jaxagent.fleet.ledger import Ledger
 from tests.fleet.test_episode_files import EPISODE

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from jaxagent.fleet.admission import Work
+from jaxagent.fleet.admission import LeasedEpisode
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from tests.fleet.world import Faults, World
 
@@ -24,7 +24,7 @@ def test_groups_that_are_ten_times_slower_keep_their_share(rule, window, every):
     def slow(group: GroupId) -> bool:
         return plan.ordinal(group) % every == 1
 
-    def duration(world: World, work: Work) -> float:
+    def duration(world: World, work: LeasedEpisode) -> float:
         return length(work.episode) * (10 if slow(work.episode.group) else 1)
 
     world = World(plan, 6, 0, Faults(), duration)

@@ -23,7 +23,7 @@ from jaxagent.fleet.client import CallError, CoordinatorGoneError
 from jaxagent.fleet.episodes import EpisodeFiles
 from jaxagent.fleet.manifest import MismatchError
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
-from jaxagent.fleet.record import Result
+from jaxagent.fleet.record import StoredResult
 from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.wire import TaskRef
 from jaxagent.models.params import ArraySpec
@@ -71,7 +71,7 @@ class Coordinator:
         }
         self.packed = {which: packing.pack(found) for which, found in played.items()}
         self.files = EpisodeFiles(tmp_path / "ledger", {})
-        results = {which: Result(found.digest, 2, "1-1") for which, found in self.packed.items()}
+        results = {which: StoredResult(found.digest, 2, "1-1") for which, found in self.packed.items()}
         self.found = Batch(3, chosen, left, results, {1: 4})
 
     def store(self):
@@ -108,7 +108,7 @@ def batches(tmp_path, link, said, look=lambda step: None, folder="ledger"):
         lambda batch: {"groups": (batch.groups[0], GroupId(2, 1, 0))},
         lambda batch: {"left_out": batch.groups[:1]},
         lambda batch: {"results": dict(list(batch.results.items())[1:])},
-        lambda batch: {"results": batch.results | {EpisodeId(GroupId(3, 0, 0), 2): Result("d", 2, "1-1")}},
+        lambda batch: {"results": batch.results | {EpisodeId(GroupId(3, 0, 0), 2): StoredResult("d", 2, "1-1")}},
     ],
 )
 def test_a_batch_that_is_none_of_this_runs_is_not_trained(tmp_path, wrong):
@@ -218,7 +218,7 @@ def test_an_episode_that_is_another_one_ends_the_run_and_is_named(tmp_path):
 
     def batch(packed, task_of=lambda group: None):
         link.packed[place] = packed
-        link.found.results[place] = Result(packed.digest, 2, "1-1")
+        link.found.results[place] = StoredResult(packed.digest, 2, "1-1")
         of = source.Batches(CFG.rl, CFG.fleet, link, tmp_path / "elsewhere", Vitals(), print, task_of=task_of)
         return of.batch(3)
 
@@ -229,7 +229,9 @@ def test_an_episode_that_is_another_one_ends_the_run_and_is_named(tmp_path):
     with pytest.raises(ConfigError, match=told.format(1, 1)):
         batch(packing.pack(episode(place.group, 1, 0.0)))
     link.packed[EpisodeId(place.group, 1)] = packing.pack(episode(GroupId(3, 0, 0), 1, 0.0))
-    link.found.results[EpisodeId(place.group, 1)] = Result(link.packed[EpisodeId(place.group, 1)].digest, 2, "1-1")
+    link.found.results[EpisodeId(place.group, 1)] = StoredResult(
+        link.packed[EpisodeId(place.group, 1)].digest, 2, "1-1"
+    )
     with pytest.raises(
         ConfigError, match=r"stored as episode 1 of group 1 .*, is attempt 1 of the run, at task 'task 0-0'"
     ):

@@ -12,7 +12,7 @@ import heapq
 import random
 from collections.abc import Callable
 
-from jaxagent.fleet.admission import Answer, Batch, Beat, Coordinator, Outcome, UnknownWorkerError, Work
+from jaxagent.fleet.admission import Answer, Batch, Coordinator, LeasedEpisode, Outcome, UnknownWorkerError
 from jaxagent.fleet.events import Event, from_line, to_line
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 
@@ -87,15 +87,20 @@ class Process:
     def __init__(self, serial: int, places: int):
         self.serial, self.places = serial, places
         self.name: str | None = None  # None: it must join
-        self.holding: dict[str, Work] = {}  # plays, or has not handed in
+        self.holding: dict[str, LeasedEpisode] = {}  # plays, or has not handed in
         self.alive = True
         self.silent_until = 0.0
+
+
+Duration = Callable[["World", LeasedEpisode], float]
 
 
 class World:
     """Runs a plan to its end; `check` says what may not happen."""
 
-    def __init__(self, plan: Plan, workers: int, seed: int, faults: Faults, duration: Callable[[World, Work], float]):
+    def __init__(
+        self, plan: Plan, workers: int, seed: int, faults: Faults, duration: Callable[[World, LeasedEpisode], float]
+    ):
         self.plan, self.faults, self.duration = plan, faults, duration
         self.random = random.Random(seed)
         self.now, self._count = 0.0, 0
@@ -190,11 +195,11 @@ class World:
 
     def join(self, process: Process) -> bool:
         playing = [(lease, work.episode) for lease, work in process.holding.items()]
-        answer: tuple[str, Beat] | None = self.call("join", self.now, playing)
+        answer: tuple[str, tuple[str, ...]] | None = self.call("join", self.now, playing)
         if answer is None:
             return False
-        process.name, beat = answer
-        self.give_up(process, beat.cancel)
+        process.name, cancel = answer
+        self.give_up(process, cancel)
         return True
 
     def give_up(self, process: Process, leases: tuple[str, ...]) -> None:
@@ -211,9 +216,8 @@ class World:
         if self.now < process.silent_until:
             return self.at(process.silent_until - self.now, self.beat, process)
         try:
-            beat = self.call("beat", self.now, process.name, list(process.holding)) if self.known(process) else None
-            if beat is not None:
-                self.give_up(process, beat.cancel)
+            cancel = self.call("beat", self.now, process.name, list(process.holding)) if self.known(process) else None
+            self.give_up(process, cancel or ())
         except UnknownWorkerError:
             process.name = None
         self.at(self.plan.lease_s / 3, self.beat, process)
@@ -223,7 +227,7 @@ class World:
             return
         if self.now < process.silent_until:
             return self.at(process.silent_until - self.now, self.take, process)
-        works: list[Work] | None = None
+        works: list[LeasedEpisode] | None = None
         free = process.places - len(process.holding)
         try:
             if free > 0 and self.known(process):
@@ -235,7 +239,7 @@ class World:
             self.begin(process, work)
         self.at(0.7 + self.random.random(), self.take, process)
 
-    def begin(self, process: Process, work: Work) -> None:
+    def begin(self, process: Process, work: LeasedEpisode) -> None:
         assert work.lease not in self.begun, "a lease was given twice"
         assert work.version < len(self.versions), "a version that does not exist"
         newest = self.coordinator.record.published
@@ -254,7 +258,7 @@ class World:
         elif self.chance(self.faults.pause):
             process.silent_until = self.now + 3 * self.plan.lease_s * self.random.random()
 
-    def finish(self, process: Process, work: Work) -> None:
+    def finish(self, process: Process, work: LeasedEpisode) -> None:
         if not process.alive or work.lease not in process.holding:
             return
         if self.now < process.silent_until:
@@ -276,7 +280,7 @@ class World:
         if answer.outcome is not Outcome.LATE:
             assert self.acknowledged.setdefault(which, text) == text, "another result is there"
 
-    def forge(self, which: EpisodeId, work: Work, version: int, text: str) -> None:
+    def forge(self, which: EpisodeId, work: LeasedEpisode, version: int, text: str) -> None:
         """What no honest worker sends is told apart, and changes nothing."""
         before = self.coordinator.record.snapshot()
         self.forged += 1

@@ -12,7 +12,7 @@ import numpy as np
 import safetensors.numpy
 from orbax.checkpoint import v1 as ocp
 
-from jaxagent.fleet import packing
+from jaxagent.data import packing
 from jaxagent.learner import digests
 from jaxagent.runs import record
 from jaxagent.types import Episode, Group

@@ -20,13 +20,13 @@ from jaxagent.service.client import ServiceClient
 from jaxagent.service.host import Node
 from jaxagent.service.play import Places
 from jaxagent.service.server import sweep
-from jaxagent.service.states import Rules
-from jaxagent.service.store import Store
+from jaxagent.service.states import ServiceRules
+from jaxagent.service.store import ServiceStore
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOKEN = "0123456789abcdef-token"
-RULES = Rules()
+RULES = ServiceRules()
 
 
 def trajectory(seed: int, actions: int = 5) -> Trajectory:
@@ -66,10 +66,10 @@ class Service:
     """What tests reach of a server in this process."""
 
     url: str
-    store: Store
+    store: ServiceStore
     api: Api
     client: ServiceClient
-    rules: Rules
+    rules: ServiceRules
     late_s: float = 0.0  # by which this server's clock is ahead of the machine's
 
     def clock(self) -> float:
@@ -83,9 +83,9 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def serving(path, rules: Rules = RULES, heartbeat_s: float = 0.2, late_s: float = 0.0):
+async def serving(path, rules: ServiceRules = RULES, heartbeat_s: float = 0.2, late_s: float = 0.0):
     """A server in this process, and a client of it."""
-    with Store(path, clock=lambda: found.clock()) as store, bound_socket("127.0.0.1", 0) as address:
+    with ServiceStore(path, clock=lambda: found.clock()) as store, bound_socket("127.0.0.1", 0) as address:
         url = f"http://127.0.0.1:{address.getsockname()[1]}"
         api = Api(store, rules, TOKEN, heartbeat_s)
         found = Service(url, store, api, ServiceClient(url, TOKEN), rules, late_s)

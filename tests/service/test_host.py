@@ -8,10 +8,10 @@ import time
 import pytest
 
 from jaxagent.config import ConfigError
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.io.http import HttpStatus
 from jaxagent.service import host, node
 from jaxagent.service.client import ServiceClient
-from jaxagent.service.host import Replaced
 from jaxagent.service.play import Places, of_rollout
 from jaxagent.service.remote_rollout import ServiceConfig
 from jaxagent.service.states import State
@@ -193,7 +193,7 @@ def test_a_node_that_another_process_replaces_ends(tmp_path):
         ):
             await until(lambda: service.client.nodes())
             async with playing(service.url, played, "same"):
-                with pytest.raises(Replaced):
+                with pytest.raises(RefusedCallError, match="another process"):
                     await asyncio.wait_for(old, 20)
                 await service.client.submit(group())
                 assert (await ended(service.client, "t"))["usable_sessions"] == 1

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from jaxagent.data import codec
-from jaxagent.service.request import BadRequest, TaskRequest
+from jaxagent.fleet.wire import BadMessageError
+from jaxagent.service.request import TaskRequest
 from jaxagent.types import Task
 
 LEAST = {"task_id": "t", "instruction": "do it"}
@@ -79,7 +80,7 @@ def test_all_of_it():
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_field(change, named):
-    with pytest.raises(BadRequest, match=named) as failure:
+    with pytest.raises(BadMessageError, match=named) as failure:
         TaskRequest.of(LEAST | change)
     assert "\n" not in str(failure.value)
 
@@ -88,5 +89,5 @@ def test_a_mistake_is_one_line_that_names_the_field(change, named):
     "raw", [b"", b"[]", b"{", b"\xff", b'{"a": NaN}', b"[" * 100_000, b'{"task_id": "t", "metadata": {"x": 1e999}}']
 )
 def test_a_body_that_is_no_object_of_finite_numbers(raw):
-    with pytest.raises(BadRequest):
+    with pytest.raises(BadMessageError):
         TaskRequest.parse(raw.replace(b'"t"', b'"t", "instruction": "x"'))

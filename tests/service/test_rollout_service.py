@@ -14,7 +14,7 @@ from jaxagent.io.http import HttpError, HttpStatus
 from jaxagent.service import callbacks, reading
 from jaxagent.service.api import Api
 from jaxagent.service.episodes import DIGEST, to_bytes
-from jaxagent.service.states import Rules
+from jaxagent.service.states import ServiceRules
 from jaxagent.types import StopReason, Task
 from tests.service.cluster import RULES, TOKEN, ended, episode, same, serving, until
 
@@ -105,7 +105,7 @@ def test_what_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "MAX_BODY_BYTES", 1000)
 
     async def main():
-        async with serving(tmp_path / "s", Rules(max_waiting=4)) as service, aiohttp.ClientSession() as session:
+        async with serving(tmp_path / "s", ServiceRules(max_waiting=4)) as service, aiohttp.ClientSession() as session:
             client = service.client
             for headers in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": "Bearer "}):
                 for method, path in [("GET", "/health"), ("POST", "/rollout/task/submit"), ("GET", "/none")]:
@@ -246,7 +246,7 @@ def test_who_goes_first_and_places_and_answers_that_were_lost(tmp_path):
 
 def test_a_lease_ends_and_a_late_result_counts_once(tmp_path):
     async def main():
-        async with serving(tmp_path / "s", Rules(lease_s=300, max_losses=2)) as service:
+        async with serving(tmp_path / "s", ServiceRules(lease_s=300, max_losses=2)) as service:
             client = service.client
             await client.submit(group(n=2))
             lost = await taken(client, node="lost")
@@ -276,7 +276,7 @@ def test_a_lease_ends_and_a_late_result_counts_once(tmp_path):
 
 def test_a_beat_keeps_its_sessions_and_no_others(tmp_path):
     async def main():
-        async with serving(tmp_path / "s", Rules(lease_s=300)) as service:
+        async with serving(tmp_path / "s", ServiceRules(lease_s=300)) as service:
             client = service.client
             await client.submit(group(n=2))
             await taken(client)
@@ -291,7 +291,7 @@ def test_a_beat_keeps_its_sessions_and_no_others(tmp_path):
 
 def test_the_server_ends_what_its_node_does_not(tmp_path):
     async def main():
-        async with serving(tmp_path / "s", Rules(lease_s=10_000)) as service:
+        async with serving(tmp_path / "s", ServiceRules(lease_s=10_000)) as service:
             client = service.client
             await client.submit(group("whole", timeout_seconds=1000))
             await client.submit(group("agent", timeout_seconds=9000, metadata={"agent_timeout": 1000}))
@@ -309,7 +309,7 @@ def test_the_server_ends_what_its_node_does_not(tmp_path):
 
 def test_a_server_that_was_away_for_long_gives_its_nodes_time_to_be_heard(tmp_path):
     async def main():
-        rules = Rules(lease_s=300, max_losses=1)
+        rules = ServiceRules(lease_s=300, max_losses=1)
         async with serving(tmp_path / "s", rules) as service:
             await service.client.submit(group(n=2, timeout_seconds=600, metadata={"agent_timeout": 60}))
             work = await taken(service.client)
@@ -341,7 +341,7 @@ def test_a_callback_is_told_until_it_is_heard_and_a_dead_url_given_up(tmp_path, 
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = site._server.sockets[0].getsockname()[1]
-        async with serving(tmp_path / "s", Rules(callback_s=0.5)) as service:
+        async with serving(tmp_path / "s", ServiceRules(callback_s=0.5)) as service:
             client = service.client
             await client.submit(group("live", callback_url=f"http://127.0.0.1:{port}/done"))
             await client.submit(group("dead", callback_url="http://127.0.0.1:1/done"))
@@ -422,7 +422,7 @@ def test_a_full_disk_is_told_and_the_same_result_taken_later(tmp_path):
 
 def test_old_tasks_are_forgotten_and_stuck_ones_end(tmp_path):
     async def main():
-        async with serving(tmp_path / "s", Rules(lease_s=10, keep_s=1000)) as service:
+        async with serving(tmp_path / "s", ServiceRules(lease_s=10, keep_s=1000)) as service:
             client = service.client
             await client.submit(group("done"))
             (work,) = await taken(client)

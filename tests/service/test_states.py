@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.service import groups, leases, states, views
 from jaxagent.service.episodes import checked, to_bytes
 from jaxagent.service.request import TaskRequest
-from jaxagent.service.rows import Conflict, Missing, sessions_of
-from jaxagent.service.states import HELD, Rules, Session, State
-from jaxagent.service.store import opened
+from jaxagent.service.states import HELD, RolloutSession, ServiceRules, State
+from jaxagent.service.store import opened, sessions_of
 from jaxagent.types import StopReason, Task
 from tests.service.cluster import episode
 
@@ -39,21 +39,21 @@ def test_how_many_usable_sessions_a_group_needs(total, fraction, needed, early):
 
 
 def test_a_session_goes_forward_and_its_times_begin_where_they_should():
-    session = states.taken(Session("t", 0), "n", "p", 100.0, 30.0, 600.0)
+    session = states.take(RolloutSession("t", 0), "n", "p", 100.0, 30.0, 600.0)
     assert (session.state, session.attempt, session.lease, session.deadline) == (State.INITIALIZING, 1, 130.0, 700.0)
-    session = states.moved(session, State.RUNNING, 110.0, 30.0, 60.0)
+    session = states.move(session, State.RUNNING, 110.0, 30.0, 60.0)
     assert (session.run_deadline, session.lease) == (170.0, 140.0)  # agent_timeout counts RUNNING alone
-    again = states.moved(session, State.RUNNING, 115.0, 30.0, 60.0)
+    again = states.move(session, State.RUNNING, 115.0, 30.0, 60.0)
     assert (again.run_deadline, again.lease) == (170.0, 145.0)  # to say it again gives no more time
-    session = states.moved(session, State.READY, 120.0, 30.0, 60.0)
+    session = states.move(session, State.READY, 120.0, 30.0, 60.0)
     assert (session.state, session.run_deadline, session.lease) == (State.RUNNING, 170.0, 150.0)  # never back
-    session = states.moved(session, State.EVALUATING, 130.0, 30.0, 60.0)
+    session = states.move(session, State.EVALUATING, 130.0, 30.0, 60.0)
     assert (session.state, session.run_deadline) == (State.EVALUATING, 0.0)
-    again = states.lost(session, "gone", 2, 140.0)
+    again = states.lose(session, "gone", 2, 140.0)
     assert (again.state, again.node, again.losses, again.attempt) == (State.REGISTERED, "", 1, 1)
-    again = states.lost(states.taken(again, "n", "p", 150.0, 30.0, 600.0), "gone", 2, 160.0)
+    again = states.lose(states.take(again, "n", "p", 150.0, 30.0, 600.0), "gone", 2, 160.0)
     assert (again.state, again.attempt) == (State.ERROR, 2) and "lost 2 times" in again.reason
-    back = states.given_back(states.taken(Session("t", 0), "n", "p", 0.0, 1.0, 1.0))
+    back = states.give_back(states.take(RolloutSession("t", 0), "n", "p", 0.0, 1.0, 1.0))
     assert (back.state, back.losses) == (State.REGISTERED, 0)
 
 
@@ -72,13 +72,13 @@ def test_a_session_goes_forward_and_its_times_begin_where_they_should():
 def test_how_an_episode_ends_its_session(reason, state):
     body, digest = to_bytes(episode(Task("t", "p", ()), 0, 0.0, reason))
     _, result = checked(body, digest)
-    session = states.with_result(states.taken(Session("t", 0), "n", "p", 0.0, 1.0, 1.0), 1, result, 5.0)
+    session = states.finish(states.take(RolloutSession("t", 0), "n", "p", 0.0, 1.0, 1.0), 1, result, 5.0)
     assert session.state is state and session.usable == (state is State.COMPLETED)
     assert (session.reward is None) == (state is not State.COMPLETED) == bool(session.reason)
 
 
 NODES = ("a", "b", "c")
-RULES = Rules(lease_s=10.0, max_losses=3, keep_s=math.inf)
+RULES = ServiceRules(lease_s=10.0, max_losses=3, keep_s=math.inf)
 
 
 class Histories(RuleBasedStateMachine):
@@ -136,7 +136,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES), free=st.integers(0, 3), heard=st.booleans())
     def takes(self, node, free, heard):
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(RefusedCallError):
             work = self.do(leases.take, RULES, node, self.processes[node], list(self.given), {"init": free})
             if heard:  # else the answer was lost on the way
                 self.given |= {(w["task_id"], w["sample"], w["attempt"]): w for w in work}
@@ -144,7 +144,7 @@ class Histories(RuleBasedStateMachine):
     @rule(node=st.sampled_from(NODES), state=st.sampled_from(HELD), data=st.data())
     def beats(self, node, state, data):
         keys = data.draw(st.lists(st.sampled_from(sorted(self.given)), max_size=4)) if self.given else []
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(RefusedCallError):
             self.do(leases.beat, RULES, node, self.processes[node], [(key, state) for key in keys], {})
 
     @rule(
@@ -165,7 +165,7 @@ class Histories(RuleBasedStateMachine):
             try:
                 stored = self.do(leases.finish, RULES, key, *sent, body)
                 assert not (stored and time), "the same episode was stored twice"
-            except Conflict:  # an earlier one of the same attempt, with other content
+            except RefusedCallError:  # an earlier one of the same attempt, with other content
                 assert key[:2] in self.ends or self.db.execute("SELECT 1 FROM episodes").fetchone()
 
     @rule(node=st.sampled_from(NODES), data=st.data())
@@ -175,7 +175,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES), leaves=st.booleans())
     def drains_or_leaves(self, node, leaves):
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(RefusedCallError):
             if leaves:
                 self.do(leases.leave, node, self.processes[node])
             else:

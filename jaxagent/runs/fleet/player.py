@@ -18,16 +18,16 @@ from typing import Any
 import jax
 
 from jaxagent.config import Config, ConfigError
+from jaxagent.data import packing
+from jaxagent.data.packing import Packed
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import EngineError
-from jaxagent.fleet import packing
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.manifest import WeightsError
 from jaxagent.fleet.neighbours import Done
-from jaxagent.fleet.packing import Packed
+from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.weight_fetch import WeightFetcher
 from jaxagent.fleet.weight_server import WeightServer
-from jaxagent.fleet.whereabouts import Watch
 from jaxagent.fleet.wire import Job
 from jaxagent.fleet.worker import EngineWorker
 from jaxagent.rollout.workers import LATE, STOP_TIMEOUT_S, Rollout, guarded, no_episode
@@ -271,7 +271,7 @@ def run(
     name: str,
     host: str,
     facts: Facts,
-    watch: Watch | None = None,
+    watch: Vitals | None = None,
     begun: Callable[[EngineWorker], None] = lambda worker: None,
 ) -> str:
     """One engine process, from its beginning to its end. Returns why it ended.
