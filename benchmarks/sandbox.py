@@ -1,6 +1,6 @@
 """How fast do sandboxes start, and how many commands per second do they run?
 
-    python -m benchmarks.sandbox [--backends=namespaces,podman] [--seconds=4] [--at=1,8,64]
+    python -m benchmarks.sandbox [--backends=namespaces,bubblewrap] [--seconds=4] [--at=1,8,64]
 
 For each back end that works here and each number of concurrent sandboxes:
 

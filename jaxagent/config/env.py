@@ -51,7 +51,7 @@ class SoftwareConfig:
 class SandboxConfig:
     """Where commands run; see docs/sandboxes.md. Every limit is one sandbox's."""
 
-    backend: str = "auto"  # "auto" = the best that works here, "remote", or names: "namespaces,podman"
+    backend: str = "auto"  # "auto" = the best that works here, "remote", or names: "bubblewrap,podman"
     unsafe: bool = False  # plain processes, without any protection, where nothing else works
     warm: NonNegativeInt = 16  # sandboxes kept started ahead
     memory_mb: PositiveInt = 256

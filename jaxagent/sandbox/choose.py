@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 
 from jaxagent.config import ConfigError, nearest
 from jaxagent.sandbox import init_program
+from jaxagent.sandbox.apptainer import Apptainer
 from jaxagent.sandbox.base import Backend, SandboxError, Spec
+from jaxagent.sandbox.bubblewrap import Bubblewrap
 from jaxagent.sandbox.container_engine import CGROUPFS, ContainerEngine
 from jaxagent.sandbox.namespaces import Namespaces
 from jaxagent.sandbox.owner import Owner
@@ -16,13 +18,14 @@ from jaxagent.sandbox.plain import Plain
 PROBE_TIMEOUT_S = 120.0
 SAFE: dict[str, Callable[[Owner], Backend]] = {  # best first
     "namespaces": Namespaces,
+    "bubblewrap": Bubblewrap,
     "podman": lambda owner: ContainerEngine(owner, ("podman",)),
     "podman-cgroupfs": lambda owner: ContainerEngine(owner, CGROUPFS),
     "docker": lambda owner: ContainerEngine(owner, ("docker",)),
+    "apptainer": Apptainer,
 }
 UNSAFE: dict[str, Callable[[Owner], Backend]] = {"plain": Plain}
-# In configs of runs that began before: these need the same user namespaces, and protect less.
-FORMER = dict.fromkeys(("namespaces-python", "bubblewrap", "apptainer"), "namespaces")
+FORMER = {"namespaces-python": "namespaces"}  # in configs of runs that began before
 
 
 async def probe(make: Callable[[Owner], Backend], owner: Owner, spec: Spec | None = None) -> Backend:

@@ -284,6 +284,7 @@ async def start_sandbox(
     on_closed: Callable[[], None] = lambda: None,
     executable: str | None = None,
     auxiliary: bool = False,
+    user: int | None = None,
     enter: Callable[[int], None] | None = None,
     remove: Callable[[], None] | None = None,
     env: Mapping[str, str] | None = None,
@@ -294,6 +295,7 @@ async def start_sandbox(
 
     Args:
       auxiliary: standard error is a socket over which it sends its upper directory; else it is an error text.
+      user: user and group id to start the process as.
       env: of that process.
       remove: called in a thread before the process is waited for.
       enter: called with the process id; the process waits for a line of input until that is done.
@@ -316,6 +318,7 @@ async def start_sandbox(
             cwd="/",
             env=dict(env or {}),  # /proc/1/environ shows what is put here
             start_new_session=True,
+            **({} if user is None else {"user": user, "group": user, "extra_groups": []}),
         )
     except OSError as failure:
         mine.close(), side.close(), on_closed()

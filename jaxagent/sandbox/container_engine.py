@@ -1,4 +1,4 @@
-"""Back end (b): docker or podman, through their command line, which also follows DOCKER_HOST to another machine.
+"""Back end (c): docker or podman, through their command line, which also follows DOCKER_HOST to another machine.
 
 A container is created with our program as its process 1, and the attached start is the connection to it. Starting
 takes a few hundred milliseconds, so use a warm pool.
@@ -17,7 +17,7 @@ from pathlib import Path
 from jaxagent.config import ConfigError
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
 from jaxagent.sandbox.connection import OOM_SCORE
-from jaxagent.sandbox.local import LocalBackend
+from jaxagent.sandbox.local import NO_TERMINAL_LIMIT, WRITABLE, LocalBackend
 from jaxagent.sandbox.owner import LABEL, Owner
 from jaxagent.sandbox.root import Roots
 
@@ -25,7 +25,6 @@ COMMAND_TIMEOUT_S = 120.0
 # For root on hosts with both versions of control groups, where podman as it is configured fails.
 CGROUPFS = ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "none")
 PROGRAM = "/.jaxagent-init"
-WRITABLE = {"/home/user": 2, "/tmp": 4, "/var/tmp": 8, "/dev/shm": 16, "/run": 16}  # each a tmpfs: disk_bytes / so much
 MOST_PROCESSES = 30_000  # of one user, over all containers
 NO_ROOT = "would make user id 0 inside the host's root, without a user namespace between: set the spec's uid"
 
@@ -55,8 +54,7 @@ class ContainerEngine(LocalBackend):
             "no limit on what is written to the container's root, nor on the number of files (one file is limited)",
             *([] if self.own_users else ["no user namespace: user ids inside are the host's (0 is refused)"]),
             "what sockets hold is limited in part only",
-            "one sandbox can take all terminals of the host",
-            "nor is there a limit on what the kernel counts per user (inotify, pipes, signals, queues)",
+            f"{NO_TERMINAL_LIMIT}, and what the kernel counts per user (inotify, pipes, signals, queues)",
             "no snapshots",
         )
 

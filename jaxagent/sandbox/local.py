@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 # The host puts the waiting shell into its control groups before it becomes the program.
 ENTER = 'read -r go || exit 70; exec "$0" "$@"'
+NO_TERMINAL_LIMIT = "one sandbox can take all terminals of the host"
 # Of a sandbox's own namespaces, below /proc/sys. The network's are about memory that is charged to no control group: of
 # connections that nobody has accepted yet, of options, and of copies of what was sent that wait with its time.
 SETTINGS = {"user/max_user_namespaces": "0", "user/max_inotify_instances": "8"}
@@ -109,6 +110,7 @@ class LocalBackend(Backend):
         ended: Callable[[], None] = lambda: None,
         grouped: bool = True,
         entering: bool = False,
+        after: Callable[[int], tuple[str, ...]] = lambda pid: (),
         **more: Any,
     ) -> Sandbox:
         """Starts a sandbox in a control group of its own, and tells once what its start could not protect.
@@ -118,6 +120,7 @@ class LocalBackend(Backend):
           ended: called when all of the sandbox has ended, also where it does not start.
           grouped: False where something else limits it.
           entering: the host puts the command into the group before it does anything; else it enters by itself.
+          after: makes what is missing once the outermost process runs; returns what cannot be made, in words.
           more: see `connection.start_sandbox`.
 
         Raises:
@@ -150,6 +153,7 @@ class LocalBackend(Backend):
             if self.serves_from_root and init_program.is_dynamic(self.program):
                 raise SandboxError(f"{failure} ({init_program.ONE_LIBRARY})") from failure
             raise
+        sandbox.gaps += after(sandbox.pid)
         if lacking := [gap for gap in sandbox.gaps if gap not in self.missing]:
             self.missing = (*self.missing, *lacking)
             logger.warning("%s", self.describe())
@@ -161,6 +165,10 @@ class LocalBackend(Backend):
         for sandbox in list(self._running):
             await sandbox.close()
         self._running.clear()
+
+
+# Where a back end has no tmpfs under the whole root: separate ones, one part in so many of the disk limit.
+WRITABLE = {"/home/user": 2, "/tmp": 4, "/var/tmp": 8, "/dev/shm": 16, "/run": 16}
 
 
 def _cores_are_piped() -> bool:

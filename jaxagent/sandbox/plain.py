@@ -1,4 +1,4 @@
-"""Back end (c): plain processes of this user, without any isolation. For development, behind an explicit flag."""
+"""Back end (f): plain processes of this user, without any isolation. For development, behind an explicit flag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Back end (d), the near side: sandboxes on the hosts of any number of workers (`worker.py`), by HTTP and a token."""
+"""Back end (e), the near side: sandboxes on the hosts of any number of workers (`worker.py`), by HTTP and a token."""
 
 from __future__ import annotations
 

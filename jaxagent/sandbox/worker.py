@@ -1,4 +1,4 @@
-"""Back end (d), the far side: a server that keeps sandboxes on its own host for runs on others.
+"""Back end (e), the far side: a server that keeps sandboxes on its own host for runs on others.
 
     python -m jaxagent.sandbox.worker --token_file=TOKEN --host=10.0.0.5 --port=8100 --max_sandboxes=256
 

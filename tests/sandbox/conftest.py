@@ -12,7 +12,7 @@ from jaxagent.sandbox.base import SandboxError
 from jaxagent.sandbox.owner import Owner
 
 KINDS = {**choose.SAFE, **choose.UNSAFE}
-ISOLATING = ("namespaces", "podman")  # the others need an image: test_engine.py
+ISOLATING = ("namespaces", "bubblewrap", "podman")  # the others need an image: test_engine.py
 
 
 class Backends:

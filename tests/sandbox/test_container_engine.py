@@ -1,4 +1,4 @@
-"""Podman with a small root of our own, where it works; what docker would be told, everywhere."""
+"""Podman with a small root of our own, where it works; what docker and apptainer would be told, everywhere."""
 
 import asyncio
 import os
@@ -14,6 +14,7 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox import choose
+from jaxagent.sandbox.apptainer import Apptainer
 from jaxagent.sandbox.base import Limits, SandboxError, Spec
 from jaxagent.sandbox.container_engine import ContainerEngine
 from jaxagent.sandbox.owner import Owner
@@ -128,8 +129,9 @@ def test_kill_9_with_podman(backends, podman, small_root):
 
 def test_what_engines_are_told(tmp_path, monkeypatch):
     """The command lines, with an engine that only answers `info`: what protects must be in them."""
-    (tmp_path / "docker").write_text("#!/bin/sh\necho ''\n")
-    (tmp_path / "docker").chmod(0o755)
+    for name in ("docker", "apptainer"):
+        (tmp_path / name).write_text("#!/bin/sh\necho ''\n")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     owner = Owner()
     try:
@@ -154,5 +156,14 @@ def test_what_engines_are_told(tmp_path, monkeypatch):
         for wrong in (Spec(), Spec(root="/r"), Spec(image="a", root="/r"), Spec(image="a", layers=("/l",))):
             with pytest.raises(ConfigError):
                 asyncio.run(engine.start(wrong))
+        if os.geteuid() == 0:
+            with pytest.raises(SandboxError, match="root"):
+                Apptainer(owner)
+            monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        line = " ".join(Apptainer(owner).arguments(Spec(image="/images/a.sif")))
+        for part in ("exec --containall --cleanenv --writable-tmpfs --no-home --no-privs", "--net --network none"):
+            assert part in line, part
+        assert "/images/a.sif" in line
     finally:
+        monkeypatch.undo()
         owner.close()

@@ -122,15 +122,16 @@ def check_next_start(base, run):
     assert stat.S_IMODE(base.stat().st_mode) == 0o711
 
 
-def test_kill_9(backends, base):
-    backends.backend("namespaces")  # skips where it does not work
-    owner = begin(BUSY, base, "namespaces", 64)
+@pytest.mark.parametrize(("name", "count"), [("namespaces", 64), ("bubblewrap", 12)])
+def test_kill_9(name, count, backends, base):
+    backends.backend(name)  # skips where it does not work
+    owner = begin(BUSY, base, name, count)
     try:
         run = owner.stdout.readline().strip()
         assert run, "the owner did not start its sandboxes"
         time.sleep(0.5)
         # The outermost processes at least, and the run's directory and lock.
-        assert len(leftovers(run, base)) >= 64 + 2
+        assert len(leftovers(run, base)) >= count + 2
     finally:
         kill(owner)
     check_next_start(base, run)
@@ -140,12 +141,13 @@ ROUNDS = int(os.environ.get("JAXAGENT_CRASH_ROUNDS", "3"))
 
 
 @pytest.mark.slow
-def test_kill_9_at_any_moment(backends, base):
+@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
+def test_kill_9_at_any_moment(name, backends, base):
     """While sandboxes start, work and close."""
-    backends.backend("namespaces")
+    backends.backend(name)
     draw = random.Random(0)
     for _ in range(ROUNDS):
-        owner = begin(COMING_AND_GOING, base, "namespaces")
+        owner = begin(COMING_AND_GOING, base, name)
         try:
             run = owner.stdout.readline().strip()
             assert run
@@ -245,10 +247,11 @@ def test_directories_that_nobody_may_enter_are_removed(base):
     assert stat.S_IMODE(base.stat().st_mode) == 0o700
 
 
-def test_the_kernel_kills_what_cannot_notice(backends, base):
+@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
+def test_the_kernel_kills_what_cannot_notice(name, backends, base):
     """Stopped, so that no process sees its socket close: what remains is the parent-death signal. No start helps."""
-    backends.backend("namespaces")
-    owner = begin(BUSY, base, "namespaces", 2)
+    backends.backend(name)
+    owner = begin(BUSY, base, name, 2)
     try:
         run = owner.stdout.readline().strip()
         assert run

@@ -12,7 +12,7 @@ from jaxagent.config import ConfigError
 from jaxagent.sandbox import __main__ as sandbox_command
 from jaxagent.sandbox import choose, init_program, native
 from jaxagent.sandbox.base import SandboxError, Spec
-from jaxagent.sandbox.local import LocalBackend
+from jaxagent.sandbox.bubblewrap import Bubblewrap
 from jaxagent.sandbox.namespaces import Namespaces
 from jaxagent.sandbox.owner import Owner
 
@@ -143,28 +143,25 @@ def test_a_dynamic_one_serves_and_an_image_with_another_library_is_told(places, 
         (root / directory).mkdir(parents=True)
     owner = Owner()
 
-    class FromItsRoot(LocalBackend):
-        """Starts the program from the sandbox's root, where its library is not."""
-
-        missing = ()
-
-        async def start(self, spec):
-            command = ["sh", "-c", "echo execvp: No such file >&2; exit 1"]
-            return await self.begin(spec, lambda _: (command, self.describe_inside(spec)), grouped=False)
-
-    async def check():
-        backend = Namespaces(owner)
+    async def check(kind):
+        backend = kind(owner)
         assert init_program.is_dynamic(backend.program) and backend.program.parent == owner.path
         async with await backend.start(Spec()) as sandbox:
             assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
-        await (await backend.start(Spec(root=str(root)))).close()  # it was loaded on the host
-        with pytest.raises(SandboxError, match=r"did not start: .*execvp.*install the C library for static programs"):
-            await FromItsRoot(owner).start(Spec())
+        if kind is Namespaces:  # it was loaded on the host
+            await (await backend.start(Spec(root=str(root)))).close()
+        else:
+            with pytest.raises(
+                SandboxError, match=r"did not start: .*execvp.*install the C library for static programs"
+            ):
+                await backend.start(Spec(root=str(root)))
 
     try:
-        asyncio.run(choose.probe(Namespaces, owner))
-        asyncio.run(asyncio.wait_for(check(), 60))
-    except SandboxError as failure:
-        pytest.skip(str(failure))
+        for kind in (Namespaces, Bubblewrap):
+            try:
+                asyncio.run(choose.probe(choose.SAFE[kind.__name__.lower()], owner))
+            except SandboxError as failure:
+                pytest.skip(str(failure))
+            asyncio.run(asyncio.wait_for(check(kind), 60))
     finally:
         owner.close()

@@ -374,8 +374,9 @@ def test_its_own_name_has_an_address(isolated, open_folder):
             assert (b"10.0.0.1 db" in rest) == bool(text), rest
 
 
-def test_what_a_start_cannot_protect_is_told_once(backends, monkeypatch, caplog):
-    working = backends.backend("namespaces")
+@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
+def test_what_a_start_cannot_protect_is_told_once(backends, monkeypatch, caplog, name):
+    working = backends.backend(name)
     for settings in ("SETTINGS", "NETWORK_SETTINGS"):
         monkeypatch.setitem(getattr(local, settings), f"net/{settings}", "1")  # as on a kernel without it
 
@@ -451,10 +452,10 @@ def test_a_back_end_that_fails_late_is_passed_over(backends, monkeypatch):
 
 def test_the_command_that_says_what_works_here(backends, monkeypatch, capsys):
     backends.backend("namespaces")
-    monkeypatch.setattr(choose, "SAFE", {name: choose.SAFE[name] for name in ("docker", "namespaces")})
+    monkeypatch.setattr(choose, "SAFE", {name: choose.SAFE[name] for name in ("apptainer", "namespaces")})
     works = sandbox_command.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert works and lines[0].startswith("docker: ") and lines[1].startswith("namespaces: works; missing: ")
+    assert works and lines[0].startswith("apptainer: ") and lines[1].startswith("namespaces: works; missing: ")
     assert lines[2].startswith("a run takes: ")
     monkeypatch.setattr(choose, "SAFE", {})
     assert sandbox_command.main([]) == 1 and "none works here" in capsys.readouterr().out

@@ -87,9 +87,10 @@ def test_a_snapshot_that_nobody_waits_for_ends(backends, tmp_path, monkeypatch):
     backends.run(main(backends.backend("namespaces")))
 
 
-def test_a_given_root(backends, tmp_path):
+@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
+def test_a_given_root(backends, name, tmp_path):
     """A root that is nothing but a static program: no file of the host is in it."""
-    backend = backends.backend("namespaces")
+    backend = backends.backend(name)
     root = tmp_path / "root"
     for directory in ("bin", "proc", "dev", "tmp", "run", "var/tmp", "home/user"):
         (root / directory).mkdir(parents=True)

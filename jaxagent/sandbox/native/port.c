@@ -11,7 +11,7 @@
 
 enum { BACKLOG = 64 };
 static const char NO_SOCKET[] = "this back end reaches the sandbox through a pipe, which carries no socket: use the "
-                                "namespaces back end";
+                                "namespaces or the bubblewrap back end";
 
 /* Sends D with the port's number and the descriptor. */
 static int send_socket(uint32_t id, uint16_t port, int fd) {

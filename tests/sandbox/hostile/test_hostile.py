@@ -170,8 +170,9 @@ AS_ROOT = (
 )
 
 
-def test_root_inside_gets_no_further(backends, host):
-    backend = backends.backend("namespaces")
+@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
+def test_root_inside_gets_no_further(backends, host, name):
+    backend = backends.backend(name)
     if not PYTHON.exists():
         pytest.skip(NO_PYTHON)
     programs = [BY_NAME[name] for name in AS_ROOT]
@@ -183,9 +184,10 @@ def test_root_inside_gets_no_further(backends, host):
 COUNTED = ("fork_bomb", "memory", "memory_in_the_shell", "processes_counted", "shared_memory", "threads_counted")
 
 
-def test_limits_without_control_groups(backends, host):
+@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
+def test_limits_without_control_groups(backends, host, name):
     """As on most container hosts: the limits of each process and of the user namespace do it, and the gap is told."""
-    backend = backends.backend("namespaces", control_groups=False)
+    backend = backends.backend(name, control_groups=False)
     assert "control groups cannot be made here" in backend.describe()
     if not PYTHON.exists():
         pytest.skip(NO_PYTHON)

@@ -12,12 +12,13 @@ from jaxagent.sandbox.base import MIB, Limits, Spec
 from tests.sandbox.test_port import PYTHON, Server, echo, inside
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="the programs inside need /usr/bin/python3")
+OWN_NETWORK = ("namespaces", "bubblewrap")
 SPEC = Spec(limits=Limits(memory_bytes=256 * MIB, disk_bytes=32 * MIB, processes=64))
 
 
-@pytest.fixture
-def backend(backends):
-    return backends.backend("namespaces")
+@pytest.fixture(params=OWN_NETWORK)
+def backend(request, backends):
+    return backends.backend(request.param)
 
 
 class Bait:
