@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import hmac
 import logging
+import math
 import resource
 import socket
 import time
@@ -34,6 +35,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class _Connection:
     """A connection: the request that is being answered, and since when nothing has come that it must still send."""
 
+    opened: float  # when a sweep first saw it
     since: float
     request: web.Request | None = None
     arrived: int = 0  # bytes of the request's body
@@ -52,8 +54,9 @@ def _watching(watched: Watched) -> Middleware:
 
     @web.middleware
     async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
-        protocol = request.protocol
-        watched[protocol] = _Connection(time.monotonic(), request)
+        now = time.monotonic()
+        connection = watched.setdefault(request.protocol, _Connection(now, now))
+        connection.since, connection.request, connection.arrived = now, request, 0
         try:
             return await handler(request)
         except ConnectionResetError as failure:
@@ -62,15 +65,20 @@ def _watching(watched: Watched) -> Middleware:
             logger.debug("%s %s: the client has left: %s", request.method, request.path, failure)
             return web.Response()  # which goes nowhere
         finally:
-            watched[protocol] = _Connection(time.monotonic())
+            connection.since, connection.request, connection.arrived = time.monotonic(), None, 0
 
     return watch
 
 
 def _sweep(
-    watched: Watched, server: web.Server, most: int, idle_s: float, known: Container[asyncio.BaseTransport | None]
+    watched: Watched,
+    server: web.Server,
+    most: int,
+    idle_s: float,
+    known: Container[asyncio.BaseTransport | None],
+    stranger_s: float,
 ) -> None:
-    """Closes connections that send nothing for too long, and those above the limit.
+    """Closes connections that send nothing for too long, those that stay strangers too long, and those above the limit.
 
     Of these first the ones that have still to send, strangers before known ones and the longest idle before others;
     then the newest requests.
@@ -79,7 +87,7 @@ def _sweep(
     for gone in watched.keys() - set(connections):
         del watched[gone]
     for connection in connections:
-        seen = watched.setdefault(connection, _Connection(now))
+        seen = watched.setdefault(connection, _Connection(now, now))
         arrived = seen.request.content.total_bytes if seen.request is not None else 0
         if arrived != seen.arrived or getattr(connection, "_reading_paused", False):  # it waits for the handler
             seen.arrived, seen.since = arrived, now
@@ -87,6 +95,7 @@ def _sweep(
     senders.sort(key=lambda c: (c.transport in known, watched[c].since))
     others = sorted((c for c in connections if not watched[c].sends), key=lambda c: -watched[c].since)
     late = [c for c in senders if now - watched[c].since > idle_s]
+    late += [c for c in connections if c.transport not in known and now - watched[c].opened > stranger_s]
     for connection in {*late, *[*senders, *others][: max(0, len(connections) - most)]}:
         transport = connection.transport
         connection.force_close()
@@ -152,6 +161,7 @@ async def serving(
     handle_signals: bool = False,
     finish_s: float = FINISH_S,
     known: Container[asyncio.BaseTransport | None] = (),
+    stranger_s: float = math.inf,
 ) -> AsyncIterator[None]:
     """Serves the application on a bound socket, until the block is left; then requests in hand have `finish_s` to end.
 
@@ -159,6 +169,7 @@ async def serving(
       most: connections at once; None for half of the open files that this process may have, at most 4,096.
       handle_signals: see `aiohttp.web.AppRunner`.
       known: transports of the connections that have shown who they are.
+      stranger_s: a connection that is not among `known` after so many seconds is closed, whatever it sends.
     """
     watched: Watched = {}
     bound = raise_descriptors() if most is None else most
@@ -175,9 +186,9 @@ async def serving(
 
     async def sweeps() -> None:
         while True:
-            await asyncio.sleep(min(SWEEP_S, idle_s / 2))
+            await asyncio.sleep(min(SWEEP_S, idle_s / 2, stranger_s / 2))
             if runner.server is not None:
-                _sweep(watched, runner.server, bound, idle_s, known)
+                _sweep(watched, runner.server, bound, idle_s, known, stranger_s)
 
     await runner.setup()
     task = asyncio.create_task(sweeps())

@@ -16,8 +16,8 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
-import hmac
 import re
+import socket
 import sys
 import time
 import weakref
@@ -48,6 +48,7 @@ from jaxagent.sandbox.owner import Owner
 MAX_BODY_BYTES = MAX_FILE_BYTES + 2**20
 MAX_DEADLINE_S = 24 * 3600.0
 MAX_ENDED = 10_000
+STRANGER_S = 10.0  # a connection without a request that carries the token is closed
 NAME = re.compile(r"[0-9a-f]{16,64}")
 CLIENT = "X-Jaxagent-Client"
 STATUS = {ConfigError: 400, FileError: 404, SandboxLost: 410, SandboxClosed: 410, SandboxError: 500}  # closest first
@@ -119,6 +120,10 @@ class Worker:
         app.cleanup_ctx.append(self._lifetime)
         return app
 
+    def serving(self, sock: socket.socket, most: int | None = None) -> contextlib.AbstractAsyncContextManager[None]:
+        """Serves on a bound socket until the block is left, at most `most` connections at once."""
+        return connections.serving(self.app(), sock, most, known=self.known, stranger_s=STRANGER_S)
+
     async def _lifetime(self, app: web.Application):
         watching = asyncio.get_running_loop().create_task(self._watch())
         yield
@@ -138,8 +143,7 @@ class Worker:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[..., Awaitable[web.StreamResponse]]):
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._token):
+        if not connections.has_token(request.headers, self._token):
             refused = _failure("SandboxError", "the token is wrong", 401)
             refused.force_close()  # a stranger's connection is not kept
             return refused
@@ -319,7 +323,7 @@ async def serve(options: argparse.Namespace) -> None:
         opened.push_async_callback(backend.close)
         token = Path(options.token_file).read_text(encoding="utf-8").strip()
         worker = Worker(backend, token, options.max_sandboxes, options.lease_s, options.folder, options.relay_to)
-        await opened.enter_async_context(connections.serving(worker.app(), address, known=worker.known))
+        await opened.enter_async_context(worker.serving(address))
         print(f"{backend.describe()}\nserving on http://{options.host}:{address.getsockname()[1]}", flush=True)
         await asyncio.Event().wait()
 

@@ -36,12 +36,8 @@ async def workers(backend, count=1, most=64, **options):
     async with contextlib.AsyncExitStack() as opened:
         addresses = [bound_socket("127.0.0.1", 0) for _ in range(count)]
         for address in addresses:
-            await opened.enter_async_context(serving(Worker(backend, TOKEN, **options), address, most))
+            await opened.enter_async_context(Worker(backend, TOKEN, **options).serving(address, most))
         yield [f"http://127.0.0.1:{address.getsockname()[1]}" for address in addresses]
-
-
-def serving(worker, address, most=64):
-    return connections.serving(worker.app(), address, most, known=worker.known)
 
 
 def test_the_same_interface(backends, tmp_path):
@@ -192,6 +188,7 @@ async def ends(reader):
             return await reader.read()
 
 
+HELLO = f"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n{CLIENT}: x\r\n\r\n".encode()
 STRANGERS = {
     "half a head": b"GET /health HTTP/1.1\r\nHost: x\r\n",
     "an empty line": b"\r\n\r\n",
@@ -205,21 +202,20 @@ STRANGERS = {
 @pytest.mark.parametrize("what", STRANGERS)
 def test_strangers_do_not_fill_the_door(what, backends):
     """Connections without the token make room for others; those with it stay."""
-    hello = f"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n{CLIENT}: x\r\n\r\n".encode()
 
     async def main(local):
         async with workers(local, most=8) as urls:
             address = "127.0.0.1", int(urls[0].rpartition(":")[2])
             remote = Remote(urls, TOKEN)
             reader, known = await asyncio.open_connection(*address)
-            known.write(hello)
+            known.write(HELLO)
             assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
             strangers = [await asyncio.open_connection(*address) for _ in range(20)]
             for _, writer in strangers:
                 writer.write(STRANGERS[what])
             await asyncio.gather(*[remote.connect() for _ in range(4)])
             await asyncio.gather(*[ends(reader) for reader, _ in strangers[:12]])
-            known.write(hello)
+            known.write(HELLO)
             await reader.readuntil(b"HTTP/1.1 200 ")
             await remote.close()
             for _, writer in [(reader, known), *strangers]:
@@ -235,6 +231,36 @@ def test_a_connection_of_a_wrong_token_is_not_kept(backends):
             writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n")
             assert (await ends(reader)).startswith(b"HTTP/1.1 401 ")  # and the connection ends
             writer.close()
+
+    backends.run(main(backends.backend("namespaces")))
+
+
+def test_a_stranger_has_ten_seconds(backends, monkeypatch):
+    """To show the token, whatever it sends meanwhile and also where there is room; who has shown it stays."""
+    assert worker_module.STRANGER_S == 10.0
+    monkeypatch.setattr(worker_module, "STRANGER_S", 0.5)
+
+    async def main(local):
+        async with workers(local) as urls:
+            address = "127.0.0.1", int(urls[0].rpartition(":")[2])
+            clients = [await asyncio.open_connection(*address) for _ in range(len(STRANGERS) + 3)]
+            (reader, known), (_, dripping), *strangers = clients
+            known.write(HELLO)
+            for (_, writer), sent in zip(strangers, (b"", *STRANGERS.values()), strict=True):
+                writer.write(sent)
+            async with asyncio.timeout(10):
+                with contextlib.suppress(ConnectionError):
+                    for byte in b"GET /health HTTP/1.1\r\nHost: " + b"x" * 1000:
+                        dripping.write(bytes([byte]))
+                        await dripping.drain()
+                        await asyncio.sleep(0.02)
+                    pytest.fail("the worker has waited for twenty seconds")
+                await asyncio.gather(*[ends(stranger) for stranger, _ in strangers])
+            known.write(HELLO)
+            for _ in range(2):
+                await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 200 "), 10)
+            for _, writer in clients:
+                writer.close()
 
     backends.run(main(backends.backend("namespaces")))
 
@@ -279,7 +305,7 @@ def test_a_worker_that_is_away_is_waited_for(backends, monkeypatch):
         await asyncio.sleep(0.7)
         assert not any(task.done() for task in waiting)
         worker = Worker(local, TOKEN, max_sandboxes=1, lease_s=60.0)
-        async with serving(worker, bound_socket("127.0.0.1", int(url.rpartition(":")[2]))):
+        async with worker.serving(bound_socket("127.0.0.1", int(url.rpartition(":")[2]))):
             await waiting[0]
             sandbox = await waiting[1]
             assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
