@@ -18,7 +18,7 @@ from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox, SandboxError, Spec
 from jaxagent.sandbox.images import bases
 from jaxagent.sandbox.images.built import BuildError
-from jaxagent.sandbox.images.many import Images, Wanted
+from jaxagent.sandbox.images.many import Images, TaskImage
 from jaxagent.sandbox.images.store import Store
 from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.pool import Pool
@@ -103,7 +103,7 @@ class ImageWorkspaces:
                 self._backend = await choose.choose_backend(self._owner)
                 self._images = Images(self._backend, self._store, self._table, self._network, print)
         image, limits = task.image, task.limits
-        wanted = Wanted(
+        wanted = TaskImage(
             id=task.id,
             dockerfile=image.dockerfile,
             definition=image.definition,

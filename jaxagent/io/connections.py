@@ -75,12 +75,12 @@ def _sweep(
     server: web.Server,
     most: int,
     idle_s: float,
-    known: Container[asyncio.BaseTransport | None],
+    trusted: Container[asyncio.BaseTransport | None],
     stranger_s: float,
 ) -> None:
     """Closes connections that send nothing for too long, those that stay strangers too long, and those above the limit.
 
-    Of these first the ones that have still to send, strangers before known ones and the longest idle before others;
+    Of these first the ones that have still to send, strangers before others and the longest idle before others;
     then the newest requests.
     """
     now, connections = time.monotonic(), server.connections
@@ -92,10 +92,10 @@ def _sweep(
         if arrived != seen.arrived or getattr(connection, "_reading_paused", False):  # it waits for the handler
             seen.arrived, seen.since = arrived, now
     senders = [c for c in connections if watched[c].sends]
-    senders.sort(key=lambda c: (c.transport in known, watched[c].since))
+    senders.sort(key=lambda c: (c.transport in trusted, watched[c].since))
     others = sorted((c for c in connections if not watched[c].sends), key=lambda c: -watched[c].since)
     late = [c for c in senders if now - watched[c].since > idle_s]
-    late += [c for c in connections if c.transport not in known and now - watched[c].opened > stranger_s]
+    late += [c for c in connections if c.transport not in trusted and now - watched[c].opened > stranger_s]
     for connection in {*late, *[*senders, *others][: max(0, len(connections) - most)]}:
         transport = connection.transport
         connection.force_close()
@@ -160,7 +160,7 @@ async def serving(
     idle_s: float = IDLE_S,
     handle_signals: bool = False,
     finish_s: float = FINISH_S,
-    known: Container[asyncio.BaseTransport | None] = (),
+    trusted: Container[asyncio.BaseTransport | None] = (),
     stranger_s: float = math.inf,
 ) -> AsyncIterator[None]:
     """Serves the application on a bound socket, until the block is left; then requests in hand have `finish_s` to end.
@@ -168,8 +168,8 @@ async def serving(
     Args:
       most: connections at once; None for half of the open files that this process may have, at most 4,096.
       handle_signals: see `aiohttp.web.AppRunner`.
-      known: transports of the connections that have shown who they are.
-      stranger_s: a connection that is not among `known` after so many seconds is closed, whatever it sends.
+      trusted: transports of the connections that have shown who they are.
+      stranger_s: a connection that is not among the trusted ones after so many seconds is closed, whatever it sends.
     """
     watched: Watched = {}
     bound = raise_descriptors() if most is None else most
@@ -188,7 +188,7 @@ async def serving(
         while True:
             await asyncio.sleep(min(SWEEP_S, idle_s / 2, stranger_s / 2))
             if runner.server is not None:
-                _sweep(watched, runner.server, bound, idle_s, known, stranger_s)
+                _sweep(watched, runner.server, bound, idle_s, trusted, stranger_s)
 
     await runner.setup()
     task = asyncio.create_task(sweeps())

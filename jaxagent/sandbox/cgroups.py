@@ -77,7 +77,7 @@ class Cgroups:
         self._roots: dict[str, Path] = {}  # controller: this run's directory
         self._version = 0
         self._free: list[Group] = []
-        self._made = 0
+        self._last_number = 0
         self._locks: list[int] = []
         self.gaps: tuple[str, ...] = ()
         self.together = Together()
@@ -121,11 +121,11 @@ class Cgroups:
                     if (directory / MAX_USAGE).exists():
                         (directory / MAX_USAGE).write_text("0", encoding="utf-8")
                 return dataclasses.replace(group, before=_memory_events(group.directories) or (0, 0))
-        self._made += 1
+        self._last_number += 1
         directories = []
         try:
             for root in sorted(set(self._roots.values())):
-                directory = root / str(self._made)
+                directory = root / str(self._last_number)
                 directory.mkdir()
                 directories.append(directory)
                 mine = {c for c, r in self._roots.items() if r == root}
@@ -162,16 +162,18 @@ def candidates(run: str, mountinfo: str | None = None, membership: str | None = 
     return sorted({str(_run_directory(directory, run)) for _, _, directory in groups})
 
 
-def remove_abandoned(known: Callable[[str], bool], mountinfo: str | None = None, membership: str | None = None) -> None:
+def remove_abandoned(
+    has_lock_file: Callable[[str], bool], mountinfo: str | None = None, membership: str | None = None
+) -> None:
     """Removes empty groups of runs that live no more, and that no sweep will find, below this process's own groups.
 
     Args:
-      known: whether the run of this id has a lock file, so that sweeps look after it.
+      has_lock_file: whether the run of this id has a lock file, so that sweeps look after it.
     """
     for _, _, directory in own_groups(*_texts(mountinfo, membership)):
         for root in directory.glob("jaxagent-*"):
             name = RUN_DIRECTORY.fullmatch(root.name)
-            if name is None or known(name[1]):
+            if name is None or has_lock_file(name[1]):
                 continue
             with contextlib.suppress(OSError):  # alive, or gone in between
                 lock = _lock(root)
@@ -200,7 +202,7 @@ def settings(limits: Limits, controllers: set[str], version: int) -> list[tuple[
     """Files and their values. Files on the sandbox's tmpfs are charged to its memory, so the two add up."""
     memory = str(limits.memory_bytes + limits.disk_bytes)
     quota = str(max(1000, int(limits.cpus * PERIOD_US)))
-    wanted = {
+    values = {
         ("memory", 1): [
             ("memory.limit_in_bytes", memory),
             ("memory.memsw.limit_in_bytes", memory),
@@ -212,7 +214,7 @@ def settings(limits: Limits, controllers: set[str], version: int) -> list[tuple[
         ("cpu", 1): [("cpu.cfs_period_us", str(PERIOD_US)), ("cpu.cfs_quota_us", quota)],
         ("cpu", 2): [("cpu.max", f"{quota} {PERIOD_US}")],
     }
-    return [pair for c in CONTROLLERS if c in controllers for pair in wanted[c, version]]
+    return [pair for c in CONTROLLERS if c in controllers for pair in values[c, version]]
 
 
 def own_groups(mountinfo: str, membership: str) -> list[tuple[int, set[str], Path]]:
@@ -223,9 +225,9 @@ def own_groups(mountinfo: str, membership: str) -> list[tuple[int, set[str], Pat
         paths[names] = path
     entries = []
     for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        kind, _, options = right.split(" ", 2)
-        root, mount = (_unescape(field) for field in left.split(" ")[3:5])
+        mount_fields, _, type_fields = line.partition(" - ")
+        kind, _, options = type_fields.split(" ", 2)
+        root, mount = (_unescape(field) for field in mount_fields.split(" ")[3:5])
         if kind == "cgroup2" and "" in paths:
             directory = _below(mount, root, paths[""])
             listed = directory / "cgroup.controllers"
@@ -326,8 +328,8 @@ def _memory_events(directories: tuple[Path, ...]) -> tuple[int, int] | None:
     for directory in directories:
         with contextlib.suppress(OSError, KeyError, ValueError):
             if (directory / "memory.events").exists():
-                said = _numbers(directory / "memory.events")
-                return said["oom"], said["oom_kill"]
+                events = _numbers(directory / "memory.events")
+                return events["oom"], events["oom_kill"]
             killed = _numbers(directory / "memory.oom_control")["oom_kill"]
             limit, most = (int((directory / name).read_bytes()) for name in ("memory.limit_in_bytes", MAX_USAGE))
             return int(most + NEARLY_BYTES >= limit), killed

@@ -42,9 +42,9 @@ async def probe(make: Callable[[Owner], Backend], owner: Owner, spec: Spec | Non
         async with asyncio.timeout(PROBE_TIMEOUT_S), await backend.start(spec or Spec()) as sandbox:
             path = f"/tmp/jaxagent-probe-{owner.id}"
             await sandbox.write(path, b"42")
-            said = await sandbox.run(f"cat {path} && rm {path}", 30.0, 1000)
-            if said.output != b"42" or said.exit_code != 0:
-                raise SandboxError(f"a probe printed {said.output[:200]!r} with status {said.exit_code}")
+            result = await sandbox.run(f"cat {path} && rm {path}", 30.0, 1000)
+            if result.output != b"42" or result.exit_code != 0:
+                raise SandboxError(f"a probe printed {result.output[:200]!r} with status {result.exit_code}")
     except BaseException as failure:
         await backend.close()
         if isinstance(failure, ConfigError | OSError) and not isinstance(failure, TimeoutError):
@@ -68,15 +68,15 @@ async def choose_backend(
       ConfigError: an unknown name, or nothing works; each back end's reason is in the message. Or the program that
         every back end needs is not here: see `init_program.find`.
     """
-    known = {**SAFE, **(UNSAFE if unsafe else {})}
+    makers = {**SAFE, **(UNSAFE if unsafe else {})}
     reasons = []
     await asyncio.to_thread(init_program.find, owner.path)  # else it would be the reason of each of them
     for name in dict.fromkeys([*(FORMER.get(name, name) for name in names), *(UNSAFE if unsafe else ())]):
-        if name not in known:
-            hint = " (it needs the unsafe flag)" if name in UNSAFE else nearest(name, known)
+        if name not in makers:
+            hint = " (it needs the unsafe flag)" if name in UNSAFE else nearest(name, makers)
             raise ConfigError(f"sandbox back end '{name}' is not known{hint}")
         try:
-            return await probe(known[name], owner, spec)
+            return await probe(makers[name], owner, spec)
         except SandboxError as failure:
             reasons.append(f"{name}: {failure}")
     raise ConfigError("no sandbox back end works here: " + "; ".join(reasons))

@@ -45,7 +45,7 @@ class _Frames(asyncio.Protocol):
     """Splits what arrives into frames; completes the one waiting future."""
 
     def __init__(self):
-        self.lost = False
+        self.is_lost = False
         self.waiting: asyncio.Future | None = None
         self._buffer = bytearray()
 
@@ -65,7 +65,7 @@ class _Frames(asyncio.Protocol):
         return None
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.lost = True
+        self.is_lost = True
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_exception(SandboxClosed(DIED))
 
@@ -172,15 +172,15 @@ class LocalSandbox(Sandbox):
         fds: list[int] = []
         try:
             answer = await self._ask("O", request, FILE_TIMEOUT_S, about, SandboxError, fds)
-            opened = int.from_bytes(answer[:2], "little")
-            listening = listener(fds, opened)
+            port_inside = int.from_bytes(answer[:2], "little")
+            listening = listener(fds, port_inside)
         finally:
             close_all(fds)
         if self._closing is not None:
             listening.close()
             raise SandboxClosed(CLOSED)
         self._relay.serve(listening, target)
-        return opened
+        return port_inside
 
     async def oom_kills(self) -> int | None:
         """As its control group counts; after its end as it counted then."""
@@ -195,13 +195,13 @@ class LocalSandbox(Sandbox):
         return self._process.pid
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """True once closing has begun."""
         return self._closing is not None
 
     async def lives(self) -> bool:
         """Neither closed, nor has its connection ended."""
-        return self._closing is None and not self._frames.lost
+        return self._closing is None and not self._frames.is_lost
 
     async def close(self) -> None:
         """Ends the processes; whoever is cancelled while he waits does not stop that."""
@@ -226,13 +226,13 @@ class LocalSandbox(Sandbox):
           descriptors: those that come with the answer are added to it, also where this raises.
         """
         async with self._lock, contextlib.AsyncExitStack() as receiving:
-            if self._closing is not None or self._frames.lost or self._transport is None:
+            if self._closing is not None or self._frames.is_lost or self._transport is None:
                 raise SandboxClosed(CLOSED if self._closing is not None else DIED)
             self._number += 1
             self._frames.waiting = asyncio.get_running_loop().create_future()
             if descriptors is not None:
-                lost = functools.partial(self._frames.connection_lost, None)
-                receiving.enter_context(taking(self._transport, self._frames.data_received, lost, descriptors))
+                on_lost = functools.partial(self._frames.connection_lost, None)
+                receiving.enter_context(taking(self._transport, self._frames.data_received, on_lost, descriptors))
             self._transport.write(wire.frame(kind, data, self._number))
             try:
                 async with asyncio.timeout(timeout_s):
@@ -384,13 +384,13 @@ async def end_process(process: subprocess.Popen) -> None:
     except OSError:  # ended in between
         process.wait(KILL_TIMEOUT_S)
         return
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(watch, ended.set)
+    loop, has_exited = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(watch, has_exited.set)
     try:
         for timeout_s, then in ((END_TIMEOUT_S, signal.SIGKILL), (KILL_TIMEOUT_S, None)):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
-                    await ended.wait()
+                    await has_exited.wait()
                     break
             if then is not None:
                 with contextlib.suppress(OSError):

@@ -45,7 +45,7 @@ class ContainerEngine(LocalBackend):
         if not shutil.which(command[0]):
             raise SandboxError(f"{command[0]} is not installed")
         self._command = command
-        self._made: dict[int, Roots] = {}
+        self._roots_by_uid: dict[int, Roots] = {}
         names = "{{.SecurityOptions}}" if self.name == "docker" else "{{.Host.Security.Rootless}}"
         security = self.call("info", "--format", names)
         self.own_users = any(word in security for word in ("rootless", "userns", "true"))
@@ -65,7 +65,7 @@ class ContainerEngine(LocalBackend):
           both: an error also shows what it printed to standard output, which tells the step of a build.
         """
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [*self._command, *words],
                 capture_output=True,
                 encoding="utf-8",
@@ -75,10 +75,10 @@ class ContainerEngine(LocalBackend):
             )
         except (OSError, subprocess.SubprocessError) as failure:
             raise SandboxError(f"{' '.join(self._command)} {words[0]}: {failure}") from failure
-        if done.returncode != 0:
-            said = f"{done.stdout}\n{done.stderr}"[-4000:] if both else " ".join(done.stderr.split())[-400:]
-            raise SandboxError(f"{' '.join(self._command)} {words[0]}: {said}")
-        return done.stdout.strip()
+        if process.returncode != 0:
+            message = f"{process.stdout}\n{process.stderr}"[-4000:] if both else " ".join(process.stderr.split())[-400:]
+            raise SandboxError(f"{' '.join(self._command)} {words[0]}: {message}")
+        return process.stdout.strip()
 
     def arguments(self, spec: Spec) -> list[str]:
         """Of `create`."""
@@ -127,18 +127,18 @@ class ContainerEngine(LocalBackend):
 
     def _host_roots(self, uid: int) -> Roots:
         """Base layers that belong to this user, as images do: programs own only what lies on a tmpfs."""
-        if uid not in self._made:
+        if uid not in self._roots_by_uid:
             directory = self.owner.path / f"engine-{uid}"
             directory.mkdir(mode=0o755, exist_ok=True)
             directory.chmod(0o755)
-            self._made[uid] = Roots(directory, os.geteuid())
-        return self._made[uid]
+            self._roots_by_uid[uid] = Roots(directory, os.geteuid())
+        return self._roots_by_uid[uid]
 
     async def start(self, spec: Spec) -> Sandbox:
         """Creates a container, and attaches to it as it starts."""
         if spec.layers or (spec.image and spec.root) or (self.name == "docker" and not spec.image):
-            wanted = "'image'" if self.name == "docker" else "'image' or 'root', or the host's /usr"
-            raise ConfigError(f"{self.name} starts sandboxes from a spec's {wanted}, without layers")
+            fields = "'image'" if self.name == "docker" else "'image' or 'root', or the host's /usr"
+            raise ConfigError(f"{self.name} starts sandboxes from a spec's {fields}, without layers")
         if spec.uid == 0 and not self.own_users:
             raise ConfigError(f"{self.name} {NO_ROOT}")
         container = await asyncio.to_thread(self._create, spec)

@@ -37,11 +37,11 @@ def inside(folder: str, path: str) -> str:
 
 def new(folder: str, path: str) -> str:
     """The real path of a directory to be made. Raises ConfigError."""
-    real_folder, wanted = _real(folder, path), Path(path)
-    elsewhere = Path(os.path.realpath(wanted.parent)) != real_folder
-    if elsewhere or wanted.name in ("", "..") or wanted.name.endswith(UNFINISHED):
+    real_folder, target = _real(folder, path), Path(path)
+    elsewhere = Path(os.path.realpath(target.parent)) != real_folder
+    if elsewhere or target.name in ("", "..") or target.name.endswith(UNFINISHED):
         raise ConfigError(f"a snapshot must be named '{real_folder}/NAME' on this sandbox worker, not '{path}'")
-    return str(real_folder / wanted.name)
+    return str(real_folder / target.name)
 
 
 def _real(folder: str, path: str) -> Path:

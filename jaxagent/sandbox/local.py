@@ -107,7 +107,7 @@ class LocalBackend(Backend):
         self,
         spec: Spec,
         command: Callable[[Group | None], tuple[Sequence[str], wire.Directives]],
-        ended: Callable[[], None] = lambda: None,
+        on_ended: Callable[[], None] = lambda: None,
         grouped: bool = True,
         entering: bool = False,
         after: Callable[[int], tuple[str, ...]] = lambda pid: (),
@@ -117,7 +117,7 @@ class LocalBackend(Backend):
 
         Args:
           command: of the group, what starts the program inside, and what that is told.
-          ended: called when all of the sandbox has ended, also where it does not start.
+          on_ended: called when all of the sandbox has ended, also where it does not start.
           grouped: False where something else limits it.
           entering: the host puts the command into the group before it does anything; else it enters by itself.
           after: makes what is missing once the outermost process runs; returns what cannot be made, in words.
@@ -129,13 +129,13 @@ class LocalBackend(Backend):
         try:
             group = self.owner.cgroups.make(spec.limits) if grouped else None
         except OSError as failure:
-            ended()
+            on_ended()
             raise SandboxError(f"no control group can be made: {failure}") from failure
 
         def on_closed() -> None:
             if group is not None:
                 self.owner.cgroups.free(group)
-            ended()
+            on_ended()
 
         try:
             argv, directives = command(group)
@@ -157,7 +157,7 @@ class LocalBackend(Backend):
         if lacking := [gap for gap in sandbox.gaps if gap not in self.missing]:
             self.missing = (*self.missing, *lacking)
             logger.warning("%s", self.describe())
-        self._running = {s for s in self._running if not s.closed} | {sandbox}
+        self._running = {s for s in self._running if not s.is_closed} | {sandbox}
         return sandbox
 
     async def close(self) -> None:

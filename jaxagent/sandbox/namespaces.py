@@ -62,14 +62,14 @@ class Namespaces(LocalBackend):
             logger.warning("%s", self.describe())
         return sandbox
 
-    async def _start(self, spec: Spec, uid: int, ended: Callable[[], None]) -> Sandbox:
+    async def _start(self, spec: Spec, uid: int, on_ended: Callable[[], None]) -> Sandbox:
         name = self.owner.process_name
         argv = [name, "launch", name]  # what shows inside does not name the program's place on the host
 
         def command(group: Group | None) -> tuple[list[str], wire.Directives]:
             return argv, self.describe_outside(spec, group.procs() if group else [], uid)
 
-        return await self.begin(spec, command, ended, executable=str(self.program), auxiliary=True)
+        return await self.begin(spec, command, on_ended, executable=str(self.program), auxiliary=True)
 
     def describe_outside(self, spec: Spec, groups: list[str], uid: int) -> wire.Directives:
         """Everything that the launcher is told.

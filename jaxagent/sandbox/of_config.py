@@ -12,7 +12,7 @@ from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox, SandboxError, Spec
 from jaxagent.sandbox.images import bases
 from jaxagent.sandbox.images.built import BuildError
-from jaxagent.sandbox.images.many import Images, Wanted
+from jaxagent.sandbox.images.many import Images, TaskImage
 from jaxagent.sandbox.images.store import Store
 from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.pool import Pool
@@ -65,11 +65,11 @@ class Sandboxes:
         self._pool.fill()
         return self._backend.describe()
 
-    async def build(self, wanted: Sequence[Wanted]) -> str:
+    async def build(self, images: Sequence[TaskImage]) -> str:
         """Builds images ahead and returns one line that counts them; one that fails is told when its task is taken."""
-        return await self._images.get_all(wanted)
+        return await self._images.get_all(images)
 
-    async def take(self, own: Wanted | None = None) -> Sandbox:
+    async def take(self, own: TaskImage | None = None) -> Sandbox:
         """A running sandbox that nobody used.
 
         Args:
@@ -96,33 +96,35 @@ class Sandboxes:
 
     async def close(self) -> None:
         """Ends what was opened: all of it, also where a part of it fails to end, which is raised afterwards."""
-        async with contextlib.AsyncExitStack() as opened:  # what is named last ends first
+        async with contextlib.AsyncExitStack() as stack:  # what is named last ends first
             if self._owner is not None:
-                opened.callback(self._owner.close)
+                stack.callback(self._owner.close)
             for part in (self._backend, self._pool, self._images):
                 if part is not None:
-                    opened.push_async_callback(part.close)
+                    stack.push_async_callback(part.close)
 
 
 @contextlib.contextmanager
-def open_sandboxes(here: Any, config: SandboxConfig) -> Iterator[Sandboxes]:
+def open_sandboxes(opening: Any, config: SandboxConfig) -> Iterator[Sandboxes]:
     """The sandboxes of an environment that is opened. Finds a back end that works and begins to fill the pool.
 
-    `here`: an `envs.base.Opening`, whose `run` waits for coroutines on the loop and whose `note` prints a line.
+    `opening`: an `envs.base.Opening`, whose `run` waits for coroutines on the loop and whose `note` prints a line.
     """
     sandboxes = Sandboxes(config, "env.sandbox")
     try:
-        here.note(here.run(sandboxes.open(here.note), OPEN_TIMEOUT_S))
+        opening.note(opening.run(sandboxes.open(opening.note), OPEN_TIMEOUT_S))
         yield sandboxes
     finally:
-        here.run(sandboxes.close(), CLOSE_TIMEOUT_S)
+        opening.run(sandboxes.close(), CLOSE_TIMEOUT_S)
 
 
-def build_ahead(here: Any, sandboxes: Sandboxes, images: Iterable[Wanted | None]) -> None:
+def build_ahead(opening: Any, sandboxes: Sandboxes, images: Iterable[TaskImage | None]) -> None:
     """Builds the images that tasks have of their own, each once, before attempts count."""
-    wanted = list({image.id: image for image in images if image is not None}.values())
-    if wanted:
-        here.note(here.run(sandboxes.build(wanted), OPEN_TIMEOUT_S + sum(image.timeout_s for image in wanted)))
+    distinct = list({image.id: image for image in images if image is not None}.values())
+    if distinct:
+        opening.note(
+            opening.run(sandboxes.build(distinct), OPEN_TIMEOUT_S + sum(image.timeout_s for image in distinct))
+        )
 
 
 def make_spec(config: SandboxConfig, layers: tuple[str, ...] = ()) -> Spec:

@@ -58,14 +58,14 @@ class Owner:
             self._lock = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             if not try_lock(self._lock):
                 raise SandboxError(f"{path} is locked already")
-            os.write(self._lock, f"{os.getpid()} {_started(os.getpid())}".encode())
+            os.write(self._lock, f"{os.getpid()} {_start_ticks(os.getpid())}".encode())
             self.path.mkdir(mode=0o711)
             self.path.chmod(0o711)  # the sandboxes' user passes through, and cannot list
             # Written down before they are made: a run killed in between must not leave a group that nobody knows.
             self.note("cgroups", cgroups.candidates(self.id))
             self.cgroups = cgroups.Cgroups(self.id)
-            taken = [int(line) for path in self.base.glob("*/uids") for line in _lines(path) if line.isdigit()]
-            self.uids = uids.HostUids(taken) if os.geteuid() == 0 else None  # another user has only one
+            parts_in_use = [int(line) for path in self.base.glob("*/uids") for line in _lines(path) if line.isdigit()]
+            self.uids = uids.HostUids(parts_in_use) if os.geteuid() == 0 else None  # another user has only one
             if self.uids is not None:
                 self.note("uids", [str(self.uids.part)])
 
@@ -135,14 +135,14 @@ def _is_dead(fd: int) -> bool:
     """
     end = time.monotonic() + KILL_TIMEOUT_S
     while not try_lock(fd):
-        pid, _, started = os.pread(fd, 100, 0).decode().partition(" ")
-        if not pid.isdigit() or _started(int(pid)) == started or time.monotonic() > end:
+        pid, _, start_ticks = os.pread(fd, 100, 0).decode().partition(" ")
+        if not pid.isdigit() or _start_ticks(int(pid)) == start_ticks or time.monotonic() > end:
             return False
         time.sleep(0.01)
     return True
 
 
-def _started(pid: int) -> str:
+def _start_ticks(pid: int) -> str:
     """When a process began, in the kernel's ticks; "" when it has ended, reaped or not."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -154,11 +154,11 @@ def _started(pid: int) -> str:
 def _remove_run(base: Path, run: str) -> bool:
     """Removes everything of a run that lives no more, or is about to end. False: the next sweep must go on."""
     directory = base / run
-    ended = _kill_processes(PROCESS + run)
+    none_left = _kill_processes(PROCESS + run)
     removed = [cgroups.remove_tree(Path(path)) for path in _lines(directory / "cgroups")]
     for engine in _lines(directory / "engines"):
         _remove_containers(engine, run)
-    if not ended or not all(removed):
+    if not none_left or not all(removed):
         return False  # on a machine so busy that the kernel has not ended its processes yet
     remove_directory(directory)
     if directory.exists():
@@ -178,7 +178,7 @@ def _kill_processes(name: str) -> bool:
     """Outermost processes by name; each takes its pid namespace along. Waits until they are gone, or False."""
     ours, end = {os.getuid(), sandbox_uid()}, time.monotonic() + KILL_TIMEOUT_S
     while time.monotonic() < end:
-        left = False
+        any_alive = False
         for entry in os.scandir("/proc"):
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
@@ -187,10 +187,10 @@ def _kill_processes(name: str) -> bool:
                     continue
                 state = Path(entry.path, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
                 owner = int(Path(entry.path, "status").read_text(encoding="utf-8").partition("Uid:")[2].split()[0])
-                if state != "Z" and uids.stored(owner) in ours:
-                    left = True
+                if state != "Z" and uids.layer_owner(owner) in ours:
+                    any_alive = True
                     os.kill(int(entry.name), signal.SIGKILL)
-        if not left:
+        if not any_alive:
             return True
         time.sleep(0.01)
     return False

@@ -24,13 +24,13 @@ def descriptors(control: Sequence[tuple[int, int, bytes]]) -> list[int]:
 
 @contextlib.contextmanager
 def taking(
-    transport: asyncio.Transport, data_received: Callable[[bytes], None], lost: Callable[[], None], fds: list[int]
+    transport: asyncio.Transport, data_received: Callable[[bytes], None], on_lost: Callable[[], None], fds: list[int]
 ) -> Iterator[None]:
     """Reads a transport's socket in its place, since asyncio drops the descriptors that come with the bytes.
 
     Args:
       data_received: gets the bytes.
-      lost: called when the other end has closed the connection.
+      on_lost: called when the other end has closed the connection.
       fds: descriptors are added to it; the caller closes them.
     """
     loop = asyncio.get_running_loop()
@@ -48,7 +48,7 @@ def taking(
         if data:
             return data_received(data)
         loop.remove_reader(own)
-        return lost()
+        return on_lost()
 
     transport.pause_reading()
     loop.add_reader(own, read)

@@ -19,14 +19,14 @@ class Plain(LocalBackend):
         super().__init__(owner)
         self.name = "plain (unsafe)"
         self.missing = ("all isolation: programs act on this host as this user, with the network", "disk limits")
-        self._started = 0
+        self._last_number = 0
 
     async def start(self, spec: Spec) -> Sandbox:
         """The shell starts in a directory of its own, whatever `spec.directory` is."""
         check_root(self.name, spec, layers=False, root=False)
         program = str(self.program)
-        self._started += 1
-        directory = self.owner.path / f"plain-{self._started}"
+        self._last_number += 1
+        directory = self.owner.path / f"plain-{self._last_number}"
         directory.mkdir(mode=0o700)
         spec = dataclasses.replace(spec, directory=str(directory))
         return await self.begin(

@@ -74,7 +74,7 @@ class Relay:
         self._free = asyncio.Semaphore(most)
         self._tasks: set[asyncio.Task] = set()
         self._pairs: set[_Pair] = set()
-        self._told: set[str] = set()
+        self._messages: set[str] = set()
         self.ports = 0
 
     def serve(self, listening: socket.socket, target: tuple[str, int]) -> None:
@@ -90,7 +90,7 @@ class Relay:
         await asyncio.gather(*tasks, return_exceptions=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_TIMEOUT_S):
-                await asyncio.gather(*[pair.ended.wait() for pair in pairs])
+                await asyncio.gather(*[pair.end_event.wait() for pair in pairs])
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -128,7 +128,7 @@ class Relay:
             return self._tell(f"{target[0]}:{target[1]}, where a sandbox's port leads, cannot be reached: {why}")
         await loop.connect_accepted_socket(lambda: pair.inside, pair.connection)
         pair.begin()
-        await pair.ended.wait()
+        await pair.end_event.wait()
         return None
 
     def _end(self, pair: _Pair, task: asyncio.Task) -> None:
@@ -140,8 +140,8 @@ class Relay:
             self._tell(f"a connection out of a sandbox ended: {failure!r}")
 
     def _tell(self, line: str) -> None:
-        if line not in self._told and len(self._told) < MOST_PORTS:  # each only once, and not without end
-            self._told.add(line)
+        if line not in self._messages and len(self._messages) < MOST_PORTS:  # each only once, and not without end
+            self._messages.add(line)
             logger.warning("%s", line)
 
 
@@ -154,7 +154,7 @@ class _Pair:
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
-        self.ended = asyncio.Event()
+        self.end_event = asyncio.Event()
         self._aborted = False
         self.inside, self.outside = _End(self), _End(self)
         self.inside.other, self.outside.other = self.outside, self.inside
@@ -164,7 +164,7 @@ class _Pair:
         for end in (self.inside, self.outside):
             if end.transport is not None:
                 end.transport.resume_reading()
-        if self.outside.lost:  # meanwhile
+        if self.outside.is_lost:  # meanwhile
             self.inside.finish()
 
     def abort(self) -> None:
@@ -187,8 +187,8 @@ class _Pair:
 
     def _look(self) -> None:
         ends = self.inside, self.outside
-        if all(end.lost or (self._aborted and end.transport is None) for end in ends):
-            self.ended.set()
+        if all(end.is_lost or (self._aborted and end.transport is None) for end in ends):
+            self.end_event.set()
 
 
 class _End(asyncio.Protocol):
@@ -198,9 +198,9 @@ class _End(asyncio.Protocol):
 
     def __init__(self, pair: _Pair):
         self.transport: asyncio.Transport | None = None
-        self.lost = False
+        self.is_lost = False
         self._pair = pair
-        self._said_all = False
+        self._at_eof = False
 
     def finish(self) -> None:
         """Closes it when what waits to be written is written."""
@@ -218,8 +218,8 @@ class _End(asyncio.Protocol):
             self.other.transport.write(data)
 
     def eof_received(self) -> bool:
-        self._said_all = True
-        if self.other._said_all:
+        self._at_eof = True
+        if self.other._at_eof:
             self.finish()
             self.other.finish()
         elif self.other.transport is not None:
@@ -236,7 +236,7 @@ class _End(asyncio.Protocol):
             self.other.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.lost = True
+        self.is_lost = True
         self._pair.end_lost(self, error)
 
 

@@ -70,8 +70,8 @@ class Remote(Backend):
         Raises:
           SandboxError, or SandboxLost after some patience: one does not answer, or the token is wrong.
         """
-        asked = [_patient(self.ask, "GET", f"{url}/health", START_TIMEOUT_S) for url in self._running]
-        facts = dict(zip(self._running, await asyncio.gather(*asked), strict=True))
+        requests = [_patient(self.ask, "GET", f"{url}/health", START_TIMEOUT_S) for url in self._running]
+        facts = dict(zip(self._running, await asyncio.gather(*requests), strict=True))
         kinds = sorted({str(f["backend"]) for f in facts.values()})
         self.name = f"remote ({len(facts)} workers: {', '.join(kinds)})"
         gaps = [f"{url}: {gap}" for url, f in facts.items() for gap in f["missing"]]
@@ -261,11 +261,11 @@ async def _patient(call: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
 def _raised(refusal: HttpStatus) -> Exception:
     """What the worker raised; `SandboxLost` where the answer is none of a worker's."""
     try:
-        said = json.loads(refusal.body)
+        reply = json.loads(refusal.body)
     except ValueError:
         return SandboxLost(str(refusal))
-    said = said if isinstance(said, dict) else {}
-    return KINDS.get(said.get("kind"), SandboxError)(said.get("error", f"status {refusal.status}"))
+    reply = reply if isinstance(reply, dict) else {}
+    return KINDS.get(reply.get("kind"), SandboxError)(reply.get("error", f"status {refusal.status}"))
 
 
 def _result(answer: dict[str, Any]) -> CommandResult:

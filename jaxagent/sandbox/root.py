@@ -131,22 +131,22 @@ class Roots:
     def __init__(self, directory: Path, host_uid: int):
         self._directory = directory
         self._host_uid = host_uid
-        self._made: dict[tuple[int, bool], Root] = {}  # by user id, and whether the programs are the host's
+        self._bases: dict[tuple[int, bool], Root] = {}  # by user id, and whether the programs are the host's
         self._protected: dict[Root, Root] = {}
         self._named: dict[tuple[Root, str], Root] = {}
 
     def root(self, root: str, layers: tuple[str, ...], uid: int) -> Root:
         """The root for a spec: our base layer, then the given root (or the host's programs), then the layers."""
         key = (uid, not root)
-        if key not in self._made:
+        if key not in self._bases:
             # A folder of its own: several back ends of one run may each make theirs.
             own = Path(tempfile.mkdtemp(prefix="roots-", dir=self._directory))
             own.chmod(0o755)
             directory = own / f"{uid}-{'given' if root else 'host'}"
             make_base(directory, self._host_uid, uid)
-            self._made[key] = Root((str(directory),), () if root else add_host(directory))
-        made = self._made[key]
-        return Root((*made.layers, *([root] if root else []), *layers), made.binds)
+            self._bases[key] = Root((str(directory),), () if root else add_host(directory))
+        base = self._bases[key]
+        return Root((*base.layers, *([root] if root else []), *layers), base.binds)
 
     def named(self, root: Root, hostname: str) -> Root:
         """The same with an address for the sandbox's own name, as containers have, where its /etc/hosts has none."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from jaxagent.sandbox.base import SandboxError
 from jaxagent.sandbox.passing import descriptors
-from jaxagent.sandbox.uids import stored
+from jaxagent.sandbox.uids import layer_owner
 
 OPAQUE = "user.overlay.opaque"
 MAX_DEPTH = 128
@@ -58,11 +58,11 @@ def save(upper: int, directory: str, max_bytes: int, stop: threading.Event | Non
         part.mkdir()
         try:
             links.mkdir()
-            with contextlib.ExitStack() as opened:
+            with contextlib.ExitStack() as stack:
                 fds = []
                 for path, relative_to in ((".", upper), (part, None), (links, None)):
                     fds.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=relative_to))
-                    opened.callback(os.close, fds[-1])
+                    stack.callback(os.close, fds[-1])
                 _Copy(fds[2], max_bytes, stop or threading.Event()).directory(fds[0], fds[1], 0)
             if target.exists():
                 raise FileExistsError(f"{target} exists")
@@ -112,7 +112,9 @@ class _Copy:
             elif kind == stat.S_IFLNK:
                 os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
                 if os.geteuid() == 0:
-                    os.chown(name, stored(info.st_uid), stored(info.st_gid), dir_fd=target, follow_symlinks=False)
+                    os.chown(
+                        name, layer_owner(info.st_uid), layer_owner(info.st_gid), dir_fd=target, follow_symlinks=False
+                    )
             elif kind == stat.S_IFCHR and info.st_rdev == 0:
                 os.mknod(name, stat.S_IFCHR, 0, dir_fd=target)
             # Sockets and pipes have no meaning without the processes that made them.
@@ -163,8 +165,8 @@ class _Copy:
                 self._check()
                 view = memoryview(chunk)
                 while view:
-                    written = os.pwrite(writing, view, at)
-                    view, at = view[written:], at + written
+                    count = os.pwrite(writing, view, at)
+                    view, at = view[count:], at + count
 
     def _check(self) -> None:
         if self._bytes > self._max_bytes:
@@ -176,6 +178,6 @@ class _Copy:
 def _own(fd: int, info: os.stat_result) -> None:
     """Owner, mode without set-uid bits, and time of what was copied."""
     if os.geteuid() == 0:
-        os.fchown(fd, stored(info.st_uid), stored(info.st_gid))
+        os.fchown(fd, layer_owner(info.st_uid), layer_owner(info.st_gid))
     os.fchmod(fd, stat.S_IMODE(info.st_mode) & 0o1777)
     os.utime(fd, ns=(info.st_atime_ns, info.st_mtime_ns))

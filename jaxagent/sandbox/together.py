@@ -27,8 +27,8 @@ class Together:
 
     def __init__(self):
         self.most: dict[str, int] = {}  # controller: bytes or processes
-        self._given = dict.fromkeys(UNITS, 0)
-        self._told = False
+        self._sums = dict.fromkeys(UNITS, 0)
+        self._has_warned = False
 
     def bound(self, own: Path, group: Path, controllers: set[str], version: int) -> tuple[str, ...]:
         """Limits the run's group; returns what cannot be limited, in words.
@@ -52,16 +52,16 @@ class Together:
 
     def count(self, limits: Limits, sign: int) -> None:
         """A sandbox starts (1) or has ended (-1). Says once when they may take more than there is."""
-        self._given["memory"] += sign * (limits.memory_bytes + limits.disk_bytes)
-        self._given["pids"] += sign * limits.processes
-        over = [name for name, most in self.most.items() if self._given[name] > most]
-        if not over or self._told:
+        self._sums["memory"] += sign * (limits.memory_bytes + limits.disk_bytes)
+        self._sums["pids"] += sign * limits.processes
+        over = [name for name, most in self.most.items() if self._sums[name] > most]
+        if not over or self._has_warned:
             return
-        self._told = True
+        self._has_warned = True
         words = []
         for name in over:
             unit, noun = UNITS[name]
-            words.append(f"{self._given[name] / unit:.4g} {noun}, and all of them have {self.most[name] / unit:.4g}")
+            words.append(f"{self._sums[name] / unit:.4g} {noun}, and all of them have {self.most[name] / unit:.4g}")
         logger.warning(
             "the limits of the sandboxes that run now add up to %s: where that is used up, the kernel ends processes "
             "of any of them. Lower each one's limits, or start fewer at once.",

@@ -16,7 +16,7 @@ RUNS = 64  # at once on a host; more of them use the same ids
 LAST = SHARED + PER_RUN * RUNS
 
 
-def stored(uid: int) -> int:
+def layer_owner(uid: int) -> int:
     """Whose a file is in a layer that is kept, which every later sandbox can use."""
     return SHARED if SHARED <= uid <= LAST else uid
 
@@ -31,8 +31,8 @@ class HostUids:
       part: this run's.
     """
 
-    def __init__(self, taken: Iterable[int] = ()):
-        self.part = min(set(range(RUNS)) - set(taken), default=0)
+    def __init__(self, parts_in_use: Iterable[int] = ()):
+        self.part = min(set(range(RUNS)) - set(parts_in_use), default=0)
         first = SHARED + 1 + self.part * PER_RUN
         self._free = list(range(first + PER_RUN - 1, first - 1, -1))  # the last is the next; used ones are used again
 

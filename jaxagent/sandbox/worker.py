@@ -47,7 +47,7 @@ from jaxagent.sandbox.owner import Owner
 
 MAX_BODY_BYTES = MAX_FILE_BYTES + 2**20
 MAX_DEADLINE_S = 24 * 3600.0
-MAX_ENDED = 10_000
+MAX_EARLY_CLOSES = 10_000
 STRANGER_S = 10.0  # a connection without a request that carries the token is closed
 NAME = re.compile(r"[0-9a-f]{16,64}")
 CLIENT = "X-Jaxagent-Client"
@@ -56,12 +56,12 @@ STATUS = {ConfigError: 400, FileError: 404, SandboxLost: 410, SandboxClosed: 410
 
 @dataclasses.dataclass
 class _Client:
-    """Sandboxes of one run, and when it was last heard."""
+    """Sandboxes of one run, and when it last sent a request or got an answer."""
 
-    heard: float
+    last_request_s: float  # on the monotonic clock
     sandboxes: dict[str, Sandbox] = dataclasses.field(default_factory=dict)
     starting: set[str] = dataclasses.field(default_factory=set)
-    ended: dict[str, None] = dataclasses.field(default_factory=dict)  # closed before they were there; in order
+    early_closes: dict[str, None] = dataclasses.field(default_factory=dict)  # closed before they were there; in order
     busy: int = 0  # requests in progress: a long command is a sign of life, too
 
 
@@ -73,7 +73,7 @@ class Worker:
       relay_to: hosts and ports that a sandbox's port may lead to. The token alone must be no way into this network.
 
     Attributes:
-      known: connections that have shown the token, which stay when strangers fill the server.
+      trusted: connections that have shown the token, which stay when strangers fill the server.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Worker:
         self._folder = own_folder
         self._relay_to = frozenset(relay_to)
         self._clients: dict[str, _Client] = {}
-        self.known: weakref.WeakSet[asyncio.BaseTransport | None] = weakref.WeakSet()
+        self.trusted: weakref.WeakSet[asyncio.BaseTransport | None] = weakref.WeakSet()
 
     def app(self) -> web.Application:
         """Routes, and the task that ends what dead clients left."""
@@ -122,7 +122,7 @@ class Worker:
 
     def serving(self, sock: socket.socket, most: int | None = None) -> contextlib.AbstractAsyncContextManager[None]:
         """Serves on a bound socket until the block is left, at most `most` connections at once."""
-        return connections.serving(self.app(), sock, most, known=self.known, stranger_s=STRANGER_S)
+        return connections.serving(self.app(), sock, most, trusted=self.trusted, stranger_s=STRANGER_S)
 
     async def _lifetime(self, app: web.Application):
         watching = asyncio.get_running_loop().create_task(self._watch())
@@ -137,7 +137,7 @@ class Worker:
         while True:
             await asyncio.sleep(self._lease_s / 4)
             for name, client in list(self._clients.items()):
-                if not client.busy and time.monotonic() - client.heard > self._lease_s:
+                if not client.busy and time.monotonic() - client.last_request_s > self._lease_s:
                     del self._clients[name]
                     await _close_all(client)
 
@@ -147,12 +147,12 @@ class Worker:
             refused = _failure("SandboxError", "the token is wrong", 401)
             refused.force_close()  # a stranger's connection is not kept
             return refused
-        self.known.add(request.transport)
+        self.trusted.add(request.transport)
         name = request.headers.get(CLIENT, "")
         if not name:
             return _failure("SandboxError", f"no {CLIENT} header", 400)
         client = self._clients.setdefault(name, _Client(0.0))
-        client.heard, client.busy = time.monotonic(), client.busy + 1
+        client.last_request_s, client.busy = time.monotonic(), client.busy + 1
         try:
             return await handler(request, client)
         except tuple(STATUS) as failure:
@@ -161,7 +161,7 @@ class Worker:
         except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as failure:
             return _failure("SandboxError", f"malformed request: {type(failure).__name__}: {failure}", 400)
         finally:
-            client.heard, client.busy = time.monotonic(), client.busy - 1
+            client.last_request_s, client.busy = time.monotonic(), client.busy - 1
 
     async def _health(self, request: web.Request, client: _Client) -> web.Response:
         running = sum(len(c.sandboxes) for c in self._clients.values())
@@ -178,13 +178,13 @@ class Worker:
         running = sum(len(c.starting) + len(c.sandboxes) for c in self._clients.values())
         if running >= self._max:
             return _failure("SandboxLost", f"all {self._max} sandboxes of this worker are in use", 429)
-        if name not in client.ended:
+        if name not in client.early_closes:
             client.starting.add(name)
             try:
                 sandbox = await self._backend.start(spec)
             finally:
                 client.starting.discard(name)
-            if name not in client.ended:
+            if name not in client.early_closes:
                 client.sandboxes[name] = sandbox
                 return web.json_response({})
             await sandbox.close()
@@ -199,34 +199,34 @@ class Worker:
     async def _run(self, request: web.Request, client: _Client) -> web.Response:
         body = await _body(request)
         sandbox = self._sandbox(request, client)
-        result = await sandbox.run(str(body["command"]), _deadline(body), _whole(body, "output_bytes"))
+        result = await sandbox.run(str(body["command"]), _deadline(body), _natural(body, "output_bytes"))
         return web.json_response(result_to_json(result))
 
     async def _execute(self, request: web.Request, client: _Client) -> web.Response:
         body = await _body(request)
         argv, env = [str(a) for a in body["argv"]], {str(k): str(v) for k, v in body["env"].items()}
         sandbox, directory = self._sandbox(request, client), str(body["directory"])
-        result = await sandbox.execute(argv, _deadline(body), _whole(body, "output_bytes"), env, directory)
+        result = await sandbox.execute(argv, _deadline(body), _natural(body, "output_bytes"), env, directory)
         return web.json_response(result_to_json(result))
 
     async def _read(self, request: web.Request, client: _Client) -> web.Response:
-        data = await self._sandbox(request, client).read(request.query["path"], _whole(request.query, "max_bytes"))
+        data = await self._sandbox(request, client).read(request.query["path"], _natural(request.query, "max_bytes"))
         return web.Response(body=data)
 
     async def _write(self, request: web.Request, client: _Client) -> web.Response:
-        data, mode = await request.read(), _whole(request.query, "mode", 2**32 - 1)
+        data, mode = await request.read(), _natural(request.query, "mode", 2**32 - 1)
         await self._sandbox(request, client).write(request.query["path"], data, mode)
         return web.json_response({})
 
     async def _list(self, request: web.Request, client: _Client) -> web.Response:
-        most = _whole(request.query, "max_entries", 2**32 - 1)
+        most = _natural(request.query, "max_entries", 2**32 - 1)
         entries = await self._sandbox(request, client).list(request.query["path"], most)
         return web.json_response([dataclasses.astuple(e) for e in entries])
 
     async def _stop(self, request: web.Request, client: _Client) -> web.Response:
         sandbox = self._sandbox(request, client)
         named = [{"pid": pid, "start": start} for pid, start in (await _body(request))["spared"]]
-        spared = [(_whole(process, "pid", 2**32 - 1), _whole(process, "start")) for process in named]
+        spared = [(_natural(process, "pid", 2**32 - 1), _natural(process, "start")) for process in named]
         await sandbox.stop_processes(spared)
         return web.json_response({})
 
@@ -237,8 +237,8 @@ class Worker:
 
     async def _port(self, request: web.Request, client: _Client) -> web.Response:
         body = await _body(request)
-        sandbox, port = self._sandbox(request, client), _whole(body, "port", 65535)
-        target = str(body["host"]), _whole(body, "target_port", 65535)
+        sandbox, port = self._sandbox(request, client), _natural(body, "port", 65535)
+        target = str(body["host"]), _natural(body, "target_port", 65535)
         if target not in self._relay_to:
             place = f"{target[0]}:{target[1]}"
             raise SandboxError(f"this worker leads no port to {place}: start it with --relay_to={place}")
@@ -254,9 +254,9 @@ class Worker:
             await sandbox.close()
             return web.json_response({"oom_kills": await sandbox.oom_kills()})
         # Its start is in progress, or may be heard later than this, or it was closed already.
-        client.ended[name] = None
-        if len(client.ended) > MAX_ENDED:
-            del client.ended[next(iter(client.ended))]
+        client.early_closes[name] = None
+        if len(client.early_closes) > MAX_EARLY_CLOSES:
+            del client.early_closes[next(iter(client.early_closes))]
         return web.json_response({})
 
 
@@ -284,7 +284,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return body
 
 
-def _whole(values: Mapping[str, Any], name: str, most: int = 2**63 - 1) -> int:
+def _natural(values: Mapping[str, Any], name: str, most: int = 2**63 - 1) -> int:
     """A whole number from 0, from JSON or as the text of a query."""
     value = values[name]
     number = int(value) if isinstance(value, str) else value
@@ -298,7 +298,7 @@ def spec_from_json(body: dict[str, Any]) -> Spec:
     layers, env, limits = body.pop("layers"), body.pop("env", {}), body.pop("limits")
     if not isinstance(layers, list) or not isinstance(env, dict) or not isinstance(limits, dict):
         raise TypeError("'layers' must be a list, 'env' and 'limits' objects")
-    uid = _whole(body, "uid", 2**31 - 1) if "uid" in body else Spec.uid
+    uid = _natural(body, "uid", 2**31 - 1) if "uid" in body else Spec.uid
     for value in (*layers, *env.values(), *(body[name] for name in body.keys() - {"uid"})):
         if not isinstance(value, str):
             raise TypeError(f"{value!r} must be a text")
@@ -315,15 +315,15 @@ def result_to_json(result: CommandResult) -> dict[str, Any]:
 
 async def serve(options: argparse.Namespace) -> None:
     """Serves until cancelled."""
-    async with contextlib.AsyncExitStack() as opened:
-        address = opened.enter_context(bound_socket(options.host, options.port))  # before back ends are tried
+    async with contextlib.AsyncExitStack() as stack:
+        address = stack.enter_context(bound_socket(options.host, options.port))  # before back ends are tried
         owner = Owner()
-        opened.callback(owner.close)
+        stack.callback(owner.close)
         backend = await choose.choose_backend(owner, unsafe=options.unsafe)
-        opened.push_async_callback(backend.close)
+        stack.push_async_callback(backend.close)
         token = Path(options.token_file).read_text(encoding="utf-8").strip()
         worker = Worker(backend, token, options.max_sandboxes, options.lease_s, options.folder, options.relay_to)
-        await opened.enter_async_context(worker.serving(address))
+        await stack.enter_async_context(worker.serving(address))
         print(f"{backend.describe()}\nserving on http://{options.host}:{address.getsockname()[1]}", flush=True)
         await asyncio.Event().wait()
 

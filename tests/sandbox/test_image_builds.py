@@ -19,7 +19,7 @@ from jaxagent.sandbox.images import __main__ as command
 from jaxagent.sandbox.images import bases
 from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError
-from jaxagent.sandbox.images.many import Images, Wanted
+from jaxagent.sandbox.images.many import Images, TaskImage
 from jaxagent.sandbox.images.recipes import Builder
 from jaxagent.sandbox.images.store import Store
 from jaxagent.sandbox.owner import Owner
@@ -420,12 +420,12 @@ def test_the_images_of_a_dataset(shop):
     lost = shop.write("lost/Dockerfile", "FROM python:3.12\n")
     definition = shop.write("def/container.def", "Bootstrap: localimage\nFrom: /images/ubuntu_22.04.sif\n%post\ntrue\n")
     wanted = [
-        Wanted("good", dockerfile=good, context=good.parent),
-        Wanted("bad", dockerfile=bad, context=bad.parent),
-        Wanted("lost", dockerfile=lost, context=lost.parent),
-        Wanted("def", definition=definition, context=definition.parent, directory="/home/user"),
-        Wanted("named", name="debian:12"),
-        Wanted("unknown", name="alpine:3"),
+        TaskImage("good", dockerfile=good, context=good.parent),
+        TaskImage("bad", dockerfile=bad, context=bad.parent),
+        TaskImage("lost", dockerfile=lost, context=lost.parent),
+        TaskImage("def", definition=definition, context=definition.parent, directory="/home/user"),
+        TaskImage("named", name="debian:12"),
+        TaskImage("unknown", name="alpine:3"),
     ]
 
     async def main():
@@ -471,7 +471,7 @@ def test_a_back_end_without_layers(shop):
     async def main():
         images = Images(Other(), Store(shop.folder / "images"), TABLE, network=False)
         try:
-            return await images.get_all([Wanted("t", name="debian:12")])
+            return await images.get_all([TaskImage("t", name="debian:12")])
         finally:
             await images.close()
 

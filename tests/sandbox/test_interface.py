@@ -18,7 +18,7 @@ from jaxagent.sandbox.base import FileError, Limits, SandboxClosed, SandboxError
 from jaxagent.sandbox.namespaces import Namespaces
 from jaxagent.sandbox.owner import Owner, sandbox_uid
 from jaxagent.sandbox.pool import Pool
-from jaxagent.sandbox.uids import stored
+from jaxagent.sandbox.uids import layer_owner
 
 
 def test_one_shell_through_the_episode(anywhere):
@@ -267,7 +267,9 @@ def test_the_host_sees_no_privileged_user(isolated):
             await asyncio.sleep(0.01)
         users = [[int(user) for user in text.partition("Uid:")[2].split()[:4]] for text in seen]
         (mine,) = {user for four in users for user in four}
-        assert len(users) == 1 and (mine == Spec().uid if isolated.name == "podman" else stored(mine) == sandbox_uid())
+        assert len(users) == 1 and (
+            mine == Spec().uid if isolated.name == "podman" else layer_owner(mine) == sandbox_uid()
+        )
         assert mine != 0
         # No group of the host's either.
         assert all(not text.partition("Groups:")[2].splitlines()[0].strip() for text in seen) or os.geteuid() != 0

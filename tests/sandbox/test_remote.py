@@ -346,7 +346,7 @@ def test_a_sandbox_that_does_not_close_keeps_no_other(backends):
         await runner.setup()
 
         async def ended():
-            return all(s.closed for s in sandboxes) and not worker._clients
+            return all(s.is_closed for s in sandboxes) and not worker._clients
 
         await until(ended)
         await runner.cleanup()
@@ -407,7 +407,7 @@ def test_a_start_that_nobody_waits_for_leaves_no_sandbox(how, backends, monkeypa
             backend.gate.set()
 
             await asyncio.sleep(0.3)
-            assert all(sandbox.closed for sandbox in backend.made) and (await health(urls[0]))["running"] == 0
+            assert all(sandbox.is_closed for sandbox in backend.made) and (await health(urls[0]))["running"] == 0
             async with await remote.start(Spec()) as sandbox:  # the client lives on
                 assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
             await remote.close()

@@ -98,7 +98,7 @@ class Coding(CommandSettings, Environment):
     def open(self, here: Opening) -> Iterator[Callable[[Task], Any]]:
         """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""
         from jaxagent.envs.coding.attempts import AgentCodingAttempt, BuiltInAttempt  # late: with every back end
-        from jaxagent.sandbox.images.many import Wanted
+        from jaxagent.sandbox.images.many import TaskImage
         from jaxagent.sandbox.of_config import build_ahead, open_sandboxes
 
         folder = here.dataset if here.dataset is None or here.dataset.is_dir() else here.dataset.parent
@@ -117,8 +117,8 @@ class Coding(CommandSettings, Environment):
                 raise ConfigError(f"task '{task.id}' has no oracle's patch, which env.reward='patch_similarity' needs.")
             return coding_task
 
-        def image(task: CodingTask) -> Wanted | None:
-            return Wanted(id=task.id, name=task.image, directory=task.workdir) if task.image else None
+        def image(task: CodingTask) -> TaskImage | None:
+            return TaskImage(id=task.id, name=task.image, directory=task.workdir) if task.image else None
 
         known = [read(task) for task in here.tasks]
         with open_sandboxes(here, self.sandbox) as sandboxes:

@@ -34,7 +34,7 @@ from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import StopReason, Task
 
 if TYPE_CHECKING:
-    from jaxagent.sandbox.images.many import Wanted
+    from jaxagent.sandbox.images.many import TaskImage
 
 SOLVED = "solved"  # the verdict's component
 
@@ -82,14 +82,14 @@ class Terminal(CommandSettings, Environment):
             yield lambda task: TerminalAttempt(task, self, lambda own: sandboxes.take(own_image(own)))
 
 
-def own_image(task: TerminalTask) -> Wanted | None:
+def own_image(task: TerminalTask) -> TaskImage | None:
     """The image that the task's folder describes, if it does."""
-    from jaxagent.sandbox.images.many import Wanted
+    from jaxagent.sandbox.images.many import TaskImage
 
     image = task.image
     if not (image.name or image.dockerfile or image.definition):
         return None
-    return Wanted(
+    return TaskImage(
         id=task.id,
         dockerfile=image.dockerfile,
         definition=image.definition,

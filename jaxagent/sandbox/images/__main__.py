@@ -55,8 +55,8 @@ def main(argv: list[str] | None = None) -> int:
     steps = f"; {built.built} steps run, {built.cached} found" if built.built + built.cached else ""
     print(f"image {built.key}{steps}")
     layers, env = "".join(f"\n  {layer}" for layer in built.layers), " ".join(f"{k}={v}" for k, v in built.env.items())
-    shown = {"root": built.root or "this machine's /usr", "layers": layers, "directory": built.directory}
-    print("\n".join(f"{k}: {v}" for k, v in (shown | {"user": built.user, "env": env}).items() if v))
+    fields = {"root": built.root or "this machine's /usr", "layers": layers, "directory": built.directory}
+    print("\n".join(f"{k}: {v}" for k, v in (fields | {"user": built.user, "env": env}).items() if v))
     return 0
 
 

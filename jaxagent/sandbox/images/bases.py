@@ -77,11 +77,11 @@ async def resolve(
         folder.mkdir(exist_ok=True)
         tree.prepare(folder)
         return Built(make_key("scratch"), root=str(folder)), ""
-    wanted = {normal(name), normal(Path(name).name)} if name.endswith(".sif") else {normal(name)}
-    source = next((source for pattern, source in table if any(fnmatch.fnmatchcase(w, pattern) for w in wanted)), "")
+    names = {normal(name), normal(Path(name).name)} if name.endswith(".sif") else {normal(name)}
+    source = next((source for pattern, source in table if any(fnmatch.fnmatchcase(w, pattern) for w in names)), "")
     if not source:
-        known = [pattern for pattern, _ in table]
-        hint = nearest(normal(name), known) if known else "No bases are given."
+        patterns = [pattern for pattern, _ in table]
+        hint = nearest(normal(name), patterns) if patterns else "No bases are given."
         raise BuildError(image, 0, "", f"is FROM {name}, which the bases do not have (there is no registry). {hint}")
     if source == HOST:
         return Built(_host_key()), ""

@@ -107,7 +107,7 @@ class Steps:
 
     async def user(self, built: Built, text: str, name: str) -> Built:
         """Later steps, and the image, run as a user of the image's /etc/passwd, or as a number."""
-        wanted = name.partition(":")[0]
+        user = name.partition(":")[0]
 
         async def action(sandbox: Sandbox) -> dict[str, Any]:
             try:
@@ -115,16 +115,16 @@ class Steps:
             except FileError:
                 lines = []
             rows = [row for line in lines if len(row := line.split(":")) >= 6]
-            row = next((r for r in rows if wanted in (r[0], r[2]) and r[2].isdigit()), None)
-            if row is None and not wanted.isdigit():
-                raise BuildError(self.image, self.number, text, f"names the user '{wanted}', who is not in /etc/passwd")
+            row = next((r for r in rows if user in (r[0], r[2]) and r[2].isdigit()), None)
+            if row is None and not user.isdigit():
+                raise BuildError(self.image, self.number, text, f"names the user '{user}', who is not in /etc/passwd")
             return (
                 {"uid": int(row[2]), "user": row[0], "home": row[5] or "/"}
                 if row
-                else {"uid": int(wanted), "user": wanted, "home": "/"}
+                else {"uid": int(user), "user": user, "home": "/"}
             )
 
-        built, account = await self.step(built, text, ["user", wanted], action, keep=False)
+        built, account = await self.step(built, text, ["user", user], action, keep=False)
         return dataclasses.replace(built, uid=account["uid"], user=account["user"], home=account["home"])
 
     async def environment(self, built: Built, text: str, script: str) -> Built:
@@ -202,10 +202,10 @@ class Steps:
         return dataclasses.replace(spec, layers=layers, uid=0 if as_root else spec.uid, hostname="build")
 
     def _left_s(self, text: str) -> float:
-        left = self._ends_at - time.monotonic()
-        if left <= 0:
+        remaining_s = self._ends_at - time.monotonic()
+        if remaining_s <= 0:
             raise BuildError(self.image, self.number, text, "did not begin before the build's deadline")
-        return left
+        return remaining_s
 
     async def _program(
         self, sandbox: Sandbox, built: Built, text: str, argv: Sequence[str], env: Mapping[str, str]
@@ -275,8 +275,8 @@ async def _put(sandbox: Sandbox, target: str, items: Sequence[Item], mode: int |
 async def _command(sandbox: Sandbox, argv: Sequence[str]) -> None:
     result = await sandbox.execute(argv, SMALL_S, 4000, None, "/")
     if result.exit_code != 0:
-        said = result.output.decode("utf-8", "replace").strip()
-        raise SandboxError(f"{shlex.join(argv)} ended with status {result.exit_code}: {said}")
+        output = result.output.decode("utf-8", "replace").strip()
+        raise SandboxError(f"{shlex.join(argv)} ended with status {result.exit_code}: {output}")
 
 
 def _variables(output: bytes) -> dict[str, str]:

@@ -22,11 +22,11 @@ class BuildError(RuntimeError):
 
     def __init__(self, image: str, number: int, step: str, problem: str, output: str = ""):
         self.image, self.number, self.step, self.tail = image, number, step, output.strip()[-TAIL_CHARS:]
-        shown = " ".join(step.split())
-        shown = shown if len(shown) <= 200 else shown[:197] + "..."
-        place = f" step {number} ({shown})" if step else ""
-        said = f" It printed: {self.tail}" if self.tail else ""
-        super().__init__(f"image {image}:{place} {problem.removesuffix('.')}.{said}")
+        short_step = " ".join(step.split())
+        short_step = short_step if len(short_step) <= 200 else short_step[:197] + "..."
+        place = f" step {number} ({short_step})" if step else ""
+        tail_sentence = f" It printed: {self.tail}" if self.tail else ""
+        super().__init__(f"image {image}:{place} {problem.removesuffix('.')}.{tail_sentence}")
 
 
 @dataclasses.dataclass(frozen=True)

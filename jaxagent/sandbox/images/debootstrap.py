@@ -51,7 +51,7 @@ async def make(
     if os.geteuid() != 0:
         raise BuildError(name, 0, "", "needs root, as debootstrap does: make it as root, or import an exported tar")
     command = [program, "--variant=minbase", *([f"--include={include}"] if include else []), suite]
-    shown = " ".join(["debootstrap", *command[1:], *([mirror] if mirror else [])])
+    command_line = " ".join(["debootstrap", *command[1:], *([mirror] if mirror else [])])
     async with store.making(key, name, timeout_s) as work:
         if (existing := store.find("bases", key)) is not None:  # made by another process meanwhile
             return {**existing, "key": key, "cached": True}
@@ -60,11 +60,11 @@ async def make(
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             (target / path).write_text(text, encoding="utf-8")
         command += [str(target), *([mirror] if mirror else [])]
-        progress(f"{shown} (some minutes)")
+        progress(f"{command_line} (some minutes)")
         seconds = await _run(name, command, work / "log", timeout_s)
         (work / "log").unlink()
         await asyncio.to_thread(_finish, target)
-        record = store.finish("bases", key, work, {"step": shown, "name": name, "seconds": seconds})
+        record = store.finish("bases", key, work, {"step": command_line, "name": name, "seconds": seconds})
         return {**record, "key": key, "cached": False}
 
 

@@ -114,10 +114,10 @@ def expand(text: str, values: Mapping[str, str]) -> str:
     return "".join(out)
 
 
-def split(text: str, whole: bool = False) -> list[str]:
+def split(text: str, one_word: bool = False) -> list[str]:
     """Words of a line without quotes and escapes, as the Dockerfile's own words are cut (not a shell's).
 
-    Raises ValueError for a quote that does not end. `whole`: the line is one word, blanks included.
+    Raises ValueError for a quote that does not end. `one_word`: the line is one word, blanks included.
     """
     words, word, at, quote, begun = [], "", 0, "", False
     while at < len(text):
@@ -131,7 +131,7 @@ def split(text: str, whole: bool = False) -> list[str]:
                 word += char
         elif char in "'\"":
             quote, begun = char, True
-        elif char.isspace() and not whole:
+        elif char.isspace() and not one_word:
             if begun:
                 words.append(word)
             word, begun = "", False
@@ -149,7 +149,7 @@ def pairs(rest: str, values: Mapping[str, str]) -> list[tuple[str, str]]:
     if "=" not in head[0]:
         if len(head) != 2:
             raise ValueError(f"'{rest}' has no value")
-        return [(head[0], "".join(split(expand(head[1], values), whole=True)))]
+        return [(head[0], "".join(split(expand(head[1], values), one_word=True)))]
     settings = []
     for word in split(expand(rest, values)):
         name, equals, value = word.partition("=")

@@ -23,7 +23,7 @@ SHOWN_FAILURES = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class TaskImage:
     """One image, by what describes it; the first of these that is set counts."""
 
     id: str  # of the task
@@ -61,67 +61,69 @@ class Images:
         if isinstance(backend, Namespaces):
             self._build_backend = BuildBackend(backend.owner, network, backend.roots)
             self._builder = Builder(self._build_backend, store, tuple(table), progress)
-        self._known: dict[str, asyncio.Task[Built]] = {}
+        self._builds: dict[str, asyncio.Task[Built]] = {}
         self._gate = asyncio.Semaphore(os.cpu_count() or 1)
         self.failed: dict[str, str] = {}
 
-    async def get(self, wanted: Wanted) -> Built:
+    async def get(self, image: TaskImage) -> Built:
         """A task's image; built when it is first asked for. A build goes on when who asked stops waiting.
 
         Raises:
           BuildError: it cannot be built; the same at every later call.
         """
-        if wanted.id not in self._known:
-            self._known[wanted.id] = asyncio.get_running_loop().create_task(self._build(wanted))
-        return await asyncio.shield(self._known[wanted.id])
+        if image.id not in self._builds:
+            self._builds[image.id] = asyncio.get_running_loop().create_task(self._build(image))
+        return await asyncio.shield(self._builds[image.id])
 
-    async def get_all(self, wanted: Sequence[Wanted]) -> str:
+    async def get_all(self, images: Sequence[TaskImage]) -> str:
         """Builds all, as many at once as there are processors; returns one line on how that went."""
-        done = await asyncio.gather(*(self.get(w) for w in wanted), return_exceptions=True)
-        for result in done:
+        results = await asyncio.gather(*(self.get(image) for image in images), return_exceptions=True)
+        for result in results:
             if isinstance(result, BaseException) and not isinstance(result, BuildError):
                 raise result
-        good = [b for b in done if isinstance(b, Built)]
+        good = [b for b in results if isinstance(b, Built)]
         ran = sum(b.built > 0 for b in good)
-        failed = [self.failed[w.id] for w in wanted if w.id in self.failed]
-        line = f"images of {len(wanted)} tasks: {ran} built, {len(good) - ran} found, {len(failed)} failed"
+        failed = [self.failed[image.id] for image in images if image.id in self.failed]
+        line = f"images of {len(images)} tasks: {ran} built, {len(good) - ran} found, {len(failed)} failed"
         more = [f"and {len(failed) - SHOWN_FAILURES} more"] if len(failed) > SHOWN_FAILURES else []
         return "\n  ".join([line, *failed[:SHOWN_FAILURES], *more])
 
-    async def _build(self, wanted: Wanted) -> Built:
+    async def _build(self, image: TaskImage) -> Built:
         async with self._gate:
             try:
-                return await self._one(wanted)
+                return await self._build_once(image)
             except (ConfigError, SandboxError, OSError) as error:
-                failure = BuildError(wanted.id, 0, "", str(error))
+                failure = BuildError(image.id, 0, "", str(error))
             except BuildError as error:
                 failure = error
-        self.failed[wanted.id] = str(failure)
+        self.failed[image.id] = str(failure)
         raise failure
 
-    async def _one(self, w: Wanted) -> Built:
+    async def _build_once(self, image: TaskImage) -> Built:
         if isinstance(self._backend, ContainerEngine):
-            if w.dockerfile is not None:
+            if image.dockerfile is not None:
                 return await container_images.build(
-                    self._backend, w.dockerfile, w.context, w.id, w.timeout_s, network=self._network
+                    self._backend, image.dockerfile, image.context, image.id, image.timeout_s, network=self._network
                 )
-            if w.definition is not None:
-                raise BuildError(w.id, 0, "", f"is an apptainer definition, which {self._backend.name} cannot build")
-            return await asyncio.to_thread(container_images.inspect, self._backend, w.name, w.id)
+            if image.definition is not None:
+                problem = f"is an apptainer definition, which {self._backend.name} cannot build"
+                raise BuildError(image.id, 0, "", problem)
+            return await asyncio.to_thread(container_images.inspect, self._backend, image.name, image.id)
         if self._build_backend is None:
-            raise BuildError(w.id, 0, "", f"cannot be built: sandboxes of {self._backend.name} take no layers")
-        if w.dockerfile is not None:
-            return await self._builder.dockerfile(w.dockerfile, w.context, w.id, w.timeout_s)
-        if w.definition is not None:
-            return await self._builder.definition(w.definition, w.context, w.id, w.timeout_s, w.directory)
-        base = await bases.resolve(self._builder.table, w.name, w.id, self._builder.store, self._builder.progress)
-        steps = Steps(self._build_backend, self._builder.store, w.id, w.timeout_s, self._builder.progress)
+            raise BuildError(image.id, 0, "", f"cannot be built: sandboxes of {self._backend.name} take no layers")
+        builder, place = self._builder, (image.context, image.id, image.timeout_s)
+        if image.dockerfile is not None:
+            return await builder.dockerfile(image.dockerfile, *place)
+        if image.definition is not None:
+            return await builder.definition(image.definition, *place, image.directory)
+        base = await bases.resolve(builder.table, image.name, image.id, builder.store, builder.progress)
+        steps = Steps(self._build_backend, builder.store, image.id, image.timeout_s, builder.progress)
         return await begin(steps, *base)
 
     async def close(self) -> None:
         """Ends builds that still go on."""
-        for task in self._known.values():
+        for task in self._builds.values():
             task.cancel()
-        await asyncio.gather(*self._known.values(), return_exceptions=True)
+        await asyncio.gather(*self._builds.values(), return_exceptions=True)
         if self._build_backend is not None:
             await self._build_backend.close()

@@ -52,22 +52,22 @@ async def load(store: Store, path: Path, name: str = "", max_bytes: int = MAX_IM
     image = f"{path.name}{f' ({name})' if name else ''}"
     try:
         with tars.open_image(path) as archive:
-            wanted = await asyncio.to_thread(_Image, archive, name)
-            key = make_key("oci", wanted.identity)
+            contents = await asyncio.to_thread(_Image, archive, name)
+            key = make_key("oci", contents.identity)
             if (existing := store.find("bases", key)) is not None:
                 return {**existing, "key": key, "cached": True}
             async with store.making(key, image, TIMEOUT_S) as work:
                 if (existing := store.find("bases", key)) is not None:
                     return {**existing, "key": key, "cached": True}
                 begin = time.monotonic()
-                skipped = await asyncio.to_thread(wanted.unpack, work / TREE, max_bytes)
+                skipped = await asyncio.to_thread(contents.unpack, work / TREE, max_bytes)
                 record = {
                     "step": f"import of {path.name}",
-                    "name": name or wanted.name or path.name,
+                    "name": name or contents.name or path.name,
                     "seconds": round(time.monotonic() - begin, 2),
-                    "env": wanted.env,
-                    "workdir": posixpath.normpath("/" + (wanted.config.get("WorkingDir") or "").lstrip("/")),
-                    "user": wanted.config.get("User") or "",
+                    "env": contents.env,
+                    "workdir": posixpath.normpath("/" + (contents.config.get("WorkingDir") or "").lstrip("/")),
+                    "user": contents.config.get("User") or "",
                     "skipped": skipped,
                 }
                 return {**store.finish("bases", key, work, record), "key": key, "cached": False}

@@ -106,7 +106,7 @@ class _Dockerfile:
     ):
         self._builder, self._parsed, self._context, self._name = builder, parsed, context, name
         self._steps = Steps(builder.backend, builder.store, name, timeout_s, builder.progress)
-        self._given = args
+        self._build_args = args
         self._stages: dict[str, Built] = {}
         self._notes: list[str] = []
 
@@ -122,9 +122,9 @@ class _Dockerfile:
             elif instruction.name == "ARG":
                 self._arguments(instruction, globals_, {}, {})
         built = None
-        wanted = self._needed(stages, globals_)
+        needed_stages = self._needed(stages, globals_)
         for number, (start, instructions) in enumerate(stages):
-            if number in wanted:
+            if number in needed_stages:
                 built = await self._stage(start, instructions, globals_)
                 self._stages[self._alias(start)[1].lower() or str(number)] = built
         assert built is not None  # the last one is always needed
@@ -152,8 +152,8 @@ class _Dockerfile:
         if not source:
             raise self._wrong(start, "names no image: an ARG before FROM has no value")
         if "platform" in start.flags:
-            told = f"--platform={start.flags['platform']} has no effect: an image is of this machine's processor"
-            self._notes.append(f"line {start.line}: {told}")
+            note = f"--platform={start.flags['platform']} has no effect: an image is of this machine's processor"
+            self._notes.append(f"line {start.line}: {note}")
         if source.lower() in self._stages:
             built = self._stages[source.lower()]
         else:
@@ -185,10 +185,10 @@ class _Dockerfile:
                 raise self._wrong(i, str(error)) from None
             return dataclasses.replace(built, env={**built.env, **variables})
         if i.name == "WORKDIR":
-            path = "".join(self._words(i, i.rest, values, whole=True))
+            path = "".join(self._words(i, i.rest, values, one_word=True))
             return await self._steps.workdir(built, i.text, posixpath.normpath(posixpath.join(built.directory, path)))
         if i.name == "USER":
-            return await self._steps.user(built, i.text, "".join(self._words(i, i.rest, values, whole=True)))
+            return await self._steps.user(built, i.text, "".join(self._words(i, i.rest, values, one_word=True)))
         if i.name == "RUN":
             argv = i.words or (*shell, _script(i))
             if i.heredocs and not i.words and i.heredocs[0].text.startswith("#!") and _only_heredoc(i):
@@ -211,11 +211,11 @@ class _Dockerfile:
             for source in sources:
                 if re.match(r"[a-z+]+://|git@", source):
                     raise self._wrong(i, f"of {source} is not supported: only local files")
-        given = []
+        documents = []
         for source in [s for s in sources if s in heredocs]:
             document = heredocs[source]
             text = self._expand(i, document.text, values) if document.expand else document.text
-            given.append((document.name, [Item("", "file", 0o644, data=text.encode())]))
+            documents.append((document.name, [Item("", "file", 0o644, data=text.encode())]))
         return await _copy(
             self._steps,
             built,
@@ -225,7 +225,7 @@ class _Dockerfile:
             posixpath.join(built.directory, target),
             mode=None if mode is None else int(mode, 8) & 0o1777,
             unpack=i.name == "ADD",
-            given=given,
+            documents=documents,
         )
 
     def _arguments(
@@ -236,8 +236,8 @@ class _Dockerfile:
             name, equals, value = word.partition("=")
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise self._wrong(i, f"'{name}' is no name of a variable")
-            if name in self._given:
-                args[name] = self._given[name]
+            if name in self._build_args:
+                args[name] = self._build_args[name]
             elif equals:
                 args[name] = value
             elif name in globals_:
@@ -245,9 +245,9 @@ class _Dockerfile:
             elif name in PROXIES and name in os.environ and self._builder.backend.network:
                 args[name] = os.environ[name]
 
-    def _words(self, i: Instruction, text: str, values: Mapping[str, str], whole: bool = False) -> list[str]:
+    def _words(self, i: Instruction, text: str, values: Mapping[str, str], one_word: bool = False) -> list[str]:
         try:
-            return dockerfile.split(self._expand(i, text, values), whole)
+            return dockerfile.split(self._expand(i, text, values), one_word)
         except ValueError as error:
             raise self._wrong(i, str(error)) from None
 
@@ -270,17 +270,17 @@ async def _copy(
     target: str,
     mode: int | None = None,
     unpack: bool = False,
-    given: Sequence[tuple[str, list[Item]]] = (),
+    documents: Sequence[tuple[str, list[Item]]] = (),
     cp: bool = False,
 ) -> Built:
     """COPY, ADD and %files: finds the sources, then puts them into the image.
 
     Args:
       unpack: archives are unpacked, as by ADD.
-      given: sources that are not in the context.
+      documents: sources that are not in the context.
       cp: as `cp -rL` does it: links are followed, and a folder is put into `target` where that is one.
     """
-    sources, archives = list(given), []
+    sources, archives = list(documents), []
     try:
         for pattern in patterns:
             for path in context.find(pattern):

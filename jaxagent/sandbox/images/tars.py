@@ -30,13 +30,13 @@ def open_image(path: Path) -> tarfile.TarFile:
     """The tar in a file, plain or compressed. Raises TarError."""
     if not path.is_file():
         raise TarError(f"there is no file {path}")
-    with _told():
+    with _as_tar_errors():
         return tarfile.open(path, "r:*", tarinfo=_headers())
 
 
 def open_layer(stream: Any) -> tarfile.TarFile:
     """A plain tar that is read once from its begin. Raises TarError."""
-    with _told():
+    with _as_tar_errors():
         return tarfile.open(fileobj=stream, mode="r|", ignore_zeros=False, tarinfo=_headers())
 
 
@@ -59,7 +59,7 @@ def members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
 
 
 def _next(archive: tarfile.TarFile) -> tarfile.TarInfo | None:
-    with _told():
+    with _as_tar_errors():
         entry = archive.next()
     if entry is not None and entry.size < 0:  # as a pax header may say; the next entry would be one before
         raise TarError(f"entry {entry.name[:80]!r} has the size {entry.size}")
@@ -67,7 +67,7 @@ def _next(archive: tarfile.TarFile) -> tarfile.TarInfo | None:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _as_tar_errors() -> Iterator[None]:
     """What malformed headers make tarfile raise beside its own errors, as TarError."""
     try:
         yield

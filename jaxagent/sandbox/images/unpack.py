@@ -118,10 +118,10 @@ class Unpacker:
 
     def _directory(self, folder: int, name: str, entry: tarfile.TarInfo) -> None:
         try:
-            kept = stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+            is_directory = stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
         except FileNotFoundError:
-            kept = False
-        if not kept:  # over a file or link of a lower layer
+            is_directory = False
+        if not is_directory:  # over a file or link of a lower layer
             tree.remove(folder, name)
             os.mkdir(name, 0o700, dir_fd=folder)
         below = tree.descend(folder, [name])
@@ -139,13 +139,13 @@ class Unpacker:
             raise TarError(f"entry {entry.name!r} has no content")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=folder), "wb") as file:
-            left = entry.size
-            while left > 0:
-                chunk = source.read(min(left, CHUNK_BYTES))
+            remaining = entry.size
+            while remaining > 0:
+                chunk = source.read(min(remaining, CHUNK_BYTES))
                 if not chunk:
                     raise TarError(f"entry {entry.name!r} ends too early")
                 file.write(chunk)
-                left -= len(chunk)
+                remaining -= len(chunk)
             os.fchmod(file.fileno(), entry.mode & 0o777)
             os.utime(file.fileno(), (int(entry.mtime), int(entry.mtime)))
 

@@ -40,16 +40,16 @@ def compile_to(path: Path, static: bool) -> str:
         return f"there is no C compiler ({', '.join(COMPILERS)})"
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
-        made = Path(work, "made")
-        command = [compiler, "-O2", *["-static"] * static, "-o", str(made), *map(str, sorted(FOLDER.glob("*.c")))]
+        program = Path(work, "made")
+        command = [compiler, "-O2", *["-static"] * static, "-o", str(program), *map(str, sorted(FOLDER.glob("*.c")))]
         try:
-            done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S)
+            process = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S)
         except (OSError, subprocess.SubprocessError) as failure:
             return f"{compiler} does not run: {failure}"
-        if done.returncode != 0:
-            lines = done.stderr.decode("utf-8", "replace").splitlines()
+        if process.returncode != 0:
+            lines = process.stderr.decode("utf-8", "replace").splitlines()
             return f"{compiler} fails: {next((line for line in lines if 'error' in line), ' '.join(lines))[:300]}"
-        _put(made, path)
+        _put(program, path)
     return ""
 
 
@@ -60,8 +60,8 @@ def copy_to(path: Path, source: Path) -> None:
         _put(Path(shutil.copyfile(source, Path(work, "made"))), path)
 
 
-def _put(made: Path, path: Path) -> None:
-    made.chmod(0o755)
-    made.rename(path)  # at once: other processes see all of it or nothing
+def _put(program: Path, path: Path) -> None:
+    program.chmod(0o755)
+    program.rename(path)  # at once: other processes see all of it or nothing
     if not os.access(path, os.X_OK):
         raise PermissionError(errno.EACCES, "programs must not run from there", str(path))
