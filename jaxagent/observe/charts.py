@@ -183,5 +183,5 @@ def _moving_average(points: Points) -> list[tuple[float, float]]:
 
 
 def _finite(series: Mapping[str, Points]) -> dict[str, list[tuple[float, float]]]:
-    kept = {name: [(float(x), float(y)) for x, y in points if math.isfinite(y)] for name, points in series.items()}
-    return {name: points for name, points in kept.items() if points}
+    finite = {name: [(float(x), float(y)) for x, y in points if math.isfinite(y)] for name, points in series.items()}
+    return {name: points for name, points in finite.items() if points}

@@ -34,7 +34,7 @@ def token_texts(tokens: Sequence[int], token_bytes: Sequence[bytes]) -> list[str
     return texts
 
 
-def shown(record: Record, token_bytes: Sequence[bytes] | None = None) -> Record:
+def report_record(record: Record, token_bytes: Sequence[bytes] | None = None) -> Record:
     """A line of a log as the report shows it: the task's fields beside the episode's, trajectories as texts.
 
     A trajectory's columns have one entry per token: text, kind, log-prob (None where not sampled), turn, version. Lines
@@ -51,7 +51,9 @@ def shown(record: Record, token_bytes: Sequence[bytes] | None = None) -> Record:
         "task": task["id"],
         "reward": math.fsum((record["reward"], *record.get("turn_rewards", ()))),  # `Episode.total_reward`
         "trajectories": [_columns(t, token_bytes) for t in record["trajectories"]],
-        "heard": [{key: heard[key] for key in ("role", "after", "turns")} for heard in record.get("heard", ())],
+        "heard": [
+            {key: conversation[key] for key in ("role", "after", "turns")} for conversation in record.get("heard", ())
+        ],
     }
 
 

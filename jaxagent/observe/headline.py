@@ -20,6 +20,6 @@ def held_out(names: Iterable[str], score: str) -> list[str]:
     """The score's metrics among `names`: greedy, sampled, then greedy by family of kinds."""
     if not score:
         return []
-    known, greedy, sampled = set(names), f"{EVAL}{score}", f"{EVAL}{score}_sampled"
-    families = {name for name in known if name.startswith(f"{greedy}_") and not name.startswith(sampled)}
-    return [*(name for name in (greedy, sampled) if name in known), *sorted(families)]
+    metric_names, greedy, sampled = set(names), f"{EVAL}{score}", f"{EVAL}{score}_sampled"
+    families = {name for name in metric_names if name.startswith(f"{greedy}_") and not name.startswith(sampled)}
+    return [*(name for name in (greedy, sampled) if name in metric_names), *sorted(families)]

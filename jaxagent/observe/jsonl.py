@@ -58,9 +58,9 @@ class JsonlLog:
         try:
             for record in records:
                 line = json.dumps(plain(record), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-                left = memoryview(line.encode() + b"\n")
-                while left:
-                    left = left[self._file.write(left) :]
+                rest = memoryview(line.encode() + b"\n")
+                while rest:
+                    rest = rest[self._file.write(rest) :]
                 self.position += 1
             os.fsync(self._file.fileno())
         except OSError as error:

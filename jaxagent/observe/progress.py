@@ -131,8 +131,8 @@ class Progress:
             self._live.update(Group(self._table(), self._bars))
         if self._is_due(step, metrics):
             self._last_line_s = time.monotonic()
-            shown = "  ".join(f"{name} {self._latest(name)}" for name in numbers)
-            self._line(f"{self._stage} {step}/{self._total}  {shown}  left {self._left(step)}", not self._live)
+            latest = "  ".join(f"{name} {self._latest(name)}" for name in numbers)
+            self._line(f"{self._stage} {step}/{self._total}  {latest}  left {self._time_left(step)}", not self._live)
 
     def note(self, text: str) -> None:
         """Prints one line above the bar."""
@@ -167,11 +167,11 @@ class Progress:
         waited = time.monotonic() - self._last_line_s >= self._log_every_s
         return waited or step >= self._total or any(name.startswith("eval/") for name in metrics)
 
-    def _left(self, step: int) -> str:
-        done = step - self._first_step
-        if done <= 0:
+    def _time_left(self, step: int) -> str:
+        steps_done = step - self._first_step
+        if steps_done <= 0:
             return "?"
-        return duration((time.monotonic() - self._started_s) / done * max(0, self._total - step))
+        return duration((time.monotonic() - self._started_s) / steps_done * max(0, self._total - step))
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))

@@ -76,9 +76,9 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
     config = _load(workdir / CONFIG_FILE)
     measured = so_far(records)
     # A summary may be older than the records: it is of the time before the run was continued.
-    ended = _load(workdir / SUMMARY_FILE)
-    summary = measured | ended | measured | (results or {})
-    counts = [each["failed_episodes"] for each in (ended, measured) if "failed_episodes" in each]
+    stored_summary = _load(workdir / SUMMARY_FILE)
+    summary = measured | stored_summary | measured | (results or {})
+    counts = [each["failed_episodes"] for each in (stored_summary, measured) if "failed_episodes" in each]
     if results is None and counts:  # records lack some failures (a gate's, dropped attempts), an older summary others
         summary["failed_episodes"] = {where: max(c.get(where, 0) for c in counts) for where in counts[0] | counts[-1]}
     pairs = report_episodes.choose(report_logs.evaluations(workdir), _EPISODES)
@@ -153,12 +153,12 @@ def page(
 
 def document(title: str, body: str) -> str:
     """A self-contained page around HTML with charts, tables and episodes."""
-    here = pathlib.Path(__file__).parent
+    folder = pathlib.Path(__file__).parent
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<style>{(here / 'report.css').read_text(encoding='utf-8')}</style><main>{body}</main>"
-        f'<div id="tip"></div><script>{(here / "report.js").read_text(encoding="utf-8")}</script></html>'
+        f"<style>{(folder / 'report.css').read_text(encoding='utf-8')}</style><main>{body}</main>"
+        f'<div id="tip"></div><script>{(folder / "report.js").read_text(encoding="utf-8")}</script></html>'
     )
 
 
@@ -229,7 +229,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
 
 def _stage(stage: str, records: Sequence[Mapping[str, Any]]) -> str:
     series = _series(records)
-    figures, used = [], set(_TOTALS)
+    figures, charted = [], set(_TOTALS)
     score = headline.score_of(name for record in records for name in record)
     figures.append(_against_cost(records, score))
     scores: tuple[Figure, ...] = (
@@ -238,12 +238,12 @@ def _stage(stage: str, records: Sequence[Mapping[str, Any]]) -> str:
     )
     for title, names, axis in (*scores, *_FIRST):
         lines = {name: series[name] for name in names if name in series}
-        used.update(lines)
+        charted.update(lines)
         y = _unit(next(iter(lines), ""))
         figures.append(charts.line_chart(title, lines, zero=axis == "zero", unit=axis == "unit", y=y))
     rest: dict[str, dict[str, charts.Points]] = {}
     for name, points in series.items():
-        if name not in used:
+        if name not in charted:
             topic, _, leaf = name.rpartition("/")
             rest.setdefault(topic, {})[leaf or name] = points
     for topic, (title, unit) in _STACKED.items():
@@ -304,10 +304,10 @@ def _summary_table(summary: Mapping[str, Any]) -> str:
     for key, value in summary.items():
         items = value.items() if isinstance(value, Mapping) else [("", value)]
         for inner, item in items:
-            shown = number(item) if isinstance(item, (int, float)) and not isinstance(item, bool) else str(item)
-            shown = "–" if item is None else shown
+            cell = number(item) if isinstance(item, (int, float)) and not isinstance(item, bool) else str(item)
+            cell = "–" if item is None else cell
             name = f"{key}.{inner}" if inner else key
-            rows.append(f"<tr><td>{html.escape(name)}</td><td>{html.escape(shown)}</td></tr>")
+            rows.append(f"<tr><td>{html.escape(name)}</td><td>{html.escape(cell)}</td></tr>")
     return f'<div class="table"><table>{"".join(rows)}</table></div>'
 
 

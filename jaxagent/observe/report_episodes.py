@@ -74,22 +74,23 @@ def _attempt(record: Record) -> str:
 def _conversations(record: Record) -> str:
     """What was said: one sequence as it is; of several conversations each with whose it is, in the order they began."""
     tokens = [f'<div class="tokens">{_folded(_spans(t))}</div>' for t in record["trajectories"]]
-    heard = list(record.get("heard", ()))
-    if not heard and len(tokens) <= 1:
+    untrained = list(record.get("heard", ()))
+    if not untrained and len(tokens) <= 1:
         return "".join(tokens)
     talks = []
     for number, body in enumerate(tokens):
-        talks += [_heard(talk) for talk in heard if talk["after"] == number]
+        talks += [_untrained_conversation(talk) for talk in untrained if talk["after"] == number]
         name = f"policy, conversation {number + 1}" if len(tokens) > 1 else "policy"
         talks.append(f'<section class="talk"><h5>{name} <i>trained</i></h5>{body}</section>')
-    talks += [_heard(talk) for talk in heard if talk["after"] >= len(tokens)]
+    talks += [_untrained_conversation(talk) for talk in untrained if talk["after"] >= len(tokens)]
     return f'<div class="talks">{"".join(talks)}</div>'
 
 
-def _heard(talk: Mapping[str, Any]) -> str:
+def _untrained_conversation(talk: Mapping[str, Any]) -> str:
     """A conversation that carries no gradient: what its role was shown, and what it said."""
     turns = "".join(
-        f'<p class="shown">{_text(shown)}</p><p class="said">{_text(said)}</p>' for shown, said in talk["turns"]
+        f'<p class="shown">{_text(observation)}</p><p class="said">{_text(reply)}</p>'
+        for observation, reply in talk["turns"]
     )
     return f'<section class="talk heard"><h5>{html.escape(talk["role"])} <i>not trained</i></h5>{turns}</section>'
 
@@ -103,12 +104,12 @@ def _text(text: str) -> str:
     return f"{html.escape(head)}{folded}{html.escape(tail)}"
 
 
-def browser(records: Sequence[Record], said: str) -> str:
+def browser(records: Sequence[Record], sentence: str) -> str:
     """The markup of the list that report.js makes of compact records (report_logs.py), and the records themselves.
 
     Args:
       records: newest first.
-      said: the sentence that says how many of all episodes they are.
+      sentence: the sentence that says how many of all episodes they are.
     """
     data = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
     data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")  # no tag can begin in it
@@ -120,7 +121,7 @@ def browser(records: Sequence[Record], said: str) -> str:
         )
     )  # fmt: skip
     return (
-        f'<p class="note">{html.escape(said)}</p><div id="browser"><form class="filters">{choices}'
+        f'<p class="note">{html.escape(sentence)}</p><div id="browser"><form class="filters">{choices}'
         '<label class="wide">text<input type="search" data-by="text" placeholder="prompt, answer, tokens"></label>'
         '</form><p class="note count">This list needs JavaScript.</p><div class="rows"></div>'
         '<button type="button" class="more" hidden>more</button></div>'
@@ -144,6 +145,6 @@ def _spans(trajectory: Mapping[str, Sequence[Any]]) -> list[str]:
         if logprob is not None:
             surprise = min(1.0, -logprob / _SURPRISE)
             sampled = f' data-p="{logprob:.4g}" data-v="{version}" style="--s:{surprise:.2f}"'
-        shown = html.escape(text).replace("\n", "↵\n")
-        out.append(f'<span class="k{kind}" data-k="{kind}" data-t="{turn}"{sampled}>{shown}</span>')
+        escaped = html.escape(text).replace("\n", "↵\n")
+        out.append(f'<span class="k{kind}" data-k="{kind}" data-t="{turn}"{sampled}>{escaped}</span>')
     return out

@@ -15,7 +15,7 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.data.episode_log import EVALUATION
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.observe.episodes import shown
+from jaxagent.observe.episodes import report_record
 from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER
 from jaxagent.types import StopReason, TokenKind
 
@@ -28,7 +28,7 @@ Record = dict[str, Any]
 def evaluations(workdir: pathlib.Path, limit: int = READ_BYTES) -> list[Record]:
     """Evaluation episodes in the order of the log: all, or the first and the last `limit` bytes' worth together."""
     path = workdir / EPISODES_FILE
-    return [shown(json.loads(line)) for line in _ends(path, limit)]
+    return [report_record(json.loads(line)) for line in _ends(path, limit)]
 
 
 def browsed(workdir: pathlib.Path, config: Mapping[str, Any], limit: int = SHOWN_BYTES) -> tuple[list[Record], str]:
@@ -41,21 +41,21 @@ def browsed(workdir: pathlib.Path, config: Mapping[str, Any], limit: int = SHOWN
         for path in (workdir / EPISODES_FOLDER).glob("*.jsonl")
         if not path.name.endswith(EVALUATION)  # these stand in EPISODES_FILE too
     )
-    records, whole, used = _newest(workdir / EPISODES_FILE, limit // 2 if logs else limit, None)
+    records, complete, bytes_so_far = _newest(workdir / EPISODES_FILE, limit // 2 if logs else limit, None)
     table = _token_table(workdir, config) if logs else []
     for index, path in enumerate(logs):
-        more, all_of_it, bytes_used = _newest(path, (limit - used) // (len(logs) - index), table)
-        records, whole, used = records + more, whole and all_of_it, used + bytes_used
+        more, all_of_it, bytes_used = _newest(path, (limit - bytes_so_far) // (len(logs) - index), table)
+        records, complete, bytes_so_far = records + more, complete and all_of_it, bytes_so_far + bytes_used
     names = ", ".join([EPISODES_FILE, *(f"{EPISODES_FOLDER}/{path.name}" for path in logs)])
-    said = f"All {len(records):,} logged episodes"
-    if not whole:
-        said = f"The newest {len(records):,} logged episodes: this page takes {limit / 1e6:g} MB of them"
+    sentence = f"All {len(records):,} logged episodes"
+    if not complete:
+        sentence = f"The newest {len(records):,} logged episodes: this page takes {limit / 1e6:g} MB of them"
     by_number = " Tokens of training episodes are shown by number: the run's tokenizer is not there."
-    return records, f"{said}. Everything lies in {names}.{by_number if table is None else ''}"
+    return records, f"{sentence}. Everything lies in {names}.{by_number if table is None else ''}"
 
 
 def compact(record: Mapping[str, Any]) -> Record:
-    """What `episodes.shown` gives for the page: equal values as run lengths, log-probs of sampled tokens only."""
+    """A report's record, smaller: equal values as run lengths, log-probs of sampled tokens only."""
     keys = ("split", "task", "kind", "prompt", "answers", "stage", "step", "sample", "rewards", "stop_reason", "error")
     return {
         **{key: record[key] for key in (*keys, "turns")},
@@ -90,16 +90,16 @@ def _token_table(workdir: pathlib.Path, config: Mapping[str, Any]) -> list[bytes
 
 def _newest(path: pathlib.Path, limit: int, table: Sequence[bytes] | None) -> tuple[list[Record], bool, int]:
     """(records, newest first, whether that is the whole log, bytes used). `table[id]` are a token's bytes."""
-    shown_records, used = [], 0
+    shown_records, bytes_so_far = [], 0
     lines = list(_ends(path, READ_BYTES, tail_only=True)) if path.is_file() else []
     for line in reversed(lines):
-        record = compact(shown(json.loads(line), table))
+        record = compact(report_record(json.loads(line), table))
         size = len(json.dumps(record, separators=(",", ":")))
-        if used + size > limit:
-            return shown_records, False, used
+        if bytes_so_far + size > limit:
+            return shown_records, False, bytes_so_far
         shown_records.append(record)
-        used += size
-    return shown_records, not path.is_file() or path.stat().st_size <= READ_BYTES, used
+        bytes_so_far += size
+    return shown_records, not path.is_file() or path.stat().st_size <= READ_BYTES, bytes_so_far
 
 
 def _ends(path: pathlib.Path, limit: int, tail_only: bool = False) -> Iterator[bytes]:

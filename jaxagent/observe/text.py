@@ -16,8 +16,8 @@ def number(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """1:05:09, 3:20, 0:07."""
-    whole = round(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    total = round(seconds)
+    hours, minutes, rest = total // 3600, total // 60 % 60, total % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 

@@ -95,8 +95,8 @@ def abstract_state(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> sta
     adapters = None
     if cfg.model.lora:
         adapters = model_params.abstract_of(lora.adapter_specs(spec, cfg.model.lora), mesh, sharding.TRAIN)
-    made = jax.eval_shape(functools.partial(first_state, cfg), policy, adapters)
-    return jax.tree.map(lambda x: _abstract(x.shape, x.dtype, mesh, x.sharding.spec if x.sharding else jax.P()), made)
+    shapes = jax.eval_shape(functools.partial(first_state, cfg), policy, adapters)
+    return jax.tree.map(lambda x: _abstract(x.shape, x.dtype, mesh, x.sharding.spec if x.sharding else jax.P()), shapes)
 
 
 def compile_all(
@@ -106,11 +106,11 @@ def compile_all(
 
     `learner` is what `learner.programs.describe` gave for the same config.
     """
-    done: list[Program] = []
+    programs: list[Program] = []
 
     def add(name: str, function: Any, *arguments: Any) -> None:
-        done.append(_compile(name, function, *arguments))
-        report(done[-1])
+        programs.append(_compile(name, function, *arguments))
+        report(programs[-1])
 
     with jax.set_mesh(mesh):
         train, update = abstract_state(cfg, spec, mesh), learner.update
@@ -132,7 +132,7 @@ def compile_all(
             weights = train.reference if train.frozen is None else train.frozen.base
             add("reference: log-probs", learner.logprobs.program, weights, batch, temperature)
         _compile_engine(cfg, spec, mesh, train.policy, add)
-    return done
+    return programs
 
 
 def _compile_engine(
@@ -172,12 +172,12 @@ def _compile_engine(
 def device_bytes(tree: Tree) -> int:
     """Bytes that the arrays of a tree take on one device."""
 
-    def one(leaf: jax.ShapeDtypeStruct) -> int:
+    def leaf_bytes(leaf: jax.ShapeDtypeStruct) -> int:
         # A scalar made without an input has no sharding: it is on every device.
         shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
         return math.prod(shape) * leaf.dtype.itemsize
 
-    return sum(one(leaf) for leaf in jax.tree.leaves(tree))
+    return sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 
 def _decode_state(cfg: EngineConfig, context: int, exact: bool, model: LanguageModel) -> functions.DecodeState:

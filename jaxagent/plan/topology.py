@@ -36,9 +36,9 @@ def mesh_for(mesh: MeshConfig, chip: str) -> tuple[jax.sharding.Mesh, str]:
         topology = topologies.get_topology_desc(
             platform="cuda", target_config=target_config(chip), topology=f"1x1x{count(mesh)}"
         )
-        made = topologies.make_mesh(topology, sharding.sizes_of(mesh), sharding.AXES)
+        device_mesh = topologies.make_mesh(topology, sharding.sizes_of(mesh), sharding.AXES)
         explicit = jax.sharding.Mesh(
-            made.devices, made.axis_names, axis_types=(AxisType.Explicit,) * len(sharding.AXES)
+            device_mesh.devices, device_mesh.axis_names, axis_types=(AxisType.Explicit,) * len(sharding.AXES)
         )
         return explicit, chip
     if chip in _TPU_SLICES and tpu_compiler_installed():

@@ -23,36 +23,40 @@ NO_PROMISE = "numerics='fast' promises no equal bits: what is sampled beside an 
 
 
 def certificate(
-    workdir: RecordedRun, findings: Findings, asked: dict[str, Any], identity: dict[str, Any], wanted: ReplayRequest
+    workdir: RecordedRun,
+    findings: Findings,
+    selection: dict[str, Any],
+    identity: dict[str, Any],
+    request: ReplayRequest,
 ) -> dict[str, Any]:
     """The certificate as JSON values.
 
     Args:
       workdir: of the run.
       findings: of the replay.
-      asked: what was asked for: a step, or how many, and how they were drawn.
+      selection: what was asked for: a step, or how many, and how they were drawn.
       identity: of the run's parts: model, data, tokenizer.
-      wanted: what was made again.
+      request: what was made again.
     """
     differences = findings.differences
     exact = workdir.cfg.numerics == "exact"
     newest = workdir.headers[max(workdir.headers)]
-    policy = _policy(workdir, findings) if wanted.verifies else {}
-    why = [f"rewards and the reasons of ends were not made again: {wanted.recorded}"] if wanted.recorded else []
+    policy = _policy(workdir, findings) if request.verifies else {}
+    why = [f"rewards and the reasons of ends were not made again: {request.recorded}"] if request.recorded else []
     why += (
         ["the trained policy was not compared: of its version no later bundle and no export is there, or no record"]
-        if wanted.verifies and not policy["compared"]
+        if request.verifies and not policy["compared"]
         else []
     )
     return {
         "certificate": 2,
-        "verdict": "failed" if differences else "incomplete" if why and wanted.verifies else "passed",
+        "verdict": "failed" if differences else "incomplete" if why and request.verifies else "passed",
         "why": why,
         "promise": "every token and log-prob, bit for bit" if exact else f"none: {NO_PROMISE}",
         "run": {"workdir": workdir.cfg.workdir, "stage": workdir.stage, "steps_recorded": len(workdir.headers)}
-        | {"steps_reached": max(workdir.headers) + 1, "from_version": wanted.start},
-        "asked": asked,
-        "not_checked": _not_checked(workdir, findings, wanted),
+        | {"steps_reached": max(workdir.headers) + 1, "from_version": request.start},
+        "asked": selection,
+        "not_checked": _not_checked(workdir, findings, request),
         "digests": {
             "config": provenance.config_digest(to_dict(workdir.cfg)),
             "code": {"package": provenance.code_digest(), **provenance.commit(Path(__file__).parent)}
@@ -68,7 +72,9 @@ def certificate(
             },
             "largest_logprob_difference": max((step.gap for step in findings.steps), default=0.0),
             "versions_trained_again": [each.version for each in findings.weights[1:]],
-            "bundles": list(dict.fromkeys(one.version for one in findings.bytes if one.place.startswith("bundle"))),
+            "bundles": list(
+                dict.fromkeys(value.version for value in findings.bytes if value.place.startswith("bundle"))
+            ),
             "evaluations": findings.evaluated,
         },
         "policy": policy,
@@ -85,11 +91,11 @@ def certificate(
     }
 
 
-def _not_checked(workdir: RecordedRun, findings: Findings, wanted: ReplayRequest) -> list[str]:
+def _not_checked(workdir: RecordedRun, findings: Findings, request: ReplayRequest) -> list[str]:
     """All that an honest reader might take for checked, by name."""
-    stages, start, unscored = workdir.cfg.stages, wanted.start, findings.unscored
+    stages, start, unscored = workdir.cfg.stages, request.start, findings.unscored
     before, after = stages[: stages.index(workdir.stage)], stages[stages.index(workdir.stage) + 1 :]
-    trained = range(start, wanted.end)
+    trained = range(start, request.end)
     lines = [
         "code: which code made the run; this code, with these packages, has made it again",
         f"all before version {start}: its weights, optimiser state and place in the data are as bundle "
@@ -97,24 +103,24 @@ def _not_checked(workdir: RecordedRun, findings: Findings, wanted: ReplayRequest
         "data: tasks, tokenizer and corpus have the digests that the bundle gives; nobody asks where they are from",
         "another record in the place of this one: it is seen by who holds a seal that the run printed",
     ]
-    if others := sorted(set(trained) - set(wanted.steps)):
+    if others := sorted(set(trained) - set(request.steps)):
         lines.append(f"tokens, rewards and ends in the steps {ranges(others)}: learnt from as recorded, not made again")
     if failed := findings.failed:
         counts = ", ".join(f"{count} {why}" for why, count in sorted(failed.items()))
         lines.append(f"failures: whether these attempts had to fail ({counts})")
-    if wanted.recorded:
-        lines.append(f"rewards, reasons of ends, and evaluations: {wanted.recorded}")
+    if request.recorded:
+        lines.append(f"rewards, reasons of ends, and evaluations: {request.recorded}")
     for why in dict.fromkeys(workdir.left_out.values()):
         steps = [step for step, other in workdir.left_out.items() if other == why]
         lines.append(f"steps {ranges(steps)}: made under another config ({why})")
-    if wanted.verifies and (early := [step for step in range(start) if step not in workdir.left_out]):
+    if request.verifies and (early := [step for step in range(start) if step not in workdir.left_out]):
         lines.append(f"steps {ranges(early)}: the record of them, or a bundle before them, is not kept")
     if unsampled := [step for step in trained if step not in workdir.sampled(start)]:
         lines.append(f"steps {ranges(unsampled)}: never drawn, since the weights that sampled them are not kept")
-    if not wanted.verifies:
+    if not request.verifies:
         return [*lines, "the trained policy, later bundles, evaluations: --verify compares them", *findings.unchecked]
-    lines += [f"evaluations after {ranges(unscored)} steps"] if unscored and not wanted.recorded else []
-    compared = {workdir.bundles.get(version) for version in (start, *(one.version for one in findings.bytes))}
+    lines += [f"evaluations after {ranges(unscored)} steps"] if unscored and not request.recorded else []
+    compared = {workdir.bundles.get(version) for version in (start, *(value.version for value in findings.bytes))}
     if others := set(checkpoint.bundles(Path(workdir.cfg.workdir) / CHECKPOINTS_FOLDER)) - compared:
         lines.append(f"bundles {ranges(others)}: of another stage, an earlier step, or one that a later bundle has")
     lines += [] if workdir.over else [f"{POLICY_FOLDER}/ and {SUMMARY_FILE}: the run has not ended, or went on since"]
@@ -129,29 +135,29 @@ def _not_checked(workdir: RecordedRun, findings: Findings, wanted: ReplayRequest
 
 def _policy(workdir: RecordedRun, findings: Findings) -> dict[str, Any]:
     """The newest weights that the run keeps, and where they were compared with those made again."""
-    places = [one.place for one in findings.bytes if one.version == workdir.final]
+    places = [value.place for value in findings.bytes if value.version == workdir.final]
     of_it = ["a bundle" if place.startswith("bundle") else place for place in places]
     return {"version": workdir.final, "ended": workdir.over, "compared": list(dict.fromkeys(of_it))}
 
 
 def page(content: dict[str, Any], differences: Sequence[Difference]) -> str:
     """The same for people."""
-    checked, digests = content["checked"], content["digests"]
-    versions, stored = content["weights"], content["bytes"]
-    equal = sum(one["logged"] == one["again"] for one in versions)
+    counts, digests = content["checked"], content["digests"]
+    versions, values = content["weights"], content["bytes"]
+    equal, same = (sum(value["logged"] == value["again"] for value in part) for part in (versions, values))
     again = content["made_again_with"]
     lines = [
         f"{content['run']['workdir']}, stage '{content['run']['stage']}': {content['verdict'].upper()}",
         f"promised      {content['promise']}",
         f"asked         {', '.join(f'{name} {value}' for name, value in content['asked'].items())}",
-        f"sampled again {checked['episodes']} episodes of {checked['steps']} steps: {checked['tokens']} tokens, "
-        f"{checked['logprobs']} log-probs; the largest difference of a log-prob is "
-        f"{checked['largest_logprob_difference']:g}",
-        f"trained again {len(checked['versions_trained_again'])} versions of the weights, from version "
+        f"sampled again {counts['episodes']} episodes of {counts['steps']} steps: {counts['tokens']} tokens, "
+        f"{counts['logprobs']} log-probs; the largest difference of a log-prob is "
+        f"{counts['largest_logprob_difference']:g}",
+        f"trained again {len(counts['versions_trained_again'])} versions of the weights, from version "
         f"{content['run']['from_version']} on: {equal} of {len(versions)} have the recorded digest",
-        f"stored        {sum(one['logged'] == one['again'] for one in stored)} of {len(stored)} parts of bundles and "
+        f"stored        {same} of {len(values)} parts of bundles and "
         "exported files have the SHA-256 of those made again",
-        f"evaluated     again after {', '.join(map(str, checked['evaluations'])) or 'no'} steps",
+        f"evaluated     again after {', '.join(map(str, counts['evaluations'])) or 'no'} steps",
     ]
     if policy := content["policy"]:
         which = f"version {policy['version']}" + (
@@ -160,11 +166,11 @@ def page(content: dict[str, Any], differences: Sequence[Difference]) -> str:
         where = " and ".join(policy["compared"])
         lines.append(f"policy        {which}: {f'compared in {where}' if where else 'NOT COMPARED'}")
     for step in content["steps"]:
-        left = "".join(f", {count} {why} not compared" for why, count in step["not_compared"].items())
+        not_compared = "".join(f", {count} {why} not compared" for why, count in step["not_compared"].items())
         verdict = "equal" if step["equal"] else "DIFFERENT"
         lines.append(
             f"  step {step['step']:<5} weights of version {step['version']:<5} {step['episodes']} episodes, "
-            f"{step['tokens']} tokens, {step['logprobs']} log-probs{left}: {verdict}"
+            f"{step['tokens']} tokens, {step['logprobs']} log-probs{not_compared}: {verdict}"
         )
     if differences:
         lines.append(f"first difference: {differences[0]}")

@@ -48,14 +48,14 @@ def compare(logged: Episode, again: Episode, place: str, recorded: bool = False)
     tokens = logprobs = 0
     gap, first = 0.0, None
     if again.stop_reason.is_failure and not recorded:
-        said = f"{again.stop_reason} ({again.error})" if again.error else str(again.stop_reason)
-        return EpisodeDiff(Difference(place, "stop_reason", str(logged.stop_reason), said), 0, 0, 0.0)
-    for number, (one, other) in enumerate(zip(logged.trajectories, again.trajectories, strict=False)):
+        reason = f"{again.stop_reason} ({again.error})" if again.error else str(again.stop_reason)
+        return EpisodeDiff(Difference(place, "stop_reason", str(logged.stop_reason), reason), 0, 0, 0.0)
+    for number, (old, new) in enumerate(zip(logged.trajectories, again.trajectories, strict=False)):
         where = f"{place}, trajectory {number}"
-        gap = max(gap, largest_gap(one, other))
-        difference = differing(one, other, where)
-        upto = len(one) if difference is None else difference[0]
-        sampled = int(one.action_mask[:upto].sum())
+        gap = max(gap, largest_gap(old, new))
+        difference = differing(old, new, where)
+        upto = len(old) if difference is None else difference[0]
+        sampled = int(old.action_mask[:upto].sum())
         # What stands between turns is copied then, and equal by that.
         tokens, logprobs = tokens + (sampled if recorded else upto), logprobs + sampled
         if difference is not None:
@@ -71,18 +71,18 @@ def differing(logged: Trajectory, again: Trajectory, place: str) -> tuple[int, D
     both = min(len(logged), len(again))
     positions: list[tuple[int, str]] = []
     for name in COLUMNS:
-        one, other = getattr(logged, name)[:both], getattr(again, name)[:both]
+        old, new = getattr(logged, name)[:both], getattr(again, name)[:both]
         if name == "logprobs":  # 0.0 and -0.0 are two numbers, and a NaN is one
-            one, other = one.view(np.uint32), other.view(np.uint32)
-        (places,) = np.nonzero(one != other)
+            old, new = old.view(np.uint32), new.view(np.uint32)
+        (places,) = np.nonzero(old != new)
         positions += [(int(at), name) for at in places[:1]]
     if positions:
         at, name = min(positions, key=lambda each: (each[0], COLUMNS.index(each[1])))
-        one, other = (_shown(getattr(trajectory, name)[at]) for trajectory in (logged, again))
-        return at, Difference(f"{place}, position {at}", name, one, other)
+        old, new = (_text(getattr(trajectory, name)[at]) for trajectory in (logged, again))
+        return at, Difference(f"{place}, position {at}", name, old, new)
     if len(logged) != len(again):
-        one, other = (_shown(t.tokens[both]) if len(t) > both else "at its end" for t in (logged, again))
-        return both, Difference(f"{place}, position {both}", "tokens", one, other)
+        old, new = (_text(t.tokens[both]) if len(t) > both else "at its end" for t in (logged, again))
+        return both, Difference(f"{place}, position {both}", "tokens", old, new)
     return None
 
 
@@ -102,27 +102,27 @@ def _beside_tokens(logged: Episode, again: Episode, place: str, recorded: bool) 
     if recorded:
         return
     for name in ("stop_reason", "turns", "reward"):
-        one, other = getattr(logged, name), getattr(again, name)
-        if one != other:
-            yield Difference(place, name, str(one), str(other))
+        old, new = getattr(logged, name), getattr(again, name)
+        if old != new:
+            yield Difference(place, name, str(old), str(new))
     for name in sorted({*logged.rewards, *again.rewards}):
-        one, other = logged.rewards.get(name), again.rewards.get(name)
-        if one != other:
-            yield Difference(place, f"rewards.{name}", str(one), str(other))
+        old, new = logged.rewards.get(name), again.rewards.get(name)
+        if old != new:
+            yield Difference(place, f"rewards.{name}", str(old), str(new))
     if tuple(logged.turn_rewards) != tuple(again.turn_rewards):
         yield Difference(place, "turn_rewards", str(list(logged.turn_rewards)), str(list(again.turn_rewards)))
     if len(logged.heard) != len(again.heard):
         yield Difference(place, "heard", str(len(logged.heard)), str(len(again.heard)))
-    for number, (one, other) in enumerate(zip(logged.heard, again.heard, strict=False)):
-        where = f"{place}, heard {number} ({one.role})"
-        if one.trajectory is not None and other.trajectory is not None:
-            if difference := differing(one.trajectory, other.trajectory, where):
+    for number, (old, new) in enumerate(zip(logged.heard, again.heard, strict=False)):
+        where = f"{place}, heard {number} ({old.role})"
+        if old.trajectory is not None and new.trajectory is not None:
+            if difference := differing(old.trajectory, new.trajectory, where):
                 yield difference[1]
-        elif [tuple(turn) for turn in one.turns] != [tuple(turn) for turn in other.turns]:
+        elif [tuple(turn) for turn in old.turns] != [tuple(turn) for turn in new.turns]:
             yield Difference(where, "turns", "one text", "another")
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, np.floating):
         return f"{value!s} (0x{np.float32(value).view(np.uint32):08x})"
     return str(value)

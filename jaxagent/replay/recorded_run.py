@@ -177,7 +177,7 @@ def open_workdir(cfg: Config, stage: str) -> RecordedRun:
         broken += differences
         notes += lines
     without = {step: _without_past(directory, number, host) for step, (number, host) in own.items()}
-    kept = [*record.configs(folder), *(host["config"] for _, host in bundles)]
+    configs = [*record.configs(folder), *(host["config"] for _, host in bundles)]
     return RecordedRun(
         cfg=cfg,
         stage=stage,
@@ -191,13 +191,13 @@ def open_workdir(cfg: Config, stage: str) -> RecordedRun:
         alone=frozenset(stage_end.begun_alone(starts, cfg, stage, without)),
         final=came.steps,
         over=came.over,
-        configs=_configs(cfg, {header["config"] for header in headers.values()}, kept),
+        configs=_configs(cfg, {header["config"] for header in headers.values()}, configs),
     )
 
 
-def _configs(cfg: Config, digests: Collection[str], kept: Sequence[Mapping[str, Any]]) -> dict[str, Config | str]:
+def _configs(cfg: Config, digests: Collection[str], configs: Sequence[Mapping[str, Any]]) -> dict[str, Config | str]:
     """By digest: the config that steps are made again with, or why they cannot be."""
-    then = {provenance.config_digest(one): one for one in kept}
+    then = {provenance.config_digest(config): config for config in configs}
     own = provenance.config_digest(to_dict(cfg))
     return {digest: cfg if digest == own else _of_then(cfg, then.get(digest)) for digest in digests}
 
@@ -280,12 +280,12 @@ def _notes(
                 notes.append(f"{name} was {then} and is {now[name]}")
         if (then := starts[-1].get("processor")) and then != provenance.processor():
             notes.append(f"the processor was {then} and is {provenance.processor()}")
-        here, *then = (_rounding(each) for each in (provenance.machine(), *starts))
+        current, *then = (_rounding(each) for each in (provenance.machine(), *starts))
         for name, meaning in _ROUNDING.items():
             if others := sorted(
-                {str(each[name] or "none") for each in then if each.get(name, here[name]) != here[name]}
+                {str(each[name] or "none") for each in then if each.get(name, current[name]) != current[name]}
             ):
-                notes.append(f"{meaning}: {' and '.join(others)} when the run was made, {here[name] or 'none'} here")
+                notes.append(f"{meaning}: {' and '.join(others)} when the run was made, {current[name] or 'none'} here")
     return notes
 
 

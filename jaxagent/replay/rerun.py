@@ -112,8 +112,8 @@ class Findings:
     @property
     def differences(self) -> list[Difference]:
         """All of them: of the record, then of versions and steps in their order."""
-        kept = (*self.weights, *self.bytes, *self.results)
-        ordered: list[tuple[int, Difference]] = [(each.version, each) for each in kept if each.logged != each.again]
+        values = (*self.weights, *self.bytes, *self.results)
+        ordered: list[tuple[int, Difference]] = [(each.version, each) for each in values if each.logged != each.again]
         ordered += [(step.step, difference) for step in self.steps for difference in step.differences]
         return [*self.record, *(difference for _, difference in sorted(ordered, key=lambda each: each[0]))]
 
@@ -131,7 +131,7 @@ class ChainPoint:
 class Rerun(Workdir):
     """A stage's `Workdir` that begins at one of its bundles, and writes nothing. Use as a context manager."""
 
-    def __init__(self, cfg: Config, progress: Progress, begin: ChainPoint, end: int, stored: StoredResults):
+    def __init__(self, cfg: Config, progress: Progress, begin: ChainPoint, end: int, stored_results: StoredResults):
         """Up to the step that makes version `end`; what it has come to is in `left` then."""
         self.cfg, self.path, self.progress = cfg, Path(cfg.workdir), progress
         self.host = copy.deepcopy(dict(begin.host))
@@ -140,7 +140,7 @@ class Rerun(Workdir):
         quiet = lambda *_: None  # noqa: E731  what failed then was told then
         self.failed = types.SimpleNamespace(stuck="", tell=quiet, tell_step=quiet)  # type: ignore[assignment]
         self.left = begin
-        self._begin, self._end, self._stored = begin, end, stored
+        self._begin, self._end, self._stored = begin, end, stored_results
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Rerun:
@@ -168,15 +168,15 @@ class Rerun(Workdir):
         if self.host["step"] == 0 and 0 in self._stored.evaluations:
             first()
 
-        def made(version: int) -> ChainPoint:
+        def chain_point(version: int) -> ChainPoint:
             state, tasks, past = bundle()
             host = {"stage": stage, "step": version, "tasks": dict(tasks), "results": self.results}
             return ChainPoint(json.loads(json.dumps(host)), state=state, past=past)
 
         for step in range(self.host["step"], self._end):
             yield step
-            self._stored.passes(step + 1, functools.partial(made, step + 1))
-        self.left = made(self._end)
+            self._stored.passes(step + 1, functools.partial(chain_point, step + 1))
+        self.left = chain_point(self._end)
         raise ChainEnd
 
     def recorder(self, stage: str) -> StoredResults:  # type: ignore[override]
@@ -209,7 +209,7 @@ class RecordedSource:
     driver: Driver
     experience: Experience
     folder: Path  # of the record
-    wanted: ReplayRequest
+    request: ReplayRequest
     findings: Findings
     note: Callable[[str], None]
     steps_before: int
@@ -241,16 +241,16 @@ class RecordedSource:
         rollouts = rollouts_of_step(self.parts.cfg.rl, self.experience, step, play)
         if len(drawn) != len(recorded.rounds):
             self.findings.record.append(Difference(place, "rounds", str(len(recorded.rounds)), str(len(drawn))))
-        if step in self.wanted.steps:
+        if step in self.request.steps:
             self._again(step, list(zip(recorded.rounds, drawn, strict=False)))
-        if step == self.wanted.end:
+        if step == self.request.end:
             raise ChainEnd
         return rollouts
 
     def _break(self, step: int, difference: Difference) -> NoReturn:
         self.findings.record.append(difference)
-        left = range(step, max(self.wanted.end, *(wanted + 1 for wanted in self.wanted.steps)))
-        self.findings.unchecked.append(f"steps {ranges(left)}: not made again, since the record breaks off")
+        steps = range(step, max(self.request.end, *(sampled_step + 1 for sampled_step in self.request.steps)))
+        self.findings.unchecked.append(f"steps {ranges(steps)}: not made again, since the record breaks off")
         raise ChainEnd(broken=True)
 
     def _attempts(self, step: int, number: int, groups: Sequence[Group]) -> None:
@@ -264,8 +264,8 @@ class RecordedSource:
             # What ended outside its rollout is numbered within its group.
             own = [e.sample if not e.stop_reason.is_failure else first + i for i, e in enumerate(group.episodes)]
             if own != list(range(first, first + of_group)):
-                task, wanted = f"{place}, task {group.task.id}", f"{first} to {first + of_group - 1}"
-                self.findings.record.append(Difference(task, "attempts", " ".join(map(str, own)), wanted))
+                task, numbers = f"{place}, task {group.task.id}", f"{first} to {first + of_group - 1}"
+                self.findings.record.append(Difference(task, "attempts", " ".join(map(str, own)), numbers))
 
     def _again(self, step: int, rounds: Sequence[tuple[Sequence[Group], Sequence[Task]]]) -> None:
         result = ReplayedStep(step)
@@ -284,41 +284,41 @@ class RecordedSource:
                         result.not_compared[why] = result.not_compared.get(why, 0) + 1
                     else:
                         logged.append(dataclasses.replace(episode, task=task))
-        if self.wanted.episode and not logged and not result.not_compared:
+        if self.request.episode and not logged and not result.not_compared:
             some = ", ".join(name_of(e) for groups, _ in rounds for e in groups[0].episodes[:2])
-            raise ConfigError(f"--episode: step {step} has no episode '{self.wanted.episode}'. Some of it: {some}.")
+            raise ConfigError(f"--episode: step {step} has no episode '{self.request.episode}'. Some of it: {some}.")
         again = resample.play(self.parts, self._rollout(step, logged), logged)
-        for one, other in zip(logged, again, strict=True):
-            result.take(compare(one, other, place_of(step, one), bool(self.wanted.recorded)))
-            for trajectory in other.trajectories:
+        for old, new in zip(logged, again, strict=True):
+            result.take(compare(old, new, place_of(step, old), bool(self.request.recorded)))
+            for trajectory in new.trajectories:
                 result.version = max(result.version, int(trajectory.policy_versions.max(initial=-1)))
-        told = f"{result.episodes} episodes, {result.tokens} tokens, {result.logprobs} log-probs"
+        counts = f"{result.episodes} episodes, {result.tokens} tokens, {result.logprobs} log-probs"
         equal = "equal" if not result.differences else f"{len(result.differences)} episodes differ"
-        self.note(f"step {step}: {told}: {equal}")
+        self.note(f"step {step}: {counts}: {equal}")
 
     def _selected(self, episode: Episode) -> bool:
-        wanted = self.wanted.episode
-        return not wanted or wanted in (episode.task.id, name_of(episode))
+        name = self.request.episode
+        return not name or name in (episode.task.id, name_of(episode))
 
     def _rollout(self, step: int, logged: Sequence[Episode]) -> Any:
         rl = self.parts.cfg.rl
         sampling = dataclasses.replace(rl.sampling, temperature=attempts.temperature(rl, step))
         own = self.parts.rollout(self.driver, sampling, attempts.of_a_group(rl), rl.tool_epsilon)
-        if not self.wanted.recorded:
+        if not self.request.recorded:
             return own
         episodes = {(episode.task.id, episode.sample): episode for episode in logged}
         timeout_s = self.parts.cfg.engine.request_timeout_s
         return resample.RecordedRollout(self.driver, sampling, episodes, attempts.of_a_group(rl), timeout_s, type(own))
 
 
-def connect(folder: Path, wanted: ReplayRequest, findings: Findings, note: Callable[[str], None]) -> Any:
+def connect(folder: Path, request: ReplayRequest, findings: Findings, note: Callable[[str], None]) -> Any:
     """What opens the seams of a stage that is run again: `loop.rl_stage` calls it."""
 
-    def opened(parts: Parts, saved: Workdir, driver: Driver, experience: Experience, steps_before: int) -> Seams:
-        source = RecordedSource(parts, driver, experience, folder, wanted, findings, note, steps_before)
+    def open_seams(parts: Parts, saved: Workdir, driver: Driver, experience: Experience, steps_before: int) -> Seams:
+        source = RecordedSource(parts, driver, experience, folder, request, findings, note, steps_before)
         return dataclasses.replace(one_process(parts, saved, driver, experience, steps_before), batch=source.batch)
 
-    return opened
+    return open_seams
 
 
 def name_of(episode: Episode) -> str:

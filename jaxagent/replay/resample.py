@@ -58,7 +58,7 @@ class RecordedRollout:
         """The trajectory as it is now, up to the end of the first turn that differs."""
         domain = str(episode.task.metadata.get("domain", ""))
         tokens, logprobs = logged.tokens.copy(), logged.logprobs.copy()
-        versions, known = logged.policy_versions.copy(), 0
+        versions, prefix_end = logged.policy_versions.copy(), 0
         session = await self.driver.open(
             episode.task.id, episode.sample, self.group_size, domain, conversation=conversation
         )
@@ -66,7 +66,7 @@ class RecordedRollout:
             for start, end in turns(logged):
                 generation = await self.driver.generate(
                     session,
-                    logged.tokens[known:start],
+                    logged.tokens[prefix_end:start],
                     end - start,
                     self.sampling,
                     int(logged.turns[start]),
@@ -78,7 +78,7 @@ class RecordedRollout:
                 versions[start:upto] = generation.policy_versions
                 if upto < end or not np.array_equal(tokens[start:end], logged.tokens[start:end]):
                     return _beginning(dataclasses.replace(logged, tokens=tokens), logprobs, versions, upto)
-                known = end
+                prefix_end = end
         finally:
             self.driver.close(session)
         return _beginning(dataclasses.replace(logged, tokens=tokens), logprobs, versions, len(logged))
@@ -113,7 +113,10 @@ def conversations(episode: Episode, player: type) -> list[int]:
             begun[context.tobytes()] += 1
         return keys
     # Counted in the order of their beginning, roles' among them.
-    before = [sum(heard.after <= number for heard in episode.heard) for number in range(len(episode.trajectories))]
+    before = [
+        sum(conversation.after <= number for conversation in episode.heard)
+        for number in range(len(episode.trajectories))
+    ]
     return [number + others for number, others in enumerate(before)]
 
 
@@ -127,12 +130,12 @@ def play(parts: Parts, rollout: Rollout, episodes: Sequence[Episode]) -> list[Ep
     """
     places = asyncio.Semaphore(parts.cfg.concurrent_episodes)
 
-    async def one(episode: Episode) -> Episode:
+    async def play_one(episode: Episode) -> Episode:
         async with places:
             return await guarded(rollout, episode.task, episode.sample)
 
     async def everyone() -> list[Episode]:
-        return await asyncio.gather(*(one(episode) for episode in episodes))
+        return await asyncio.gather(*(play_one(episode) for episode in episodes))
 
     deadline = batch_deadline_s(len(episodes), parts.cfg.concurrent_episodes, parts.cfg.env.episode_timeout_s)
     return parts.workers.run(everyone(), deadline + STOP_TIMEOUT_S)

@@ -41,7 +41,7 @@ def run(cfg: Config, options: argparse.Namespace, rl_stage: StageRun) -> dict[st
       ConfigError: the run cannot be replayed, or not there; says why.
     """
     workdir = open_workdir(cfg, options.stage)
-    steps, asked = _asked(workdir, options)
+    steps, selection = _select_steps(workdir, options)
     start, end = (workdir.first, workdir.end) if options.step is None else (workdir.bundle_for(steps[0]), steps[0])
     check(cfg)
     devices.keep_compiled_programs()
@@ -51,13 +51,13 @@ def run(cfg: Config, options: argparse.Namespace, rl_stage: StageRun) -> dict[st
             progress.note(line)
         resume.check_identity(workdir.hosts[start].get("identity", {}), parts.identity(), cfg, workdir.hosts[start])
         recorded = "--recorded was said" if options.recorded else _not_repeatable(parts, progress.note)
-        asked["environment"] = "from the record" if recorded else "run again"
-        wanted = ReplayRequest(steps, start, end, options.episode, recorded)
-        _chain(workdir, parts, wanted, findings, progress, rl_stage)
+        selection["environment"] = "from the record" if recorded else "run again"
+        request = ReplayRequest(steps, start, end, options.episode, recorded)
+        _chain(workdir, parts, request, findings, progress, rl_stage)
         if not findings.differences and not any(step.episodes for step in findings.steps):
             failed = sum(sum(step.not_compared.values()) for step in findings.steps)
             raise ConfigError(f"Nothing of the steps {steps} can be made again: all {failed} episodes failed then.")
-        content = certificate.certificate(workdir, findings, asked, parts.identity(), wanted)
+        content = certificate.certificate(workdir, findings, selection, parts.identity(), request)
     text = certificate.page(content, findings.differences)
     print(text, end="")
     if options.verify is not None:
@@ -66,7 +66,7 @@ def run(cfg: Config, options: argparse.Namespace, rl_stage: StageRun) -> dict[st
     return content
 
 
-def _asked(workdir: RecordedRun, options: argparse.Namespace) -> tuple[list[int], dict[str, Any]]:
+def _select_steps(workdir: RecordedRun, options: argparse.Namespace) -> tuple[list[int], dict[str, Any]]:
     """The steps, and how they came to be chosen."""
     if options.step is not None:
         return [options.step], {"step": options.step} | ({"episode": options.episode} if options.episode else {})
@@ -77,8 +77,8 @@ def _asked(workdir: RecordedRun, options: argparse.Namespace) -> tuple[list[int]
     chosen = random.Random(f"replay/{seal}/{'' if options.draw is None else options.draw}")
     steps = sorted(chosen.sample(can, min(options.verify or 0, len(can))))
     drawn = f"the newest seal {seal[:12]}" + ("" if options.draw is None else f" and {options.draw}")
-    asked = {"steps": " ".join(map(str, steps)), "of": len(can), "recorded": len(workdir.headers)}
-    return steps, asked | {"drawn with": drawn}
+    selection = {"steps": " ".join(map(str, steps)), "of": len(can), "recorded": len(workdir.headers)}
+    return steps, selection | {"drawn with": drawn}
 
 
 def _not_repeatable(parts: Parts, note: Callable[[str], None]) -> str:
@@ -93,32 +93,32 @@ def _not_repeatable(parts: Parts, note: Callable[[str], None]) -> str:
 def _chain(
     workdir: RecordedRun,
     parts: Parts,
-    wanted: ReplayRequest,
+    request: ReplayRequest,
     findings: Findings,
     progress: Progress,
     rl_stage: StageRun,
 ) -> None:
     """Runs the stage again from one bundle to the end that is wanted, and from no other bundle."""
-    start, number = wanted.start, workdir.bundles[wanted.start]
-    stored = StoredResults(workdir, parts, wanted, findings)
+    start, number = request.start, workdir.bundles[request.start]
+    stored_results = StoredResults(workdir, parts, request, findings)
     place = f"bundle {number} (step {start})"
-    progress.note(f"{place}: training the steps up to {max(wanted.end - 1, start)} again")
+    progress.note(f"{place}: training the steps up to {max(request.end - 1, start)} again")
     try:
         if not checkpoint.check(Path(workdir.cfg.workdir) / CHECKPOINTS_FOLDER, number):
             findings.unchecked.append(f"{place}: it has no digests of its files")
     except ConfigError as error:
         findings.record.append(Difference(place, "files", "as their digests say", str(error)))
         return
-    connect = rerun.connect(workdir.folder, wanted, findings, progress.note)
+    connect = rerun.connect(workdir.folder, request, findings, progress.note)
     begin = ChainPoint(workdir.hosts[start], number)
     params = parts.base_params() if parts.cfg.model.lora else parts.init_params()  # the bundle's replace them
     with parts.engine(params, 0) as driver:
         parts.roles.start()
-        for part in workdir.segments(start, max(wanted.end, *(step + 1 for step in wanted.steps))):
+        for part in workdir.segments(start, max(request.end, *(step + 1 for step in request.steps))):
             own = dataclasses.replace(parts, cfg=as_opd(part.cfg) if workdir.stage == OPD else part.cfg)
             begin = dataclasses.replace(begin, past={} if part.alone else begin.past)
             try:
-                with Rerun(own.cfg, progress, begin, part.end, stored) as saved:
+                with Rerun(own.cfg, progress, begin, part.end, stored_results) as saved:
                     rl_stage(own, saved, driver, params, workdir.stage, connect)
             except rerun.ChainEnd as end:
                 if end.broken:

@@ -50,14 +50,14 @@ def read(workdir: Path, cfg: Config, stage: str, bundles: Mapping[int, Any]) -> 
         if line["stage"] == stage:
             logged = max(logged, line["step"])
         later |= line["stage"] in cfg.stages[cfg.stages.index(stage) + 1 :]
-    bundled, ended = max(bundles, default=0), _ended(workdir, cfg)
+    bundled, has_ended = max(bundles, default=0), _run_has_ended(workdir, cfg)
     total = cfg.opd.steps if stage == OPD and cfg.opd else cfg.rl.steps
-    over = later or ended
-    steps = max(logged, bundled, total if ended else 0) if over else bundled
+    over = later or has_ended
+    steps = max(logged, bundled, total if has_ended else 0) if over else bundled
     return StageEnd(logged, bundled, over, steps)
 
 
-def _ended(workdir: Path, cfg: Config) -> bool:
+def _run_has_ended(workdir: Path, cfg: Config) -> bool:
     """Whether the run has come to its end, and has not gone on since."""
     policy, summary = workdir / POLICY_FOLDER, workdir / SUMMARY_FILE
     if (policy / OUTDATED_FILE).exists():

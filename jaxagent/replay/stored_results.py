@@ -46,7 +46,7 @@ def sha256(tree: Any) -> str:
 class StoredResults:
     """Is told what a chain makes, and compares it: with the record's digests, bundles, export and results."""
 
-    def __init__(self, workdir: RecordedRun, parts: Parts, wanted: ReplayRequest, findings: Findings):
+    def __init__(self, workdir: RecordedRun, parts: Parts, request: ReplayRequest, findings: Findings):
         """Reads metrics.jsonl. Evaluations are made again after wanted steps, and the stage's first and last."""
         self._workdir, self._parts, self._findings = workdir, parts, findings
         lines = jsonl.read(Path(workdir.cfg.workdir) / METRICS_FILE)
@@ -54,10 +54,10 @@ class StoredResults:
         # Every stage evaluates before its first and after its last step, whatever metrics.jsonl says.
         scored = {0, *([workdir.final] if workdir.over else ())}
         scored |= {step for step, line in self._lines.items() if "eval/n" in line}
-        can = [step for step in scored if wanted.start <= step <= workdir.end]
+        can = [step for step in scored if request.start <= step <= workdir.end]
         self._last = max(can, default=-1)
-        again = {step for step in can if step - 1 in wanted.steps or step in (0, self._last)}
-        self.evaluations = again if wanted.verifies and not wanted.recorded else set()
+        again = {step for step in can if step - 1 in request.steps or step in (0, self._last)}
+        self.evaluations = again if request.verifies and not request.recorded else set()
         findings.unscored += sorted(scored - again)
 
     def played(self, rounds: object) -> None:
@@ -100,14 +100,14 @@ class StoredResults:
                 place = f"{METRICS_FILE}, {self._workdir.stage}, {version} steps"
                 self._findings.results.append(StoredValue(place, name, str(logged[name]), str(now[name]), version))
 
-    def passes(self, version: int, made: Callable[[], ChainPoint]) -> None:
+    def passes(self, version: int, make_point: Callable[[], ChainPoint]) -> None:
         """Compares the bundle of a version, and what the run has exported of its last one."""
         number, last = self._workdir.bundles.get(version), version == self._workdir.end
         directory = Path(self._workdir.cfg.workdir) / CHECKPOINTS_FOLDER
         there = number is not None and (directory / str(number)).is_dir()  # the run may have deleted it meanwhile
         if not there and not last:
             return
-        now = made()
+        now = make_point()
         assert now.state is not None
         if number is not None and there:
             self._bundle(directory, number, version, now, now.state)
@@ -136,14 +136,17 @@ class StoredResults:
             self._findings.record.append(Difference(place, "files", "as their digests say", str(error)))
             return
         host, rl = self._workdir.hosts[version], self._parts.cfg.rl
-        one, other = (EntropyControl.start(rl, each["results"]) for each in (host, now.host))
-        for name, stored, again in (("tasks", host["tasks"], now.host["tasks"]), ("entropy control", one, other)):
-            if stored != again:
-                self._findings.record.append(Difference(place, name, str(stored)[:80], str(again)[:80]))
+        logged_control, control = (EntropyControl.start(rl, each["results"]) for each in (host, now.host))
+        for name, logged, again in (
+            ("tasks", host["tasks"], now.host["tasks"]),
+            ("entropy control", logged_control, control),
+        ):
+            if logged != again:
+                self._findings.record.append(Difference(place, name, str(logged)[:80], str(again)[:80]))
 
-    def _compare(self, version: int, place: str, what: str, stored: Any, again: Any) -> None:
-        one, other = sha256(stored), sha256(again)
-        self._findings.bytes.append(StoredValue(place, what, one, other, version))
+    def _compare(self, version: int, place: str, what: str, logged: Any, again: Any) -> None:
+        logged_digest, digest = sha256(logged), sha256(again)
+        self._findings.bytes.append(StoredValue(place, what, logged_digest, digest, version))
 
     def _exported(self, version: int, state: TrainState) -> None:
         """Exports once more, and compares the files."""
@@ -154,30 +157,30 @@ class StoredResults:
         for name in [name for name in exports if (workdir / name).is_dir()]:
             with tempfile.TemporaryDirectory(dir=workdir, prefix=".replay-") as again:
                 exports[name](Path(again))
-                stored, new = digests.file_digests(workdir / name), digests.file_digests(Path(again))
-                if lora.CONFIG_FILE in stored.keys() & new.keys():
-                    stored[lora.CONFIG_FILE], new[lora.CONFIG_FILE] = (
+                logged, again_digests = digests.file_digests(workdir / name), digests.file_digests(Path(again))
+                if lora.CONFIG_FILE in logged.keys() & again_digests.keys():
+                    logged[lora.CONFIG_FILE], again_digests[lora.CONFIG_FILE] = (
                         _adapter_settings(folder / lora.CONFIG_FILE) for folder in (workdir / name, Path(again))
                     )
             place, none = f"{name}/", "not there"
             self._findings.bytes += [
-                StoredValue(place, file, stored.get(file, none), new[file], version) for file in new
+                StoredValue(place, file, logged.get(file, none), again_digests[file], version) for file in again_digests
             ]
-            more = stored.keys() - new.keys() - {OUTDATED_FILE}
+            more = logged.keys() - again_digests.keys() - {OUTDATED_FILE}
             self._findings.unchecked += [f"{name}/{file}: it is not made again" for file in sorted(more)]
 
     def _summary(self, results: Mapping[str, Any]) -> None:
         """Compares the scores in summary.json that were made again."""
         path, stage = Path(self._workdir.cfg.workdir) / SUMMARY_FILE, self._workdir.stage
-        made = {"before": 0, "after": self._last}
-        ends = tuple(f"_{when}_{stage}" for when, at in made.items() if at in self.evaluations)
-        said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        for name in [name for name in said if name.startswith("eval/") and name.endswith(ends)]:
+        versions = {"before": 0, "after": self._last}
+        ends = tuple(f"_{when}_{stage}" for when, at in versions.items() if at in self.evaluations)
+        summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        for name in [name for name in summary if name.startswith("eval/") and name.endswith(ends)]:
             if name not in results:  # of an earlier evaluation, with other settings
                 self._findings.unchecked.append(f"{SUMMARY_FILE}, '{name}': it is not made again")
-            elif said[name] != (again := jsonl.plain(results[name])):
+            elif summary[name] != (again := jsonl.plain(results[name])):
                 self._findings.results.append(
-                    StoredValue(SUMMARY_FILE, name, str(said[name]), str(again), self._workdir.end)
+                    StoredValue(SUMMARY_FILE, name, str(summary[name]), str(again), self._workdir.end)
                 )
 
 

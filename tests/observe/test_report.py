@@ -18,7 +18,7 @@ from jaxagent.config import ConfigError, parse, to_dict
 from jaxagent.data import episode_log
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.observe import charts, jsonl, report, report_episodes, report_logs
-from jaxagent.observe.episodes import episode_record, shown
+from jaxagent.observe.episodes import episode_record, report_record
 from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, EPISODES_FOLDER, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 
 PROMPT, ACTION, OBSERVATION, WARNING = (int(kind) for kind in types.TokenKind)
@@ -67,7 +67,7 @@ class _Text(html.parser.HTMLParser):
 def test_token_texts_join_to_the_text_and_split_characters_are_kept():
     record = episode_record(_episode(), BYTES, stage="rl", step=3, split="eval")
     assert "".join(record["trajectories"][0]["texts"]) == "Who? <b>\né!<i>São</i>again"
-    (columns,) = shown(record)["trajectories"]
+    (columns,) = report_record(record)["trajectories"]
     assert len({len(column) for column in columns.values()}) == 1
     logprobs = [value for value in columns["logprob"] if value is not None]
     assert logprobs == [-0.25] * len("é!".encode())
@@ -169,7 +169,7 @@ def test_a_big_log_does_not_make_the_page_big(tmp_path):
 
 def test_the_end_of_a_long_episode_is_not_hidden():
     columns = {"text": [f"<{i}>" for i in range(1000)], "kind": [1] * 1000, "logprob": [-1.0] * 1000}
-    record = shown(episode_record(_episode(), BYTES, stage="rl", step=3, split="eval"))
+    record = report_record(episode_record(_episode(), BYTES, stage="rl", step=3, split="eval"))
     record["trajectories"] = [columns | {"turn": [0] * 1000, "version": [0] * 1000}]
     text = report_episodes.section([[record]])
     page = _Text()
