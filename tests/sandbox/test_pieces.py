@@ -420,7 +420,7 @@ def test_host_user_ids():
     first.free(uids.SHARED)
     first.free(mine[5])
     assert (first.take(), first.take()) == (mine[5], uids.SHARED)
-    assert [uids.stored(uid) for uid in (0, 1000, mine[0], uids.LAST, uids.LAST + 1)] == [
+    assert [uids.layer_owner(uid) for uid in (0, 1000, mine[0], uids.LAST, uids.LAST + 1)] == [
         *(0, 1000, uids.SHARED, uids.SHARED, uids.LAST + 1)
     ]
 
