@@ -141,7 +141,7 @@ def _policy(workdir: RecordedRun, findings: Findings) -> dict[str, Any]:
 
 
 def page(content: dict[str, Any], differences: Sequence[Difference]) -> str:
-    """The same for people."""
+    """The certificate as a text for people."""
     counts, digests = content["checked"], content["digests"]
     versions, values = content["weights"], content["bytes"]
     equal, same = (sum(value["logged"] == value["again"] for value in part) for part in (versions, values))

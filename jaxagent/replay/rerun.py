@@ -62,7 +62,7 @@ class ReplayRequest:
 
     @property
     def verifies(self) -> bool:
-        """It is of the whole chain, and not of one step."""
+        """Whether the whole chain is compared, and not one step alone."""
         return self.end > max(self.steps)
 
 
@@ -132,7 +132,7 @@ class Rerun(Workdir):
     """A stage's `Workdir` that begins at one of its bundles, and writes nothing. Use as a context manager."""
 
     def __init__(self, cfg: Config, progress: Progress, begin: ChainPoint, end: int, stored_results: StoredResults):
-        """Up to the step that makes version `end`; what it has come to is in `left` then."""
+        """Begins at `begin` and ends with the step that makes version `end`; `left` is then where it has come to."""
         self.cfg, self.path, self.progress = cfg, Path(cfg.workdir), progress
         self.host = copy.deepcopy(dict(begin.host))
         self.results = self.host["results"]
@@ -156,7 +156,7 @@ class Rerun(Workdir):
         self._stack.close()
 
     def restored(self, stage: str, state: TrainState) -> TrainState:
-        """The bundle's, or what an earlier part has come to."""
+        """The bundle's state, or the one that an earlier part of the chain has reached."""
         if self._begin.state is None:
             return super().restored(stage, state)
         return self._begin.state.replace(frozen=state.frozen)
@@ -184,16 +184,16 @@ class Rerun(Workdir):
         return self._stored
 
     def record(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Metrics are in metrics.jsonl."""
+        """Compares the metrics with the run's metrics.jsonl."""
         self._stored.metrics(step, metrics)
 
     def log_episodes(self, *_: object) -> None:  # type: ignore[override]
-        """The run has written it."""
+        """Writes nothing: the run has logged its episodes."""
 
     show_episodes = write_report = log_episodes  # type: ignore[assignment]
 
     def evaluates(self, step: int, total: int) -> bool:
-        """Where the evaluation is made again: it changes nothing."""
+        """Whether the evaluation after a step is made again, which changes no weights."""
         return step in self._stored.evaluations
 
     def committed(self) -> int:
@@ -327,5 +327,5 @@ def name_of(episode: Episode) -> str:
 
 
 def place_of(step: int, episode: Episode) -> str:
-    """For messages."""
+    """Where an episode stands in the record, for messages."""
     return f"step {step}, episode {name_of(episode)}"

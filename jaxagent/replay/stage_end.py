@@ -28,7 +28,7 @@ _PLACE = "where the stage ends"
 
 @dataclasses.dataclass(frozen=True)
 class StageEnd:
-    """Steps of a stage."""
+    """How many steps a stage has made, by each trace that it left."""
 
     logged: int  # in metrics.jsonl
     bundled: int  # in the newest bundle

@@ -44,7 +44,7 @@ def sha256(tree: Any) -> str:
 
 
 class StoredResults:
-    """Is told what a chain makes, and compares it: with the record's digests, bundles, export and results."""
+    """Compares what a chain makes with the record's digests, and the run's bundles, export and results."""
 
     def __init__(self, workdir: RecordedRun, parts: Parts, request: ReplayRequest, findings: Findings):
         """Reads metrics.jsonl. Evaluations are made again after wanted steps, and the stage's first and last."""
@@ -61,10 +61,10 @@ class StoredResults:
         findings.unscored += sorted(scored - again)
 
     def played(self, rounds: object) -> None:
-        """In the place of the record's writer: they are the record's."""
+        """Writes nothing, in the place of the record's writer: the groups are the record's own."""
 
     def commit(self, step: int) -> None:
-        """Nothing is forgotten."""
+        """Forgets nothing: the record is the run's."""
 
     def published(self, version: int, params: Any) -> None:
         """Compares the digest of the weights after `version` steps."""

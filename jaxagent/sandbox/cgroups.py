@@ -98,7 +98,7 @@ class Cgroups:
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """Those that work here."""
+        """Those of `CONTROLLERS` that work here."""
         return tuple(c for c in CONTROLLERS if c in self._roots)
 
     def make(self, limits: Limits) -> Group | None:
@@ -187,7 +187,7 @@ def remove_abandoned(
 
 
 def _lock(directory: Path) -> int:
-    """Raises OSError where somebody else has it."""
+    """Locks a directory and returns its descriptor. Raises OSError where another process has the lock."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if not try_lock(fd):
@@ -241,7 +241,7 @@ def own_groups(mountinfo: str, membership: str) -> list[tuple[int, set[str], Pat
 
 
 def _texts(mountinfo: str | None, membership: str | None) -> tuple[str, str]:
-    """This process's own where none are given."""
+    """The two texts; this process's own where None is given."""
     return (
         Path("/proc/self/mountinfo").read_text(encoding="utf-8") if mountinfo is None else mountinfo,
         Path("/proc/self/cgroup").read_text(encoding="utf-8") if membership is None else membership,

@@ -183,7 +183,7 @@ class LocalSandbox(Sandbox):
         return port_inside
 
     async def oom_kills(self) -> int | None:
-        """As its control group counts; after its end as it counted then."""
+        """What its control group counts; after the sandbox has ended, what the group had counted by then."""
         if self._closing is None:
             return self._count_oom_kills()
         await asyncio.shield(self._closing)
@@ -191,7 +191,7 @@ class LocalSandbox(Sandbox):
 
     @property
     def pid(self) -> int:
-        """Of the outermost process."""
+        """Process id of the outermost process, on the host."""
         return self._process.pid
 
     @property
@@ -200,7 +200,7 @@ class LocalSandbox(Sandbox):
         return self._closing is not None
 
     async def lives(self) -> bool:
-        """Neither closed, nor has its connection ended."""
+        """Whether the sandbox is open and its connection still stands."""
         return self._closing is None and not self._frames.is_lost
 
     async def close(self) -> None:
@@ -218,7 +218,7 @@ class LocalSandbox(Sandbox):
         refused: type[SandboxError] = FileError,
         descriptors: list[int] | None = None,
     ) -> bytes:
-        """One request.
+        """Sends one request and returns the data of its answer.
 
         Args:
           about: what is asked for; with it the inside may refuse, else the sandbox is closed.

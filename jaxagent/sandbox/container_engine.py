@@ -81,7 +81,7 @@ class ContainerEngine(LocalBackend):
         return process.stdout.strip()
 
     def arguments(self, spec: Spec) -> list[str]:
-        """Of `create`."""
+        """The words of the engine's `create` command."""
         limits = spec.limits
         memory = str(limits.memory_bytes + limits.disk_bytes)  # /tmp and the home directory count as memory
         cores = 0 if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0 else 1  # see `local.resource_limits`

@@ -197,7 +197,7 @@ def _kill_processes(name: str) -> bool:
 
 
 def _remove_containers(engine: str, run: str) -> None:
-    """`engine` is the command of docker or podman."""
+    """Removes the run's containers. `engine` is the command of docker or podman, its words separated by tabs."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         listed = subprocess.run(
             [*engine.split("\t"), "ps", "-aq", "--filter", f"label={LABEL}={run}"],
@@ -209,7 +209,7 @@ def _remove_containers(engine: str, run: str) -> None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Deletes it, also where somebody made directories below it that nobody may enter."""
+    """Deletes a directory, also where somebody made directories below it that nobody may enter."""
     if not directory.is_dir():
         return
     directory.chmod(0o700)

@@ -14,7 +14,7 @@ READ_BYTES = 2**16
 
 
 def descriptors(control: Sequence[tuple[int, int, bytes]]) -> list[int]:
-    """Those in what `recvmsg` returned beside the bytes. The caller closes them."""
+    """The descriptors in what `recvmsg` returned beside the bytes. The caller closes them."""
     fds = array.array("i")
     for level, kind, data in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

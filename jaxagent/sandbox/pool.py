@@ -47,7 +47,7 @@ class Pool:
                 raise
             except Exception:
                 if ready in warm:
-                    continue  # what it says is of then
+                    continue  # it failed earlier: what starts now may work
                 raise
             if ready not in warm or await sandbox.lives():
                 return sandbox

@@ -132,7 +132,7 @@ class Relay:
         return None
 
     def _end(self, pair: _Pair, task: asyncio.Task) -> None:
-        """Also where the task never began, or failed."""
+        """Ends a pair of connections, also where its task never began, or failed."""
         pair.abort()
         self._pairs.discard(pair)
         self._free.release()

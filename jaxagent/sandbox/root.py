@@ -121,7 +121,7 @@ def give(host_uid: int, *paths: Path) -> None:
 
 
 def _folders(root: Root, name: str) -> list[Path]:
-    """Where the layers may have it, the highest first."""
+    """The places of the entry `name` in the layers, the highest layer first."""
     return [Path(layer, name) for layer in reversed(root.layers)]
 
 

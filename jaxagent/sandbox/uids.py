@@ -17,12 +17,12 @@ LAST = SHARED + PER_RUN * RUNS
 
 
 def layer_owner(uid: int) -> int:
-    """Whose a file is in a layer that is kept, which every later sandbox can use."""
+    """The owner that a sandbox's file gets in a layer on disk, so that every later sandbox can use it."""
     return SHARED if SHARED <= uid <= LAST else uid
 
 
 class HostUids:
-    """Those of one run.
+    """The host user ids of one run.
 
     Args:
       taken: parts of the range that other living runs have.
@@ -37,10 +37,10 @@ class HostUids:
         self._free = list(range(first + PER_RUN - 1, first - 1, -1))  # the last is the next; used ones are used again
 
     def take(self) -> int:
-        """One that no running sandbox has, or `SHARED` where all are in use."""
+        """A user id that no running sandbox has, or `SHARED` where all are in use."""
         return self._free.pop() if self._free else SHARED
 
     def free(self, uid: int) -> None:
-        """Gives it back, when everything of the sandbox has ended."""
+        """Takes a user id back, when everything of its sandbox has ended."""
         if uid != SHARED:
             self._free.append(uid)

@@ -53,14 +53,14 @@ def shell_word(command: str) -> bytes:
 
 
 def run_request(command: str, deadline_s: float, keep: int, flood: int, nonce: str) -> bytes:
-    """Data of R."""
+    """The data of an R frame."""
     return RUN.pack(deadline_s, keep, flood) + nonce.encode() + b"\0" + shell_word(command) + b"\0"
 
 
 def execute_request(
     argv: Sequence[str], env: Mapping[str, str], directory: str, deadline_s: float, keep: int, flood: int
 ) -> bytes:
-    """Data of X."""
+    """The data of an X frame. Raises SandboxError for arguments that no program can have."""
     strings = [directory, *argv, *(f"{k}={v}" for k, v in env.items())]
     if not argv or any("\0" in s for s in strings) or len(strings) > 4000:
         raise SandboxError("a program needs 1 to 4000 arguments and variables, without NUL bytes")
@@ -123,5 +123,5 @@ class Directives:
         self._frames.append(frame("s", program))
 
     def encode(self) -> bytes:
-        """All of them and "go"."""
+        """All frames so far, and "go"."""
         return b"".join(self._frames) + frame("z")

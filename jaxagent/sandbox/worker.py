@@ -261,7 +261,7 @@ class Worker:
 
 
 async def _close_all(client: _Client) -> None:
-    """One that fails to close stops neither the others nor the watch over leases."""
+    """Closes a client's sandboxes; one that fails to close stops neither the others nor the watch over leases."""
     await asyncio.gather(*[sandbox.close() for sandbox in client.sandboxes.values()], return_exceptions=True)
     client.sandboxes.clear()
 
@@ -309,7 +309,7 @@ def spec_from_json(body: dict[str, Any]) -> Spec:
 
 
 def result_to_json(result: CommandResult) -> dict[str, Any]:
-    """Bytes as base64."""
+    """The result as JSON values, its output in base64."""
     return {**dataclasses.asdict(result), "output": base64.b64encode(result.output).decode()}
 
 
