@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.sandbox.base import SandboxError, Spec
 from jaxagent.sandbox.of_config import Sandboxes
 from jaxagent.sandbox.pool import Pool
@@ -38,7 +38,7 @@ class Owner(Part):
 def test_everything_ends(failure, error):
     """A warm start that failed is nobody's error; what fails to end is told when the rest has ended."""
     log = []
-    sandboxes = Sandboxes(None, "env.sandbox")
+    sandboxes = Sandboxes(SandboxConfig(), "env.sandbox")
 
     async def main():
         backend = Part(log, "backend", error, [failure, Part(log, "sandbox")])
