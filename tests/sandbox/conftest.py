@@ -1,6 +1,7 @@
 """Every back end that works on this host, probed once and kept; tests skip, with the reason, where one does not."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,7 +13,8 @@ from jaxagent.sandbox.base import SandboxError
 from jaxagent.sandbox.owner import Owner
 
 KINDS = {**choose.SAFE, **choose.UNSAFE}
-ISOLATING = ("namespaces", "bubblewrap", "podman")  # the others need an image: test_engine.py
+ISOLATING = ("namespaces", "bubblewrap", "podman")  # the others need an image: test_container_engine.py
+WITH_PORTS = ("namespaces", "bubblewrap")  # podman is reached through a pipe, which carries no socket
 
 
 class Backends:
@@ -73,6 +75,15 @@ class InSandbox:
         return self._backends.run(main())
 
 
+@pytest.fixture
+def reachable(tmp_path):
+    """The test's folder, opened for the sandboxes' user."""
+    for path in [tmp_path, *tmp_path.parents]:
+        if path.stat().st_uid == os.getuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o011)
+    return tmp_path
+
+
 @pytest.fixture(scope="module")
 def open_folder():
     """A folder that the sandboxes' user can reach, which pytest's own (closed again by every session) is not."""
@@ -84,6 +95,16 @@ def open_folder():
 
 @pytest.fixture(params=[*ISOLATING, "plain"])
 def anywhere(request, backends):
+    return InSandbox(backends, request.param)
+
+
+@pytest.fixture(params=[*WITH_PORTS, "plain"])
+def anywhere_with_ports(request, backends):
+    return InSandbox(backends, request.param)
+
+
+@pytest.fixture(params=WITH_PORTS)
+def isolated_with_ports(request, backends):
     return InSandbox(backends, request.param)
 
 

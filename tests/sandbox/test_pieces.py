@@ -163,13 +163,16 @@ V2 = ("cgroup.procs", "cgroup.subtree_control", "memory.max", "memory.swap.max",
     ],
 )
 def test_what_a_kernel_does_not_limit_is_missing(lacking, controllers, gaps, tmp_path, monkeypatch):
-    own = tmp_path / "run.scope"
-    own.mkdir()
-    for name, text in (("cgroup.controllers", "cpu memory pids"), ("cgroup.subtree_control", "")):
+    """Version 2, in ordinary files: no host with it is needed, and none is shown to work."""
+    own = tmp_path / "with space" / "run.scope"
+    own.mkdir(parents=True)
+    for name, text in (("cgroup.controllers", "cpu io memory pids\n"), ("cgroup.subtree_control", "")):
         (own / name).write_text(text)
-    texts = (f"30 22 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n", "0::/run.scope\n")
+    texts = (f"30 22 0:26 / {tmp_path}/with\\040space rw - cgroup2 cgroup2 rw\n", "0::/run.scope\n")
     kernel_with(monkeypatch, *(name for name in V2 if name != lacking))
+    assert cgroups.candidates("r1", *texts) == [str(own / "jaxagent-r1")] and not (own / "jaxagent-r1").exists()
     groups = cgroups.Cgroups("r1", *texts)
+    assert (own / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
     assert groups.controllers == controllers and len(groups.gaps) == gaps and all("swap" in g for g in groups.gaps)
     made = groups.make(Limits(processes=10)).directories[0]
     assert (made / "pids.max").read_text() == "12" and sorted(os.listdir(made)) == sorted({*V2} - {lacking})
@@ -189,22 +192,6 @@ def test_groups_without_anything_to_limit_are_not_made(tmp_path, monkeypatch):
     groups = cgroups.Cgroups("r1", mounts, "2:memory:/\n1:cpu:/\n")
     assert groups.controllers == ("memory",) and len(groups.gaps) == 2
     assert [d.parent for d in groups.make(Limits()).directories] == [tmp_path / "memory" / "jaxagent-r1"]
-
-
-def test_version_2_is_switched_on_and_used(tmp_path, monkeypatch):
-    """The paths and values, in ordinary files: no host with version 2 is needed, and none is shown to work."""
-    kernel_with(monkeypatch, *V2)
-    own = tmp_path / "with space" / "run.scope"
-    own.mkdir(parents=True)
-    (own / "cgroup.controllers").write_text("cpu io memory pids\n")
-    (own / "cgroup.subtree_control").write_text("")
-    (own / "cgroup.procs").write_text("")
-    mount = str(tmp_path).replace(" ", "\\040") + "/with\\040space"
-    texts = (f"30 22 0:26 / {mount} rw - cgroup2 cgroup2 rw\n", "0::/run.scope\n")
-    assert cgroups.candidates("r1", *texts) == [str(own / "jaxagent-r1")] and not (own / "jaxagent-r1").exists()
-    groups = cgroups.Cgroups("r1", *texts)
-    assert (own / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
-    assert groups.controllers == ("memory", "pids", "cpu") and (own / "jaxagent-r1").is_dir()
 
 
 def test_all_sandboxes_of_a_run_are_limited_together(tmp_path, monkeypatch, caplog):

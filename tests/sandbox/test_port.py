@@ -75,7 +75,7 @@ async def echo(reader, writer):
     writer.write_eof()
 
 
-def test_both_ways_and_the_end_of_each(anywhere):
+def test_both_ways_and_the_end_of_each(anywhere_with_ports):
     """A client that has said all still hears the answer; a server that speaks first is heard."""
 
     async def greet(reader, writer):
@@ -85,7 +85,7 @@ def test_both_ways_and_the_end_of_each(anywhere):
     async def check(sandbox):
         async with Server(greet) as server:
             port = await sandbox.open_port(8765, server.target)
-            assert port == 8765 or anywhere.name == "plain"
+            assert port == 8765 or anywhere_with_ports.name == "plain"
             said = await inside(
                 sandbox,
                 port,
@@ -99,15 +99,11 @@ def test_both_ways_and_the_end_of_each(anywhere):
             assert await inside(sandbox, port, much) == "True\n"
             await server.none_open()
 
-    if anywhere.name == "podman":
-        pytest.skip("reached through a pipe")
-    anywhere(check)
+    anywhere_with_ports(check)
 
 
-def test_it_works_while_a_program_runs_and_ends_with_the_sandbox(anywhere):
+def test_it_works_while_a_program_runs_and_ends_with_the_sandbox(anywhere_with_ports):
     """The answer comes bit by bit with silence between; at close the server outside sees the connection's end."""
-    if anywhere.name == "podman":
-        pytest.skip("reached through a pipe")
     seen, gone = [], []
 
     async def slow(reader, writer):
@@ -137,12 +133,10 @@ def test_it_works_while_a_program_runs_and_ends_with_the_sandbox(anywhere):
         with pytest.raises(SandboxClosed):
             await sandbox.open_port(0, server.target)
 
-    anywhere(check)
+    anywhere_with_ports(check)
 
 
-def test_a_killed_client_is_seen_outside_at_once(anywhere):
-    if anywhere.name == "podman":
-        pytest.skip("reached through a pipe")
+def test_a_killed_client_is_seen_outside_at_once(anywhere_with_ports):
     ends = []
 
     async def wait(reader, writer):
@@ -159,7 +153,7 @@ def test_a_killed_client_is_seen_outside_at_once(anywhere):
             await server.none_open()
             assert ends == [b""]
 
-    anywhere(check)
+    anywhere_with_ports(check)
 
 
 def test_engines_say_what_to_use_instead(backends):
@@ -174,10 +168,8 @@ def test_engines_say_what_to_use_instead(backends):
     backends.run(main())
 
 
-def test_ports_that_cannot_be_opened(isolated):
+def test_ports_that_cannot_be_opened(isolated_with_ports):
     """The reason is one line, and the sandbox goes on; no descriptor stays on this side."""
-    if isolated.name == "podman":
-        pytest.skip("reached through a pipe")
 
     async def check(sandbox):
         before = len(os.listdir("/proc/self/fd"))
@@ -198,13 +190,11 @@ def test_ports_that_cannot_be_opened(isolated):
         await sandbox.close()
         assert len(os.listdir("/proc/self/fd")) < before
 
-    isolated(check)
+    isolated_with_ports(check)
 
 
-def test_a_server_that_is_not_there(isolated, caplog):
+def test_a_server_that_is_not_there(isolated_with_ports, caplog):
     """The client's connection ends; the log says why, once."""
-    if isolated.name == "podman":
-        pytest.skip("reached through a pipe")
     with socket.create_server(("127.0.0.1", 0)) as unused:
         target = unused.getsockname()
 
@@ -214,7 +204,7 @@ def test_a_server_that_is_not_there(isolated, caplog):
         assert await inside(sandbox, port, program) == "b''\n" * 3
 
     with caplog.at_level(logging.WARNING):
-        isolated(check)
+        isolated_with_ports(check)
     assert [r.getMessage() for r in caplog.records if "cannot be reached" in r.getMessage()] == [
         f"127.0.0.1:{target[1]}, where a sandbox's port leads, cannot be reached: "
         f"[Errno 111] Connect call failed ('127.0.0.1', {target[1]})"

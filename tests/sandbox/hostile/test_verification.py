@@ -117,7 +117,5 @@ def test_a_listing_names_links_and_does_not_follow_them(isolated):
         files = dict.fromkeys(["sub/a", "..b", "c\nd", ".../x"], "file")
         links = dict.fromkeys(["link", "up", "also"], "link")
         assert kinds == {**files, **links, "pipe": "other", "sub": "directory", "...": "directory"}
-        with pytest.raises(FileError):
-            await sandbox.list("/tmp/t", max_entries=3)
 
     isolated(check)
