@@ -237,7 +237,7 @@ def torch_step(folder: Path, micro_rows: int, threads: int, compiled: bool) -> S
         folder, dtype=torch.float32, attn_implementation="sdpa"
     ).train()
     optimizer = torch.optim.AdamW(
-        network.parameters(), lr=ADAMW.learning_rate, betas=(ADAMW.b1, ADAMW.b2), weight_decay=ADAMW.weight_decay
+        network.parameters(), lr=ADAMW.learning_rate, betas=(0.9, ADAMW.b2), weight_decay=ADAMW.weight_decay
     )
 
     def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,8 @@
 Most of the slow ones' time is XLA's. So tests compile with few optimisations, which takes about half as long, but for
 those of COMPILED_AS_USERS_DO. JAX_DISABLE_MOST_OPTIMIZATIONS=0 in the environment has all compile as users do. What
 the quick tests of a file compile is counted (tests/compilations.py): a file that asks for more than its share fails.
-Tests marked "nightly" are skipped unless `-m` names the marker.
+Tests marked "nightly" are skipped unless `-m` names the marker. Tests of the whole run that `finished` makes are slow,
+since they need what takes long.
 """
 
 import collections
@@ -24,7 +25,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 os.environ.setdefault("NPROC", "32")  # threads for waiting collectives: see jaxagent/runs/devices.py
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(tempfile.gettempdir()) / "jaxagent-test-cache"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # Below this folder: golden numbers, what claims that two programs compute the same bits, and what measures memory.
 COMPILED_AS_USERS_DO = (
@@ -64,9 +65,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 LONGEST = ("fleet/test_fleet_runs.py", "test_loop.py", "replay/test_forged.py", "replay/test_replay_command.py")
 
 
+@pytest.hookimpl(tryfirst=True)  # marks come before -m selects by them
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with slow tests first; those of the night are skipped, unless -m asks for them."""
     here = pathlib.Path(__file__).parent
+    for item in items:
+        if "finished" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
     slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
     slow |= {here / name: 1000 - i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: -slow[item.path])

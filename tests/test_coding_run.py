@@ -79,7 +79,7 @@ def test_the_published_coding_agent(preset, program):
     assert rl.advantage == GroupMeanStd(drop_zero_signal=False, multi_trajectory="full")  # every chain: the full reward
     assert (rl.objective, rl.kl, rl.aggregation, rl.oversample) == (PPOClip(0.2, 0.28), None, RolloutMean(), None)
     optimizer = rl.optimizer
-    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.b1, optimizer.b2) == (1e-6, 0.1, 0.9, 0.98)
+    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.b2) == (1e-6, 0.1, 0.98)
     assert (cfg.env.context_tokens, cfg.env.turn_tokens, rl.sampling.temperature) == (96 * 1024, 32_768, 1.0)
     assert (cfg.env.run_s, cfg.env.verify_s, cfg.env.verify_empty, cfg.env.ladder) == (1800.0, 600.0, True, "slime")
     assert cfg.env.reward == "resolved" and cfg.tokenizer.use_chat_template
@@ -95,7 +95,7 @@ def test_the_published_polar():
     assert rl.oversample == OversampleConfig(extra_tasks=0, extra_attempts=1, min_group=5)
     assert (rl.tasks_per_step, rl.group_size + rl.oversample.extra_attempts, rl.group_size) == (4, 8, 7)
     optimizer = rl.optimizer
-    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.b1, optimizer.b2) == (1e-6, 0.1, 0.9, 0.98)
+    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.b2) == (1e-6, 0.1, 0.98)
     assert (cfg.env.run_s, cfg.mesh.tensor, cfg.env.verify_empty, cfg.env.ladder) == (2400.0, 2, False, "swebench")
     assert isinstance(cfg.env.agent, Codex)
 

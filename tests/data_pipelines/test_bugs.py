@@ -265,6 +265,7 @@ def test_a_repository_becomes_tasks(workplace, capsys):
     assert "3 tasks: the oracle is 1 on 3, nothing done is 0 on 3, 0 errors" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_fix_is_taken_back(workplace):
     place, out = workplace
     assert command.main([f"--repository={place}", f"--out={out}", "--from=commits", "--count=1"]) == 0

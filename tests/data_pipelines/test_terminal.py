@@ -93,10 +93,11 @@ def test_splits_do_not_depend_on_the_seed_and_never_mix():
 
 @pytest.mark.slow
 @needs_programs
-def test_every_template_is_solved_by_its_oracle_and_not_by_an_idle_agent():
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.nightly)])
+def test_templates_are_solved_by_their_oracles_and_not_by_an_idle_agent(every):
     drafted = list(take(len(TEMPLATES), seed=7))
     assert {row["metadata"]["terminal"]["template"] for row in drafted} == set(TEMPLATES)
-    tasks = [to_task(row) for row in drafted]
+    tasks = [to_task(row) for row in drafted[::every]]
     findings = asyncio.run(terminal_check.check_all(tasks, terminal._open_home, jobs=6))
     assert [str(finding) for finding in findings if not finding.good] == []
 

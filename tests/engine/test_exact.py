@@ -182,7 +182,7 @@ def test_a_gradient_is_that_of_the_plain_value() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(2, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("shape", [pytest.param((2, 1, 1), marks=pytest.mark.nightly), (2, 2, 2)])
 def test_on_a_mesh(shape: tuple[int, int, int]) -> None:
     mesh = mesh_of(*shape)
     cfg = dataclasses.replace(CONFIG, slots=128)

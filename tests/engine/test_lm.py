@@ -138,7 +138,7 @@ def test_every_logprob_is_the_trainers_and_nothing_compiles_after_warm_up() -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(2, 2, 2), (4, 1, 2)])
+@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((4, 1, 2), marks=pytest.mark.nightly)])
 def test_a_mesh_gives_the_numbers_of_one_device(shape: tuple[int, int, int]) -> None:
     with driver_for(mesh_of(*shape), truncation=True) as driver:
         driver.start(240)

@@ -91,7 +91,7 @@ def test_shards_have_pages_of_their_own(schedulers) -> None:
     assert all(store.hit_tokens > 0 for store in schedulers[1].stores)
 
 
-def test_a_thousand_changes_of_mind(schedulers) -> None:
+def test_hundreds_of_changes_of_mind(schedulers) -> None:
     rng = np.random.default_rng(0)
 
     async def fickle(driver, i: int) -> None:
@@ -116,7 +116,7 @@ def test_a_thousand_changes_of_mind(schedulers) -> None:
             async with gate:
                 await fickle(driver, i)
 
-        await asyncio.gather(*(one(int(i)) for i in rng.permutation(1000)))
+        await asyncio.gather(*(one(int(i)) for i in rng.permutation(350)))
         # Whoever comes after finds everything as it should be.
         assert len(await episodes(driver, 9)) == 9
 

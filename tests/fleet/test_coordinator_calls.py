@@ -216,11 +216,11 @@ def test_who_said_that_it_holds_what_has_been_stored_since_need_not_wait_for_mor
             asking.start()
             time.sleep(0.3)
         client.put(job.work, job.work.version, packed(job.work.episode, "w"))
-    asking.join(5)
+    asking.join(15)
     assert not asking.is_alive(), "it asks again, with what it holds now"
     assert client.take(name, 99, held, wait_s=20) == []
     assert {job.work.episode.group.step for job in client.take(name, 99, [])} == {1}
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 20
 
 
 def test_a_process_with_other_calls_or_of_another_folder_may_not_join(served, monkeypatch):
@@ -349,7 +349,7 @@ def test_a_trainer_that_was_silent_and_not_replaced_goes_on_under_its_name(tmp_p
 
 
 def _until(condition):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -369,13 +369,14 @@ def test_engines_that_wait_are_asked_for_when_there_is_something_and_not_before(
 
         def wait(other):
             mine = other.join("engine", FACTS).name
-            got.append((time.monotonic(), other.take(mine, 2, [], wait_s=20)))
+            jobs = other.take(mine, 2, [], wait_s=20)
+            got.append((time.monotonic(), jobs))
 
         threads = [threading.Thread(target=wait, args=(other,)) for other in others]
         play(client, name)
         for thread in threads:
             thread.start()
-        _until(lambda: len(client.status()["members"]["engine"]) == 13)
+        _until(lambda: len(set(looks)) == 13)  # each has looked once
         time.sleep(0.3)
         before = len(looks)
         for _ in range(4):
@@ -390,7 +391,7 @@ def test_engines_that_wait_are_asked_for_when_there_is_something_and_not_before(
         client.end("over")
         for thread in threads:
             thread.join(20)
-        assert sum(bool(jobs) for _, jobs in got) == 6 and min(at for at, _ in got) - begun < 5
+        assert sum(bool(jobs) for _, jobs in got) == 6 and max(at for at, jobs in got if jobs) - begun < 10
 
 
 @pytest.mark.parametrize(
@@ -874,7 +875,7 @@ def test_what_is_kept_is_forgotten_on_disk_too_and_a_restart_knows_the_rest(tmp_
         with pytest.raises(CallError, match="404"):
             client.episode(old)
         folder = tmp_path / server.LEDGER / "episodes"
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(list(folder.rglob("*.z"))) > 8 and time.monotonic() < deadline:
             time.sleep(0.01)
         before = client.status()

@@ -124,9 +124,9 @@ def test_a_schema_that_refers_to_itself_is_read_in_linear_time(key):
     """The chain has 4 ** 14 paths, the other no end."""
     chain = {f"A{i}": {key: [{"$ref": f"#/$defs/A{i + 1}"} for _ in range(4)]} for i in range(14)}
     chain |= {"A14": {"type": "integer"}, "itself": {key: [{"$ref": "#/$defs/itself"} for _ in range(4)]}}
-    began = time.monotonic()
+    began = time.process_time()  # and not the clock, which goes on while others compute
     for first, value in (("itself", "7"), ("A0", 7)):
         root = {"properties": {"x": {"$ref": f"#/$defs/{first}"}}, "$defs": chain}
         body = "<tool_call><function=f><parameter=x>7</parameter></function></tool_call>"
         assert Qwen3Coder([Tool("f", "", root)]).feed(body) == [Call("f", {"x": value})]
-    assert time.monotonic() - began < 5.0
+    assert time.process_time() - began < 5.0

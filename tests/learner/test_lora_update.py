@@ -83,6 +83,7 @@ def test_two_updates_on_one_device_and_on_eight(
     assert tiny.worst_relative(results[0], results[-1]) < 1e-4
 
 
+@pytest.mark.slow
 def test_values_are_those_of_the_merged_weights_bit_for_bit(
     lora_cfg, spec, make_params, make_packer, make_streams, make_mesh
 ):

@@ -116,6 +116,7 @@ def test_the_divergence_in_the_loss_equals_the_sum_written_out(both, cfg, make_p
         assert np.any(want > 0.01)
 
 
+@pytest.mark.slow
 def test_adapters_are_distilled_as_the_weights_that_they_make(both, cfg, make_packer, make_streams):
     """LoRA beside its base has the divergence of the merged weights, and its update makes it smaller."""
     (spec, base), (teacher_spec, weights), mesh = both
