@@ -54,7 +54,7 @@ def read_spec(folder: str | pathlib.Path, model: ModelConfig | Computing) -> Mod
     """
     check_folder(folder)
     path = pathlib.Path(folder) / "config.json"
-    return families.spec_from_hf(_read_json(path), model, str(path))
+    return families.spec_from_hf(read_json(path), model, str(path))
 
 
 def load(folder: str | pathlib.Path, spec: ModelSpec, where: Params | None) -> Params:
@@ -129,7 +129,7 @@ def save(
             if (pathlib.Path(assets) / name).exists() and pathlib.Path(assets).resolve() != folder.resolve():
                 shutil.copyfile(pathlib.Path(assets) / name, folder / name)
         if (pathlib.Path(assets) / "config.json").exists():
-            settings = _read_json(pathlib.Path(assets) / "config.json")
+            settings = read_json(pathlib.Path(assets) / "config.json")
             config = {k: v for k, v in settings.items() if k not in ("rope_parameters", "dtype")} | config
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -168,7 +168,7 @@ def _weight_files(folder: pathlib.Path) -> list[str]:
         if not names:
             raise ConfigError(f"{folder} has no *.safetensors file.")
         return names
-    weight_map = _read_json(folder / INDEX).get("weight_map")
+    weight_map = read_json(folder / INDEX).get("weight_map")
     plain = isinstance(weight_map, dict) and all(
         isinstance(name, str) and name == pathlib.PurePath(name).name for name in weight_map.values()
     )
@@ -299,7 +299,8 @@ def _stored_tensors(params: Params, spec: ModelSpec, dtype: np.dtype) -> Iterato
             yield array.hf_name.format(layer=layer), to_stored(single, array).astype(dtype, copy=False)
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """The JSON object in a file; ConfigError if there is none."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -2,7 +2,7 @@
 
 All take and return flat rows [N, ...]. Reductions and norms are float32 whatever the compute dtype. Where the model
 expects a matrix, a frozen one with a low-rank adapter beside it may stand, a `LoraArray`: `contract` applies it without
-ever making the sum, x W + scale (x A) B; `product` makes it, W + scale A B.
+ever making the sum, x W + scale (x A) B; `product` makes it, W + scale A B. Or a rounded one, an `Int8Array`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,36 @@ class LoraArray:
         return self.replace(
             w=place(self.w, where), a=place(self.a, P(*where[:inputs], None)), b=place(self.b, P(None, *where[inputs:]))
         )
+
+
+@flax.struct.dataclass
+class Int8Array:
+    """qvalue * scale, a matrix with one scale per output channel; it is multiplied out by the cast before its use."""
+
+    qvalue: jax.Array  # i8, the matrix's shape
+    scale: jax.Array  # f32, the same rank, 1 along the axes that a product sums over
+
+    def astype(self, dtype: jax.typing.DTypeLike) -> jax.Array:
+        """The matrix itself."""
+        return (self.qvalue.astype(jnp.float32) * self.scale).astype(dtype)
+
+    def after(self, x: jax.Array) -> Int8Array:
+        """The array, multiplied out no sooner than `x` is computed: adds a zero that the compiler cannot see.
+
+        Otherwise XLA multiplies all layers out ahead of the loops that use them, and all of them are in memory at once.
+        (An optimisation barrier does not keep XLA:CPU from it.)
+        """
+        zero = jnp.minimum(jnp.max(jnp.abs(x)), 0).astype(jnp.int8)
+        return self.replace(qvalue=self.qvalue + zero)
+
+
+def quantise(weights: jax.Array, summed: int | tuple[int, ...]) -> Int8Array:
+    """Rounds to whole multiples of 1/127 of the largest weight of each output channel; `summed` are the other axes."""
+    chex.assert_type(weights, float)
+    wide = weights.astype(jnp.float32)
+    peak = jnp.max(jnp.abs(wide), axis=summed, keepdims=True)
+    scale = jnp.where(peak > 0, peak / 127, 1.0)
+    return Int8Array(jnp.round(wide / scale).astype(jnp.int8), scale)
 
 
 def beside(equation: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import context, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
-from jaxagent.models.layers import LoraArray, contract, rms_norm, swiglu
+from jaxagent.models.layers import Int8Array, LoraArray, contract, rms_norm, swiglu
 from jaxagent.models.params import Layers, Params, param_specs
 from jaxagent.models.spec import ModelSpec
 
@@ -143,7 +143,7 @@ def _layer(
 ) -> tuple[jax.Array, Any]:
     """One decoder layer on x[N, E]: attention and MLP, each behind a norm, each added to the residual stream."""
     rows = sharding.row_axes(x)
-    layer = _gather(layer, spec)
+    layer = _gather(layer, spec, x)
     with jax.named_scope("attention"):
         h = rms_norm(x, layer.attn_norm, spec.norm_eps)
         q = contract("ne,ehd->nhd", h, layer.wq)
@@ -161,16 +161,17 @@ def _layer(
     return x, cache
 
 
-def _gather(layer: Layers, spec: ModelSpec) -> Layers:
+def _gather(layer: Layers, spec: ModelSpec, x: jax.Array) -> Layers:
     """A layer's arrays in compute dtype and in the layout they are used in: whole over fsdp, split over tensor.
 
     Cast first, so that the all-gather moves compute_dtype bytes. Backward, its transpose scatters gradients back.
     """
 
-    def one(array, w: jax.Array | LoraArray) -> jax.Array | LoraArray:
+    def one(array, w: jax.Array | Int8Array | LoraArray) -> jax.Array | LoraArray:
         where = sharding.COMPUTE.partition(array.axes[1:])
         if isinstance(w, LoraArray):
             return w.laid_out(spec.compute_dtype, where)
+        w = w.after(x) if isinstance(w, Int8Array) else w  # one layer at a time
         return sharding.constrain(w.astype(spec.compute_dtype), where)
 
     return jax.tree.map(one, param_specs(spec).layers, layer)
