@@ -58,8 +58,8 @@ def lay_out(
         filled[shard] = at.stop
     rows = (tokens, positions, slot[:, ::share])
     by_tile = [x.reshape(shards, tiles, -1).swapaxes(0, 1).reshape(tiles, -1) for x in rows]
-    used = sum(len(span.tokens) for span in spans)
-    return PrefillCall(*by_tile, tiles=-(-max(filled) // tile_rows), used_tokens=used)
+    total = sum(len(span.tokens) for span in spans)
+    return PrefillCall(*by_tile, tiles=-(-max(filled) // tile_rows), used_tokens=total)
 
 
 def padded(count: int, multiple: int) -> int:

@@ -129,10 +129,10 @@ class LanguageModel:
     def lay_out(self, params: model_params.Params) -> model_params.Params:
         """Weights in compute dtype, whole over fsdp, split over tensor, still stacked; such ones as they are."""
 
-        def one(array: model_params.ArraySpec, weights: jax.Array) -> jax.Array:
+        def place_stack(array: model_params.ArraySpec, weights: jax.Array) -> jax.Array:
             return jax.reshard(weights.astype(self.spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
 
-        return jax.tree.map(one, model_params.param_specs(self.spec), params)
+        return jax.tree.map(place_stack, model_params.param_specs(self.spec), params)
 
     def init_cache(self, pages: int, page_tokens: int) -> Cache:
         """One LayerCache per layer."""

@@ -57,8 +57,8 @@ def policy_forward(
         frozen: Frozen | None = None,
         teacher: Params | None = None,
     ) -> tuple[Any, ...]:
-        served = params if frozen is None else frozen.merged
-        whole, batch = batch, _over_context(batch)
+        policy = params if frozen is None else frozen.merged
+        unsplit, batch = batch, _over_context(batch)
         params = params if frozen is None else lora.adapt(frozen.base, params, adapters)
         hidden = _heads(params, spec, batch)
         # Logits are linear in x; at temperature 1 this is the identity.
@@ -66,8 +66,8 @@ def policy_forward(
         # Rows that share have room for many more targets than most of them hold.
         live = None if batch.ends is None else _flat(batch.sequence >= 0)
         of_targets = token_scores(params, spec, _flat(x), _flat(batch.targets), temperature, live)
-        wanted = of_targets[: 3 if log_z else 2]
-        logprobs, entropy, *normalisers = (_targets(score, x) for score in wanted)
+        read_scores = of_targets[: 3 if log_z else 2]
+        logprobs, entropy, *normalisers = (_targets(score, x) for score in read_scores)
         extras = Extras(
             log_z=normalisers[0] if log_z else None,
             divergence=None if compare is None else compare(params, batch, hidden, temperature, teacher),
@@ -76,15 +76,15 @@ def policy_forward(
         if tiling is None:
             return logprobs, entropy, *extras
         same = exact.packed_logprobs(
-            jax.lax.stop_gradient(served),
+            jax.lax.stop_gradient(policy),
             spec,
             tiling,
-            whole.tokens,
-            whole.positions,
-            whole.head_positions,
-            whole.targets,
-            jnp.where(whole.ce_weights != 0, 1.0, jnp.float32(temperature)),
-            shared=whole.ends is not None,
+            unsplit.tokens,
+            unsplit.positions,
+            unsplit.head_positions,
+            unsplit.targets,
+            jnp.where(unsplit.ce_weights != 0, 1.0, jnp.float32(temperature)),
+            shared=unsplit.ends is not None,
         )
         return exact.with_value(logprobs, same), entropy, *extras
 

@@ -85,8 +85,8 @@ def packed_logprobs(
     def tile(i: jax.Array, out: jax.Array) -> jax.Array:
         x, targets, temperature = (sharding.tile_at(a, i) for a in rows)
         scores = jax.reshard(logits(params, spec, x), jax.P(sharding.ROWS, None))
-        one = jax.shard_map(row_logprobs, in_specs=(jax.P(sharding.ROWS, None), _ROWS, _ROWS), out_specs=_ROWS)
-        return out.at[i].set(one(scores, targets, jnp.where(temperature > 0, temperature, 1.0)))
+        logprobs_of = jax.shard_map(row_logprobs, in_specs=(jax.P(sharding.ROWS, None), _ROWS, _ROWS), out_specs=_ROWS)
+        return out.at[i].set(logprobs_of(scores, targets, jnp.where(temperature > 0, temperature, 1.0)))
 
     out = jax.lax.fori_loop(0, rows[1].shape[0], tile, jnp.zeros_like(rows[2]))
     return _from_tiles(out, b, head_positions.shape[1])
@@ -115,10 +115,10 @@ with_value.defvjp(_forward, _backward)
 def _as_generation(params: Params, spec: ModelSpec) -> Params:
     """Weights as the engine has them: compute dtype, whole over fsdp, one tree per layer; once, not in every tile."""
 
-    def one(array: ArraySpec, weights: jax.Array) -> jax.Array:
+    def laid_out(array: ArraySpec, weights: jax.Array) -> jax.Array:
         return sharding.constrain(weights.astype(spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
 
-    params = jax.tree.map(one, param_specs(spec), params)
+    params = jax.tree.map(laid_out, param_specs(spec), params)
     return params.replace(layers=transformer.unstack(params.layers))
 
 

@@ -101,8 +101,8 @@ def product(array: LoraArray, dtype: str) -> jax.Array:
     b = jnp.expand_dims(jnp.moveaxis(array.b.astype(jnp.float32), 1, 0), tuple(range(2, 2 + inputs)))
 
     def add(total: jax.Array, terms: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        for one, other in zip(*terms, strict=True):
-            total = total + one * other
+        for a_term, b_term in zip(*terms, strict=True):
+            total = total + a_term * b_term
         return total, None
 
     total, _ = jax.lax.scan(add, jnp.zeros_like(array.w, jnp.float32), (_in_passes(a), _in_passes(b)))
@@ -172,9 +172,9 @@ def cut(
     chex.assert_type([block, start], int)
     _, kv_heads, head_dim, _ = keys.shape
 
-    def one(block: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def page_of(block: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
         page = jax.lax.dynamic_slice(keys, (block, 0, 0, start), (1, kv_heads, head_dim, page_tokens))
         value = jax.lax.dynamic_slice(values, (block, 0, start, 0), (1, kv_heads, page_tokens, head_dim))
         return page[0], value[0]
 
-    return jax.vmap(one)(block, start)
+    return jax.vmap(page_of)(block, start)

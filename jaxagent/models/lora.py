@@ -218,10 +218,10 @@ def load_adapters(
         name = array.hf_name.format(layer=layer)
         if name not in tensors:
             raise ConfigError(f"{path}: tensor '{name}' is missing.")
-        stored = tensors.pop(name)
-        if stored.shape != array.hf_shape:
-            raise ConfigError(f"{path}: tensor '{name}' has shape {stored.shape}, not {array.hf_shape}.")
-        return from_stored(stored, array, tuple((0, size) for size in array.shape[1:])).astype(array.dtype)
+        tensor = tensors.pop(name)
+        if tensor.shape != array.hf_shape:
+            raise ConfigError(f"{path}: tensor '{name}' has shape {tensor.shape}, not {array.hf_shape}.")
+        return from_stored(tensor, array, tuple((0, size) for size in array.shape[1:])).astype(array.dtype)
 
     adapters = jax.tree.map(
         lambda array: np.stack([layer_of(array, layer) for layer in range(array.shape[0])]), adapter_specs(spec, config)
