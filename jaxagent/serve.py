@@ -84,7 +84,7 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
     weights = hf.load(options.model, spec, params.shardings(spec, mesh, sharding.COMPUTE))
     model, gauges = LanguageModel(spec, cfg.cache_dtype), {}
     if options.int8:
-        plain, model = model, int8.Int8LanguageModel(spec, cfg.cache_dtype)
+        plain, model = model, LanguageModel(spec, cfg.cache_dtype, int8=True)
         with jax.set_mesh(mesh):
             quantised = model.place(weights)
             texts = [tokenizer.encode(text) for text in int8.TEXTS]

@@ -123,9 +123,9 @@ class Scheduler:
             self._again = 0
             spans = list(self._spans(room))
             if spans:
-                call = self._executor.prefill(spans, self._tables)
+                tokens = sum(len(span.tokens) for span in spans)
                 self.stats.update(
-                    prefill_tokens=call.used_tokens, prefill_padded_tokens=call.tiles * call.tokens.shape[1]
+                    prefill_tokens=tokens, prefill_padded_tokens=self._executor.prefill(spans, self._tables)
                 )
             ready = [r for r in self._prefilling if r.prefilled == len(r.tokens) - 1]
             self._prefilling = [r for r in self._prefilling if r.prefilled < len(r.tokens) - 1]
@@ -138,7 +138,7 @@ class Scheduler:
                 spent = time.monotonic() - began
                 self.stats["prefill_s"] += spent
                 if self._again:
-                    self.stats["prefill_again_s"] += spent * self._again / call.used_tokens
+                    self.stats["prefill_again_s"] += spent * self._again / tokens
             # What was prefilled just now may be what others waited for.
             if not admitted or not self._waiting:
                 return

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jaxagent.algorithms.distill import divergences, renormalise
 from jaxagent.algorithms.teachers import Divergence
 from jaxagent.config import LoraConfig
-from jaxagent.learner.loss import Extras
 from jaxagent.learner.state import Batch, Frozen, check_batch
 from jaxagent.models import critic as critic_model
 from jaxagent.models import exact, lora, scores, sharding
@@ -46,8 +45,8 @@ def policy_forward(
       tiling: the engine's. Then the log-probs are bit for bit those the engine would record; gradients are those of
         the ordinary pass.
       adapters: with a `Frozen` as fourth argument, params are LoRA adapters of this config beside its base.
-      log_z, compare: with either there is a third result, `Extras`: the normalisers, or the divergences of
-        `compare_to_teacher`, which reads the fifth argument.
+      log_z, compare: with either there is a third result, `loss.Extras`: the normalisers, and the divergences
+        of `compare_to_teacher`, which reads the fifth argument.
     """
 
     def forward(
@@ -68,11 +67,10 @@ def policy_forward(
         of_targets = token_scores(params, spec, _flat(x), _flat(batch.targets), temperature, live)
         read_scores = of_targets[: 3 if log_z else 2]
         logprobs, entropy, *normalisers = (_targets(score, x) for score in read_scores)
-        extras = Extras(
-            log_z=normalisers[0] if log_z else None,
-            divergence=None if compare is None else compare(params, batch, hidden, temperature, teacher),
-        )
-        extras = (extras,) if log_z or compare is not None else ()
+        more = {"log_z": normalisers[0]} if log_z else {}
+        if compare is not None:
+            more["divergence"] = compare(params, batch, hidden, temperature, teacher)
+        extras = (more,) if more else ()
         if tiling is None:
             return logprobs, entropy, *extras
         same = exact.packed_logprobs(

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import sharding
-from jaxagent.models.layers import MASKED, contract
+from jaxagent.models.layers import MASKED, Int8Array, contract
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 
@@ -25,12 +25,13 @@ SUM_BLOCK = 64  # tokens whose probabilities are summed together
 
 def logits(params: Params, spec: ModelSpec, x: jax.Array) -> jax.Array:
     """Next-token logits f32[N, V] of hidden states x[N, E]; padded vocabulary rows get -1e30 (probability 0)."""
-    return head_logits(head(params, spec), spec, x)
+    return head_logits(head(params, spec, x), spec, x)
 
 
-def head(params: Params, spec: ModelSpec) -> jax.Array:
-    """The output embedding [V, E] in compute dtype, whole over fsdp, split over tensor."""
+def head(params: Params, spec: ModelSpec, x: jax.Array | None = None) -> jax.Array:
+    """The output embedding [V, E] in compute dtype, whole over fsdp, split over tensor; of int8 once `x` is there."""
     weights = params.embed if spec.tie_embeddings else params.head
+    weights = weights.after(x) if isinstance(weights, Int8Array) else weights
     return sharding.constrain(weights.astype(spec.compute_dtype), P("tensor", None))
 
 

@@ -123,7 +123,8 @@ def embed(params: Params, spec: ModelSpec, tokens: jax.Array) -> jax.Array:
     chex.assert_rank(tokens, 1)
     chex.assert_type(tokens, int)
     rows = sharding.row_axes(tokens)
-    table = sharding.constrain(params.embed.astype(spec.compute_dtype), P("tensor", None))
+    weights = params.embed.after(tokens) if isinstance(params.embed, Int8Array) else params.embed
+    table = sharding.constrain(weights.astype(spec.compute_dtype), P("tensor", None))
     return table.at[tokens].get(out_sharding=sharding.out(rows, None))
 
 

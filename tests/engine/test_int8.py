@@ -22,10 +22,10 @@ BOTH = [dataclasses.replace(WIDE, tie_embeddings=True), WIDE]
 
 
 @functools.cache
-def placed(spec, kind):
-    """The weights as a model of this kind serves them."""
+def placed(spec, rounded):
+    """The weights as they are served, with int8 matrices or without."""
     with jax.set_mesh(test_lm.mesh_of()):
-        return jax.jit(kind(spec, "float32").place)(tiny.init(spec))
+        return jax.jit(LanguageModel(spec, "float32", rounded).place)(tiny.init(spec))
 
 
 def test_rounding_by_hand() -> None:
@@ -42,7 +42,7 @@ def test_rounding_by_hand() -> None:
 
 
 def test_a_scale_per_output_channel() -> None:
-    layer = placed(WIDE, int8.Int8LanguageModel).layers[1]
+    layer = placed(WIDE, True).layers[1]
     e, h, k, d, f = 64, 4, 2, 8, 256
     shapes = {"wq": (1, h, d), "wk": (1, k, d), "wv": (1, k, d), "wo": (1, 1, e)}
     shapes |= {"w_gate": (1, f), "w_up": (1, f), "w_down": (1, e)}
@@ -58,8 +58,8 @@ def test_a_quarter_of_the_memory(spec) -> None:
     def size(tree) -> int:
         return sum(x.nbytes for x in jax.tree.leaves(tree))
 
-    model = int8.Int8LanguageModel(spec, "float32")
-    whole, quantised = placed(spec, LanguageModel), placed(spec, int8.Int8LanguageModel)
+    model = LanguageModel(spec, "float32", int8=True)
+    whole, quantised = placed(spec, False), placed(spec, True)
     looked_up = 0 if spec.tie_embeddings else whole.embed.nbytes
     assert 0.25 < (size(quantised) - looked_up) / (size(whole) - looked_up) < 0.29
     assert model.place(quantised) is quantised  # what is served already is taken as it is
@@ -77,7 +77,7 @@ def test_a_quarter_of_the_memory(spec) -> None:
 @pytest.mark.parametrize("spec", BOTH, ids=["tied", "untied"])
 def test_the_mismatch_is_measured(spec) -> None:
     plain = LanguageModel(spec, "float32")
-    whole, quantised = placed(spec, LanguageModel), placed(spec, int8.Int8LanguageModel)
+    whole, quantised = placed(spec, False), placed(spec, True)
     texts = [np.random.default_rng(i).integers(0, test_lm.VOCAB, n) for i, n in enumerate((2, 30, 200))]
     with jax.set_mesh(test_lm.mesh_of()):
         gaps = int8.logprob_gaps(plain, whole, quantised, texts)
@@ -111,7 +111,7 @@ def test_the_driver_serves_it() -> None:
 
     mesh = test_lm.mesh_of()
     base = test_lm.driver_for(mesh, WIDE)
-    base._model = int8.Int8LanguageModel(WIDE, "float32")
+    base._model = LanguageModel(WIDE, "float32", int8=True)
     with base as driver:
         driver.start(120)
         g = asyncio.run(ask(driver))
