@@ -48,14 +48,17 @@ def is_own(chosen: Any) -> bool:
 
 
 def wrong(chosen: Any, came: str, expected: str, method: str = "__call__") -> ConfigError:
-    """The error that says so."""
+    """The error for a choice whose method returned something else than what was expected; both are in words."""
     who = name_of(chosen) + ("" if method == "__call__" else f".{method}")
     return ConfigError(f"{who} returned {came} where {expected} is wanted.")
 
 
 def call(chosen: Any, *arguments: Any, method: str = "__call__") -> Any:
-    """What a method of `chosen` gives back, called with copies, which it may write to. What own code raises becomes a
-    ConfigError."""
+    """Calls a method of `chosen` with copies of the arrays, so that it may write to them, and returns its result.
+
+    Raises:
+      ConfigError: the user's own code raised an exception.
+    """
     arguments = tuple(argument.copy() if type(argument) is np.ndarray else argument for argument in arguments)
     try:
         return getattr(chosen, method)(*arguments)
@@ -66,7 +69,7 @@ def call(chosen: Any, *arguments: Any, method: str = "__call__") -> Any:
 
 
 def array(chosen: Any, answer: Any, expected: Array, method: str = "__call__") -> Any:
-    """An answer that is to be such an array of NumPy or of JAX, also a traced one."""
+    """Returns an answer if it is the expected array, of NumPy or of JAX (also a traced one); else a ConfigError."""
     is_array = type(answer) is np.ndarray or hasattr(answer, "aval")  # no masked one, whose mask would be lost
     if not is_array or answer.shape != expected.shape or _kind(answer.dtype) not in expected.kinds:
         kinds = " or ".join(dict.fromkeys(_KINDS[kind] for kind in expected.kinds))
@@ -76,7 +79,7 @@ def array(chosen: Any, answer: Any, expected: Array, method: str = "__call__") -
 
 
 def arrays(chosen: Any, answer: Any, *expected: Array) -> tuple[Any, ...]:
-    """An answer that is to be a tuple of such arrays."""
+    """Returns an answer if it is a tuple of the expected arrays; else a ConfigError."""
     if not isinstance(answer, tuple) or len(answer) != len(expected):
         came = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"one result {described(answer)}"
         raise wrong(chosen, came, f"a tuple of {' and '.join(part.name for part in expected)}")
@@ -103,7 +106,7 @@ def numbers(
 
 
 def factors(chosen: Any, *arguments: Any) -> np.ndarray:
-    """What a choice gives that weighs: a finite factor of 0 or more for each place of the first argument, float[n]."""
+    """Calls a choice that weighs: it returns a finite factor >= 0 for each place of the first argument, float[n]."""
     expected = Array("factors", "one number for each given, [n]", arguments[0].shape)
     return numbers(chosen, call(chosen, *arguments), expected, least=0.0, of=arguments[:1])
 
@@ -123,7 +126,7 @@ def number(chosen: Any, answer: Any, name: str, method: str = "__call__", above:
 
 
 def by_name(chosen: Any, answer: Any, what: str, method: str = "__call__") -> dict[str, float]:
-    """An answer that is to be finite numbers by name."""
+    """Returns an answer if it maps names to finite numbers; else a ConfigError."""
     if not isinstance(answer, Mapping) or not all(isinstance(name, str) for name in answer):
         raise wrong(chosen, f"{what} {described(answer)}", "a dict of numbers by name", method)
     return {name: number(chosen, value, f"'{name}'", method) for name, value in answer.items()}

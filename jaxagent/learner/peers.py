@@ -45,7 +45,7 @@ class MissingPeerError(PeerError, WaitedInVainError):
 
 @dataclasses.dataclass
 class Meetings:
-    """Those of one process.
+    """The meetings of one process with the trainer's other processes.
 
     Attributes:
       client: of the coordination service: a store of texts by key, whose reading waits.
@@ -61,7 +61,7 @@ class Meetings:
     numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # the same in every process
 
     def meet(self, what: str, message: Any, timeout_s: float) -> list[Any]:
-        """See the function `meet`."""
+        """Waits for all processes and returns the message of each, as the function `meet` says."""
         number, size = next(self.numbers), self.count
         if self.index != 0:
             self.client.key_value_set(f"{self.space}/{number}/{self.index}", json.dumps([what, message]))
@@ -81,7 +81,7 @@ class Meetings:
         return verdict["said"]
 
     def share(self, what: str, make: Callable[[], T], timeout_s: float) -> T:
-        """See the function `share`."""
+        """Gives every process what process 0 makes, as the function `share` says."""
         number = next(self.numbers)
         if self.index != 0:
             answer = self.meet(what, None, timeout_s)[0]
@@ -122,7 +122,7 @@ class Meetings:
         return value, remaining_s
 
     def _verdict(self, number: int, what: str, own_message: Any, size: int, timeout_s: float) -> dict[str, Any]:
-        """Process 0 hears all others: {"said": [...]}, {"wrong": a line} or {"missing": a line}."""
+        """Process 0 reads the messages of all others: {"said": [...]}, {"wrong": a line} or {"missing": a line}."""
         answers, missing, remaining_s = [own_message], [], timeout_s
         for other in range(1, size):
             message, remaining_s = self._waited(f"{self.space}/{number}/{other}", max(remaining_s, 0.01))
