@@ -47,15 +47,18 @@ def is_own(chosen: Any) -> bool:
     return type(chosen).__module__.partition(".")[0] != "jaxagent"
 
 
-def wrong(chosen: Any, came: str, wanted: str, method: str = "__call__") -> ConfigError:
-    """The error that says so."""
+def wrong(chosen: Any, came: str, expected: str, method: str = "__call__") -> ConfigError:
+    """The error for a choice whose method returned something else than what was expected; both are in words."""
     who = name_of(chosen) + ("" if method == "__call__" else f".{method}")
-    return ConfigError(f"{who} returned {came} where {wanted} is wanted.")
+    return ConfigError(f"{who} returned {came} where {expected} is wanted.")
 
 
 def call(chosen: Any, *arguments: Any, method: str = "__call__") -> Any:
-    """What a method of `chosen` gives back, called with copies, which it may write to. What own code raises becomes a
-    ConfigError."""
+    """Calls a method of `chosen` with copies of the arrays, so that it may write to them, and returns its result.
+
+    Raises:
+      ConfigError: the user's own code raised an exception.
+    """
     arguments = tuple(argument.copy() if type(argument) is np.ndarray else argument for argument in arguments)
     try:
         return getattr(chosen, method)(*arguments)
@@ -65,47 +68,47 @@ def call(chosen: Any, *arguments: Any, method: str = "__call__") -> Any:
         raise ConfigError(f"{name_of(chosen)}.{method} raised {failure_line(error)}.") from error
 
 
-def array(chosen: Any, answer: Any, wanted: Array, method: str = "__call__") -> Any:
-    """An answer that is to be such an array of NumPy or of JAX, also a traced one."""
+def array(chosen: Any, answer: Any, expected: Array, method: str = "__call__") -> Any:
+    """Returns an answer if it is the expected array, of NumPy or of JAX (also a traced one); else a ConfigError."""
     is_array = type(answer) is np.ndarray or hasattr(answer, "aval")  # no masked one, whose mask would be lost
-    if not is_array or answer.shape != wanted.shape or _kind(answer.dtype) not in wanted.kinds:
-        kinds = " or ".join(dict.fromkeys(_KINDS[kind] for kind in wanted.kinds))
-        like = f"{wanted.axes} = {wanted.shape} of type {kinds},"
-        raise wrong(chosen, f"{wanted.name} {described(answer)}", like, method)
+    if not is_array or answer.shape != expected.shape or _kind(answer.dtype) not in expected.kinds:
+        kinds = " or ".join(dict.fromkeys(_KINDS[kind] for kind in expected.kinds))
+        like = f"{expected.axes} = {expected.shape} of type {kinds},"
+        raise wrong(chosen, f"{expected.name} {described(answer)}", like, method)
     return answer
 
 
-def arrays(chosen: Any, answer: Any, *wanted: Array) -> tuple[Any, ...]:
-    """An answer that is to be a tuple of such arrays."""
-    if not isinstance(answer, tuple) or len(answer) != len(wanted):
+def arrays(chosen: Any, answer: Any, *expected: Array) -> tuple[Any, ...]:
+    """Returns an answer if it is a tuple of the expected arrays; else a ConfigError."""
+    if not isinstance(answer, tuple) or len(answer) != len(expected):
         came = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"one result {described(answer)}"
-        raise wrong(chosen, came, f"a tuple of {' and '.join(one.name for one in wanted)}")
-    return tuple(array(chosen, part, one) for part, one in zip(answer, wanted, strict=True))
+        raise wrong(chosen, came, f"a tuple of {' and '.join(part.name for part in expected)}")
+    return tuple(array(chosen, part, like) for part, like in zip(answer, expected, strict=True))
 
 
 def loss_and_clipped(chosen: Any, *arguments: Any, like: Any) -> tuple[Any, ...]:
     """What an objective or a critic's loss gives: the loss of each target of `like`, and where it is clipped."""
-    wanted = per_target(like, "a loss"), per_target(like, "a clipped part", "fib")
-    return arrays(chosen, call(chosen, *arguments), *wanted)
+    expected = per_target(like, "a loss"), per_target(like, "a clipped part", "fib")
+    return arrays(chosen, call(chosen, *arguments), *expected)
 
 
 def numbers(
-    chosen: Any, answer: Any, wanted: Array, read: Any = True, least: float = -math.inf, of: Sequence[Any] = ()
+    chosen: Any, answer: Any, expected: Array, read: Any = True, least: float = -math.inf, of: Sequence[Any] = ()
 ) -> np.ndarray:
     """`array` on the host, of finite numbers of `least` or more where bool `read`; if those it is made `of` are."""
-    values = np.array(array(chosen, answer, wanted))
+    values = np.array(array(chosen, answer, expected))
     bad = (~np.isfinite(values) | (values < least)) & read
-    if bad.any() and all(np.isfinite(given).all() for given in of):
+    if bad.any() and all(np.isfinite(argument).all() for argument in of):
         place = tuple(int(axis[0]) for axis in np.nonzero(bad))
         more = f" of {least:g} or more" if least > -math.inf else ""
-        raise wrong(chosen, f"{wanted.name} with {values[place]} at {list(place)}", f"a finite number{more}")
+        raise wrong(chosen, f"{expected.name} with {values[place]} at {list(place)}", f"a finite number{more}")
     return values
 
 
 def factors(chosen: Any, *arguments: Any) -> np.ndarray:
-    """What a choice gives that weighs: a finite factor of 0 or more for each place of the first argument, float[n]."""
-    wanted = Array("factors", "one number for each given, [n]", arguments[0].shape)
-    return numbers(chosen, call(chosen, *arguments), wanted, least=0.0, of=arguments[:1])
+    """Calls a choice that weighs: it returns a finite factor >= 0 for each place of the first argument, float[n]."""
+    expected = Array("factors", "one number for each given, [n]", arguments[0].shape)
+    return numbers(chosen, call(chosen, *arguments), expected, least=0.0, of=arguments[:1])
 
 
 def number(chosen: Any, answer: Any, name: str, method: str = "__call__", above: float = -math.inf) -> float:
@@ -123,7 +126,7 @@ def number(chosen: Any, answer: Any, name: str, method: str = "__call__", above:
 
 
 def by_name(chosen: Any, answer: Any, what: str, method: str = "__call__") -> dict[str, float]:
-    """An answer that is to be finite numbers by name."""
+    """Returns an answer if it maps names to finite numbers; else a ConfigError."""
     if not isinstance(answer, Mapping) or not all(isinstance(name, str) for name in answer):
         raise wrong(chosen, f"{what} {described(answer)}", "a dict of numbers by name", method)
     return {name: number(chosen, value, f"'{name}'", method) for name, value in answer.items()}
@@ -139,24 +142,24 @@ def scores(reward: Any, view: Any, score: str = "") -> dict[str, float]:
     return by_name(reward, answer, "scores")
 
 
-async def awaited(attempt: Any, method: str, *arguments: Any, wanted: type = object) -> Any:
-    """What an `async def` method gives back, which is to be of the type `wanted`. Its own exceptions pass."""
+async def awaited(attempt: Any, method: str, *arguments: Any, expected: type = object) -> Any:
+    """What an `async def` method gives back, which is to be of the type `expected`. Its own exceptions pass."""
     answer = getattr(attempt, method)(*arguments)
     if not inspect.isawaitable(answer):
         came = described(answer)
         raise ConfigError(f"{name_of(attempt)}.{method} must be `async def`: it returned a result {came}.")
     answer = await answer
-    if not isinstance(answer, wanted):
-        raise wrong(attempt, f"a result {described(answer)}", f"a {wanted.__name__}", method)
+    if not isinstance(answer, expected):
+        raise wrong(attempt, f"a result {described(answer)}", f"a {expected.__name__}", method)
     return answer
 
 
-def check_methods(chosen: Any, made: Any, method: str, *names: str) -> list[str]:
+def check_methods(chosen: Any, instance: Any, method: str, *names: str) -> list[str]:
     """Refuses what `method` has made if it lacks a method; returns those that are plain functions, and not async."""
-    if missing := [name for name in names if not callable(getattr(made, name, None))]:
-        came = f"an object {described(made)} without {missing[0]}"
+    if missing := [name for name in names if not callable(getattr(instance, name, None))]:
+        came = f"an object {described(instance)} without {missing[0]}"
         raise wrong(chosen, came, f"one with the methods {', '.join(names)}", method)
-    own = ((name, getattr(made, name)) for name in names)
+    own = ((name, getattr(instance, name)) for name in names)
     return [name for name, method in own if inspect.ismethod(method) and not inspect.iscoroutinefunction(method)]
 
 

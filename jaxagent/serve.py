@@ -25,13 +25,15 @@ from __future__ import annotations
 import argparse
 import datetime
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import jax
 
 from jaxagent.config import ConfigError, EngineConfig, MeshConfig
 from jaxagent.config.command import Parser, bound_socket, count, exit_code, number, port, seconds
 from jaxagent.config.ranges import at_least
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.engine import automaton
+from jaxagent.engine import automaton, int8
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.requests import EngineSetup
@@ -50,8 +52,8 @@ WARM_UP_TIMEOUT_S = 1800.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer]:
-    """A driver, not started, for a Hugging Face folder; and its tokenizer.
+def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[str, float]]:
+    """A driver, not started, for a Hugging Face folder; its tokenizer; what was measured of it, by gauge.
 
     Raises:
       ConfigError: a folder that cannot be served.
@@ -80,6 +82,16 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer]:
         request_timeout_s=options.timeout_s,
     )
     weights = hf.load(options.model, spec, params.shardings(spec, mesh, sharding.COMPUTE))
+    model, gauges = LanguageModel(spec, cfg.cache_dtype), {}
+    if options.int8:
+        plain, model = model, LanguageModel(spec, cfg.cache_dtype, int8=True)
+        with jax.set_mesh(mesh):
+            quantised = model.place(weights)
+            texts = [tokenizer.encode(text) for text in int8.TEXTS]
+            gaps = int8.logprob_gaps(plain, plain.place(weights), quantised, texts)
+        weights, mean, most = quantised, float(gaps.mean()), float(gaps.max())
+        gauges = {"int8_logprob_gap_mean": mean, "int8_logprob_gap_max": most}
+        print(f"int8: log-probs differ by {mean:.4f} on average, {most:.4f} at most", file=sys.stderr)
     setup = EngineSetup(
         cfg=cfg,
         context=options.context,
@@ -89,7 +101,7 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer]:
         truncation=True,
         max_waiting=options.max_waiting,
     )
-    return Driver(LanguageModel(spec, cfg.cache_dtype), weights, 0, setup, mesh), tokenizer
+    return Driver(model, weights, 0, setup, mesh), tokenizer, gauges
 
 
 def open_gateway(
@@ -99,6 +111,7 @@ def open_gateway(
     timeout_s: float,
     scorer: Scoring | None = None,
     name: str = "policy",
+    gauges: Mapping[str, float] | None = None,
 ) -> Gateway:
     """The server of an engine: nothing is kept of a request, and each is sampled as it asks."""
     refused = ""
@@ -116,7 +129,7 @@ def open_gateway(
         task = f"conversation/{ask.seed}"  # the context itself is in the key of a session's randomness
         return Session(driver, renderer, tokenizer, limits, None, task, 0, 1, ask.user, timeout_s, patient=False)
 
-    completions = Completions(driver, tokenizer, context, timeout_s, scorer, name)
+    completions = Completions(driver, tokenizer, context, timeout_s, scorer, name, gauges)
     return Gateway(name, strict_name=True, one_shot=one_shot, also=completions, timeout_s=timeout_s)
 
 
@@ -150,6 +163,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps_per_dispatch", type=count, default=8, help="tokens per slot and dispatch")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and cache")
     parser.add_argument("--exact", action="store_true", help="tokens that do not depend on what else is served; slower")
+    parser.add_argument("--int8", action="store_true", help="matrices in 8 bits; how far off they are is measured")
     parser.add_argument("--tensor", type=count, default=1, help="devices over which heads are split")
     parser.add_argument("--timeout_s", type=seconds, default=600.0, help="longest time for one request")
     return parser.parse_args(argv)
@@ -171,12 +185,12 @@ def serve(options: argparse.Namespace) -> None:
     devices.keep_compiled_programs()
     with bound_socket(options.host, options.port) as address:
         platform = devices.available()[0].platform
-        driver, tokenizer = open_engine(options)
+        driver, tokenizer, gauges = open_engine(options)
         with driver:
             print(f"compiling for {platform} ...", file=sys.stderr)
             driver.start(WARM_UP_TIMEOUT_S)
-            scorer = Scoring(driver.model.spec, driver.mesh)
-            gateway = open_gateway(driver, tokenizer, options.context, options.timeout_s, scorer, options.model)
+            scorer = None if options.int8 else Scoring(driver.model.spec, driver.mesh)  # it takes plain arrays only
+            gateway = open_gateway(driver, tokenizer, options.context, options.timeout_s, scorer, options.model, gauges)
             if options.host not in LOOPBACK:
                 print(f"--host={options.host}: there is no token, so whoever reaches it may use it", file=sys.stderr)
             print(f"serving '{options.model}' on http://{options.host}:{options.port}", file=sys.stderr)

@@ -21,7 +21,7 @@ MOST = 400  # of a file of functions that are looked at operation by operation
 MOST_MODELS = 150  # of a file in these folders, whose programs are models
 MODELS = ("engine/", "learner/", "models/")
 MORE = {  # of files there that look at operations, or compile in two ways
-    "engine/test_sampling.py": 400, "learner/test_aggregations.py": 400,
+    "engine/test_int8.py": 200, "engine/test_sampling.py": 400, "learner/test_aggregations.py": 400,
     "learner/test_loss.py": 260, "models/test_paged_gpu.py": 200, "models/test_tpu_kernels.py": 300,
 }  # fmt: skip
 

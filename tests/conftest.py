@@ -30,6 +30,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Below this folder: golden numbers, what claims that two programs compute the same bits, and what measures memory.
 COMPILED_AS_USERS_DO = (
     "engine/test_driver.py", "engine/test_exact.py", "engine/test_functions.py",
+    "engine/test_int8.py::test_a_quarter_of_the_memory", "engine/test_sampling.py", "engine/test_scheduler.py",
     "engine/test_turns.py", "golden/", "gpu/",
     "learner/test_context_update.py::test_a_sequence_that_fits", "learner/test_context_update.py::test_exact",
     "learner/test_lora_update.py::test_values", "learner/test_prefixes.py::test_exact", "models/test_kernels.py",

@@ -254,8 +254,8 @@ class PassAtK(BestOfK):
         other = _choose(xp.maximum(rank - 1, 0), size - 2, self.k) * over
         later = xp.sum(xp.where(before, other[:, :, None], 0.0), axis=1)
         with_i = (last * over + later) / _choose(n - 1, size - 1, self.k)
-        counted = xp.sum(mask, axis=1, keepdims=True)
-        return xp.where(mask & ~alone(mask), xp.where(counted < 2, rewards, with_i / (std + STD_EPSILON)), 0.0)
+        count = xp.sum(mask, axis=1, keepdims=True)
+        return xp.where(mask & ~alone(mask), xp.where(count < 2, rewards, with_i / (std + STD_EPSILON)), 0.0)
 
 
 def _ordered(rewards: Array, mask: Array, k: int) -> tuple[Array, Array, Array, Array, Array]:
@@ -267,8 +267,8 @@ def _ordered(rewards: Array, mask: Array, k: int) -> tuple[Array, Array, Array, 
     xp = rewards.__array_namespace__()
     rewards = xp.where(mask, rewards, 0.0)
     index = xp.arange(rewards.shape[1])
-    one, other = rewards[:, :, None], rewards[:, None, :]
-    before = (other < one) | ((other == one) & (index[None, :] < index[:, None]))
+    rewards_i, rewards_j = rewards[:, :, None], rewards[:, None, :]
+    before = (rewards_j < rewards_i) | ((rewards_j == rewards_i) & (index[None, :] < index[:, None]))
     before = before & mask[:, :, None] & mask[:, None, :]
     n = xp.maximum(xp.sum(mask, axis=1, keepdims=True), 1)
     return rewards, before, xp.sum(before, axis=2), n, xp.minimum(n, k)

@@ -42,8 +42,8 @@ class Aggregation:
         xp = counts.__array_namespace__()
         sequences = xp.maximum(xp.sum(counts > 0), 1)
         divisor = contract.call(self, counts, sequences, episodes, method="divisor")
-        wanted = contract.Array("a divisor", "one number per sequence, [n]", counts.shape, "fiu")
-        return xp.where(counts > 0, 1.0 / contract.array(self, divisor, wanted, "divisor"), 0.0)
+        expected = contract.Array("a divisor", "one number per sequence, [n]", counts.shape, "fiu")
+        return xp.where(counts > 0, 1.0 / contract.array(self, divisor, expected, "divisor"), 0.0)
 
     def divisor(self, counts: Array, sequences: Array, episodes: Array | None) -> Array:
         """float[n], not 0 anywhere; `sequences` is their number. Other arguments as above."""

@@ -50,7 +50,7 @@ def streams(
     """
     if not groups:
         return [], {}
-    outcomes, counted = rewards(groups)
+    outcomes, valid = rewards(groups)
     batch = samples(groups, scores)
     signals = estimate.signals(groups, batch, rl)
     learnt = [sample for sample, signal in zip(batch, signals, strict=True) if signal]
@@ -67,7 +67,7 @@ def streams(
             sequences.append(Streams.of(sample.trajectory, number, reward=reward, **weights))
     if scores.teacher is not None:
         counts |= distill.metrics([sample.trajectory for sample in batch], scores.teacher)
-    silent = zero_signal(outcomes, counted)
+    silent = zero_signal(outcomes, valid)
     return sequences, counts | {
         "groups/zero_signal": float(np.sum(silent)),
         "groups/zero_signal_frac": float(np.mean(silent)),
@@ -91,8 +91,8 @@ def mini_batches(sequences: Sequence[Streams], rl: RLConfig, seed: Sequence[int]
     Yields:
       Sequences whose weights are normalised over that update. Empty parts are left out.
     """
-    whole = itertools.groupby(enumerate(sequences), lambda at: at[1].episode if at[1].episode >= 0 else -1 - at[0])
-    episodes = [[sequence for _, sequence in members] for _, members in whole]
+    by_episode = itertools.groupby(enumerate(sequences), lambda at: at[1].episode if at[1].episode >= 0 else -1 - at[0])
+    episodes = [[sequence for _, sequence in members] for _, members in by_episode]
     learnt = np.array([any(s.policy_weights.any() for s in episode) for episode in episodes], bool)
     for epoch in range(rl.epochs):
         order = np.random.default_rng([*seed, epoch]).permutation(len(episodes))

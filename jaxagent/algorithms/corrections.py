@@ -136,20 +136,20 @@ def factors_of_samples(
     behaviour = [np.asarray(sample.trajectory.logprobs)[sample.mask > 0] for sample in learnt]
     pairs = list(zip(old, behaviour, strict=True))
     of_actions = [factors_of(choice, *pair) for pair in pairs]
-    weights = [np.zeros(len(at)) if one is None else one for one, at in zip(of_actions, old, strict=True)]
-    used = np.concatenate(weights) if weights else np.zeros(0)
+    weights = [np.zeros(len(x)) if factors is None else factors for factors, x in zip(of_actions, old, strict=True)]
+    all_weights = np.concatenate(weights) if weights else np.zeros(0)
     counts = {
-        "correction/weight_mean": float(np.mean(used)) if len(used) else None,
-        "correction/zero_frac": float(np.mean(used == 0)) if len(used) else None,
-        "correction/vetoed": float(sum(one is None for one in of_actions)),
+        "correction/weight_mean": float(np.mean(all_weights)) if len(all_weights) else None,
+        "correction/zero_frac": float(np.mean(all_weights == 0)) if len(all_weights) else None,
+        "correction/vetoed": float(sum(factors is None for factors in of_actions)),
     }
     mean = mean_of(choice, old, behaviour)
-    factors: list[np.ndarray | None] = []
-    for sample, one in zip(learnt, of_actions, strict=True):
-        factor = np.ones(len(sample.mask))
-        factor[sample.mask > 0] = 0.0 if one is None else one
-        factors.append(None if one is None else factor / mean)
-    return factors, counts
+    of_samples: list[np.ndarray | None] = []
+    for sample, factors in zip(learnt, of_actions, strict=True):
+        of_tokens = np.ones(len(sample.mask))
+        of_tokens[sample.mask > 0] = 0.0 if factors is None else factors
+        of_samples.append(None if factors is None else of_tokens / mean)
+    return of_samples, counts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,19 +102,19 @@ def teacher_advantages(sample: Sample, rl: RLConfig) -> np.ndarray:
 
 def _group_relative(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig) -> list[Signal | None]:
     """Every action token of an attempt has the attempt's advantage; so has every trajectory of an episode."""
-    scores, counted = rewards(groups)
-    live = counted & ~(zero_signal(scores, counted)[:, None] & rl.advantage.drop_zero_signal)
+    scores, valid = rewards(groups)
+    live = valid & ~(zero_signal(scores, valid)[:, None] & rl.advantage.drop_zero_signal)
     if rl.kl_in("reward"):
         for sample in samples:
             scores[sample.group, sample.attempt] -= kl_penalty(sample, rl.kl).sum()
     estimator: GroupAdvantage = rl.advantage
     places = [(sample.group, sample.attempt) for sample in samples]
     if estimator.multi_trajectory == "statistics":
-        advantages = _over_trajectories(estimator, scores, counted, places)
+        advantages = _over_trajectories(estimator, scores, valid, places)
     else:
-        whole = compared(estimator, scores, counted, live)
+        of_attempts = compared(estimator, scores, valid, live)
         share = collections.Counter(places if estimator.multi_trajectory == "divide" else set(places))
-        advantages = [whole[place] / share[place] for place in places]
+        advantages = [of_attempts[place] / share[place] for place in places]
     return [
         Signal(sample.mask * advantage) if live[place] else None
         for sample, place, advantage in zip(samples, places, advantages, strict=True)
@@ -124,7 +124,7 @@ def _group_relative(groups: Sequence[Group], samples: Sequence[Sample], rl: RLCo
 def _over_trajectories(
     estimator: GroupAdvantage,
     scores: np.ndarray,
-    counted: np.ndarray,
+    valid: np.ndarray,
     places: list[tuple[int, int]],
 ) -> list[float]:
     """Advantages in groups whose members are trajectories, each with the reward of its episode."""
@@ -135,7 +135,7 @@ def _over_trajectories(
     shape = (len(scores), max(column, default=-1) + 1)
     values, mask = np.zeros(shape), np.zeros(shape, bool)
     for (g, s), c in zip(places, column, strict=True):
-        values[g, c], mask[g, c] = scores[g, s], counted[g, s]
+        values[g, c], mask[g, c] = scores[g, s], valid[g, s]
     read = mask & ~(zero_signal(values, mask)[:, None] & estimator.drop_zero_signal)
     advantages = compared(estimator, values, mask, read)
     single = (mask.sum(axis=1) == 1) & (scores.shape[1] == 1)  # planned with one attempt: no other has failed
@@ -143,7 +143,7 @@ def _over_trajectories(
         every = np.ones((mask.sum(), 1), bool)
         of_one = compared(estimator, values[mask][:, None], every, every)
         advantages[single, 0] = of_one[single[np.nonzero(mask)[0]], 0]
-    advantages = np.where(alone(counted), 0.0, advantages)  # of several trajectories or not
+    advantages = np.where(alone(valid), 0.0, advantages)  # of several trajectories or not
     return [advantages[g, c] for (g, _), c in zip(places, column, strict=True)]
 
 
@@ -151,7 +151,7 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
     """Every action token of a turn has the turn's advantage. The episode's reward is in its last turn's."""
     if not samples:
         return []
-    _, counted = rewards(groups)
+    _, valid = rewards(groups)
     turns: list[np.ndarray] = []  # i64[T] of each sample: the turn of its episode that an action token is in, or -1
     attempts: dict[tuple[int, int], np.ndarray] = {}
     numbers: dict[bytes, int] = {}  # of states
@@ -161,13 +161,13 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
             of_trajectories, attempts[place] = by_turn(sample.episode)
             attempts[place][-1] += sample.episode.reward
             turns += of_trajectories
-    shape = (*counted.shape, max(map(len, attempts.values())))
+    shape = (*valid.shape, max(map(len, attempts.values())))
     steps, live, began = np.zeros(shape), np.zeros(shape, bool), np.zeros(shape, np.int64)
     for place, rewards_of_turns in attempts.items():
-        steps[place][: len(rewards_of_turns)], live[place][: len(rewards_of_turns)] = rewards_of_turns, counted[place]
+        steps[place][: len(rewards_of_turns)], live[place][: len(rewards_of_turns)] = rewards_of_turns, valid[place]
         began_in = states(groups[place[0]].episodes[place[1]]) if rl.advantage.reads_states else ()
         began[place][: len(began_in)] = [numbers.setdefault(state, len(numbers)) for state in began_in]
-    silent = zero_signal(*(x.reshape(len(counted), -1) for x in (steps, live))) | alone(live.any(axis=2))[:, 0]
+    silent = zero_signal(*(x.reshape(len(valid), -1) for x in (steps, live))) | alone(live.any(axis=2))[:, 0]
     if rl.kl_in("reward"):  # behind `silent`, as for groups: whether there is signal is asked of the rewards alone
         for sample, turn in zip(samples, turns, strict=True):
             penalty = kl_penalty(sample, rl.kl)
@@ -176,7 +176,7 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
     advantages = compared(rl.advantage, steps, live, read, *([began] if rl.advantage.reads_states else ()))
     return [
         Signal(np.where(turn >= 0, advantages[sample.group, sample.attempt, turn], 0.0))
-        if counted[sample.group, sample.attempt] and not (silent[sample.group] and rl.advantage.drop_zero_signal)
+        if valid[sample.group, sample.attempt] and not (silent[sample.group] and rl.advantage.drop_zero_signal)
         else None
         for sample, turn in zip(samples, turns, strict=True)
     ]
@@ -219,15 +219,15 @@ def compared(
     `states`: those of turns, for one that reads them.
     """
     axes = "one number per attempt, [N, G]" if rewards.ndim == 2 else "one number per turn, [N, G, K]"
-    wanted = contract.Array("advantages", axes, rewards.shape)
-    return contract.numbers(advantage, contract.call(advantage, rewards, mask, *states), wanted, read, of=[rewards])
+    expected = contract.Array("advantages", axes, rewards.shape)
+    return contract.numbers(advantage, contract.call(advantage, rewards, mask, *states), expected, read, of=[rewards])
 
 
 def estimated(advantage: TokenAdvantage, path: TokenPath) -> Estimate:
     """What an advantage along tokens says of one trajectory: three arrays [T]."""
     kinds = {"advantages": "f", "returns": "f", "learnt tokens": "bf"}
-    wanted = [contract.Array(name, "one number per token, [T]", path.mask.shape, kinds[name]) for name in kinds]
-    return Estimate(*contract.arrays(advantage, contract.call(advantage, path), *wanted))
+    expected = [contract.Array(name, "one number per token, [T]", path.mask.shape, kinds[name]) for name in kinds]
+    return Estimate(*contract.arrays(advantage, contract.call(advantage, path), *expected))
 
 
 def warm_up(rl: RLConfig) -> None:
@@ -253,15 +253,15 @@ def estimates(paths: list[TokenPath], rl: RLConfig) -> list[Estimate]:
         for row, path in enumerate(block):
             chex.assert_equal_shape(list(path))
             for target, stream in zip(padded, path, strict=True):
-                used = min(len(stream), width)  # the tail behind the last action may be longer than a row
-                target[row, :used] = stream[:used]
+                length = min(len(stream), width)  # the tail behind the last action may be longer than a row
+                target[row, :length] = stream[:length]
         with jax.transfer_guard("disallow"):
             rows = jax.device_get(_estimate_rows(jax.device_put(padded), advantage=rl.advantage))
         for row, path in enumerate(block):
             full = [np.zeros(len(path.mask), np.float32) for _ in rows]
-            used = min(len(path.mask), width)
+            length = min(len(path.mask), width)
             for target, row_of in zip(full, rows, strict=True):
-                target[:used] = row_of[row, :used]
+                target[:length] = row_of[row, :length]
             out.append(Estimate(*full))
             for name in ("advantages", "returns"):
                 numbers, like = (

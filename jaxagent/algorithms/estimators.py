@@ -100,7 +100,7 @@ class GiGPO(TurnAdvantage):
 
     def __call__(self, rewards: Array, mask: Array, states: Array) -> Array:  # pyright: ignore[reportIncompatibleMethodOverride]
         _check_turns(rewards, mask, states)
-        rewards, counted = np.where(mask, rewards, 0.0), mask.any(axis=2)
+        rewards, attempts = np.where(mask, rewards, 0.0), mask.any(axis=2)
         returns, steps = rewards.copy(), np.zeros_like(rewards)
         for k in range(rewards.shape[2] - 2, -1, -1):
             returns[:, :, k] += self.gamma * returns[:, :, k + 1]
@@ -109,8 +109,8 @@ class GiGPO(TurnAdvantage):
                 same = mask[n] & (states[n] == state)
                 if same.sum() > 1:
                     steps[n][same] = group_mean_std(returns[n][same][None], np.ones((1, same.sum()), bool))[0]
-        whole = group_mean_std(rewards.sum(axis=2), counted)[:, :, None]
-        return np.where(mask & ~alone(counted)[:, :, None], whole + self.step_weight * steps, 0.0)
+        of_episodes = group_mean_std(rewards.sum(axis=2), attempts)[:, :, None]
+        return np.where(mask & ~alone(attempts)[:, :, None], of_episodes + self.step_weight * steps, 0.0)
 
 
 def _check_turns(*arrays: Array) -> None:

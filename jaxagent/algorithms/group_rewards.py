@@ -49,19 +49,19 @@ class Preferences:
         Raises:
           ConfigError: the environment's verdict or counters lack what a weight is for.
         """
-        given = group.task.metadata.get(PREFERENCES)
-        weights = weights_of(given, group.task.id) if given is not None else self.weights
+        preferences = group.task.metadata.get(PREFERENCES)
+        weights = weights_of(preferences, group.task.id) if preferences is not None else self.weights
         mask = np.array([not episode.stop_reason.is_failure for episode in group.episodes], bool)
         features, correct = np.zeros((len(mask), len(weights))), np.zeros(len(mask), bool)
         for row in np.flatnonzero(mask).tolist():
             episode, counters, task = group.episodes[row], group.episodes[row].metrics, group.task.id
             outcome = _looked_up(episode.rewards, self.score, "verdict", task)
             correct[row] = outcome >= 1.0
-            known = {"accuracy": outcome}
+            values = {"accuracy": outcome}
             for name, counter in (("cost", "cost"), ("latency", "latency_s")):
-                known[name] = -_looked_up(counters, counter, "counters", task) if name in weights else 0.0
+                values[name] = -_looked_up(counters, counter, "counters", task) if name in weights else 0.0
             features[row] = [
-                known[name] if name in known else _looked_up(counters, f"calls_{name}", "counters", task)
+                values[name] if name in values else _looked_up(counters, f"calls_{name}", "counters", task)
                 for name in weights
             ]
         return preferred(features, np.array(list(weights.values())), correct, mask).tolist()

@@ -76,8 +76,8 @@ class GSPO:
         own = tokens.logprobs - jax.lax.stop_gradient(tokens.logprobs)  # 0, with the gradient of log p
         mean = tokens.sequence_mean(tokens.logprobs - tokens.old_logprobs)
         mean = jnp.clip(jax.lax.stop_gradient(mean), -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        whole = tokens._replace(logprobs=mean + own, old_logprobs=jnp.zeros_like(mean))
-        return PPOClip(self.clip_low, self.clip_high)(whole)
+        by_sequence = tokens._replace(logprobs=mean + own, old_logprobs=jnp.zeros_like(mean))
+        return PPOClip(self.clip_low, self.clip_high)(by_sequence)
 
 
 @dataclasses.dataclass(frozen=True)

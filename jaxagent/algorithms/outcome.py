@@ -5,8 +5,9 @@
 
 A pair's loss couples two sequences. Its gradient is that of the linear loss sum(c z) with c = -+sigmoid(-(z_chosen -
 z_rejected)) / pairs, computed from scores under the same parameters (supervised.py): exact with one update per scoring.
-Z is read where the episode ends: `ended` appends a token that stands for the end, whose "value" is the state after the
-last token. In: episodes. Out: `Streams` (`value_weights`, `returns`) of one update, and held-out metrics.
+Z is read where the episode ends: `through_end` appends a token that stands for the end, whose "value" is that of the
+state after the last token. In: episodes. Out: `Streams` (`value_weights`, `returns`) of one update, and held-out
+metrics.
 Axis letters: N episodes.
 """
 
@@ -31,7 +32,7 @@ LOSSES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 
-def ended(episode: Episode) -> Trajectory:
+def through_end(episode: Episode) -> Trajectory:
     """The last trajectory that holds an action, and one token more for the end (never an input, only a place)."""
     t = [t for t in episode.trajectories if action_mask(t).any()][-1]
     return Trajectory(
@@ -45,7 +46,7 @@ def ended(episode: Episode) -> Trajectory:
 
 def binary(episodes: Sequence[Episode], min_reward: float) -> list[Streams]:
     """Streams of one update: label 1 for a reward of `min_reward` or more, all episodes alike."""
-    return [_at_end(ended(e), 1.0 / len(episodes), float(e.total_reward >= min_reward)) for e in episodes]
+    return [_at_end(through_end(e), 1.0 / len(episodes), float(e.total_reward >= min_reward)) for e in episodes]
 
 
 def bradley_terry(pairs: Sequence[Pair], scores: Sequence[tuple[float, float]]) -> list[Streams]:
@@ -53,7 +54,7 @@ def bradley_terry(pairs: Sequence[Pair], scores: Sequence[tuple[float, float]]) 
     streams = []
     for pair, (chosen, rejected) in zip(pairs, scores, strict=True):
         pull = float(np.exp(-np.logaddexp(0.0, np.float64(chosen) - rejected))) / len(pairs)
-        streams += [_at_end(ended(pair.chosen), -pull, 0.0), _at_end(ended(pair.rejected), pull, 0.0)]
+        streams += [_at_end(through_end(pair.chosen), -pull, 0.0), _at_end(through_end(pair.rejected), pull, 0.0)]
     return streams
 
 

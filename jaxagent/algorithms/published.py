@@ -64,9 +64,9 @@ class PublishedAlgorithm:
     @property
     def fields(self) -> dict[str, Any]:
         """Each field as a config has it."""
-        known = hints(RLConfig)
+        types = hints(RLConfig)
         names = [field.name for field in dataclasses.fields(self) if field.name != "source"]
-        return {name: plain(known[name], getattr(self, name)) for name in names}
+        return {name: plain(types[name], getattr(self, name)) for name in names}
 
 
 _SIGNAL = GroupMeanStd(drop_zero_signal=True)

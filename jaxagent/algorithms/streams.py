@@ -101,11 +101,11 @@ def action_mask(trajectory: Trajectory) -> np.ndarray:
 def rewards(groups: Sequence[Group]) -> tuple[np.ndarray, np.ndarray]:
     """Total rewards f64[N, G] and the mask bool[N, G] of attempts that did not fail."""
     shape = (len(groups), max((len(group.episodes) for group in groups), default=0))
-    values, counted = np.zeros(shape), np.zeros(shape, bool)
+    values, valid = np.zeros(shape), np.zeros(shape, bool)
     for g, group in enumerate(groups):
         for s, episode in enumerate(group.episodes):
-            values[g, s], counted[g, s] = episode.total_reward, not episode.stop_reason.is_failure
-    return values, counted
+            values[g, s], valid[g, s] = episode.total_reward, not episode.stop_reason.is_failure
+    return values, valid
 
 
 def shaped(group: Group, rl: RLConfig) -> Group:
@@ -119,7 +119,7 @@ def shaped(group: Group, rl: RLConfig) -> Group:
     if rl.group_reward is not None:
         episodes = [
             dataclasses.replace(episode, reward=reward, turn_rewards=())
-            for episode, reward in zip(episodes, _given(rl.group_reward, group), strict=True)
+            for episode, reward in zip(episodes, _group_rewards(rl.group_reward, group), strict=True)
         ]
     if rl.shaping is not None:
         episodes = [_scaled(episode, rl.shaping.truncated_factor) for episode in episodes]
@@ -135,7 +135,7 @@ def _scaled(episode: Episode, factor: float) -> Episode:
     return dataclasses.replace(episode, reward=episode.reward * factor, turn_rewards=turns)
 
 
-def _given(reward: Any, group: Group) -> list[float]:
+def _group_rewards(reward: Any, group: Group) -> list[float]:
     """What a group reward says of each episode. Raises ConfigError where that is no finite number for each."""
     answer = contract.call(reward, group)
     listed = answer.tolist() if getattr(answer, "ndim", 0) == 1 else answer

@@ -64,11 +64,11 @@ class Pair:
 
 def distinct(episodes: Sequence[Episode]) -> list[Episode]:
     """The attempts that did not fail and have an action token; of those with the same tokens the first."""
-    seen: dict[tuple[bytes, ...], Episode] = {}
+    first_episodes: dict[tuple[bytes, ...], Episode] = {}
     for episode in episodes:
         if not episode.stop_reason.is_failure and any(action_mask(t).any() for t in episode.trajectories):
-            seen.setdefault(tuple(t.tokens.tobytes() for t in episode.trajectories), episode)
-    return list(seen.values())
+            first_episodes.setdefault(tuple(t.tokens.tobytes() for t in episode.trajectories), episode)
+    return list(first_episodes.values())
 
 
 def pairs(groups: Sequence[Group], per_task: int, min_gap: float) -> list[Pair]:

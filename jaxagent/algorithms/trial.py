@@ -121,18 +121,18 @@ def _try_objective(objective: Any, opsm: corrections.OPSM | None) -> None:
         """The loss of each trained token of each sequence, and the gradient with respect to it: float[2, n]."""
         packed = np.zeros((_ROWS, _TARGETS), placed[0][2].dtype)
         packed["sequence"] = -1
-        for number, (row, at, one) in enumerate(placed):
-            packed[row, at : at + len(one)] = one
-            packed["sequence"][row, at : at + len(one)] = number
+        for number, (row, at, tokens) in enumerate(placed):
+            packed[row, at : at + len(tokens)] = tokens
+            packed["sequence"][row, at : at + len(tokens)] = number
         more = {name: packed[name] for name in packed.dtype.names if name not in unread}
         both = np.stack(_check_flow(objective, flow, to, more.pop("logprobs"), more, mask=packed["mask"]))
-        return [both[:, row, at : at + len(one)][:, one["mask"]] for row, at, one in placed]
+        return [both[:, row, at : at + len(tokens)][:, tokens["mask"]] for row, at, tokens in placed]
 
     first = of_each(placed, "tokens.logprobs")
-    turned = [(-1 - row, _TARGETS - at - len(one), _sequence(draw, len(one))) for row, at, one in placed]
-    turned[1::2] = [(row, at, one) for (row, at, _), (*_, one) in zip(turned[1::2], placed[1::2], strict=True)]
+    turned = [(-1 - row, _TARGETS - at - len(tokens), _sequence(draw, len(tokens))) for row, at, tokens in placed]
+    turned[1::2] = [(row, at, tokens) for (row, at, _), (*_, tokens) in zip(turned[1::2], placed[1::2], strict=True)]
     pairs = [*zip(of_each(turned), first, strict=True)][1::2]  # every other sequence is another one now
-    pairs += [(*of_each([(0, 0, one)]), own) for (*_, one), own in zip(placed, first, strict=True)]
+    pairs += [(*of_each([(0, 0, tokens)]), own) for (*_, tokens), own in zip(placed, first, strict=True)]
     if not all(_equal(*pair) for pair in pairs):
         raise ConfigError(
             f"{contract.name_of(objective)} mixes sequences: its losses of one must not depend on what is packed beside"
@@ -157,9 +157,9 @@ def _sequence(draw: np.random.Generator, length: int) -> np.ndarray:
     return np.rec.fromarrays([*columns, mask, np.zeros(length, np.int32)], names=[*numbers, "mask", "sequence"])
 
 
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     """To the rounding of bfloat16 and of sums in another order."""
-    return np.allclose(one, other, rtol=1e-2, atol=1e-3 * np.abs(other).max(-1, keepdims=True, initial=0.0))
+    return np.allclose(a, b, rtol=1e-2, atol=1e-3 * np.abs(b).max(-1, keepdims=True, initial=0.0))
 
 
 def _try_critic(loss: Any, draw: np.random.Generator) -> None:

@@ -193,19 +193,19 @@ class StopTable:
         key = tuple(stop_strings)
         if key == self.default.stops.stop_strings:
             return self.default
-        if (known := self._blocks.pop(key, None)) is None:
+        if (entry := self._blocks.pop(key, None)) is None:
             free = len(self.table) - len(self.default.stops.table)
             stops = build(key, self.default.stops.token_bytes, self.table.shape[1], free)
             first = self._room(stops, in_use)
             if first is None:
                 return None
-            self._write(known := Block(stops, first))
-        self._blocks[key] = known
-        return known
+            self._write(entry := Block(stops, first))
+        self._blocks[key] = entry
+        return entry
 
     def _room(self, stops: Automaton, in_use: Iterable[Block]) -> int | None:
         """The first row of a gap that holds the automaton, after unused ones have made way where they must."""
-        used = None
+        blocks_in_use = None
         if not np.can_cast(stops.table.dtype, self.table.dtype):
             raise ValueError(f"{len(stops.stop_strings)} stop strings are too many for tokens of so many bytes.")
         while True:
@@ -216,8 +216,8 @@ class StopTable:
                 end = block.first + len(block.stops.table)
             if len(self.table) - end >= len(stops.table):
                 return end
-            used = set(in_use) if used is None else used
-            unused = next((key for key, block in self._blocks.items() if block not in used), None)
+            blocks_in_use = set(in_use) if blocks_in_use is None else blocks_in_use
+            unused = next((key for key, block in self._blocks.items() if block not in blocks_in_use), None)
             if unused is None:
                 return None
             del self._blocks[unused]

@@ -20,20 +20,9 @@ class Span:
     slot: int  # whose sequence, counted over all shards
 
 
-@dataclasses.dataclass(frozen=True)
-class PrefillCall:
-    """Arguments of one `functions.prefill`."""
-
-    tokens: np.ndarray  # i32[n,N]
-    positions: np.ndarray  # i32[n,N]
-    slot: np.ndarray  # i32[n,N / share] in the shard of the rows that share it; -1 = padding
-    tiles: int  # that hold rows
-    used_tokens: int  # rows that are not padding
-
-
 def lay_out(
     spans: Sequence[Span], shards: int, slots_per_shard: int, tiles: int, tile_rows: int, share: int
-) -> PrefillCall:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """One call for all spans: each shard's rows one after another, in the order of the spans.
 
     Args:
@@ -43,6 +32,10 @@ def lay_out(
       tiles: n.
       tile_rows: N / shards, a multiple of `share`.
       share: rows in a row that belong to one sequence.
+
+    Returns:
+      tokens and positions i32[n,N]; i32[n,N / share] the slots, in the shard of the rows that share one, -1 for
+      padding; and how many tiles hold rows.
     """
     shape = (shards, tiles * tile_rows)
     tokens, positions, slot = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
@@ -57,9 +50,8 @@ def lay_out(
         slot[shard, at] = local
         filled[shard] = at.stop
     rows = (tokens, positions, slot[:, ::share])
-    by_tile = [x.reshape(shards, tiles, -1).swapaxes(0, 1).reshape(tiles, -1) for x in rows]
-    used = sum(len(span.tokens) for span in spans)
-    return PrefillCall(*by_tile, tiles=-(-max(filled) // tile_rows), used_tokens=used)
+    tokens, positions, slot = (x.reshape(shards, tiles, -1).swapaxes(0, 1).reshape(tiles, -1) for x in rows)
+    return tokens, positions, slot, -(-max(filled) // tile_rows)
 
 
 def padded(count: int, multiple: int) -> int:

@@ -88,7 +88,7 @@ class Driver:
         self._stops = StopTable(self._setup.stops, self._setup.cfg.stop_states)
         self._stops.changed = False  # the executor starts with the same
         self._queue: list[Request] = []  # submitted, not seen by the thread yet
-        self._gone: list[Session] = []  # closed, or their turn abandoned, not seen by the thread yet
+        self._dropped: list[Session] = []  # closed, or their turn abandoned, not seen by the thread yet
         self._held_requests: list[Request] = []  # the thread's, as of its last look
         self._opened = 0
         # An entry lives as long as sessions of its group do.
@@ -100,11 +100,11 @@ class Driver:
         self._thread = threading.Thread(target=self._run, name="engine-driver", daemon=True)
         self._thread.start()
         with self._work:
-            done = self._work.wait_for(lambda: self._ready or self._error is not None, timeout_s)
+            in_time = self._work.wait_for(lambda: self._ready or self._error is not None, timeout_s)
         if self._error is not None:
             self._thread = None
             raise self._error.__cause__ if isinstance(self._error.__cause__, ConfigError) else self._error
-        if not done:
+        if not in_time:
             raise EngineError(f"The engine was not warm after {timeout_s:.0f} s.")
 
     def stop(self, timeout_s: float) -> None:
@@ -277,7 +277,7 @@ class Driver:
             request = session.request
             self._abandon(session)
             if session.life is self._life:
-                self._gone.append(session)
+                self._dropped.append(session)
                 self._work.notify_all()
         if request is not None:
             deliver(request.loop, [(request.future, EngineError("The session was closed."))])
@@ -318,7 +318,7 @@ class Driver:
         session.broken = True
         if request in self._queue:
             self._queue.remove(request)
-        self._gone.append(session)
+        self._dropped.append(session)
         self._work.notify_all()
 
     # ---------------------------------------------------------------- the thread
@@ -364,7 +364,7 @@ class Driver:
         """Takes the requests that have arrived, then runs one dispatch."""
         with self._work:
             arrived, self._queue = self._queue, []
-            gone, self._gone = self._gone, []
+            dropped, self._dropped = self._dropped, []
             if self._stops.changed:
                 executor.set_stops(self._stops.table)
                 self._stops.changed = False
@@ -375,8 +375,8 @@ class Driver:
             if self._weights is not None:
                 self._take_weights(executor)
                 scheduler.forget(self._setup.cfg.kv_on_update == "recompute")
-        if gone:
-            scheduler.drop(gone)
+        if dropped:
+            scheduler.drop(dropped)
         scheduler.submit(arrived)
         scheduler.admit()
         finished = scheduler.dispatch(self._version)
@@ -397,7 +397,7 @@ class Driver:
         self._idle_since = scheduler.idle_since
 
     def _has_work(self, scheduler: Scheduler) -> bool:
-        return bool(self._stopping or self._queue or self._gone or self._weights is not None or scheduler.requests)
+        return bool(self._stopping or self._queue or self._dropped or self._weights is not None or scheduler.requests)
 
     def _take_weights(self, executor: Executor) -> None:
         with self._work:
@@ -413,7 +413,7 @@ class Driver:
             self._stats["free_slot_s"] = self.stats().get("free_slot_s", 0.0)  # what was told stays told
             self._error, self._idle_since = error, None
             waiting = [(r.loop, r.future) for r in {*self._queue, *self._held_requests}]
-            self._queue, self._gone, self._held_requests = [], [], []
+            self._queue, self._dropped, self._held_requests = [], [], []
             self._work.notify_all()
         for loop, future in waiting:
             failure = EngineError(str(error))

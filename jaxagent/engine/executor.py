@@ -125,13 +125,12 @@ class Executor:
         """Takes the stop strings of all requests, a `StopTable.table`; its shape and dtype stay the same."""
         self._stops = jax.device_put(functions.StopTables(table.copy(), self._is_eos), jax.P())
 
-    def prefill(self, spans: Sequence[batching.Span], tables: np.ndarray) -> batching.PrefillCall:
-        """Caches spans, at most `sizes.prefill_rows` tokens per shard; tables i32[S,Q]. Returns what was issued."""
+    def prefill(self, spans: Sequence[batching.Span], tables: np.ndarray) -> int:
+        """Caches spans, at most `sizes.prefill_rows` tokens per shard; tables i32[S,Q]. Returns the rows computed."""
         s = self.sizes
-        call = batching.lay_out(spans, s.shards, s.slots, s.prefill_tiles, s.tile_rows, s.share)
-        rows = (call.tokens, call.positions, call.slot, np.int32(call.tiles))
-        self._state = _issue(programs.prefill, self.model, self.params, self._state, tables, *rows)
-        return call
+        *rows, tiles = batching.lay_out(spans, s.shards, s.slots, s.prefill_tiles, s.tile_rows, s.share)
+        self._state = _issue(programs.prefill, self.model, self.params, self._state, tables, *rows, np.int32(tiles))
+        return tiles * s.tile_rows * s.shards
 
     def copy_pages(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copies whole pages: (shard, source, target) each."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,20 +23,15 @@ import numpy as np
 from jaxagent.engine.model import ROWS
 from jaxagent.models import kernels, logprobs, sharding, tpu_kernels, transformer
 from jaxagent.models import params as model_params
-from jaxagent.models.attention import attend_pages
+from jaxagent.models.attention import LayerCache, attend_pages
+from jaxagent.models.layers import quantise
 from jaxagent.models.spec import ModelSpec
 
 _AXES = ROWS[0]
 SPEC = jax.P(_AXES, "tensor", None, None)  # of both arrays
 _HEADS = jax.P(_AXES, "tensor", None)  # of [N, H, D]
-
-
-@flax.struct.dataclass
-class LayerCache:
-    """One layer's keys (rotated) and values."""
-
-    keys: jax.Array  # [P, K, D, page_tokens]
-    values: jax.Array  # [P, K, page_tokens, D]
+# Axes that a product sums over, by matrix; each index of the others is an output channel.
+_SUMMED = {"wq": -3, "wk": -3, "wv": -3, "wo": (-3, -2), "w_gate": -2, "w_up": -2, "w_down": -2}
 
 
 def init_cache(
@@ -102,11 +96,13 @@ Cache = tuple[LayerCache, ...]
 class LanguageModel:
     """Implements `engine.model.Model` for every family that `models.transformer` runs.
 
-    `cache_dtype` is the dtype of keys and values at rest; attention is computed in the model's compute dtype.
+    `cache_dtype` is the dtype of keys and values at rest; attention is computed in the model's compute dtype. With
+    `int8`, placed matrices are rounded to int8, a quarter of float32's memory, and multiplied out where they are used.
     """
 
     spec: ModelSpec
     cache_dtype: str
+    int8: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -127,12 +123,21 @@ class LanguageModel:
         return placed.replace(layers=layers)
 
     def lay_out(self, params: model_params.Params) -> model_params.Params:
-        """Weights in compute dtype, whole over fsdp, split over tensor, still stacked; such ones as they are."""
+        """Weights in compute dtype, whole over fsdp, split over tensor, still stacked; such ones as they are.
 
-        def one(array: model_params.ArraySpec, weights: jax.Array) -> jax.Array:
+        With `int8` their matrices are rounded, but not an embedding that is only looked up.
+        """
+
+        def place_stack(array: model_params.ArraySpec, weights: jax.Array) -> jax.Array:
             return jax.reshard(weights.astype(self.spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
 
-        return jax.tree.map(one, model_params.param_specs(self.spec), params)
+        params = jax.tree.map(place_stack, model_params.param_specs(self.spec), params)
+        if not self.int8:
+            return params
+        head = "embed" if params.head is None else "head"
+        matrices = {name: quantise(getattr(params.layers, name), summed) for name, summed in _SUMMED.items()}
+        layers = params.layers.replace(**matrices)
+        return params.replace(layers=layers, **{head: quantise(getattr(params, head), -1)})
 
     def init_cache(self, pages: int, page_tokens: int) -> Cache:
         """One LayerCache per layer."""

@@ -225,10 +225,10 @@ class PageStore:
             self.evictions += 1
             self._refs[page] = 0
             self._free.append(page)
-        taken = [self._free.pop() for _ in range(count)]
-        for page in taken:
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
             self._refs[page] = 1
-        return taken
+        return pages
 
     def check(self) -> None:
         """Raises AssertionError naming the first broken invariant; linear in the pages, for tests."""

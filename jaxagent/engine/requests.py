@@ -62,13 +62,15 @@ class OpenGroup:
 Claim = tuple[str, int, int]  # of a waiting turn: its domain, its group's unfinished episodes, its session's number
 
 
-def admission_order(claims: Sequence[Claim], held: Mapping[str, int], served: Mapping[str, int]) -> list[int]:
+def admission_order(
+    claims: Sequence[Claim], slots_in_use: Mapping[str, int], last_admissions: Mapping[str, int]
+) -> list[int]:
     """The indices of waiting turns, the one to admit first in front.
 
     Args:
       claims: the waiting turns, in any order; session numbers differ.
-      held: slots in use by domain.
-      served: a clock's reading at each domain's last admission; a domain that is missing was not served lately.
+      slots_in_use: by domain.
+      last_admissions: a clock's reading at each domain's last admission; of a domain that is missing it is long ago.
     """
     queues: dict[str, collections.deque[int]] = collections.defaultdict(collections.deque)
     for i in sorted(range(len(claims)), key=lambda i: claims[i][1:]):
@@ -78,9 +80,9 @@ def admission_order(claims: Sequence[Claim], held: Mapping[str, int], served: Ma
         _, unfinished, number = claims[queues[domain][0]]
         return slots, last, unfinished, number, domain
 
-    heap = [entry(domain, held.get(domain, 0), served.get(domain, -1)) for domain in queues]
+    heap = [entry(domain, slots_in_use.get(domain, 0), last_admissions.get(domain, -1)) for domain in queues]
     heapq.heapify(heap)
-    clock = max(served.values(), default=-1)
+    clock = max(last_admissions.values(), default=-1)
     order: list[int] = []
     while heap:
         slots, _, _, _, domain = heapq.heappop(heap)
@@ -122,7 +124,7 @@ class Session:
     shard: int = 0  # of the mesh, where its pages are
     pages: PagedSequence | None = None  # None: nothing is cached
     cached: int = 0  # leading tokens that the pages hold
-    lost: int = 0  # leading tokens that were cached when others took its pages, until they are cached again
+    lost_tokens: int = 0  # leading tokens that were cached when others took its pages, until they are cached again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +160,7 @@ class Request:
     on_tokens: Callable[[SampledTokens], None] | None = (
         None  # called with new tokens as they come, in the caller's own loop
     )
-    told: int = 0  # tokens that `on_tokens` has been called with
+    reported: int = 0  # tokens that `on_tokens` has been called with
     admitted: bool = False  # has had a slot
     cached_tokens: int = 0  # context tokens that needed no prefill when it was first admitted
     queue_s: float = 0.0
@@ -258,12 +260,12 @@ class SlotTable:
         request.session.tokens = np.concatenate([request.tokens, sampled.tokens])
         finish = functions.FINISH_NAMES[int(result.finish[slot])]
         stop_string, overshoot = request.stops.stops.decode(result.stop[slot]) if finish == "stop" else (None, 0)
-        whole = request.before + sampled
+        turn = request.before + sampled
         request.spend("decode_s", now_s)
         return request, Generation(
-            tokens=whole.tokens,
-            logprobs=whole.logprobs,
-            policy_versions=whole.versions,
+            tokens=turn.tokens,
+            logprobs=turn.logprobs,
+            policy_versions=turn.versions,
             finish=finish,
             stop_string=stop_string,
             overshoot_bytes=overshoot,

@@ -72,8 +72,8 @@ def sample(
     peak = jnp.max(scaled, axis=-1, keepdims=True)
     weights = jnp.exp(scaled - peak)  # unnormalised probabilities, at most 1
     if truncated:
-        kept = truncate(weights, params)
-        weights = jnp.where(greedy[:, None], weights, kept)
+        truncated_weights = truncate(weights, params)
+        weights = jnp.where(greedy[:, None], weights, truncated_weights)
     drawn = inverse_cdf(weights, uniform)
     # The first of the largest: argmax, but in the form of a plain minimum, which XLA vectorises on a CPU.
     index = jnp.arange(logits.shape[-1], dtype=jnp.int32)

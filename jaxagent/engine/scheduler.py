@@ -85,18 +85,18 @@ class Scheduler:
     def drop(self, sessions: Iterable[Session]) -> None:
         """Sessions that are closed or whose turn was abandoned: their slots and pages are free at once."""
         mask = np.zeros(self._sizes.all_slots, bool)
-        gone = set(sessions)
-        self._waiting = [r for r in self._waiting if r.session not in gone]
-        for request in [r for r in self._prefilling if r.session in gone]:
+        dropped = set(sessions)
+        self._waiting = [r for r in self._waiting if r.session not in dropped]
+        for request in [r for r in self._prefilling if r.session in dropped]:
             self._prefilling.remove(request)
             self._give_back(request)
-        for request in [r for r in self.slot_table.requests if r is not None and r.session in gone]:
+        for request in [r for r in self.slot_table.requests if r is not None and r.session in dropped]:
             mask[request.slot] = True
             self.slot_table.drop(request.slot)
             self._give_back(request)
         if mask.any():
             self._executor.free(mask)
-        for session in gone:
+        for session in dropped:
             self._release(session)
 
     def forget(self, recompute: bool) -> None:
@@ -110,7 +110,7 @@ class Scheduler:
         if recompute:
             for session in list(self._holders):
                 self._preempt(session)
-                session.lost = 0  # what other weights computed would not have been used again
+                session.lost_tokens = 0  # what other weights computed would not have been used again
 
     # ---------------------------------------------------------------- admission and prefill
 
@@ -123,9 +123,9 @@ class Scheduler:
             self._again = 0
             spans = list(self._spans(room))
             if spans:
-                call = self._executor.prefill(spans, self._tables)
+                tokens = sum(len(span.tokens) for span in spans)
                 self.stats.update(
-                    prefill_tokens=call.used_tokens, prefill_padded_tokens=call.tiles * call.tokens.shape[1]
+                    prefill_tokens=tokens, prefill_padded_tokens=self._executor.prefill(spans, self._tables)
                 )
             ready = [r for r in self._prefilling if r.prefilled == len(r.tokens) - 1]
             self._prefilling = [r for r in self._prefilling if r.prefilled < len(r.tokens) - 1]
@@ -138,7 +138,7 @@ class Scheduler:
                 spent = time.monotonic() - began
                 self.stats["prefill_s"] += spent
                 if self._again:
-                    self.stats["prefill_again_s"] += spent * self._again / call.used_tokens
+                    self.stats["prefill_again_s"] += spent * self._again / tokens
             # What was prefilled just now may be what others waited for.
             if not admitted or not self._waiting:
                 return
@@ -151,7 +151,7 @@ class Scheduler:
         if not any(self._free_slots):
             return 0
         self._sort()
-        taken = 0
+        admissions = 0
         copies: list[tuple[int, int, int]] = []
         computing = {self._first_page(r.tokens): r.tokens for r in reversed(self._prefilling)}
         full: set[int] = set()  # shards in which the first in the queue waits for pages
@@ -175,7 +175,7 @@ class Scheduler:
                 continue
             self._waiting.remove(request)
             self._prefilling.append(request)
-            taken += 1
+            admissions += 1
             request.slot = heapq.heappop(self._free_slots[session.shard])
             self._show(request)
             computing.setdefault(self._first_page(request.tokens), request.tokens)
@@ -187,7 +187,7 @@ class Scheduler:
                 self.stats.update(requests=1, cached_tokens=request.prefilled)
         if copies:
             self._executor.copy_pages(copies)
-        return taken
+        return admissions
 
     def _sort(self) -> None:
         """Brings the queue into the order of admission."""
@@ -263,7 +263,7 @@ class Scheduler:
                 self._commit(request, request.tokens[:-1])
             self._give_back(request)
             self.submit([request])
-        session.lost = max(session.lost, session.cached if request is None else request.prefilled)
+        session.lost_tokens = max(session.lost_tokens, session.cached if request is None else request.prefilled)
         self._release(session)
         self.stats["preemptions"] += 1
 
@@ -273,7 +273,7 @@ class Scheduler:
             shard = request.session.shard
             stop = min(len(request.tokens) - 1, request.prefilled + room[shard])
             if stop > request.prefilled:
-                self._again += max(0, min(stop, request.session.lost) - request.prefilled)
+                self._again += max(0, min(stop, request.session.lost_tokens) - request.prefilled)
                 yield Span(request.tokens[request.prefilled : stop], request.prefilled, request.slot)
                 room[shard] -= padded(stop - request.prefilled, self._sizes.share)
                 request.prefilled = stop
@@ -283,7 +283,7 @@ class Scheduler:
         now = time.monotonic()
         for request in ready:
             request.spend("prefill_s", now)
-            request.session.cached, request.session.lost = len(request.tokens) - 1, 0
+            request.session.cached, request.session.lost_tokens = len(request.tokens) - 1, 0
             self.slot_table.begin(request)
 
     # ---------------------------------------------------------------- generation
@@ -324,8 +324,8 @@ class Scheduler:
         """Calls `on_tokens` of the turns that have one with their new tokens."""
         for request in self.slot_table.requests:
             if request is not None and request.on_tokens is not None:
-                new = self.slot_table.sampled(request.slot, request.told - len(request.before.tokens))
-                request.told += len(new.tokens)
+                new = self.slot_table.sampled(request.slot, request.reported - len(request.before.tokens))
+                request.reported += len(new.tokens)
                 if len(new.tokens):
                     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
                         request.loop.call_soon_threadsafe(request.on_tokens, new)
@@ -377,8 +377,8 @@ class Scheduler:
         """Raises AssertionError if a page or a slot is lost or used twice; for tests."""
         for store in self.stores:
             store.check()
-        held = [r.slot for r in self.requests if r.slot >= 0]
-        slots = sorted([*held, *itertools.chain(*self._free_slots)])
+        busy_slots = [r.slot for r in self.requests if r.slot >= 0]
+        slots = sorted([*busy_slots, *itertools.chain(*self._free_slots)])
         first = (shard * self._sizes.slots for shard in range(self._sizes.shards))
         assert slots == [s + i for s in first for i in range(self._sizes.usable)], "a slot is lost or used twice"
         listed = sum(store.used_pages for store in self.stores)

@@ -72,11 +72,11 @@ def parse(text: str, vocab: int, context: int) -> ScoreRequest:
         raise ValueError(f"'temperature' must be from {LEAST_TEMPERATURE:g} to {MOST_TEMPERATURE:g}")
     sequences = [_ids(s, 1, "a sequence", vocab) for s in _list(body["sequences"], "sequences")]
     positions = [_ids(p, 1, "a sequence's positions", 2**31) for p in _list(body["positions"], "positions")]
-    asked = body.get("candidates")
-    if asked is None:
+    rows = body.get("candidates")
+    if rows is None:
         candidates = [np.zeros((len(p), 0), np.int32) for p in positions]
     else:
-        candidates = [_ids(c, 2, "a sequence's candidates", vocab) for c in _list(asked, "candidates")]
+        candidates = [_ids(c, 2, "a sequence's candidates", vocab) for c in _list(rows, "candidates")]
     if len(sequences) > MOST_SEQUENCES:
         raise ValueError(f"there are {len(sequences)} sequences, a request may have {MOST_SEQUENCES}")
     if not len(sequences) == len(positions) == len(candidates):
@@ -116,16 +116,16 @@ class Scoring:
                 arrays = _rows(request, part)
                 where = [sharding.rows(self.mesh, a.ndim) for a in arrays]
                 k = min(_power(request.top_k, 1), self.spec.vocab_size)
-                found = _score(self.spec, k, params, request.temperature, *jax.device_put(arrays, where))
+                top = _score(self.spec, k, params, request.temperature, *jax.device_put(arrays, where))
                 # Asked for as many as the program has; answered as many as were asked for.
-                found = jax.device_get(found)
+                top = jax.device_get(top)
                 width = request.candidates[part[0]].shape[1]
-                found = found._replace(
-                    top_ids=found.top_ids[..., : request.top_k],
-                    top_logprobs=found.top_logprobs[..., : request.top_k],
-                    candidate_logprobs=found.candidate_logprobs[..., :width],
+                top = top._replace(
+                    top_ids=top.top_ids[..., : request.top_k],
+                    top_logprobs=top.top_logprobs[..., : request.top_k],
+                    candidate_logprobs=top.candidate_logprobs[..., :width],
                 )
-                for name, values in zip(OUTPUTS, found, strict=True):
+                for name, values in zip(OUTPUTS, top, strict=True):
                     for row, i in enumerate(part):
                         answers[i][name] = values[row, : len(request.positions[i])].tolist()
         return answers

@@ -44,10 +44,12 @@ class Completions:
         timeout_s: float,
         scoring: Scoring | None = None,
         name: str = "policy",
+        gauges: Mapping[str, float] | None = None,
     ) -> None:
         self._driver, self._tokenizer, self._context, self._timeout_s = driver, tokenizer, context, timeout_s
         self._scoring, self._being_scored = scoring, 0
         self._name = name
+        self._gauges = gauges or {}  # what was measured once, for /metrics
         self._readers = talk.Readers(timeout_s)
 
     def routes(self) -> list[web.RouteDef]:
@@ -195,7 +197,7 @@ class Completions:
 
     async def _score(self, request: web.Request) -> web.Response:
         if self._scoring is None:
-            return reply(completions.error("this server does not score", 501), 501)
+            return reply(completions.error("this server does not score (int8 matrices)", 501), 501)
         asked = await self._readers.run(self._score_request, await read_body(request))
         if self._being_scored >= MAX_SCORING:
             raise QueueFullError(f"{self._being_scored} requests are being scored already")
@@ -235,6 +237,7 @@ class Completions:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         lines = [f"jaxagent_engine_{name}_total {value:.6f}" for name, value in sorted(self._driver.stats().items())]
+        lines += [f"jaxagent_engine_{name} {value:.6g}" for name, value in self._gauges.items()]
         return web.Response(text="\n".join(lines) + "\n")
 
 

@@ -68,9 +68,9 @@ class Packer:
         self.sharing, self.reads = sharing, reads
         # A quarter of the row, so that several short sequences fit beside each other before targets run out; more where
         # the prompts that fill most of a row stand there once.
-        wanted = max(longest_targets, 3 * config.row_tokens // 4 if sharing else config.row_tokens // 4)
+        least_targets = max(longest_targets, 3 * config.row_tokens // 4 if sharing else config.row_tokens // 4)
         multiple = math.lcm(config.targets_multiple, context)
-        self.row_targets = min(-(-wanted // multiple) * multiple, config.row_tokens)
+        self.row_targets = min(-(-least_targets // multiple) * multiple, config.row_tokens)
 
     def pack(self, streams: Sequence[Streams], step: int = 0) -> list[Batch]:
         """Micro-batches of one optimiser update of an RL step.
@@ -261,19 +261,19 @@ def _lay_out(members: list[Element], row_tokens: int, row_targets: int, multiple
     """One row of members in sorted order."""
     tokens, positions, segments = np.zeros((3, row_tokens), np.int32)
     ends = np.full(row_tokens, row_tokens, np.int32)  # padding sees padding
-    used, tree = 0, 0
+    length, tree = 0, 0
     path = np.zeros(0, np.int64)  # the columns of the last member's tokens
     targets = []
     for before, member in zip([None, *members], members, strict=False):
         own = member["tokens"]
         common = 0 if before is None else common_prefix(before["tokens"], own) // multiple * multiple
-        ends[path[common:]] = used  # nothing that follows may see them
-        new = np.arange(used, used + len(own) - common)
+        ends[path[common:]] = length  # nothing that follows may see them
+        new = np.arange(length, length + len(own) - common)
         tree += common == 0
         tokens[new], positions[new], segments[new] = own[common:], np.arange(common, len(own)), tree
-        path, used = np.concatenate([path[:common], new]), used + len(new)
+        path, length = np.concatenate([path[:common], new]), length + len(new)
         targets.append(member | {"head_positions": path[member["head_positions"]]})
-    ends[path] = used
+    ends[path] = length
     columns = {name: padded(np.concatenate([m[name] for m in targets]), row_targets, -1 if name == "sequence" else 0)
               for name in targets[0] if name != "tokens"}  # fmt: skip
     return columns | {"tokens": tokens, "positions": positions, "segments": segments, "ends": ends}

@@ -40,14 +40,14 @@ class Checkpointer:
     """Saves and restores bundles of one run. Use from the main thread, as a context manager."""
 
     def __init__(
-        self, directory: str | pathlib.Path, keep: int = 1, checked: Collection[int] = (), only: int | None = None
+        self, directory: str | pathlib.Path, keep: int = 1, verified: Collection[int] = (), only: int | None = None
     ):
         """Opens (and creates) the directory; leftovers of a save that was killed are removed.
 
         Args:
           directory: of the bundles.
           keep: bundles kept, at least 1.
-          checked: bundles that `check` has found whole already.
+          verified: bundles that `check` has compared with their digests already.
           only: the one bundle that is read, as if it were the newest; nothing is saved, since another process may be
             saving there, whose leftovers stay.
         """
@@ -57,12 +57,12 @@ class Checkpointer:
         self._pending: Any = None  # the save that was started last, until its end was looked at
         self._only = only
         self.pinned: set[int] = set()  # bundles that are kept whatever their age
-        self._checked = set(checked)  # bundles whose files were compared with their digests
+        self._checked = set(verified)  # bundles whose files were compared with their digests
         logging.getLogger("absl").addFilter(_not_raised_again)
         self._checkpointer = ocp.training.Checkpointer(
             self._directory,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),  # the caller decides when
-            preservation_policy=_Kept(max(keep, 1), self.pinned),
+            preservation_policy=_NewestAndPinned(max(keep, 1), self.pinned),
             cleanup_tmp_directories=only is None,
             context=ocp.Context(async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal)),
         )
@@ -91,7 +91,7 @@ class Checkpointer:
         if step == self.latest:
             return
         self.wait()
-        parts = {"state": _kept(state), "host": {"json": json.dumps(host)}}
+        parts = {"state": _saved_fields(state), "host": {"json": json.dumps(host)}}
         if past:
             parts["past"] = {str(version): params for version, params in past.items()}
         with _disk_errors(self._directory):
@@ -116,7 +116,7 @@ class Checkpointer:
         Raises:
           ConfigError: there is no bundle, or it is damaged.
         """
-        step = self._whole(step)
+        step = self._verified_step(step)
         with _reading(self._directory, step):
             loaded = self._checkpointer.load_checkpointables(step, {"host": None})
             return json.loads(loaded["host"]["json"])
@@ -133,8 +133,8 @@ class Checkpointer:
           ConfigError: there is no bundle, it is damaged, or it holds another model or optimiser; names the first file
             or array that differs.
         """
-        step = self._whole(step)
-        frozen, target = target.frozen, _kept(target)
+        step = self._verified_step(step)
+        frozen, target = target.frozen, _saved_fields(target)
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), target)
         with _reading(self._directory, step):
             saved = _arrays(self._checkpointer.checkpointables_metadata(step).metadata["state"])
@@ -152,7 +152,7 @@ class Checkpointer:
         Raises:
           ConfigError: there is no bundle, or it is damaged, or of another model.
         """
-        step = self._whole(step)
+        step = self._verified_step(step)
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
         with _reading(self._directory, step):
             versions = self._checkpointer.checkpointables_metadata(step).metadata.get("past")
@@ -195,7 +195,7 @@ class Checkpointer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _whole(self, step: int | None) -> int:
+    def _verified_step(self, step: int | None) -> int:
         """The bundle's number, after a look at its digests."""
         step = self.latest if step is None else step
         if step is None:
@@ -207,7 +207,7 @@ class Checkpointer:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kept:
+class _NewestAndPinned:
     """Orbax asks it which bundles stay: the newest, and those that are pinned."""
 
     newest: int
@@ -253,8 +253,8 @@ def read_field(directory: str | pathlib.Path, number: int, field: str, target: A
     with _reading(path.parent, number):
         saved = _arrays(ocp.checkpointables_metadata(path).metadata["state"])
         _check_shapes(_shapes({field: target}), _shapes({field: saved[field]}), str(path))
-        wanted = jax.tree.map(lambda _: ocp.PLACEHOLDER, saved, is_leaf=_is_array) | {field: target}
-        return ocp.load_checkpointables(path, {"state": wanted})["state"][field]
+        targets = jax.tree.map(lambda _: ocp.PLACEHOLDER, saved, is_leaf=_is_array) | {field: target}
+        return ocp.load_checkpointables(path, {"state": targets})["state"][field]
 
 
 def check(directory: str | pathlib.Path, number: int) -> bool:
@@ -353,7 +353,7 @@ def _arrays(saved: Any) -> Any:
     return saved
 
 
-def _kept(state: TrainState) -> dict[str, Any]:
+def _saved_fields(state: TrainState) -> dict[str, Any]:
     """What a bundle holds of a state, by name of the field."""
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "frozen"}
 
@@ -368,12 +368,12 @@ def _shapes(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     }
 
 
-def _check_shapes(wanted: dict[str, tuple], stored: dict[str, tuple], where: str) -> None:
-    names = [*wanted, *(name for name in stored if name not in wanted)]
+def _check_shapes(expected: dict[str, tuple], saved: dict[str, tuple], where: str) -> None:
+    names = [*expected, *(name for name in saved if name not in expected)]
     for name in sorted(names, key=lambda name: not name.startswith("params.")):  # a user knows the model's arrays
-        if wanted.get(name) != stored.get(name):
-            here, there = (f"{x[1]}{list(x[0])}" if x else "none" for x in (wanted.get(name), stored.get(name)))
+        if expected.get(name) != saved.get(name):
+            ours, theirs = (f"{x[1]}{list(x[0])}" if x else "none" for x in (expected.get(name), saved.get(name)))
             raise ConfigError(
-                f"Checkpoint {where} does not fit this config: array '{name}' is {there} there and {here} here. "
+                f"Checkpoint {where} does not fit this config: array '{name}' is {theirs} there and {ours} here. "
                 "Use another workdir, or the config it was made with."
             )

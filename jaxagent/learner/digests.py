@@ -125,9 +125,9 @@ def _files(folder: pathlib.Path) -> list[str]:
 
 
 def _digests(folder: pathlib.Path, names: list[str]) -> dict[str, str]:
-    def one(name: str) -> str:
+    def digest_of(name: str) -> str:
         with (folder / name).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(names, pool.map(one, names), strict=True))
+        return dict(zip(names, pool.map(digest_of, names), strict=True))

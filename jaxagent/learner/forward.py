@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jaxagent.algorithms.distill import divergences, renormalise
 from jaxagent.algorithms.teachers import Divergence
 from jaxagent.config import LoraConfig
-from jaxagent.learner.loss import Extras
 from jaxagent.learner.state import Batch, Frozen, check_batch
 from jaxagent.models import critic as critic_model
 from jaxagent.models import exact, lora, scores, sharding
@@ -46,8 +45,8 @@ def policy_forward(
       tiling: the engine's. Then the log-probs are bit for bit those the engine would record; gradients are those of
         the ordinary pass.
       adapters: with a `Frozen` as fourth argument, params are LoRA adapters of this config beside its base.
-      log_z, compare: with either there is a third result, `Extras`: the normalisers, or the divergences of
-        `compare_to_teacher`, which reads the fifth argument.
+      log_z, compare: with either there is a third result, `loss.Extras`: the normalisers, and the divergences
+        of `compare_to_teacher`, which reads the fifth argument.
     """
 
     def forward(
@@ -57,8 +56,8 @@ def policy_forward(
         frozen: Frozen | None = None,
         teacher: Params | None = None,
     ) -> tuple[Any, ...]:
-        served = params if frozen is None else frozen.merged
-        whole, batch = batch, _over_context(batch)
+        policy = params if frozen is None else frozen.merged
+        unsplit, batch = batch, _over_context(batch)
         params = params if frozen is None else lora.adapt(frozen.base, params, adapters)
         hidden = _heads(params, spec, batch)
         # Logits are linear in x; at temperature 1 this is the identity.
@@ -66,25 +65,24 @@ def policy_forward(
         # Rows that share have room for many more targets than most of them hold.
         live = None if batch.ends is None else _flat(batch.sequence >= 0)
         of_targets = token_scores(params, spec, _flat(x), _flat(batch.targets), temperature, live)
-        wanted = of_targets[: 3 if log_z else 2]
-        logprobs, entropy, *normalisers = (_targets(score, x) for score in wanted)
-        extras = Extras(
-            log_z=normalisers[0] if log_z else None,
-            divergence=None if compare is None else compare(params, batch, hidden, temperature, teacher),
-        )
-        extras = (extras,) if log_z or compare is not None else ()
+        read_scores = of_targets[: 3 if log_z else 2]
+        logprobs, entropy, *normalisers = (_targets(score, x) for score in read_scores)
+        more = {"log_z": normalisers[0]} if log_z else {}
+        if compare is not None:
+            more["divergence"] = compare(params, batch, hidden, temperature, teacher)
+        extras = (more,) if more else ()
         if tiling is None:
             return logprobs, entropy, *extras
         same = exact.packed_logprobs(
-            jax.lax.stop_gradient(served),
+            jax.lax.stop_gradient(policy),
             spec,
             tiling,
-            whole.tokens,
-            whole.positions,
-            whole.head_positions,
-            whole.targets,
-            jnp.where(whole.ce_weights != 0, 1.0, jnp.float32(temperature)),
-            shared=whole.ends is not None,
+            unsplit.tokens,
+            unsplit.positions,
+            unsplit.head_positions,
+            unsplit.targets,
+            jnp.where(unsplit.ce_weights != 0, 1.0, jnp.float32(temperature)),
+            shared=unsplit.ends is not None,
         )
         return exact.with_value(logprobs, same), entropy, *extras
 

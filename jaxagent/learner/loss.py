@@ -9,8 +9,9 @@ Axis letters: B packed rows, R target positions per row, K histogram edges.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import chex
 import flax.struct
@@ -42,14 +43,10 @@ class Tally:
         return Tally(jax.tree.map(jnp.add, self.sums, other.sums), jax.tree.map(jnp.maximum, self.maxima, other.maxima))
 
 
-class Extras(NamedTuple):
-    """What a loss may read of the targets' distributions beside log-probs and entropies; None = not computed."""
-
-    log_z: jax.Array | None = None  # f32[B, R] logarithms of the softmax's normalisers
-    divergence: jax.Array | None = None  # f32[B, R] to a teacher's, in nats; finite at targets without weight too
-
-
-PolicyLoss = Callable[[jax.Array, jax.Array, Batch, Extras | None], tuple[jax.Array, Tally]]
+# What a loss may read of the targets' distributions beside log-probs and entropies, f32[B, R] by name: "log_z", the
+# logarithms of the softmax's normalisers, and "divergence" to a teacher's, in nats, finite at all targets.
+Extras = Mapping[str, jax.Array]
+PolicyLoss = Callable[[jax.Array, jax.Array, Batch, Extras], tuple[jax.Array, Tally]]
 
 
 def policy_loss_of(rl: RLConfig) -> PolicyLoss:
@@ -67,7 +64,7 @@ def policy_loss(
     logprobs: jax.Array,
     entropy: jax.Array,
     batch: Batch,
-    extras: Extras | None = None,
+    extras: Extras = types.MappingProxyType({}),
     objective: Callable[[Tokens], Losses] = NoObjective(),  # noqa: B008
     kl_estimator: str = "k3",
     opsm: OPSM | None = None,
@@ -78,7 +75,7 @@ def policy_loss(
       logprobs: f32[B, R] of the targets; anything (even inf or nan) at targets without weight.
       entropy: f32[B, R] of the distributions the targets were drawn from.
       batch: streams, [B, R] each.
-      extras: what the z-loss ("PaLM", arXiv 2204.02311, section 5) and distillation read; None: neither is on.
+      extras: what the z-loss ("PaLM", arXiv 2204.02311, section 5) and distillation read, where these are on.
       objective: of algorithms/objectives.py; without one auxiliary terms alone are trained.
       kl_estimator: of algorithms/policy_loss.py.
       opsm: off-policy sequence masking; None: no sequence is masked.
@@ -87,13 +84,12 @@ def policy_loss(
       f32[] share of the update's loss, and its tally.
     """
     check_batch(batch)
-    outputs = [logprobs, entropy, *(extra for extra in extras or () if extra is not None)]
+    outputs = [logprobs, entropy, *extras.values()]
     chex.assert_shape(outputs, batch.targets.shape)
     chex.assert_type(outputs, float)
     policy, kl = batch.policy_weights != 0, batch.kl_weights != 0
     ce, nll, bonus = batch.ce_weights != 0, batch.nll_weights != 0, batch.entropy_weights != 0
     z, distilled = batch.z_weights != 0, batch.distill_weights != 0
-    extras = extras or Extras()
     # Double where: a target without weight must give neither a value nor a gradient, whatever it holds.
     logprobs = jnp.where(policy | kl | ce | nll, logprobs, 0.0)
     entropy = jnp.where(policy | bonus, entropy, 0.0)
@@ -116,10 +112,10 @@ def policy_loss(
         "loss/ce": -jnp.sum(batch.ce_weights * logprobs),
         "loss/nll": -jnp.sum(batch.nll_weights * logprobs),
     }
-    if extras.log_z is not None:
-        losses["loss/z"] = jnp.sum(batch.z_weights * jnp.square(jnp.where(z, extras.log_z, 0.0)))
-    if extras.divergence is not None:
-        losses["loss/distill"] = jnp.sum(batch.distill_weights * jnp.where(distilled, extras.divergence, 0.0))
+    if "log_z" in extras:
+        losses["loss/z"] = jnp.sum(batch.z_weights * jnp.square(jnp.where(z, extras["log_z"], 0.0)))
+    if "divergence" in extras:
+        losses["loss/distill"] = jnp.sum(batch.distill_weights * jnp.where(distilled, extras["divergence"], 0.0))
     gap = jnp.where(policy, jax.lax.stop_gradient(on_policy - behaviour), 0.0)
     below = (gap[..., None] <= RATIO_EDGES) & policy[..., None]
     sums = losses | {

@@ -45,7 +45,7 @@ class MissingPeerError(PeerError, WaitedInVainError):
 
 @dataclasses.dataclass
 class Meetings:
-    """Those of one process.
+    """The meetings of one process with the trainer's other processes.
 
     Attributes:
       client: of the coordination service: a store of texts by key, whose reading waits.
@@ -60,17 +60,17 @@ class Meetings:
     space: str = "jaxagent"
     numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # the same in every process
 
-    def meet(self, what: str, said: Any, timeout_s: float) -> list[Any]:
-        """See the function `meet`."""
+    def meet(self, what: str, message: Any, timeout_s: float) -> list[Any]:
+        """Waits for all processes and returns the message of each, as the function `meet` says."""
         number, size = next(self.numbers), self.count
         if self.index != 0:
-            self.client.key_value_set(f"{self.space}/{number}/{self.index}", json.dumps([what, said]))
-            found = self.wait(f"{self.space}/{number}/all", timeout_s + GRACE_S)
-            if found is None:
+            self.client.key_value_set(f"{self.space}/{number}/{self.index}", json.dumps([what, message]))
+            answer = self.wait(f"{self.space}/{number}/all", timeout_s + GRACE_S)
+            if answer is None:
                 raise MissingPeerError(f"Process 0 has not come to '{what}' in {timeout_s:g} s.")
-            verdict = json.loads(found)
+            verdict = json.loads(answer)
         else:
-            verdict = self._verdict(number, what, said, size, timeout_s)
+            verdict = self._verdict(number, what, message, size, timeout_s)
             self.client.key_value_set(f"{self.space}/{number}/all", json.dumps(verdict))
             for old in range(number - 3, number - 1):  # all have come here, so they have read what came before
                 self.client.key_value_delete(f"{self.space}/{old}/")
@@ -81,18 +81,18 @@ class Meetings:
         return verdict["said"]
 
     def share(self, what: str, make: Callable[[], T], timeout_s: float) -> T:
-        """See the function `share`."""
+        """Gives every process what process 0 makes, as the function `share` says."""
         number = next(self.numbers)
         if self.index != 0:
-            found = self.meet(what, None, timeout_s)[0]
-            if "failed" in found:
-                kind = MissingPeerError if found["waited"] else PeerError
-                raise kind(f"Process 0 failed at '{what}': {found['failed']}")
-            pieces = [self.wait(f"{self.space}/{number}/{i}", GRACE_S) for i in range(found["pieces"])]
+            answer = self.meet(what, None, timeout_s)[0]
+            if "failed" in answer:
+                kind = MissingPeerError if answer["waited"] else PeerError
+                raise kind(f"Process 0 failed at '{what}': {answer['failed']}")
+            pieces = [self.wait(f"{self.space}/{number}/{i}", GRACE_S) for i in range(answer["pieces"])]
             return json.loads("".join(filter(None, pieces)))
         try:
-            made = make()
-            text = json.dumps(made)
+            result = make()
+            text = json.dumps(result)
         except BaseException as error:
             failed = {"failed": f"{type(error).__name__}: {error}", "waited": isinstance(error, WaitedInVainError)}
             self.meet(what, failed, GRACE_S)
@@ -101,31 +101,31 @@ class Meetings:
         for i, piece in enumerate(pieces):
             self.client.key_value_set(f"{self.space}/{number}/{i}", piece)
         self.meet(what, {"pieces": len(pieces)}, timeout_s)
-        return made
+        return result
 
     def wait(self, key: str, timeout_s: float) -> str | None:
         """The key's value; None where it did not come in time."""
         return self._waited(key, timeout_s)[0]
 
-    def _waited(self, key: str, left: float) -> tuple[str | None, float]:
+    def _waited(self, key: str, remaining_s: float) -> tuple[str | None, float]:
         """The key's value, and the seconds that are left. Those in which this process was stopped do not count."""
         value = None
-        while value is None and left > 0:
+        while value is None and remaining_s > 0:
             began = time.monotonic()
             try:
-                value = self.client.blocking_key_value_get(key, max(int(1000 * min(left, SLICE_S)), 1))
+                value = self.client.blocking_key_value_get(key, max(int(1000 * min(remaining_s, SLICE_S)), 1))
             except RuntimeError as error:  # jax's own is one
                 if "DEADLINE_EXCEEDED" not in str(error):
                     message = str(error).splitlines()[0]
                     raise PeerError(f"The trainer's coordination service is gone: {message}") from error
-            left -= min(time.monotonic() - began, SLICE_S)  # more: this process was stopped meanwhile
-        return value, left
+            remaining_s -= min(time.monotonic() - began, SLICE_S)  # more: this process was stopped meanwhile
+        return value, remaining_s
 
-    def _verdict(self, number: int, what: str, said: Any, size: int, timeout_s: float) -> dict[str, Any]:
-        """Process 0 hears all others: {"said": [...]}, {"wrong": a line} or {"missing": a line}."""
-        answers, missing, left = [said], [], timeout_s
+    def _verdict(self, number: int, what: str, own_message: Any, size: int, timeout_s: float) -> dict[str, Any]:
+        """Process 0 reads the messages of all others: {"said": [...]}, {"wrong": a line} or {"missing": a line}."""
+        answers, missing, remaining_s = [own_message], [], timeout_s
         for other in range(1, size):
-            message, left = self._waited(f"{self.space}/{number}/{other}", max(left, 0.01))
+            message, remaining_s = self._waited(f"{self.space}/{number}/{other}", max(remaining_s, 0.01))
             if message is None:
                 missing.append(str(other))
                 continue
@@ -172,18 +172,18 @@ def agree(what: str, digest: str, timeout_s: float = MEETING_S) -> None:
         )
 
 
-def meet(what: str, said: T = None, timeout_s: float = MEETING_S) -> list[T]:
+def meet(what: str, message: T = None, timeout_s: float = MEETING_S) -> list[T]:
     """Waits for all processes, and returns what each has said, in their order.
 
     Args:
       what: the meeting's name, for messages and to find a process that is at another place.
-      said: a small JSON value.
+      message: a small JSON value.
       timeout_s: for the last process, counted from process 0's arrival.
 
     Raises:
       PeerError: a process does not come, or comes to another meeting.
     """
-    return [said] if _own is None else _own.meet(what, said, timeout_s)
+    return [message] if _own is None else _own.meet(what, message, timeout_s)
 
 
 def meetings_of(thread: str) -> Callable[[str, Any, float], list[Any]]:

@@ -78,27 +78,27 @@ def distiller(
     spec: ModelSpec,
     mesh: jax.sharding.Mesh,
     packer: Packer,
-    opened: Weights | HttpTeacher,
+    source: Weights | HttpTeacher,
 ) -> Distiller:
     """What `rl.distill` runs on the device beside the update, not compiled yet; `spec` is the policy's."""
     loss, k = distill.loss, distill.top_k
-    asked = 0 if isinstance(loss.support, TeacherTopK) else k  # candidates: the student's own top k
-    student = top_scorer(spec, packer, mesh, asked, 0) if asked else None
+    student_top = 0 if isinstance(loss.support, TeacherTopK) else k  # candidates: the student's own top k
+    student = top_scorer(spec, packer, mesh, student_top, 0) if student_top else None
     from_teacher = 0 if getattr(loss.support, "which", "") == "student" else k
     most = from_teacher or 1  # the likeliest, for the metrics
     local = teacher_spec = weights = None
-    if isinstance(opened, HttpTeacher):
-        teacher: Teacher = lambda paths, candidates, at: opened.score(paths, candidates, most, at)  # noqa: E731
+    if isinstance(source, HttpTeacher):
+        teacher: Teacher = lambda paths, candidates, at: source.score(paths, candidates, most, at)  # noqa: E731
     else:
-        spec_there, weights_there = opened
-        local = scorer, _ = top_scorer(spec_there, packer, mesh, most, asked), weights_there
+        spec_there, weights_there = source
+        local = scorer, _ = top_scorer(spec_there, packer, mesh, most, student_top), weights_there
         teacher = lambda paths, candidates, at: [  # noqa: E731
-            Scores(*one) for one in zip(*scorer(weights_there, paths, at, candidates), strict=True)
+            Scores(*row) for row in zip(*scorer(weights_there, paths, at, candidates), strict=True)
         ]
         if isinstance(loss.support, Vocabulary):
-            teacher_spec, weights = opened
+            teacher_spec, weights = source
     compare = None if distill.in_advantage else forward.compare_to_teacher(spec, loss, teacher_spec)
-    return Distiller(teacher, local, student, compare, weights, asked + from_teacher)
+    return Distiller(teacher, local, student, compare, weights, student_top + from_teacher)
 
 
 def check_teacher(cfg: Config, tokenizer: Tokenizer) -> None:
@@ -123,17 +123,17 @@ def check_teacher(cfg: Config, tokenizer: Tokenizer) -> None:
     theirs.check_fits(spec.vocab_size)
 
 
-def check_same_tokens(ours: Sequence[bytes], theirs: Sequence[bytes], whose: str) -> None:
+def check_same_tokens(ours: Sequence[bytes], theirs: Sequence[bytes], source: str) -> None:
     """Raises ConfigError unless every token id means the same to both, naming the first that does not."""
     different = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
     if different is not None:
         raise ConfigError(
-            f"distill.teacher '{whose}' has another tokenizer than the policy: token {different} is "
+            f"distill.teacher '{source}' has another tokenizer than the policy: token {different} is "
             f"{theirs[different]!r} there and {ours[different]!r} here. Set tokenizer.path to the teacher's folder."
         )
     if len(ours) != len(theirs):
         raise ConfigError(
-            f"distill.teacher '{whose}' has a tokenizer of {len(theirs)} tokens, the policy one of {len(ours)}. "
+            f"distill.teacher '{source}' has a tokenizer of {len(theirs)} tokens, the policy one of {len(ours)}. "
             "Set tokenizer.path to the teacher's folder."
         )
 

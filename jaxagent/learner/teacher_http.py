@@ -97,7 +97,7 @@ class HttpTeacher:
             numbers = sum(len(at[i]) for i in part) * (1 + 2 * top_k + width)
             requests.append(("POST", "/v1/score", HEAD_BYTES * len(part) + NUMBER_BYTES * numbers, body))
         try:
-            answers = [one for answer in asyncio.run(self._ask_all(requests)) for one in answer["scores"]]
+            answers = [row for answer in asyncio.run(self._ask_all(requests)) for row in answer["scores"]]
             return [
                 _scatter(answer, len(t), positions, top_k, width)
                 for answer, t, positions in zip(answers, trajectories, at, strict=True)

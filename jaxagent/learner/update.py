@@ -259,10 +259,10 @@ def learning_rate(config: OptimizerConfig, total_updates: int) -> Callable[[jax.
     2404.06395) is constant until the last fifth of the updates, over which it falls along a line.
     """
     shapes = {
-        "constant": lambda done: jnp.ones_like(done),
-        "linear": lambda done: 1.0 - done,
-        "cosine": lambda done: 0.5 * (1.0 + jnp.cos(jnp.pi * done)),
-        "wsd": lambda done: jnp.minimum((1.0 - done) / _WSD_DECAY, 1.0),
+        "constant": lambda progress: jnp.ones_like(progress),
+        "linear": lambda progress: 1.0 - progress,
+        "cosine": lambda progress: 0.5 * (1.0 + jnp.cos(jnp.pi * progress)),
+        "wsd": lambda progress: jnp.minimum((1.0 - progress) / _WSD_DECAY, 1.0),
     }
     shape = shapes[config.schedule]
     decay_updates = max(total_updates - config.warmup_steps, 1)
@@ -270,8 +270,8 @@ def learning_rate(config: OptimizerConfig, total_updates: int) -> Callable[[jax.
     def schedule(count: jax.Array) -> jax.Array:
         count = jnp.asarray(count, jnp.float32)
         warm = jnp.minimum((count + 1.0) / max(config.warmup_steps, 1), 1.0)
-        done = jnp.clip((count - config.warmup_steps) / decay_updates, 0.0, 1.0)
-        return config.learning_rate * warm * shape(done)
+        progress = jnp.clip((count - config.warmup_steps) / decay_updates, 0.0, 1.0)
+        return config.learning_rate * warm * shape(progress)
 
     return schedule
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import chex
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -32,6 +33,14 @@ MAX_BLOCKS = 8  # per row: more blocks skip little more and compile longer
 
 
 @jax.named_scope("attend_dense")
+@flax.struct.dataclass
+class LayerCache:
+    """One layer's keys (rotated) and values: of P pages, or of P packed rows, each one long page."""
+
+    keys: jax.Array  # [P, K, D, page_tokens]
+    values: jax.Array  # [P, K, page_tokens, D]
+
+
 def attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v, scores and softmax in float32.
 

@@ -64,9 +64,9 @@ def _forward(size: int, q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Arr
 
         def step(j: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             peak, total, acc = carry
-            scores, seen = _scores(size, j, q, k, first, last)
+            scores, visible = _scores(size, j, q, k, first, last)
             new = jnp.maximum(peak, scores.max(axis=-1))
-            weights = jnp.where(seen, jnp.exp(scores - new[..., None]), 0.0)
+            weights = jnp.where(visible, jnp.exp(scores - new[..., None]), 0.0)
             keep = jnp.exp(peak - new)
             more = contract("bkgcm,bkmd->bkgcd", weights.astype(v.dtype), _cut(v, j, size), dtype=jnp.float32)
             return new, total * keep + weights.sum(axis=-1), acc * keep[..., None] + more
@@ -81,8 +81,8 @@ def _forward(size: int, q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Arr
     return out, (q, k, v, first, last, out, log_total)
 
 
-def _backward(size: int, kept: tuple[jax.Array, ...], gradient: jax.Array):
-    q, k, v, first, last, out, log_total = kept
+def _backward(size: int, residuals: tuple[jax.Array, ...], gradient: jax.Array):
+    q, k, v, first, last, out, log_total = residuals
 
     def block(to_kv: tuple[jax.Array, jax.Array], xs: tuple[jax.Array, ...]):
         q, first, last, out, log_total, gradient = xs
@@ -90,8 +90,8 @@ def _backward(size: int, kept: tuple[jax.Array, ...], gradient: jax.Array):
 
         def step(j: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             to_q, to_k, to_v = carry
-            scores, seen = _scores(size, j, q, k, first, last)
-            weights = jnp.where(seen, jnp.exp(scores - log_total[..., None]), 0.0)
+            scores, visible = _scores(size, j, q, k, first, last)
+            weights = jnp.where(visible, jnp.exp(scores - log_total[..., None]), 0.0)
             to_weights = contract("bkgcd,bkmd->bkgcm", gradient, _cut(v, j, size), dtype=jnp.float32)
             to_scores = (weights * (to_weights - mean)).astype(q.dtype)
             add_k = contract("bkgcm,bkgcd->bkmd", to_scores, q, dtype=jnp.float32)
@@ -132,6 +132,6 @@ def _scores(
     """f32[b, K, G, C, M] of a block of queries and block j of keys, MASKED where unseen, and what is seen."""
     scores = contract("bkgcd,bkmd->bkgcm", q, _cut(k, j, size), dtype=jnp.float32)
     column = j * size + jnp.arange(size)
-    seen = (first[..., None] <= column) & (column <= last[..., None])  # [b, C, M]
-    seen = jnp.broadcast_to(seen[:, None, None], scores.shape)
-    return jnp.where(seen, scores, MASKED), seen
+    visible = (first[..., None] <= column) & (column <= last[..., None])  # [b, C, M]
+    visible = jnp.broadcast_to(visible[:, None, None], scores.shape)
+    return jnp.where(visible, scores, MASKED), visible

@@ -13,12 +13,11 @@ from __future__ import annotations
 import dataclasses
 
 import chex
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 from jaxagent.models import sharding, transformer
-from jaxagent.models.attention import attend_pages
+from jaxagent.models.attention import LayerCache, attend_pages
 from jaxagent.models.logprobs import logits, row_logprobs
 from jaxagent.models.params import ArraySpec, Params, param_specs
 from jaxagent.models.spec import ModelSpec
@@ -35,14 +34,6 @@ class Tiling:
     tile_rows: int
     page_tokens: int
     cache_dtype: str
-
-
-@flax.struct.dataclass
-class _RowCache:
-    """One layer's keys and values of packed rows, with room for a page that begins at the last token."""
-
-    keys: jax.Array  # [B, K, D, T + page_tokens]
-    values: jax.Array  # [B, K, T + page_tokens, D]
 
 
 @jax.named_scope("exact_logprobs")
@@ -85,8 +76,8 @@ def packed_logprobs(
     def tile(i: jax.Array, out: jax.Array) -> jax.Array:
         x, targets, temperature = (sharding.tile_at(a, i) for a in rows)
         scores = jax.reshard(logits(params, spec, x), jax.P(sharding.ROWS, None))
-        one = jax.shard_map(row_logprobs, in_specs=(jax.P(sharding.ROWS, None), _ROWS, _ROWS), out_specs=_ROWS)
-        return out.at[i].set(one(scores, targets, jnp.where(temperature > 0, temperature, 1.0)))
+        logprobs_of = jax.shard_map(row_logprobs, in_specs=(jax.P(sharding.ROWS, None), _ROWS, _ROWS), out_specs=_ROWS)
+        return out.at[i].set(logprobs_of(scores, targets, jnp.where(temperature > 0, temperature, 1.0)))
 
     out = jax.lax.fori_loop(0, rows[1].shape[0], tile, jnp.zeros_like(rows[2]))
     return _from_tiles(out, b, head_positions.shape[1])
@@ -115,10 +106,10 @@ with_value.defvjp(_forward, _backward)
 def _as_generation(params: Params, spec: ModelSpec) -> Params:
     """Weights as the engine has them: compute dtype, whole over fsdp, one tree per layer; once, not in every tile."""
 
-    def one(array: ArraySpec, weights: jax.Array) -> jax.Array:
+    def laid_out(array: ArraySpec, weights: jax.Array) -> jax.Array:
         return sharding.constrain(weights.astype(spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
 
-    params = jax.tree.map(one, param_specs(spec), params)
+    params = jax.tree.map(laid_out, param_specs(spec), params)
     return params.replace(layers=transformer.unstack(params.layers))
 
 
@@ -145,11 +136,11 @@ def _hidden(
 ) -> jax.Array:
     """[B, T, E] hidden states, tile after tile in the order of the rows."""
     b, t = tokens.shape
-    dtype, depth = tiling.cache_dtype, t + tiling.page_tokens
+    dtype, depth = tiling.cache_dtype, t + tiling.page_tokens  # room for a page that begins at the last token
     blank = lambda *shape: jnp.zeros((b, *shape), dtype, out_sharding=_KEYS)  # noqa: E731
     kv_heads, head_dim = spec.num_kv_heads, spec.head_dim
     cache = tuple(
-        _RowCache(blank(kv_heads, head_dim, depth), blank(kv_heads, depth, head_dim)) for _ in range(spec.num_layers)
+        LayerCache(blank(kv_heads, head_dim, depth), blank(kv_heads, depth, head_dim)) for _ in range(spec.num_layers)
     )
     all_tokens, all_positions = (_to_tiles(a, tiling.tile_rows) for a in (tokens, positions))
     all_starts = None if starts is None else _to_tiles(starts, tiling.tile_rows)
@@ -157,12 +148,12 @@ def _hidden(
         (*all_tokens.shape, spec.embed_dim), spec.compute_dtype, out_sharding=jax.P(None, sharding.ROWS, None)
     )
 
-    def tile(i: jax.Array, carry: tuple[tuple[_RowCache, ...], jax.Array]) -> tuple[tuple[_RowCache, ...], jax.Array]:
+    def tile(i: jax.Array, carry: tuple[tuple[LayerCache, ...], jax.Array]) -> tuple[tuple[LayerCache, ...], jax.Array]:
         cache, x = carry
         at = sharding.tile_at(all_positions, i)
         begins = None if starts is None else sharding.tile_at(all_starts, i)
 
-        def attend(layer: _RowCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, _RowCache]:
+        def attend(layer: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, LayerCache]:
             return _attend(layer, q, k, v, at, begins, i, t, tiling.page_tokens)
 
         new, cache = transformer.hidden(params, spec, sharding.tile_at(all_tokens, i), at, attend, cache, unroll=True)
@@ -173,7 +164,7 @@ def _hidden(
 
 
 def _attend(
-    layer: _RowCache,
+    layer: LayerCache,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -182,11 +173,11 @@ def _attend(
     tile: jax.Array,
     t: int,
     page_tokens: int,
-) -> tuple[jax.Array, _RowCache]:
+) -> tuple[jax.Array, LayerCache]:
     """Rows tile * N.. of the packed rows, counted in each shard: written, then attended from their own first token."""
 
     def local(
-        layer: _RowCache, q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, starts, tile: jax.Array
+        layer: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, starts, tile: jax.Array
     ):
         rows = tile * len(q) + jnp.arange(len(q))
         row, column = rows // t, rows % t
@@ -195,7 +186,7 @@ def _attend(
         values = layer.values.at[row, :, column].set(v.astype(layer.values.dtype), mode="drop")
         own, first = jnp.minimum(row, len(keys) - 1)[:, None], column - positions
         out = attend_pages(q, positions, page_tokens, keys, values, own, first if starts is None else starts)
-        return out, _RowCache(keys, values)
+        return out, LayerCache(keys, values)
 
     return jax.shard_map(
         local, in_specs=(_KEYS, _HEADS, _HEADS, _HEADS, _ROWS, _ROWS, jax.P()), out_specs=(_HEADS, _KEYS)

@@ -32,13 +32,13 @@ def put(tree: Tree, where: NamedSharding) -> Tree:
     if where.is_fully_addressable:
         return jax.device_put(tree, where)
 
-    def one(x: Any) -> jax.Array:
+    def place(x: Any) -> jax.Array:
         host = np.asarray(x)
         return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
 
     # `device_put` would have all processes compare the values first, by a collective that has no time limit.
     with jax.transfer_guard_host_to_device("allow"):
-        return jax.tree.map(one, tree)
+        return jax.tree.map(place, tree)
 
 
 def get(tree: Tree) -> Tree:
@@ -47,8 +47,8 @@ def get(tree: Tree) -> Tree:
     What is gathered lies on every device for a moment, one array after another.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    here = [x if _readable(x) else jax.device_get(_gather(x.sharding.mesh)(x)) for x in leaves]
-    return jax.tree.unflatten(treedef, jax.device_get(here))
+    arrays = [x if _readable(x) else jax.device_get(_gather(x.sharding.mesh)(x)) for x in leaves]
+    return jax.tree.unflatten(treedef, jax.device_get(arrays))
 
 
 def pieces(x: jax.Array, size: int, turn: int = 0, group: int = 256 << 20) -> dict[int, memoryview]:
@@ -69,21 +69,21 @@ def pieces(x: jax.Array, size: int, turn: int = 0, group: int = 256 << 20) -> di
     """
     width, row, length = size // x.dtype.itemsize, math.prod(x.shape[1:]), x.shape[0]
     count, devices = -(-x.size // width), x.sharding.mesh.size
-    held = devices * max(1, min(group // (devices * size), -(-count // devices)))  # pieces of a group
-    rows = min(length, -(-held * width // row) + 1)
-    firsts = range(0, count, held)
-    padding = max(0, firsts[-1] * width + held * width - x.size)
-    found: dict[int, memoryview] = {}
-    shift = turn % devices * (held // devices)
+    per_group = devices * max(1, min(group // (devices * size), -(-count // devices)))  # pieces of a group
+    rows = min(length, -(-per_group * width // row) + 1)
+    firsts = range(0, count, per_group)
+    padding = max(0, firsts[-1] * width + per_group * width - x.size)
+    views: dict[int, memoryview] = {}
+    shift = turn % devices * (per_group // devices)
     for first in firsts:
         begin = min(first * width // row, length - rows)
         with jax.set_mesh(x.sharding.mesh):
-            laid_out = _laid_out(x, begin, first * width - begin * row, shift, rows, padding, held, width)
+            laid_out = _laid_out(x, begin, first * width - begin * row, shift, rows, padding, per_group, width)
         for part in laid_out.addressable_shards:
-            start = first + ((part.index[0].start or 0) - shift) % held
+            start = first + ((part.index[0].start or 0) - shift) % per_group
             for number, piece in enumerate(np.asarray(part.data)[: max(0, count - start)], start):
-                found[number] = piece[: x.size - number * width].view(np.uint8).data
-    return found
+                views[number] = piece[: x.size - number * width].view(np.uint8).data
+    return views
 
 
 @functools.partial(jax.jit, static_argnames=("rows", "padding", "count", "width"))
@@ -97,8 +97,8 @@ def _laid_out(
     )  # a CPU gathers bfloat16 as float32
     part = jax.lax.dynamic_slice_in_dim(jax.reshard(bits, jax.P(None, *where.spec[1:])), begin, rows)
     padded = jnp.pad(jax.reshard(part, jax.P()).reshape(-1), (0, padding))
-    found = jax.lax.dynamic_slice_in_dim(padded, offset, count * width).reshape(count, width)
-    return jax.reshard(jnp.roll(found, shift, axis=0), jax.P(where.mesh.axis_names, None))
+    elements = jax.lax.dynamic_slice_in_dim(padded, offset, count * width).reshape(count, width)
+    return jax.reshard(jnp.roll(elements, shift, axis=0), jax.P(where.mesh.axis_names, None))
 
 
 def everyones(own: bytes, sizes: Sequence[int]) -> list[bytes]:
@@ -108,13 +108,13 @@ def everyones(own: bytes, sizes: Sequence[int]) -> list[bytes]:
       own: of this process.
       sizes: bytes of each.
     """
-    found, block = [bytearray() for _ in sizes], np.zeros(EXCHANGED_BYTES, np.uint8)
+    buffers, block = [bytearray() for _ in sizes], np.zeros(EXCHANGED_BYTES, np.uint8)
     for start in range(0, max(sizes), EXCHANGED_BYTES):
         part = own[start : start + EXCHANGED_BYTES]
         block[: len(part)] = np.frombuffer(part, np.uint8)
-        for theirs, row in zip(found, multihost_utils.process_allgather(block), strict=True):
+        for theirs, row in zip(buffers, multihost_utils.process_allgather(block), strict=True):
             theirs += row.data
-    return [bytes(theirs[:size]) for theirs, size in zip(found, sizes, strict=True)]
+    return [bytes(theirs[:size]) for theirs, size in zip(buffers, sizes, strict=True)]
 
 
 def writes() -> bool:

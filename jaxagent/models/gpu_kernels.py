@@ -47,12 +47,12 @@ def attend_pages(
     q = (q * jnp.asarray(d**-0.5, q.dtype)).reshape(n, kv_heads, group, d)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, rows - group), (0, 0)))
     own = pl.BlockSpec((None, None, rows, d), lambda i, head: (i, head, 0, 0))
-    whole = pl.BlockSpec(memory_space=pl.ANY)
+    unblocked = pl.BlockSpec(memory_space=pl.ANY)
     index = [positions, blocks, *([] if starts is None else [starts])]
     out = pl.pallas_call(
         functools.partial(_kernel, page_tokens=page_tokens, share=n // len(blocks), moving=starts is not None),
         grid=(n, kv_heads),
-        in_specs=[own, *[whole] * (len(index) + 2)],
+        in_specs=[own, *[unblocked] * (len(index) + 2)],
         out_specs=own,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype, manual_axis_type=jax.typeof(q).manual_axis_type),
         compiler_params=plgpu.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),

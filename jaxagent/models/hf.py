@@ -54,7 +54,7 @@ def read_spec(folder: str | pathlib.Path, model: ModelConfig | Computing) -> Mod
     """
     check_folder(folder)
     path = pathlib.Path(folder) / "config.json"
-    return families.spec_from_hf(_read_json(path), model, str(path))
+    return families.spec_from_hf(read_json(path), model, str(path))
 
 
 def load(folder: str | pathlib.Path, spec: ModelSpec, where: Params | None) -> Params:
@@ -78,7 +78,7 @@ def load(folder: str | pathlib.Path, spec: ModelSpec, where: Params | None) -> P
         tensors = _open(pathlib.Path(folder), stack)
         _check(tensors, spec)
 
-        def one(array: ArraySpec, sharding: jax.sharding.Sharding) -> jax.Array:
+        def read_array(array: ArraySpec, sharding: jax.sharding.Sharding) -> jax.Array:
             blocks: dict[tuple, np.ndarray] = {}  # devices that hold the same shard read it once
 
             def block(index: tuple[slice, ...]) -> np.ndarray:
@@ -89,7 +89,7 @@ def load(folder: str | pathlib.Path, spec: ModelSpec, where: Params | None) -> P
 
             return jax.make_array_from_callback(array.shape, sharding, block)
 
-        return jax.tree.map(one, param_specs(spec), where)
+        return jax.tree.map(read_array, param_specs(spec), where)
 
 
 def save(
@@ -129,7 +129,7 @@ def save(
             if (pathlib.Path(assets) / name).exists() and pathlib.Path(assets).resolve() != folder.resolve():
                 shutil.copyfile(pathlib.Path(assets) / name, folder / name)
         if (pathlib.Path(assets) / "config.json").exists():
-            settings = _read_json(pathlib.Path(assets) / "config.json")
+            settings = read_json(pathlib.Path(assets) / "config.json")
             config = {k: v for k, v in settings.items() if k not in ("rope_parameters", "dtype")} | config
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -168,7 +168,7 @@ def _weight_files(folder: pathlib.Path) -> list[str]:
         if not names:
             raise ConfigError(f"{folder} has no *.safetensors file.")
         return names
-    weight_map = _read_json(folder / INDEX).get("weight_map")
+    weight_map = read_json(folder / INDEX).get("weight_map")
     plain = isinstance(weight_map, dict) and all(
         isinstance(name, str) and name == pathlib.PurePath(name).name for name in weight_map.values()
     )
@@ -197,15 +197,15 @@ def _check(tensors: Mapping[str, tuple[str, Any]], spec: ModelSpec) -> None:
                 where = ", ".join(sorted({file for file, _ in tensors.values()}))
                 tied = " A model whose head is its embeddings has tie_word_embeddings = true in its config.json."
                 raise ConfigError(f"Tensor '{name}' is missing from {where}.{tied if name == HEAD else ''}")
-            file, stored = tensors[name]
-            if stored.get_dtype() not in DTYPES:
+            file, tensor = tensors[name]
+            if tensor.get_dtype() not in DTYPES:
                 raise ConfigError(
-                    f"{file}: tensor '{name}' is stored as {stored.get_dtype()}; weights must be one of "
+                    f"{file}: tensor '{name}' is stored as {tensor.get_dtype()}; weights must be one of "
                     f"{', '.join(DTYPES.values())}."
                 )
-            if tuple(stored.get_shape()) != array.hf_shape:
+            if tuple(tensor.get_shape()) != array.hf_shape:
                 raise ConfigError(
-                    f"{file}: tensor '{name}' has shape {tuple(stored.get_shape())}, config.json says {array.hf_shape}."
+                    f"{file}: tensor '{name}' has shape {tuple(tensor.get_shape())}, config.json says {array.hf_shape}."
                 )
             expected.add(name)
     for name, (file, _) in tensors.items():
@@ -219,13 +219,13 @@ def _check(tensors: Mapping[str, tuple[str, Any]], spec: ModelSpec) -> None:
         )
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(a: Any, b: Any) -> bool:
     """Whether two stored tensors are the same, read a part at a time."""
-    if one.get_shape() != other.get_shape():
+    if a.get_shape() != b.get_shape():
         return False
-    rows = one.get_shape()[0]
+    rows = a.get_shape()[0]
     parts = (slice(start, min(start + ROWS_AT_ONCE, rows)) for start in range(0, rows, ROWS_AT_ONCE))
-    return all(np.array_equal(one[part], other[part]) for part in parts)
+    return all(np.array_equal(a[part], b[part]) for part in parts)
 
 
 def _read_block(tensors: Mapping[str, tuple[str, Any]], array: ArraySpec, spans: tuple) -> np.ndarray:
@@ -235,10 +235,10 @@ def _read_block(tensors: Mapping[str, tuple[str, Any]], array: ArraySpec, spans:
     def single(layer: int, spans: tuple) -> np.ndarray:
         name = array.hf_name.format(layer=layer)
         file, lazy = tensors[name]
-        stored = lazy[stored_slices(array, spans)]
-        if not _finite(stored):
+        tensor = lazy[stored_slices(array, spans)]
+        if not _finite(tensor):
             raise ConfigError(f"{file}: tensor '{name}' holds numbers that are not finite (NaN or infinity).")
-        return from_stored(stored, array, spans).astype(dtype, copy=False)
+        return from_stored(tensor, array, spans).astype(dtype, copy=False)
 
     if not array.stacked:
         return np.ascontiguousarray(single(0, spans))
@@ -299,7 +299,8 @@ def _stored_tensors(params: Params, spec: ModelSpec, dtype: np.dtype) -> Iterato
             yield array.hf_name.format(layer=layer), to_stored(single, array).astype(dtype, copy=False)
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """The JSON object in a file; ConfigError if there is none."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -328,14 +329,14 @@ def stored_slices(array: ArraySpec, spans: Spans) -> tuple[slice, ...]:
     return tuple(slices)
 
 
-def from_stored(stored: np.ndarray, array: ArraySpec, spans: Spans) -> np.ndarray:
+def from_stored(tensor: np.ndarray, array: ArraySpec, spans: Spans) -> np.ndarray:
     """The stored part as our block of `spans`; padded vocabulary rows become zeros."""
     order = [d for merged in array.hf_dims for d in merged]
     lengths = [stop - start for start, stop in spans]
-    wanted = [math.prod(lengths[d] for d in merged) for merged in array.hf_dims]
-    if list(stored.shape) != wanted:
-        stored = np.pad(stored, [(0, want - have) for want, have in zip(wanted, stored.shape, strict=True)])
-    return stored.reshape([lengths[d] for d in order]).transpose(np.argsort(order))
+    sizes = [math.prod(lengths[d] for d in merged) for merged in array.hf_dims]
+    if list(tensor.shape) != sizes:
+        tensor = np.pad(tensor, [(0, want - have) for want, have in zip(sizes, tensor.shape, strict=True)])
+    return tensor.reshape([lengths[d] for d in order]).transpose(np.argsort(order))
 
 
 def to_stored(single: np.ndarray, array: ArraySpec) -> np.ndarray:

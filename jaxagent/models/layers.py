@@ -2,7 +2,7 @@
 
 All take and return flat rows [N, ...]. Reductions and norms are float32 whatever the compute dtype. Where the model
 expects a matrix, a frozen one with a low-rank adapter beside it may stand, a `LoraArray`: `contract` applies it without
-ever making the sum, x W + scale (x A) B; `product` makes it, W + scale A B.
+ever making the sum, x W + scale (x A) B; `product` makes it, W + scale A B. Or a rounded one, an `Int8Array`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,36 @@ class LoraArray:
         )
 
 
+@flax.struct.dataclass
+class Int8Array:
+    """qvalue * scale, a matrix with one scale per output channel; it is multiplied out by the cast before its use."""
+
+    qvalue: jax.Array  # i8, the matrix's shape
+    scale: jax.Array  # f32, the same rank, 1 along the axes that a product sums over
+
+    def astype(self, dtype: jax.typing.DTypeLike) -> jax.Array:
+        """The matrix itself."""
+        return (self.qvalue.astype(jnp.float32) * self.scale).astype(dtype)
+
+    def after(self, x: jax.Array) -> Int8Array:
+        """The array, multiplied out no sooner than `x` is computed: adds a zero that the compiler cannot see.
+
+        Otherwise XLA multiplies all layers out ahead of the loops that use them, and all of them are in memory at once.
+        (An optimisation barrier does not keep XLA:CPU from it.)
+        """
+        zero = jnp.minimum(jnp.max(jnp.abs(x)), 0).astype(jnp.int8)
+        return self.replace(qvalue=self.qvalue + zero)
+
+
+def quantise(weights: jax.Array, summed: int | tuple[int, ...]) -> Int8Array:
+    """Rounds to whole multiples of 1/127 of the largest weight of each output channel; `summed` are the other axes."""
+    chex.assert_type(weights, float)
+    wide = weights.astype(jnp.float32)
+    peak = jnp.max(jnp.abs(wide), axis=summed, keepdims=True)
+    scale = jnp.where(peak > 0, peak / 127, 1.0)
+    return Int8Array(jnp.round(wide / scale).astype(jnp.int8), scale)
+
+
 def beside(equation: str) -> tuple[str, str]:
     """The two products of an adapter: for "nhd,hde->ne" (the matrix's), "nhd,hdr->nr" and "nr,re->ne"."""
     operands, result = equation.split("->")
@@ -71,8 +101,8 @@ def product(array: LoraArray, dtype: str) -> jax.Array:
     b = jnp.expand_dims(jnp.moveaxis(array.b.astype(jnp.float32), 1, 0), tuple(range(2, 2 + inputs)))
 
     def add(total: jax.Array, terms: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        for one, other in zip(*terms, strict=True):
-            total = total + one * other
+        for a_term, b_term in zip(*terms, strict=True):
+            total = total + a_term * b_term
         return total, None
 
     total, _ = jax.lax.scan(add, jnp.zeros_like(array.w, jnp.float32), (_in_passes(a), _in_passes(b)))
@@ -142,9 +172,9 @@ def cut(
     chex.assert_type([block, start], int)
     _, kv_heads, head_dim, _ = keys.shape
 
-    def one(block: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def page_of(block: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
         page = jax.lax.dynamic_slice(keys, (block, 0, 0, start), (1, kv_heads, head_dim, page_tokens))
         value = jax.lax.dynamic_slice(values, (block, 0, start, 0), (1, kv_heads, page_tokens, head_dim))
         return page[0], value[0]
 
-    return jax.vmap(one)(block, start)
+    return jax.vmap(page_of)(block, start)

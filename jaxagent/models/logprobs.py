@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import sharding
-from jaxagent.models.layers import MASKED, contract
+from jaxagent.models.layers import MASKED, Int8Array, contract
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 
@@ -25,12 +25,13 @@ SUM_BLOCK = 64  # tokens whose probabilities are summed together
 
 def logits(params: Params, spec: ModelSpec, x: jax.Array) -> jax.Array:
     """Next-token logits f32[N, V] of hidden states x[N, E]; padded vocabulary rows get -1e30 (probability 0)."""
-    return head_logits(head(params, spec), spec, x)
+    return head_logits(head(params, spec, x), spec, x)
 
 
-def head(params: Params, spec: ModelSpec) -> jax.Array:
-    """The output embedding [V, E] in compute dtype, whole over fsdp, split over tensor."""
+def head(params: Params, spec: ModelSpec, x: jax.Array | None = None) -> jax.Array:
+    """The output embedding [V, E] in compute dtype, whole over fsdp, split over tensor; of int8 once `x` is there."""
     weights = params.embed if spec.tie_embeddings else params.head
+    weights = weights.after(x) if isinstance(weights, Int8Array) else weights
     return sharding.constrain(weights.astype(spec.compute_dtype), P("tensor", None))
 
 
@@ -73,14 +74,14 @@ def token_scores(
     def merge(a: jax.Array) -> jax.Array:
         return sharding.merge_rows(a.swapaxes(0, 1).reshape(shards, chunks * length)[:, :rows])
 
-    temperature, used = jnp.asarray(temperature, jnp.float32), None
+    temperature, live_chunks = jnp.asarray(temperature, jnp.float32), None
     if live is not None and chunks > 1:
         live = sharding.split_rows(live, shards, rows)
         order = jnp.argsort(~live, axis=1, stable=True)
         x, targets = (_permuted(a, order) for a in (x, targets))
-        used = -(-live.sum(axis=1).max() // length)
-    scores = [merge(a) for a in _score(spec, head(params, spec), split(x), split(targets), temperature, used)]
-    return tuple(scores) if used is None else tuple(_permuted(a, jnp.argsort(order, axis=1)) for a in scores)
+        live_chunks = -(-live.sum(axis=1).max() // length)
+    scores = [merge(a) for a in _score(spec, head(params, spec), split(x), split(targets), temperature, live_chunks)]
+    return tuple(scores) if live_chunks is None else tuple(_permuted(a, jnp.argsort(order, axis=1)) for a in scores)
 
 
 def _permuted(a: jax.Array, order: jax.Array) -> jax.Array:
@@ -136,14 +137,14 @@ def _score(
     x: jax.Array,
     targets: jax.Array,
     temperature: jax.Array,
-    used: jax.Array | None,
+    live_chunks: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(log-prob of the target, entropy, log Z), each f32[C, S, N], of C chunks of hidden states x[C, S, N, E].
 
-    Of the first `used` i32[] chunks, where given; the others get zeros. Differentiated by hand, in `weights` and `x`:
-    given the normalisers, a logit's gradient is one elementwise formula.
+    Only the first `live_chunks` i32[] chunks are computed, where given; the others get zeros. Differentiated by hand,
+    in `weights` and `x`: given the normalisers, a logit's gradient is one elementwise formula.
     """
-    return _score_forward(spec, weights, x, targets, temperature, used)[0]
+    return _score_forward(spec, weights, x, targets, temperature, live_chunks)[0]
 
 
 def _score_forward(
@@ -152,7 +153,7 @@ def _score_forward(
     x: jax.Array,
     targets: jax.Array,
     temperature: jax.Array,
-    used: jax.Array | None,
+    live_chunks: jax.Array | None,
 ):
     only = x.shape[0] == 1  # then its logits are kept: nothing is saved by computing them again
 
@@ -172,17 +173,17 @@ def _score_forward(
         def unused(xs: tuple) -> tuple[jax.Array | None, ...]:
             return (*(jnp.zeros_like(xs[1], jnp.float32),) * 3, None)
 
-        return lax.cond(xs[0] < used, chunk, unused, xs[1:])
+        return lax.cond(xs[0] < live_chunks, chunk, unused, xs[1:])
 
-    if used is None:
+    if live_chunks is None:
         logprobs, entropy, log_total, scores = lax.map(chunk, (x, targets))
     else:
         logprobs, entropy, log_total, scores = lax.map(chunk_if_used, (jnp.arange(len(x)), x, targets))
-    return (logprobs, entropy, log_total), (weights, x, targets, temperature, used, log_total, entropy, scores)
+    return (logprobs, entropy, log_total), (weights, x, targets, temperature, live_chunks, log_total, entropy, scores)
 
 
-def _score_backward(spec: ModelSpec, kept: tuple[jax.Array | None, ...], gradients: tuple[jax.Array, ...]):
-    weights, x, targets, temperature, used, log_total, entropy, scores = kept
+def _score_backward(spec: ModelSpec, residuals: tuple[jax.Array | None, ...], gradients: tuple[jax.Array, ...]):
+    weights, x, targets, temperature, live_chunks, log_total, entropy, scores = residuals
     rows = jax.typeof(x).sharding.spec[1] if sharding.in_mesh() else None
 
     def chunk(to_weights: jax.Array, xs: tuple) -> tuple[jax.Array, jax.Array]:
@@ -199,13 +200,13 @@ def _score_backward(spec: ModelSpec, kept: tuple[jax.Array | None, ...], gradien
 
     none = sharding.constrain(jnp.zeros(weights.shape[::-1], jnp.float32), P(None, "tensor"))
     xs = (x, targets, scores, log_total, entropy, *gradients)
-    if used is None:
+    if live_chunks is None:
         to_weights, to_x = lax.scan(chunk, none, xs)
     else:
 
         def chunk_if_used(to_weights: jax.Array, xs: tuple) -> tuple[jax.Array, jax.Array]:
             skip = lambda to_weights, xs: (to_weights, jnp.zeros_like(xs[0]))  # noqa: E731
-            return lax.cond(xs[0] < used, chunk, skip, to_weights, xs[1:])
+            return lax.cond(xs[0] < live_chunks, chunk, skip, to_weights, xs[1:])
 
         to_weights, to_x = lax.scan(chunk_if_used, none, (jnp.arange(len(x)), *xs))
     return to_weights.T.astype(weights.dtype), to_x, None, jnp.zeros_like(temperature), None

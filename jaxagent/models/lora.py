@@ -28,10 +28,14 @@ import math
 import pathlib
 
 import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
 
 from jaxagent.config import ConfigError, LoraConfig, nearest
 from jaxagent.models import global_arrays, layers
-from jaxagent.models.hf import save_file, to_stored
+from jaxagent.models.families import flag, integer, number
+from jaxagent.models.hf import from_stored, read_json, save_file, to_stored
 from jaxagent.models.layers import Adapter, LoraArray
 from jaxagent.models.params import ArraySpec, Params, param_specs
 from jaxagent.models.spec import ModelSpec
@@ -50,6 +54,13 @@ TARGETS = {
     "down_proj": "w_down",
 }
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+# Settings of adapter_config.json that change nothing of what a written adapter computes, but for those read here.
+_WITHOUT_EFFECT = """auto_mapping base_model_name_or_path revision task_type inference_mode peft_version lora_dropout
+    runtime_config layers_pattern megatron_config megatron_core loftq_config corda_config eva_config lora_ga_config
+    qalora_group_size"""
+_READ = "peft_type r lora_alpha use_rslora target_modules"
+# How adapters began without a change of the base's weights, which PiSSA, OLoRA, LoftQ and CorDA make.
+_BEGINNINGS = (True, False, None, "gaussian", "orthogonal", "eva")
 ADAPTER_DTYPE = "float32"  # masters of what is trained, whatever the base is stored in
 
 
@@ -178,3 +189,71 @@ def save_adapters(
         "modules_to_save": None,
     }
     (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def load_adapters(
+    folder: str | pathlib.Path, spec: ModelSpec, where: Adapters | None = None
+) -> tuple[Adapters, LoraConfig]:
+    """Reads what `save_adapters` wrote, or PEFT itself.
+
+    Args:
+      folder: with both files.
+      spec: of the base model.
+      where: shardings, `params.shardings_of(adapter_specs(...), ...)`; None = the default device.
+
+    Raises:
+      ConfigError: a missing file, setting or tensor, a tensor of another shape or of no adapter of this model, another
+        kind of adapter, or a setting that this code does not compute.
+    """
+    config = _read_config(pathlib.Path(folder) / CONFIG_FILE)
+    path = pathlib.Path(folder) / WEIGHTS_FILE
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist.")
+    try:
+        tensors = safetensors.numpy.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise ConfigError(f"{path} is not a whole safetensors file: {error}") from error
+
+    def layer_of(array: ArraySpec, layer: int) -> np.ndarray:
+        name = array.hf_name.format(layer=layer)
+        if name not in tensors:
+            raise ConfigError(f"{path}: tensor '{name}' is missing.")
+        tensor = tensors.pop(name)
+        if tensor.shape != array.hf_shape:
+            raise ConfigError(f"{path}: tensor '{name}' has shape {tensor.shape}, not {array.hf_shape}.")
+        return from_stored(tensor, array, tuple((0, size) for size in array.shape[1:])).astype(array.dtype)
+
+    adapters = jax.tree.map(
+        lambda array: np.stack([layer_of(array, layer) for layer in range(array.shape[0])]), adapter_specs(spec, config)
+    )
+    if tensors:
+        raise ConfigError(f"{path}: tensor '{min(tensors)}' belongs to no adapter of this model and config.")
+    return (jax.device_put(adapters) if where is None else jax.tree.map(global_arrays.put, adapters, where)), config
+
+
+def _read_config(path: pathlib.Path) -> LoraConfig:
+    """The config of a saved adapter. A key that is unknown here must be off: null, false, 0 or empty."""
+    settings = read_json(path)
+    if settings.get("peft_type") != "LORA":
+        raise ConfigError(f"{path}: peft_type {settings.get('peft_type')!r} is not supported, only 'LORA'.")
+    off = {"bias": ("none", None), "init_lora_weights": _BEGINNINGS}
+    for key, value in settings.items():
+        if value not in off[key] if key in off else value and key not in (*_READ.split(), *_WITHOUT_EFFECT.split()):
+            raise ConfigError(
+                f"{path}: {key}={value!r} is not supported: it may change what the adapter computes. Delete the key if "
+                "it does not."
+            )
+    names = settings.get("target_modules")
+    if not isinstance(names, str) and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ConfigError(f"{path}: target_modules must be a text or a list of texts, not {names!r}.")
+    config = LoraConfig(
+        rank=integer(settings, "r", source=str(path)),
+        alpha=number(settings, "lora_alpha", str(path)),
+        rank_stabilised=flag(settings, "use_rslora", str(path)),
+        targets=names if isinstance(names, str) else ",".join(name.rpartition(".")[2] for name in names),  # of paths
+    )
+    try:
+        targets(config)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return config

@@ -110,8 +110,8 @@ def param_specs(spec: ModelSpec) -> Params:
 
     def layer(name: str, *args, **kwargs) -> ArraySpec:
         """An ArraySpec of the layers: with a leading axis L."""
-        one = array("model.layers.{layer}." + name, *args, **kwargs)
-        return dataclasses.replace(one, shape=(spec.num_layers, *one.shape), axes=("layers", *one.axes))
+        single = array("model.layers.{layer}." + name, *args, **kwargs)
+        return dataclasses.replace(single, shape=(spec.num_layers, *single.shape), axes=("layers", *single.axes))
 
     def norm(name: str, axis: str, size: int) -> ArraySpec:
         return layer(name, {axis: size}, ((0,),), (size,), mean=1.0)
@@ -178,11 +178,11 @@ def shardings(spec: ModelSpec, mesh: Mesh, rules: Rules) -> Params:
 def shardings_of(specs: Any, mesh: Mesh, rules: Rules) -> Any:
     """`shardings`, of any tree of ArraySpecs."""
 
-    def one(path, array: ArraySpec) -> NamedSharding:
+    def sharding_of(path, array: ArraySpec) -> NamedSharding:
         check_divisible(jax.tree_util.keystr(path, simple=True, separator="."), array.shape, array.axes, rules, mesh)
         return NamedSharding(mesh, rules.partition(array.axes))
 
-    return jax.tree_util.tree_map_with_path(one, specs)
+    return jax.tree_util.tree_map_with_path(sharding_of, specs)
 
 
 def abstract(spec: ModelSpec, mesh: Mesh, rules: Rules) -> Params:
@@ -218,13 +218,13 @@ def init_of(specs: Any, key: jax.Array, where: Any = None) -> Any:
 
     arrays, tree = jax.tree_util.tree_flatten_with_path(specs)
     places = [None] * len(arrays) if where is None else jax.tree.leaves(where)
-    made = []
+    leaves = []
     for (path, array), place in zip(arrays, places, strict=True):
         own = jax.random.key_data(jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode())))
         initialise = _initialiser(array.shape, jnp.dtype(array.dtype), array.mean, array.std, place)
         # NumPy's, which every process of a mesh has alike; inside a program of the caller's the key has no numbers yet.
-        made.append(initialise(own if isinstance(own, Tracer) else np.asarray(own)))
-    return jax.tree.unflatten(tree, made)
+        leaves.append(initialise(own if isinstance(own, Tracer) else np.asarray(own)))
+    return jax.tree.unflatten(tree, leaves)
 
 
 @functools.lru_cache(maxsize=256)

@@ -73,8 +73,8 @@ def map_scores(function: Callable[..., Tree], sides: Sequence[Side], *rest: jax.
     def chunk(heads: list[jax.Array], xs: list[jax.Array], rest: list[jax.Array]) -> Tree:
         scores = []
         for spec, head, x in zip(specs, heads, xs, strict=True):
-            whole = sharding.constrain(logprobs.head_logits(head, spec, x), P(axes, None, None))
-            scores.append(whole[..., :vocab])
+            logits = sharding.constrain(logprobs.head_logits(head, spec, x), P(axes, None, None))
+            scores.append(logits[..., :vocab])
         return function(*scores, *rest)
 
     parts = jax.lax.map(

@@ -87,10 +87,10 @@ def of_every_process(needed: int) -> list[jax.Device]:
     processes = jax.process_count()
     if needed % processes:
         raise ConfigError(f"config.mesh has {needed} devices: {processes} trainer processes cannot share them evenly.")
-    found: dict[int, list[jax.Device]] = {}
+    by_process: dict[int, list[jax.Device]] = {}
     for device in jax.devices():
-        found.setdefault(device.process_index, []).append(device)
-    return [device for _, own in sorted(found.items()) for device in own[: needed // processes]]
+        by_process.setdefault(device.process_index, []).append(device)
+    return [device for _, own in sorted(by_process.items()) for device in own[: needed // processes]]
 
 
 def check_divisible(name: str, shape: tuple[int, ...], axes: tuple[str, ...], rules: Rules, mesh: Mesh) -> None:

@@ -55,11 +55,11 @@ def attend_pages(
     m, most_pages = blocks.shape
     kv_heads, share = keys.shape[1], n // m
     group = h // kv_heads
-    used = share * group
-    rows = -(-used // _LEAST) * _LEAST
+    queries = share * group
+    rows = -(-queries // _LEAST) * _LEAST
     folded = (q * jnp.asarray(d**-0.5, q.dtype)).reshape(m, share, kv_heads, group, d).swapaxes(1, 2)
-    folded = jnp.pad(folded.reshape(m, kv_heads, used, d), ((0, 0), (0, 0), (0, rows - used), (0, 0)))
-    last = jnp.pad(jnp.repeat(positions.reshape(m, share), group, axis=1), ((0, 0), (0, rows - used)))[..., None]
+    folded = jnp.pad(folded.reshape(m, kv_heads, queries, d), ((0, 0), (0, 0), (0, rows - queries), (0, 0)))
+    last = jnp.pad(jnp.repeat(positions.reshape(m, share), group, axis=1), ((0, 0), (0, rows - queries)))[..., None]
     pages = jnp.max(positions.reshape(m, share), axis=1) // page_tokens + 1  # of each sequence
 
     def page_at(i: jax.Array, j: jax.Array, pages: jax.Array, blocks: jax.Array) -> tuple:
@@ -89,7 +89,7 @@ def attend_pages(
         interpret=interpret,
         name="paged_attention",
     )(pages, blocks.reshape(-1), last, folded, keys, values)
-    return out[:, :, :used].reshape(m, kv_heads, share, group, d).swapaxes(1, 2).reshape(n, h, d)
+    return out[:, :, :queries].reshape(m, kv_heads, share, group, d).swapaxes(1, 2).reshape(n, h, d)
 
 
 def write(
@@ -216,7 +216,7 @@ def attend(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, interp
     t, heads, d = q.shape[1:]
     q = q * jnp.asarray(d**-0.5, q.dtype)  # the kernel itself does not scale
     q, k, v = (jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, 0), (0, -d % LANES))) for x in (q, k, v))
-    one = splash_attention_kernel.make_splash_mha(
+    attend_heads = splash_attention_kernel.make_splash_mha(
         splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((t, t))] * heads),
         block_sizes=_blocks(t),
         head_shards=1,
@@ -224,7 +224,7 @@ def attend(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, interp
         interpret=interpret,
     )
     ids = splash_attention_kernel.SegmentIds(q=segments, kv=segments)
-    return jax.vmap(one)(q, k, v, segment_ids=ids)[..., :d].swapaxes(1, 2)
+    return jax.vmap(attend_heads)(q, k, v, segment_ids=ids)[..., :d].swapaxes(1, 2)
 
 
 def _blocks(row_tokens: int) -> splash_attention_kernel.BlockSizes:

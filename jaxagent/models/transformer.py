@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import context, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
-from jaxagent.models.layers import LoraArray, contract, rms_norm, swiglu
+from jaxagent.models.layers import Int8Array, LoraArray, contract, rms_norm, swiglu
 from jaxagent.models.params import Layers, Params, param_specs
 from jaxagent.models.spec import ModelSpec
 
@@ -54,18 +54,18 @@ def hidden(
     x = embed(params, spec, tokens)
     angles = rope.table(spec, positions)
 
-    def one(x: jax.Array, layer: Layers, layer_cache: Any) -> tuple[jax.Array, Any]:
+    def run_layer(x: jax.Array, layer: Layers, layer_cache: Any) -> tuple[jax.Array, Any]:
         return _layer(layer, spec, x, angles, attend, layer_cache)
 
-    one = _rematerialise(one, spec.remat)
+    run_layer = _rematerialise(run_layer, spec.remat)
     if unroll or isinstance(params.layers, tuple):
         new_cache = []
         for i, layer in enumerate(unstack(params.layers)):
-            x, layer_cache = one(x, layer, cache[i] if cache is not None else None)
+            x, layer_cache = run_layer(x, layer, cache[i] if cache is not None else None)
             new_cache.append(layer_cache)
         cache = None if cache is None else type(cache)(new_cache)
     else:
-        x, cache = lax.scan(lambda x, layer_and_cache: one(x, *layer_and_cache), x, (params.layers, cache))
+        x, cache = lax.scan(lambda x, layer_and_cache: run_layer(x, *layer_and_cache), x, (params.layers, cache))
     return rms_norm(x, sharding.constrain(params.final_norm, P(None)), spec.norm_eps), cache
 
 
@@ -123,7 +123,8 @@ def embed(params: Params, spec: ModelSpec, tokens: jax.Array) -> jax.Array:
     chex.assert_rank(tokens, 1)
     chex.assert_type(tokens, int)
     rows = sharding.row_axes(tokens)
-    table = sharding.constrain(params.embed.astype(spec.compute_dtype), P("tensor", None))
+    weights = params.embed.after(tokens) if isinstance(params.embed, Int8Array) else params.embed
+    table = sharding.constrain(weights.astype(spec.compute_dtype), P("tensor", None))
     return table.at[tokens].get(out_sharding=sharding.out(rows, None))
 
 
@@ -132,10 +133,10 @@ def unstack(layers: Layers | tuple[Layers, ...]) -> tuple[Layers, ...]:
     if isinstance(layers, tuple):
         return layers
 
-    def one(i: int) -> Layers:
+    def layer_at(i: int) -> Layers:
         return jax.tree.map(lambda w: w[i], layers)
 
-    return tuple(one(i) for i in range(layers.attn_norm.shape[0]))
+    return tuple(layer_at(i) for i in range(layers.attn_norm.shape[0]))
 
 
 def _layer(
@@ -143,7 +144,7 @@ def _layer(
 ) -> tuple[jax.Array, Any]:
     """One decoder layer on x[N, E]: attention and MLP, each behind a norm, each added to the residual stream."""
     rows = sharding.row_axes(x)
-    layer = _gather(layer, spec)
+    layer = _gather(layer, spec, x)
     with jax.named_scope("attention"):
         h = rms_norm(x, layer.attn_norm, spec.norm_eps)
         q = contract("ne,ehd->nhd", h, layer.wq)
@@ -161,19 +162,20 @@ def _layer(
     return x, cache
 
 
-def _gather(layer: Layers, spec: ModelSpec) -> Layers:
+def _gather(layer: Layers, spec: ModelSpec, x: jax.Array) -> Layers:
     """A layer's arrays in compute dtype and in the layout they are used in: whole over fsdp, split over tensor.
 
     Cast first, so that the all-gather moves compute_dtype bytes. Backward, its transpose scatters gradients back.
     """
 
-    def one(array, w: jax.Array | LoraArray) -> jax.Array | LoraArray:
+    def laid_out(array, w: jax.Array | Int8Array | LoraArray) -> jax.Array | LoraArray:
         where = sharding.COMPUTE.partition(array.axes[1:])
         if isinstance(w, LoraArray):
             return w.laid_out(spec.compute_dtype, where)
+        w = w.after(x) if isinstance(w, Int8Array) else w  # one layer at a time
         return sharding.constrain(w.astype(spec.compute_dtype), where)
 
-    return jax.tree.map(one, param_specs(spec).layers, layer)
+    return jax.tree.map(laid_out, param_specs(spec).layers, layer)
 
 
 def _rematerialise(layer, policy: str):

@@ -40,7 +40,7 @@ def shared(ends: jax.Array, longest: int) -> Attend:
         q, k, v = (split_rows(x, b, t) for x in (q, k, v))
         outs = []
         for (start, stop), path, mask in zip(spans, paths, masks, strict=True):
-            keys, values = (_seen(x, path, start, stop) for x in (k, v))
+            keys, values = (_block_inputs(x, path, start, stop) for x in (k, v))
             outs.append(attend_dense(q[:, start:stop], keys, values, mask))
         return merge_rows(jnp.concatenate(outs, axis=1)), None
 
@@ -55,7 +55,7 @@ def _path(ends: jax.Array, start: int, longest: int) -> jax.Array | None:
     return jnp.argsort(hidden, axis=1, stable=True)[:, : longest - 1]
 
 
-def _seen(x: jax.Array, path: jax.Array | None, start: int, stop: int) -> jax.Array:
+def _block_inputs(x: jax.Array, path: jax.Array | None, start: int, stop: int) -> jax.Array:
     """[B, M, K, D]: keys or values of the path, and of the block itself."""
     if path is None:
         return x[:, :stop]
@@ -63,7 +63,7 @@ def _seen(x: jax.Array, path: jax.Array | None, start: int, stop: int) -> jax.Ar
 
 
 def _visible(ends: jax.Array, path: jax.Array | None, start: int, stop: int) -> jax.Array:
-    """bool[B, stop - start, M]: which of `_seen` each query of the block may see."""
+    """bool[B, stop - start, M]: which of `_block_inputs` each query of the block may see."""
     queries = jnp.arange(start, stop)[:, None]
     first = 0 if path is None else start
     own = (jnp.arange(first, stop) <= queries) & (queries < ends[:, None, first:stop])

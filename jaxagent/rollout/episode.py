@@ -292,7 +292,7 @@ async def verdict_of(attempt: Any, turns: int, *arguments: Any) -> Verdict:
     Raises:
       ConfigError: no Verdict of finite numbers, or turn rewards for another number of turns; names the class.
     """
-    verdict = await contract.awaited(attempt, "verify", *arguments, wanted=Verdict)
+    verdict = await contract.awaited(attempt, "verify", *arguments, expected=Verdict)
     if not isinstance(paid := verdict.turn_rewards, (tuple, list)) or len(paid) not in (0, turns):
         came = f"{len(paid)} turn rewards" if hasattr(paid, "__len__") else f"turn_rewards {contract.described(paid)}"
         raise contract.wrong(

@@ -70,7 +70,7 @@ class _TurnByTurn(PlayedWithCast):
                 if generation.finish == "length":
                     return StopReason.TOKEN_LIMIT
                 with seconds(self._metrics, "env_s"):
-                    step = await contract.awaited(environment, "step", action, wanted=Step)
+                    step = await contract.awaited(environment, "step", action, expected=Step)
                 self._check()
                 if step.stop_reason is not None:
                     return StopReason(step.stop_reason)

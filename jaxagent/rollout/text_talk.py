@@ -55,7 +55,7 @@ class TextTalk:
         try:
             async with asyncio.timeout(limits.timeout_s):
                 arguments = tuple(self._messages), stop_strings, budget
-                reply = await contract.awaited(self._speaker, "reply", *arguments, wanted=Reply)
+                reply = await contract.awaited(self._speaker, "reply", *arguments, expected=Reply)
             text, finish, prompt, reply_tokens = self._read(reply, stop_strings)
         except Exception as failure:
             raise cast.failed(role, failure) from failure

@@ -194,7 +194,7 @@ def test_a_score_at_the_threshold_is_below_it_and_the_best_threshold_lies_betwee
 
 def test_an_outcome_is_read_after_the_last_trajectory_that_acted(make_group):
     (episode,) = make_group(("pa poaa pp", 1.0)).episodes
-    end, acted = outcome.ended(episode), episode.trajectories[1]
+    end, acted = outcome.through_end(episode), episode.trajectories[1]
     np.testing.assert_array_equal(end.tokens, [*acted.tokens, 0])
     np.testing.assert_array_equal(end.kinds[:-1], acted.kinds)
     assert len(end.logprobs) == len(end.turns) == 5 and end.action_mask[-1]

@@ -11,25 +11,26 @@ def span(first: int, count: int, start: int, slot: int) -> Span:
 
 def test_each_shard_fills_its_part_of_the_tiles_in_order() -> None:
     # Two shards of three slots; tiles of two rows per shard.
-    call = lay_out([span(10, 3, 0, 1), span(20, 2, 7, 5), span(30, 1, 4, 2)], 2, 3, 3, 2, 1)
-    assert call.tiles == 2 and call.used_tokens == 6
-    assert call.tokens.tolist() == [[10, 11, 20, 21], [12, 30, 0, 0], [0, 0, 0, 0]]
-    assert call.positions.tolist() == [[0, 1, 7, 8], [2, 4, 0, 0], [0, 0, 0, 0]]
-    assert call.slot.tolist() == [[1, 1, 2, 2], [1, 2, -1, -1], [-1, -1, -1, -1]]
+    spans = [span(10, 3, 0, 1), span(20, 2, 7, 5), span(30, 1, 4, 2)]
+    tokens, positions, slot, tiles = lay_out(spans, 2, 3, 3, 2, 1)
+    assert tiles == 2
+    assert tokens.tolist() == [[10, 11, 20, 21], [12, 30, 0, 0], [0, 0, 0, 0]]
+    assert positions.tolist() == [[0, 1, 7, 8], [2, 4, 0, 0], [0, 0, 0, 0]]
+    assert slot.tolist() == [[1, 1, 2, 2], [1, 2, -1, -1], [-1, -1, -1, -1]]
 
 
 def test_nothing_to_do_is_no_tile() -> None:
-    call = lay_out([], 2, 3, 3, 2, 1)
-    assert call.tiles == 0 and (call.slot == -1).all()
+    *_, slot, tiles = lay_out([], 2, 3, 3, 2, 1)
+    assert tiles == 0 and (slot == -1).all()
 
 
 def test_rows_that_share_belong_to_one_sequence() -> None:
     # Tiles of four rows, two share: a span of three takes four.
-    call = lay_out([span(10, 3, 0, 1), span(20, 2, 7, 0)], 1, 2, 2, 4, 2)
-    assert call.tiles == 2 and call.used_tokens == 5
-    assert call.tokens.tolist() == [[10, 11, 12, 12], [20, 21, 0, 0]]
-    assert call.positions.tolist() == [[0, 1, 2, 2], [7, 8, 0, 0]]
-    assert call.slot.tolist() == [[1, 1], [0, -1]]
+    tokens, positions, slot, tiles = lay_out([span(10, 3, 0, 1), span(20, 2, 7, 0)], 1, 2, 2, 4, 2)
+    assert tiles == 2
+    assert tokens.tolist() == [[10, 11, 12, 12], [20, 21, 0, 0]]
+    assert positions.tolist() == [[0, 1, 2, 2], [7, 8, 0, 0]]
+    assert slot.tolist() == [[1, 1], [0, -1]]
 
 
 def test_lanes_are_the_active_slots_longest_first() -> None:

@@ -36,7 +36,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def service(folder):
     options = serve.arguments([f"--model={folder}", "--context=128", "--slots=4", "--stop=e", "--page_tokens=16"])
-    driver, tokenizer = serve.open_engine(options)
+    driver, tokenizer, gauges = serve.open_engine(options)
+    assert gauges == {}
     with driver:
         driver.start(120)
         yield serve.open_gateway(driver, tokenizer, 128, 30.0), driver, tokenizer
@@ -117,7 +118,7 @@ def test_streamed_pieces_are_the_answer(service, monkeypatch, ping_s):
 
 def test_who_waits_is_bounded_and_told(folder):
     options = [f"--model={folder}", "--context=128", "--slots=1", "--tile_rows=1", "--max_waiting=1"]
-    driver, tokenizer = serve.open_engine(serve.arguments(options))
+    driver, tokenizer, _ = serve.open_engine(serve.arguments(options))
 
     async def scene(client):
         with driver._work:  # client and server share this thread: the engine's own takes nothing meanwhile
@@ -149,7 +150,7 @@ def test_who_waits_is_bounded_and_told(folder):
 
 def test_a_dead_engine_is_not_healthy(folder):
     options = serve.arguments([f"--model={folder}", "--context=128", "--slots=4", "--tile_rows=4"])
-    driver, tokenizer = serve.open_engine(options)  # never started
+    driver, tokenizer, _ = serve.open_engine(options)  # never started
 
     async def scene(client):
         async with client.get("/health") as response:
@@ -170,6 +171,28 @@ def test_health_and_metrics(service):
     lines = dict(line.split() for line in talk(service, scene).splitlines())
     assert float(lines["jaxagent_engine_requests_total"]) >= 1
     assert np.isfinite([float(v) for v in lines.values()]).all()
+
+
+def test_int8(folder, capsys):
+    options = serve.arguments([f"--model={folder}", "--context=128", "--slots=4", "--tile_rows=4", "--int8"])
+    driver, tokenizer, gauges = serve.open_engine(options)
+    assert "int8: log-probs differ by 0." in capsys.readouterr().err
+
+    async def scene(client):
+        status, answer = await post(client, prompt="the quick", max_tokens=12, n=3)
+        async with client.get("/metrics") as response:
+            return status, answer["choices"], await response.text()
+
+    with driver:
+        driver.start(120)
+        status, choices, metrics = talk((serve.open_gateway(driver, tokenizer, 128, 30.0, gauges=gauges),), scene)
+    assert status == 200 and len(choices) == 3
+    for choice in choices:
+        assert len(choice["token_ids"]) == 12 and max(choice["logprobs"]["token_logprobs"]) < 0
+        assert all(0 <= token < tokenizer.vocab_size for token in choice["token_ids"])
+    lines = dict(line.split() for line in metrics.splitlines())
+    mean, most = (float(lines[f"jaxagent_engine_int8_logprob_gap_{name}"]) for name in ("mean", "max"))
+    assert 0 < mean < most < 0.3
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_z_loss_is_the_weighted_square_of_log_z_and_reads_it_nowhere_else():
     live = batch.z_weights != 0
     log_z = np.where(live, 3.0, np.nan).astype(np.float32)
     total = lambda z: LOSS(  # noqa: E731
-        jnp.asarray(logprobs), entropy, batch, losses.Extras(log_z=z)
+        jnp.asarray(logprobs), entropy, batch, dict(log_z=z)
     )
     (loss, tally), grad = jax.value_and_grad(total, has_aux=True)(jnp.asarray(log_z))
     expected = 9.0 * batch.z_weights.sum()
@@ -98,7 +98,7 @@ def test_the_divergence_to_a_teacher_is_told_from_log_z_by_its_name():
     batch, logprobs, entropy = random_batch(np.random.default_rng(11), 2, 5, 0.5)
     batch = batch.replace(z_weights=np.zeros_like(batch.z_weights))
     far = np.where(batch.distill_weights != 0, 2.0, np.nan).astype(np.float32)
-    extras = losses.Extras(log_z=jnp.full((2, 5), 50.0), divergence=jnp.asarray(far))
+    extras = dict(log_z=jnp.full((2, 5), 50.0), divergence=jnp.asarray(far))
     loss, tally = LOSS(jnp.asarray(logprobs), jnp.asarray(entropy), batch, extras)
     expected = 2.0 * batch.distill_weights.sum()
     np.testing.assert_allclose(loss, reference_loss(logprobs, entropy, batch) + expected, rtol=1e-5)

@@ -110,7 +110,7 @@ def test_the_divergence_in_the_loss_equals_the_sum_written_out(both, cfg, make_p
     forward = jax.jit(policy_forward(spec, compare=compare))
     with jax.set_mesh(mesh):
         outputs = [forward(params, b, TEMPERATURE, None, teacher_params if whole else None) for b in batches]
-    found = unpack(batches, [np.asarray(extras.divergence) for _, _, extras in outputs], streams)
+    found = unpack(batches, [np.asarray(extras["divergence"]) for _, _, extras in outputs], streams)
     for got, want in zip(found, expected, strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
         assert np.any(want > 0.01)
@@ -137,7 +137,7 @@ def test_adapters_are_distilled_as_the_weights_that_they_make(both, cfg, make_pa
         state = update.merged(state)
         merged = jax.jit(policy_forward(spec, compare=compare))
         extras = [merged(state.policy, batch, TEMPERATURE, None, weights)[2] for batch in batches]
-        expected = sum(float((b.distill_weights * e.divergence).sum()) for b, e in zip(batches, extras, strict=True))
+        expected = sum(float((b.distill_weights * e["divergence"]).sum()) for b, e in zip(batches, extras, strict=True))
     state, first = update(state, batches, temperature=TEMPERATURE, teacher=weights)
     _, second = update(state, batches, temperature=TEMPERATURE, teacher=weights)
     np.testing.assert_allclose(first["loss/distill"], expected, rtol=1e-4)

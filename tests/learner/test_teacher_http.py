@@ -58,7 +58,7 @@ def serving(app):
 def server(teacher_folder):
     """The real server; its engine is not started, since scoring needs nothing of it but the weights."""
     options = serve.arguments([f"--model={teacher_folder}", "--context=64", "--slots=4", "--page_tokens=16"])
-    driver, tokenizer = serve.open_engine(options)
+    driver, tokenizer, _ = serve.open_engine(options)
     service = serve.open_gateway(driver, tokenizer, 64, 600.0, Scoring(driver.model.spec, driver.mesh))
     with serving(service.app()) as address:
         yield address

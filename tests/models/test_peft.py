@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,8 +13,8 @@ transformers = pytest.importorskip("transformers")
 
 import safetensors.torch  # noqa: E402
 
-from jaxagent.config import LoraConfig  # noqa: E402
-from jaxagent.models import hf, lora  # noqa: E402
+from jaxagent.config import ConfigError, LoraConfig  # noqa: E402
+from jaxagent.models import hf, lora, params  # noqa: E402
 from tests.models import hf_cases, tiny  # noqa: E402
 from tests.models.forward import all_logits  # noqa: E402
 from tests.models.test_lora import random_adapters  # noqa: E402
@@ -61,3 +62,59 @@ def test_torch_computes_the_same_from_the_files(name, config, tmp_path):
     hf.save(tmp_path / "merged", lora.merge(base, adapters, config, "float32"), spec, "float32", tmp_path / "base")
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager").eval()
     np.testing.assert_allclose(hf_cases.logits(merged, tokens).numpy(), expected, atol=2e-4, rtol=0)
+
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    paths = [f"model.layers.{i}.x.{name}" for i in range(spec.num_layers) for name in settings["target_modules"]]
+    (tmp_path / "adapter" / "adapter_config.json").write_text(
+        json.dumps(settings | {"target_modules": paths, "use_dora": False, "rank_pattern": {}})  # as PEFT writes them
+    )
+    again, read = lora.load_adapters(tmp_path / "adapter", spec)
+    assert lora.targets(read) == lora.targets(config) and lora.scale(read) == lora.scale(config)
+    jax.tree.map(np.testing.assert_array_equal, again, adapters)
+
+
+def adapter_folder(tmp_path, **changes):
+    """A folder with an adapter, and settings changed."""
+    spec, config = tiny.spec(), LoraConfig(2, 4.0, False, "q_proj")
+    adapters = params.init_of(lora.adapter_specs(spec, config), jax.random.key(0))
+    lora.save_adapters(tmp_path, adapters, spec, config, "somewhere")
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(peft_type="IA3"), "adapter_config.json: peft_type 'IA3' is not supported"),
+        (dict(use_dora=True), "adapter_config.json: use_dora=True is not supported"),
+        (dict(init_lora_weights="pissa"), "init_lora_weights='pissa' is not supported"),
+        (dict(init_lora_weights="olora"), "init_lora_weights='olora' is not supported"),
+        (dict(trainable_token_indices=[3]), "trainable_token_indices"),
+        (dict(alora_invocation_tokens=[1, 2]), "alora_invocation_tokens"),
+        (dict(new_method=True), "new_method=True is not supported"),
+        (dict(target_modules=["q_prjo"]), "no projection 'q_prjo'. Did you mean 'q_proj'"),
+        (dict(target_modules=["q_proj", "v_proj"]), r"layers.0.self_attn.v_proj.lora_A.weight' is missing"),
+        (dict(r=4), r"q_proj.lora_A.weight' has shape \(2, 16\), not \(4, 16\)"),
+        (dict(target_modules=["k_proj"]), "k_proj.lora_A.weight' is missing"),
+    ],
+)
+def test_what_cannot_be_read_is_named(changes, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        lora.load_adapters(tmp_path, adapter_folder(tmp_path, **changes))
+
+
+def test_a_tensor_of_nobody_and_a_cut_off_folder(tmp_path):
+    spec = adapter_folder(tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "adapter_model.safetensors")
+    extra = tensors | {f"{PREFIX}model.layers.7.self_attn.q_proj.lora_A.weight": torch.zeros(2, 16)}
+    safetensors.torch.save_file(extra, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match=r"layers\.7\..* belongs to no adapter"):
+        lora.load_adapters(tmp_path, spec)
+    wide = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}  # as trained in half precision
+    safetensors.torch.save_file(wide, tmp_path / "adapter_model.safetensors")
+    adapters, _ = lora.load_adapters(tmp_path, spec)
+    assert adapters["wq"].a.dtype == "float32"
+    (tmp_path / "adapter_config.json").unlink()
+    with pytest.raises(ConfigError, match=r"adapter_config\.json does not exist"):
+        lora.load_adapters(tmp_path, spec)

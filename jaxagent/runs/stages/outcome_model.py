@@ -104,7 +104,7 @@ def _streams(score: Scorer, critic: Any, chosen: Sequence[Any], loss: str, min_r
 
 def _scores(score: Scorer, critic: Any, episodes: Sequence[Episode]) -> np.ndarray:
     """f32[N]: the model's number at the end of each episode."""
-    (values,) = score(critic, [outcome.ended(e) for e in episodes])
+    (values,) = score(critic, [outcome.through_end(e) for e in episodes])
     return np.array([v[-1] for v in values], np.float32)
 
 
