@@ -73,7 +73,8 @@ def hints(cls: type) -> dict[str, Any]:
         raise ConfigError(
             f"{cls.__module__}:{cls.__qualname__}: the type of a field: {failure_line(error)}."
         ) from error
-    fields = {field.name: types_of[field.name] for field in dataclasses.fields(cls)}
+    in_configs = [field.name for field in dataclasses.fields(cls) if field.metadata.get("config", True)]
+    fields = {name: types_of[name] for name in in_configs}
     for name, hint in fields.items():
         if not _has_form(kind(hint)):
             raise ConfigError(

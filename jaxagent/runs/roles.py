@@ -103,9 +103,6 @@ def _check_engine_role(cfg: Config, name: str, role: FrozenRole | PolicyRole) ->
             f"config.roles.{name}.reply_tokens={role.reply_tokens} must be less than its context_tokens="
             f"{role.context_tokens}: a reply follows a prompt."
         )
-    sampling = role.sampling
-    if not sampling.greedy and (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, 0, 0.0):
-        raise ConfigError(f"config.roles.{name}.sampling must have top_p=1, top_k=0 and min_p=0.")
 
 
 def check_folders(cfg: Config) -> None:
@@ -141,8 +138,8 @@ class FrozenEngine:
     def _of(cls, engine: EngineConfig, path: str, roles: Mapping[str, FrozenRole]) -> FrozenEngine:
         config = dataclasses.replace(
             engine,
-            slots=max(role.slots for role in roles.values()) or engine.slots,
-            pages=max(role.pages for role in roles.values()) or engine.pages,
+            slots=max(role.slots or 0 for role in roles.values()) or engine.slots,
+            pages=max(role.pages or 0 for role in roles.values()) or engine.pages,
         )
         return cls(tuple(roles), path, config, max(role.context_tokens for role in roles.values()))
 
