@@ -68,12 +68,12 @@ def encode_episode(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _encode_heard(heard: UntrainedConversation) -> dict[str, Any]:
+def _encode_heard(conversation: UntrainedConversation) -> dict[str, Any]:
     return {
-        "role": heard.role,
-        "after": heard.after,
-        "turns": [list(turn) for turn in heard.turns],
-        "trajectory": None if heard.trajectory is None else encode_trajectory(heard.trajectory),
+        "role": conversation.role,
+        "after": conversation.after,
+        "turns": [list(turn) for turn in conversation.turns],
+        "trajectory": None if conversation.trajectory is None else encode_trajectory(conversation.trajectory),
     }
 
 
@@ -136,7 +136,7 @@ def _decode_heard(row: Any, where: str) -> UntrainedConversation:
     trajectory = row.get("trajectory")
     return UntrainedConversation(
         role=_get(row, "role", str, where),
-        turns=tuple((shown, said) for shown, said in turns),
+        turns=tuple((message, reply) for message, reply in turns),
         trajectory=None if trajectory is None else decode_trajectory(trajectory, f"{where}, trajectory"),
         after=_get(row, "after", int, where),
     )

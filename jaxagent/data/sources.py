@@ -121,9 +121,9 @@ def fingerprint(tasks: Iterable[Task]) -> str:
     return _digest(repr(rows.to_row(task)).encode() for task in tasks)
 
 
-def _digest(stored: Iterable[bytes]) -> str:
+def _digest(contents: Iterable[bytes]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for row in stored:
+    for row in contents:
         digest.update(row)
     return digest.hexdigest()
 
@@ -131,9 +131,9 @@ def _digest(stored: Iterable[bytes]) -> str:
 def _contents(task: Task) -> tuple[bytes, bytes, bytes]:
     """See `TaskSource.contents`."""
     prompt = " ".join(task.prompt.split()).casefold()
-    asked = (prompt, *sorted(_PUNCTUATION.sub("", " ".join(one.split()).casefold()) or one for one in task.answers))
+    question = (prompt, *sorted(_PUNCTUATION.sub("", " ".join(one.split()).casefold()) or one for one in task.answers))
     rest = {name: value for name, value in task.metadata.items() if name not in _BOOKKEEPING}
-    texts = (prompt, json.dumps(asked), json.dumps([asked, rest], sort_keys=True, default=str))
+    texts = (prompt, json.dumps(question), json.dumps([question, rest], sort_keys=True, default=str))
     return tuple(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest() for text in texts)  # type: ignore[return-value]
 
 
@@ -145,15 +145,15 @@ def _check_apart(train: TaskSource, held_out: TaskSource, note: Callable[[str], 
     for themselves, unless all training tasks have one prompt. A world of so few tasks that training itself has some
     several times is not refused.
     """
-    asked = Counter(asked for _, asked, _ in train.contents)
-    prompts, whole = {prompt for prompt, _, _ in train.contents}, {whole for _, _, whole in train.contents}
+    questions = Counter(question for _, question, _ in train.contents)
+    prompts, contents = {prompt for prompt, _, _ in train.contents}, {content for _, _, content in train.contents}
     same, near = [], []
-    for index, (prompt, one, with_metadata) in enumerate(held_out.contents):
-        if asked[one] == 1 or (asked[one] and with_metadata in whole):
+    for index, (prompt, question, with_metadata) in enumerate(held_out.contents):
+        if questions[question] == 1 or (questions[question] and with_metadata in contents):
             same.append(index)
         elif prompt in prompts and len(prompts) > 1:
             near.append(index)
-    if len(same) == len(held_out) and len(whole) == len(train):
+    if len(same) == len(held_out) and len(contents) == len(train):
         raise ConfigError(f"data.eval_source: {held_out.name} holds the same tasks as {train.name}.")
     own_ids = set(train.ids) - {f"{train.made}/{number}" for number in range(len(train))}
     of_others = sorted({index for index, id in enumerate(held_out.ids) if id in own_ids} - set(same))

@@ -68,7 +68,7 @@ def _watching(watched: Watched) -> Middleware:
 
 
 def _sweep(
-    watched: Watched, server: web.Server, most: int, idle_s: float, known: Container[asyncio.BaseTransport | None]
+    watched: Watched, server: web.Server, most: int, idle_s: float, exempt: Container[asyncio.BaseTransport | None]
 ) -> None:
     """Closes connections that send nothing for too long, and those above the limit.
 
@@ -76,15 +76,15 @@ def _sweep(
     then the newest requests.
     """
     now, connections = time.monotonic(), server.connections
-    for gone in watched.keys() - set(connections):
-        del watched[gone]
+    for old in watched.keys() - set(connections):
+        del watched[old]
     for connection in connections:
-        seen = watched.setdefault(connection, _Connection(now))
-        arrived = seen.request.content.total_bytes if seen.request is not None else 0
-        if arrived != seen.arrived or getattr(connection, "_reading_paused", False):  # it waits for the handler
-            seen.arrived, seen.since = arrived, now
+        entry = watched.setdefault(connection, _Connection(now))
+        arrived = entry.request.content.total_bytes if entry.request is not None else 0
+        if arrived != entry.arrived or getattr(connection, "_reading_paused", False):  # it waits for the handler
+            entry.arrived, entry.since = arrived, now
     senders = [c for c in connections if watched[c].sends]
-    senders.sort(key=lambda c: (c.transport in known, watched[c].since))
+    senders.sort(key=lambda c: (c.transport in exempt, watched[c].since))
     others = sorted((c for c in connections if not watched[c].sends), key=lambda c: -watched[c].since)
     late = [c for c in senders if now - watched[c].since > idle_s]
     for connection in {*late, *[*senders, *others][: max(0, len(connections) - most)]}:
@@ -96,8 +96,8 @@ def _sweep(
 
 def has_token(headers: Mapping[str, str], token: bytes) -> bool:
     """Whether a request says "Authorization: Bearer TOKEN", found in the same time however much of it is right."""
-    sent = headers.get("Authorization", "").removeprefix("Bearer ")
-    return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), token)
+    given_token = headers.get("Authorization", "").removeprefix("Bearer ")
+    return hmac.compare_digest(given_token.encode("utf-8", "surrogateescape"), token)
 
 
 async def read_body(request: web.Request, most: int, timeout_s: float) -> bytes:
@@ -151,14 +151,14 @@ async def serving(
     idle_s: float = IDLE_S,
     handle_signals: bool = False,
     finish_s: float = FINISH_S,
-    known: Container[asyncio.BaseTransport | None] = (),
+    exempt: Container[asyncio.BaseTransport | None] = (),
 ) -> AsyncIterator[None]:
     """Serves the application on a bound socket, until the block is left; then requests in hand have `finish_s` to end.
 
     Args:
       most: connections at once; None for half of the open files that this process may have, at most 4,096.
       handle_signals: see `aiohttp.web.AppRunner`.
-      known: transports of the connections that have shown who they are.
+      exempt: transports of the connections that have shown who they are.
     """
     watched: Watched = {}
     bound = raise_descriptors() if most is None else most
@@ -177,7 +177,7 @@ async def serving(
         while True:
             await asyncio.sleep(min(SWEEP_S, idle_s / 2))
             if runner.server is not None:
-                _sweep(watched, runner.server, bound, idle_s, known)
+                _sweep(watched, runner.server, bound, idle_s, exempt)
 
     await runner.setup()
     task = asyncio.create_task(sweeps())

@@ -60,7 +60,7 @@ class StoredResults:
         self.evaluations = again if wanted.verifies and not wanted.recorded else set()
         findings.unscored += sorted(scored - again)
 
-    def played(self, rounds: object) -> None:
+    def add_groups(self, rounds: object) -> None:
         """In the place of the record's writer: they are the record's."""
 
     def commit(self, step: int) -> None:

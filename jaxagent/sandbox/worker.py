@@ -319,7 +319,7 @@ async def serve(options: argparse.Namespace) -> None:
         opened.push_async_callback(backend.close)
         token = Path(options.token_file).read_text(encoding="utf-8").strip()
         worker = Worker(backend, token, options.max_sandboxes, options.lease_s, options.folder, options.relay_to)
-        await opened.enter_async_context(connections.serving(worker.app(), address, known=worker.known))
+        await opened.enter_async_context(connections.serving(worker.app(), address, exempt=worker.known))
         print(f"{backend.describe()}\nserving on http://{options.host}:{address.getsockname()[1]}", flush=True)
         await asyncio.Event().wait()
 

@@ -41,7 +41,7 @@ async def workers(backend, count=1, most=64, **options):
 
 
 def serving(worker, address, most=64):
-    return connections.serving(worker.app(), address, most, known=worker.known)
+    return connections.serving(worker.app(), address, most, exempt=worker.known)
 
 
 def test_the_same_interface(backends, tmp_path):
