@@ -64,7 +64,7 @@ def encode_episode(episode: Episode) -> dict[str, Any]:
         "error": episode.error,
         "text": episode.text,
         "trajectories": [encode_trajectory(t) for t in episode.trajectories],
-        **({"heard": [_encode_heard(heard) for heard in episode.heard]} if episode.heard else {}),
+        **({"heard": [_encode_heard(conversation) for conversation in episode.heard]} if episode.heard else {}),
     }
 
 
@@ -121,8 +121,8 @@ def decode_episode(row: Any, where: str) -> Episode:
             for value in _get({"turn_rewards": []} | row, "turn_rewards", list, where)
         ),
         heard=tuple(
-            _decode_heard(heard, f"{where}, heard[{i}]")
-            for i, heard in enumerate(_get({"heard": []} | row, "heard", list, where))
+            _decode_heard(conversation, f"{where}, heard[{i}]")
+            for i, conversation in enumerate(_get({"heard": []} | row, "heard", list, where))
         ),
     )
 

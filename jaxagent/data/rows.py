@@ -132,8 +132,8 @@ def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]
     """A row under our names. Of a solution as GSM8K writes it the answer is the number behind "####"."""
     for name, theirs in names.items():
         if theirs not in row:
-            known = nearest(theirs, list(map(str, row)))
-            raise RowError(theirs, f"missing, and data.columns.{name} names it. {known.rstrip('.')}")
+            advice = nearest(theirs, list(map(str, row)))
+            raise RowError(theirs, f"missing, and data.columns.{name} names it. {advice.rstrip('.')}")
     ours_row = {ours: row[theirs] for ours, theirs in names.items()}
     ours_row |= {name: value for name, value in row.items() if name not in names.values() and name not in ours_row}
     if "answers" in names and (match := _GSM8K.fullmatch(str(ours_row["answers"]))):

@@ -57,7 +57,7 @@ class Turn:
 
 def fit(
     messages: Sequence[ChatMessage],
-    known: Collection[int],
+    sampled_numbers: Collection[int],
     abilities: Abilities,
     writer: type[ToolParser],
     native: bool,
@@ -70,7 +70,7 @@ def fit(
 
     Args:
       messages: the conversation.
-      known: numbers of the assistant messages whose tokens are known.
+      sampled_numbers: numbers of the assistant messages whose tokens are known.
       abilities: the template's.
       writer: the family whose way to write calls is taken where the template does not write them.
       native: the template writes calls in the family's way itself.
@@ -91,7 +91,7 @@ def fit(
         if message.role == "assistant":
             turns += [Turn("user", _joined(notes))] * bool(notes)
             notes, begun = [], True
-            if i in known:
+            if i in sampled_numbers:
                 turns.append(Turn("assistant", (), index=i))
             else:
                 turns.append(_assistant(message, abilities, writer, native))

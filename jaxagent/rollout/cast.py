@@ -107,9 +107,9 @@ class EpisodeCast:
         return sum(talk.conversation.turns for talk in self._engine_talks if talk.trained)
 
     @property
-    def heard(self) -> tuple[UntrainedConversation, ...]:
+    def untrained_conversations(self) -> tuple[UntrainedConversation, ...]:
         """All other conversations."""
-        return tuple(talk.heard() for talk in self._talks if not talk.trained)
+        return tuple(talk.as_untrained() for talk in self._talks if not talk.trained)
 
     @property
     def text(self) -> str:
@@ -297,7 +297,7 @@ class EngineTalk:
         tokens = Tokens(tuple(ids), self._voice.tokenizer.decode(ids)) if self._voice.policys_ids else None
         return Said(text, generation.finish, tokens, prompt_tokens, len(generation.tokens), seconds, cost)
 
-    def heard(self) -> UntrainedConversation:
+    def as_untrained(self) -> UntrainedConversation:
         """The conversation, for people and for checks."""
         replies = [action for action, _ in self.conversation.transcript.turns]
         turns = zip(self._shown, [*replies, ""] if len(replies) < len(self._shown) else replies, strict=True)

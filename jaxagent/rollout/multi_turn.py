@@ -106,7 +106,7 @@ class _TurnByTurn(PlayedWithCast):
             turns=self._conversation.turns,
             metrics={**self._cast.metrics, **self._metrics, **token_counts((trajectory,))},
             text=transcript.prompt + transcript.response,
-            heard=self._cast.heard,
+            heard=self._cast.untrained_conversations,
         )
 
 

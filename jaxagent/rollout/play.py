@@ -41,7 +41,7 @@ class _SelfPlayed(PlayedWithCast):
             turns=cast.turns,
             metrics={**cast.policy_metrics, **cast.metrics, **self._metrics, **counts},
             text=cast.text,
-            heard=cast.heard,
+            heard=cast.untrained_conversations,
         )
 
 

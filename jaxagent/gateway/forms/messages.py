@@ -69,16 +69,16 @@ def _threaded(data: dict[str, Any], history: AnswerHistory) -> tuple[Item, ...]:
     """Puts what the server holds of a thread into a request that brings only what is new (`thread`, of a client's own
     tool loop). Returns what is held from now on: the system and the tools, and each message."""
     thread = Fields(data.pop("thread"), "thread", {})
-    stored: tuple[Item, ...] = ({name: data[name] for name in THREADS if name in data},)
+    thread_items: tuple[Item, ...] = ({name: data[name] for name in THREADS if name in data},)
     if thread.need("type", str) == "continue":
         name = thread.need("previous_message_id", str)
-        stored = history.items_up_to(name, "thread.previous_message_id", status=404, code=NO_THREAD)
-        data |= {name: value for name, value in stored[0].items() if name not in data}
+        thread_items = history.items_up_to(name, "thread.previous_message_id", status=404, code=NO_THREAD)
+        data |= {name: value for name, value in thread_items[0].items() if name not in data}
     new = data.get("messages")
     if isinstance(new, list):
-        data["messages"] = [*stored[1:], *new]
-        stored = (*stored, *new)
-    return stored
+        data["messages"] = [*thread_items[1:], *new]
+        thread_items = (*thread_items, *new)
+    return thread_items
 
 
 def _system(message: Fields, name: str) -> str:

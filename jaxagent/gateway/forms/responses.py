@@ -322,12 +322,12 @@ def _finished(ask: Ask, answer: Answer, ident: Ident, output: list[dict[str, Any
     response = _response(ident, "incomplete" if answer.finish == "length" else "completed", output)
     if answer.finish == "length":
         response["incomplete_details"] = {"reason": "max_output_tokens"}
-    read, written = len(answer.prompt_ids), len(answer.tokens)
+    prompt_tokens, reply_tokens = len(answer.prompt_ids), len(answer.tokens)
     response["usage"] = {
-        "input_tokens": read,
+        "input_tokens": prompt_tokens,
         "input_tokens_details": {"cached_tokens": answer.cached_tokens or 0, "cache_write_tokens": 0},
-        "output_tokens": written,
+        "output_tokens": reply_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + written,
+        "total_tokens": prompt_tokens + reply_tokens,
     }
     return response | events.token_ids(ask, answer)

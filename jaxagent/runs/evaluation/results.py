@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent.observe.text import number
-from jaxagent.rollout.pass_at_k import Estimate, estimate
+from jaxagent.rollout.pass_at_k import estimate
 from jaxagent.runs.evaluation.attempts import Key, ScoredAttempt
 from jaxagent.types import Task
 
@@ -49,7 +48,7 @@ def summarise(
     costs = [attempt.cost for attempt in task_attempts if attempt.cost is not None]
     return {
         "pass_at_k": {
-            name: {str(k): _json(estimate(counts, k)) for k in ks}
+            name: {str(k): estimate(counts, k) for k in ks}
             for name, counts in sorted(groups.items(), key=lambda item: (item[0] != ALL, item[0]))
         },
         "attempts": len(task_attempts),
@@ -115,10 +114,6 @@ def _names(kind: str) -> tuple[str, ...]:
     family, _, rest = kind.partition("/")
     names = (family, kind) if rest else (family,)
     return tuple(name for name in names if name not in ("", ALL))
-
-
-def _json(estimate: Estimate | None) -> dict[str, Any] | None:
-    return None if estimate is None else dataclasses.asdict(estimate)
 
 
 def _cell(estimate: Mapping[str, Any] | None) -> str:
