@@ -280,7 +280,7 @@ def test_a_client_that_has_gone_gives_up_its_slot(monkeypatch, stream):
             dispatches.release(2)  # of ten that the choices need
             leaving.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
-            await until(lambda: all(request.session.is_closed for request in in_hand()))
+            await until(lambda: all(request.session.closed for request in in_hand()))
         finally:
             dispatches.release(10_000)
         await until(lambda: not in_hand())
