@@ -44,7 +44,7 @@ from jaxagent.envs.base import Message, Verdict
 from jaxagent.envs.cast import Cast
 from jaxagent.models import params, sharding
 from jaxagent.roles.base import Reply, TextRole
-from jaxagent.rollout.cast import Company
+from jaxagent.rollout.cast import Roles
 from jaxagent.rollout.play import Play
 from jaxagent.rollout.templates import Plain
 from jaxagent.rollout.workers import Workers
@@ -178,7 +178,7 @@ def rollouts(driver: Driver, tokenizer: Tokenizer, episodes: int, at_once: int, 
         samples[task.id] = samples.get(task.id, -1) + 1
         return Conversation(task, cast, samples[task.id])
 
-    company = Company({"user": user}, {"user": user.speaker})
+    company = Roles({"user": user}, {"user": user.speaker})
     play = Play(begin, driver, tokenizer, Plain(), limits, SAMPLING, DEADLINE_S, company, group_size=GROUP)
     before = driver.stats()
     with Workers(at_once) as workers:

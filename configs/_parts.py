@@ -171,7 +171,7 @@ def laptop() -> ConfigDict:
     config.rl.objective = ConfigDict({"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.28})
     config.rl.aggregation = ConfigDict({"name": "token_mean"})
     config.rl.entropy_coefficient = 0.0
-    config.rl.sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
+    config.rl.sampling = ConfigDict({"temperature": 1.0})
     config.rl.keep_groups_frac = 1.0
     config.rl.tool_epsilon = 0.0
     config.rl.optimizer = optimizer(2e-4, schedule="linear")

@@ -118,7 +118,7 @@ def laptop_engines() -> ConfigDict:
     config.warm_start.max_steps = 1_800  # two fifths of the demonstrations are the roles'
     for name in ("executor", "verifier"):
         config.roles[name] = ConfigDict({"name": "engine", "path": "", "context_tokens": 128, "reply_tokens": 24})
-        config.roles[name].sampling = ConfigDict({"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
+        config.roles[name].sampling = ConfigDict({"temperature": 0.0})
     return config
 
 
@@ -224,7 +224,7 @@ def qwen2_5_7b() -> ConfigDict:
     frozen = {"name": "engine", "path": "", "context_tokens": 20_480, "reply_tokens": 2_048, "timeout_s": 300.0}
     for name in ("executor", "verifier", "generator", "coder"):
         config.roles[name] = ConfigDict(frozen)
-        config.roles[name].sampling = ConfigDict({"temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
+        config.roles[name].sampling = ConfigDict({"temperature": 0.7})
 
     config.engine.slots = 64
     config.engine.steps_per_dispatch = 16

@@ -15,9 +15,9 @@ scripted and have the published prices: the dear one knows nearly everything, th
 that a program or a search has put before it. Demonstrations mostly call the dear one, or more than is needed. After RL
 held-out problems are solved at least as often, for much less: docs/recipes.md has the numbers.
 
-laptop-engine: the same with the cheap answerer played by an engine of the run, with the weights that the warm start
-ended with; demonstrations then hold an expert's conversations too. It shows two weights interleaved on one mesh; such
-an expert knows little, so nothing is to be expected of the numbers.
+laptop-engine: the same without the dear search. An engine of the run plays the cheap answerer with the weights that
+the warm start ended with; demonstrations then hold an expert's conversations too. It shows two weights interleaved on
+one mesh; such an expert knows little, so nothing is to be expected of the numbers.
 
 qwen3-8b: the published constants (8 attempts at each of 16 tasks from 384 that are played, learning rate 1e-6, KL
 0.0001 of type mse, clip 0.2 / 0.28, dual clip 10, 30 turns, 24,000 + 8,768 tokens, boost 0.1, penalty 0.1), experts
@@ -131,11 +131,11 @@ def laptop_engine() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/tool_orchestra_engine"
     config.data.source.expert_frac = 0.5
+    del config.roles["search-1"], config.env.searchers["search-1"]
     config.roles["answer-3"] = ConfigDict(
-        {"name": "engine", "path": "", "context_tokens": 224, "slots": 32, "pages": 160}
-        | _priced(0.9, 0.9, reply_tokens=16, timeout_s=60.0)
+        {"name": "engine", "path": "", "context_tokens": 224} | _priced(0.9, 0.9, reply_tokens=16, timeout_s=60.0)
     )
-    config.roles["answer-3"].sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
+    config.roles["answer-3"].sampling = ConfigDict({"temperature": 1.0})
     config.rl.steps = 10
     return config
 

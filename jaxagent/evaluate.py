@@ -91,23 +91,23 @@ def stored_config(workdir: str) -> Mapping[str, Any]:
     if not path.is_file():
         raise ConfigError(f"There is no run in '{workdir}': it has no {CONFIG_FILE}. Say --config=FILE[:PRESET].")
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        stored = modern(stored | {"stages": tuple(stored["stages"])})
-        if fleet := stored.get("fleet"):  # what these said of who plays does not matter to whoever reads the run
-            stored["fleet"] = {name: value for name, value in fleet.items() if name not in FleetConfig.removed}
+        run_config = json.loads(path.read_text(encoding="utf-8"))
+        run_config = modern(run_config | {"stages": tuple(run_config["stages"])})
+        if fleet := run_config.get("fleet"):  # what these said of who plays does not matter to whoever reads the run
+            run_config["fleet"] = {name: value for name, value in fleet.items() if name not in FleetConfig.removed}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no run's config ({type(error).__name__}: {error}).") from error
     try:
-        parse(stored)
+        parse(run_config)
     except ConfigError as error:
         if isinstance(error.__cause__, ImportError):  # a module of the user's own
             raise ConfigError(f"{path}: {error}") from error
-        lacks = f" and lacks {', '.join(missing)}" if (missing := missing_fields(stored)) else ""
+        lacks = f" and lacks {', '.join(missing)}" if (missing := missing_fields(run_config)) else ""
         raise ConfigError(
             f"{path} was written by another version of this code{lacks}: {error} Say --config=FILE[:PRESET] and what "
             "the run overrode."
         ) from error
-    return stored
+    return run_config
 
 
 def parser() -> argparse.ArgumentParser:

@@ -161,9 +161,9 @@ def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, si
         raise SystemExit(EXIT_CODES[signal.Signals(signals[0])])
 
 
-def _told_to_end(worker: EngineWorker, number: int, asked: list[int]) -> None:
+def _told_to_end(worker: EngineWorker, number: int, signals_so_far: list[int]) -> None:
     """A signal: it winds up; at once where it has not joined yet, since then it waits for a coordinator alone."""
-    asked.append(number)
+    signals_so_far.append(number)
     if not worker.joined:
         raise SystemExit(EXIT_CODES[signal.Signals(number)])
     worker.end("a signal", GRACE_S)

@@ -66,13 +66,13 @@ def run(
         Stopping() as stopping,
         Progress(alive=alive) as progress,
         open_workdir(cfg, progress, stopping) as workdir,
-        contextlib.ExitStack() as opened,
+        contextlib.ExitStack() as stack,
     ):
         stages = stages_left(workdir, STAGES)
         if stages:
             workdir.check_rounding()
         with workdir.compiles.warm_up():
-            parts = opened.enter_context(open_parts(cfg, progress.note))
+            parts = stack.enter_context(open_parts(cfg, progress.note))
         workdir.begin(parts.identity(), parts.mesh)
         policy_folder = workdir.path / POLICY_FOLDER
         outdated = policy_folder / OUTDATED_FILE
@@ -135,14 +135,14 @@ def rl_stage(
         started = time.monotonic()
         rollouts = seams.batch(step)
         collected = time.monotonic()
-        record.played(rollouts.rounds)
+        record.add_groups(rollouts.rounds)
         chosen, sampled = rollouts.chosen, rollouts.metrics | lag.ages(rollouts.chosen.groups, step, seams.bound)
-        played = [episode for group in chosen.played for episode in group.episodes]
+        episodes = [episode for group in chosen.sampled for episode in group.episodes]
         if cfg.log_episodes:
-            workdir.log_episodes(stage, step, played)
+            workdir.log_episodes(stage, step, episodes)
         sampled |= lag.gaps(programs, state, sink.held, chosen.groups, step)
         state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
-        sampled |= experience.record(chosen.played, step)
+        sampled |= experience.record(chosen.sampled, step)
         metrics["policy/entropy_coefficient"] = entropy.applied
         entropy = entropy.after(metrics)
         entropy.save(workdir.results)
@@ -154,7 +154,7 @@ def rl_stage(
         metrics |= sampled | {
             "time/rollout_s": collected - started,
             "time/learn_s": updated - collected,
-            "tokens_per_s": sum(len(t) for e in played for t in e.trajectories) / (updated - started),
+            "tokens_per_s": sum(len(t) for e in episodes for t in e.trajectories) / (updated - started),
             "policy_version": float(step + 1),
         }
         gaps = workdir.results.get("logprob_gap_max"), metrics.get("logprob_gap/max")

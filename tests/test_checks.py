@@ -48,9 +48,6 @@ REFUSED = [
     {"stages": ("opd", "rl"), "opd.distill.teacher": "./x", **ADAPTERS},
     TAUGHT | {"opd.distill.teacher": "http://x"},
     {"numerics": "exact", "engine.tile_rows": 32},
-    {"rl.sampling.top_p": 0.9},
-    {"rl.sampling.top_k": 5},
-    {"rl.sampling.min_p": 0.1},
     {"rl.sampling.temperature": 0.0},
     {"rl.batch.row_tokens": 254},  # env.context_tokens is 256, and the last token is no input
     {"env.turn_tokens": 400},

@@ -83,7 +83,7 @@ def steps_of(parts, experience, steps):
         chosen, metrics = rollouts.chosen, rollouts.metrics
         groups = [(g.task.id, [(e.sample, e.reward) for e in g.episodes]) for g in chosen.groups]
         replayed = [s.trajectories[0].tokens.tolist() for s in experience.replay.candidates(step)]
-        out.append(json.dumps([groups, replayed, metrics | experience.record(chosen.played, step)]))
+        out.append(json.dumps([groups, replayed, metrics | experience.record(chosen.sampled, step)]))
     return out
 
 
@@ -148,7 +148,7 @@ def test_rewards_of_a_group_are_those_that_are_selected_learnt_and_reported(over
         rollouts = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
     chosen, metrics = rollouts.chosen, rollouts.metrics
     assert chosen.rounds == 1 and len(chosen.groups) == 2  # all have signal, whatever their outcomes
-    for groups in (chosen.groups, chosen.played):
+    for groups in (chosen.groups, chosen.sampled):
         assert [[e.reward for e in g.episodes] for g in groups] == [[0.0, -1.0, -2.0]] * 2
     assert metrics["reward/mean"] == -1.0
 
@@ -180,7 +180,7 @@ def test_failures_are_of_all_that_was_begun():
             parts = Dead(workers, changes)
             rollouts = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
             failures = rollouts.failures
-            assert failures.all and failures.played == attempts and failures.reason == "env_error: nobody listens"
+            assert failures.all and failures.attempts == attempts and failures.reason == "env_error: nobody listens"
             assert not any(group.valid for group in rollouts.chosen.groups)
 
 

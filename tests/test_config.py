@@ -41,10 +41,14 @@ def leaves(value) -> int:
     return sum(map(leaves, value.values())) if isinstance(value, dict) else value is not None
 
 
-RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("[!_]*.py"))
+LAPTOPS = [
+    f"{path.stem}:{preset}"
+    for path in sorted((ROOT / "configs").glob("[!_]*.py"))
+    for preset in sorted(set(re.findall(r'"(laptop[^"]*)": ', path.read_text())))
+]
 
 
-@pytest.mark.parametrize("name", [*RECIPES, "search_r1:laptop-ppo", "search_r1:laptop-dpo", "search_r1:laptop-lora"])
+@pytest.mark.parametrize("name", LAPTOPS)
 def test_a_run_on_a_laptop_is_said_in_150_values(name):
     stored = schema.to_dict(flags.parse_argv(["main", f"--config={name}"]).config)
     assert leaves(stored) <= 150 and leaves(stored["rl"]) <= 55
@@ -111,9 +115,24 @@ def test_what_is_wrong_is_named_with_its_path(path, value, message):
 
 def test_a_missing_field_is_named():
     raw = _raw()
-    del raw["rl"]["sampling"]["top_p"]
-    with pytest.raises(schema.ConfigError, match=r"'config\.rl\.sampling\.top_p' is missing"):
+    del raw["rl"]["sampling"]["temperature"]
+    with pytest.raises(schema.ConfigError, match=r"'config\.rl\.sampling\.temperature' is missing"):
         schema.parse(raw)
+
+
+def test_what_earlier_versions_said_of_truncation_and_sizes_reads_as_before():
+    """Off was one value each, and 0 was the engine's size; a truncated policy was refused, and is."""
+    argv = ["main", "--config=tool_orchestra:laptop-engine"]
+    plain = flags.parse_argv(argv).config
+    role = "--config.roles.answer-3"
+    said = ("--config.rl.sampling.top_p=1.0", f"{role}.sampling.top_k=0", f"{role}.slots=0", f"{role}.pages=0")
+    assert flags.parse_argv([*argv, *said]).config == plain
+    stored = schema.to_dict(plain)
+    stored["rl"]["sampling"] |= {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    stored["roles"]["answer-3"] |= {"slots": 0, "pages": 0}
+    assert schema.parse(stored) == plain
+    with pytest.raises(schema.ConfigError, match=r"rl\.sampling\.top_p' exists no more: every token"):
+        schema.parse(stored | {"rl": stored["rl"] | {"sampling": {"temperature": 1.0, "top_p": 0.9}}})
 
 
 def test_parsed_configs_do_not_change():

@@ -69,9 +69,9 @@ def test_a_process_on_fewer_cores_compiles_for_itself(monkeypatch):
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: {2}, raising=False)
     assert devices.compiled_folder() != three
     monkeypatch.setenv("NPROC", "3")  # what XLA reads before it asks the system
-    assert devices.threads(asked=True) == 3
+    assert devices.threads(explicit=True) == 3
     monkeypatch.setattr(devices, "_FOR_MESH", {"NPROC": "3"})  # set for a mesh: what was asked for is all there is
-    assert devices.threads() == 3 and devices.threads(asked=True) == len(os.sched_getaffinity(0))
+    assert devices.threads() == 3 and devices.threads(explicit=True) == len(os.sched_getaffinity(0))
     assert devices.compiled_folder() == three
 
 

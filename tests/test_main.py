@@ -194,7 +194,7 @@ def test_help_shows_ranges_and_meanings_and_the_values_of_a_config(capsys):
     assert cli.main(["main", CONFIG, "--config.rl.steps=3", "--helpfull"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  --config.")}
     assert " int, at least 0: each plays " in lines["--config.rl.steps=3"]
-    assert lines["--config.rl.sampling.top_p=1.0"].endswith(" float, more than 0 and at most 1: 1 = off")
+    assert lines["--config.rl.sampling.temperature=1.0"].endswith(" float, at least 0: 0 = greedy")
     assert lines["--config.rl.batch.row_tokens=256"].endswith("of one packed row")
     assert lines["--config.rl.kl=None"].endswith("none|on: KL to a reference policy.")
     assert cli.main(["main", CONFIG, "--config.rl.stepz=3", "--help"]) == 2

@@ -52,7 +52,7 @@ IMPOSSIBLE = {
         "steps": (-1,), "tasks_per_step": (0, -2), "group_size": (0, -4), "staleness": (-1,), "rescore_every": (-1,),
         "updates_per_step": (0,), "epochs": (0,),
         "entropy_coefficient": (-0.01,), "keep_groups_frac": (0.0, 1.5), "tool_epsilon": (1.5,),
-        "sampling": {"temperature": (-1.0, NAN), "top_p": (0.0, 1.1), "top_k": (-1,), "min_p": (-0.1,)},
+        "sampling": {"temperature": (-1.0, NAN)},
         "optimizer": {"learning_rate": (-1.0, NAN), "warmup_steps": (-1,), "weight_decay": (-0.01,), "b2": (-0.1,),
                       "grad_clip": (-1.0,)},
         "temperature": {"final": (0.0,)},
@@ -129,7 +129,7 @@ BEFORE = {
 OFF = (
     "data.source.num_demonstrations", "warm_start.max_steps", "warm_start.curriculum_steps",
     "rl.steps", "rl.staleness", "rl.kl.refresh_every", "rl.optimizer.grad_clip", "rl.optimizer.warmup_steps",
-    "rl.advantage.critic.warmup_updates", "rl.echo.max_tokens", "rl.sampling.top_k", "rl.refill.tasks_per_round",
+    "rl.advantage.critic.warmup_updates", "rl.echo.max_tokens", "rl.refill.tasks_per_round",
     "rl.tool_epsilon", "eval.every", "checkpoint.every",
 )  # fmt: skip
 

@@ -388,7 +388,7 @@ def test_an_environment_that_does_not_open_is_one_line(body, message):
     scope = {"Environment": Environment, "dataclass": dataclasses.dataclass, "__name__": __name__}
     code = f"@dataclass(frozen=True)\nclass Mine(Environment):\n    def open(self, here):\n        {body}"
     exec(code, scope)
-    with pytest.raises(ConfigError, match=message), parts.opened(scope["Mine"](), None):
+    with pytest.raises(ConfigError, match=message), parts.open_environment(scope["Mine"](), None):
         pass
 
 

@@ -222,7 +222,7 @@ MISTAKES = {  # what is said beside the roles (of those that have no "--", after
     "a reply as long as all": ((*ROLES, "guide.reply_tokens=64"), "must be less than its context_tokens"),
     "a negative price": ((*ROLES, "guide.price_reply=-1"), "config.roles.guide.price_reply must be at least 0"),
     "longer than the engine's": ((*ROLES, "critic.context_tokens=97"), "is more than env.context_tokens=96"),
-    "truncated sampling": ((*ROLES, "guide.sampling.top_p=0.9"), "config.roles.guide.sampling must have top_p=1"),
+    "truncated sampling": ((*ROLES, "guide.sampling.top_p=0.9"), "config.roles.guide.sampling.top_p' exists no more"),
     "pages for no conversation": ((*ROLES, "guide.pages=2"), "config.roles.guide.pages=2"),
 }
 

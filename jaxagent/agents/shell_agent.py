@@ -51,9 +51,9 @@ def main() -> int:
         if turn + 1 == settings["max_turns"]:
             break
         command = command_in(reply, settings["begin"], settings["end"])
-        shown = run(command, settings) if command is not None else settings["no_command"]
-        print(shown, flush=True)
-        messages.append({"role": "user", "content": shown})
+        observation = run(command, settings) if command is not None else settings["no_command"]
+        print(observation, flush=True)
+        messages.append({"role": "user", "content": observation})
     return 0
 
 
@@ -69,8 +69,8 @@ def close_memory() -> None:
 
 def command_in(reply: str, begin: str, end: str) -> str | None:
     """What stands between the first `begin` and the `end` after it; a reply that was cut off has no end."""
-    _, opened, rest = reply.partition(begin)
-    return rest.partition(end)[0].strip() if opened and end in rest else None
+    _, opening, rest = reply.partition(begin)
+    return rest.partition(end)[0].strip() if opening and end in rest else None
 
 
 def run(command: str, settings: dict) -> str:

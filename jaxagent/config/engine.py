@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
-from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds, ZeroToOne, between
+from jaxagent.config.errors import Removed
+from jaxagent.config.ranges import NonNegativeFloat, PositiveInt, Seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +32,21 @@ LEAST_TEMPERATURE = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """The distribution that is sampled. Log-probs are always of this distribution."""
+    """The distribution that is sampled. Log-probs are always of this distribution.
+
+    Only requests truncate it: the policy and the roles of a config draw from the whole vocabulary, which the trainer
+    scores.
+    """
 
     temperature: NonNegativeFloat  # 0 = greedy
-    top_p: Annotated[float, between(0, 1, without="low")]  # 1 = off
-    top_k: NonNegativeInt  # 0 = off
-    min_p: ZeroToOne  # 0 = off
+    top_p: float = dataclasses.field(default=1.0, metadata={"config": False})  # 1 = off
+    top_k: int = dataclasses.field(default=0, metadata={"config": False})  # 0 = off
+    min_p: float = dataclasses.field(default=0.0, metadata={"config": False})  # 0 = off
+
+    removed: ClassVar = {
+        name: Removed("every token of the vocabulary can be drawn, because the trainer scores them all", off)
+        for name, off in {"top_p": 1.0, "top_k": 0, "min_p": 0.0}.items()
+    }
 
     @property
     def greedy(self) -> bool:

@@ -72,14 +72,14 @@ def parse_argv(argv: Sequence[str]) -> Invocation:
 
 
 def parse_config(
-    argv: Sequence[str], values: flags.FlagValues, stored: Callable[[str], Mapping[str, Any]] | None = None
+    argv: Sequence[str], values: flags.FlagValues, stored_config: Callable[[str], Mapping[str, Any]] | None = None
 ) -> Config:
     """The config of a command line, `--config=FILE` and overrides; other flags go into `values`.
 
     Args:
       argv: argv[0] is the program.
       values: with the program's other flags defined.
-      stored: given when `--config` may be left out: the given `--config.workdir` ("" = none) -> a config to override.
+      stored_config: given when `--config` may be left out: `--config.workdir` ("" = none) -> a config to override.
 
     Raises:
       ConfigError: as `parse_argv`.
@@ -92,7 +92,7 @@ def parse_config(
     if source is not None:
         _check_file(source.split(":")[0])
         config_flags.DEFINE_config_file("config", None, "FILE[:PRESET]", flag_values=values, sys_argv=argv)
-    elif stored is None:
+    elif stored_config is None:
         raise ConfigError("No config: say --config=FILE[:PRESET], for example --config=configs/search_r1.py.")
     try:
         rest = values(argv)
@@ -104,8 +104,8 @@ def parse_config(
         raise ConfigError(_blame(own, source or "the stored config")) from error
     if len(rest) > 1:
         raise ConfigError(f"Unexpected argument '{rest[1]}': fields are set as --config.section.field=value.")
-    if source is None and stored is not None:
-        config = dict(stored(os.path.expanduser(dict(changes).get("workdir", ""))))
+    if source is None and stored_config is not None:
+        config = dict(stored_config(os.path.expanduser(dict(changes).get("workdir", ""))))
     elif isinstance(values.config, ConfigDict):
         config = values.config.to_dict()
     else:
@@ -135,27 +135,27 @@ class Field(NamedTuple):
 def fields(cls: type = Config, prefix: str = "config", of: str = "") -> Iterator[Field]:
     """Yields every config field, in the order of the schema: a choice with its names, then the fields of each."""
     for name, hint in hints(cls).items():
-        path, wanted = f"{prefix}.{name}", kind(hint)
+        path, form = f"{prefix}.{name}", kind(hint)
         meaning, published = _meanings(cls).get(name, ""), default(cls, name)
-        off = "none|" if wanted.optional else ""
-        if wanted.of_names is not None:
-            path, wanted, published = f"{path}.NAME", kind(wanted.of_names), None
-        if wanted.choice is not None:
+        off = "none|" if form.optional else ""
+        if form.of_names is not None:
+            path, form, published = f"{path}.NAME", kind(form.of_names), None
+        if form.choice is not None:
             entry_name = published["name"] if published else None
-            yield Field(path, off + "|".join(wanted.choice.entries), "", meaning, of, entry_name)
+            yield Field(path, off + "|".join(form.choice.entries), "", meaning, of, entry_name)
             of_entries: dict[Field, list[str]] = {}  # those that several have are told once
-            for entry, inner in wanted.choice.entries.items():
+            for entry, inner in form.choice.entries.items():
                 for field in fields(inner, path):
                     of_entries.setdefault(field, []).append(entry)
             for field, entries in of_entries.items():
                 yield field._replace(of=" / ".join(filter(None, (of, "|".join(entries), field.of))))
-        elif wanted.is_section:
-            if wanted.optional:
-                summary = (inspect.getdoc(wanted.value) or "").partition("\n")[0]
+        elif form.is_section:
+            if form.optional:
+                summary = (inspect.getdoc(form.value) or "").partition("\n")[0]
                 yield Field(path, "none|on", "", meaning or summary, of)
-            yield from fields(wanted.value, path, of)
+            yield from fields(form.value, path, of)
         else:
-            yield Field(path, off + _kind_text(wanted.value), str(wanted.allowed or ""), meaning, of, published)
+            yield Field(path, off + _kind_text(form.value), str(form.allowed or ""), meaning, of, published)
 
 
 def _kind_text(hint: Any) -> str:

@@ -59,6 +59,6 @@ class BatchConfig(RowsConfig):
     removed: ClassVar = {}
 
 
-def completed(part: RateConfig | RowsConfig, whole: Any) -> Any:
-    """A section of the class of `whole`, with the fields of `part` and all else as `whole` has it."""
-    return type(whole)(**dataclasses.asdict(whole) | dataclasses.asdict(part))
+def completed(part: RateConfig | RowsConfig, full: Any) -> Any:
+    """A section of the class of `full`, with the fields of `part` and all else as `full` has it."""
+    return type(full)(**dataclasses.asdict(full) | dataclasses.asdict(part))

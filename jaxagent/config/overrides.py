@@ -50,30 +50,32 @@ def _check_closed(overrides: Iterable[tuple[str, str]]) -> None:
             raise ConfigError(f"--config.{path}={text} and --config.{inside[0]} contradict each other: leave one out.")
 
 
-def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> Any:
+def _set(form: Kind, value: Any, parts: list[str], text: str, path: str) -> Any:
     """`value` with the field at `parts` below it replaced."""
     if not parts:
-        return _replaced(wanted, value, text, path)
-    if wanted.of_names is not None:
+        return _replaced(form, value, text, path)
+    if form.of_names is not None:
         first, *rest = parts
         value = dict(value or {})
         if rest and first not in value:
             raise ConfigError(f"{path} has no '{first}': name its choice first, --{path}.{first}=CHOICE.")
-        return value | {first: _set(kind(wanted.of_names), value.get(first), rest, text, f"{path}.{first}")}
-    if wanted.choice is not None:
-        value = wanted.choice.spelled_out(value)
+        return value | {first: _set(kind(form.of_names), value.get(first), rest, text, f"{path}.{first}")}
+    if form.choice is not None:
+        value = form.choice.spelled_out(value)
         if parts == ["name"]:
-            return _replaced(wanted, value, text, path)
+            return _replaced(form, value, text, path)
         if value is None:
-            raise ConfigError(f"{path} is off: name a choice first, --{path}={next(iter(wanted.choice.entries))}.")
-        cls = entry_of(wanted.choice, value.get("name"), path)
-    elif wanted.is_section:
-        cls = wanted.value
+            raise ConfigError(f"{path} is off: name a choice first, --{path}={next(iter(form.choice.entries))}.")
+        cls = entry_of(form.choice, value.get("name"), path)
+    elif form.is_section:
+        cls = form.value
     else:
         raise ConfigError(f"'{path}' is a value: it has no field '{parts[0]}'.")
     fields = hints(cls)
     if parts[0] in (moved := history(cls, "moved")):
         parts = [*moved[parts[0]].split("."), *parts[1:]]
+    if (removed := history(cls, "removed").get(parts[0])) and str(removed.value) == text:
+        return value  # what an earlier version's command asks for holds for all runs now
     if parts[0] not in fields:
         raise unknown_field(path, parts[0], cls, fields)
     value = dict(value or {})
@@ -82,24 +84,24 @@ def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> An
     return value | {first: _set(kind(fields[first]), before, rest, text, f"{path}.{first}")}
 
 
-def _replaced(wanted: Kind, value: Any, text: str, path: str) -> Any:
-    if wanted.optional and text in OFF and not (wanted.choice and text in wanted.choice.entries):
+def _replaced(form: Kind, value: Any, text: str, path: str) -> Any:
+    if form.optional and text in OFF and not (form.choice and text in form.choice.entries):
         return None
-    if wanted.choice is not None:
-        new, old = wanted.choice.spelled_out(text), wanted.choice.spelled_out(value) or {}
-        entry = entry_of(wanted.choice, new["name"], path)
+    if form.choice is not None:
+        new, old = form.choice.spelled_out(text), form.choice.spelled_out(value) or {}
+        entry = entry_of(form.choice, new["name"], path)
         if len(new) == 1 and old.get("name") == new["name"]:
             return old
-        return new | (shared_sections(old, entry_of(wanted.choice, old["name"], path), entry) if "name" in old else {})
-    if wanted.is_section:
-        if wanted.optional and text == ON:
+        return new | (shared_sections(old, entry_of(form.choice, old["name"], path), entry) if "name" in old else {})
+    if form.is_section:
+        if form.optional and text == ON:
             return value or {}
-        opens = wanted.optional and not missing_fields({}, wanted.value)
+        opens = form.optional and not missing_fields({}, form.value)
         on = f"say --{path}={ON} for its defaults, or " if opens else ""
-        raise ConfigError(f"'{path}' is a section: {on}set one of its fields, {', '.join(hints(wanted.value))}.")
-    if wanted.of_names is not None:
+        raise ConfigError(f"'{path}' is a section: {on}set one of its fields, {', '.join(hints(form.value))}.")
+    if form.of_names is not None:
         raise ConfigError(f"'{path}' holds sections under names: set one of them, --{path}.NAME=CHOICE.")
-    return read(wanted.value, text, path)
+    return read(form.value, text, path)
 
 
 def shared_sections(old: Mapping[str, Any], before: type, entry: type) -> dict[str, Any]:

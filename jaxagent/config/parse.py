@@ -73,7 +73,8 @@ def hints(cls: type) -> dict[str, Any]:
         raise ConfigError(
             f"{cls.__module__}:{cls.__qualname__}: the type of a field: {failure_line(error)}."
         ) from error
-    fields = {field.name: types_of[field.name] for field in dataclasses.fields(cls)}
+    in_configs = [field.name for field in dataclasses.fields(cls) if field.metadata.get("config", True)]
+    fields = {name: types_of[name] for name in in_configs}
     for name, hint in fields.items():
         if not _has_form(kind(hint)):
             raise ConfigError(
@@ -83,15 +84,15 @@ def hints(cls: type) -> dict[str, Any]:
     return fields
 
 
-def _has_form(wanted: Kind) -> bool:
+def _has_form(form: Kind) -> bool:
     """Whether a config, and so JSON and a command line, can say a value of this type."""
-    if wanted.choice is not None or wanted.is_section or wanted.value in (bool, int, float, str):
+    if form.choice is not None or form.is_section or form.value in (bool, int, float, str):
         return True
-    if wanted.of_names is not None:
-        return _has_form(kind(wanted.of_names))
-    inner = typing.get_args(wanted.value)
-    is_tuple = typing.get_origin(wanted.value) is tuple and len(inner) == 2 and inner[1] is Ellipsis
-    return typing.get_origin(wanted.value) is Literal or (is_tuple and _has_form(kind(inner[0])))
+    if form.of_names is not None:
+        return _has_form(kind(form.of_names))
+    inner = typing.get_args(form.value)
+    is_tuple = typing.get_origin(form.value) is tuple and len(inner) == 2 and inner[1] is Ellipsis
+    return typing.get_origin(form.value) is Literal or (is_tuple and _has_form(kind(inner[0])))
 
 
 def parse(config: Mapping[str, Any]) -> Config:
@@ -161,20 +162,20 @@ def modern(section: Mapping[str, Any], cls: type = Config, root: Mapping[str, An
     return section
 
 
-def _modern(wanted: Kind, value: Any, root: Mapping[str, Any]) -> Any:
+def _modern(form: Kind, value: Any, root: Mapping[str, Any]) -> Any:
     if not isinstance(value, Mapping):
         return value
-    if wanted.of_names is not None:
-        return {name: _modern(kind(wanted.of_names), inner, root) for name, inner in value.items()}
+    if form.of_names is not None:
+        return {name: _modern(kind(form.of_names), inner, root) for name, inner in value.items()}
     try:
-        cls = wanted.choice.entry(value.get("name"), "") if wanted.choice else wanted.value
+        cls = form.choice.entry(value.get("name"), "") if form.choice else form.value
         if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
             return value  # a wrong value, which is told when the section is built
         value = getattr(cls, "of_earlier_version", dict)(modern(value, cls, root))
     except ConfigError:  # of a class of the user's own, and told then, too
         return value
     off = history(cls, "off")
-    return None if wanted.optional and off and off.items() <= value.items() else value
+    return None if form.optional and off and off.items() <= value.items() else value
 
 
 def value_at(config: Any, path: str) -> Any:
@@ -238,26 +239,26 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     Raises:
       ConfigError: as `parse`.
     """
-    wanted = kind(hint)
-    if value is None and wanted.optional:
+    form = kind(hint)
+    if value is None and form.optional:
         return None
-    if wanted.choice is not None:
-        section = dict(_as_mapping(wanted.choice.spelled_out(value), path))
+    if form.choice is not None:
+        section = dict(_as_mapping(form.choice.spelled_out(value), path))
         if "name" not in section:
-            raise ConfigError(f"{path} must name its choice: {path}.name, one of {', '.join(wanted.choice.entries)}.")
-        cls = entry(wanted.choice, name := section.pop("name"), path)
-        if wanted.value is not Any and isinstance(wanted.value, type) and not issubclass(cls, wanted.value):
-            raise ConfigError(f"{path}='{name}' must extend {wanted.value.__module__}.{wanted.value.__qualname__}.")
+            raise ConfigError(f"{path} must name its choice: {path}.name, one of {', '.join(form.choice.entries)}.")
+        cls = entry(form.choice, name := section.pop("name"), path)
+        if form.value is not Any and isinstance(form.value, type) and not issubclass(cls, form.value):
+            raise ConfigError(f"{path}='{name}' must extend {form.value.__module__}.{form.value.__qualname__}.")
         return build(cls, section, path)
-    if wanted.is_section:
-        return build(wanted.value, value, path)
-    if wanted.of_names is not None:
-        return {name: convert(wanted.of_names, v, f"{path}.{name}") for name, v in _as_mapping(value, path).items()}
-    value = _plain_value(wanted.value, value, path)
+    if form.is_section:
+        return build(form.value, value, path)
+    if form.of_names is not None:
+        return {name: convert(form.of_names, v, f"{path}.{name}") for name, v in _as_mapping(value, path).items()}
+    value = _plain_value(form.value, value, path)
     if isinstance(value, str) and value.startswith("~") and path.rpartition(".")[2] in _PATHS:
         value = os.path.expanduser(value)  # bash leaves it as it is behind "="
-    if wanted.allowed is not None and value not in wanted.allowed:
-        need = "finite" if isinstance(value, float) and not math.isfinite(value) else wanted.allowed
+    if form.allowed is not None and value not in form.allowed:
+        need = "finite" if isinstance(value, float) and not math.isfinite(value) else form.allowed
         raise ConfigError(f"{path} must be {need}, got {value!r}.")
     return value
 
@@ -285,16 +286,16 @@ def _plain_value(hint: Any, value: Any, path: str) -> Any:
 
 def plain(hint: Any, value: Any) -> Any:
     """The value of a parsed field of type `hint` as a config has it."""
-    wanted = kind(hint)
+    form = kind(hint)
     if value is None:
         return None
-    if wanted.choice is not None:
-        return {"name": wanted.choice.name_of(value), **to_dict(value)}
-    if wanted.is_section:
+    if form.choice is not None:
+        return {"name": form.choice.name_of(value), **to_dict(value)}
+    if form.is_section:
         return to_dict(value)
-    if wanted.of_names is not None:
-        return {name: plain(wanted.of_names, v) for name, v in value.items()}
-    return tuple(plain(typing.get_args(wanted.value)[0], v) for v in value) if isinstance(value, tuple) else value
+    if form.of_names is not None:
+        return {name: plain(form.of_names, v) for name, v in value.items()}
+    return tuple(plain(typing.get_args(form.value)[0], v) for v in value) if isinstance(value, tuple) else value
 
 
 def _as_mapping(value: Any, path: str) -> Mapping[str, Any]:

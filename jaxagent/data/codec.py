@@ -64,16 +64,16 @@ def encode_episode(episode: Episode) -> dict[str, Any]:
         "error": episode.error,
         "text": episode.text,
         "trajectories": [encode_trajectory(t) for t in episode.trajectories],
-        **({"heard": [_encode_heard(heard) for heard in episode.heard]} if episode.heard else {}),
+        **({"heard": [_encode_heard(conversation) for conversation in episode.heard]} if episode.heard else {}),
     }
 
 
-def _encode_heard(heard: UntrainedConversation) -> dict[str, Any]:
+def _encode_heard(conversation: UntrainedConversation) -> dict[str, Any]:
     return {
-        "role": heard.role,
-        "after": heard.after,
-        "turns": [list(turn) for turn in heard.turns],
-        "trajectory": None if heard.trajectory is None else encode_trajectory(heard.trajectory),
+        "role": conversation.role,
+        "after": conversation.after,
+        "turns": [list(turn) for turn in conversation.turns],
+        "trajectory": None if conversation.trajectory is None else encode_trajectory(conversation.trajectory),
     }
 
 
@@ -121,8 +121,8 @@ def decode_episode(row: Any, where: str) -> Episode:
             for value in _get({"turn_rewards": []} | row, "turn_rewards", list, where)
         ),
         heard=tuple(
-            _decode_heard(heard, f"{where}, heard[{i}]")
-            for i, heard in enumerate(_get({"heard": []} | row, "heard", list, where))
+            _decode_heard(conversation, f"{where}, heard[{i}]")
+            for i, conversation in enumerate(_get({"heard": []} | row, "heard", list, where))
         ),
     )
 
@@ -136,7 +136,7 @@ def _decode_heard(row: Any, where: str) -> UntrainedConversation:
     trajectory = row.get("trajectory")
     return UntrainedConversation(
         role=_get(row, "role", str, where),
-        turns=tuple((shown, said) for shown, said in turns),
+        turns=tuple((message, reply) for message, reply in turns),
         trajectory=None if trajectory is None else decode_trajectory(trajectory, f"{where}, trajectory"),
         after=_get(row, "after", int, where),
     )

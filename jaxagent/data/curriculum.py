@@ -127,8 +127,8 @@ class Curriculum:
         prior, strength = self._cfg.prior, self._cfg.prior_attempts
         return (self._successes + prior * strength) / (self._attempts + strength)
 
-    def take(self, count: int, step: int, number: int, used: Collection[int] = ()) -> list[int]:
-        """Indices of different tasks for round `number` of a step, others than `used` as long as there are any.
+    def take(self, count: int, step: int, number: int, excluded: Collection[int] = ()) -> list[int]:
+        """Indices of different tasks for round `number` of a step, others than `excluded` as long as there are any.
 
         Raises:
           ConfigError: more tasks than the source has.
@@ -136,7 +136,7 @@ class Curriculum:
         check_enough(self._source, count)
         chances, key = weights(self.success, self._cfg), [self._seed, step, number]
         new = np.ones(len(chances), bool)
-        new[list(used)] = False
+        new[list(excluded)] = False
         drawn: list[int] = []
         for some in (np.flatnonzero(new), np.flatnonzero(~new)):
             drawn += some[draw(chances[some], min(count - len(drawn), len(some)), key)].tolist()
@@ -158,20 +158,20 @@ class Curriculum:
 
     def metrics(self) -> dict[str, float | None]:
         """Tasks met so far, and their mean running success."""
-        seen = self._attempts > 0
+        attempted = self._attempts > 0
         return {
-            "curriculum/tasks_seen": float(seen.sum()),
-            "curriculum/success": float(self.success[seen].mean()) if seen.any() else None,
+            "curriculum/tasks_seen": float(attempted.sum()),
+            "curriculum/success": float(self.success[attempted].mean()) if attempted.any() else None,
         }
 
     def get_state(self) -> dict[str, Any]:
         """Statistics of the tasks met so far, as JSON values; floats survive JSON to the bit."""
-        (seen,) = np.nonzero(self._attempts)
+        (attempted,) = np.nonzero(self._attempts)
         return {
             "fingerprint": self._source.fingerprint,
-            "index": seen.tolist(),
-            "successes": self._successes[seen].tolist(),
-            "attempts": self._attempts[seen].tolist(),
+            "index": attempted.tolist(),
+            "successes": self._successes[attempted].tolist(),
+            "attempts": self._attempts[attempted].tolist(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:

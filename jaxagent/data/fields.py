@@ -187,5 +187,5 @@ def plain(value: Any, left_out: dict[str, str], name: str = "") -> Any:
 
 def show(value: Any) -> str:
     """A value and its type, cut to a line."""
-    shown = repr(value)
-    return f"{type(value).__name__} {shown if len(shown) <= 60 else shown[:57] + '...'}"
+    value_text = repr(value)
+    return f"{type(value).__name__} {value_text if len(value_text) <= 60 else value_text[:57] + '...'}"

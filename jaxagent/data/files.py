@@ -44,11 +44,11 @@ _RETAIL = re.compile("retail_(train|dev|test)_tasks")  # tau-bench's splits; oth
 
 def _listed_rows(folder: Path, split: str) -> Rows:
     """Rows of one split of a folder with tasks.json, in the order of that file."""
-    path, wanted = folder / TASKS, _task_splits(folder)[split]
+    path, ids_of_split = folder / TASKS, _task_splits(folder)[split]
     tasks = from_json(path.read_bytes(), str(path))
     ids = [task.get("id") if isinstance(task, Mapping) else None for task in tasks] if isinstance(tasks, list) else []
-    rows = ListRows(str(path), tasks, [number for number, one in enumerate(ids) if one in wanted])
-    for one in wanted:
+    rows = ListRows(str(path), tasks, [number for number, one in enumerate(ids) if one in ids_of_split])
+    for one in ids_of_split:
         if one not in ids:
             raise ConfigError(f"{folder / TASK_SPLITS}: split '{split}' names '{one}', and {path} has no such task.")
     return rows
@@ -93,7 +93,7 @@ def splits(path: Path) -> dict[str, tuple[Path, ...]]:
         _USUAL & splits_here.keys() or not (path / "data").is_dir() or not _USUAL & _split_files(path / "data").keys()
     ):
         return splits_here
-    inner = {p.name: found for p in _folders(path) if (found := _split_files(p))}
+    inner = {p.name: split_files for p in _folders(path) if (split_files := _split_files(p))}
     if len(inner) > 1 and "data" in inner:
         inner = {"data": inner["data"]}
     if len(inner) > 1:
@@ -188,11 +188,13 @@ def open_rows(path: Path, split: str) -> Rows:
     Raises:
       ConfigError: it names none such: a folder, say, where one file is meant.
     """
-    known = splits(path)
-    if split not in known:
-        meant = f"has no split '{split}'. {nearest(split, known)}" if split else "is a folder: name one file of tasks."
+    by_split = splits(path)
+    if split not in by_split:
+        meant = (
+            f"has no split '{split}'. {nearest(split, by_split)}" if split else "is a folder: name one file of tasks."
+        )
         raise ConfigError(f"{path} {meant}")
-    places = known[split]
+    places = by_split[split]
     if places[0].is_dir():
         return RecordRows(places[0], split) if is_tfds(places[0]) else _listed_rows(places[0], split)
     parts = [FORMATS[ending(place)](place) for place in places]

@@ -57,7 +57,7 @@ def check(packed: Packed, where: str) -> None:
     _lines(packed.body, packed.digest, where)
 
 
-def whose(packed: Packed, where: str) -> tuple[str, int]:
+def task_and_sample(packed: Packed, where: str) -> tuple[str, int]:
     """The task's id and the attempt's number that a result has, without the work of reading its trajectories.
 
     Raises:
@@ -140,8 +140,8 @@ def of_columns(data: bytes) -> list[Episode]:
 
 def _lines(body: bytes, digest: str, where: str) -> tuple[bytes, bytes]:
     first, second = _inflated(body, where)
-    if (found := hashlib.sha256(first).hexdigest()) != digest:
-        raise ConfigError(f"{where}: the result's digest is {found}, and not {digest}.")
+    if (actual_digest := hashlib.sha256(first).hexdigest()) != digest:
+        raise ConfigError(f"{where}: the result's digest is {actual_digest}, and not {digest}.")
     return first, second
 
 

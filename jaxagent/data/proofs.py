@@ -49,16 +49,16 @@ def check(train: TaskSource, held_out: TaskSource, datasets: Sequence[Path], onl
     Raises:
       ConfigError: a task is not proven and `only_proven` is set.
     """
-    known: dict[str, Mapping[str, Any]] = {}
+    proofs: dict[str, Mapping[str, Any]] = {}
     for dataset in datasets:
-        known |= read(place(dataset))
+        proofs |= read(place(dataset))
     lacks = [
-        [(id, row) for id, row in zip(source.ids, source.digests, strict=True) if not is_proven(known.get(row))]
+        [(id, row) for id, row in zip(source.ids, source.digests, strict=True) if not is_proven(proofs.get(row))]
         for source in (train, held_out)
     ]
     if not any(lacks):
         return ""
-    failed = sum(digest in known for _, digest in lacks[0] + lacks[1])
+    failed = sum(digest in proofs for _, digest in lacks[0] + lacks[1])
     line = (
         f"{len(lacks[0])} of {len(train)} training and {len(lacks[1])} of {len(held_out)} held-out tasks are not "
         f"proven by their solutions ({failed} were tried and failed)"

@@ -98,12 +98,12 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
     layout = _layout_of(row) if layout == "auto" else layout
     if layout in LAYOUTS:
         module = importlib.import_module(LAYOUTS[layout])
-        task, known = module.to_task(row), getattr(module, "COLUMNS", row)
+        task, columns = module.to_task(row), getattr(module, "COLUMNS", row)
     else:
-        task, known = GENERAL[layout](row, made_id), _KNOWN.get(layout, row)
+        task, columns = GENERAL[layout](row, made_id), _KNOWN.get(layout, row)
     if layout == "verl" and isinstance(row["reward_model"]["ground_truth"], Mapping):
-        known = (*known, *_SEARCH_R1_TOO)
-    if others := {name: value for name, value in row.items() if name not in known and value is not None}:
+        columns = (*columns, *_SEARCH_R1_TOO)
+    if others := {name: value for name, value in row.items() if name not in columns and value is not None}:
         task = dataclasses.replace(task, metadata=_joined(task.metadata, others))
     if need_answers and not task.answers:
         raise RowError(_answer_column(row, layout), "no gold answer")
@@ -132,8 +132,8 @@ def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]
     """A row under our names. Of a solution as GSM8K writes it the answer is the number behind "####"."""
     for name, theirs in names.items():
         if theirs not in row:
-            known = nearest(theirs, list(map(str, row)))
-            raise RowError(theirs, f"missing, and data.columns.{name} names it. {known.rstrip('.')}")
+            advice = nearest(theirs, list(map(str, row)))
+            raise RowError(theirs, f"missing, and data.columns.{name} names it. {advice.rstrip('.')}")
     ours_row = {ours: row[theirs] for ours, theirs in names.items()}
     ours_row |= {name: value for name, value in row.items() if name not in names.values() and name not in ours_row}
     if "answers" in names and (match := _GSM8K.fullmatch(str(ours_row["answers"]))):
@@ -191,8 +191,8 @@ def _looks_like(name: Any, column: str) -> bool:
     if len(name) >= 4 and column.startswith(name):
         return True
     same = next((i for i, (a, b) in enumerate(zip(name, column, strict=False)) if a != b), min(len(name), len(column)))
-    rest, wanted = name[same:], column[same:]
-    return rest[1:] == wanted[1:] or rest[1:] == wanted or rest == wanted[1:]
+    rest, column_rest = name[same:], column[same:]
+    return rest[1:] == column_rest[1:] or rest[1:] == column_rest or rest == column_rest[1:]
 
 
 def _joined(metadata: Mapping[str, Any], others: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -276,9 +276,9 @@ def _answer_column(row: Mapping[str, Any], layout: str) -> str:
 
 
 def check(
-    row: Any, place: str, need_answers: bool, how: Reading = AS_IT_IS, made_id: str = "", lost: Any = None
+    row: Any, place: str, need_answers: bool, how: Reading = AS_IT_IS, made_id: str = "", not_given: Any = None
 ) -> types.Task:
-    """`to_task`, which turns a failure into one line for the user. With `lost` the metadata are made `fields.plain`.
+    """`to_task`, which turns a failure into one line for the user. `not_given` makes the metadata `fields.plain`.
 
     Raises:
       LeftOut: the row is one that its publisher left without a question.
@@ -286,7 +286,7 @@ def check(
     """
     try:
         task = to_task(row, need_answers, how, made_id)
-        return task if lost is None else dataclasses.replace(task, metadata=fields.plain(task.metadata, lost))
+        return task if not_given is None else dataclasses.replace(task, metadata=fields.plain(task.metadata, not_given))
     except RecursionError:
         raise config.ConfigError(f"{place}: column 'metadata': is nested too deeply to be written as JSON.") from None
     except RowError as error:

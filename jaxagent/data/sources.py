@@ -40,7 +40,7 @@ class TaskSource(Sequence[Task]):
     """
 
     def __init__(
-        self, data: files.Rows, name: str, need_answers: bool, how: rows.Reading = rows.AS_IT_IS, made: str = "row"
+        self, data: files.Rows, name: str, need_answers: bool, how: rows.Reading = rows.AS_IT_IS, id_prefix: str = "row"
     ):
         """Checks every row of `data`.
 
@@ -49,13 +49,13 @@ class TaskSource(Sequence[Task]):
           name: of the source.
           need_answers: refuse rows without a gold answer.
           how: the rows' layout.
-          made: what the ids begin with that are made for rows without one: "train" -> "train/0", "train/1", ...
+          id_prefix: what the ids of rows without one begin with: "train" -> "train/0", "train/1", ...
 
         Raises:
           ConfigError: no rows, a malformed row (file, row and column are named), or two rows with one id.
         """
         self.name = name
-        self._rows, self._need_answers, self._how, self.made = data, need_answers, how, made
+        self._rows, self._need_answers, self._how, self.id_prefix = data, need_answers, how, id_prefix
         self._numbers = range(len(data))  # of the rows that are tasks
         self.left_out: list[str] = []
         self.not_json: dict[str, str] = {}
@@ -79,8 +79,8 @@ class TaskSource(Sequence[Task]):
 
     def _task(self, number: int) -> Task:
         place = self._rows.place(number)
-        made = f"{self.made}/{number}"
-        return rows.check(self._rows[number], place, self._need_answers, self._how, made, self.not_json)
+        made_id = f"{self.id_prefix}/{number}"
+        return rows.check(self._rows[number], place, self._need_answers, self._how, made_id, self.not_json)
 
     def __iter__(self) -> Iterator[Task]:
         return (self[i] for i in range(len(self)))
@@ -91,7 +91,7 @@ class TaskSource(Sequence[Task]):
 
     def _distinct(self) -> Iterator[bytes]:
         """All tasks as rows' bytes; raises ConfigError where one has the id of an earlier one, or cannot be written."""
-        seen: dict[str, int] = {}
+        rows_by_id: dict[str, int] = {}
         numbers = []
         for number in range(len(self._rows)):
             try:
@@ -99,10 +99,10 @@ class TaskSource(Sequence[Task]):
             except rows.LeftOut as error:
                 self.left_out.append(str(error))
                 continue
-            if task.id in seen:
-                place, first = self._rows.place(number), self._rows.place(seen[task.id])
+            if task.id in rows_by_id:
+                place, first = self._rows.place(number), self._rows.place(rows_by_id[task.id])
                 raise ConfigError(f"{place}: column 'id': {task.id!r} is also the id of {first}.")
-            seen[task.id] = number
+            rows_by_id[task.id] = number
             numbers.append(number)
             row = repr(rows.row_to_store(task, self._rows.place(number))).encode()
             self.ids.append(task.id)
@@ -121,9 +121,9 @@ def fingerprint(tasks: Iterable[Task]) -> str:
     return _digest(repr(rows.to_row(task)).encode() for task in tasks)
 
 
-def _digest(stored: Iterable[bytes]) -> str:
+def _digest(contents: Iterable[bytes]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for row in stored:
+    for row in contents:
         digest.update(row)
     return digest.hexdigest()
 
@@ -131,9 +131,9 @@ def _digest(stored: Iterable[bytes]) -> str:
 def _contents(task: Task) -> tuple[bytes, bytes, bytes]:
     """See `TaskSource.contents`."""
     prompt = " ".join(task.prompt.split()).casefold()
-    asked = (prompt, *sorted(_PUNCTUATION.sub("", " ".join(one.split()).casefold()) or one for one in task.answers))
+    question = (prompt, *sorted(_PUNCTUATION.sub("", " ".join(one.split()).casefold()) or one for one in task.answers))
     rest = {name: value for name, value in task.metadata.items() if name not in _BOOKKEEPING}
-    texts = (prompt, json.dumps(asked), json.dumps([asked, rest], sort_keys=True, default=str))
+    texts = (prompt, json.dumps(question), json.dumps([question, rest], sort_keys=True, default=str))
     return tuple(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest() for text in texts)  # type: ignore[return-value]
 
 
@@ -145,17 +145,17 @@ def _check_apart(train: TaskSource, held_out: TaskSource, note: Callable[[str], 
     for themselves, unless all training tasks have one prompt. A world of so few tasks that training itself has some
     several times is not refused.
     """
-    asked = Counter(asked for _, asked, _ in train.contents)
-    prompts, whole = {prompt for prompt, _, _ in train.contents}, {whole for _, _, whole in train.contents}
+    questions = Counter(question for _, question, _ in train.contents)
+    prompts, contents = {prompt for prompt, _, _ in train.contents}, {content for _, _, content in train.contents}
     same, near = [], []
-    for index, (prompt, one, with_metadata) in enumerate(held_out.contents):
-        if asked[one] == 1 or (asked[one] and with_metadata in whole):
+    for index, (prompt, question, with_metadata) in enumerate(held_out.contents):
+        if questions[question] == 1 or (questions[question] and with_metadata in contents):
             same.append(index)
         elif prompt in prompts and len(prompts) > 1:
             near.append(index)
-    if len(same) == len(held_out) and len(whole) == len(train):
+    if len(same) == len(held_out) and len(contents) == len(train):
         raise ConfigError(f"data.eval_source: {held_out.name} holds the same tasks as {train.name}.")
-    own_ids = set(train.ids) - {f"{train.made}/{number}" for number in range(len(train))}
+    own_ids = set(train.ids) - {f"{train.id_prefix}/{number}" for number in range(len(train))}
     of_others = sorted({index for index, id in enumerate(held_out.ids) if id in own_ids} - set(same))
     for indices, what in (
         (same, "are training tasks as well"),

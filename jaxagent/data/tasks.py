@@ -45,14 +45,14 @@ class TaskIterator(Iterator[Task]):
         Where one epoch ends and the next begins a task could come twice; its second coming is left out, so that as many
         as there are tasks are all different. Where more are asked for, the same holds of every further so many.
         """
-        taken: list[int] = []
-        while len(taken) < count:
+        task_numbers: list[int] = []
+        while len(task_numbers) < count:
             distinct: dict[str, int] = {}
-            while len(distinct) < min(count - len(taken), len(self._source)):
+            while len(distinct) < min(count - len(task_numbers), len(self._source)):
                 index = int(next(self._places))
                 distinct.setdefault(self._source[index].id, index)
-            taken += distinct.values()
-        return taken
+            task_numbers += distinct.values()
+        return task_numbers
 
     def get_state(self) -> dict[str, Any]:
         """Position and identity, as JSON values."""
@@ -73,19 +73,19 @@ class TaskIterator(Iterator[Task]):
         self._places.set_state({"next_index": int(state["next_index"])})
 
 
-def further(size: int, count: int, used: Collection[int], key: Sequence[int]) -> list[int]:
+def further(size: int, count: int, excluded: Collection[int], key: Sequence[int]) -> list[int]:
     """Indices of tasks for a further round of a step: a function of the key, so that the stream stays where it is.
 
-    Different ones, and others than `used`, as long as there are any.
+    Different ones, and others than `excluded`, as long as there are any.
 
     Args:
       size: tasks of the source.
       count: of them.
-      used: indices of earlier rounds.
+      excluded: indices of earlier rounds.
       key: of the randomness.
     """
-    drawn = np.random.default_rng(key).choice(size, min(size, count + len(used)), replace=False).tolist()
-    line = [i for i in drawn if i not in used] + [i for i in drawn if i in used]
+    drawn = np.random.default_rng(key).choice(size, min(size, count + len(excluded)), replace=False).tolist()
+    line = [i for i in drawn if i not in excluded] + [i for i in drawn if i in excluded]
     return [line[place % len(line)] for place in range(count)]
 
 

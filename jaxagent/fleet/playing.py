@@ -242,7 +242,7 @@ def _of_another(plan: Plan, which: EpisodeId, task: str | None, packed: Packed) 
     except ConfigError as error:
         raise RefusedCallError("damaged", str(error)) from None
     try:
-        played_task, number = packing.whose(packed, name)
+        played_task, number = packing.task_and_sample(packed, name)
     except ConfigError as error:
         return str(error)
     if task is not None and played_task != task:

@@ -44,15 +44,15 @@ def find_abilities(chat: Chat) -> Abilities:
             return False
         at = 0
         for word in words:
-            places = [text.find(one, at) for one in ((word,) if isinstance(word, str) else word)]
+            places = [text.find(spelling, at) for spelling in ((word,) if isinstance(word, str) else word)]
             if min(places) < 0:
                 return False
             at = max(places) + 1
         return True
 
     def calls(text: str, *names: str) -> list[Mapping[str, Any]]:
-        written = [{"type": "function", "function": {"name": name, "arguments": {d: e}}} for name in names]
-        called = _message("assistant", text) | {"tool_calls": written}
+        tool_calls = [{"type": "function", "function": {"name": name, "arguments": {d: e}}} for name in names]
+        called = _message("assistant", text) | {"tool_calls": tool_calls}
         return [_message("user", a), called, *[result] * (role == "tool"), _message("user", g)]
 
     question, answer = _message("user", a), _message("assistant", e)
@@ -68,7 +68,7 @@ def find_abilities(chat: Chat) -> Abilities:
 
     return Abilities(
         system=shows([_message("system", b), question], b, a),
-        systems=shows([_message(*one) for one in several], a, b, c, d, e, f, g)
+        systems=shows([_message(*message) for message in several], a, b, c, d, e, f, g)
         and shows([question, answer, _message("system", b)], a, e, b),
         user_runs=shows([question, _message("user", b)], a, b),
         tool_role=role,

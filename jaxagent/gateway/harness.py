@@ -165,18 +165,18 @@ class _ProgramEpisode(Playing):
         with seconds(self._metrics, "run_s"):
             result = await _run(place, attempt.agent, where, min(attempt.run_s, line.run_s))
         await self._end_session()  # the engine has no more to do with it: others want the room
-        ended = self._ended(result, line)
+        stop_reason = self._stop_reason_of(result, line)
         await line.phase("verify")
         with seconds(self._metrics, "verify_s"):
             async with _deadline(attempt.verify_s, "the verifier did not end"):
                 try:
-                    self._verdict = await verdict_of(attempt, self._turns, ended)
+                    self._verdict = await verdict_of(attempt, self._turns, stop_reason)
                 except Exception as failure:
                     if isinstance(failure, SandboxLost) or not line.state.refusal:
                         raise
                     message = f"{_refused(line)}{one_line(failure, 'it took too long')}"
                     raise Failed(StopReason.ENV_ERROR, message) from failure
-        return ended
+        return stop_reason
 
     async def _wire(self, place: Place, agent: Agent, line: SessionLine) -> Where:
         """Gives the program its way to its session, and its files."""
@@ -197,7 +197,7 @@ class _ProgramEpisode(Playing):
             await place.sandbox.write(path, data, 0o600)
         return where
 
-    def _ended(self, result: CommandResult, line: SessionLine) -> StopReason:
+    def _stop_reason_of(self, result: CommandResult, line: SessionLine) -> StopReason:
         """How the program ended. Raises Failed where that says nothing about the policy."""
         status, session = result.exit_code, line.state
         self._metrics["exit_status"] = float(status)
@@ -246,12 +246,12 @@ class _ProgramEpisode(Playing):
             if counters.get(name) and name not in self._rollout.warnings:
                 self._rollout.warnings.add(name)
                 logger.warning("task %s: %s (counted as %s, told once).", self._task.id, message, name)
-        counted = {name: float(counters.get(name, 0.0)) for name in COUNTED}
+        values = {name: float(counters.get(name, 0.0)) for name in COUNTED}
         counts = {"trajectories": float(len(trajectories)), **token_counts(trajectories)}
         return dict(
             trajectories=trajectories,
             turns=self._turns,
-            metrics={**counted, **self._metrics, **counts},
+            metrics={**values, **self._metrics, **counts},
             text=self._rollout.text(trajectories),
         )
 

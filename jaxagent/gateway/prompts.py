@@ -52,7 +52,7 @@ class Prompts:
             if text and 0x80 <= (data[size : size + 1] or b"\0")[0] < 0xC0:
                 continue  # within a character: what is left would be no text
             places = self._places.get((text, digest.digest()), ())
-            ends = [(thread, end) for thread, end, closed in places if size < len(data) or not closed]
+            ends = [(thread, end) for thread, end, is_closed in places if size < len(data) or not is_closed]
             if ends:
                 base = next((one for one in reversed(ends) if ends_here(*one)), ends[0])
         return base
@@ -65,28 +65,28 @@ class Prompts:
         stop string or without. An empty answer, or one that closed and has nothing behind it, is no sign of the turn.
         """
 
-        def note(beginning: bytes, taken: int, text: bool, closed: bool) -> None:
+        def note(beginning: bytes, prefix_size: int, text: bool, is_closed: bool) -> None:
             self._sizes[text].add(len(beginning))
             digest = hashlib.blake2b(beginning, digest_size=DIGEST_BYTES).digest()
-            place = (thread, dataclasses.replace(end, taken=taken), closed)
+            place = (thread, dataclasses.replace(end, prefix_size=prefix_size), is_closed)
             self._places.setdefault((text, digest), []).append(place)
 
         note(_id_bytes(thread.tokens[: end.tokens]), end.tokens, False, False)
-        shown, sampled = answer.text.encode(), self._tokenizer.decode_bytes(answer.tokens.tolist())
-        turns = {shown: answer.finish != "length"} if shown else {}
+        reply_bytes, sampled = answer.text.encode(), self._tokenizer.decode_bytes(answer.tokens.tolist())
+        turns = {reply_bytes: answer.finish != "length"} if reply_bytes else {}
         if answer.stop_string is not None:
-            turns[shown + answer.stop_string.encode()] = True
+            turns[reply_bytes + answer.stop_string.encode()] = True
         turns[sampled] = False
         fronts = {self._tokenizer.decode_bytes(answer.prompt_ids)}
         for front in fronts | {prompt.encode()} if isinstance(prompt, str) else fronts:
-            for turn, closed in turns.items():
-                note(front + turn, len(front + turn), True, closed)
+            for turn, is_closed in turns.items():
+                note(front + turn, len(front + turn), True, is_closed)
 
 
 def behind(prompt: str | tuple[int, ...], base: tuple[Thread, End] | None) -> str | tuple[int, ...]:
     """What of a prompt is new."""
-    taken = base[1].taken if base is not None else 0
-    return prompt.encode()[taken:].decode() if isinstance(prompt, str) else prompt[taken:]
+    prefix_size = base[1].prefix_size if base is not None else 0
+    return prompt.encode()[prefix_size:].decode() if isinstance(prompt, str) else prompt[prefix_size:]
 
 
 def build(tokenizer: Tokenizer, rest: str | Sequence[int], base: tuple[Thread, End] | None) -> Context:

@@ -27,7 +27,7 @@ class SampledTurn:
 
     thread: Thread
     end: End
-    stored: SampledTokens
+    tokens: SampledTokens
     digest: bytes  # of the message
     calls: Mapping[str, Call]  # by the part of the id that is ours
     texts: tuple[str, ...]  # what a message that holds it may begin with, the longest first
@@ -47,9 +47,9 @@ class KnownRequest:
     digests: RequestDigests
     turns: Mapping[int, SampledTurn]
 
-    def stored(self, start: int) -> dict[int, SampledTokens]:
+    def sampled_from(self, start: int) -> dict[int, SampledTokens]:
         """The ids of the sampled turns from a message on."""
-        return {number: turn.stored for number, turn in self.turns.items() if number >= start}
+        return {number: turn.tokens for number, turn in self.turns.items() if number >= start}
 
     def context(self, renderer: Renderer, base: tuple[Thread, End] | None) -> Context:
         """The tokens in front of the answer, of a request that begins as `base` does, or as no trajectory does.
@@ -61,18 +61,18 @@ class KnownRequest:
         """
         ask = self.ask
         if base is None:
-            return renderer.prompt(ask.messages, ask.tools, self.stored(0))
+            return renderer.prompt(ask.messages, ask.tools, self.sampled_from(0))
         thread, end = base
-        at, ended_by = end.taken - 1, end.ended_by
+        at, ended_by = end.prefix_size - 1, end.ended_by
         context = Context([], [], thread.tokens[: end.tokens])
-        for number, stored in [*self.stored(end.taken).items(), (len(ask.messages), None)]:
+        for number, sampled_tokens in [*self.sampled_from(end.prefix_size).items(), (len(ask.messages), None)]:
             rendered = renderer.continuation(ask.messages[:number], ask.tools, at, ended_by)
             context.ids.extend(rendered.ids)
             context.kinds.extend(rendered.kinds)
-            if stored is not None:
-                context.ids.extend(stored.ids)
-                context.kinds.extend([int(TokenKind.PROMPT)] * len(stored.ids))
-                at, ended_by = number, stored.ended_by
+            if sampled_tokens is not None:
+                context.ids.extend(sampled_tokens.ids)
+                context.kinds.extend([int(TokenKind.PROMPT)] * len(sampled_tokens.ids))
+                at, ended_by = number, sampled_tokens.ended_by
         return context
 
 
@@ -97,11 +97,11 @@ class Recall:
     ) -> None:
         """`chain`: of the conversation in front of the turn; `digest`: of its message; `text`: of all its tokens."""
         calls = {own: call for call in answer.calls if (own := _own_id(call))}
-        shown = {answer.text, answer.text.strip()} if answer.text.strip() else set()
-        texts = shown | {text + answer.stop_string for text in shown if answer.stop_string}
-        texts |= {text} if shown and not calls else set()
-        stored = SampledTokens(tuple(sampled), end.ended_by)
-        turn = SampledTurn(thread, end, stored, digest, calls, tuple(sorted(texts, key=len, reverse=True)))
+        spellings = {answer.text, answer.text.strip()} if answer.text.strip() else set()
+        texts = spellings | {text + answer.stop_string for text in spellings if answer.stop_string}
+        texts |= {text} if spellings and not calls else set()
+        sampled_tokens = SampledTokens(tuple(sampled), end.ended_by)
+        turn = SampledTurn(thread, end, sampled_tokens, digest, calls, tuple(sorted(texts, key=len, reverse=True)))
         self._by_call |= dict.fromkeys(calls, turn)
         self._by_digest.setdefault(digest, turn)
         self._behind.setdefault(chain, []).append(turn)
@@ -119,9 +119,9 @@ class Recall:
             chain.append(chain_digest(chain[-1], digest))
 
         for message, digest in zip(ask.messages, digests.messages, strict=True):
-            turn, added, lost = None, "", False
+            turn, added, rewritten = None, "", False
             if message.role == "assistant":
-                turn, added, lost = self._turn(message, digest, chain[-1], ask.stops)
+                turn, added, rewritten = self._turn(message, digest, chain[-1], ask.stops)
             if turn is None:
                 broken = broken or (message.role == "assistant" and chain[-1] in self._behind)
                 put(message, digest)
@@ -132,7 +132,7 @@ class Recall:
             split = bool(own) and own.keys().isdisjoint(places.get(turn, own))
             if count:
                 self.rewritten_calls |= {one for one, call in own.items() if not _same(call, turn.calls[one])}
-                self.rewritten_calls |= {*(own or turn.calls)} if lost or (split and added.strip()) else set()
+                self.rewritten_calls |= {*(own or turn.calls)} if rewritten or (split and added.strip()) else set()
             if split:
                 places[turn] |= own.keys()  # a program may send each call of a turn in a message of its own
                 continue
@@ -157,8 +157,8 @@ class Recall:
         best: tuple[SampledTurn | None, str, bool] = None, message.text, False
         for turn in self._behind.get(chain, ()) if not message.calls else ():
             if any(own in message.text for own in turn.calls):  # smolagents writes calls, with their ids, as text
-                whole = all(own in message.text and call.name in message.text for own, call in turn.calls.items())
-                return turn, "", not whole
+                complete = all(own in message.text and call.name in message.text for own, call in turn.calls.items())
+                return turn, "", not complete
             rest = _rest(message.text, turn, stops)
             if rest is not None and not turn.calls and len(rest) < len(best[1]):
                 best = turn, rest, False
@@ -167,11 +167,11 @@ class Recall:
 
 def _rest(text: str, turn: SampledTurn, stops: Sequence[str], least: int = LEAST) -> str | None:
     """What stands behind the turn's text; None: the message begins otherwise, or as if by chance."""
-    ends = tuple(end for end in ("\n", "\r", turn.stored.ended_by, *stops) if end)
-    for shown in (text, text.lstrip()):
+    ends = tuple(end for end in ("\n", "\r", turn.tokens.ended_by, *stops) if end)
+    for visible in (text, text.lstrip()):
         for text in turn.texts:
-            if shown.startswith(text):
-                rest = shown[len(text) :]
+            if visible.startswith(text):
+                rest = visible[len(text) :]
                 apart = len(text) >= least and not (text[-1].isalnum() and rest[:1].isalnum())
                 if apart or not rest.strip() or rest.startswith(ends) or any(end in text for end in ends[2:]):
                     return rest
@@ -183,5 +183,5 @@ def _own_id(call: Call) -> str:
     return match[0] if match else ""
 
 
-def _same(one: Call, other: Call) -> bool:
-    return message_digest(ChatMessage("", "", (one,))) == message_digest(ChatMessage("", "", (other,)))
+def _same(call: Call, other: Call) -> bool:
+    return message_digest(ChatMessage("", "", (call,))) == message_digest(ChatMessage("", "", (other,)))

@@ -87,26 +87,26 @@ class Renderer:
         return self._family(tools, self._reasoning, self._headers["user"][1].rstrip().endswith("<think>"))
 
     def prompt(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Tool], stored: Mapping[int, SampledTokens]
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool], sampled_tokens: Mapping[int, SampledTokens]
     ) -> Context:
         """The whole conversation, up to where the assistant writes.
 
         Args:
           messages: the conversation.
           tools: what is offered.
-          stored: sampled turns by the number of their message in `messages`; they are spliced.
+          sampled_tokens: sampled turns by the number of their message in `messages`; they are spliced.
 
         Raises:
           BadRequest: the template refuses the conversation or does not show all of it.
         """
         if tools and self._with_tools is not self:
-            return self._with_tools.prompt(messages, tools, stored)
-        _check(messages, stored)
+            return self._with_tools.prompt(messages, tools, sampled_tokens)
+        _check(messages, sampled_tokens)
         if self._chat is None:
-            rendered = self._encode(_plain(messages, tools, stored))
+            rendered = self._encode(_plain(messages, tools, sampled_tokens))
             prefix = list(self._tokenizer.prefix_ids)
             return Context(prefix + rendered.ids, [int(TokenKind.PROMPT)] * len(prefix) + rendered.kinds)
-        return self._encode(self._pieces(self._fit(messages, tools, stored), tools, stored))
+        return self._encode(self._pieces(self._fit(messages, tools, sampled_tokens), tools, sampled_tokens))
 
     def continuation(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], at: int, ended_by: str) -> Context:
         """What follows message number `at`, which the policy sampled last, up to where the assistant writes next.
@@ -128,17 +128,17 @@ class Renderer:
         turns = self._fit(messages, (), [at])  # where tools stand in the system message, that is behind us
         rest = turns[1 + next(i for i, turn in enumerate(turns) if turn.index == at) :]
         before = Turn("user", (("question", TokenKind.PROMPT),))  # as `Chat` frames an observation
-        known = next(turn for turn in turns if turn.index == at)
-        shown = () if self._abilities.tools_before else tools
-        pieces = list(self._pieces([before, known, *rest], shown, {at: SampledTokens((), ended_by)}))
+        sampled_turn = next(turn for turn in turns if turn.index == at)
+        shown_tools = () if self._abilities.tools_before else tools
+        pieces = list(self._pieces([before, sampled_turn, *rest], shown_tools, {at: SampledTokens((), ended_by)}))
         return self._encode(pieces[1 + next(i for i, piece in enumerate(pieces) if isinstance(piece, SampledTokens)) :])
 
-    def _fit(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], known: Collection[int]) -> list[Turn]:
+    def _fit(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], of_policy: Collection[int]) -> list[Turn]:
         preface = "" if self._native or not tools else tools_text(tools)
-        return fit(messages, known, self._abilities, self._family, self._native, preface)
+        return fit(messages, of_policy, self._abilities, self._family, self._native, preface)
 
     def _pieces(
-        self, turns: Sequence[Turn], tools: Sequence[Tool], stored: Mapping[int, SampledTokens]
+        self, turns: Sequence[Turn], tools: Sequence[Tool], sampled_tokens: Mapping[int, SampledTokens]
     ) -> Iterator[Spans | SampledTokens]:
         """The template's text, cut at the stored turns."""
         mark = _unused_mark(turns, tools)
@@ -162,10 +162,10 @@ class Renderer:
             if turn.index is None:
                 spans += [(between, TokenKind.PROMPT), *body_spans(text[start:end], turn.parts)]
                 continue
-            yield [*spans, (_opened(between, *header), TokenKind.PROMPT)]
-            yield stored[turn.index]
+            yield [*spans, (_with_opening(between, *header), TokenKind.PROMPT)]
+            yield sampled_tokens[turn.index]
             spans = Spans(body_spans(text[start + len(mark) : end], turn.parts) if turn.parts else ())
-            ended_by = "" if turn.parts else stored[turn.index].ended_by
+            ended_by = "" if turn.parts else sampled_tokens[turn.index].ended_by
         yield [*spans, (text[at:].removeprefix(ended_by), TokenKind.PROMPT)]
 
     def _encode(self, pieces: Iterator[Spans | SampledTokens] | Sequence[Spans | SampledTokens]) -> Context:
@@ -203,23 +203,23 @@ def _headers(chat: Chat, role: str) -> tuple[str, str]:
     answer, last, more, user = *WORDS[:3], {"role": "user", "content": WORDS[3]}
     message = {"role": role, "content": last, **({"name": "tool"} if role == "tool" else {})}
     talk = [user, {"role": "assistant", "content": answer}, message]
-    closed = chat.render(talk, None, False).partition(last)[2]
-    opening = chat.render(talk).partition(last)[2].removeprefix(closed)
+    footer = chat.render(talk, None, False).partition(last)[2]
+    opening = chat.render(talk).partition(last)[2].removeprefix(footer)
     talk += [{"role": "assistant", "content": more}, user]
-    written = chat.render(talk).partition(last)[2].partition(more)[0].removeprefix(closed)
-    return written, opening
+    turn_text = chat.render(talk).partition(last)[2].partition(more)[0].removeprefix(footer)
+    return turn_text, opening
 
 
-def _opened(between: str, written: str, opening: str) -> str:
+def _with_opening(between: str, turn_text: str, opening: str) -> str:
     """The text before an assistant message as it was when the policy began to write it."""
-    if between.endswith(written):
-        return between[: len(between) - len(written)] + opening
-    same = os.path.commonprefix([written, opening])  # noqa: RUF071, these are no paths
+    if between.endswith(turn_text):
+        return between[: len(between) - len(turn_text)] + opening
+    same = os.path.commonprefix([turn_text, opening])  # noqa: RUF071, these are no paths
     return between[: between.rindex(same)] + opening if same and same in between else between
 
 
 def _plain(
-    messages: Sequence[ChatMessage], tools: Sequence[Tool], stored: Mapping[int, SampledTokens]
+    messages: Sequence[ChatMessage], tools: Sequence[Tool], sampled_tokens: Mapping[int, SampledTokens]
 ) -> Iterator[Spans | SampledTokens]:
     """The contents as they are, one piece for each message."""
     if tools or any(message.calls for message in messages):
@@ -228,13 +228,13 @@ def _plain(
     for i, message in enumerate(messages):
         begun = begun or message.role == "assistant"
         observed = message.role == "tool" or (begun and message.role == "user")
-        yield stored.get(i) or [(message.text, TokenKind.OBSERVATION if observed else TokenKind.PROMPT)]
+        yield sampled_tokens.get(i) or [(message.text, TokenKind.OBSERVATION if observed else TokenKind.PROMPT)]
 
 
-def _check(messages: Sequence[ChatMessage], known: Collection[int]) -> None:
+def _check(messages: Sequence[ChatMessage], of_policy: Collection[int]) -> None:
     if not messages:
         raise BadRequest("messages: there is none.", "messages")
-    wrong = [i for i in known if not (0 <= i < len(messages) and messages[i].role == "assistant")]
+    wrong = [i for i in of_policy if not (0 <= i < len(messages) and messages[i].role == "assistant")]
     if wrong:
         raise ValueError(f"Message {wrong[0]} is no assistant message: it has no sampled tokens.")
 

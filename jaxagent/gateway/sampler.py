@@ -161,18 +161,18 @@ class Pending:
         self._watchers: list[Callable[[Event], None]] = []
 
     @property
-    def done(self) -> bool:
+    def has_result(self) -> bool:
         """Whether there is a result."""
         return self.result.done()
 
-    def lost(self, taking_s: float) -> bool:
+    def is_abandoned(self, taking_s: float) -> bool:
         """Whether nobody waits for it and nobody has taken its answer within so many seconds."""
         late = self._settled is not None and asyncio.get_running_loop().time() > self._settled + taking_s
-        return not self.waiters and not self.delivered and (late or not self.done)
+        return not self.waiters and not self.delivered and (late or not self.has_result)
 
     def gave(self, answer: Answer) -> bool:
         """Whether this is its answer."""
-        return self.done and not self.result.exception() and self.result.result() is answer
+        return self.has_result and not self.result.exception() and self.result.result() is answer
 
     def settle(self, answer: Answer) -> None:
         """The answer is whole. For those who ask again, it comes in as few pieces as can be."""

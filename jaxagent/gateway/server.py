@@ -143,8 +143,8 @@ class Gateway:
         """The web application."""
         app = web.Application(client_max_size=talk.MAX_BODY_BYTES, middlewares=[self._errors])
         others = [] if self._also is None else list(self._also.routes())
-        served = {route.path for route in others}  # an engine's completions are its own: many prompts, many choices
-        routes = [*others, *(web.post(path, self._talk) for path in FORMS if path not in served)]
+        own_paths = {route.path for route in others}  # an engine's completions are its own: many prompts, many choices
+        routes = [*others, *(web.post(path, self._talk) for path in FORMS if path not in own_paths)]
         routes += [web.post(COUNT, self._count), web.get("/v1/models", self._models)]
         routes += [web.get("/v1/models/{name:.+}", self._one_model), web.get("/", self._describe)]
         # Some clients take the base URL of the other vendor's for the place of the routes themselves.
@@ -240,7 +240,7 @@ class Gateway:
     async def _show(self, request: web.Request) -> web.Response:
         session = self._entry_of_id(request).session
         state = {"running": session.running, "counters": session.counters}
-        return talk.reply(state | {"stop": session.stop, "closed": session.closed})
+        return talk.reply(state | {"stop": session.stop, "closed": session.is_closed})
 
     async def _trajectories(self, request: web.Request) -> web.Response:
         """Ends the session: what it gives is whole."""

@@ -66,9 +66,9 @@ class Completions:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         raw = await read_body(request)
-        asked, ask = await self._readers.run(completions.parse_many, raw, self._tokenizer.vocab_size)
+        parsed, ask = await self._readers.run(completions.parse_many, raw, self._tokenizer.vocab_size)
         talk.check_model(ask.model, self._name)
-        prompts = await self._readers.run(lambda: [self._prompt(prompt) for prompt in asked])
+        prompts = await self._readers.run(lambda: [self._prompt(prompt) for prompt in parsed])
         head = completions.head(Ident(secrets.token_hex(12), self._name, int(time.time())))
         if ask.stream:
             return await self._stream(request, ask, prompts, head)
@@ -78,9 +78,9 @@ class Completions:
                 if piece is not None:
                     pieces[piece["index"]].append(piece)
         choices = [completions.merged(one) for one in pieces]
-        used = _usage(ask, prompts, sum(len(c["token_ids"]) for c in choices), choices)
+        usage = _usage(ask, prompts, sum(len(c["token_ids"]) for c in choices), choices)
         flat = prompts if len(prompts) > 1 else prompts[0]
-        return reply(head | {"choices": choices, "usage": used, "prompt_token_ids": flat})
+        return reply(head | {"choices": choices, "usage": usage, "prompt_token_ids": flat})
 
     async def _stream(
         self, request: web.Request, ask: Ask, prompts: list[list[int]], head: dict[str, Any]
@@ -198,13 +198,13 @@ class Completions:
     async def _score(self, request: web.Request) -> web.Response:
         if self._scoring is None:
             return reply(completions.error("this server does not score (int8 matrices)", 501), 501)
-        asked = await self._readers.run(self._score_request, await read_body(request))
+        parsed = await self._readers.run(self._score_request, await read_body(request))
         if self._being_scored >= MAX_SCORING:
             raise QueueFullError(f"{self._being_scored} requests are being scored already")
         self._being_scored += 1
         given_up = threading.Event()
         # In a thread: the device takes its time, and generation goes on meanwhile.
-        work = asyncio.create_task(asyncio.to_thread(self._scoring, self._driver.params, asked, given_up))
+        work = asyncio.create_task(asyncio.to_thread(self._scoring, self._driver.params, parsed, given_up))
         work.add_done_callback(self._scored)
         try:
             answers = await asyncio.wait_for(asyncio.shield(work), self._timeout_s)

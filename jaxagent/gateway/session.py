@@ -141,7 +141,7 @@ class Session:
         if turn is None:
             turn = self._begin(ask, digests, watched=watch is not None)
         else:
-            self.counters["replayed" if turn.done else "retries_joined"] += 1
+            self.counters["replayed" if turn.has_result else "retries_joined"] += 1
         answer = await self._wait(turn, watch)
         self.stop, self.refusal = None, ""
         return answer
@@ -153,7 +153,7 @@ class Session:
         runs. What was taken is only given again to who says that it has asked before.
         """
         same = [turn for turn in reversed(self._turns) if turn.digest == digest]
-        alone = [turn for turn in same if turn.lost(TAKING_S)]
+        alone = [turn for turn in same if turn.is_abandoned(TAKING_S)]
         if retry is False:
             return next(iter(alone), None)
         latest = next(iter(alone or same), None)
@@ -188,10 +188,10 @@ class Session:
     @property
     def running(self) -> int:
         """Requests that generate now."""
-        return sum(not turn.done for turn in self._turns)
+        return sum(not turn.has_result for turn in self._turns)
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._trajectories is not None
 
@@ -205,17 +205,17 @@ class Session:
         try:
             return await turn.wait(watch)
         finally:
-            if not turn.waiters and not turn.done:
+            if not turn.waiters and not turn.has_result:
                 asyncio.get_running_loop().call_later(LINGER_S, self._abandoned, turn)
 
     def _abandoned(self, turn: Pending) -> None:
-        if not turn.waiters and not turn.done:
+        if not turn.waiters and not turn.has_result:
             self.counters["cancelled"] += 1
             self._give_up(turn, EngineError("The client is gone."))
 
     def _give_up(self, turn: Pending, reason: Exception) -> None:
         """Ends a turn at once: the trajectory is again as it was before, for whoever asks next."""
-        if turn.done:
+        if turn.has_result:
             return
         turn.result.set_exception(reason)
         if turn in self._turns:
@@ -245,7 +245,7 @@ class Session:
         self._check_left(1)
         self._begun += 1
         if len(self._turns) >= KEPT_TURNS:
-            old = next((turn for turn in self._turns if turn.done), None)
+            old = next((turn for turn in self._turns if turn.has_result), None)
             if old is not None:
                 self._turns.remove(old)
         turn = Pending(digests.digest)
@@ -264,12 +264,12 @@ class Session:
         except Exception as failure:
             if isinstance(failure, BadRequest):
                 self.stop = StopReason.TOKEN_LIMIT if failure.code == NO_ROOM else self.stop
-            elif not turn.done:
+            elif not turn.has_result:
                 self.failure = failure
             self._give_up(turn, failure)
         else:
             self.failure = None
-            if not turn.done:
+            if not turn.has_result:
                 turn.settle(answer)
 
     async def _sampled(self, turn: Pending, ask: Ask, digests: RequestDigests, watched: bool) -> Answer:
@@ -280,7 +280,7 @@ class Session:
         thread = None
         self._number += 1
         number = self._number
-        if base is not None and ends_here(*base) and not request.stored(base[1].taken):
+        if base is not None and ends_here(*base) and not request.sampled_from(base[1].prefix_size):
             turn.thread = thread = base[0]
             thread.busy = True
         context = await self._context(request, base)
@@ -293,11 +293,11 @@ class Session:
             ids, kinds = [*context.copied, *ids], [int(TokenKind.PROMPT)] * len(context.copied) + kinds
             turn.thread = thread = self._threads.open(ids, number)
             thread.busy = True
-            known = [(turn.thread, turn.end) for turn in request.turns.values()]
-            if origin := base or next(reversed(known), None):
+            sampled_places = [(turn.thread, turn.end) for turn in request.turns.values()]
+            if origin := base or next(reversed(sampled_places), None):
                 turns_before = sum(end.tokens < origin[1].tokens for end in origin[0].ends)
                 thread.parent = origin[0], min(turns_before, origin[0].turns - 1)  # a prompt may end a turn otherwise
-            parents = [one for one, _ in ([base] if base else []) + known]
+            parents = [one for one, _ in ([base] if base else []) + sampled_places]
             self._lines.admit(thread, ask, parents, base is not None)
         turn.tell(Begun(count))
         most = min(room, self._limits.turn_tokens, ask.max_tokens or room)
@@ -308,7 +308,7 @@ class Session:
         generation = await self._sampler.sample(thread, ids, most, sampling, reading, watched)
         if not len(generation.tokens):
             raise self._no_room(count)
-        if turn.done:  # given up meanwhile: the trajectory is no longer this turn's
+        if turn.has_result:  # given up meanwhile: the trajectory is no longer this turn's
             raise EngineError("The turn was given up.")
         if not np.isfinite(generation.logprobs).all():
             raise EngineError("The log-prob of a sampled token is not finite: are the weights?")
@@ -331,8 +331,8 @@ class Session:
     ) -> None:
         """The turn becomes part of the trajectory."""
         sampled, digests = generation.tokens.tolist(), request.digests
-        ended = sampled[-1] in self._tokenizer.eos_ids  # also where its text is a stop string
-        ended_by = self._tokenizer.decode(sampled[-1:]) if ended else ""
+        at_eos = sampled[-1] in self._tokenizer.eos_ids  # also where its text is a stop string
+        ended_by = self._tokenizer.decode(sampled[-1:]) if at_eos else ""
         end = End(len(digests.messages) + 1, len(thread) + len(ids) + len(sampled), ended_by)
         thread.add(ids, kinds, generation, end)
         thread.busy = False
@@ -340,8 +340,8 @@ class Session:
         if request.ask.prompt is None:
             digest, chain = message_digest(ChatMessage("assistant", answer.text, answer.calls)), digests.chain[-1]
             self._threads.add(thread, end, chain_digest(chain, digest))
-            whole = self._tokenizer.decode(sampled[: len(sampled) - ended])
-            self._recall.add(thread, end, chain, digest, answer, sampled, whole)
+            text = self._tokenizer.decode(sampled[: len(sampled) - at_eos])
+            self._recall.add(thread, end, chain, digest, answer, sampled, text)
             self._lines.note(thread, answer)
         else:
             self._prompts.add(thread, end, request.ask.prompt, answer)
@@ -365,7 +365,7 @@ class Session:
             least, size = self._tokenizer.least_tokens(rest) if isinstance(rest, str) else len(rest), len(rest)
             build = functools.partial(prompts.build, self._tokenizer, rest, base)
         else:
-            new = request.ask.messages[base[1].taken if base else 0 :]
+            new = request.ask.messages[base[1].prefix_size if base else 0 :]
             least = sum(self._tokenizer.least_tokens(m.text) for m in new if m.role != "assistant")
             size = sum(len(message.text) + LARGE_TEXT // 1000 for message in new)  # many are slow, too
             build = functools.partial(request.context, self._renderer, base)

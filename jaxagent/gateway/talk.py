@@ -176,11 +176,11 @@ async def answer_request(
         session.check_requests(draws, retry)  # before any of them is drawn, and trained
         return await asyncio.gather(*(session.answer(ask, None, retry, one) for one in draws))
 
-    def noted(answers: Sequence[Answer], sent: Sequence[Item] = ()) -> dict[str, Any]:
-        """The body of the answer, which the history notes; `sent` are its items as a stream had them."""
+    def noted(answers: Sequence[Answer], new_items: Sequence[Item] = ()) -> dict[str, Any]:
+        """The body of the answer, which the history keeps; `new_items` are the items that a stream has sent."""
         body = form.body(ask, *answers, ident=ident)
         if history is not None and ask.items:
-            output = sent or body.get("output") or [{"role": "assistant", "content": body.get("content")}]
+            output = new_items or body.get("output") or [{"role": "assistant", "content": body.get("content")}]
             history.keep(body["id"], ask.items, output)
         return body
 

@@ -81,7 +81,9 @@ def _hash(data: bytes) -> bytes:
 class End:
     """Where an assistant message of a trajectory ends, or what was sampled for a prompt."""
 
-    taken: int  # of a request that goes on there: its messages up to and with this one; bytes or ids of its prompt
+    prefix_size: (
+        int  # of a request that goes on there: its messages up to and with this one; bytes or ids of its prompt
+    )
     tokens: int  # of the trajectory, likewise
     ended_by: str  # the EOS text that was sampled, or ""
 
@@ -107,7 +109,7 @@ class Thread:
 
     Attributes:
       key: `conversation` of its randomness.
-      opened, latest: numbers of the session's turns: with which it began, and its latest own one.
+      first_turn, latest: numbers of the session's turns: with which it began, and its latest own one.
       tools: whether its program offered tools, or goes on with a trajectory where it did.
       line: the first trajectory of its line; None: of no line of the program's. See `trained`.
       ends, turn_numbers: of its own turns, oldest first: where each ends, and its number in the session.
@@ -117,8 +119,8 @@ class Thread:
       handle: the policy's sequence; None: not open, and all tokens are to be sent.
     """
 
-    def __init__(self, key: int, opened: int) -> None:
-        self.key, self.opened, self.latest = key, opened, opened
+    def __init__(self, key: int, first_turn: int) -> None:
+        self.key, self.first_turn, self.latest = key, first_turn, first_turn
         self.tools = False
         self.line: Thread | None = None
         self.ends: list[End] = []
@@ -177,13 +179,13 @@ class Threads:
                 return next((one for one in reversed(own) if ends_here(*one)), own[0])
         return None
 
-    def open(self, context: Sequence[int], opened: int) -> Thread:
+    def open(self, context: Sequence[int], first_turn: int) -> Thread:
         """A trajectory that begins with these tokens, at this turn of the session. Its key is taken until `forget`."""
         occurrence = 0
         while (key := conversation_key(context, occurrence)) in self._keys:
             occurrence += 1
         self._keys.add(key)
-        return Thread(key, opened)
+        return Thread(key, first_turn)
 
     def forget(self, thread: Thread) -> None:
         """A trajectory that has not sampled anything is none."""

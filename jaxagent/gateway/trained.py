@@ -119,18 +119,18 @@ class Lines:
 
         def ours(thread: Thread) -> bool:
             talk = [other for other in threads if other.line is thread.line and other not in side]
-            around = thread not in side and any(other.opened < thread.opened < other.latest for other in talk)
+            around = thread not in side and any(other.first_turn < thread.first_turn < other.latest for other in talk)
             return thread.line is not None and not around
 
         own = [thread for thread in trained if ours(thread)]
-        left = _left([thread for thread in own if thread not in side])
-        for thread, turn in left:
+        abandoned = _abandoned_turns([thread for thread in own if thread not in side])
+        for thread, turn in abandoned:
             thread.trained = min(thread.trained, turn)
-        cut = {thread for thread, _ in left}
+        cut = {thread for thread, _ in abandoned}
         return [thread for thread in own if thread.trained], len(trained) - len(own) + len(cut), len(untrained)
 
 
-def _left(threads: Sequence[Thread]) -> set[tuple[Thread, int]]:
+def _abandoned_turns(threads: Sequence[Thread]) -> set[tuple[Thread, int]]:
     """Turns (trajectory, number of the turn in it) that a program has left, with all that goes on with them.
 
     Of two that go on with one turn, it has left the one whose last turn was asked before the other's first, unless that
@@ -138,7 +138,7 @@ def _left(threads: Sequence[Thread]) -> set[tuple[Thread, int]]:
     """
     numbers = {(thread, i): number for thread in threads for i, number in enumerate(thread.turn_numbers)}
     before = {(thread, i): (thread, i - 1) if i else thread.parent for thread, i in numbers}
-    size, latest, behind, left = dict.fromkeys(numbers, 1), dict(numbers), collections.defaultdict(list), set()
+    size, latest, behind, abandoned = dict.fromkeys(numbers, 1), dict(numbers), collections.defaultdict(list), set()
     for turn in sorted(numbers, key=numbers.__getitem__, reverse=True):
         if (parent := before[turn]) in numbers:
             size[parent] += size[turn]
@@ -146,5 +146,5 @@ def _left(threads: Sequence[Thread]) -> set[tuple[Thread, int]]:
             behind[parent].append(turn)
     for turn in sorted(numbers, key=numbers.__getitem__):
         others = [one for one in behind[before[turn]] if numbers[one] > latest[turn] and size[one] >= size[turn]]
-        left |= {turn} if others or before[turn] in left else set()
-    return left
+        abandoned |= {turn} if others or before[turn] in abandoned else set()
+    return abandoned

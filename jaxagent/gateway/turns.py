@@ -57,7 +57,7 @@ class Turn:
 
 def fit(
     messages: Sequence[ChatMessage],
-    known: Collection[int],
+    sampled_numbers: Collection[int],
     abilities: Abilities,
     writer: type[ToolParser],
     native: bool,
@@ -70,7 +70,7 @@ def fit(
 
     Args:
       messages: the conversation.
-      known: numbers of the assistant messages whose tokens are known.
+      sampled_numbers: numbers of the assistant messages whose tokens are known.
       abilities: the template's.
       writer: the family whose way to write calls is taken where the template does not write them.
       native: the template writes calls in the family's way itself.
@@ -91,7 +91,7 @@ def fit(
         if message.role == "assistant":
             turns += [Turn("user", _joined(notes))] * bool(notes)
             notes, begun = [], True
-            if i in known:
+            if i in sampled_numbers:
                 turns.append(Turn("assistant", (), index=i))
             else:
                 turns.append(_assistant(message, abilities, writer, native))
@@ -118,9 +118,9 @@ def fit(
 def _assistant(message: ChatMessage, abilities: Abilities, writer: type[ToolParser], native: bool) -> Turn:
     """An assistant message without known tokens; its calls become text where the template would drop or refuse them."""
     text, calls = message.text, message.calls
-    shown = native and (abilities.several_calls if len(calls) > 1 else abilities.calls)
-    shown = shown and (abilities.text_and_calls or not text)
-    if calls and not (shown and all(isinstance(call.arguments, dict) for call in calls)):
+    can_show = native and (abilities.several_calls if len(calls) > 1 else abilities.calls)
+    can_show = can_show and (abilities.text_and_calls or not text)
+    if calls and not (can_show and all(isinstance(call.arguments, dict) for call in calls)):
         text, calls = writer.write(text, calls), ()
     return Turn("assistant", ((text, TokenKind.PROMPT),), calls, message.reasoning)
 
@@ -198,18 +198,18 @@ def _place_in_frame(text: str, at: int, before: str, body: str, behind: str) -> 
     if not text.startswith(before, at):
         return None
     start = at + len(before)
-    for shown in _shown_forms(body):
-        end = start + len(shown)
-        if text.startswith(shown, start) and text.startswith(behind, end):
+    for form in _shown_forms(body):
+        end = start + len(form)
+        if text.startswith(form, start) and text.startswith(behind, end):
             return start, end
     return None
 
 
 def _next_place(text: str, at: int, body: str) -> tuple[int, int] | None:
-    for shown in _shown_forms(body):
-        start = text.find(shown, at)
+    for form in _shown_forms(body):
+        start = text.find(form, at)
         if start >= 0:
-            return start, start + len(shown)
+            return start, start + len(form)
     return None
 
 

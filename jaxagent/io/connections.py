@@ -84,8 +84,8 @@ def _sweep(
     then the newest requests.
     """
     now, connections = time.monotonic(), server.connections
-    for gone in watched.keys() - set(connections):
-        del watched[gone]
+    for old in watched.keys() - set(connections):
+        del watched[old]
     for connection in connections:
         seen = watched.setdefault(connection, _Connection(now, now))
         arrived = seen.request.content.total_bytes if seen.request is not None else 0
@@ -105,8 +105,8 @@ def _sweep(
 
 def has_token(headers: Mapping[str, str], token: bytes) -> bool:
     """Whether a request says "Authorization: Bearer TOKEN", found in the same time however much of it is right."""
-    sent = headers.get("Authorization", "").removeprefix("Bearer ")
-    return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), token)
+    given_token = headers.get("Authorization", "").removeprefix("Bearer ")
+    return hmac.compare_digest(given_token.encode("utf-8", "surrogateescape"), token)
 
 
 async def read_body(request: web.Request, most: int, timeout_s: float) -> bytes:

@@ -136,10 +136,12 @@ def make_folder_once(folder: pathlib.Path, write: Callable[[pathlib.Path], None]
     with one_at_a_time(folder.with_name(f".{folder.name}.lock")):
         if folder.is_dir() and any(folder.iterdir()):
             return False
-        for left in folder.parent.glob(f".{folder.name}.partial-*"):  # by a process that was killed, if it has no lock
-            with contextlib.suppress(OSError), open(left / "lock", "r+", encoding="utf-8") as file:
+        for partial in folder.parent.glob(
+            f".{folder.name}.partial-*"
+        ):  # by a process that was killed, if it has no lock
+            with contextlib.suppress(OSError), open(partial / "lock", "r+", encoding="utf-8") as file:
                 if try_lock(file.fileno()):
-                    shutil.rmtree(left, ignore_errors=True)
+                    shutil.rmtree(partial, ignore_errors=True)
         place = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
         with open(place / "lock", "w", encoding="utf-8") as file:
             with contextlib.suppress(OSError):

@@ -60,7 +60,7 @@ class StoredResults:
         self.evaluations = again if request.verifies and not request.recorded else set()
         findings.unscored += sorted(scored - again)
 
-    def played(self, rounds: object) -> None:
+    def add_groups(self, rounds: object) -> None:
         """Writes nothing, in the place of the record's writer: the groups are the record's own."""
 
     def commit(self, step: int) -> None:

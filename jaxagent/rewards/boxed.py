@@ -48,9 +48,9 @@ def sub_em(reply: str, answers: Sequence[str]) -> bool:
     """
     boxed = last_boxed(reply) or ""
     prediction = normalize_answer(boxed)
-    whole = {answer.strip().lower() for answer in answers}
+    gold_answers = {answer.strip().lower() for answer in answers}
     golds = [gold for answer in answers if (gold := normalize_answer(answer))]
-    return boxed.strip().lower() in whole - {""} or (
+    return boxed.strip().lower() in gold_answers - {""} or (
         bool(prediction) and any(gold in prediction or prediction in gold for gold in golds)
     )
 

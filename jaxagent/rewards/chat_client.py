@@ -61,8 +61,8 @@ class CallError(Exception):
       refused: the field of `REMEDIES` that was sent and that the refusal names; "" = none.
     """
 
-    def __init__(self, told: str, refused: str = ""):
-        super().__init__(told)
+    def __init__(self, message: str, refused: str = ""):
+        super().__init__(message)
         self.refused = refused
 
 
@@ -138,24 +138,26 @@ def _refused(failure: HttpError, body: Mapping[str, Any]) -> str:
     """
     if not isinstance(failure, HttpStatus) or failure.status not in REFUSALS:
         return ""
-    said = failure.body.decode("utf-8", "replace")
-    named = (field for field in REMEDIES if field in body and re.search(rf"(?<![\w-]){field}(?![\w-])", said))
+    answer = failure.body.decode("utf-8", "replace")
+    named = (field for field in REMEDIES if field in body and re.search(rf"(?<![\w-]){field}(?![\w-])", answer))
     return next(named, "")
 
 
 def _completion(body: bytes) -> Completion:
     """A chat completion's one choice."""
     try:
-        whole = json.loads(body)
-        (choice,) = whole["choices"]
-        content, finish, usage = choice["message"]["content"], choice.get("finish_reason"), whole.get("usage")
+        full_reply = json.loads(body)
+        (choice,) = full_reply["choices"]
+        content, finish, usage = choice["message"]["content"], choice.get("finish_reason"), full_reply.get("usage")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as failure:
         raise CallError(f"not a chat completion ({type(failure).__name__})") from failure
     if not isinstance(content, str):
         raise CallError("the completion has no text")
-    return Completion(content, str(finish), _counted(usage, "prompt_tokens"), _counted(usage, "completion_tokens"))
+    return Completion(
+        content, str(finish), _token_count(usage, "prompt_tokens"), _token_count(usage, "completion_tokens")
+    )
 
 
-def _counted(usage: Any, name: str) -> int | None:
+def _token_count(usage: Any, name: str) -> int | None:
     count = usage.get(name) if isinstance(usage, dict) else None
     return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None

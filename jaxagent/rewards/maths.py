@@ -70,18 +70,18 @@ def last_boxed(text: str) -> str | None:
     "\boxed {7}" and "\boxed 7" are boxes too, and \fbox{7} where a text has no \boxed. With two backslashes before the
     name, those inside count as one each. One pass; \{ and \} are characters, not braces.
     """
-    last, start, opened = None, -1, []  # the last box and where it begins; where each open brace is a box, else -1
+    last, start, open_braces = None, -1, []  # the last box and where it begins; where each open brace is a box, else -1
     twice = False  # whether its name has two backslashes
     for piece in PIECES["boxed" if "\\boxed" in text else "fbox"].finditer(text):
         if piece[0] == "{":
-            opened.append(-1)
+            open_braces.append(-1)
         elif piece[0] == "}":
-            if opened and opened.pop() == start >= 0:
+            if open_braces and open_braces.pop() == start >= 0:
                 inside = text[start : piece.start()].strip()
                 last = inside.replace("\\\\", "\\") if twice else inside
         elif piece[2]:
             last, start, twice = None, piece.end(), len(piece[1]) == 2
-            opened.append(start)
+            open_braces.append(start)
         elif piece[1]:
             bare = BARE.match(text, piece.end(), piece.end() + MAX_BARE_CHARS)
             if bare and ANSWERS.search(bare[0]):
@@ -94,8 +94,8 @@ def tidy(text: str) -> str:
     text = text.strip().replace("−", "-").replace("{,}", ",").replace("~", " ")
     text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
     text = DROPPED.sub(r"\1", text).strip()
-    whole = TEXT.fullmatch(text)
-    text = whole[1].strip() if whole else text
+    text_match = TEXT.fullmatch(text)
+    text = text_match[1].strip() if text_match else text
     unit = UNIT.search(text)
     if unit and unit.start() > 0:  # "12 \text{ cm}"
         text = text[: unit.start()].strip()
@@ -109,23 +109,23 @@ def with_braces(text: str) -> str:
     argument is one character or command, as in TeX."""
     if "\\frac" not in text and "\\sqrt" not in text:
         return text
-    parts, wanted = [], [0]  # arguments that are still to come, at every depth of braces
+    parts, missing_arguments = [], [0]  # arguments that are still to come, at every depth of braces
     for match in TOKEN.finditer(text):
         token = match[0]
         arguments = 2 if token == "\\frac" else int(token.startswith("\\sqrt") and not token[5:6].isalpha())
         if arguments:
-            wanted[-1] = arguments
+            missing_arguments[-1] = arguments
         elif token == "{":
-            wanted[-1] = max(0, wanted[-1] - 1)
-            wanted.append(0)
+            missing_arguments[-1] = max(0, missing_arguments[-1] - 1)
+            missing_arguments.append(0)
         elif token == "}":
-            if len(wanted) > 1:
-                wanted.pop()
-        elif wanted[-1] and (token.isalnum() or re.fullmatch(r"\\[A-Za-z]+", token)):
-            wanted[-1] -= 1
+            if len(missing_arguments) > 1:
+                missing_arguments.pop()
+        elif missing_arguments[-1] and (token.isalnum() or re.fullmatch(r"\\[A-Za-z]+", token)):
+            missing_arguments[-1] -= 1
             token = f"{{{token}}}"
         elif not token.isspace():
-            wanted[-1] = 0
+            missing_arguments[-1] = 0
         parts.append(token)
     return "".join(parts)
 

@@ -15,8 +15,8 @@ from jaxagent.rewards.view import ToolCall, View
 
 def duplicate_calls(calls: Sequence[ToolCall], repeatable: Collection[str] = ()) -> int:
     """Calls that repeat an earlier one; three identical calls are two duplicates."""
-    counted = [(c.name, json.dumps(c.arguments, sort_keys=True)) for c in calls if c.name not in repeatable]
-    return len(counted) - len(set(counted))
+    calls_to_count = [(c.name, json.dumps(c.arguments, sort_keys=True)) for c in calls if c.name not in repeatable]
+    return len(calls_to_count) - len(set(calls_to_count))
 
 
 def unknown_calls(calls: Sequence[ToolCall], tools: Collection[str]) -> int:

@@ -18,7 +18,7 @@ from jaxagent.envs.base import Message, Observation
 from jaxagent.envs.cast import POLICY, NoRoom, RoleError, Said, Spliced, Tokens
 from jaxagent.roles.base import Speaker
 from jaxagent.rollout.conversation import Conversation
-from jaxagent.rollout.episode import Failed, Playing, Voice, add_engine_times, one_line, sample_turn
+from jaxagent.rollout.episode import Failed, Playing, SpeakerSettings, add_engine_times, one_line, sample_turn
 from jaxagent.rollout.text_talk import TextTalk, misuse
 from jaxagent.types import Generation, StopReason, Task, TokenKind, Trajectory, UntrainedConversation
 
@@ -30,7 +30,7 @@ SpeakerAt = Callable[[Task, int, int], Speaker]
 
 
 @dataclasses.dataclass(frozen=True)
-class Company:
+class Roles:
     """Who plays in the episodes of a run, beside the policy.
 
     Attributes:
@@ -39,7 +39,7 @@ class Company:
     """
 
     roles: Mapping[str, RoleConfig]
-    voices: Mapping[str, Voice | SpeakerAt]
+    voices: Mapping[str, SpeakerSettings | SpeakerAt]
 
 
 class EpisodeCast:
@@ -53,7 +53,7 @@ class EpisodeCast:
     """
 
     def __init__(
-        self, company: Company, policy: Voice, task: Task, sample: int, group_size: int = 1, first: int = 0
+        self, company: Roles, policy: SpeakerSettings, task: Task, sample: int, group_size: int = 1, first: int = 0
     ) -> None:
         self.names: Sequence[str] = tuple(company.roles)
         self.metrics: dict[str, float] = {}  # per role: replies, seconds, tokens, cost
@@ -76,7 +76,7 @@ class EpisodeCast:
         number, self._next = self._next, self._next + 1
         voice = self._policy if role == POLICY else self._company.voices[role]
         after = sum(talk.trained for talk in self._talks)
-        if isinstance(voice, Voice):
+        if isinstance(voice, SpeakerSettings):
             talk = EngineTalk(self, role, voice, number, trained and role == POLICY, after)
         else:
             try:
@@ -107,9 +107,9 @@ class EpisodeCast:
         return sum(talk.conversation.turns for talk in self._engine_talks if talk.trained)
 
     @property
-    def heard(self) -> tuple[UntrainedConversation, ...]:
+    def untrained_conversations(self) -> tuple[UntrainedConversation, ...]:
         """All other conversations."""
-        return tuple(talk.heard() for talk in self._talks if not talk.trained)
+        return tuple(talk.as_untrained() for talk in self._talks if not talk.trained)
 
     @property
     def text(self) -> str:
@@ -193,7 +193,7 @@ class EpisodeCast:
             raise
         talk.state = talk.state if talk.state == NO_ROOM else ""
 
-    async def open(self, voice: Voice, number: int) -> Any:
+    async def open(self, voice: SpeakerSettings, number: int) -> Any:
         """A sequence of an engine for conversation `number` of this episode."""
         domain = str(self._task.metadata.get("domain", ""))
         return await voice.engine.open(self._task.id, self._sample, self._group_size, domain, conversation=number)
@@ -203,7 +203,7 @@ class EpisodeCast:
         return self._company.roles[role]
 
 
-ALONE = Company({}, {})
+ALONE = Roles({}, {})
 
 
 class PlayedWithCast(Playing):
@@ -227,7 +227,9 @@ class PlayedWithCast(Playing):
 class EngineTalk:
     """A conversation that an engine of this run plays: one trajectory."""
 
-    def __init__(self, cast: EpisodeCast, role: str, voice: Voice, number: int, trained: bool, after: int) -> None:
+    def __init__(
+        self, cast: EpisodeCast, role: str, voice: SpeakerSettings, number: int, trained: bool, after: int
+    ) -> None:
         self.trained = trained
         self.conversation = Conversation(voice.tokenizer, voice.template, voice.observation_tokens)
         self.role, self.state = role, ""  # why it cannot be asked now; "" = it can
@@ -271,7 +273,7 @@ class EngineTalk:
             raise RoleError(f"{self.role}: the episode is over")
         text = conversation.add_action(generation)
         seconds = time.monotonic() - began
-        return self._said(text, generation, prompt_tokens, seconds)
+        return self._reply(text, generation, prompt_tokens, seconds)
 
     def _show(self, messages: Sequence[Message | Spliced]) -> None:
         self._shown.append("\n".join(message.content for message in messages))
@@ -282,7 +284,7 @@ class EngineTalk:
         (message,) = messages
         self.conversation.add_observation(Observation(((message.content, TokenKind.OBSERVATION),), message.role))
 
-    def _said(self, text: str, generation: Generation, prompt_tokens: int, seconds: float) -> Said:
+    def _reply(self, text: str, generation: Generation, prompt_tokens: int, seconds: float) -> Said:
         cost = None
         if self.role == POLICY:
             add_engine_times(self._cast.policy_metrics, generation)
@@ -295,11 +297,11 @@ class EngineTalk:
         tokens = Tokens(tuple(ids), self._voice.tokenizer.decode(ids)) if self._voice.policys_ids else None
         return Said(text, generation.finish, tokens, prompt_tokens, len(generation.tokens), seconds, cost)
 
-    def heard(self) -> UntrainedConversation:
+    def as_untrained(self) -> UntrainedConversation:
         """The conversation, for people and for checks."""
         replies = [action for action, _ in self.conversation.transcript.turns]
-        shown = zip(self._shown, [*replies, ""] if len(replies) < len(self._shown) else replies, strict=True)
-        return UntrainedConversation(self.role, tuple(shown), self.conversation.trajectory(), self._after)
+        turns = zip(self._shown, [*replies, ""] if len(replies) < len(self._shown) else replies, strict=True)
+        return UntrainedConversation(self.role, tuple(turns), self.conversation.trajectory(), self._after)
 
     def close(self) -> None:
         """Ends the sequence; twice is harmless."""

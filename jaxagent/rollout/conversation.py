@@ -114,9 +114,9 @@ class Conversation:
         text = self._tokenizer.normalize(text)
         ends = [at + len(stop) for stop in stop_strings if (at := text.find(stop)) >= 0]
         ids = self._tokenizer.encode(text[: min(ends, default=None)])
-        written = next((i for i, token in enumerate(ids) if token in self._tokenizer.eos_ids), None)
-        if written is not None:
-            ids = ids[: written + 1]
+        eos_index = next((i for i, token in enumerate(ids) if token in self._tokenizer.eos_ids), None)
+        if eos_index is not None:
+            ids = ids[: eos_index + 1]
         elif not ends:
             ids.append(self._end_of_message())
         body = ids[:-1] if ids[-1] in self._tokenizer.eos_ids else ids

@@ -35,8 +35,8 @@ _UNIT = 2.0**-64
 class Failed(Exception):
     """Ends an episode with a stop reason that is a failure, and with a line that says why."""
 
-    def __init__(self, stop_reason: StopReason, told: str):
-        super().__init__(told)
+    def __init__(self, stop_reason: StopReason, message: str):
+        super().__init__(message)
         self.stop_reason = stop_reason
 
 
@@ -70,7 +70,7 @@ class Engine(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Voice:
+class SpeakerSettings:
     """How an engine of this run speaks: for the policy, and for roles."""
 
     engine: Engine
@@ -140,9 +140,9 @@ class EpisodeRollout:
     forced: ForcedTools = dataclasses.field(default=NEVER, kw_only=True)
 
     @property
-    def voice(self) -> Voice:
+    def voice(self) -> SpeakerSettings:
         """How the policy speaks in conversations that the environment begins."""
-        return Voice(
+        return SpeakerSettings(
             engine=self.policy,
             tokenizer=self.tokenizer,
             template=self.template,
@@ -258,7 +258,7 @@ def engine_failures() -> Iterator[None]:
 
 
 async def sample_turn(
-    voice: Voice, session: Any, conversation: Conversation, budget: int, stop_strings: Sequence[str]
+    voice: SpeakerSettings, session: Any, conversation: Conversation, budget: int, stop_strings: Sequence[str]
 ) -> Generation:
     """The next turn of a conversation, of at most `budget` tokens, as an engine of this run samples it.
 

@@ -60,14 +60,14 @@ class Experience:
         rounds = self._rl.refill.max_rounds if self._rl.refill else 1
         return [self._round(step, number) for number in range(rounds)]
 
-    def record(self, played: Sequence[Group], step: int) -> dict[str, float]:
+    def record(self, groups_of_step: Sequence[Group], step: int) -> dict[str, float]:
         """Learns from everything that a step sampled, after the step's update. Returns metrics."""
         metrics = {}
         if self._curriculum is not None:
-            self._curriculum.record(played, self._places(played, step))
+            self._curriculum.record(groups_of_step, self._places(groups_of_step, step))
             metrics |= self._curriculum.metrics()
         if self.replay is not None:
-            self.replay.record(played, step, self._rl.advantage)
+            self.replay.record(groups_of_step, step, self._rl.advantage)
             metrics["replay/size"] = float(len(self.replay))
         for by_step in (self._rounds, self._positions):
             by_step.pop(step, None)
@@ -127,21 +127,21 @@ class Experience:
             rounds.append(self._draw(step, len(rounds), [index for earlier in rounds for index in earlier]))
         return rounds[number]
 
-    def _places(self, played: Sequence[Group], step: int) -> dict[str, int]:
+    def _places(self, groups_of_step: Sequence[Group], step: int) -> dict[str, int]:
         """Where the tasks of groups are in the source, by id."""
         drawn = {index for number in self._rounds[step] for index in number}
         places = {self._source[index].id: index for index in drawn}
-        if all(group.task.id in places for group in played):
+        if all(group.task.id in places for group in groups_of_step):
             return places
         # Groups of other steps, which a run of many processes with a window trains out of turn.
         return {self._source[index].id: index for index in range(len(self._source))}
 
-    def _draw(self, step: int, number: int, used: list[int]) -> list[int]:
+    def _draw(self, step: int, number: int, excluded: list[int]) -> list[int]:
         if self._curriculum is not None:
-            return self._curriculum.take(self._size, step, number, set(used))
+            return self._curriculum.take(self._size, step, number, set(excluded))
         if number == 0:
             return self._stream.take_indices(self._size)
-        return further(len(self._source), self._size, set(used), [self._seed, step, number])
+        return further(len(self._source), self._size, set(excluded), [self._seed, step, number])
 
     @property
     def _size(self) -> int:

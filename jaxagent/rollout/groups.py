@@ -36,34 +36,34 @@ class Selection:
     """The rollouts of one step."""
 
     groups: list[Group]  # to learn from, in the order of tasks
-    played: list[Group]  # all that were sampled, in the order of tasks: what statistics are taken of
+    sampled: list[Group]  # in the order of tasks; statistics count all of them
     rounds: int
 
 
-def refill(play: Callable[[int, int], list[Group]], wanted: int, cfg: RefillConfig | None) -> Selection:
+def refill(play: Callable[[int, int], list[Group]], groups_needed: int, cfg: RefillConfig | None) -> Selection:
     """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): rounds of new tasks until enough groups have signal.
 
     Without, one round is played, and what was played is what is learnt from. With it, groups whose counted rewards are
     all equal are left out; a round plays `tasks_per_round` tasks, or as many as are missing where that is 0. The first
-    `wanted` groups with signal are kept. After `max_rounds` rounds the step goes on with as many as there are.
+    `groups_needed` groups with signal are kept. After `max_rounds` rounds the step goes on with as many as there are.
 
     Args:
       play: (round, tasks) -> their groups, in task order.
-      wanted: groups to learn from.
+      groups_needed: groups to learn from.
       cfg: the bound; None: without.
     """
     if cfg is None:
-        groups = play(0, wanted)
+        groups = play(0, groups_needed)
         return Selection(groups, groups, 1)
-    played: list[Group] = []
+    sampled: list[Group] = []
     chosen: list[Group] = []
     number = 0
-    while len(chosen) < wanted and number < cfg.max_rounds:
-        groups = play(number, cfg.tasks_per_round or wanted - len(chosen))
-        played += groups
+    while len(chosen) < groups_needed and number < cfg.max_rounds:
+        groups = play(number, cfg.tasks_per_round or groups_needed - len(chosen))
+        sampled += groups
         chosen += [group for group, live in zip(groups, signal(groups), strict=True) if live]
         number += 1
-    return Selection(chosen[:wanted], played, number)
+    return Selection(chosen[:groups_needed], sampled, number)
 
 
 def signal(groups: Sequence[Group]) -> np.ndarray:
@@ -93,32 +93,32 @@ def reward_std(group: Group) -> float:
 
 def selection_metrics(selection: Selection) -> dict[str, float]:
     """Counts of one step: what was sampled, what was left out and why."""
-    live = int(np.sum(signal(selection.played)))
+    live = int(np.sum(signal(selection.sampled)))
     return {
         "sampling/rounds": float(selection.rounds),
-        "sampling/groups_played": float(len(selection.played)),
-        "sampling/groups_without_signal": float(len(selection.played) - live),
+        "sampling/groups_played": float(len(selection.sampled)),
+        "sampling/groups_without_signal": float(len(selection.sampled) - live),
         "sampling/groups_trained": float(len(selection.groups)),
     }
 
 
-def usable(groups: Sequence[Group], min_group: int, wanted: int) -> list[Group]:
-    """The `wanted` groups with most counted attempts, of those with `min_group` or more; in task order.
+def usable(groups: Sequence[Group], min_group: int, groups_needed: int) -> list[Group]:
+    """The `groups_needed` groups with most counted attempts, of those with `min_group` or more; in task order.
 
     Partial groups are used as they are: advantages are of the attempts that count.
     """
     enough = [i for i, group in enumerate(groups) if len(group.valid) >= min_group]
-    largest = sorted(enough, key=lambda i: (-len(groups[i].valid), i))[:wanted]
+    largest = sorted(enough, key=lambda i: (-len(groups[i].valid), i))[:groups_needed]
     return [groups[i] for i in sorted(largest)]
 
 
-def oversample_metrics(groups: Sequence[Group], group_size: int, kept: Sequence[Group]) -> dict[str, float]:
+def oversample_metrics(groups: Sequence[Group], group_size: int, trained: Sequence[Group]) -> dict[str, float]:
     """Attempts that were cancelled, and groups used with fewer attempts than asked for."""
     cancelled = itertools.chain.from_iterable(group.episodes for group in groups)
     return {
         "sampling/attempts_cancelled": float(sum(e.stop_reason == StopReason.CANCELLED for e in cancelled)),
-        "sampling/groups_partial": float(sum(len(group.valid) < group_size for group in kept)),
-        "sampling/groups_dropped": float(len(groups) - len(kept)),
+        "sampling/groups_partial": float(sum(len(group.valid) < group_size for group in trained)),
+        "sampling/groups_dropped": float(len(groups) - len(trained)),
     }
 
 
@@ -235,23 +235,23 @@ class Failures:
     """Attempts that an early stop cancelled, because enough groups were complete, are not counted at all."""
 
     failed: int
-    played: int
+    attempts: int
     reason: str = ""  # "env_error: ConnectionError: ...", the most frequent, of equally frequent ones the first
 
     @classmethod
     def of(cls, episodes: Iterable[Episode]) -> Self:
         """Counts the failures among episodes."""
-        played = [e for e in episodes if not (e.stop_reason is StopReason.CANCELLED and e.error == ENOUGH)]
-        reasons = collections.Counter(f"{e.stop_reason}: {e.error}" for e in played if e.stop_reason.is_failure)
-        return cls(reasons.total(), len(played), next((reason for reason, _ in reasons.most_common(1)), ""))
+        attempts = [e for e in episodes if not (e.stop_reason is StopReason.CANCELLED and e.error == ENOUGH)]
+        reasons = collections.Counter(f"{e.stop_reason}: {e.error}" for e in attempts if e.stop_reason.is_failure)
+        return cls(reasons.total(), len(attempts), next((reason for reason, _ in reasons.most_common(1)), ""))
 
     @property
     def all(self) -> bool:
         """Whether every episode failed, so that nothing was measured."""
-        return 0 < self.played == self.failed
+        return 0 < self.attempts == self.failed
 
     def __str__(self) -> str:
-        return f"{self.failed} of {self.played} episodes failed: {self.reason}"
+        return f"{self.failed} of {self.attempts} episodes failed: {self.reason}"
 
 
 class FailedEpisodes:
@@ -296,7 +296,7 @@ class FailedEpisodes:
     def tell_step(self, where: str, step: int, failures: Failures) -> None:
         """`tell`, of the episodes of a step. Step after step without one that counts, the run is `stuck`."""
         self.tell(where, step, failures)
-        if failures.played:
+        if failures.attempts:
             self._in_a_row = self._in_a_row + 1 if failures.all else 0
         if 0 < self._max_steps <= self._in_a_row:
             steps = "1 step" if self._in_a_row == 1 else f"{self._in_a_row} steps in a row"
@@ -311,5 +311,5 @@ def end(reason: str) -> NoReturn:
 
 def largest(before: float | None, now: float | None) -> float | None:
     """The larger one of two numbers that may be missing; what is not a number wins, and stays."""
-    known = [value for value in (before, now) if value is not None]
-    return next((value for value in known if math.isnan(value)), max(known, default=None))
+    given_values = [value for value in (before, now) if value is not None]
+    return next((value for value in given_values if math.isnan(value)), max(given_values, default=None))

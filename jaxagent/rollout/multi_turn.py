@@ -13,7 +13,7 @@ from typing import Any
 from jaxagent import contract
 from jaxagent.envs.base import Attempt, Step, check_messages, check_texts
 from jaxagent.envs.cast import NoRoom
-from jaxagent.rollout.cast import ALONE, TIMES, Company, PlayedWithCast
+from jaxagent.rollout.cast import ALONE, TIMES, PlayedWithCast, Roles
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.episode import (
     EpisodeRollout,
@@ -106,7 +106,7 @@ class _TurnByTurn(PlayedWithCast):
             turns=self._conversation.turns,
             metrics={**self._cast.metrics, **self._metrics, **token_counts((trajectory,))},
             text=transcript.prompt + transcript.response,
-            heard=self._cast.heard,
+            heard=self._cast.untrained_conversations,
         )
 
 
@@ -115,4 +115,4 @@ class MultiTurn(EpisodeRollout):
     """The rollout of attempts that answer the policy turn by turn. `company`: who plays beside the policy."""
 
     playing = _TurnByTurn
-    company: Company = ALONE
+    company: Roles = ALONE

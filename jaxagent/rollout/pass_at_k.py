@@ -7,10 +7,10 @@ of "Evaluating Large Language Models Trained on Code" (Chen et al., arXiv 2107.0
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,18 +19,6 @@ RESAMPLES = 10_000
 LEAST_TASKS = 5  # of a bootstrap: of one or two, the draws are all alike, and the interval is far too short
 BOOTSTRAP_SEED = 0  # fixed: equal counts give equal intervals
 _CHUNK = 2**22  # numbers drawn at once
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """The mean of pass@k over tasks, and how sure it is."""
-
-    mean: float
-    low: float
-    high: float
-    interval: str  # "bootstrap" over tasks; "wilson" where that says nothing
-    tasks: int  # T, in the mean
-    too_few: int  # tasks left out of it, since fewer than k of their attempts count
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -51,13 +39,17 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.prod(max(n - c - drawn, 0) / (n - drawn) for drawn in range(k))
 
 
-def estimate(counts: Sequence[tuple[int, int]], k: int) -> Estimate | None:
+def estimate(counts: Sequence[tuple[int, int]], k: int) -> dict[str, Any] | None:
     """Mean pass@k over the tasks with (n, c) in `counts`; None where no task has k attempts.
 
     The interval is over tasks: another draw of tasks from where these come from. Where every task's estimate is 0 or 1
     (always so with one attempt per task) the mean is a proportion, and Wilson's interval is right also at its ends,
     where a bootstrap has width 0. Fewer than `LEAST_TASKS` tasks, and tasks with all the same estimate, get Wilson's
     interval, too: estimates in [0, 1] vary no more than a proportion of the same mean, so it is wide enough.
+
+    Returns:
+      "mean", "low" and "high" of the "interval" ("bootstrap" or "wilson"), "tasks" in the mean, and "too_few": tasks
+      left out of it, since fewer than k of their attempts count.
     """
     values = [pass_at_k(n, c, k) for n, c in counts if n >= k]
     if not values:
@@ -68,7 +60,8 @@ def estimate(counts: Sequence[tuple[int, int]], k: int) -> Estimate | None:
         name, (low, high) = "wilson", wilson_interval(math.fsum(values), len(values))
     else:
         name, (low, high) = "bootstrap", bootstrap_interval(np.array(values))
-    return Estimate(mean, low, high, name, len(values), len(counts) - len(values))
+    too_few = len(counts) - len(values)
+    return {"mean": mean, "low": low, "high": high, "interval": name, "tasks": len(values), "too_few": too_few}
 
 
 def wilson_interval(passed: float, n: int) -> tuple[float, float]:

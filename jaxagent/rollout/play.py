@@ -11,7 +11,7 @@ from typing import Any
 from jaxagent import contract
 from jaxagent.config import ConfigError
 from jaxagent.envs.cast import NoRoom
-from jaxagent.rollout.cast import Company, PlayedWithCast
+from jaxagent.rollout.cast import PlayedWithCast, Roles
 from jaxagent.rollout.episode import EpisodeRollout, seconds, token_counts, verdict_of
 from jaxagent.types import StopReason, Task
 
@@ -41,7 +41,7 @@ class _SelfPlayed(PlayedWithCast):
             turns=cast.turns,
             metrics={**cast.policy_metrics, **cast.metrics, **self._metrics, **counts},
             text=cast.text,
-            heard=cast.heard,
+            heard=cast.untrained_conversations,
         )
 
 
@@ -50,7 +50,7 @@ class Play(EpisodeRollout):
     """The rollout of attempts that play themselves. `company`: who plays beside the policy."""
 
     playing = _SelfPlayed
-    company: Company
+    company: Roles
 
     def __post_init__(self) -> None:
         """Raises ConfigError for what an attempt that plays itself cannot be made to do."""

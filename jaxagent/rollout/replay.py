@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -43,11 +43,8 @@ class Success:
     trajectories: tuple[Trajectory, ...]  # each with an action token
 
 
-class Chosen(NamedTuple):
-    """An attempt that is to be replayed."""
-
-    success: Success
-    logprobs: list[np.ndarray]  # f32[T] per trajectory, under the policy as it is now
+# An attempt that is to be replayed, with f32[T] log-probs per trajectory under the policy as it is now.
+ScoredSuccess = tuple[Success, list[np.ndarray]]
 
 
 class ReplayBuffer:
@@ -139,7 +136,7 @@ def token_probability(success: Success, logprobs: Sequence[np.ndarray]) -> float
 
 def choose(
     candidates: Sequence[Success], score: Callable[[list[Trajectory]], list[np.ndarray]], cfg: ReplayConfig
-) -> tuple[list[Chosen], int]:
+) -> tuple[list[ScoredSuccess], int]:
     """The first `per_step` candidates with low < 1 / perplexity <= high, and how many were looked at.
 
     They are scored 2 * `per_step` at a time, until there are enough: a full buffer costs no more than it must.
@@ -149,12 +146,12 @@ def choose(
       score: trajectories -> f32[T] each, their log-probs under the policy as it is now.
       cfg: the window.
     """
-    chosen: list[Chosen] = []
+    chosen: list[ScoredSuccess] = []
     size = 2 * cfg.per_step
     for start in range(0, len(candidates), size):
         block = candidates[start : start + size]
         scores = iter(score([t for success in block for t in success.trajectories]))
-        scored = [Chosen(success, [next(scores) for _ in success.trajectories]) for success in block]
+        scored = [(success, [next(scores) for _ in success.trajectories]) for success in block]
         chosen += [c for c in scored if cfg.low < token_probability(*c) <= cfg.high]
         if len(chosen) >= cfg.per_step:
             return chosen[: cfg.per_step], start + len(block)
@@ -162,7 +159,7 @@ def choose(
 
 
 def streams(
-    chosen: Sequence[Chosen], cfg: ReplayConfig, correction: Importance | None, first_episode: int
+    chosen: Sequence[ScoredSuccess], cfg: ReplayConfig, correction: Importance | None, first_episode: int
 ) -> list[Streams]:
     """Streams of replayed attempts, with relative weights.
 

@@ -119,8 +119,8 @@ class Chat:
             if role == "user":
                 raise
             return None
-        header, found, footer = after.partition(BODY)
-        return (role, header, footer) if found else None
+        header, separator, footer = after.partition(BODY)
+        return (role, header, footer) if separator else None
 
     def _after_action(self, message: dict[str, str]) -> str:
         """What the template writes after the policy's message, up to where the policy's next message begins."""

@@ -74,7 +74,7 @@ class TextTalk:
             prompt = sum(len(self._cast.tokens(message.content).ids) for message in self._messages)
         return text, finish, prompt, len(self._cast.tokens(text).ids) if reply_tokens is None else reply_tokens
 
-    def heard(self) -> UntrainedConversation:
+    def as_untrained(self) -> UntrainedConversation:
         """The conversation, for people."""
         return UntrainedConversation(self.role, tuple(self._turns), None, self._after)
 

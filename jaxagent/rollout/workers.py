@@ -240,11 +240,11 @@ async def run_until_enough(
             if t < 0:
                 break
             job = running[t, s] = asyncio.create_task(guarded(rollout, tasks[t], s))
-            job.add_done_callback(lambda job, at=(t, s): ended(at, job))
+            job.add_done_callback(lambda job, at=(t, s): on_end(at, job))
         if not running:
             over.set()
 
-    def ended(at: tuple[int, int], job: asyncio.Task[Episode]) -> None:
+    def on_end(at: tuple[int, int], job: asyncio.Task[Episode]) -> None:
         running.pop(at, None)
         t, s = at
         if over.is_set() or complete(t):  # also one that ended while its cancellation was on its way
@@ -271,10 +271,10 @@ async def run_until_enough(
         reason = ALL_LATE
         logger.warning("Rollouts were cut off after %.0f s.", deadline_s)
     finally:
-        left = list(running.values())
-        for job in left:
+        remaining = list(running.values())
+        for job in remaining:
             job.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*remaining, return_exceptions=True)
     return [
         Group(task, tuple(e or no_episode(task, s, StopReason.CANCELLED, reason) for s, e in enumerate(row)))
         for task, row in zip(tasks, table, strict=True)

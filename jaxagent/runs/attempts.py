@@ -150,9 +150,9 @@ def collect(parts: Parts, driver: Driver, experience: Experience, step: int, ste
         groups = run_until_enough(tasks, attempts, rl.group_size, enough, attempt, at_once, deadline)
         return parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
 
-    played = rollouts_of_step(rl, experience, step, play)
+    step_rollouts = rollouts_of_step(rl, experience, step, play)
     engine = {f"engine/{k}": v - before.get(k, 0.0) for k, v in driver.stats().items()}
-    return dataclasses.replace(played, metrics=played.metrics | engine)
+    return dataclasses.replace(step_rollouts, metrics=step_rollouts.metrics | engine)
 
 
 def rollouts_of_step(rl: RLConfig, experience: Experience, step: int, play: PlayRound) -> Rollouts:
@@ -164,12 +164,12 @@ def rollouts_of_step(rl: RLConfig, experience: Experience, step: int, play: Play
     over, more = rl.oversample, dict[str, float]()
     rounds: list[list[Group]] = []
 
-    def shaped_round(number: int, wanted: int) -> list[Group]:
-        groups = play(number, experience.take(wanted + (over.extra_tasks if over else 0), step, number))
+    def shaped_round(number: int, groups_needed: int) -> list[Group]:
+        groups = play(number, experience.take(groups_needed + (over.extra_tasks if over else 0), step, number))
         rounds.append(groups)
         if over is None:
             return [shaped(group, rl) for group in groups]
-        large_enough = usable(groups, over.min_group, wanted)
+        large_enough = usable(groups, over.min_group, groups_needed)
         for name, count in oversample_metrics(groups, rl.group_size, large_enough).items():
             more[name] = more.get(name, 0.0) + count
         return [shaped(group, rl) for group in large_enough]
@@ -189,11 +189,11 @@ def rollouts(rl: RLConfig, step: int, chosen: Selection, rounds: list[list[Group
       more: metrics of the playing.
     """
     chosen = dataclasses.replace(chosen, groups=keep_most_varied(chosen.groups, rl.keep_groups_frac))
-    metrics = episode_metrics(chosen.played) | more
+    metrics = episode_metrics(chosen.sampled) | more
     if selects(rl):
         metrics |= selection_metrics(chosen)
     if rl.temperature is not None:
         metrics["sampling/temperature"] = temperature(rl, step)
-    metrics["rollout/action_tokens"] = float(action_tokens(chosen.played))
+    metrics["rollout/action_tokens"] = float(action_tokens(chosen.sampled))
     failures = Failures.of(episode for groups in rounds for group in groups for episode in group.episodes)
     return Rollouts(chosen, metrics, failures, rounds)

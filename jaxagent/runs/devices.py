@@ -70,8 +70,8 @@ def available() -> list[Any]:
         extra = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}.get(platforms.partition(",")[0])
         remedy = f"pip install 'jaxagent[{extra}]'" if extra else "name another"
         because = f" ({' '.join(str(error).split())})" if str(error) else ""
-        told = f"JAX_PLATFORMS is '{platforms}', and jax cannot start that here{because}"
-        raise ConfigError(f"{told}: {remedy}, or unset the variable to use what this machine has.") from error
+        problem = f"JAX_PLATFORMS is '{platforms}', and jax cannot start that here{because}"
+        raise ConfigError(f"{problem}: {remedy}, or unset the variable to use what this machine has.") from error
 
 
 @contextlib.contextmanager
@@ -126,8 +126,8 @@ def _fix_gpu_products() -> None:
         return
     if flags and not flags.startswith("-"):
         return  # the name of a user's file of flags, which holds all there are
-    wanted = ("xla_gpu_enable_triton_gemm=false", "xla_gpu_autotune_level=0")
-    missing = [f"--{flag}" for flag in wanted if flag.partition("=")[0] not in flags]
+    flags_needed = ("xla_gpu_enable_triton_gemm=false", "xla_gpu_autotune_level=0")
+    missing = [f"--{flag}" for flag in flags_needed if flag.partition("=")[0] not in flags]
     os.environ["XLA_FLAGS"] = " ".join(filter(None, (flags, *missing)))
 
 
@@ -186,14 +186,14 @@ def processor() -> str:
     return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:12]}"
 
 
-def threads(asked: bool = False) -> int:
+def threads(explicit: bool = False) -> int:
     """The threads over which XLA's CPU back end splits its work in this process: what its two variables say, or all.
 
     Args:
-      asked: leaves out what `provide` itself says for the virtual devices of a mesh.
+      explicit: leaves out what `provide` itself says for the virtual devices of a mesh.
     """
     for name in ("PJRT_NPROC", "NPROC"):
-        if (value := os.environ.get(name, "")).isdigit() and not (asked and value == _FOR_MESH.get(name)):
+        if (value := os.environ.get(name, "")).isdigit() and not (explicit and value == _FOR_MESH.get(name)):
             return int(value)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -27,14 +27,14 @@ METRICS = tuple(f"logprob_gap/{name}" for name in ("max", "mean", "scored_frac",
 
 
 def gaps(
-    programs: Programs, state: TrainState, held: Callable[[int], Params | None], groups: Sequence[Group], step: int
+    programs: Programs, state: TrainState, params_of: Callable[[int], Params | None], groups: Sequence[Group], step: int
 ) -> dict[str, float | None]:
     """Scores a step's tokens again, each under the version that sampled it.
 
     Args:
       programs: of the stage.
       state: before the step's first update.
-      held: gives what was trained of an earlier version; None where it is not held.
+      params_of: gives what was trained of an earlier version; None where it is not kept.
       groups: that the step trains on.
       step: trains version `step` into the next one.
 
@@ -52,7 +52,7 @@ def gaps(
     trajectories = sampled_trajectories(groups)
     gaps_of_versions = []
     for version in versions(trajectories):
-        then = state if version == step else as_of(programs, state, held(version))
+        then = state if version == step else as_of(programs, state, params_of(version))
         if then is not None:
             those = [each for each in trajectories if sampled_by(each, version).any()]
             scored = programs.policy_logprobs(then, those, temperature(rl, step))

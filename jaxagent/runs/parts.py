@@ -246,10 +246,10 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
     def conversation() -> Conversation:
         return Conversation(tokenizer, template, cfg.env.observation_tokens)
 
-    def here(run: Callable[..., Any]) -> Opening:
-        played = train if plays_train else ()
+    def context_of(run: Callable[..., Any]) -> Opening:
+        training_tasks = train if plays_train else ()
         return Opening(
-            dataset, heldout, run, note, place, played, lambda task: held_out.place(task) or train.place(task)
+            dataset, heldout, run, note, place, training_tasks, lambda task: held_out.place(task) or train.place(task)
         )
 
     def prompt(task: Task) -> Sequence[Message]:
@@ -264,7 +264,7 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
     with (
         (Workers if peers.count() == 1 else replica.PlayedByFirst)(cfg.concurrent_episodes) as workers,
         _shared(environment, workers, note) as shared,
-        opened(environment, here(workers.run)) as attempt,
+        open_environment(environment, context_of(workers.run)) as attempt,
         open_roles(cfg, Own(spec, tokenizer, template, plays_on), workers.run, note) as roles,
     ):
         _try_attempt(environment, attempt, heldout, workers, note)
@@ -336,15 +336,15 @@ def _shared(environment: Environment, workers: Workers, note: Callable[[str], No
 
 
 @contextlib.contextmanager
-def opened(environment: Environment, here: Opening) -> Iterator[Callable[..., Attempt]]:
-    """`environment.open(here)`, of which any class may be the user's own.
+def open_environment(environment: Environment, context: Opening) -> Iterator[Callable[..., Attempt]]:
+    """`environment.open(context)`, of which any class may be the user's own.
 
     Raises:
       ConfigError: it does not open, for whatever reason.
     """
     with contextlib.ExitStack() as stack:
         try:
-            attempt = stack.enter_context(environment.open(here))
+            attempt = stack.enter_context(environment.open(context))
         except (ConfigError, OSError):
             raise
         except Exception as error:

@@ -40,15 +40,15 @@ _NO_NUMBERS = re.compile(
 _JAX_SETTINGS = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION")
 
 
-def start(used: Sequence[Any], resumed_at: Mapping[str, Any] | None, own: Mapping[str, str]) -> dict[str, Any]:
+def start(used_devices: Sequence[Any], resumed_at: Mapping[str, Any] | None, own: Mapping[str, str]) -> dict[str, Any]:
     """One entry of "starts".
 
     Args:
-      used: the `jax.Device`s that the run uses.
+      used_devices: the `jax.Device`s that the run uses.
       resumed_at: {"stage", "step", "checkpoint"} that it goes on from; None for a run that begins.
       own: `own_code` of its config.
     """
-    kinds = [device.device_kind for device in used]
+    kinds = [device.device_kind for device in used_devices]
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "resumed_at": resumed_at,
@@ -85,12 +85,12 @@ def rounding(device: Any) -> dict[str, Any]:
     Args:
       device: one of the `jax.Device`s that the run uses.
     """
-    here = machine()
-    facts = {name: here["packages"][name] for name in ("jax", "jaxlib")} | {"device": device.device_kind}
-    facts["xla_flags"] = deciding_flags(here["xla_flags"])
-    of_cpu = ("cpu_features", *(["threads"] if devices.threads(asked=True) == here["threads"] else ()))
+    this_machine = machine()
+    facts = {name: this_machine["packages"][name] for name in ("jax", "jaxlib")} | {"device": device.device_kind}
+    facts["xla_flags"] = deciding_flags(this_machine["xla_flags"])
+    of_cpu = ("cpu_features", *(["threads"] if devices.threads(explicit=True) == this_machine["threads"] else ()))
     names = ("few_optimizations", "jax_settings", *(of_cpu if device.platform == "cpu" else ()))
-    return facts | {name: here[name] for name in names}
+    return facts | {name: this_machine[name] for name in names}
 
 
 def deciding_flags(xla_flags: str) -> str:
@@ -268,9 +268,9 @@ def _git(folder: Path, *words: str) -> str | None:
     """What git prints; None where it fails, or there is none."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", folder, *words], capture_output=True, encoding="utf-8", timeout=GIT_TIMEOUT_S, env=environment
         )
     except (OSError, UnicodeError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None

@@ -62,7 +62,7 @@ class Recorder:
 
     def __init__(
         self, folder: Path, first: int, keep: Literal["all", "newest", "none"], config: str, writes: bool = True,
-        own_code: Mapping[str, str] | None = None, whole: Mapping[str, Any] | None = None,
+        own_code: Mapping[str, str] | None = None, stored_config: Mapping[str, Any] | None = None,
     ):  # fmt: skip
         """Goes on with step `first`; what an earlier process recorded from there on is written anew.
 
@@ -72,15 +72,15 @@ class Recorder:
           keep: `checkpoint.replay`.
           config: the digest of what in the config decides the numbers of a step.
           own_code: `provenance.own_code` of the config.
-          whole: that config, as `to_dict` makes it: kept beside the steps, by its digest.
+          stored_config: that config, as `to_dict` makes it: kept beside the steps, by its digest.
           writes: False in a process that only takes part in the digests of weights that all hold together.
         """
         self._folder, self._keep, self._config, self._writes = folder, keep, config, writes
         self._own_code = dict(own_code or {})
         if keep != "none" and writes:
             folder.mkdir(parents=True, exist_ok=True)
-            if whole is not None:
-                files.replace_json(folder / f"{config}.json", whole)
+            if stored_config is not None:
+                files.replace_json(folder / f"{config}.json", stored_config)
         path = path_of(folder, first - 1)
         try:
             self.seal = _header(path)["seal"] if writes and path.is_file() else ""
@@ -95,7 +95,7 @@ class Recorder:
         self._rounds: Rounds = ()
         self._forgotten = 0  # steps below
 
-    def played(self, rounds: Rounds) -> None:
+    def add_groups(self, rounds: Rounds) -> None:
         """The groups of a step, before they are learnt from."""
         if self._keep == "none" or not self._writes:
             return
@@ -137,10 +137,10 @@ class Recorder:
           OSError: the disk is full, or failed.
           ConfigError: an episode holds what cannot be written.
         """
-        written, self._written = self._written, None
+        pending, self._written = self._written, None
         try:
-            if written is not None:
-                written.result()
+            if pending is not None:
+                pending.result()
         except ValueError as error:  # a task's metadata with a NaN, say
             raise ConfigError(
                 f"{self._folder}: an episode cannot be recorded ({error}). Mend the data, or go on with "
@@ -252,11 +252,13 @@ def seal_of(header: dict[str, Any]) -> str:
 
 def _write(folder: Path, header: dict[str, Any], rounds: Rounds, packed: list[list[list[Packed]]]) -> str:
     header["tasks"] = [[group.task.id for group in round_] for round_ in rounds]
-    header["rounds"] = [[[(one.digest, len(one.body)) for one in group] for group in round_] for round_ in packed]
+    header["rounds"] = [
+        [[(packed_one.digest, len(packed_one.body)) for packed_one in group] for group in round_] for round_ in packed
+    ]
     header["seal"] = seal_of(header)
     bodies: Iterable[Packed] = itertools.chain.from_iterable(itertools.chain.from_iterable(packed))
     head = json.dumps(header, separators=(",", ":")).encode() + b"\n"
-    files.replace(path_of(folder, header["step"]), b"".join([head, *(one.body for one in bodies)]))
+    files.replace(path_of(folder, header["step"]), b"".join([head, *(packed_one.body for packed_one in bodies)]))
     return header["seal"]
 
 

@@ -31,16 +31,16 @@ class PlayedByFirst(Workers):
 
     def collect(self, tasks: Sequence[Task], group_size: int, rollout: Rollout, deadline_s: float) -> list[Group]:
         """As `Workers.collect`; every process calls it with the same tasks."""
-        played: list[Group] = []
+        groups: list[Group] = []
 
         def play() -> list[list[dict]]:
-            played.extend(Workers.collect(self, tasks, group_size, rollout, deadline_s))
-            return [[codec.encode_episode(episode) for episode in group.episodes] for group in played]
+            groups.extend(Workers.collect(self, tasks, group_size, rollout, deadline_s))
+            return [[codec.encode_episode(episode) for episode in group.episodes] for group in groups]
 
         longest_s = self.longest_s(len(tasks) * group_size, deadline_s)
         rows = peers.share("the episodes of process 0", play, longest_s + STOP_TIMEOUT_S)
         if peers.is_first():
-            return played
+            return groups
         return [
             Group(task, [codec.decode_episode(row, "an episode of process 0") for row in episodes])
             for task, episodes in zip(tasks, rows, strict=True)
@@ -74,12 +74,12 @@ def copied(model: LanguageModel, params: Params, mesh: Mesh, own: Mesh) -> Param
     with jax.set_mesh(mesh):
         gathered = lm.laid_out(model, params)
 
-    def one(x: jax.Array) -> jax.Array:
+    def to_own_mesh(x: jax.Array) -> jax.Array:
         parts = {part.device: part.data for part in x.addressable_shards}
         where = NamedSharding(own, x.sharding.spec)
         return jax.make_array_from_single_device_arrays(x.shape, where, [parts[d] for d in own.devices.flat])
 
-    return jax.tree.map(one, gathered)
+    return jax.tree.map(to_own_mesh, gathered)
 
 
 class Replica(Driver):

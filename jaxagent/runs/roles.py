@@ -29,8 +29,8 @@ from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import ModelSpec
 from jaxagent.roles.base import Run, TextRole
 from jaxagent.roles.engines import FrozenRole, PolicyRole
-from jaxagent.rollout.cast import Company, SpeakerAt
-from jaxagent.rollout.episode import Voice
+from jaxagent.rollout.cast import Roles, SpeakerAt
+from jaxagent.rollout.episode import SpeakerSettings
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template
 
 SECONDS = tuple(f"{of}_s" for of in ("env", "engine", "open", "queue", "prefill", "decode", "verify", "total"))
@@ -45,15 +45,15 @@ def check(cfg: Config, environment: Environment) -> None:
     Raises:
       ConfigError: naming the role, and the nearest.
     """
-    wanted = tuple(environment.roles)
-    for name in wanted:
+    required = tuple(environment.roles)
+    for name in required:
         if name == POLICY or f"{name}_s" in SECONDS:
             raise ConfigError(f"The environment's role '{name}' must have another name: this one is taken.")
     for name in cfg.roles:
-        if name not in wanted:
-            advice = nearest(name, wanted) if wanted else "It has none."
+        if name not in required:
+            advice = nearest(name, required) if required else "It has none."
             raise ConfigError(f"config.roles.{name}: the environment has no role '{name}'. {advice}")
-    for name in wanted:
+    for name in required:
         if name not in cfg.roles:
             raise ConfigError(
                 f"config.roles.{name} is missing: the environment talks to a role '{name}'. Say who plays it, for "
@@ -103,9 +103,6 @@ def _check_engine_role(cfg: Config, name: str, role: FrozenRole | PolicyRole) ->
             f"config.roles.{name}.reply_tokens={role.reply_tokens} must be less than its context_tokens="
             f"{role.context_tokens}: a reply follows a prompt."
         )
-    sampling = role.sampling
-    if not sampling.greedy and (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, 0, 0.0):
-        raise ConfigError(f"config.roles.{name}.sampling must have top_p=1, top_k=0 and min_p=0.")
 
 
 def check_folders(cfg: Config) -> None:
@@ -141,8 +138,8 @@ class FrozenEngine:
     def _of(cls, engine: EngineConfig, path: str, roles: Mapping[str, FrozenRole]) -> FrozenEngine:
         config = dataclasses.replace(
             engine,
-            slots=max(role.slots for role in roles.values()) or engine.slots,
-            pages=max(role.pages for role in roles.values()) or engine.pages,
+            slots=max(role.slots or 0 for role in roles.values()) or engine.slots,
+            pages=max(role.pages or 0 for role in roles.values()) or engine.pages,
         )
         return cls(tuple(roles), path, config, max(role.context_tokens for role in roles.values()))
 
@@ -183,15 +180,15 @@ class RunRoles:
         self._frozen: dict[str, Frozen] = {}  # by path
         self._opened = contextlib.ExitStack()
 
-    def company(self, driver: Driver) -> Company:
+    def company(self, driver: Driver) -> Roles:
         """Who plays beside the policy, which `driver` serves."""
-        voices: dict[str, Voice | SpeakerAt] = dict(self._speakers)
+        voices: dict[str, SpeakerSettings | SpeakerAt] = dict(self._speakers)
         policy = Frozen(driver, self._own.tokenizer, self._own.template)
         for name, role in self._cfg.roles.items():
             if not isinstance(role, FrozenRole | PolicyRole):
                 continue
             by = self._frozen.get(role.path, policy) if isinstance(role, FrozenRole) else policy
-            voices[name] = Voice(
+            voices[name] = SpeakerSettings(
                 engine=by.driver,
                 tokenizer=by.tokenizer,
                 template=by.template,
@@ -202,7 +199,7 @@ class RunRoles:
                 timeout_s=role.timeout_s,
                 policys_ids=by.policys_ids,
             )
-        return Company(self._cfg.roles, voices)
+        return Roles(self._cfg.roles, voices)
 
     def start(self) -> None:
         """Starts the engines whose weights lie in a folder: given ones, and the one that RL began with.
@@ -268,16 +265,16 @@ def open_roles(cfg: Config, own: Own, run: Run, note: Callable[[str], None]) -> 
     Raises:
       ConfigError: a role cannot speak.
     """
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
         speakers: dict[str, SpeakerAt] = {}
         for name, role in cfg.roles.items():
             if isinstance(role, TextRole):
                 try:
-                    speakers[name] = opened.enter_context(role.open(name, run, note))
+                    speakers[name] = stack.enter_context(role.open(name, run, note))
                 except (ConfigError, OSError):
                     raise
                 except Exception as error:  # a class of the user's own
                     raise ConfigError(f"config.roles.{name}: {failure_line(error)}.") from error
         roles = RunRoles(cfg, speakers, own)
-        opened.callback(roles.close)
+        stack.callback(roles.close)
         yield roles

@@ -108,15 +108,15 @@ def publish_past(
       merged: multiplies a state's adapters out.
     """
     step = workdir.step_of(stage)
-    wanted = sink.missing(step)
-    if not wanted:
+    missing = sink.missing(step)
+    if not missing:
         return
     past = workdir.checkpoints.past(state.params)
-    at_hand = [version for version in wanted if version in past]
+    at_hand = [version for version in missing if version in past]
     for version in at_hand:
         sink.publish(version, merged(state.replace(params=past[version])))
-    if len(at_hand) < len(wanted):
+    if len(at_hand) < len(missing):
         workdir.progress.note(
-            f"the bundle of step {step} holds {len(at_hand)} of the {len(wanted)} policies before it: rollouts get "
+            f"the bundle of step {step} holds {len(at_hand)} of the {len(missing)} policies before it: rollouts get "
             "their staleness back step by step, and differ from those of a run that was not stopped"
         )

@@ -201,22 +201,22 @@ class Workdir:
           Stopped: SIGTERM or Ctrl-C has asked for the end, and everything is saved.
           OSError: the disk is full, or failed.
         """
-        begins, done = not self.resumes(stage), self.step_of(stage)
-        with self._stage_open(stage, total, done), devices.collector_frozen():
+        begins, steps_done = not self.resumes(stage), self.step_of(stage)
+        with self._stage_open(stage, total, steps_done), devices.collector_frozen():
             if begins and first is not None:
                 first()
                 if stage in self._recorded:
                     self.checkpoints.pinned.add(self._first_bundle)
-                if self._due(0) or stage in self._recorded:
+                if self._is_due(0) or stage in self._recorded:
                     self._save(stage, 0, *bundle())
-            while done < total and not over():
-                self._save_now = lambda done=done: self._save(stage, done, *bundle())
-                yield done
-                done += 1
+            while steps_done < total and not over():
+                self._save_now = lambda steps_done=steps_done: self._save(stage, steps_done, *bundle())
+                yield steps_done
+                steps_done += 1
                 self._ending = asks_to_end(self._asked_to_end(), self._stopping)
-                due = self._due(done) if save_after is None else self.terminating or save_after(done)
-                if due or done == total or over():
-                    self._save(stage, done, *bundle())
+                is_due = self._is_due(steps_done) if save_after is None else self.terminating or save_after(steps_done)
+                if is_due or steps_done == total or over():
+                    self._save(stage, steps_done, *bundle())
 
     @contextlib.contextmanager
     def _stage_open(self, name: str, total: int, step: int) -> Iterator[None]:
@@ -271,9 +271,9 @@ class Workdir:
     def recorder(self, stage: str) -> Recorder:
         """Keeps what the steps of a stage are made of, from where it goes on, as far as `checkpoint.replay` says."""
         keep, folder = self.cfg.checkpoint.replay, self.path / RECORD_FOLDER / stage
-        whole = to_dict(self.cfg)
-        config = provenance.config_digest(whole)
-        recorder = Recorder(folder, self.step_of(stage), keep, config, peers.is_first(), self._own_code, whole)
+        config_values = to_dict(self.cfg)
+        config = provenance.config_digest(config_values)
+        recorder = Recorder(folder, self.step_of(stage), keep, config, peers.is_first(), self._own_code, config_values)
         self._stack.callback(recorder.close)
         self._recorders[stage] = recorder
         if keep == "all":
@@ -287,7 +287,7 @@ class Workdir:
         every = self.cfg.eval.every
         return step == total or bool(every and step % every == 0)
 
-    def _due(self, step: int) -> bool:
+    def _is_due(self, step: int) -> bool:
         """Whether a bundle is to be saved after a step that is not the stage's last: by the config, or by a signal."""
         every = self.cfg.checkpoint.every
         return self.terminating or bool(every and step % every == 0)

@@ -23,7 +23,7 @@ class ToolParser:
     Args:
       tools: what the program offered; without any, nothing is read as a call.
       reasoning: "<think>" at the beginning of the answer opens its reasoning.
-      opened: the prompt already ends with "<think>": the answer begins within its reasoning.
+      in_thought: the prompt already ends with "<think>": the answer begins within its reasoning.
 
     Attributes:
       malformed: what looked like a call and could not be read, so far.
@@ -31,11 +31,11 @@ class ToolParser:
 
     SEPARATORS = ""  # what, blanks apart, may stand between two calls
 
-    def __init__(self, tools: Sequence[Tool] = (), reasoning: bool = False, opened: bool = False) -> None:
+    def __init__(self, tools: Sequence[Tool] = (), reasoning: bool = False, in_thought: bool = False) -> None:
         self.malformed = 0
         self._tools = {tool.name: tool for tool in tools}
         self._buffer = ""  # what nothing has been said about yet
-        self._state = "think" if opened else "start" if reasoning else "text"
+        self._state = "think" if in_thought else "start" if reasoning else "text"
         self._fresh = True  # nothing but blanks since the answer, or what comes after a block, began
         self._after_block = False  # `_fresh`, and the block is reasoning or a call: blanks are left out
         self._lead = ""  # blanks before the call that is being read
@@ -103,14 +103,14 @@ class ToolParser:
         if self._after_block:
             self._buffer = self._buffer.lstrip()
         safe, begins = self._begin(self._buffer, self._fresh) if self._tools else (len(self._buffer), False)
-        shown = self._buffer if final and not begins else self._buffer[:safe].rstrip()
-        if self._after_block and not shown.strip(self.SEPARATORS + " \t\r\n"):
-            shown = ""
-        self._say(Text(shown))
+        visible_text = self._buffer if final and not begins else self._buffer[:safe].rstrip()
+        if self._after_block and not visible_text.strip(self.SEPARATORS + " \t\r\n"):
+            visible_text = ""
+        self._say(Text(visible_text))
         if begins:
-            self._lead, self._buffer, self._state = self._buffer[len(shown) : safe], self._buffer[safe:], "call"
+            self._lead, self._buffer, self._state = self._buffer[len(visible_text) : safe], self._buffer[safe:], "call"
         else:
-            self._buffer = self._buffer[len(shown) :]
+            self._buffer = self._buffer[len(visible_text) :]
         return begins
 
     def _call(self, final: bool) -> bool:

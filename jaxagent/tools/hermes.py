@@ -14,8 +14,8 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 class Hermes(ToolParser):
     """<tool_call>{"name": ..., "arguments": {...}}</tool_call>"""
 
-    def __init__(self, tools: Sequence[Tool] = (), reasoning: bool = False, opened: bool = False) -> None:
-        super().__init__(tools, reasoning, opened)
+    def __init__(self, tools: Sequence[Tool] = (), reasoning: bool = False, in_thought: bool = False) -> None:
+        super().__init__(tools, reasoning, in_thought)
         self._judged = len(OPEN)  # of the call that is being read: no closing tag in front of it ends the call
         self._first_end = 0  # where its first closing tag ends; 0: there was none
         self._quotes = Quotes()  # at `_judged`
@@ -39,10 +39,10 @@ class Hermes(ToolParser):
             self._judged = at + len(CLOSE)
             self._first_end = self._first_end or self._judged
             if not inside:
-                return self._found(self._parse(text[len(OPEN) : at]), self._judged)
-        return self._found(None, self._first_end or len(text)) if final else (None, 0)
+                return self._end_of_call(self._parse(text[len(OPEN) : at]), self._judged)
+        return self._end_of_call(None, self._first_end or len(text)) if final else (None, 0)
 
-    def _found(self, call: Call | None, length: int) -> tuple[Call | None, int]:
+    def _end_of_call(self, call: Call | None, length: int) -> tuple[Call | None, int]:
         """The result; what comes next is another call."""
         self._judged, self._first_end, self._quotes = len(OPEN), 0, Quotes()
         return call, length

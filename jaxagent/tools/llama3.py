@@ -16,8 +16,8 @@ class Llama3(ToolParser):
 
     SEPARATORS = ";"
 
-    def __init__(self, tools: Sequence[Tool] = (), reasoning: bool = False, opened: bool = False) -> None:
-        super().__init__(tools, reasoning, opened)
+    def __init__(self, tools: Sequence[Tool] = (), reasoning: bool = False, in_thought: bool = False) -> None:
+        super().__init__(tools, reasoning, in_thought)
         self._next_object()
 
     def _next_object(self) -> None:
@@ -55,13 +55,13 @@ class Llama3(ToolParser):
             if not self._quotes.inside:
                 self._depth += (letter in "{[") - (letter in "}]")
             if not self._depth:
-                return self._whole(text, at + 1)
+                return self._call_ending_at(text, at + 1)
         self._judged = len(text)
         if final:
             self._next_object()
         return None, len(text) if final else 0
 
-    def _whole(self, text: str, end: int) -> tuple[Call | None, int]:
+    def _call_ending_at(self, text: str, end: int) -> tuple[Call | None, int]:
         """The call of the object that ends there."""
         body = text[self._first : end]
         self._next_object()

@@ -39,7 +39,7 @@ class Qwen3Coder(Hermes):
         blocks = []
         for call in calls:
             arguments = call.arguments if isinstance(call.arguments, Mapping) else {"arguments": call.arguments}
-            values = "".join(f"<parameter={k}>\n{_written(v)}\n</parameter>\n" for k, v in arguments.items())
+            values = "".join(f"<parameter={k}>\n{_value_text(v)}\n</parameter>\n" for k, v in arguments.items())
             blocks.append(f"{OPEN}\n<function={call.name}>\n{values}</function>\n{CLOSE}")
         return "\n".join([text, *blocks] if text else blocks)
 
@@ -70,7 +70,7 @@ class Qwen3Coder(Hermes):
         return body.lstrip().startswith("<function=") and not body.rstrip().endswith("</function>")
 
 
-def _written(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -82,7 +82,7 @@ def _typed(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     types, listed = _allowed(schema, root, {})
     word = text.strip()
     for value in listed:
-        if {text, word} & {_written(value), str(value)}:
+        if {text, word} & {_value_text(value), str(value)}:
             return value
     if ANY in types or not types:  # what nobody describes stays a text
         return text
@@ -97,17 +97,17 @@ def _typed(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     return value if "string" not in types or NAMES[type(value)] in types - {"string"} else text
 
 
-def _allowed(schema: Any, root: Mapping[str, Any], seen: dict[int, set[str]], depth: int = 0) -> tuple[set[str], list]:
+def _allowed(schema: Any, root: Mapping[str, Any], memo: dict[int, set[str]], depth: int = 0) -> tuple[set[str], list]:
     """(the JSON types, the listed values) that a schema allows. An integer counts as a number, and the other way.
 
-    Each schema is read once, however often others refer to it: `seen` has the types of each by its identity. What is no
+    Each schema is read once, however often others refer to it: `memo` has the types of each by its identity. What is no
     schema says nothing.
     """
     if not isinstance(schema, Mapping) or not schema or depth > MAX_DEPTH:
         return {*TYPES, ANY}, []
-    if id(schema) in seen:
-        return seen[id(schema)], []
-    seen[id(schema)] = set()  # within itself it allows nothing more
+    if id(schema) in memo:
+        return memo[id(schema)], []
+    memo[id(schema)] = set()  # within itself it allows nothing more
     allowed, listed = {*TYPES, ANY}, [*_list(schema, "enum"), *([schema["const"]] if "const" in schema else ())]
     names = {name for name in [schema.get("type"), *_list(schema, "type")] if isinstance(name, str)}
     if names:
@@ -117,10 +117,10 @@ def _allowed(schema: Any, root: Mapping[str, Any], seen: dict[int, set[str]], de
     every = [*_list(schema, "allOf"), *([_referred(schema["$ref"], root)] if "$ref" in schema else ())]
     for parts in (*([part] for part in every), _list(schema, "anyOf"), _list(schema, "oneOf")):
         if parts:
-            choices = [_allowed(part, root, seen, depth + 1) for part in parts]
+            choices = [_allowed(part, root, memo, depth + 1) for part in parts]
             allowed &= set().union(*(types for types, _ in choices))
             listed += [value for _, values in choices for value in values]
-    seen[id(schema)] = allowed = allowed | {"null"} if schema.get("nullable") is True else allowed
+    memo[id(schema)] = allowed = allowed | {"null"} if schema.get("nullable") is True else allowed
     return allowed, listed
 
 

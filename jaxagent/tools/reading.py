@@ -30,7 +30,7 @@ def read_answer(answer: str, tools: Sequence[Tool], family: type[ToolParser] = H
     Reasoning may begin in the prompt: an answer with a "</think>" and no "<think>" before it begins within it.
     """
     before, end, _ = answer.partition(END_THINK)
-    parser = family(tools, reasoning=True, opened=bool(end) and THINK not in before)
+    parser = family(tools, reasoning=True, in_thought=bool(end) and THINK not in before)
     deltas = [*parser.feed(answer), *parser.end()]
     calls = tuple(delta for delta in deltas if isinstance(delta, Call))
     return ParsedAnswer(

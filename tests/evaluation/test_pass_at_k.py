@@ -55,8 +55,8 @@ def test_refused(n, c, k):
 
 def test_mean_over_tasks_leaves_out_those_with_too_few_attempts():
     found = estimate([(4, 1), (4, 2), (1, 1), (0, 0)], 2)
-    assert found.mean == pytest.approx((0.5 + 5 / 6) / 2)
-    assert (found.tasks, found.too_few, found.interval) == (2, 2, "wilson")
+    assert found["mean"] == pytest.approx((0.5 + 5 / 6) / 2)
+    assert (found["tasks"], found["too_few"], found["interval"]) == (2, 2, "wilson")
     assert estimate([(1, 1)], 2) is None and estimate([], 1) is None
 
 
@@ -64,20 +64,20 @@ def test_mean_over_tasks_leaves_out_those_with_too_few_attempts():
 def test_an_interval_has_a_width_and_few_tasks_a_large_one(counts):
     """It is the score interval of a proportion of the same mean, whose variance no other in [0, 1] exceeds."""
     found, share = estimate(counts, 1), sum(c / n for n, c in counts) / len(counts)
-    assert found.high - found.low > 0.2 and found.low <= found.mean <= found.high
+    assert found["high"] - found["low"] > 0.2 and found["low"] <= found["mean"] <= found["high"]
     z, n = statistics.NormalDist().inv_cdf(0.975), len(counts)
     roots = np.roots([1 + z**2 / n, -2 * share - z**2 / n, share**2])  # (share - p)^2 = z^2 p (1 - p) / n
-    assert (found.low, found.high) == pytest.approx(sorted(roots.real), abs=1e-7)
+    assert (found["low"], found["high"]) == pytest.approx(sorted(roots.real), abs=1e-7)
 
 
 def test_five_different_tasks_are_drawn_anew():
-    assert estimate([(4, 1), (4, 2), (4, 3), (4, 3), (4, 4)], 1).interval == "bootstrap"
+    assert estimate([(4, 1), (4, 2), (4, 3), (4, 3), (4, 4)], 1)["interval"] == "bootstrap"
 
 
 def test_all_or_nothing_is_a_proportion():
     found = estimate([(1, 1), (1, 0), (1, 1), (1, 1)], 1)
-    assert found.interval == "wilson" and (found.low, found.high) == wilson_interval(3, 4)
-    assert estimate([(8, 0)] * 30, 4).high == pytest.approx(wilson_interval(0, 30)[1])
+    assert found["interval"] == "wilson" and (found["low"], found["high"]) == wilson_interval(3, 4)
+    assert estimate([(8, 0)] * 30, 4)["high"] == pytest.approx(wilson_interval(0, 30)[1])
 
 
 @pytest.mark.parametrize(("passed", "n"), [(0, 10), (1, 10), (5, 10), (10, 10), (1, 1), (237, 256)])

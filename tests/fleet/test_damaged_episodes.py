@@ -141,7 +141,7 @@ def batches(tmp_path, client, said, seen=True, **settings):
 
 
 def tokens(found) -> list[list[int]]:
-    return [list(map(int, e.trajectories[0].tokens)) for group in found.chosen.played for e in group.episodes]
+    return [list(map(int, e.trajectories[0].tokens)) for group in found.chosen.sampled for e in group.episodes]
 
 
 @pytest.mark.parametrize("seen", [True, False])

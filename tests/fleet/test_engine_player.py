@@ -74,7 +74,7 @@ def test_an_engine_plays_what_a_run_of_one_process_plays_with_the_same_weights(t
             tree["final_norm",] = tree["final_norm",] * np.float32(1 + version)
             link.digests[version] = weights.publish(trainers, manifest.shares(tree), "run", version).digest
         with parts.engine(place(tree, parts.spec, parts.mesh), 1) as driver:
-            expected = collect(parts, driver, Experience(parts.train, cfg), STEP).chosen.played
+            expected = collect(parts, driver, Experience(parts.train, cfg), STEP).chosen.sampled
             driver.update_params(policy, 0)
             probe.record(trainers, parts, driver, {"jaxlib": "theirs"})
             recorded = (trainers / probe.FILE).read_bytes()

@@ -60,12 +60,12 @@ def test_an_episode_comes_back_with_every_field():
 
 def test_whose_a_result_is_does_not_hang_on_how_its_json_is_written():
     packed = packing.pack(EPISODE)
-    assert packing.whose(packed, "here") == (EPISODE.task.id, EPISODE.sample)
+    assert packing.task_and_sample(packed, "here") == (EPISODE.task.id, EPISODE.sample)
     first, second = zlib.decompress(packed.body).split(b"\n")
     row = json.loads(first)
     for written in (json.dumps(row).encode(), json.dumps(dict(reversed(row.items()))).encode()):
         other = Packed(hashlib.sha256(written).hexdigest(), zlib.compress(written + b"\n" + second))
-        assert packing.whose(other, "here") == (EPISODE.task.id, EPISODE.sample)
+        assert packing.task_and_sample(other, "here") == (EPISODE.task.id, EPISODE.sample)
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Episode)])

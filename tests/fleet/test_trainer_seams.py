@@ -126,8 +126,8 @@ def test_groups_come_in_the_order_of_rounds_and_tasks(tmp_path):
     link.store()
     found = batches(tmp_path, link, said, looked.append).batch(3)
     assert [group.task.id for group in found.chosen.groups] == ["task 0-1", "task 1-0"]
-    assert [group.task.id for group in found.chosen.played] == ["task 0-0", "task 0-1", "task 1-0"]
-    assert found.chosen.groups[0] is found.chosen.played[1]
+    assert [group.task.id for group in found.chosen.sampled] == ["task 0-0", "task 0-1", "task 1-0"]
+    assert found.chosen.groups[0] is found.chosen.sampled[1]
     assert [e.sample for e in found.chosen.groups[0].episodes] == [0, 1]
     assert found.chosen.rounds == 2 and found.failures.played == 6
     assert found.metrics["reward/mean"] == pytest.approx(1 / 3)
@@ -181,8 +181,8 @@ def test_each_process_of_a_trainer_reads_a_part_and_all_train_what_one_would(tmp
 
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         found = list(threads.map(one, range(3)))
-    rows = [[packing.pack(e).body for group in each.chosen.played for e in group.episodes] for each in found]
-    assert rows == [[packing.pack(e).body for group in expected.chosen.played for e in group.episodes]] * 3
+    rows = [[packing.pack(e).body for group in each.chosen.sampled for e in group.episodes] for each in found]
+    assert rows == [[packing.pack(e).body for group in expected.chosen.sampled for e in group.episodes]] * 3
     assert all(each.metrics["reward/mean"] == expected.metrics["reward/mean"] for each in found)
     if damaged is None:
         assert [len(packing.of_columns(together.said["bytes", rank])) for rank in range(3)] == [2, 2, 2]
@@ -193,8 +193,8 @@ def test_episodes_come_over_http_where_the_folder_is_not_seen(tmp_path):
     here = batches(tmp_path, link, [], folder="elsewhere").batch(3)
     link.store()
     there = batches(tmp_path, link, []).batch(3)
-    assert [packing.pack(e) for g in here.chosen.played for e in g.episodes] == [
-        packing.pack(e) for g in there.chosen.played for e in g.episodes
+    assert [packing.pack(e) for g in here.chosen.sampled for e in g.episodes] == [
+        packing.pack(e) for g in there.chosen.sampled for e in g.episodes
     ]
     link.packed[EpisodeId(GroupId(3, 0, 0), 1)] = packing.pack(episode(GroupId(3, 0, 0), 1, 9.0))
     with pytest.raises(ConfigError, match=r"step 3: the coordinator reads what this process cannot: .* digest is"):

@@ -49,11 +49,11 @@ def read(family, pieces, **options):
 )  # fmt: skip
 def test_any_pieces_say_the_same(family, parts, reasoning, opened, data):
     text = "".join(parts)
-    whole = read(family, [text], reasoning=reasoning, opened=opened)
+    whole = read(family, [text], reasoning=reasoning, in_thought=opened)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert read(family, pieces, reasoning=reasoning, opened=opened) == whole
-    assert read(family, text, reasoning=reasoning, opened=opened) == whole
+    assert read(family, pieces, reasoning=reasoning, in_thought=opened) == whole
+    assert read(family, text, reasoning=reasoning, in_thought=opened) == whole
     deltas, _ = whole
     if not reasoning and not opened and not any(isinstance(delta, Call) for delta in deltas):
         assert "".join(delta.text for delta in deltas) == text
@@ -184,8 +184,8 @@ def test_llama3(text, expected, malformed):
     ("text", "options", "expected"),
     [
         ("<think>\nhm\n</think>\n\nyes", {"reasoning": True}, [Reasoning("hm"), Text("yes")]),
-        ("hm</think>yes", {"opened": True}, [Reasoning("hm"), Text("yes")]),
-        ("hm <thi", {"opened": True}, [Reasoning("hm <thi")]),
+        ("hm</think>yes", {"in_thought": True}, [Reasoning("hm"), Text("yes")]),
+        ("hm <thi", {"in_thought": True}, [Reasoning("hm <thi")]),
         ("<think>\n\n</think>\n\nyes", {"reasoning": True}, [Text("yes")]),
         ("a <think>b</think>", {"reasoning": True}, [Text("a <think>b</think>")]),
         ("<think>hm</think>yes", {}, [Text("<think>hm</think>yes")]),

@@ -48,7 +48,7 @@ def write(folder, steps, keep="all", commit=0, config="c"):
     recorder = Recorder(folder, steps[0], keep, config)
     recorder.published(steps[0], f"w{steps[0]}")
     for step in steps:
-        recorder.played(rounds(step))
+        recorder.add_groups(rounds(step))
         recorder.published(step + 1, f"w{step + 1}")
         recorder.commit(min(commit, step))
     recorder.close()
@@ -175,7 +175,7 @@ def test_a_process_that_does_not_write_takes_part_in_the_digests_alone(tmp_path,
     other = Recorder(folder, 0, "newest", "c", writes=False)
     other.published(0, "w0")
     for step in range(3):
-        other.played(rounds(step))
+        other.add_groups(rounds(step))
         other.published(step + 1, f"w{step + 1}")
         other.commit(step)
     other.close()

@@ -14,7 +14,7 @@ from jaxagent.envs.agentflow.environment import AgentFlow
 from jaxagent.envs.agentflow.reading import GENERATOR
 from jaxagent.envs.cast import NoRoom
 from jaxagent.roles.base import Reply, TextRole
-from jaxagent.rollout.cast import Company
+from jaxagent.rollout.cast import Roles
 from jaxagent.rollout.play import Play
 from jaxagent.rollout.templates import Plain
 from jaxagent.types import StopReason, Task
@@ -69,7 +69,7 @@ def play(tokenizer, roles=None, said=SAID, **changes):
         config,
         SamplingConfig(1.0, 1.0, 0, 0.0),
         2.0,
-        Company(roles, {name: role.speaker for name, role in roles.items()}),
+        Roles(roles, {name: role.speaker for name, role in roles.items()}),
     )
     return asyncio.run(rollout(TASK, 0)), policy
 

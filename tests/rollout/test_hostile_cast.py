@@ -13,8 +13,8 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Step
 from jaxagent.envs.cast import Spliced, Tokens
 from jaxagent.roles.base import Reply
-from jaxagent.rollout.cast import Company
-from jaxagent.rollout.episode import Voice
+from jaxagent.rollout.cast import Roles
+from jaxagent.rollout.episode import SpeakerSettings
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.play import Play
 from jaxagent.rollout.templates import Plain
@@ -129,7 +129,7 @@ def test_nobody_speaks_after_the_end(trained, when):
         await cast.talk("policy").say(HELLO)
 
     rollout = Play(
-        lambda task, cast: Late(cast, body), policy, trained, Plain(), LIMITS, SAMPLING, 2.0, Company({}, {})
+        lambda task, cast: Late(cast, body), policy, trained, Plain(), LIMITS, SAMPLING, 2.0, Roles({}, {})
     )  # fmt: skip
     episode = asyncio.run(rollout(TASK, 3))
     assert (
@@ -186,7 +186,7 @@ def test_an_unknown_role_is_named(trained):
 def test_tokens_of_another_tokenizer_pass_as_text(trained):
     other = Tokenizer.train(["other words for other ears Ghana"] * 9, 280, ())
     engine = ScriptedPolicy(other, lambda task, sample: {1: ["ears"]})
-    voice = Voice(engine, other, Plain(), SAMPLING, 20, 50, 50, 2.0, policys_ids=False)
+    voice = SpeakerSettings(engine, other, Plain(), SAMPLING, 20, 50, 50, 2.0, policys_ids=False)
 
     async def body(cast):
         memory = (await cast.talk("policy").say(HELLO)).tokens
@@ -220,6 +220,6 @@ class Chatting(Asking):
 def test_a_second_trained_conversation_of_a_turn_by_turn_attempt_is_refused_and_not_dropped(trained):
     policy = ScriptedPolicy(trained, lambda task, sample: {0: ["<search> Ghana</search>"], 1: ["233"]})
     role = Echo()
-    company = Company({"friend": role}, {"friend": role.speaker})
+    company = Roles({"friend": role}, {"friend": role.speaker})
     rollout = MultiTurn(Chatting, policy, trained, Plain(), LIMITS, SAMPLING, 2.0, company=company)
     failed(asyncio.run(rollout(TASK, 0)), "trains its own conversation and no other")

@@ -12,9 +12,9 @@ from jaxagent.config import SamplingConfig
 from jaxagent.envs.base import Environment, Message, Observation, Step, Verdict
 from jaxagent.envs.cast import RoleError, Spliced, Tokens
 from jaxagent.roles.base import Reply, TextRole
-from jaxagent.rollout.cast import Company
+from jaxagent.rollout.cast import Roles
 from jaxagent.rollout.conversation import encode_prompt
-from jaxagent.rollout.episode import Voice
+from jaxagent.rollout.episode import SpeakerSettings
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.play import Play
 from jaxagent.rollout.templates import Chat, Plain
@@ -71,7 +71,7 @@ def play(tokenizer, body, said, roles=None, voices=None, **changes):
     roles = roles or {}
     policy = ScriptedPolicy(tokenizer, lambda task, sample: said)
     speakers = {name: role.speaker for name, role in roles.items() if isinstance(role, TextRole)}
-    company = Company(roles, speakers | (voices or {}))
+    company = Roles(roles, speakers | (voices or {}))
     config = dataclasses.replace(LIMITS, **changes)
     rollout = Play(lambda task, cast: Attempt(cast, body), policy, tokenizer, Plain(), config, SAMPLING, 2.0, company)
     episode = asyncio.run(rollout(TASK, 3))
@@ -169,7 +169,7 @@ def test_roles_are_counted_priced_and_heard(trained):
 
 def test_an_engine_role_speaks_with_its_own_limits_and_is_not_trained(trained):
     other = ScriptedPolicy(trained, lambda task, sample: {1: ["Ghana café"]})
-    voice = Voice(other, trained, Plain(), SAMPLING, 2, 50, 50, 2.0)
+    voice = SpeakerSettings(other, trained, Plain(), SAMPLING, 2, 50, 50, 2.0)
 
     async def body(cast):
         await cast.talk("policy").say(Message("user", "Question: "))
@@ -226,7 +226,9 @@ def test_no_room_is_a_reply_of_the_policy_and_a_failure_of_a_role(trained):
         assert (said.text, said.finish, said.reply_tokens) == ("", "length", 0)
         await cast.talk("friend").say(Message("user", "Ghana " * 300))
 
-    voice = Voice(ScriptedPolicy(trained, lambda task, sample: []), trained, Plain(), SAMPLING, 2, 50, 50, 2.0)
+    voice = SpeakerSettings(
+        ScriptedPolicy(trained, lambda task, sample: []), trained, Plain(), SAMPLING, 2, 50, 50, 2.0
+    )
     episode, _ = play(trained, body, {}, {"friend": Echo()}, {"friend": voice})
     assert episode.stop_reason is StopReason.ENV_ERROR and "leaves no room in context_tokens=50" in episode.error
     assert episode.trajectories == () and episode.turns == 0
@@ -261,7 +263,7 @@ class Asking:
 def test_a_turn_by_turn_environment_may_have_roles(trained, how):
     policy = ScriptedPolicy(trained, lambda task, sample: ["<search> Ghana</search>", "<answer> 233</answer>"])
     role = Echo(how=how)
-    company = Company({"friend": role}, {"friend": role.speaker})
+    company = Roles({"friend": role}, {"friend": role.speaker})
     rollout = MultiTurn(Asking, policy, trained, Plain(), LIMITS, SAMPLING, 2.0, company=company)
     episode = asyncio.run(rollout(TASK, 0))
     if how:
@@ -273,8 +275,8 @@ def test_a_turn_by_turn_environment_may_have_roles(trained, how):
 
 
 def test_a_context_that_the_policy_filled_is_its_limit_and_no_failure(trained):
-    voice = Voice(ScriptedPolicy(trained, lambda task, sample: {0: ["Hi!"], 1: ["Hi!"]}), trained, Plain(), SAMPLING,
-                  9, 30, 30, 2.0)  # fmt: skip
+    policy = ScriptedPolicy(trained, lambda task, sample: {0: ["Hi!"], 1: ["Hi!"]})
+    voice = SpeakerSettings(policy, trained, Plain(), SAMPLING, 9, 30, 30, 2.0)
     friend = {"friend": Echo()}
 
     async def late(cast):
@@ -302,9 +304,11 @@ def test_an_environments_step_that_meets_a_full_context_ends_as_the_policys_limi
         async def step(self, action):
             await self.cast.talk("friend").say(Message("user", "much " * 40))
 
-    voice = Voice(ScriptedPolicy(trained, lambda task, sample: []), trained, Plain(), SAMPLING, 9, 30, 30, 2.0)
+    voice = SpeakerSettings(
+        ScriptedPolicy(trained, lambda task, sample: []), trained, Plain(), SAMPLING, 9, 30, 30, 2.0
+    )
     policy = ScriptedPolicy(trained, lambda task, sample: ["much to say"])
-    company = Company({"friend": Echo()}, {"friend": voice})
+    company = Roles({"friend": Echo()}, {"friend": voice})
     rollout = MultiTurn(lambda task, cast: Stepwise(cast, None), policy, trained, Plain(), LIMITS, SAMPLING, 2.0,
                         company=company)  # fmt: skip
     episode = asyncio.run(rollout(TASK, 0))
@@ -328,7 +332,7 @@ def test_what_an_attempt_holds_is_freed_although_hanging_up_fails(trained, break
         attempts.append(Attempt(cast, lambda cast: asyncio.sleep(0)))
         return attempts[-1]
 
-    rollout = Rollout(begin, ScriptedPolicy(trained, None), trained, Plain(), LIMITS, SAMPLING, 2.0, Company({}, {}))
+    rollout = Rollout(begin, ScriptedPolicy(trained, None), trained, Plain(), LIMITS, SAMPLING, 2.0, Roles({}, {}))
     with pytest.raises(type(breaks)):
         asyncio.run(rollout(TASK, 3))
     assert attempts[0].closed

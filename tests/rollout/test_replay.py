@@ -12,7 +12,7 @@ from jaxagent.algorithms.estimators import GAE, GroupMean, GroupMeanStd
 from jaxagent.config import ReplayConfig
 from jaxagent.data import codec
 from jaxagent.rollout import replay
-from jaxagent.rollout.replay import Chosen, ReplayBuffer, Success
+from jaxagent.rollout.replay import ReplayBuffer, Success
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
 
 CFG = ReplayConfig(per_step=2, capacity=4, use="nll", coefficient=0.1, min_reward=1.0, low=0.5, high=0.95)
@@ -44,7 +44,7 @@ def group(name, rewards, failed=()):
 def success(name, logprobs):
     """One attempt, and its action tokens' log-probs under the policy."""
     t = trajectory(0, (P, *[A] * len(logprobs)))
-    return Chosen(Success(name, 0, 1.0, 0.5, (t,)), [np.array([0.0, *logprobs], np.float32)])
+    return Success(name, 0, 1.0, 0.5, (t,)), [np.array([0.0, *logprobs], np.float32)]
 
 
 def same(a, b):
@@ -96,22 +96,22 @@ def test_probability_is_over_the_action_tokens_of_the_whole_attempt():
 
 def test_the_window_by_hand():
     rows = [success(n, [math.log(p)] * 3) for n, p in [("a", 0.5), ("b", 0.51), ("c", 0.96), ("d", 0.94), ("e", 0.7)]]
-    by_id = {id(c.success.trajectories[0]): c.logprobs[0] for c in rows}
+    by_id = {id(success.trajectories[0]): logprobs[0] for success, logprobs in rows}
     asked = []
 
     def score(trajectories):
         asked.append(len(trajectories))
         return [by_id[id(t)] for t in trajectories]
 
-    chosen, looked = replay.choose([c.success for c in rows], score, CFG)
-    assert [c.success.task_id for c in chosen] == ["b", "d"] and (looked, asked) == (4, [4])
+    chosen, looked = replay.choose([success for success, _ in rows], score, CFG)
+    assert [success.task_id for success, _ in chosen] == ["b", "d"] and (looked, asked) == (4, [4])
     three = dataclasses.replace(CFG, per_step=1)
-    chosen, looked = replay.choose([c.success for c in rows[2:]], score, three)
-    assert [c.success.task_id for c in chosen] == ["d"] and looked == 2
-    chosen, looked = replay.choose([rows[0].success, rows[2].success], score, CFG)
+    chosen, looked = replay.choose([success for success, _ in rows[2:]], score, three)
+    assert [success.task_id for success, _ in chosen] == ["d"] and looked == 2
+    chosen, looked = replay.choose([rows[0][0], rows[2][0]], score, CFG)
     assert (chosen, looked) == ([], 2)
     exactly = dataclasses.replace(CFG, low=0.25, high=0.5)  # (0.25, 0.5]: log .5 in f32 is a little below
-    assert replay.choose([rows[0].success], score, exactly)[0]
+    assert replay.choose([rows[0][0]], score, exactly)[0]
 
 
 def test_candidates_come_in_an_order_of_the_step():
@@ -129,7 +129,7 @@ def test_nll_streams():
 
 def test_policy_streams_are_corrected_by_hand():
     one = success("a", [-0.5, -3.0])
-    behaviour = one.success.trajectories[0].logprobs[1:]
+    behaviour = one[0].trajectories[0].logprobs[1:]
     cfg = dataclasses.replace(CFG, use="policy", coefficient=2.0)
     (s,) = replay.streams([one], cfg, TIS, 0)
     expected = np.clip(np.exp(np.array([-0.5, -3.0]) - behaviour), 0, 2)

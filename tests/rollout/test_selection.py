@@ -36,7 +36,7 @@ def names(groups):
 
 def test_off_uses_every_group():
     chosen = selection.refill(play := Stock(MIXED, ZEROS), 2, None)
-    assert names(chosen.groups) == names(chosen.played) == ["t0", "t1"] and play.asked == [(0, 2)]
+    assert names(chosen.groups) == names(chosen.sampled) == ["t0", "t1"] and play.asked == [(0, 2)]
 
 
 def test_rounds_ask_for_what_is_missing():
@@ -59,12 +59,12 @@ def test_rounds_of_a_fixed_size_keep_the_first_in_task_order():
     play = Stock(ZEROS, ZEROS, MIXED, ZEROS, MIXED, MIXED)
     chosen = selection.refill(play, 2, RefillConfig(10, 3))
     assert play.asked == [(0, 3), (1, 3)] and names(chosen.groups) == ["t2", "t4"]  # t5 is one too many
-    assert len(chosen.played) == 6
+    assert len(chosen.sampled) == 6
 
 
 def test_the_number_of_rounds_is_bounded():
     chosen = selection.refill(Stock(*[ZEROS] * 9), 2, RefillConfig(3, 0))
-    assert chosen.groups == [] and chosen.rounds == 3 and len(chosen.played) == 6
+    assert chosen.groups == [] and chosen.rounds == 3 and len(chosen.sampled) == 6
 
 
 def test_a_group_with_one_attempt_that_counts_has_no_signal():

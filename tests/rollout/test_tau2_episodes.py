@@ -10,7 +10,7 @@ from jaxagent.config import SamplingConfig
 from jaxagent.data import sources
 from jaxagent.envs.base import Opening
 from jaxagent.envs.tau2.environment import Tau2
-from jaxagent.rollout.cast import Company
+from jaxagent.rollout.cast import Roles
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.types import StopReason, TokenKind
@@ -60,7 +60,7 @@ def episode(tokenizer, folder, actions, lines):
             environment,
             SamplingConfig(1.0, 1.0, 0, 0.0),
             2.0,
-            company=Company({"user": user}, {"user": user.speaker}),
+            company=Roles({"user": user}, {"user": user.speaker}),
         )
         return asyncio.run(rollout(task, 0)), policy
 

@@ -9,7 +9,7 @@ from scripted import Lines, ScriptedPolicy
 from jaxagent.config import SamplingConfig
 from jaxagent.envs import TauBench
 from jaxagent.envs.base import Opening
-from jaxagent.rollout.cast import Company
+from jaxagent.rollout.cast import Roles
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.types import StopReason, Task
@@ -39,7 +39,7 @@ def episode(folder, tokenizer, lines, said, **settings):
     role = Lines(lines=lines, timeout_s=0.05)
     policy = ScriptedPolicy(tokenizer, lambda task, sample: {0: said})
     with environment.open(Opening(folder, [TASK], None, print)) as begin:
-        company = Company({"user": role}, {"user": role.speaker})
+        company = Roles({"user": role}, {"user": role.speaker})
         sampling = SamplingConfig(1.0, 1.0, 0, 0.0)
         rollout = MultiTurn(begin, policy, tokenizer, Plain(), environment, sampling, 5.0, company=company)
         return asyncio.run(rollout(TASK, 0)), policy

@@ -39,7 +39,7 @@ def parse(raw: bytes) -> Ask:
     newer, older = fields.take_positive(body, "max_completion_tokens"), fields.take_positive(body, "max_tokens")
     common = fields.take_common(body) | fields.take_openai(body)
     offered, logprobs = fields.offered(body, tools), body.take("logprobs", bool, default=False)
-    body.done()
+    body.refuse_rest()
     most = older if newer is None else newer
     return Ask(messages, offered, max_tokens=most, logprobs=logprobs, ignored=tuple(ignored), **common)
 
@@ -83,17 +83,17 @@ def _calls(message: Fields) -> tuple[Call, ...]:
         arguments = fields.arguments(function.take("arguments", str, default=""))
         calls.append(Call(function.need("name", str), arguments, call.take("id", str, default="")))
         call.drop("index")
-        call.done()
-        function.done()
+        call.refuse_rest()
+        function.refuse_rest()
     return tuple(calls)
 
 
 def _tool(tool: Fields) -> Tool:
     function = tool.inner("function")
-    made = fields.function_tool(function)
-    function.done()
+    parsed_tool = fields.function_tool(function)
+    function.refuse_rest()
     tool.drop("cache_control")
-    return made
+    return parsed_tool
 
 
 # -------------------------------------------------------------------- the answer

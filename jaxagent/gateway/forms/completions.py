@@ -47,7 +47,7 @@ def parse_many(raw: bytes, vocab_size: int) -> tuple[list[str | list[int]], Ask]
         raise BadRequest("'logprobs' must be 0 or 1: of the sampled tokens, which every answer has", "logprobs")
     for name, harmless in (OFF | {"best_of": (common["n"],)}).items():
         body.refuse(name, "this is not supported by this server; leave it out", *harmless)
-    body.done()
+    body.refuse_rest()
     return prompts, Ask((), max_tokens=most, **common)
 
 
@@ -56,8 +56,8 @@ def _prompts(prompt: str | list) -> list[str | list[int]]:
     many = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
     if len(many) > MAX_CHOICES:
         raise BadRequest(f"there are {len(many)} prompts, a request may have {MAX_CHOICES}", "prompt")
-    for one in many:
-        if not isinstance(one, type(many[0])):
+    for count in many:
+        if not isinstance(count, type(many[0])):
             raise BadRequest("the prompts must all be text, or all lists of token ids", "prompt")
     return many
 
@@ -167,7 +167,7 @@ def _last(answer: Answer, text: str, number: int) -> dict[str, Any]:
 def usage_of(answers: Sequence[Answer]) -> dict[str, Any]:
     """Tokens of answers to one prompt; what was cached is what all of them found, None if one of them cannot tell."""
     cached = [answer.cached_tokens for answer in answers]
-    least = None if None in cached else min(one for one in cached if one is not None)
+    least = None if None in cached else min(count for count in cached if count is not None)
     return usage(len(answers[0].prompt_ids), sum(len(answer.tokens) for answer in answers), least)
 
 

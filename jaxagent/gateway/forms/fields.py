@@ -81,8 +81,8 @@ def _finite(text: str) -> float:
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        names_so_far: set[str] = set()
+        twice = next(key for key, _ in pairs if key in names_so_far or names_so_far.add(key))
         raise ValueError(f"the key {twice!r} stands twice in one object")
     return data
 
@@ -120,7 +120,7 @@ class Fields:
     def __init__(self, data: Any, at: str, ignored: dict[str, None] | None) -> None:
         if not isinstance(data, dict):
             raise BadRequest(f"'{at}' must be an object" if at else "the body must be an object", at or None)
-        self._left = {name: value for name, value in data.items() if value is not None}
+        self._unread = {name: value for name, value in data.items() if value is not None}
         self.at, self.ignored = at, ignored
 
     def path(self, name: str) -> str:
@@ -133,13 +133,13 @@ class Fields:
         Raises:
           BadRequest: the value is of another type.
         """
-        if (value := self._left.pop(name, None)) is None:
+        if (value := self._unread.pop(name, None)) is None:
             return default
         if type(value) is float and int in types and value.is_integer():  # JSON knows one kind of numbers
             value = int(value)
         if type(value) not in types:
-            wanted = " or ".join({"dict": "object"}.get(t.__name__, t.__name__) for t in types)
-            raise BadRequest(f"'{self.path(name)}' must be {wanted}", self.path(name))
+            type_names = " or ".join({"dict": "object"}.get(t.__name__, t.__name__) for t in types)
+            raise BadRequest(f"'{self.path(name)}' must be {type_names}", self.path(name))
         return value
 
     def need(self, name: str, *types: type) -> Any:
@@ -158,7 +158,7 @@ class Fields:
         for item, at in items(data, self.path(name), MAX_MESSAGES if most is None else most):
             fields = Fields(item, at, self.ignored)
             yield fields
-            fields.done()
+            fields.refuse_rest()
 
     def text_or_each(self, name: str) -> str | Iterator[Fields]:
         """The text of a field, "" where it is absent, or the objects of its list."""
@@ -168,11 +168,11 @@ class Fields:
     def drop(self, *names: str) -> None:
         """Passes over fields that are a client's book-keeping."""
         for name in names:
-            self._left.pop(name, None)
+            self._unread.pop(name, None)
 
     def refuse(self, name: str, why: str, *harmless: Any) -> None:
         """Raises BadRequest where the field asks for something: where it has none of the harmless values."""
-        value = self._left.pop(name, None)
+        value = self._unread.pop(name, None)
         if value is not None and value not in harmless:
             raise BadRequest(f"'{self.path(name)}': {why}", self.path(name))
 
@@ -183,14 +183,14 @@ class Fields:
         if len(self.ignored) < MAX_IGNORED:
             self.ignored[re.sub(r"\[\d+\]", "[]", name)[:MAX_IGNORED_CHARS]] = None
 
-    def done(self) -> None:
+    def refuse_rest(self) -> None:
         """Ignores the fields that nobody took."""
-        for name in self._left:
+        for name in self._unread:
             self.ignore(self.path(name))
 
     def ignore_all(self, name: str) -> None:
         """Ignores the whole object under one name."""
-        self._left = {}
+        self._unread = {}
         self.ignore(name)
 
 
@@ -231,7 +231,7 @@ def take_openai(body: Fields) -> dict[str, Any]:
     """What an Ask has of fields that OpenAI's older two dialects share."""
     options = body.inner("stream_options", {})
     stream_usage = options.take("include_usage", bool, default=False)
-    options.done()
+    options.refuse_rest()
     stop, user = stops(body.take("stop", str, list, default=[])), body.take("user", str, default="")
     if not 1 <= (n := body.take("n", int, default=1)) <= MAX_CHOICES:
         raise BadRequest(f"'n' must be from 1 to {MAX_CHOICES}", "n")
@@ -331,7 +331,7 @@ def take_tools(body: Fields, readers: Mapping[str, Callable[[Fields], Tool]], ki
             fields.ignore_all(f"tools: {type_name}")
             continue
         tool = readers[type_name](fields)
-        fields.done()
+        fields.refuse_rest()
         if tool.name in tools:
             raise BadRequest(f"two tools have the name '{tool.name}'", "tools")
         tools[tool.name] = tool

@@ -19,10 +19,10 @@ class AnswerHistory:
         self._items: dict[str, Item] = {}
         self._histories: dict[str, tuple[Item, ...]] = {}  # input and output, by the id of the response
 
-    def keep(self, response: str, asked: Sequence[Item], output: Sequence[Item]) -> None:
+    def keep(self, response: str, request: Sequence[Item], output: Sequence[Item]) -> None:
         """Notes an answer, and the items that were its input."""
         self._items |= {item["id"]: item for item in output if "id" in item}
-        self._histories[response] = (*asked, *output)
+        self._histories[response] = (*request, *output)
         if len(self._histories) > KEPT_HISTORIES:
             del self._histories[next(iter(self._histories))]
 

@@ -56,11 +56,11 @@ def parse(raw: bytes, history: AnswerHistory | None = None) -> Ask:
     tools = fields.offered(body, fields.take_tools(body, {"custom": tool}, "custom"))
     metadata = body.inner("metadata", {})
     user = metadata.take("user_id", str, default="")
-    metadata.done()
+    metadata.refuse_rest()
     common, most = fields.take_common(body), fields.take_positive(body, "max_tokens")
     common["stops"] = fields.stops(body.take("stop_sequences", list, default=[]), "stop_sequences")
     body.drop("cache_control")
-    body.done()
+    body.refuse_rest()
     common |= {"user": user, "items": items, "ignored": tuple(ignored)}
     return Ask(messages, tools, max_tokens=most, stream_usage=True, **common)
 
@@ -69,16 +69,16 @@ def _threaded(data: dict[str, Any], history: AnswerHistory) -> tuple[Item, ...]:
     """Puts what the server holds of a thread into a request that brings only what is new (`thread`, of a client's own
     tool loop). Returns what is held from now on: the system and the tools, and each message."""
     thread = Fields(data.pop("thread"), "thread", {})
-    stored: tuple[Item, ...] = ({name: data[name] for name in THREADS if name in data},)
+    thread_items: tuple[Item, ...] = ({name: data[name] for name in THREADS if name in data},)
     if thread.need("type", str) == "continue":
         name = thread.need("previous_message_id", str)
-        stored = history.items_up_to(name, "thread.previous_message_id", status=404, code=NO_THREAD)
-        data |= {name: value for name, value in stored[0].items() if name not in data}
+        thread_items = history.items_up_to(name, "thread.previous_message_id", status=404, code=NO_THREAD)
+        data |= {name: value for name, value in thread_items[0].items() if name not in data}
     new = data.get("messages")
     if isinstance(new, list):
-        data["messages"] = [*stored[1:], *new]
-        stored = (*stored, *new)
-    return stored
+        data["messages"] = [*thread_items[1:], *new]
+        thread_items = (*thread_items, *new)
+    return thread_items
 
 
 def _system(message: Fields, name: str) -> str:
@@ -125,7 +125,7 @@ def _user(message: Fields, names: dict[str, str]) -> list[ChatMessage]:
     texts: list[str] = []
     for block in data:
         if (kind := block.need("type", str)) != "tool_result":
-            texts.append(_shown(block, kind, f"{SHOWN} and tool_result"))
+            texts.append(_block_text(block, kind, f"{SHOWN} and tool_result"))
             continue
         if texts:
             messages.append(ChatMessage("user", "\n".join(texts)))
@@ -143,10 +143,10 @@ def _texts(block: Fields, name: str) -> str:
     data = block.text_or_each(name)
     if isinstance(data, str):
         return data
-    return "\n".join(_shown(inner, inner.take("type", str, default="text"), SHOWN) for inner in data)
+    return "\n".join(_block_text(inner, inner.take("type", str, default="text"), SHOWN) for inner in data)
 
 
-def _shown(block: Fields, kind: str, readable: str) -> str:
+def _block_text(block: Fields, kind: str, readable: str) -> str:
     """The text of a block that shows the policy something. Raises BadRequest where that is no text, such as a PDF."""
     if kind == "tool_reference":
         lines = [block.need("tool_name", str)]
@@ -160,7 +160,7 @@ def _shown(block: Fields, kind: str, readable: str) -> str:
         lines = [block.take(name, str, default="") for name in ("title", "context")]
         lines.append(_texts(source, DOCUMENTS[of]))
         source.drop("media_type")
-        source.done()
+        source.refuse_rest()
     else:
         return fields.part_text(block, TEXT_PARTS, kind, readable)
     block.drop("cache_control", "citations")
@@ -198,8 +198,8 @@ def body(ask: Ask, answer: Answer, *, ident: Ident) -> dict[str, Any]:
     if answer.text.strip():
         content.append({"type": "text", "text": answer.text})
     content += [_call(call, i, ident) | {"input": _input(call)} for i, call in enumerate(answer.calls)]
-    used = _usage(len(answer.prompt_ids), answer.cached_tokens, len(answer.tokens))
-    return _message(ident, content, used) | _end(answer) | events.token_ids(ask, answer)
+    usage = _usage(len(answer.prompt_ids), answer.cached_tokens, len(answer.tokens))
+    return _message(ident, content, usage) | _end(answer) | events.token_ids(ask, answer)
 
 
 def count(tokens: int) -> dict[str, Any]:
@@ -237,8 +237,8 @@ class _MessageEvents(events.BlockWriter):
     def end(self, *answers: Answer) -> bytes:
         (answer,) = answers
         rest = self._rest(answer) + self._close()
-        used = _usage(len(answer.prompt_ids), answer.cached_tokens, len(answer.tokens))
-        rest += _event("message_delta", delta=_end(answer), usage=used, **events.token_ids(self._ask, answer))
+        usage = _usage(len(answer.prompt_ids), answer.cached_tokens, len(answer.tokens))
+        rest += _event("message_delta", delta=_end(answer), usage=usage, **events.token_ids(self._ask, answer))
         return rest + _event("message_stop")
 
     def ping(self) -> bytes:
@@ -249,8 +249,8 @@ class _MessageEvents(events.BlockWriter):
 
     def _call(self, call: Call, number: int) -> bytes:
         block = _call(call, number, self._ident) | {"input": {}}
-        sent = self._close() + _event("content_block_start", index=self._index, content_block=block)
-        return sent + self._delta("input_json_delta", partial_json=events.json_text(_input(call))) + self._stop()
+        new_events = self._close() + _event("content_block_start", index=self._index, content_block=block)
+        return new_events + self._delta("input_json_delta", partial_json=events.json_text(_input(call))) + self._stop()
 
     def _begin_block(self, kind: type) -> bytes:
         self._open = kind
@@ -283,9 +283,9 @@ def _event(kind: str, **more: Any) -> bytes:
     return events.event({"type": kind} | more, kind)
 
 
-def _message(ident: Ident, content: list[dict[str, Any]], used: dict[str, Any]) -> dict[str, Any]:
+def _message(ident: Ident, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
     head = {"id": f"msg_{ident.id}", "type": "message", "role": "assistant", "model": ident.model}
-    return head | {"content": content, "usage": used}
+    return head | {"content": content, "usage": usage}
 
 
 def _call(call: Call, number: int, ident: Ident) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def parse(raw: bytes, history: AnswerHistory | None = None) -> Ask:
         user=body.take("user", str, default=""),
         items=items if body.take("store", bool, default=True) else (),
     )
-    body.done()
+    body.refuse_rest()
     return Ask(messages, offered, stream_usage=True, ignored=tuple(ignored), **common)
 
 
@@ -134,7 +134,7 @@ def _freeform(tool: Fields) -> Tool:
         syntax = form.take("syntax", str, default="grammar")
         description = f"{description}\n\nThe text follows this {syntax} grammar:\n{definition}".lstrip()
     form.drop("type", "syntax")
-    form.done()
+    form.refuse_rest()
     return Tool(name, description, FREEFORM_SCHEMA)
 
 
@@ -195,8 +195,8 @@ class _ResponseEvents(events.BlockWriter):
 
     def failed(self, message: str, status: int, code: str | None) -> bytes:
         response = _response(self._ident, "failed", self.output)
-        known = "server_error" if status >= 500 else "invalid_prompt"
-        response["error"] = {"code": code or ERROR_CODES.get(status, known), "message": message}
+        error_code = "server_error" if status >= 500 else "invalid_prompt"
+        response["error"] = {"code": code or ERROR_CODES.get(status, error_code), "message": message}
         return self._event("response.failed", response=response)
 
     # ---------------------------------------------------------------- items
@@ -204,8 +204,8 @@ class _ResponseEvents(events.BlockWriter):
     def _begin_block(self, kind: type) -> bytes:
         self._open, self._written = kind, ""
         item = self._item("in_progress", []) | {"content": []}
-        sent = self._event("response.output_item.added", output_index=len(self.output), item=item)
-        return sent + self._inner("content_part.added", part=self._item("", [])["content"][0])
+        new_events = self._event("response.output_item.added", output_index=len(self.output), item=item)
+        return new_events + self._inner("content_part.added", part=self._item("", [])["content"][0])
 
     def _more(self, text: str) -> bytes:
         self._written += text
@@ -222,24 +222,28 @@ class _ResponseEvents(events.BlockWriter):
         if self._open is Text:
             brief = [{name: one[name] for name in ("token", "logprob", "top_logprobs")} for one in logprobs]
             name, more = "output_text", {"logprobs": brief}
-        sent = self._inner(f"{name}.done", text=self._written, **more)
-        sent += self._inner("content_part.done", part=item["content"][0])
+        new_events = self._inner(f"{name}.done", text=self._written, **more)
+        new_events += self._inner("content_part.done", part=item["content"][0])
         self._open = None
-        return sent + self._done(item)
+        return new_events + self._item_done(item)
 
     def _call(self, call: Call, number: int) -> bytes:
-        closed, item = self._close(), _call(self._ask, call, number, self._ident)
+        closing_events, item = self._close(), _call(self._ask, call, number, self._ident)
         at = {"output_index": len(self.output), "item_id": item["id"]}
         custom = item["type"] == "custom_tool_call"
         field = "input" if custom else "arguments"
         name = "response.custom_tool_call_input" if custom else "response.function_call_arguments"
         added = item | {field: ""} | ({} if custom else {"status": "in_progress"})
-        sent = closed + self._event("response.output_item.added", output_index=at["output_index"], item=added)
-        sent += self._event(f"{name}.delta", **at, delta=item[field])
-        sent += self._event(f"{name}.done", **at, **({} if custom else {"name": item["name"]}), **{field: item[field]})
-        return sent + self._done(item)
+        new_events = closing_events + self._event(
+            "response.output_item.added", output_index=at["output_index"], item=added
+        )
+        new_events += self._event(f"{name}.delta", **at, delta=item[field])
+        new_events += self._event(
+            f"{name}.done", **at, **({} if custom else {"name": item["name"]}), **{field: item[field]}
+        )
+        return new_events + self._item_done(item)
 
-    def _done(self, item: dict[str, Any]) -> bytes:
+    def _item_done(self, item: dict[str, Any]) -> bytes:
         self.output.append(item)
         return self._event("response.output_item.done", output_index=len(self.output) - 1, item=item)
 
@@ -318,12 +322,12 @@ def _finished(ask: Ask, answer: Answer, ident: Ident, output: list[dict[str, Any
     response = _response(ident, "incomplete" if answer.finish == "length" else "completed", output)
     if answer.finish == "length":
         response["incomplete_details"] = {"reason": "max_output_tokens"}
-    read, written = len(answer.prompt_ids), len(answer.tokens)
+    prompt_tokens, reply_tokens = len(answer.prompt_ids), len(answer.tokens)
     response["usage"] = {
-        "input_tokens": read,
+        "input_tokens": prompt_tokens,
         "input_tokens_details": {"cached_tokens": answer.cached_tokens or 0, "cache_write_tokens": 0},
-        "output_tokens": written,
+        "output_tokens": reply_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + written,
+        "total_tokens": prompt_tokens + reply_tokens,
     }
     return response | events.token_ids(ask, answer)

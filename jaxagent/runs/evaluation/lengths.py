@@ -28,11 +28,11 @@ def point(name: str, folder: Path) -> dict[str, Any]:
     evaluation = json.loads((folder / EVALUATION_FILE).read_text(encoding="utf-8"))
     results = evaluation["results"]
     estimate = results["pass_at_k"][ALL]["1"]
-    wanted = {task["task"] for task in results["per_task"]}
+    task_ids = {task["task"] for task in results["per_task"]}
     latest = {
         (record["task"]["id"], record["sample"]): record
         for record in jsonl.read(folder / ATTEMPTS_FILE)
-        if record["task"]["id"] in wanted
+        if record["task"]["id"] in task_ids
     }
     counters = [r["metrics"] for r in latest.values() if not StopReason(r["stop_reason"]).is_failure]
     if any(COUNTERS[0] not in metrics for metrics in counters):
@@ -47,7 +47,7 @@ def point(name: str, folder: Path) -> dict[str, Any]:
         "accuracy": estimate and estimate["mean"],
         "low": estimate and estimate["low"],
         "high": estimate and estimate["high"],
-        "tasks": len(wanted),
+        "tasks": len(task_ids),
         "attempts": results["attempts"],
         "failed": results["failed"],
     }

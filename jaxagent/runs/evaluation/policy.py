@@ -164,9 +164,9 @@ def _check_same(cfg: Config, saved: Mapping[str, Any], where: str) -> None:
     mine, saved = to_dict(cfg), modern(saved)
     for section, fields in (("model", _MODEL), ("tokenizer", _TOKENIZER)):
         for field in fields:
-            said, has = mine[section][field], saved[section].get(field)
-            if said != has and (field == "lora" or (said and has)):  # 0 and "" leave it to the model's folder
+            value, has = mine[section][field], saved[section].get(field)
+            if value != has and (field == "lora" or (value and has)):  # 0 and "" leave it to the model's folder
                 raise ConfigError(
-                    f"config.{section}.{field} is {said!r}, checkpoint {where} was made with {has!r}. "
+                    f"config.{section}.{field} is {value!r}, checkpoint {where} was made with {has!r}. "
                     "Leave --config out to take the run's own config."
                 )

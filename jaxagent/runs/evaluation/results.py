@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent.observe.text import number
-from jaxagent.rollout.pass_at_k import Estimate, estimate
+from jaxagent.rollout.pass_at_k import estimate
 from jaxagent.runs.evaluation.attempts import Key, ScoredAttempt
 from jaxagent.types import Task
 
@@ -40,25 +39,25 @@ def summarise(
         per_task.append({"task": task.id, "kind": task.kind, "n": n, "passed": c, "failed": samples - n})
         for name in (ALL, *_names(task.kind)):
             groups.setdefault(name, []).append((n, c))
-    played = [attempts[task.id, sample] for task in tasks for sample in range(samples)]
-    reasons = collections.Counter(attempt.stop_reason for attempt in played)
+    task_attempts = [attempts[task.id, sample] for task in tasks for sample in range(samples)]
+    reasons = collections.Counter(attempt.stop_reason for attempt in task_attempts)
     errors = collections.Counter(
-        f"{attempt.stop_reason}: {attempt.error}" for attempt in played if attempt.score is None
+        f"{attempt.stop_reason}: {attempt.error}" for attempt in task_attempts if attempt.score is None
     )
-    tokens = sum(attempt.action_tokens for attempt in played)
-    costs = [attempt.cost for attempt in played if attempt.cost is not None]
+    tokens = sum(attempt.action_tokens for attempt in task_attempts)
+    costs = [attempt.cost for attempt in task_attempts if attempt.cost is not None]
     return {
         "pass_at_k": {
-            name: {str(k): _json(estimate(counts, k)) for k in ks}
+            name: {str(k): estimate(counts, k) for k in ks}
             for name, counts in sorted(groups.items(), key=lambda item: (item[0] != ALL, item[0]))
         },
-        "attempts": len(played),
-        "failed": sum(attempt.score is None for attempt in played),
+        "attempts": len(task_attempts),
+        "failed": sum(attempt.score is None for attempt in task_attempts),
         "failure": next((error for error, _ in errors.most_common(1)), None),
         "stop_reasons": dict(sorted(reasons.items())),
         "action_tokens": tokens,
-        "action_tokens_mean": tokens / len(played) if played else None,
-        "turns_mean": sum(attempt.turns for attempt in played) / len(played) if played else None,
+        "action_tokens_mean": tokens / len(task_attempts) if task_attempts else None,
+        "turns_mean": sum(attempt.turns for attempt in task_attempts) / len(task_attempts) if task_attempts else None,
         **({"cost_mean": sum(costs) / len(costs)} if costs else {}),
         "per_task": per_task,
     }
@@ -107,7 +106,7 @@ def curves(results: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
 
 
 def _points(estimates: Mapping[str, Any], what: str) -> list[tuple[float, float]]:
-    return [(float(k), found[what]) for k, found in estimates.items() if found is not None]
+    return [(float(k), estimate_of[what]) for k, estimate_of in estimates.items() if estimate_of is not None]
 
 
 def _names(kind: str) -> tuple[str, ...]:
@@ -115,10 +114,6 @@ def _names(kind: str) -> tuple[str, ...]:
     family, _, rest = kind.partition("/")
     names = (family, kind) if rest else (family,)
     return tuple(name for name in names if name not in ("", ALL))
-
-
-def _json(estimate: Estimate | None) -> dict[str, Any] | None:
-    return None if estimate is None else dataclasses.asdict(estimate)
 
 
 def _cell(estimate: Mapping[str, Any] | None) -> str:

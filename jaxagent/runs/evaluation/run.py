@@ -214,9 +214,9 @@ def begin(out: Path, record: Mapping[str, Any], note: Callable[[str], None]) -> 
             raise ConfigError(f"'{path}' does not say what was evaluated: set another --out.") from error
         now, unnamed = comparable(before, record["evaluated"])
         if different := difference(before, now):
-            name, there, here = different
+            name, there, ours = different
             raise ConfigError(
-                f"'{out}' holds attempts with {name} = {there!r}, here it is {here!r}: set another --out."
+                f"'{out}' holds attempts with {name} = {there!r}, here it is {ours!r}: set another --out."
             )
         if unnamed:
             note(f"'{out}' does not say with which {', '.join(unnamed)} its attempts were made: that is not compared")
@@ -237,12 +237,12 @@ def comparable(before: Any, now: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     return rest | ({CONTENTS: named} if named else {}), [name for name in contents if name not in contents_before]
 
 
-def difference(there: Any, here: Any, name: str = "") -> tuple[str, Any, Any] | None:
+def difference(there: Any, ours: Any, name: str = "") -> tuple[str, Any, Any] | None:
     """The first value that differs between two trees of JSON values, by its dotted name; None when there is none."""
-    if not isinstance(there, dict) or not isinstance(here, dict):
-        return None if there == here else (name, there, here)
-    for key in (*there, *(key for key in here if key not in there)):
-        different = difference(there.get(key), here.get(key), f"{name}.{key}".lstrip("."))
+    if not isinstance(there, dict) or not isinstance(ours, dict):
+        return None if there == ours else (name, there, ours)
+    for key in (*there, *(key for key in ours if key not in there)):
+        different = difference(there.get(key), ours.get(key), f"{name}.{key}".lstrip("."))
         if different:
             return different
     return None
@@ -251,11 +251,11 @@ def difference(there: Any, here: Any, name: str = "") -> tuple[str, Any, Any] | 
 def missing(tasks: Sequence[Task], options: Options, log: AttemptLog) -> list[tuple[Task, int]]:
     """The attempts that are still to be played, those at one task next to each other."""
 
-    def due(key: Key) -> bool:
+    def is_missing(key: Key) -> bool:
         attempt = log.attempts.get(key)
         return attempt is None or (options.retry_failed and attempt.score is None)
 
-    return [(task, sample) for task in tasks for sample in range(options.samples) if due((task.id, sample))]
+    return [(task, sample) for task in tasks for sample in range(options.samples) if is_missing((task.id, sample))]
 
 
 def play_all(
@@ -277,23 +277,27 @@ def play_all(
         parts.roles.start()
         rollout = parts.rollout(driver, sampling, options.samples)
         progress.stage("evaluate", len(todo))
-        done, failed, tokens, started = 0, 0, 0, time.monotonic()
+        attempts_done, failed, tokens, started = 0, 0, 0, time.monotonic()
 
         def on_episodes(episodes: Sequence[Episode]) -> None:
-            nonlocal done, failed, tokens
+            nonlocal attempts_done, failed, tokens
             log.extend(episodes)
-            done += len(episodes)
+            attempts_done += len(episodes)
             failed += sum(e.stop_reason.is_failure for e in episodes)
             tokens += sum(len(t) for e in episodes for t in e.trajectories)
-            progress.update(done, {"tokens_per_s": tokens / (time.monotonic() - started), "failed": failed})
+            progress.update(attempts_done, {"tokens_per_s": tokens / (time.monotonic() - started), "failed": failed})
 
         at_once = parts.cfg.concurrent_episodes
         deadline = batch_deadline_s(len(todo), at_once, parts.cfg.env.episode_timeout_s)
         parts.workers.run(play(todo, rollout, at_once, deadline, on_episodes), deadline + STOP_TIMEOUT_S)
         seconds = time.monotonic() - started
-    if done < len(todo):
-        raise EngineError(f"{len(todo) - done} attempts did not end in {deadline:.0f} s; the same call again goes on")
-    progress.note(f"{done} attempts, {tokens} tokens in {duration(seconds)}: {number(tokens / seconds)} tokens/s")
+    if attempts_done < len(todo):
+        raise EngineError(
+            f"{len(todo) - attempts_done} attempts did not end in {deadline:.0f} s; the same call again goes on"
+        )
+    progress.note(
+        f"{attempts_done} attempts, {tokens} tokens in {duration(seconds)}: {number(tokens / seconds)} tokens/s"
+    )
 
 
 def page(title: str, results: Mapping[str, Any], text: str) -> str:

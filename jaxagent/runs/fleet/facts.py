@@ -36,7 +36,7 @@ def facts(cfg: Config, name: str, host: str, mesh: jax.sharding.Mesh) -> dict[st
         "jaxlib": jaxlib.version.__version__,
         "xla_flags": provenance.deciding_flags(os.environ.get("XLA_FLAGS", "")),
         "cpu_features": devices.processor(),
-        "threads": devices.threads(asked=True),  # of a mesh's virtual devices the probe tells
+        "threads": devices.threads(explicit=True),  # of a mesh's virtual devices the probe tells
         "device_kind": next(iter(mesh.devices.flat)).device_kind,
         "program": program(),
         "mesh": dict(mesh.shape),

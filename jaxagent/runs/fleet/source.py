@@ -250,7 +250,7 @@ class Batches:
         by_id = {group: shaped(whole, self._rl) for group, whole in begun.items()}
         chosen = Selection(
             groups=[by_id[group] for group in batch.groups],
-            played=[by_id[group] for group in ordered],
+            sampled=[by_id[group] for group in ordered],
             rounds=1 + max(group.round for group in ordered),
         )
         rounds = [[begun[group] for group in ordered if group.round == number] for number in range(chosen.rounds)]

@@ -43,5 +43,5 @@ def stages_left(workdir: Workdir, programs: Mapping[Stage, StageProgram]) -> tup
             f"{programs[at].steps(cfg)}: what is trained cannot be taken back. Give it as many, which ends it there, "
             "or use another workdir."
         )
-    done = at == cfg.stages[-1] and workdir.step_of(at) >= programs[at].steps(cfg)
-    return () if done else cfg.stages[cfg.stages.index(at) :]
+    is_done = at == cfg.stages[-1] and workdir.step_of(at) >= programs[at].steps(cfg)
+    return () if is_done else cfg.stages[cfg.stages.index(at) :]

@@ -56,33 +56,33 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
     def bundle() -> tuple[TrainState, dict]:
         return state, {}
 
-    def is_gate(done: int) -> bool:
-        return done % cfg.gate_every == 0 and done > cfg.curriculum_steps
+    def is_gate(steps_done: int) -> bool:
+        return steps_done % cfg.gate_every == 0 and steps_done > cfg.curriculum_steps
 
     for step in workdir.steps(
         WARM_START,
         cfg.max_steps,
         bundle,
-        save_after=lambda done: is_gate(done) and parts.cfg.checkpoint.every > 0,
+        save_after=lambda steps_done: is_gate(steps_done) and parts.cfg.checkpoint.every > 0,
         over=lambda: workdir.results.get("warm_start/gate_open", False),
     ):
-        batches, done = next(batches_of_steps), step + 1
+        batches, steps_done = next(batches_of_steps), step + 1
         started = time.monotonic()
         state, metrics = update(state, batches)
         metrics = {"loss": metrics["ce/nll"], "policy/grad_norm": metrics["policy/grad_norm"]}
         metrics["time/step_s"] = time.monotonic() - started
-        if is_gate(done):
-            driver.update_params(state.params, done)
+        if is_gate(steps_done):
+            driver.update_params(state.params, steps_done)
             scores, failures = gate(parts, driver, tasks)
             metrics |= scores
             worst = scores["gate/worst_accuracy"]
             workdir.results["warm_start/gate_open"] = worst is not None and worst >= cfg.gate_accuracy
-            workdir.failed.tell_step("warm_start.gate", done, failures)
-            workdir.results["warm_start/steps"] = done
-            if (is_open := workdir.results["warm_start/gate_open"]) or done + cfg.gate_every > cfg.max_steps:
-                gate_is = f"the gate {'opened' if is_open else 'stayed closed'} at step {done} of {cfg.max_steps}"
+            workdir.failed.tell_step("warm_start.gate", steps_done, failures)
+            workdir.results["warm_start/steps"] = steps_done
+            if (is_open := workdir.results["warm_start/gate_open"]) or steps_done + cfg.gate_every > cfg.max_steps:
+                gate_is = f"the gate {'opened' if is_open else 'stayed closed'} at step {steps_done} of {cfg.max_steps}"
                 workdir.progress.note(f"{WARM_START}: {gate_is}: worst kind {worst}, wanted {cfg.gate_accuracy}")
-        workdir.record(WARM_START, done, metrics)
+        workdir.record(WARM_START, steps_done, metrics)
     return state.params
 
 

@@ -13,7 +13,7 @@ from jaxagent.envs.orchestra import experts, tools
 from jaxagent.envs.orchestra.environment import OrchestraAttempt
 from jaxagent.envs.search.retriever.base import Passage
 from jaxagent.roles.base import Reply, TextRole
-from jaxagent.rollout.cast import Company
+from jaxagent.rollout.cast import Roles
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.types import StopReason, Task, TokenKind
@@ -52,7 +52,7 @@ def episode(actions, **changed):
     rollout = MultiTurn(
         lambda task, cast: OrchestraAttempt(task, cast, env, Index(), None),
         policy, tokenizer, Plain(), env, config.rl.sampling, 5.0,
-        company=Company(cast, {name: role.speaker for name, role in cast.items()}),
+        company=Roles(cast, {name: role.speaker for name, role in cast.items()}),
     )  # fmt: skip
     return asyncio.run(rollout(TASK, 0)), tokenizer
 
