@@ -62,7 +62,7 @@ class OrchestraExpert(TextRole):
 
     @classmethod
     def of_earlier_version(cls, section: dict[str, Any]) -> dict[str, Any]:
-        """What an earlier version stored, an expert by its skill and its limits, by its name; prices of its own stay."""
+        """What an earlier version stored, an expert by its skill and its limits, by its name; its prices stay."""
         limits = {"reply_tokens": cls.reply_tokens, "timeout_s": cls.timeout_s}
         prices = {field: section.get(field) for field in ("price_prompt", "price_reply")}
         priced = any(price is not None for price in prices.values())
