@@ -85,7 +85,13 @@ def config(workdir: pathlib.Path, steps: int) -> list[str]:
     rl = {"steps": steps, "tasks_per_step": GROUPS, "group_size": ATTEMPTS, "staleness": STALENESS}
     fleet = {"engines": 4, "trainers": 2, "lease_s": LEASE_S, "hang_s": HANG_S, "start_s": 60.0, "restarts": 10_000}
     rows = [f"--config.rl.{k}={v}" for k, v in rl.items()] + [f"--config.fleet.{k}={v}" for k, v in fleet.items()]
-    return [f"--config={ROOT}/configs/search_r1.py", f"--config.workdir={workdir}", "--config.fleet=on", *rows]
+    return [
+        f"--config={ROOT}/configs/search_r1.py",
+        f"--config.workdir={workdir}",
+        "--config.fleet=on",
+        "--config.mesh.data=2",
+        *rows,
+    ]
 
 
 # ---------------------------------------------------------------- disturbing

@@ -384,3 +384,15 @@ def test_contents_are_compared_by_name():
         resume.check_identity(now | {"held_out": "d"}, now, config, host)
     fewer = dataclasses.replace(config, data=dataclasses.replace(config.data, num_eval=4))
     resume.check_identity(now | {"held_out": "d"}, now, fewer, host)
+
+
+def test_an_expert_of_the_version_before_keeps_prices_of_its_own_and_says_where_its_skill_is_now():
+    then = earlier(to_dict(flags.parse_argv(["main", "--config=tool_orchestra"]).config))
+    then["roles"]["answer-1"]["price_prompt"] = 2.0
+    expert = parse(then | {"stages": tuple(then["stages"])}).roles["answer-1"]
+    assert (expert.expert, expert.prices) == ("answer-1", (2.0, 10.0))
+    then["roles"]["answer-1"] |= {"price_prompt": None, "price_reply": None}  # it cost nothing then: not so now
+    with pytest.raises(ConfigError, match=r"roles\.answer-1\.\w+' exists no more: .* field 'expert'\. Leave it out"):
+        parse(then | {"stages": tuple(then["stages"])})
+    with pytest.raises(ConfigError, match=r"roles\.answer-1\.knows_frac' exists no more: .* field 'expert'"):
+        flags.parse_argv(["main", "--config=tool_orchestra", "--config.roles.answer-1.knows_frac=0.5"])

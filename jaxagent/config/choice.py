@@ -102,9 +102,13 @@ def object_at(name: str, path: str) -> Any:
     try:
         return operator.attrgetter(attribute)(importlib.import_module(MOVED.get(module, module)))
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{path}='{name}': Python finds no module '{error.name}'. Install it, or put its folder into PYTHONPATH."
-        ) from error
+        ours = str(error.name).partition(".")[0] == __name__.partition(".")[0]
+        what_to_do = (
+            "This version of the package has it elsewhere, or no more: look for the name you import in the package."
+            if ours
+            else "Install it, or put its folder into PYTHONPATH."
+        )
+        raise ConfigError(f"{path}='{name}': Python finds no module '{error.name}'. {what_to_do}") from error
     except (Exception, SystemExit) as error:  # whatever the user's own module raises
         raise ConfigError(f"{path}='{name}': {failure_line(error)}.") from error
 

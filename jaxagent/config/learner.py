@@ -25,7 +25,7 @@ class RateConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig(RateConfig):
-    """AdamW on f32 masters, with b1 = 0.9 and eps = 1e-8 (`learner/optimizer.py`)."""
+    """AdamW on f32 masters, with b1 = 0.9 and eps = 1e-8 (`learner/update.py`)."""
 
     b2: Annotated[float, between(0, 1, without="high")]
     weight_decay: NonNegativeFloat

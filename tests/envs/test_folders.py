@@ -3,7 +3,10 @@
 import ast
 from pathlib import Path
 
-from jaxagent.config.choice import Choice, imported
+import pytest
+
+from jaxagent.config import ConfigError
+from jaxagent.config.choice import Choice, object_at
 from jaxagent.data import rows
 from jaxagent.envs.toolcalls.rewards import ToolRL
 
@@ -31,5 +34,14 @@ def test_the_tables_name_what_there_is():
 
 
 def test_a_config_of_an_earlier_version_names_a_built_in_class_by_its_old_path():
-    assert imported("jaxagent.rewards.toolrl:ToolRL", "config.env.reward") is ToolRL
-    assert imported("jaxagent.roles.retail_customer:RetailCustomer", "config.roles.user").__name__ == "RetailCustomer"
+    assert object_at("jaxagent.rewards.toolrl:ToolRL", "config.env.reward") is ToolRL
+    assert object_at("jaxagent.roles.retail_customer:RetailCustomer", "config.roles.user").__name__ == "RetailCustomer"
+
+
+def test_a_users_module_that_imports_what_moved_is_not_told_to_install_the_package(tmp_path, monkeypatch):
+    (tmp_path / "older_plugin.py").write_text("from jaxagent.algorithms.kl import kl_estimate\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"no module 'jaxagent\.algorithms\.kl'\. This version of the package has it"):
+        object_at("older_plugin:Mine", "config.env")
+    with pytest.raises(ConfigError, match=r"no module 'no_such_plugin'\. Install it"):
+        object_at("no_such_plugin:Mine", "config.env")

@@ -5,6 +5,8 @@ import sys
 import pytest
 
 from benchmarks import fleet_soak
+from jaxagent.config import flags
+from jaxagent.fleet.plan_of import plan_of
 
 
 @pytest.mark.slow
@@ -17,3 +19,7 @@ def test_kills_and_stops_change_nothing(tmp_path):
     assert found["as_undisturbed"] and found["versions"] == 7
     assert set(found["kills_of"]) == {"coordinator", "engine", "trainer"}
     assert len(found["recovery_s"]) >= 2 and found["hangs_told"] >= 1
+
+
+def test_its_command_is_one_of_a_fleet(tmp_path):
+    assert plan_of(flags.parse_argv(["main", *fleet_soak.config(tmp_path, 6)]).config).steps == 6

@@ -11,6 +11,7 @@ import hashlib
 import re
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from jaxagent.config.errors import Removed
 from jaxagent.envs.cast import Scripted, Speaker, TextRole
 from jaxagent.types import Task
 
@@ -54,15 +55,25 @@ class OrchestraExpert(TextRole):
     reply_tokens: ClassVar[int] = 96  # pyright: ignore[reportIncompatibleVariableOverride] (more than it says)
     timeout_s: ClassVar[float] = 60.0  # pyright: ignore[reportIncompatibleVariableOverride] (it answers at once)
 
+    removed: ClassVar = dict.fromkeys(
+        ("does", "knows", "knows_frac", "words", "reply_tokens", "timeout_s"),
+        Removed("what a scripted expert can do, and its limits, follow from its field 'expert'"),
+    )
+
     @classmethod
     def of_earlier_version(cls, section: dict[str, Any]) -> dict[str, Any]:
-        """What an earlier version stored, an expert by its skill, its prices and its limits, by its name."""
+        """What an earlier version stored, an expert by its skill and its limits, by its name; its prices stay."""
         limits = {"reply_tokens": cls.reply_tokens, "timeout_s": cls.timeout_s}
+        prices = {field: section.get(field) for field in ("price_prompt", "price_reply")}
+        priced = any(price is not None for price in prices.values())
         for name, skill in SKILLS.items():
-            known = skill._asdict() | limits | dict(zip(("price_prompt", "price_reply"), skill.prices, strict=True))
-            known["knows"], _ = list(skill.knows), known.pop("prices")
-            if known == {field: section.get(field) for field in known} | {"knows": list(section.get("knows", ()))}:
-                return {"name": section["name"], "expert": name}
+            known = skill._asdict() | limits | {"knows": list(skill.knows)}
+            del known["prices"]
+            if priced and known == {field: section.get(field) for field in known} | {
+                "knows": list(section.get("knows", ()))
+            }:
+                own = {} if tuple(prices.values()) == skill.prices else prices
+                return {"name": section["name"], "expert": name} | own
         return section
 
     @property
