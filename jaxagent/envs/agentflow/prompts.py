@@ -169,11 +169,11 @@ def shortened_memory(actions: tuple[Action, ...], chars: int) -> tuple[Action, .
 def memory_as_dict(actions: tuple[Action, ...]) -> str:
     """The memory as the published codes show it: a Python dictionary of dictionaries."""
     names = {"tool_name": "tool", "sub_goal": "sub_goal", "command": "command", "result": "result"}
-    shown = {
+    steps = {
         f"Action Step {number}": {name: getattr(action, field) for name, field in names.items()}
         for number, action in enumerate(actions, 1)
     }
-    return str(shown)
+    return str(steps)
 
 
 def memory_as_lines(actions: tuple[Action, ...]) -> str:
@@ -215,17 +215,17 @@ def final(style: Style, question: str, plan: str, actions: tuple[Action, ...], a
     return FINAL.format(question=question, plan=plan, memory=memory_as_dict(actions), final=_FINAL[answer])
 
 
-def executor(style: Style, question: str, wanted: PlannedStep, tool: str, coder: bool) -> str:
+def executor(style: Style, question: str, planned_step: PlannedStep, tool: str, coder: bool) -> str:
     """What the executor is shown."""
     if style == "compact":
-        return f"Sub-Goal: {wanted.sub_goal}\nTool Name: {tool}\nCommand:\n"
+        return f"Sub-Goal: {planned_step.sub_goal}\nTool Name: {tool}\nCommand:\n"
     program = tool == PYTHON and not coder
     return EXECUTOR.format(
         question=question,
-        sub_goal=wanted.sub_goal,
+        sub_goal=planned_step.sub_goal,
         tool=tool,
         about=_about(coder)[tool],
-        context=wanted.context,
+        context=planned_step.context,
         query="a Python program that prints its result" if program else "plain words, no Python",
     )
 

@@ -65,11 +65,11 @@ def step(text: str) -> PlannedStep:
     while True:
         places = []
         for field in _FIELDS:
-            begun = text.find(field, at)
-            if begun < 0:
+            start = text.find(field, at)
+            if start < 0:
                 return last_step
-            places.append(begun)
-            at = begun + len(field)
+            places.append(start)
+            at = start + len(field)
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it always matches
         end = text.find("\n\n", at)
         end = len(text) if end < 0 else end
@@ -91,11 +91,11 @@ def query(text: str) -> str | None:
     calls = list(_CALL.finditer(text[: tags.MAX_CHARS]))
     if not calls:
         return None
-    quote, begun = calls[-1][1], calls[-1].end()
-    ended = text.rfind(quote, begun)
-    if ended < begun or not text[ended + len(quote) :].lstrip(" \t\n,").startswith(")"):
+    quote, start = calls[-1][1], calls[-1].end()
+    end = text.rfind(quote, start)
+    if end < start or not text[end + len(quote) :].lstrip(" \t\n,").startswith(")"):
         return None
-    return _ESCAPE.sub(lambda match: _UNESCAPED.get(match[1], match[1]), text[begun:ended])
+    return _ESCAPE.sub(lambda match: _UNESCAPED.get(match[1], match[1]), text[start:end])
 
 
 def conclusion(text: str) -> str | None:

@@ -13,7 +13,7 @@ from jaxagent.envs.agentflow.attempt import NO_COMMAND, NO_OUTPUT, NO_RESULT, OU
 from jaxagent.envs.agentflow.environment import AgentFlow
 from jaxagent.envs.agentflow.prompts import Action
 from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, PlannedStep
-from jaxagent.envs.cast import RoleError, Said, Tokens
+from jaxagent.envs.cast import RoleError, RoleReply, Tokens
 from jaxagent.envs.python.programs import Programs
 from jaxagent.sandbox.base import CommandResult
 from jaxagent.types import StopReason, Task
@@ -192,7 +192,7 @@ class Talk:
         if isinstance(move, BaseException):
             raise move
         text, finish = move if isinstance(move, tuple) else (move, "eos")
-        return Said(text, finish, None, len(asked.split()), len(text.split()), 0.0, None)
+        return RoleReply(text, finish, None, len(asked.split()), len(text.split()), 0.0, None)
 
 
 class Cast:

@@ -13,7 +13,7 @@ from jaxagent.config import ConfigError
 from jaxagent.data.sources import load_tasks
 from jaxagent.envs import TauBench
 from jaxagent.envs.base import Message, Opening, Transcript
-from jaxagent.envs.cast import RoleError, Said
+from jaxagent.envs.cast import RoleError, RoleReply
 from jaxagent.envs.tau import catalog, prompts
 from jaxagent.envs.tau.formats import FORMATS, Malformed
 from jaxagent.envs.tau2.rewards import communicated
@@ -52,7 +52,7 @@ class Talk:
         if isinstance(line, Exception):
             raise line
         self._shown += [*messages, Message("assistant", line)]
-        return Said(line, "eos", None, 0, 0, 0.0, None)
+        return RoleReply(line, "eos", None, 0, 0, 0.0, None)
 
 
 def opened(folder, task=TASK, **settings):
