@@ -52,9 +52,9 @@ def run_pytest(settings, folders):
     pytest.main(arguments + files + [canary], plugins=[recorder])
     os.unlink(canary)
     outcomes = recorder.outcomes
-    found = [outcomes.pop(key) for key in list(outcomes) if name in key]
+    canary_statuses = [outcomes.pop(key) for key in list(outcomes) if name in key]
     messages = {key: text for key, text in recorder.messages.items() if name not in key}
-    return outcomes, messages, found[0] if len(found) == 1 else ""
+    return outcomes, messages, canary_statuses[0] if len(canary_statuses) == 1 else ""
 
 
 class Recorder:
@@ -108,9 +108,9 @@ def run_unittest(settings, folders):
     suite.addTest(type("Canary", (unittest.TestCase,), {canary: fails})(canary))
     suite.run(result)
     outcomes = result.outcomes
-    found = [outcomes.pop(key) for key in list(outcomes) if canary in key]
+    canary_statuses = [outcomes.pop(key) for key in list(outcomes) if canary in key]
     messages = {key: text for key, text in result.messages.items() if canary not in key}
-    return outcomes, messages, found[0] if len(found) == 1 else ""
+    return outcomes, messages, canary_statuses[0] if len(canary_statuses) == 1 else ""
 
 
 class RecordingResult(unittest.TestResult):

@@ -96,8 +96,8 @@ class SandboxWorkspace:
 
     async def remember_processes(self) -> None:
         """What runs now, before the agent came, is spared by `before_verification`."""
-        listed = await self._sandbox.execute(("sh", "-c", "cat /proc/[0-9]*/stat"), _TIMEOUT_S, OUTPUT_BYTES)
-        lines = listed.output.decode("utf-8", "replace").splitlines()
+        result = await self._sandbox.execute(("sh", "-c", "cat /proc/[0-9]*/stat"), _TIMEOUT_S, OUTPUT_BYTES)
+        lines = result.output.decode("utf-8", "replace").splitlines()
         # "PID (name) state ...": the name may hold anything, also blanks and brackets. The start is field 22.
         rows = [(line.partition(" ")[0], line.rpartition(")")[2].split()) for line in lines]
         self._spared = tuple((int(pid), int(rest[19])) for pid, rest in rows if pid.isdigit() and len(rest) > 19)

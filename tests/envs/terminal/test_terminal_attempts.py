@@ -168,7 +168,7 @@ def published(request, attempt):
     def play(*actions, **changes):
         return attempt(*[f"<think>x</think>{action}" for action in actions], recipe=request.param, **changes)
 
-    return play, lambda command: dialogue.action(tools, command), dialogue.done(tools)
+    return play, lambda command: dialogue.action(tools, command), dialogue.finish(tools)
 
 
 def test_published_timeouts(published):
@@ -249,7 +249,7 @@ def test_a_command_that_takes_too_long_is_answered(attempt, tools):
     slow, after = (dialogue.action(tools, c) for c in ("echo begun; sleep 60", "echo still here"))
     think = "<think>hm</think>" if tools == "qwen3_xml" else ""
     steps, _, environment = attempt(
-        think + slow, think + after, dialogue.done(tools), tools=tools, command_timeout_s=1.0, max_turns=9
+        think + slow, think + after, dialogue.finish(tools), tools=tools, command_timeout_s=1.0, max_turns=9
     )
     said = {
         "plain": "<out>begun\n(timed out)</out>\n",
@@ -264,11 +264,11 @@ def test_a_command_that_takes_too_long_is_answered(attempt, tools):
 def test_a_long_output_keeps_the_end_that_is_published(attempt):
     count = "seq 1 3000"  # 1\n2\n ... 3000: 13,892 characters without the last line's end
     (step, _), _, _ = attempt(
-        dialogue.action("endless", count), dialogue.done("endless"), tools="endless", output_chars=9
+        dialogue.action("endless", count), dialogue.finish("endless"), tools="endless", output_chars=9
     )
     assert step.observation.text.startswith("Command executed successfully. Output: 1\n2\n3\n4\n5\n\n(exit")
     action = "<think>x</think>" + dialogue.action("qwen3_xml", count)
-    (step, _), _, _ = attempt(action, dialogue.done("qwen3_xml"), tools="qwen3_xml", output_chars=9)
+    (step, _), _, _ = attempt(action, dialogue.finish("qwen3_xml"), tools="qwen3_xml", output_chars=9)
     assert " Output: 2999\n3000\n\n(exit_code=0)" in step.observation.text
 
 
@@ -289,7 +289,7 @@ def test_kinds_of_what_the_harness_says(attempt):
     assert step.observation.parts == (("<out>no command</out>\n", TokenKind.WARNING),)
     assert environment.counters["invalid_actions"] == 1
     (step, run, _), _, environment = attempt(
-        "ls", dialogue.action("qwen3_xml", "cat a"), dialogue.done("qwen3_xml"), tools="qwen3_xml"
+        "ls", dialogue.action("qwen3_xml", "cat a"), dialogue.finish("qwen3_xml"), tools="qwen3_xml"
     )
     warned = ("WARNINGS:\n- Missing <think> block.\n\n", TokenKind.WARNING)
     assert step.observation.parts == (warned, ("No <tool_call> found in response.", TokenKind.OBSERVATION))
