@@ -77,9 +77,9 @@ class FrozenLake:
     def render(self, state: Lake) -> str:
         """The map, row by row."""
         row, column = state.player
-        shown = {ICE: "P", HOLE: "X", GOAL: "√"}[state.under]
+        player = {ICE: "P", HOLE: "X", GOAL: "√"}[state.under]
         rows = list(state.rows)
-        rows[row] = rows[row][:column] + shown + rows[row][column + 1 :]
+        rows[row] = rows[row][:column] + player + rows[row][column + 1 :]
         return "\n".join(rows)
 
     def _beside(self, cell: Cell, direction: str) -> Cell:
@@ -87,14 +87,14 @@ class FrozenLake:
         return min(max(cell[0] + down, 0), self.size - 1), min(max(cell[1] + right, 0), self.size - 1)
 
     def _reachable(self, lake: Lake) -> bool:
-        seen, waiting = {lake.player}, [lake.player]
+        visited, waiting = {lake.player}, [lake.player]
         while waiting:
             cell = waiting.pop()
             for following in (self._beside(cell, name) for name in _NAMES):
                 under = lake.rows[following[0]][following[1]]
                 if under == GOAL:
                     return True
-                if under == ICE and following not in seen:
-                    seen.add(following)
+                if under == ICE and following not in visited:
+                    visited.add(following)
                     waiting.append(following)
         return False
