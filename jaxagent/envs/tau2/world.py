@@ -56,7 +56,7 @@ class World:
     def holds(self, assertion: Function) -> bool:
         """Whether an assertion returns what is wanted. One about something that is not there does not hold."""
         try:
-            return self.run(assertion) is assertion.wanted
+            return self.run(assertion) is assertion.expected
         except ToolRefusal:  # published code fails here; but that there is no such task is the agent's doing
             return False
 
@@ -99,8 +99,8 @@ class World:
             if not isinstance(records, Mapping):
                 raise RowError(f"{column}.{name}", f"must be an object, got {show(records)}")
             for key, record in records.items():
-                whole = laid_over(tables[name].get(key, {}), record)
-                tables[name].add(key, shaped(whole, forms[name], f"{column}.{name}.{key}"))
+                record_after = laid_over(tables[name].get(key, {}), record)
+                tables[name].add(key, shaped(record_after, forms[name], f"{column}.{name}.{key}"))
 
     def _repeat(self, task: Tau2Task) -> None:
         """Makes the calls of the history again, and compares what they give with what is written there."""
@@ -109,10 +109,10 @@ class World:
             for name, use in past.calls:
                 if use.name not in self._domain[use.requestor].by_name:
                     continue  # the model that wrote the history called something that there is not: nothing happened
-                said, _ = self.call(use)
-                if _value(said) != _value(results[name]):
+                text, _ = self.call(use)
+                if _value(text) != _value(results[name]):
                     column = f"initial_state.message_history[{number}]"
-                    raise RowError(column, f"{use.name} gives {show(said)}, and not what is written there")
+                    raise RowError(column, f"{use.name} gives {show(text)}, and not what is written there")
 
 
 def gold(domain: Domain, stock: Stock, task: Tau2Task) -> Differences:
@@ -141,11 +141,11 @@ def check_task(domain: Domain, task: Tau2Task) -> None:
         if action.name not in tools:
             column = f"evaluation_criteria.actions[{number}].name"
             raise RowError(column, f"the {action.requestor} has no tool '{action.name}'. {nearest(action.name, tools)}")
-        known = arguments_of(tools[action.name])
+        argument_names = arguments_of(tools[action.name])
         for place, names in (("arguments", action.arguments), ("compare_args", action.compare_args or ())):
-            if wrong := next((name for name in names if name not in known), ""):
+            if wrong := next((name for name in names if name not in argument_names), ""):
                 column = f"evaluation_criteria.actions[{number}].{place}"
-                raise RowError(column, f"{action.name} has no argument '{wrong}'. {nearest(wrong, known)}")
+                raise RowError(column, f"{action.name} has no argument '{wrong}'. {nearest(wrong, argument_names)}")
     for number, assertion in enumerate(task.criteria.env_assertions or ()):
         column = f"evaluation_criteria.env_assertions[{number}]"
         check_function(domain, assertion, column)
@@ -161,8 +161,8 @@ def check_function(domain: Domain, function: Function, column: str) -> None:
     """
     functions = domain[function.side].functions
     if function.name not in functions:
-        known = nearest(function.name, functions)
-        raise RowError(f"{column}.func_name", f"the {function.side} has no '{function.name}'. {known}")
+        hint = nearest(function.name, functions)
+        raise RowError(f"{column}.func_name", f"the {function.side} has no '{function.name}'. {hint}")
     try:
         inspect.signature(functions[function.name]).bind(None, **function.arguments)
     except TypeError as error:
