@@ -86,13 +86,13 @@ def _native(family: type[ToolParser]) -> Format:
         return Message("system", system), Message("user", opening)
 
     def parse(text: str, tools: Tools) -> Action:
-        said = read_answer(text, catalog.tools_of(tools), family)
-        if said.calls:
-            call = said.calls[0]
-            return _checked(call.name, call.arguments, len(said.calls) - 1)
-        if said.malformed:
+        answer = read_answer(text, catalog.tools_of(tools), family)
+        if answer.calls:
+            call = answer.calls[0]
+            return _action(call.name, call.arguments, len(answer.calls) - 1)
+        if answer.malformed:
             raise Malformed(f"Write a call as\n{example}")
-        return _checked(RESPOND, {CONTENT: said.text.strip()})
+        return _action(RESPOND, {CONTENT: answer.text.strip()})
 
     def after(action: Action, text: str) -> Observation:
         return Observation(((text, TokenKind.OBSERVATION),), "user" if action.name == RESPOND else "tool")
@@ -101,7 +101,7 @@ def _native(family: type[ToolParser]) -> Format:
     return Format(messages, parse, after, stop_strings=tags[1:], prefixes=(example.partition("NAME")[0],), tokens=tags)
 
 
-def _written(how: str) -> Format:
+def _text_agent(how: str) -> Format:
     """tau-bench's text agents, told `how`: what stands behind the last "Action:" counts."""
 
     def messages(opening: str, policy: str, tools: Tools) -> Sequence[Message]:
@@ -109,18 +109,18 @@ def _written(how: str) -> Format:
         return Message("system", system), Message("user", opening)
 
     def parse(text: str, tools: Tools) -> Action:
-        written = text.rpartition("Action:")[2].strip()
+        action_text = text.rpartition("Action:")[2].strip()
         try:
-            action = load_json(written)
+            action = load_json(action_text)
         except ValueError:
-            return _checked(RESPOND, {CONTENT: written})
+            return _action(RESPOND, {CONTENT: action_text})
         if not isinstance(action, dict) or not isinstance(action.get("name"), str) or "arguments" not in action:
             raise Malformed('Write an action as {"name": ..., "arguments": {...}}.')
-        return _checked(action["name"], action["arguments"])
+        return _action(action["name"], action["arguments"])
 
     def after(action: Action, text: str) -> Observation:
-        shown = text if action.name == RESPOND else f"API output: {text}"
-        return Observation(((shown, TokenKind.OBSERVATION),), "user")
+        observation = text if action.name == RESPOND else f"API output: {text}"
+        return Observation(((observation, TokenKind.OBSERVATION),), "user")
 
     return Format(messages, parse, after, prefixes=('Action:\n{"name": "',), tokens=("Thought:", "Action:"))
 
@@ -129,12 +129,12 @@ def _plain() -> Format:
     """The format of plain.py, which has a policy of its own."""
 
     def after(action: Action, text: str) -> Observation:
-        shown = plain.customer_text(text) if action.name == RESPOND else plain.tool_text(text)
-        return Observation(((shown, TokenKind.OBSERVATION),))
+        observation = plain.customer_text(text) if action.name == RESPOND else plain.tool_text(text)
+        return Observation(((observation, TokenKind.OBSERVATION),))
 
     return Format(
         lambda opening, policy, tools: plain.messages(opening),
-        lambda text, tools: _checked(*plain.parse(text)),
+        lambda text, tools: _action(*plain.parse(text)),
         after,
         lambda reason: Observation(((plain.tool_text(reason), TokenKind.WARNING),)),
         plain.STOP_STRINGS,
@@ -143,7 +143,7 @@ def _plain() -> Format:
     )
 
 
-def _checked(name: str, arguments: Any, ignored: int = 0) -> Action:
+def _action(name: str, arguments: Any, ignored: int = 0) -> Action:
     """An action that can be carried out, and stored, whatever its arguments are.
 
     Raises:
@@ -167,7 +167,7 @@ def _depth(value: Any) -> int:
     level, depth = [value], 0
     while level and depth <= MOST_DEPTH:
         inner = [v.values() if isinstance(v, Mapping) else v for v in level if isinstance(v, Mapping | list)]
-        level, depth = [one for values in inner for one in values], depth + 1
+        level, depth = [inner_value for values in inner for inner_value in values], depth + 1
     return depth
 
 
@@ -175,7 +175,7 @@ FORMATS: Mapping[str, Format] = {
     "native": _native(Hermes),
     "qwen3_coder": _native(Qwen3Coder),
     "llama3": _native(Llama3),
-    "react": _written(prompts.REACT),
-    "act": _written(prompts.ACT),
+    "react": _text_agent(prompts.REACT),
+    "act": _text_agent(prompts.ACT),
     "plain": _plain(),
 }

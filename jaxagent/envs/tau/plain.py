@@ -87,9 +87,9 @@ def parse(action: str) -> tuple[str, Mapping[str, Any]]:
         return "respond", {"content": text[len("<say>") : -len("</say>")]}
     if not (text.startswith("<call>") and text.endswith("</call>")):
         raise Malformed("an action is <say>...</say> or <call>name {...}</call>")
-    name, _, written = text[len("<call>") : -len("</call>")].partition(" ")
+    name, _, arguments_text = text[len("<call>") : -len("</call>")].partition(" ")
     try:
-        arguments = load_json(written.strip())
+        arguments = load_json(arguments_text.strip())
     except ValueError as error:
         raise Malformed("the arguments of a call must be JSON") from error
     if not isinstance(arguments, dict):
