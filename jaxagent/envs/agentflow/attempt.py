@@ -6,7 +6,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxagent.envs.agentflow import prompts, reading
-from jaxagent.envs.agentflow.prompts import Action, shortened_memory, without_middle
+from jaxagent.envs.agentflow.prompts import Memory, shortened_memory, without_middle
 from jaxagent.envs.base import Message, Verdict
 from jaxagent.envs.cast import POLICY, Cast, NoRoom, PlayedAttempt, RoleError, RoleReply
 from jaxagent.envs.python import hidden_tests
@@ -44,7 +44,7 @@ class AgentFlowAttempt(PlayedAttempt):
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
         self._task, self._cast, self._config = task, cast, config
         self._programs = Programs(take, config.run_timeout_s, config.output_chars, config.traceback)
-        self._memory: tuple[Action, ...] = ()
+        self._memory: Memory = ()
         self._planned_tokens = 0  # shown to the planner and said by it, of all its calls so far
         self._final = ""
 
@@ -120,22 +120,18 @@ class AgentFlowAttempt(PlayedAttempt):
         messages = (*([Message("system", system)] if system else ()), Message("user", prompt))
         return await self._cast.talk(role).say(*messages)
 
-    async def _act(self, planned_step: reading.PlannedStep) -> None:
+    async def _act(self, planned_step: tuple[str, str, str]) -> None:
         """Has the executor write a command for what the planner wants, runs it, and remembers what came of it."""
-        config = self._config
-        tool = reading.tool(planned_step.tool_name)
+        config, (context, sub_goal, tool_name) = self._config, planned_step
+        tool = reading.tool(tool_name)
         self.counters["unreadable_steps"] += planned_step == reading.NOTHING
         self.counters["unknown_tools"] += tool is None and planned_step != reading.NOTHING
         if tool is None and config.unknown_tool == "nothing":
-            self._remember(planned_step.tool_name, planned_step.sub_goal, NO_COMMAND, NO_RESULT)
+            self._remember(tool_name, sub_goal, NO_COMMAND, NO_RESULT)
             return
         tool = tool or reading.GENERATOR
-        cut_step = reading.PlannedStep(
-            without_middle(planned_step.context, config.plan_chars),
-            without_middle(planned_step.sub_goal, config.step_chars),
-            planned_step.tool_name,
-        )
-        prompt = prompts.executor(config.style, self._task.prompt, cut_step, tool, config.coder)
+        cut = without_middle(context, config.plan_chars), without_middle(sub_goal, config.step_chars)
+        prompt = prompts.executor(config.style, self._task.prompt, *cut, tool, config.coder)
         command = (await self._ask("executor", prompt)).text
         query = reading.query(command)
         if query is None:
@@ -143,7 +139,7 @@ class AgentFlowAttempt(PlayedAttempt):
             result = 'Command parse error: there is no tool.execute(query="...") in the command'
         else:
             result = await self._use(tool, query)
-        self._remember(tool, planned_step.sub_goal, command, result)
+        self._remember(tool, sub_goal, command, result)
 
     async def _use(self, tool: str, query: str) -> str:
         config = self._config
@@ -158,12 +154,13 @@ class AgentFlowAttempt(PlayedAttempt):
         return await run_program(self._programs, query, config.run_timeout_s, self.counters)
 
     def _remember(self, tool: str, sub_goal: str, command: str, result: str) -> None:
-        self._memory += (Action(tool, sub_goal, command, without_middle(result.strip(), self._config.result_chars)),)
+        result = without_middle(result.strip(), self._config.result_chars)
+        self._memory += (prompts.action(tool, sub_goal, command, result),)
 
     def _brief_plan(self, plan: str) -> str:
         return without_middle(plan, self._config.plan_chars)
 
-    def _brief_memory(self) -> tuple[Action, ...]:
+    def _brief_memory(self) -> Memory:
         return shortened_memory(self._memory, self._config.step_chars)
 
     async def _is_enough(self, plan: str) -> bool:

@@ -93,7 +93,7 @@ class AgentFlow(Environment):
     def role_messages(self, text: str) -> Mapping[str, Sequence[Message]]:
         """The least that each role is shown of a task: with nothing yet of what policy and tools will write."""
         prompt_of_role = {
-            "executor": prompts.executor(self.style, text, reading.NOTHING, reading.GENERATOR, self.coder),
+            "executor": prompts.executor(self.style, text, "", "", reading.GENERATOR, self.coder),
             "verifier": prompts.verifier(self.style, text, "", (), self.coder),
             "judge": prompts.judge(text, "", ""),
             "planner": prompts.plan(self.style, text, self.coder),
