@@ -43,21 +43,12 @@ _PARTS = {  # of structured instructions: column -> its title, in the order in w
 
 @dataclasses.dataclass(frozen=True)
 class ToolUse:
-    """A call of a tool by the agent or by the user."""
+    """A call of a tool by the agent or by the user, or of a function of the domain by the task itself."""
 
-    requestor: str  # AGENT or USER
+    requestor: str  # AGENT or USER: who calls, or whose function the task calls
     name: str
     arguments: Mapping[str, Any]
     compare_args: tuple[str, ...] | None = None  # of one that solves a task: what ACTION compares; None = all
-
-
-@dataclasses.dataclass(frozen=True)
-class Function:
-    """A function of the domain that the task itself calls, before the episode or after it."""
-
-    side: str  # AGENT or USER: whose environment
-    name: str
-    arguments: Mapping[str, Any]
     expected: bool = True  # what an assertion has to return
 
 
@@ -77,7 +68,7 @@ class Criteria:
     """How an episode is judged. None and () differ: with neither actions nor assertions no state is compared."""
 
     actions: tuple[ToolUse, ...] | None = None
-    env_assertions: tuple[Function, ...] | None = None
+    env_assertions: tuple[ToolUse, ...] | None = None
     communicate_info: tuple[str, ...] = ()
     nl_assertions: tuple[str, ...] = ()
     reward_basis: tuple[str, ...] = DEFAULT_BASIS
@@ -92,7 +83,7 @@ class Tau2Task:
     about: str  # one paragraph for reports
     agent_data: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # laid over the agent's store
     user_data: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # laid over the user's
-    initialization: tuple[Function, ...] = ()
+    initialization: tuple[ToolUse, ...] = ()
     history: tuple[Past, ...] = ()
     criteria: Criteria | None = None  # None = whoever comes to an end has solved it
     user_tools: tuple[str, ...] | None = None  # None = all of the domain's
@@ -197,7 +188,7 @@ def _expected(value: Any, column: str) -> ToolUse:
     return ToolUse(use.requestor, use.name, use.arguments, names)
 
 
-def _function(value: Any, column: str) -> Function:
+def _function(value: Any, column: str) -> ToolUse:
     keys = ("env_type", "func_name", "arguments", "assert_value", "message")
     row = _checked_object(value, keys, column)
     expected = row.get("assert_value", True)
@@ -205,7 +196,7 @@ def _function(value: Any, column: str) -> Function:
         raise RowError(f"{column}.assert_value", f"must be true or false, got {fields.show(expected)}")
     side = _side(fields.text(row, "env_type", f"{column}."), f"{column}.env_type")
     arguments = fields.mapping(fields.get(row, "arguments", f"{column}."), f"{column}.arguments")
-    return Function(side, fields.text(row, "func_name", f"{column}."), dict(arguments), expected)
+    return ToolUse(side, fields.text(row, "func_name", f"{column}."), dict(arguments), expected=expected)
 
 
 def _history(value: Any, column: str) -> tuple[Past, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 from jaxagent.config import nearest
 from jaxagent.data.fields import RowError, show
 from jaxagent.envs.tau2 import mock, retail
-from jaxagent.envs.tau2.rows import AGENT, USER, Function, Tau2Task, ToolUse
+from jaxagent.envs.tau2.rows import AGENT, USER, Tau2Task, ToolUse
 from jaxagent.envs.tau2.tables import Originals, Tables, digest, laid_over, shaped
 from jaxagent.envs.tau2.toolkit import Toolkit, ToolRefusal, arguments_of
 
@@ -45,15 +45,17 @@ class World:
         """A call by the agent or by the user, each of its own tools: the answer, and whether it is an error."""
         return self._domain[use.requestor].call(self._tables[use.requestor], use.name, use.arguments)
 
-    def run(self, function: Function) -> Any:
+    def run(self, function: ToolUse) -> Any:
         """Calls a function that the task names: a tool or a helper.
 
         Raises:
           ToolRefusal, TypeError: it does not take these arguments, or cannot do what was asked.
         """
-        return self._domain[function.side].functions[function.name](self._tables[function.side], **function.arguments)
+        return self._domain[function.requestor].functions[function.name](
+            self._tables[function.requestor], **function.arguments
+        )
 
-    def holds(self, assertion: Function) -> bool:
+    def holds(self, assertion: ToolUse) -> bool:
         """Whether an assertion returns what is wanted. One about something that is not there does not hold."""
         try:
             return self.run(assertion) is assertion.expected
@@ -149,20 +151,20 @@ def check_task(domain: Domain, task: Tau2Task) -> None:
     for number, assertion in enumerate(task.criteria.env_assertions or ()):
         column = f"evaluation_criteria.env_assertions[{number}]"
         check_function(domain, assertion, column)
-        if inspect.signature(domain[assertion.side].functions[assertion.name]).return_annotation != "bool":
+        if inspect.signature(domain[assertion.requestor].functions[assertion.name]).return_annotation != "bool":
             raise RowError(f"{column}.func_name", f"'{assertion.name}' does not say yes or no")
 
 
-def check_function(domain: Domain, function: Function, column: str) -> None:
+def check_function(domain: Domain, function: ToolUse, column: str) -> None:
     """Whether there is such a function, and takes such arguments.
 
     Raises:
       RowError: naming the column.
     """
-    functions = domain[function.side].functions
+    functions = domain[function.requestor].functions
     if function.name not in functions:
         hint = nearest(function.name, functions)
-        raise RowError(f"{column}.func_name", f"the {function.side} has no '{function.name}'. {hint}")
+        raise RowError(f"{column}.func_name", f"the {function.requestor} has no '{function.name}'. {hint}")
     try:
         inspect.signature(functions[function.name]).bind(None, **function.arguments)
     except TypeError as error:

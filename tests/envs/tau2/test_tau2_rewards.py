@@ -42,6 +42,7 @@ def test_communicated():
     assert rewards.communicated(["1234.5", "cotton"], said)
     assert not rewards.communicated(["1,234.5"], said)  # commas are taken out of what the agent says alone
     assert not rewards.communicated(["today. made"], said)  # one message must hold it
+    assert not rewards.communicated(["cotton", "wool"], said)  # every text must be said
     assert rewards.communicated([], [])
 
 
