@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jaxagent.envs.base import Attempt, Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.cast import Cast, Talk
 from jaxagent.envs.tau import prompts, rows, toolbox
-from jaxagent.envs.tau.formats import CONTENT, FORMATS, RESPOND, Malformed
+from jaxagent.envs.tau.formats import CONTENT, FORMATS, RESPOND
 from jaxagent.envs.tau.store import ShopStore
 from jaxagent.envs.tau2.rewards import communicated
 from jaxagent.envs.tau2.words import STOP
@@ -72,25 +72,25 @@ class TauAttempt(Attempt):
         """Speaks to the customer, calls a tool, or says why the message does neither."""
         self._turns += 1
         try:
-            parsed_action = self._format.parse(action, self._tools)
-        except Malformed as error:
+            name, arguments, ignored = self._format.parse(action, self._tools)
+        except ValueError as error:
             self.counters["invalid_actions"] += 1
             return self._go_on(self._format.refused(f"Error: {error}"))
-        self.counters["ignored_calls"] += parsed_action.ignored
-        if parsed_action.name == RESPOND:
+        self.counters["ignored_calls"] += ignored
+        if name == RESPOND:
             assert self._customer is not None
-            self._spoken_texts.append(parsed_action.arguments[CONTENT])
-            reply = (await self._customer.say(Message("user", parsed_action.arguments[CONTENT]))).text
+            self._spoken_texts.append(arguments[CONTENT])
+            reply = (await self._customer.say(Message("user", arguments[CONTENT]))).text
             self.counters["customer_replies"] += 1
             self._over = STOP in reply
-            return self._go_on(self._format.after(parsed_action, reply))
-        answer = toolbox.call(self._shop, parsed_action.name, parsed_action.arguments)
+            return self._go_on(self._format.after(name, reply))
+        answer = toolbox.call(self._shop, name, arguments)
         self.counters["tool_calls"] += 1
         self.counters["tool_errors"] += answer.startswith(("Error", "Unknown action"))
-        if parsed_action.name in toolbox.TERMINATING:
+        if name in toolbox.TERMINATING:
             self.counters["transfers"] += 1
             self._over = True
-        return self._go_on(self._format.after(parsed_action, answer))
+        return self._go_on(self._format.after(name, answer))
 
     def _go_on(self, observation: Observation) -> Step:
         if self._over:

@@ -27,7 +27,7 @@ from jaxagent.envs.base import Environment, Message, Observation, Opening
 from jaxagent.envs.cast import Cast
 from jaxagent.envs.tau import catalog, prompts, rows
 from jaxagent.envs.tau.attempt import ROLE, SOLVED, TauAttempt
-from jaxagent.envs.tau.formats import FORMATS, Malformed, Style
+from jaxagent.envs.tau.formats import FORMATS, Style
 from jaxagent.envs.tau.store import ShopStore
 from jaxagent.envs.tau.toolbox import TOOLS
 from jaxagent.envs.tau2.toolkit import arguments_of
@@ -95,8 +95,8 @@ class TauBench(Environment):
         """What follows an action of a demonstration: `text` as the policy is shown it, tags and all."""
         style = FORMATS[self.tools]
         try:
-            observation = style.after(style.parse(action, catalog.short()), text)
-        except Malformed:
+            observation = style.after(style.parse(action, catalog.short())[0], text)
+        except ValueError:
             observation = style.refused(text)
         return Observation(((text, observation.parts[0][1]),), observation.role)
 
