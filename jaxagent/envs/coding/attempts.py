@@ -22,7 +22,7 @@ from jaxagent.envs.coding.environment import GUARD_S, MAX_CHANGE_BYTES, SOLVED, 
 from jaxagent.envs.coding.task import CodingTask
 from jaxagent.envs.terminal.commands import COMMAND_COUNTERS, ENTER_TIMEOUT_S, CommandAttempt, SandboxAttempt
 from jaxagent.envs.terminal.verify import VerifierError
-from jaxagent.sandbox.base import Sandbox
+from jaxagent.sandbox.base import FileError, Sandbox
 from jaxagent.types import StopReason
 
 Take = Callable[[CodingTask], Awaitable[Sandbox]]
@@ -96,7 +96,7 @@ class _Attempt(SandboxAttempt):
         try:
             await self._sandbox.stop_processes()
             change = await repository.change(self._sandbox, self.task, self._base, MAX_CHANGE_BYTES)
-        except repository.ChangeLost:
+        except FileError:
             return None
         except RuntimeError:
             if not await self._memory_ran_out(self._oom_kills):

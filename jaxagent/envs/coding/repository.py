@@ -98,10 +98,6 @@ git diff --no-ext-diff --no-textconv --no-color --no-renames --ignore-submodules
   --src-prefix=a/ --dst-prefix=b/ --output="$4/change.diff" "$2" -- . """
 
 
-class ChangeLost(Exception):
-    """The agent has left a repository of which no change can be taken: it is gone, or there is too much of it."""
-
-
 async def bring(sandbox: Sandbox, task: CodingTask) -> None:
     """Brings the repository into its initial state.
 
@@ -150,7 +146,7 @@ async def bring_for_agent(sandbox: Sandbox, task: CodingTask) -> tuple[str, str]
     base = (lines[0], lines[1])
     try:
         already = await change(sandbox, task, base, OUTPUT_BYTES)
-    except ChangeLost as failure:
+    except FileError as failure:
         raise VerifierError(f"{task.id}: no change can be taken: {failure}") from None
     if already:
         raise VerifierError(f"{task.id}: git sees a change before the agent came: {already[:200]}")
@@ -162,7 +158,8 @@ async def change(sandbox: Sandbox, task: CodingTask, base: tuple[str, str], max_
     without what the harness put there. All processes must have been stopped.
 
     Raises:
-      ChangeLost: the agent's doing: the same commands have worked before it came.
+      FileError: no change can be taken: the repository is gone, or there is too much of it. It is the agent's doing:
+        the same commands have worked before it came.
       SandboxError: the sandbox is gone.
     """
     place = f"/tmp/.change-{secrets.token_hex(8)}"
@@ -173,11 +170,8 @@ async def change(sandbox: Sandbox, task: CodingTask, base: tuple[str, str], max_
     argv = ("sh", "-c", commands + _CHANGE + excluded, "sh", task.workdir, *base, place, blocks)
     result = await sandbox.execute(argv, STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, "/")
     if result.exit_code != 0 or result.timed_out:
-        raise ChangeLost(f"git cannot tell it: {_tail(result)}")
-    try:
-        return (await sandbox.read(f"{place}/change.diff", max_bytes)).decode(*BYTES)
-    except FileError as error:
-        raise ChangeLost(str(error)) from None
+        raise FileError(f"git cannot tell it: {_tail(result)}")
+    return (await sandbox.read(f"{place}/change.diff", max_bytes)).decode(*BYTES)
 
 
 def _archives(task: CodingTask) -> list[bytes]:

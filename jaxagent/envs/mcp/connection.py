@@ -28,10 +28,6 @@ FAILED = "The call failed.\n"
 LOST = (mcp_types.CONNECTION_CLOSED,)
 
 
-class ServerError(RuntimeError):
-    """The server does not start, is gone, or does not speak the protocol."""
-
-
 class Connection:
     """A session with a server.
 
@@ -56,7 +52,7 @@ class Connection:
         """Starts or reaches the server and asks for its tools.
 
         Raises:
-          ServerError: it cannot be used; says why.
+          RuntimeError: it cannot be used; says why.
           TimeoutError: it takes longer than `timeout_s`.
         """
         self._owner = asyncio.create_task(self._own())
@@ -74,7 +70,7 @@ class Connection:
         """Calls a tool. What the server itself answers as an error is a result.
 
         Raises:
-          ServerError: the server is gone.
+          RuntimeError: the server is gone.
           TimeoutError: no result after `timeout_s`.
         """
         if self._client is None or self._owner is None or self._owner.done():
@@ -127,10 +123,10 @@ class Connection:
             self._ready.set()
             await self._closing.wait()
 
-    def _failed(self, what: str, error: BaseException | None) -> ServerError:
+    def _failed(self, what: str, error: BaseException | None) -> RuntimeError:
         while isinstance(error, BaseExceptionGroup):  # of the SDK's task groups
             error = error.exceptions[0]
-        return ServerError(self._about_server(f"{what}: {failure_line(error)}" if error is not None else what))
+        return RuntimeError(self._about_server(f"{what}: {failure_line(error)}" if error is not None else what))
 
     def _about_server(self, what: str) -> str:
         words = self._pipes.last_words if self._pipes is not None else ""
@@ -146,7 +142,7 @@ async def _tools(client: mcp.Client) -> list[Tool]:
         cursor = page.next_cursor
         if not cursor:
             return tools
-    raise ServerError(f"its list of tools has more than {PAGES} pages")
+    raise RuntimeError(f"its list of tools has more than {PAGES} pages")
 
 
 def as_text(result: mcp_types.CallToolResult) -> str:
