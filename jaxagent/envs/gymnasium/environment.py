@@ -37,10 +37,6 @@ RETURN = "return"
 OPENING, CLOSING = tags.pair("action")
 
 
-class InvalidAction(ValueError):
-    """The policy's text names no action of the space."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gymnasium(Environment):
     """One of Gymnasium's environments, or one of yours with its interface."""
@@ -107,9 +103,8 @@ class GymnasiumAttempt(Attempt):
         """Takes the last action written."""
         self._rewards.append(0.0)
         last = len(self._rewards) >= self._config.max_turns
-        try:
-            space_action = as_action(self._environment.action_space, self._config.actions, action)
-        except InvalidAction as mistake:
+        space_action, mistake = as_action(self._environment.action_space, self._config.actions, action)
+        if mistake:
             self.counters["invalid_actions"] += 1
             if last:
                 return Step(stop_reason=StopReason.TURN_LIMIT)
@@ -180,25 +175,21 @@ def check_actions(space: Any, names: Sequence[str]) -> None:
         raise ConfigError(f"env.actions has {len(names)} names, and the environment's actions are {space}.")
 
 
-def as_action(space: Any, names: Sequence[str], text: str) -> Any:
-    """The action that a text names.
+def as_action(space: Any, names: Sequence[str], text: str) -> tuple[Any, str]:
+    """(the action that a text names, ""), or (None, what the policy has to write instead, in one line).
 
-    Raises:
-      InvalidAction: what to write instead, in one line for the policy. Whatever else a space raises is the
-        environment's own failure, and no mistake of the policy's.
+    Whatever a space raises is the environment's own failure, and no mistake of the policy's.
     """
     texts = tags.inside(OPENING, CLOSING, text)
     if not texts:
-        raise InvalidAction("Write <action>...</action>.")
+        return None, "Write <action>...</action>."
     word = texts[-1].strip()
     if names:
         if word not in names:
-            raise InvalidAction(f"Actions are: {', '.join(names)}.")
-        return int(getattr(space, "start", 0)) + names.index(word)
+            return None, f"Actions are: {', '.join(names)}."
+        return int(getattr(space, "start", 0)) + names.index(word), ""
     try:
         action = spaces.read(space, word if spaces.kind_of(space) == "Text" else json.loads(word))
     except (ValueError, OverflowError, RecursionError):
-        raise InvalidAction(f"Actions are: {space}.") from None
-    if not space.contains(action):
-        raise InvalidAction(f"Actions are: {space}.")
-    return action
+        return None, f"Actions are: {space}."
+    return (action, "") if space.contains(action) else (None, f"Actions are: {space}.")
