@@ -27,10 +27,6 @@ class RetrieverError(RuntimeError):
     """The search engine failed."""
 
 
-class RetrieverTimeout(RetrieverError, TimeoutError):
-    """The search engine did not answer in time."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Passage:
     """One document. `title` is the first line of its contents as written, quotes included; `text` the other lines."""
@@ -59,7 +55,8 @@ class Retriever(Protocol):
         """For every query at most `topk` passages, best first.
 
         Raises:
-          RetrieverError: the engine failed or (RetrieverTimeout) did not answer in time.
+          RetrieverError: the engine failed.
+          TimeoutError: it did not answer in time.
         """
 
     async def close(self) -> None:
