@@ -29,7 +29,7 @@ from jaxagent.envs.base import Environment, Message, Opening, Transcript, Verdic
 from jaxagent.envs.terminal import rows, sandbox_workspace
 from jaxagent.envs.terminal.commands import COMMAND_COUNTERS, ENTER_TIMEOUT_S, CommandAttempt, CommandSettings
 from jaxagent.envs.terminal.task import TerminalTask
-from jaxagent.envs.terminal.verify import VerifierError, WorkspaceBroken, prepare, solve, verify
+from jaxagent.envs.terminal.verify import VerifierError, prepare, solve, verify
 from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import StopReason, Task
 
@@ -150,10 +150,9 @@ class TerminalAttempt(CommandAttempt):
             return self._broken()
         oom_kills = await self._sandbox.oom_kills()
         try:
-            await self._workspace.before_verification(self._task)
+            if not await self._workspace.before_verification(self._task):
+                return self._broken()
             reward = await verify(self._workspace, self._task)
-        except WorkspaceBroken:
-            return self._broken()
         except RuntimeError as failure:  # of the verifier or the sandbox
             if not await self._is_broken(oom_kills):
                 raise failure
