@@ -1,9 +1,9 @@
 """The interface of an attempt that an agent program plays: where it starts, and what is judged when it has ended.
 
-    place = await attempt.start()             # a sandbox, prepared; within init_s
-    ...                                       # the rollout starts attempt.agent there; at most run_s
-    verdict = await attempt.verify(stop_reason)     # unless the episode failed; within verify_s
-    await attempt.close()                     # always, even after an exception
+    place = await attempt.start()                 # a sandbox, prepared; within init_s
+    ...                                           # the rollout starts attempt.agent there; at most run_s
+    verdict = await attempt.verify(stop_reason)   # unless the episode failed; within verify_s
+    await attempt.close()                         # always, even after an exception
 
 Such an environment's `rollout` is "jaxagent.gateway.harness:HarnessRollout". As everywhere, exceptions are allowed:
 they become StopReason.ENV_ERROR, or TIMEOUT when a deadline has passed, and never a reward.

@@ -37,7 +37,7 @@ _NAMES = ("empty_changes", "lost_changes", "dropped_files", "unverified", *COUNT
 
 
 class _Attempt(SandboxAttempt):
-    """What both kinds have in common.
+    """An attempt at a software task, whoever plays: it brings the repository, takes the change out and judges it.
 
     Args:
       task: what to solve.

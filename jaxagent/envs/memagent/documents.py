@@ -42,7 +42,7 @@ class Documents:
         return len(self._starts) - 1
 
     def bytes(self, first: int, end: int) -> int:
-        """Of the lines from `first` to before `end`."""
+        """The bytes of the lines from `first` to before `end`."""
         return int(self._starts[end] - self._starts[first])
 
     def texts(self, numbers: Sequence[int]) -> list[str]:

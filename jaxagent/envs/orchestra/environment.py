@@ -258,7 +258,7 @@ class OrchestraAttempt(Attempt):
         return Verdict(float(solved), {SOLVED: float(solved)})
 
     def _pay(self, transcript: Transcript) -> None:
-        """Adds what the orchestrator's own tokens cost: in each turn all that it was shown, and what it wrote.
+        """Adds the price of the orchestrator's own tokens: in each turn all that it was shown, and what it wrote.
 
         Also of a turn that ran out of tokens, which never came to `step`. Observations count as far as it saw them.
         """

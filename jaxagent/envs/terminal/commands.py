@@ -54,7 +54,7 @@ class SandboxAttempt:
     _sandbox_lost = False  # the sandbox died for want of memory
 
     async def _memory_ran_out(self, before: int | None) -> bool:
-        """`memory_ran_out` of the attempt's sandbox."""
+        """Whether the attempt's sandbox has killed something for memory since `before` was counted."""
         return self._sandbox is not None and await memory_ran_out(self._sandbox, before)
 
     async def close(self) -> None:

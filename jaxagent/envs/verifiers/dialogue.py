@@ -85,10 +85,10 @@ class Classic:
         self.state["prompt_too_long"] = True
 
     async def finish(self) -> None:
-        """The completion is complete."""
+        """Does nothing: the completion has grown message by message."""
 
     async def clean(self) -> None:
-        """Nothing is to be cleaned up."""
+        """Does nothing: this protocol has no clean-up."""
 
     def _add(self, messages: Messages) -> None:
         self._messages += messages
@@ -96,7 +96,7 @@ class Classic:
 
 
 class Stepped:
-    """The protocol since 0.1.8. See `Classic`, whose methods these are."""
+    """The protocol since 0.1.8, with the same methods as `Classic`."""
 
     def __init__(self, environment: Any, call: Caller) -> None:
         self._environment, self._call = environment, call
