@@ -25,8 +25,7 @@ from jaxagent.data_pipelines import arithmetic, generated
 from jaxagent.data_pipelines.arithmetic import HELDOUT, HELDOUT_TEMPLATES, TRAIN
 from jaxagent.envs.agentflow import prompts
 from jaxagent.envs.agentflow import roles as arithmetic_team
-from jaxagent.envs.agentflow.prompts import Action
-from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, PlannedStep
+from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON
 
 WORDS = {"+": "add", "-": "take", "*": "multiply"}
 
@@ -68,16 +67,15 @@ def demonstration(row: Mapping[str, Any], estimate_frac: float, steps: int, role
         todo = [(part, chance.choice((PYTHON, GENERATOR))) for part in parts]
     plan = f" {', '.join(operations)}"
     said = [("planner", prompts.plan("compact", question, False), plan)]
-    memory: tuple[Action, ...] = ()
+    memory: prompts.Memory = ()
     result = ""
     for number, (sub_goal, tool) in enumerate(todo, 1):
         asked = prompts.step("compact", question, plan, memory, number, steps, False)
         said.append(("planner", asked, f"Context:\nSub-Goal: {sub_goal}\nTool Name: {tool}"))
         command = arithmetic_team.command(sub_goal, tool)
-        wanted = PlannedStep("", sub_goal, tool)
-        said.append(("executor", prompts.executor("compact", question, wanted, tool, False), command))
+        said.append(("executor", prompts.executor("compact", question, "", sub_goal, tool, False), command))
         result = _result(sub_goal, tool)
-        memory += (Action(tool, sub_goal, command, result),)
+        memory += (prompts.action(tool, sub_goal, command, result),)
         asked = prompts.verifier("compact", question, plan, memory, False)
         said.append(("verifier", asked, arithmetic_team.conclusion(question, asked)))
     asked = prompts.final("compact", question, plan, memory, "boxed")

@@ -236,7 +236,7 @@ def demonstration(draft: Draft, row: Mapping[str, Any], guess_frac: float) -> di
         }
         for command, printed in steps
     ]
-    turns.append({"action": dialogue.done("plain"), "observation": ""})
+    turns.append({"action": dialogue.finish("plain"), "observation": ""})
     return {"prompt": row["prompt"], "turns": turns, "id": row["id"], "kind": row["kind"]}
 
 

@@ -95,8 +95,9 @@ class HomeWorkspace:
     async def remember_processes(self) -> None:
         """Nothing: `before_verification` ends none."""
 
-    async def before_verification(self, task: TerminalTask) -> None:
-        """Nothing: what runs is ended by `close`."""
+    async def before_verification(self, task: TerminalTask) -> bool:
+        """Whether a test can run: always. What runs is ended by `close`."""
+        return True
 
     async def stop_processes(self) -> None:
         """Kills the process groups of all commands so far. A program that means harm can leave its group."""

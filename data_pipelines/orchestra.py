@@ -101,8 +101,8 @@ def demonstration(row: Mapping[str, Any], number: int, documents: Sequence[Passa
     family = row["kind"].partition("/")[0]
     ways, weights = zip(*SHOWN[family], strict=True)
     (calls,) = random.Random(f"shown/{row['id']}/{number}").choices(ways, weights)
-    results = {REASON: row["answers"][0], SEARCH: experts.shown(documents), ANSWER: ""}
-    turns = [{"action": tools.written(tool, expert), "observation": results[tool]} for tool, expert in calls]
+    results = {REASON: row["answers"][0], SEARCH: experts.documents_text(documents), ANSWER: ""}
+    turns = [{"action": tools.call_text(tool, expert), "observation": results[tool]} for tool, expert in calls]
     return {"prompt": row["prompt"], "turns": turns, "id": row["id"], "kind": row["kind"]}
 
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from jaxagent.data_pipelines.home_workspace import HomeWorkspace
 from jaxagent.envs.terminal.sandbox_workspace import SandboxWorkspace
 from jaxagent.envs.terminal.task import TerminalTask
-from jaxagent.envs.terminal.verify import prepare, solve, verify
+from jaxagent.envs.terminal.verify import VerifierError, prepare, solve, verify
 
 PROGRESS_TASKS = 100  # between two lines that say how far the check is
 Open = Callable[[TerminalTask], Awaitable[SandboxWorkspace | HomeWorkspace]]
@@ -120,7 +120,8 @@ async def _attempt(task: TerminalTask, open_workspace: Open, works: bool) -> tup
     try:
         await prepare(workspace, task)
         said = (await solve(workspace, task)).output if works else ""
-        await workspace.before_verification(task)
+        if not await workspace.before_verification(task):
+            raise VerifierError(f"{task.id}: no shell starts, or nothing can be written, after the solution.")
         return await verify(workspace, task), said
     finally:
         await workspace.close()

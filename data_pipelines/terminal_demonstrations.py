@@ -62,7 +62,7 @@ def _demonstration(row: Mapping[str, Any], results: Sequence[tuple[str, int]], s
             raise ConfigError(f"{row['id']}: the oracle's command {command!r} ended with status {status}: {output}")
         said = dialogue.observation(style, command, output, status)
         turns.append({"action": dialogue.action(style, command), "observation": said})
-    turns.append({"action": dialogue.done(style), "observation": ""})
+    turns.append({"action": dialogue.finish(style), "observation": ""})
     return {"prompt": row["prompt"], "turns": turns, "id": row["id"], "kind": row["kind"]}
 
 

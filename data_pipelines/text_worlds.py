@@ -139,7 +139,7 @@ def demonstration(environment: Ragen, name: str, draft: Draft, flawed_frac: floa
         for action in actions:
             outcome = world.act(state, action, chance(draft.seed, count))
             state, reward, count = outcome.state, reward + outcome.reward, count + 1
-        shown = environment.shown(len(turns) + 2, state, world.max_actions - count, reward)
+        shown = environment.state_text(len(turns) + 2, state, world.max_actions - count, reward)
         turns.append({"action": written(actions, environment.think), "observation": shown})
     turns[-1]["observation"] = ""
     return {"prompt": draft.prompt, "turns": turns, "id": f"{name}/{draft.seed}", "kind": name}

@@ -76,10 +76,12 @@ def lengths_of_command(options: argparse.Namespace) -> list[Length]:
       ConfigError: none of the three flags, or several; a length twice; rows that are none, or not for their split.
     """
     flags = {name: options.__dict__.pop(name) for name in ("lengths", "num_docs", "rows")}
-    given = [name for name, value in flags.items() if value is not None]
-    if len(given) != 1:
-        raise ConfigError(f"Say one of --lengths, --num_docs and --rows; got {', '.join(given) or 'none of them'}.")
-    if given == ["rows"]:
+    length_flags = [name for name, value in flags.items() if value is not None]
+    if len(length_flags) != 1:
+        raise ConfigError(
+            f"Say one of --lengths, --num_docs and --rows; got {', '.join(length_flags) or 'none of them'}."
+        )
+    if length_flags == ["rows"]:
         paths = flags["rows"].split(",")
         if not all(Path(path).stem.strip(" .") for path in paths):
             raise ConfigError(f"--rows='{flags['rows']}' has an entry that names no file.")
@@ -87,11 +89,11 @@ def lengths_of_command(options: argparse.Namespace) -> list[Length]:
             raise ConfigError(f"--rows are held-out tasks: --split={options.split} would play others. Leave it out.")
         lengths = [Length(Path(path).stem, {"num_docs": 0, "length_tokens": 0}, path) for path in paths]
     else:
-        field, other = ("length_tokens", "num_docs") if given == ["lengths"] else ("num_docs", "length_tokens")
-        unit = "tokens" if given == ["lengths"] else "documents"
-        lengths = [Length(f"{value}_{unit}", {field: value, other: 0}) for value in flags[given[0]]]
+        field, other = ("length_tokens", "num_docs") if length_flags == ["lengths"] else ("num_docs", "length_tokens")
+        unit = "tokens" if length_flags == ["lengths"] else "documents"
+        lengths = [Length(f"{value}_{unit}", {field: value, other: 0}) for value in flags[length_flags[0]]]
     if len({length.name for length in lengths}) < len(lengths):
-        raise ConfigError(f"--{given[0]} names a length twice: {', '.join(length.name for length in lengths)}.")
+        raise ConfigError(f"--{length_flags[0]} names a length twice: {', '.join(length.name for length in lengths)}.")
     return lengths
 
 
@@ -129,33 +131,36 @@ def _run(argv: Sequence[str]) -> int:
     from jaxagent.runs.evaluation import lengths as curve
     from jaxagent.runs.evaluation import policy, run
 
-    asked = run.Options(**vars(options))
-    done = run.completed(config, asked)
-    source = policy.choose(config, done.checkpoint)
-    name = f"lengths_{run.default_out(config, done, source).name}"
+    command_options = run.Options(**vars(options))
+    settings = run.completed(config, command_options)
+    source = policy.choose(config, settings.checkpoint)
+    name = f"lengths_{run.default_out(config, settings, source).name}"
     out = Path(options.out) if options.out else Path(config.workdir) / EVALUATIONS_FOLDER / name
-    notes = [note_on_tasks(one, done, length, source) for length, one in zip(lengths, configs, strict=True)]
+    notes = [
+        note_on_tasks(length_config, settings, length, source)
+        for length, length_config in zip(lengths, configs, strict=True)
+    ]
     about = {
-        "policy": str(source), DIGEST: source.digest, "split": done.split, "temperature": done.temperature,
-        "seed": done.seed, "score": config.env.score, "min_score": done.min_score,
+        "policy": str(source), DIGEST: source.digest, "split": settings.split, "temperature": settings.temperature,
+        "seed": settings.seed, "score": config.env.score, "min_score": settings.min_score,
     }  # fmt: skip
     names = [length.name for length in lengths]
     earlier = points_of_earlier_commands(out, about, names)
     points: list[dict[str, Any]] = []
-    for length, one, note in zip(lengths, configs, notes, strict=True):
+    for length, length_config, note in zip(lengths, configs, notes, strict=True):
         try:
-            run.run(one, dataclasses.replace(asked, out=str(out / length.name)))
+            run.run(length_config, dataclasses.replace(command_options, out=str(out / length.name)))
         except EngineError as error:
             there = f"; {len(points)} of {len(lengths)} lengths are in {out}" if points else ""
             print(f"error: {error}{there}", file=sys.stderr)
             return 1
         points.append(curve.point(length.name, out / length.name) | {"note": note})
         earlier = [point for point in earlier if point["name"] != length.name]
-        shown = curve.ordered([*earlier, *points])
-        text = "\n".join((curve.table(shown), *filter(None, (point.get("note") for point in shown))))
+        all_points = curve.ordered([*earlier, *points])
+        text = "\n".join((curve.table(all_points), *filter(None, (point.get("note") for point in all_points))))
         # At once: whatever fails later, what was played for hours is there to be read.
-        files.replace(out / CURVE, _page(f"{config.workdir}: {source}", shown, text, config.env.score))
-        files.replace_json(out / FILE, {**about, "lengths": shown, "to_play": names[len(points) :]})
+        files.replace(out / CURVE, _page(f"{config.workdir}: {source}", all_points, text, config.env.score))
+        files.replace_json(out / FILE, {**about, "lengths": all_points, "to_play": names[len(points) :]})
     print(text)
     print(json.dumps({"checkpoint": str(source), "score": config.env.score, "lengths": points, "out": str(out)}))
     return 0
@@ -182,20 +187,20 @@ def points_of_earlier_commands(out: Path, about: Mapping[str, Any], names: Seque
         points = curve.ordered(before["lengths"])
         curve.table(points)  # all that is needed of them is there
         curve.series(points)
-        known = {name: before[name] for name in about if name in before}
-        points_and_facts = [(point, _facts_of_folder(out / point["name"]) | known) for point in points]
+        stored_facts = {name: before[name] for name in about if name in before}
+        points_and_facts = [(point, _facts_of_folder(out / point["name"]) | stored_facts) for point in points]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"'{path}' cannot be read: remove it, or set another --out.") from error
-    kept = []
+    kept_points = []
     for point, there in points_and_facts:
         named = [name for name in about if name != "policy" or DIGEST not in there]  # a folder may go by two names
         name = next((name for name in named if there.get(name, about[name]) != about[name]), None)
         if name is None:
-            kept.append(point)
+            kept_points.append(point)
         elif name != "min_score" or point["name"] not in names:  # else the same attempts are counted by the new one
             of = f"{name} = {there[name]!r}, here it is {about[name]!r}"
             raise ConfigError(f"'{path}' is of {of}: set another --out.")
-    return kept
+    return kept_points
 
 
 def _facts_of_folder(folder: Path) -> dict[str, Any]:
@@ -210,13 +215,13 @@ def _facts_of_folder(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def note_on_tasks(config: Config, done: Any, length: Length, source: Any) -> str:
+def note_on_tasks(config: Config, settings: Any, length: Length, source: Any) -> str:
     """Opens what an evaluation at a length will read; returns what is to be said under the table, "" = nothing.
 
     Args:
       config: of the length.
-      done: the completed options of the evaluations.
-      length: one of those wanted.
+      settings: the completed options of the evaluations.
+      length: one of the lengths that the command names.
       source: the policy.
 
     Raises:
@@ -228,12 +233,12 @@ def note_on_tasks(config: Config, done: Any, length: Length, source: Any) -> str
     from jaxagent.runs.parts import open_parts
 
     config = policy.configured(config, source)
-    num = done.tasks or config.data.num_eval
-    config = dataclasses.replace(config, seed=done.seed, data=dataclasses.replace(config.data, num_eval=num))
+    num = settings.tasks or config.data.num_eval
+    config = dataclasses.replace(config, seed=settings.seed, data=dataclasses.replace(config.data, num_eval=num))
     check(config)
-    with open_parts(config, lambda line: None, plays_train=done.split == run.TRAIN) as parts:
+    with open_parts(config, lambda line: None, plays_train=settings.split == run.TRAIN) as parts:
         tasks, place = parts.heldout, Path(config.data.eval_source or parts.dataset)
-        if done.split == run.TRAIN:
+        if settings.split == run.TRAIN:
             tasks, place = balanced_sample(parts.train, num, config.data.seed), parts.dataset
         wanted_tokens = length.env["length_tokens"]
         if not wanted_tokens or not tasks:

@@ -9,7 +9,7 @@ from jaxagent import config as schema
 from jaxagent import main as cli
 from jaxagent.config import ConfigError
 from jaxagent.envs.agentflow import prompts
-from jaxagent.envs.agentflow.prompts import Action, shortened_memory, without_middle
+from jaxagent.envs.agentflow.prompts import shortened_memory, without_middle
 from jaxagent.envs.agentflow.reading import PYTHON
 from jaxagent.observe import jsonl
 from jaxagent.runs import checks
@@ -72,7 +72,7 @@ def test_what_a_published_policy_may_write_leaves_the_verifier_room_for_a_reply(
     """At three characters a token: programs have more, so do texts."""
     cfg = schema.parse(agentflow.get_config(preset))
     env, verifier, long = cfg.env, cfg.roles["verifier"], "ab " * 20_000
-    action = Action(PYTHON, long, long, without_middle(long, env.result_chars))
+    action = prompts.action(PYTHON, long, long, without_middle(long, env.result_chars))
     actions = shortened_memory((action,) * env.max_turns, env.step_chars)
     shown = prompts.verifier(env.style, "q" * 1_000, without_middle(long, env.plan_chars), actions, env.coder)
     assert len(shown) / 3 + verifier.reply_tokens < verifier.context_tokens

@@ -61,7 +61,7 @@ def test_the_laptop_presets_differ_in_who_plays():
     assert shell.shown.format(output="a", code=0) == dialogue.observation("plain", "", "a", 0)
     assert shell.failed.format(output="a", code=2) == dialogue.observation("plain", "", "a", 2)
     assert shell.late.format(output="a", timeout_s=10.0) == dialogue.timed_out("plain", "", "a", 10.0)
-    assert (shell.begin, shell.end, shell.done) == (*dialogue.action("plain", "|").split("|"), dialogue.done("plain"))
+    assert (shell.begin, shell.end, shell.done) == (*dialogue.action("plain", "|").split("|"), dialogue.finish("plain"))
     task = shell.task.format(instruction=agent.env.instruction.format(statement="Mend it."))
     assert [message.content for message in builtin.env.messages("Mend it.")] == [task] and not shell.system
     assert shell.max_turns == agent.env.max_turns == builtin.env.max_turns

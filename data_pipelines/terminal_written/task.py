@@ -103,7 +103,8 @@ async def checked(folder: Path, workspaces: ImageWorkspaces) -> TerminalTask:
             stage = "initial test"
             await prepare(workspace, task)
             stage = "final test"
-            await workspace.before_verification(task)
+            if not await workspace.before_verification(task):
+                raise VerifierError(f"{task.id}: no shell starts, or nothing can be written, after the solution.")
             reward = await verify(workspace, task)
         finally:
             await workspace.close()

@@ -1,9 +1,9 @@
 """The interface of an attempt that an agent program plays: where it starts, and what is judged when it has ended.
 
-    place = await attempt.start()             # a sandbox, prepared; within init_s
-    ...                                       # the rollout starts attempt.agent there; at most run_s
-    verdict = await attempt.verify(ended)     # unless the episode failed; within verify_s
-    await attempt.close()                     # always, even after an exception
+    place = await attempt.start()                 # a sandbox, prepared; within init_s
+    ...                                           # the rollout starts attempt.agent there; at most run_s
+    verdict = await attempt.verify(stop_reason)   # unless the episode failed; within verify_s
+    await attempt.close()                         # always, even after an exception
 
 Such an environment's `rollout` is "jaxagent.gateway.harness:HarnessRollout". As everywhere, exceptions are allowed:
 they become StopReason.ENV_ERROR, or TIMEOUT when a deadline has passed, and never a reward.
@@ -50,12 +50,12 @@ class AgentAttempt(Protocol):
         """Prepares the place where the program starts."""
         ...
 
-    async def verify(self, ended: StopReason) -> Verdict:
+    async def verify(self, stop_reason: StopReason) -> Verdict:
         """Judges what the program has left behind. All its processes have been killed; the place is still there.
 
         Args:
-          ended: ANSWER when the program ended by itself, TIME_LIMIT when its time was over, TOKEN_LIMIT and TURN_LIMIT
-            when it had no more tokens or requests.
+          stop_reason: ANSWER when the program ended by itself, TIME_LIMIT when its time was over, TOKEN_LIMIT and
+            TURN_LIMIT when it had no more tokens or requests.
         """
         ...
 

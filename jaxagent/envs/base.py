@@ -1,6 +1,6 @@
 """The interface of every environment: its settings and what its attempts share, and one attempt at one task.
 
-    with environment.open(here) as attempt_at:        # `environment` is config.env: a dataclass of settings
+    with environment.open(opening) as attempt_at:     # `environment` is config.env: a dataclass of settings
         attempt = attempt_at(task)                    # one object = one attempt
         messages = await attempt.start()
         step = await attempt.step(action)             # until step.stop_reason is set
@@ -214,14 +214,14 @@ class Environment(EnvConfig):
         """Raises ConfigError for a class without attempts."""
         own = type(self)
         if own.attempt is Environment.attempt and own.open is Environment.open:
-            raise ConfigError(f"{own.__module__}:{own.__qualname__} needs a method attempt(task), or open(here).")
+            raise ConfigError(f"{own.__module__}:{own.__qualname__} needs a method attempt(task), or open(opening).")
 
     def attempt(self, task: Task) -> Attempt:
         """A fresh attempt at a task, where attempts share nothing."""
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[..., Any]]:
+    def open(self, opening: Opening) -> Iterator[Callable[..., Any]]:
         """Takes what attempts share, yields the function that begins an attempt, and gives everything back.
 
         Raises:

@@ -65,7 +65,7 @@ class Spliced:
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class RoleReply:
     """One reply of a role."""
 
     text: str  # without the token that ends a message; with the stop string that it completed
@@ -85,7 +85,7 @@ class Talk(Protocol):
 
     async def say(
         self, *messages: Message | Spliced, stop_strings: Sequence[str] = (), max_tokens: int | None = None
-    ) -> Said:
+    ) -> RoleReply:
         """Shows the role messages, its prompt or what follows its last reply, and returns what it says.
 
         Args:
@@ -150,7 +150,7 @@ class PlayedAttempt(Protocol):
         """Plays to the end: ANSWER, TURN_LIMIT, TOKEN_LIMIT or TIME_LIMIT. Exceptions are failures of the episode."""
         ...
 
-    async def verify(self, ended: StopReason) -> Verdict:
+    async def verify(self, stop_reason: StopReason) -> Verdict:
         """Judges the episode. `turn_rewards` count the replies of the policy's trained conversations, in order."""
         ...
 

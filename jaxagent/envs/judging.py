@@ -27,10 +27,10 @@ async def ask_judge(talk: Talk, rubric: Rubric, material: Mapping[str, str], max
       RoleError: the reply is not of the form that was asked for: a failure of the episode, and no score.
       TimeoutError: there was none in its time.
     """
-    judged = "\0".join((*([key] if key else []), *material.values()))
-    nonce = hashlib.blake2b(judged.encode(errors="replace"), digest_size=8).hexdigest()
-    asked = messages(rubric, material, nonce, max_chars)
-    reply = await talk.say(*(Message(one["role"], one["content"]) for one in asked))
+    texts = "\0".join((*([key] if key else []), *material.values()))
+    nonce = hashlib.blake2b(texts.encode(errors="replace"), digest_size=8).hexdigest()
+    prompt = messages(rubric, material, nonce, max_chars)
+    reply = await talk.say(*(Message(message["role"], message["content"]) for message in prompt))
     try:
         return parse_reply(reply.text.strip(), rubric, nonce)
     except ReplyError as failure:

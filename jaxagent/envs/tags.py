@@ -22,23 +22,23 @@ def spans(opening: Mark, closing: Mark, text: str) -> Iterator[tuple[re.Match[st
       text: where to look.
     """
     at = 0
-    while (begun := opening.search(text, at)) and (ended := closing.search(text, begun.end())):
-        yield begun, ended
-        at = ended.end()
+    while (start_mark := opening.search(text, at)) and (end_mark := closing.search(text, start_mark.end())):
+        yield start_mark, end_mark
+        at = end_mark.end()
 
 
 def inside(opening: Mark, closing: Mark, text: str) -> list[str]:
     """What lies between the marks of each pair."""
-    return [text[begun.end() : ended.start()] for begun, ended in spans(opening, closing, text)]
+    return [text[start_mark.end() : end_mark.start()] for start_mark, end_mark in spans(opening, closing, text)]
 
 
 def outside(opening: Mark, closing: Mark, text: str) -> str:
     """The text without the pairs and what lies between them."""
-    at, kept = 0, []
-    for begun, ended in spans(opening, closing, text):
-        kept.append(text[at : begun.start()])
-        at = ended.end()
-    return "".join([*kept, text[at:]])
+    at, pieces = 0, []
+    for start_mark, end_mark in spans(opening, closing, text):
+        pieces.append(text[at : start_mark.start()])
+        at = end_mark.end()
+    return "".join([*pieces, text[at:]])
 
 
 def pair(name: str, flags: re.RegexFlag = re.NOFLAG) -> tuple[Mark, Mark]:

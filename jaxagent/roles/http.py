@@ -81,8 +81,8 @@ class Http(TextRole):
         try:
             token = Path(self.token_file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            said = getattr(error, "strerror", None) or "it is not UTF-8"
-            raise ConfigError(f"config.roles.{name}.token_file='{self.token_file}' cannot be read: {said}.") from error
+            reply = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise ConfigError(f"config.roles.{name}.token_file='{self.token_file}' cannot be read: {reply}.") from error
         if not token or not token.isascii() or not token.isprintable():
             raise ConfigError(
                 f"config.roles.{name}.token_file='{self.token_file}' must hold one line with the token, of ASCII."
@@ -104,19 +104,19 @@ class _Chat:
           CallError: there is none that can be used.
           TimeoutError: there is none in time.
         """
-        shown = [{"role": message.role, "content": message.content} for message in messages]
+        chat_messages = [{"role": message.role, "content": message.content} for message in messages]
         sampling = {"temperature": self.role.temperature, "max_tokens": max_tokens, "seed": seed}
         try:
-            said = await self.client.ask(shown, **sampling)
+            reply = await self.client.ask(chat_messages, **sampling)
         except CallError as failure:
             if isinstance(failure.__cause__, HttpTimeout):
                 raise TimeoutError(str(failure)) from failure
             if _status(failure) == 429:
                 raise CallError(f"{failure}. {_less_often(self.name)}") from failure.__cause__
             raise
-        if not said.text.strip() and said.finish != "length":
+        if not reply.text.strip() and reply.finish != "length":
             raise CallError(f"{self.role.url} gave a reply without text")
-        return said
+        return reply
 
     async def check(self) -> None:
         """Asks one question.
@@ -127,7 +127,7 @@ class _Chat:
         where = f"config.roles.{self.name}"
         try:
             async with asyncio.timeout(self.role.timeout_s):
-                said = await self.ask(GREETING, self.role.reply_tokens, 0)
+                reply = await self.ask(GREETING, self.role.reply_tokens, 0)
         except TimeoutError as failure:
             raise ConfigError(
                 f"{where}.url: {self.role.url} gave no reply in {self.role.timeout_s:g} s. Start a server there, or "
@@ -136,7 +136,7 @@ class _Chat:
         except CallError as failure:
             advice = "" if _status(failure) == 429 else f". {_advice(where, failure)}"  # a 429 has its own already
             raise ConfigError(f"{where}: {failure}{advice}") from failure
-        if not said.text.strip():
+        if not reply.text.strip():
             raise ConfigError(
                 f"{where}.reply_tokens={self.role.reply_tokens} are over before {self.role.url} has said "
                 "a word. Raise them."
@@ -202,13 +202,13 @@ class HttpTalk:
         """
         turn = sum(message.role == "assistant" for message in messages)
         try:
-            said = await self._chat.ask(messages, max_tokens, _seed(f"{self._key}\0{turn}"))
+            reply = await self._chat.ask(messages, max_tokens, _seed(f"{self._key}\0{turn}"))
         except CallError as failure:
             if _is_too_long(failure):
                 raise NoRoom(str(failure)) from failure
             raise
-        finish = "length" if said.finish == "length" else "eos"
-        return Reply(said.text, finish, said.prompt_tokens, said.reply_tokens)
+        finish = "length" if reply.finish == "length" else "eos"
+        return Reply(reply.text, finish, reply.prompt_tokens, reply.reply_tokens)
 
 
 def _seed(key: str) -> int:

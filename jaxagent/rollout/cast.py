@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxagent.config import RoleConfig
 from jaxagent.envs.base import Message, Observation
-from jaxagent.envs.cast import POLICY, NoRoom, RoleError, Said, Spliced, Tokens
+from jaxagent.envs.cast import POLICY, NoRoom, RoleError, RoleReply, Spliced, Tokens
 from jaxagent.roles.base import Speaker
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.episode import Failed, Playing, SpeakerSettings, add_engine_times, one_line, sample_turn
@@ -239,7 +239,7 @@ class EngineTalk:
 
     async def say(
         self, *messages: Message | Spliced, stop_strings: Sequence[str] = (), max_tokens: int | None = None
-    ) -> Said:
+    ) -> RoleReply:
         """Asks one question and returns the reply; `envs.cast.Talk.say` says what may be asked."""
         with self._cast.question(self, messages, stop_strings, max_tokens):
             return await self._say(messages, stop_strings, max_tokens)
@@ -251,7 +251,7 @@ class EngineTalk:
 
     async def _say(
         self, messages: Sequence[Message | Spliced], stop_strings: Sequence[str], max_tokens: int | None
-    ) -> Said:
+    ) -> RoleReply:
         voice, conversation, began = self._voice, self.conversation, time.monotonic()
         self._show(messages)
         room = voice.context_tokens - len(conversation)
@@ -259,7 +259,7 @@ class EngineTalk:
         if room <= 0:
             if self.role == POLICY:
                 self.state = NO_ROOM
-                return Said("", "length", Tokens((), ""), prompt_tokens, 0, 0.0, None)
+                return RoleReply("", "length", Tokens((), ""), prompt_tokens, 0, 0.0, None)
             why = f"its conversation of {prompt_tokens} tokens leaves no room in context_tokens={voice.context_tokens}"
             raise self._cast.failed(self.role, NoRoom(why))
         budget = min(voice.turn_tokens, room, voice.turn_tokens if max_tokens is None else max_tokens)
@@ -284,7 +284,7 @@ class EngineTalk:
         (message,) = messages
         self.conversation.add_observation(Observation(((message.content, TokenKind.OBSERVATION),), message.role))
 
-    def _reply(self, text: str, generation: Generation, prompt_tokens: int, seconds: float) -> Said:
+    def _reply(self, text: str, generation: Generation, prompt_tokens: int, seconds: float) -> RoleReply:
         cost = None
         if self.role == POLICY:
             add_engine_times(self._cast.policy_metrics, generation)
@@ -295,7 +295,7 @@ class EngineTalk:
         if generation.finish == "eos" and ids and ids[-1] in self._voice.tokenizer.eos_ids:
             ids = ids[:-1]
         tokens = Tokens(tuple(ids), self._voice.tokenizer.decode(ids)) if self._voice.policys_ids else None
-        return Said(text, generation.finish, tokens, prompt_tokens, len(generation.tokens), seconds, cost)
+        return RoleReply(text, generation.finish, tokens, prompt_tokens, len(generation.tokens), seconds, cost)
 
     def as_untrained(self) -> UntrainedConversation:
         """The conversation, for people and for checks."""

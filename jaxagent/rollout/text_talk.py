@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from jaxagent import contract
 from jaxagent.envs.base import Message, check_texts
-from jaxagent.envs.cast import Said, Spliced
+from jaxagent.envs.cast import RoleReply, Spliced
 from jaxagent.roles.base import Reply, Speaker
 from jaxagent.types import UntrainedConversation
 
@@ -34,7 +34,7 @@ class TextTalk:
 
     async def say(
         self, *messages: Message | Spliced, stop_strings: Sequence[str] = (), max_tokens: int | None = None
-    ) -> Said:
+    ) -> RoleReply:
         """Asks one question and returns the reply; `envs.cast.Talk.say` says what may be asked."""
         with self._cast.question(self, messages, stop_strings, max_tokens):
             return await self._say(messages, stop_strings, max_tokens)
@@ -46,7 +46,7 @@ class TextTalk:
 
     async def _say(
         self, messages: Sequence[Message | Spliced], stop_strings: Sequence[str], max_tokens: int | None
-    ) -> Said:
+    ) -> RoleReply:
         cast, role = self._cast, self.role
         limits, began = cast.limits(role), time.monotonic()
         self._messages += [Message(message.role, message.content) for message in messages]
@@ -62,7 +62,8 @@ class TextTalk:
         self._turns[-1] = (self._turns[-1][0], text)
         self._messages.append(Message("assistant", text))
         seconds = time.monotonic() - began
-        return Said(text, finish, None, prompt, reply_tokens, seconds, cast.price(role, prompt, reply_tokens, seconds))
+        cost = cast.price(role, prompt, reply_tokens, seconds)
+        return RoleReply(text, finish, None, prompt, reply_tokens, seconds, cost)
 
     def _read(self, reply: Reply, stop_strings: Sequence[str]) -> tuple[str, str, int, int]:
         """The text and the finish of a reply, and its numbers of tokens: the speaker's, or else counted here."""

@@ -113,7 +113,7 @@ def test_the_words_of_the_built_in_dialogue(play):
     words = {"shown": "<out>{output}</out>\n", "failed": "<out>{output}\n(exit_code={code})</out>\n"}
     words |= {"late": "<out>{output}\n(timed out)</out>\n"}
     replies = [dialogue.action("plain", command) for command in printed]
-    assert play([*replies, dialogue.done("plain")], command_timeout_s=1.0, **words).returncode == 0
+    assert play([*replies, dialogue.finish("plain")], command_timeout_s=1.0, **words).returncode == 0
     shown = [text for role, text in texts(play.server.seen[-1]) if role == "user"][1:]
     results = [("a\n  b", 0), ("", 0), ("oh", 2)]
     assert shown[:3] == [dialogue.observation("plain", "", *result) for result in results]

@@ -14,7 +14,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.choice import Choice
 from jaxagent.envs.agentflow import roles as arithmetic_team
 from jaxagent.envs.agentflow.attempt import AgentFlowAttempt
-from jaxagent.envs.cast import Said
+from jaxagent.envs.cast import RoleReply
 from jaxagent.sandbox.base import CommandResult
 from jaxagent.types import StopReason, Task
 
@@ -49,7 +49,7 @@ class Talk:
             assert text in (None, said), "an executor and a verifier are demonstrated as they speak"
             assert (text is None) == (role == "generator")
             text = said
-        return Said(text, "eos", None, 0, 0, 0.0, None)
+        return RoleReply(text, "eos", None, 0, 0, 0.0, None)
 
 
 class Sandbox:

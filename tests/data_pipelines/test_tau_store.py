@@ -16,7 +16,7 @@ from jaxagent.data import sources
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs import TauBench
 from jaxagent.envs.base import Message, Transcript
-from jaxagent.envs.cast import Said
+from jaxagent.envs.cast import RoleReply
 from jaxagent.envs.tau import plain
 from jaxagent.envs.tau.attempt import TauAttempt
 from jaxagent.envs.tau.store import ShopStore
@@ -148,7 +148,7 @@ class OnlyTheCustomer:
         self.messages += messages
         reply = await self.speaker.reply(self.messages, stop_strings, 512)
         self.messages.append(Message("assistant", reply.text))
-        return Said(reply.text, reply.finish, None, 0, 0, 0.0, None)
+        return RoleReply(reply.text, reply.finish, None, 0, 0, 0.0, None)
 
 
 async def played(row, shops, shown):

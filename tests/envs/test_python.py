@@ -105,14 +105,14 @@ def test_what_is_shown_of_an_output():
     trace = (
         b'1\nTraceback (most recent call last):\n  File "m", line 3, in <module>\n    f()\n    ^^\nKeyError: 4\nend\n'
     )
-    assert formats.shown(trace, False, 200, "whole") == trace.decode().rstrip()
-    assert formats.shown(trace, False, 200, "message") == "1\nKeyError: 4\nend"
+    assert formats.shortened_output(trace, False, 200, "whole") == trace.decode().rstrip()
+    assert formats.shortened_output(trace, False, 200, "message") == "1\nKeyError: 4\nend"
     syntax = b'  File "main.py", line 1\n    a b\n    ^^^\nSyntaxError: invalid syntax\n'
-    assert formats.shown(syntax, False, 200, "message") == "SyntaxError: invalid syntax"
-    assert formats.shown(b"abcdefghij", False, 10, "whole") == "abcdefghij"
-    assert formats.shown(b"abcdefghijk", False, 9, "whole") == "abcd\n...\nghijk"
-    assert formats.shown(b"aaaabbbb", True, 4, "whole") == "aa\n...\nbb"  # the sandbox kept two halves
-    assert formats.shown(b"\xff\x1b[31mred\r\n", False, 9, "whole") == "\N{REPLACEMENT CHARACTER}red"
+    assert formats.shortened_output(syntax, False, 200, "message") == "SyntaxError: invalid syntax"
+    assert formats.shortened_output(b"abcdefghij", False, 10, "whole") == "abcdefghij"
+    assert formats.shortened_output(b"abcdefghijk", False, 9, "whole") == "abcd\n...\nghijk"
+    assert formats.shortened_output(b"aaaabbbb", True, 4, "whole") == "aa\n...\nbb"  # the sandbox kept two halves
+    assert formats.shortened_output(b"\xff\x1b[31mred\r\n", False, 9, "whole") == "\N{REPLACEMENT CHARACTER}red"
 
 
 # ---- attempts

@@ -111,7 +111,7 @@ def test_hostile_replies_cost_little(reader, seconds_of_processor):
 @pytest.mark.parametrize("style", ["plain", "endless", "qwen3_xml"])
 def test_what_is_behind_a_million_characters_is_not_read(style):
     long = " " * tags.MAX_CHARS
-    assert replies.parse(style, dialogue.done(style) + long).done
-    assert not replies.parse(style, long + dialogue.done(style)).done
+    assert replies.parse(style, dialogue.finish(style) + long).done
+    assert not replies.parse(style, long + dialogue.finish(style)).done
     assert search.parse_action(long + "<answer>a</answer>") is None
     assert formats.find_answer("fenced", long + r"\boxed{1}") is None

@@ -15,7 +15,7 @@ from jaxagent.config import SamplingConfig
 from jaxagent.envs.base import Message, Observation, Step, Verdict
 from jaxagent.envs.search.environment import INVALID_ACTION, Search, SearchAttempt
 from jaxagent.envs.search.retriever.backends import Bm25Config
-from jaxagent.envs.search.retriever.base import Passage, RetrieverError, RetrieverTimeout
+from jaxagent.envs.search.retriever.base import Passage, RetrieverError
 from jaxagent.envs.search.retriever.bm25 import Bm25
 from jaxagent.envs.search.rewards import ExactMatch, extract_answer
 from jaxagent.rewards import text
@@ -165,7 +165,7 @@ def test_engine_failure_and_timeouts(trained):
 
 @pytest.mark.parametrize(
     ("failure", "reason"),
-    [(RetrieverError("down"), StopReason.ENV_ERROR), (RetrieverTimeout("slow"), StopReason.TIMEOUT)],
+    [(RetrieverError("down"), StopReason.ENV_ERROR), (TimeoutError("slow"), StopReason.TIMEOUT)],
 )
 def test_a_failing_retriever_is_not_an_empty_result(trained, failure, reason):
     class Broken:

@@ -6,9 +6,9 @@ from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxagent.envs.agentflow import prompts, reading
-from jaxagent.envs.agentflow.prompts import Action, shortened_memory, without_middle
+from jaxagent.envs.agentflow.prompts import Memory, shortened_memory, without_middle
 from jaxagent.envs.base import Message, Verdict
-from jaxagent.envs.cast import POLICY, Cast, NoRoom, PlayedAttempt, RoleError, Said
+from jaxagent.envs.cast import POLICY, Cast, NoRoom, PlayedAttempt, RoleError, RoleReply
 from jaxagent.envs.python import hidden_tests
 from jaxagent.envs.python.programs import Programs, Take
 from jaxagent.rewards import maths
@@ -44,7 +44,7 @@ class AgentFlowAttempt(PlayedAttempt):
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
         self._task, self._cast, self._config = task, cast, config
         self._programs = Programs(take, config.run_timeout_s, config.output_chars, config.traceback)
-        self._memory: tuple[Action, ...] = ()
+        self._memory: Memory = ()
         self._planned_tokens = 0  # shown to the planner and said by it, of all its calls so far
         self._final = ""
 
@@ -55,14 +55,14 @@ class AgentFlowAttempt(PlayedAttempt):
         """
         config, question = self._config, self._task.prompt
         trained = config.trained
-        asked = prompts.plan(config.style, question, config.coder)
-        plan = (await self._planner(asked, trained != "steps")).text
+        prompt = prompts.plan(config.style, question, config.coder)
+        plan = (await self._planner(prompt, trained != "steps")).text
         for number in range(1, config.max_turns + 1):
             self.counters["steps"] += 1
-            asked = prompts.step(config.style, question, plan, self._memory, number, config.max_turns, config.coder)
-            said = await self._planner(asked, True)
+            prompt = prompts.step(config.style, question, plan, self._memory, number, config.max_turns, config.coder)
+            reply = await self._planner(prompt, True)
             try:
-                await self._act(reading.step(said.text))
+                await self._act(reading.step(reply.text))
                 if await self._is_enough(plan):
                     break
             except NoRoom:  # as published: a verifier that cannot be asked says STOP
@@ -72,17 +72,17 @@ class AgentFlowAttempt(PlayedAttempt):
                 self.counters["out_of_budget"] += 1
                 break
         by_role = config.planner_role and trained != "all"
-        seen = (self._brief_plan(plan), self._brief_memory()) if by_role else (plan, self._memory)
-        asked = prompts.final(config.style, question, *seen, config.answer)
-        said = await self._planner(asked, trained == "all")
-        self._final = said.text
+        plan_and_memory = (self._brief_plan(plan), self._brief_memory()) if by_role else (plan, self._memory)
+        prompt = prompts.final(config.style, question, *plan_and_memory, config.answer)
+        reply = await self._planner(prompt, trained == "all")
+        self._final = reply.text
         if self.counters["no_room"]:
             return StopReason.TOKEN_LIMIT
-        if reading.answer(said.text, config.answer) is not None:
+        if reading.answer(reply.text, config.answer) is not None:
             return StopReason.ANSWER
-        return StopReason.TOKEN_LIMIT if said.finish == "length" else StopReason.TURN_LIMIT
+        return StopReason.TOKEN_LIMIT if reply.finish == "length" else StopReason.TURN_LIMIT
 
-    async def verify(self, ended: StopReason) -> Verdict:
+    async def verify(self, stop_reason: StopReason) -> Verdict:
         """1 for a final answer that equals the gold one, or that the judge takes for right, else 0.
 
         As texts only such gold answers are compared of which normalising leaves something: "A" would equal "the".
@@ -95,55 +95,51 @@ class AgentFlowAttempt(PlayedAttempt):
             any(maths.equal(answer, maths.last_boxed(gold) or gold) for gold in golds)
             or (self._config.answer == "tags" and exact_match(answer, list(filter(normalize_answer, golds))))
         )
-        right = exact or (self._config.judge and bool(self._final.strip()) and await self._judged(golds))
+        right = exact or (self._config.judge and bool(self._final.strip()) and await self._judge_agrees(golds))
         return Verdict(float(right), {SOLVED: float(right), "exact": float(exact)})
 
     async def close(self) -> None:
         """Ends the sandbox, if one was needed."""
         await self._programs.close()
 
-    async def _planner(self, asked: str, trained: bool) -> Said:
+    async def _planner(self, prompt: str, trained: bool) -> RoleReply:
         """One call of the planner: a conversation of the policy's, or of the role that plays untrained calls."""
         limit = self._config.prompt_tokens
         if not trained and self._config.planner_role:
-            said = await self._ask("planner", asked)
+            reply = await self._ask("planner", prompt)
         else:
-            if limit and trained and len(self._cast.tokens(asked).ids) > limit:
+            if limit and trained and len(self._cast.tokens(prompt).ids) > limit:
                 self.counters["long_prompts"] += 1
                 trained = False
-            said = await self._cast.talk(POLICY, trained).say(Message("user", asked))
-        self.counters["cut_replies"] += said.finish == "length"
-        self._planned_tokens += said.prompt_tokens + said.reply_tokens
-        return said
+            reply = await self._cast.talk(POLICY, trained).say(Message("user", prompt))
+        self.counters["cut_replies"] += reply.finish == "length"
+        self._planned_tokens += reply.prompt_tokens + reply.reply_tokens
+        return reply
 
-    async def _ask(self, role: str, asked: str, system: str = "") -> Said:
-        messages = (*([Message("system", system)] if system else ()), Message("user", asked))
+    async def _ask(self, role: str, prompt: str, system: str = "") -> RoleReply:
+        messages = (*([Message("system", system)] if system else ()), Message("user", prompt))
         return await self._cast.talk(role).say(*messages)
 
-    async def _act(self, wanted: reading.PlannedStep) -> None:
+    async def _act(self, planned_step: tuple[str, str, str]) -> None:
         """Has the executor write a command for what the planner wants, runs it, and remembers what came of it."""
-        config = self._config
-        tool = reading.tool(wanted.tool_name)
-        self.counters["unreadable_steps"] += wanted == reading.NOTHING
-        self.counters["unknown_tools"] += tool is None and wanted != reading.NOTHING
+        config, (context, sub_goal, tool_name) = self._config, planned_step
+        tool = reading.tool(tool_name)
+        self.counters["unreadable_steps"] += planned_step == reading.NOTHING
+        self.counters["unknown_tools"] += tool is None and planned_step != reading.NOTHING
         if tool is None and config.unknown_tool == "nothing":
-            self._remember(wanted.tool_name, wanted.sub_goal, NO_COMMAND, NO_RESULT)
+            self._remember(tool_name, sub_goal, NO_COMMAND, NO_RESULT)
             return
         tool = tool or reading.GENERATOR
-        shown = reading.PlannedStep(
-            without_middle(wanted.context, config.plan_chars),
-            without_middle(wanted.sub_goal, config.step_chars),
-            wanted.tool_name,
-        )
-        asked = prompts.executor(config.style, self._task.prompt, shown, tool, config.coder)
-        command = (await self._ask("executor", asked)).text
+        cut = without_middle(context, config.plan_chars), without_middle(sub_goal, config.step_chars)
+        prompt = prompts.executor(config.style, self._task.prompt, *cut, tool, config.coder)
+        command = (await self._ask("executor", prompt)).text
         query = reading.query(command)
         if query is None:
             self.counters["unreadable_commands"] += 1
             result = 'Command parse error: there is no tool.execute(query="...") in the command'
         else:
             result = await self._use(tool, query)
-        self._remember(tool, wanted.sub_goal, command, result)
+        self._remember(tool, sub_goal, command, result)
 
     async def _use(self, tool: str, query: str) -> str:
         config = self._config
@@ -158,35 +154,36 @@ class AgentFlowAttempt(PlayedAttempt):
         return await run_program(self._programs, query, config.run_timeout_s, self.counters)
 
     def _remember(self, tool: str, sub_goal: str, command: str, result: str) -> None:
-        self._memory += (Action(tool, sub_goal, command, without_middle(result.strip(), self._config.result_chars)),)
+        result = without_middle(result.strip(), self._config.result_chars)
+        self._memory += (prompts.action(tool, sub_goal, command, result),)
 
     def _brief_plan(self, plan: str) -> str:
         return without_middle(plan, self._config.plan_chars)
 
-    def _brief_memory(self) -> tuple[Action, ...]:
+    def _brief_memory(self) -> Memory:
         return shortened_memory(self._memory, self._config.step_chars)
 
     async def _is_enough(self, plan: str) -> bool:
         """Whether the verifier says STOP. What it does not say clearly is CONTINUE."""
         config = self._config
-        seen = self._brief_plan(plan), self._brief_memory()
-        asked = prompts.verifier(config.style, self._task.prompt, *seen, config.coder)
-        concluded = reading.conclusion((await self._ask("verifier", asked)).text)
-        self.counters["unclear_conclusions"] += concluded is None
-        return concluded == "STOP"
+        plan_and_memory = self._brief_plan(plan), self._brief_memory()
+        prompt = prompts.verifier(config.style, self._task.prompt, *plan_and_memory, config.coder)
+        word = reading.conclusion((await self._ask("verifier", prompt)).text)
+        self.counters["unclear_conclusions"] += word is None
+        return word == "STOP"
 
-    async def _judged(self, golds: Sequence[str]) -> bool:
+    async def _judge_agrees(self, golds: Sequence[str]) -> bool:
         self.counters["judged"] += 1
-        asked = prompts.judge(self._task.prompt, self._final, " or ".join(golds))
+        prompt = prompts.judge(self._task.prompt, self._final, " or ".join(golds))
         try:
-            said = await self._ask("judge", asked)
+            reply = await self._ask("judge", prompt)
         except NoRoom:
             self.counters["no_room"] += 1
             return False
         # A reply that was cut may have come no further than to repeat what the policy wrote.
-        verdict = None if said.finish == "length" else reading.verdict(said.text)
+        verdict = None if reply.finish == "length" else reading.verdict(reply.text)
         if verdict is None:
-            how = "was cut off before" if said.finish == "length" else "has no line"
+            how = "was cut off before" if reply.finish == "length" else "has no line"
             raise RoleError(f"judge: its reply {how} 'VERDICT: True' or 'VERDICT: False'")
         return verdict
 

@@ -92,20 +92,20 @@ class AgentFlow(Environment):
 
     def role_messages(self, text: str) -> Mapping[str, Sequence[Message]]:
         """The least that each role is shown of a task: with nothing yet of what policy and tools will write."""
-        asked = {
-            "executor": prompts.executor(self.style, text, reading.NOTHING, reading.GENERATOR, self.coder),
+        prompt_of_role = {
+            "executor": prompts.executor(self.style, text, "", "", reading.GENERATOR, self.coder),
             "verifier": prompts.verifier(self.style, text, "", (), self.coder),
             "judge": prompts.judge(text, "", ""),
             "planner": prompts.plan(self.style, text, self.coder),
             "coder": prompts.CODER.format(seconds=self.run_timeout_s),
         }
-        return {role: (Message("user", asked[role]),) for role in self.roles if role in asked}
+        return {role: (Message("user", prompt_of_role[role]),) for role in self.roles if role in prompt_of_role}
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], AgentFlowAttempt]]:  # type: ignore[override]
+    def open(self, opening: Opening) -> Iterator[Callable[[Task, Cast], AgentFlowAttempt]]:  # type: ignore[override]
         """Finds a sandbox that works, begins to fill the pool and runs one program."""
         from jaxagent.sandbox.of_config import open_sandboxes  # late: loads every back end
 
-        with open_sandboxes(here, self.sandbox) as sandboxes:
-            here.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
+        with open_sandboxes(opening, self.sandbox) as sandboxes:
+            opening.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
             yield lambda task, cast: AgentFlowAttempt(task, cast, self, sandboxes.take)

@@ -3,19 +3,20 @@ r"""What every role is shown, in two styles (`env.style`).
     full     for models that follow instructions: the published tasks, fields and memory, in our words
     compact  for a policy that learns the protocol from demonstrations: a planner's call in less than 100 tokens
 
-What the tools gave so far, the memory, is a tuple of `Action`. Words that are read again are the published ones: the
-planner's fields, the command, "Conclusion:", "VERDICT:".
+The memory, what the tools gave so far, has a dictionary for every step that was taken: `action` makes it. Words that
+are read again are the published ones: the planner's fields, the command, "Conclusion:", "VERDICT:".
 """
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
-from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Answer, PlannedStep
+from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Answer
 from jaxagent.rewards.judge import quote
 
 Style = Literal["full", "compact"]
+Memory = tuple[Mapping[str, str], ...]
 COMPACT_TOKENS = (  # a tokenizer trained for the compact style keeps them whole
     PYTHON,
     GENERATOR,
@@ -130,14 +131,9 @@ VERDICT: False
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Action:
-    """One step that was taken."""
-
-    tool: str
-    sub_goal: str
-    command: str
-    result: str  # cut by `without_middle`
+def action(tool: str, sub_goal: str, command: str, result: str) -> dict[str, str]:
+    """One step in the memory; its result is cut by `without_middle`."""
+    return {"tool_name": tool, "sub_goal": sub_goal, "command": command, "result": result}
 
 
 def without_middle(text: str, chars: int) -> str:
@@ -148,40 +144,30 @@ def without_middle(text: str, chars: int) -> str:
     return f"{text[:head]}\n... [truncated {len(text) - chars} chars] ...\n{text[len(text) - tail :]}"
 
 
-def shortened_memory(actions: tuple[Action, ...], chars: int) -> tuple[Action, ...]:
+def shortened_memory(memory: Memory, chars: int) -> Memory:
     """The memory with what the policy and the executor wrote cut, too: for roles, whose contexts the policy could fill.
 
     Args:
-      actions: the memory.
+      memory: what is cut.
       chars: of a tool's name, of a sub-goal and of a command.
     """
     return tuple(
-        dataclasses.replace(
-            action,
-            tool=without_middle(action.tool, chars),
-            sub_goal=without_middle(action.sub_goal, chars),
-            command=without_middle(action.command, chars),
-        )
-        for action in actions
+        {name: text if name == "result" else without_middle(text, chars) for name, text in action.items()}
+        for action in memory
     )
 
 
-def memory_as_dict(actions: tuple[Action, ...]) -> str:
+def memory_as_dict(memory: Memory) -> str:
     """The memory as the published codes show it: a Python dictionary of dictionaries."""
-    names = {"tool_name": "tool", "sub_goal": "sub_goal", "command": "command", "result": "result"}
-    shown = {
-        f"Action Step {number}": {name: getattr(action, field) for name, field in names.items()}
-        for number, action in enumerate(actions, 1)
-    }
-    return str(shown)
+    return str({f"Action Step {number}": dict(action) for number, action in enumerate(memory, 1)})
 
 
-def memory_as_lines(actions: tuple[Action, ...]) -> str:
+def memory_as_lines(memory: Memory) -> str:
     """The memory in few tokens, a line for every step: "tool: sub-goal =result".
 
     No blank before the result: so a number there has the tokens that it has in \\boxed{...}.
     """
-    return "".join(f"{action.tool}: {action.sub_goal} ={action.result}\n" for action in actions)
+    return "".join(f"{a['tool_name']}: {a['sub_goal']} ={a['result']}\n" for a in memory)
 
 
 def plan(style: Style, question: str, coder: bool) -> str:
@@ -191,50 +177,48 @@ def plan(style: Style, question: str, coder: bool) -> str:
     return PLAN.format(question=question, tools=_tools(coder))
 
 
-def step(
-    style: Style, question: str, plan: str, actions: tuple[Action, ...], number: int, steps: int, coder: bool
-) -> str:
+def step(style: Style, question: str, plan: str, memory: Memory, number: int, steps: int, coder: bool) -> str:
     """What the planner is shown before step `number` of at most `steps`."""
     if style == "compact":
-        return f"Query: {question}\nPlan:{plan}\n{memory_as_lines(actions)}Step:\n"
+        return f"Query: {question}\nPlan:{plan}\n{memory_as_lines(memory)}Step:\n"
     return STEP.format(
         question=question,
         plan=plan,
         tools=_tools(coder),
         names=f"{PYTHON} or {GENERATOR}",
-        memory=memory_as_dict(actions),
+        memory=memory_as_dict(memory),
         number=number,
         steps=steps,
     )
 
 
-def final(style: Style, question: str, plan: str, actions: tuple[Action, ...], answer: Answer) -> str:
+def final(style: Style, question: str, plan: str, memory: Memory, answer: Answer) -> str:
     """What the planner is shown at the end."""
     if style == "compact":
-        return f"Query: {question}\n{memory_as_lines(actions)}Answer:"
-    return FINAL.format(question=question, plan=plan, memory=memory_as_dict(actions), final=_FINAL[answer])
+        return f"Query: {question}\n{memory_as_lines(memory)}Answer:"
+    return FINAL.format(question=question, plan=plan, memory=memory_as_dict(memory), final=_FINAL[answer])
 
 
-def executor(style: Style, question: str, wanted: PlannedStep, tool: str, coder: bool) -> str:
+def executor(style: Style, question: str, context: str, sub_goal: str, tool: str, coder: bool) -> str:
     """What the executor is shown."""
     if style == "compact":
-        return f"Sub-Goal: {wanted.sub_goal}\nTool Name: {tool}\nCommand:\n"
+        return f"Sub-Goal: {sub_goal}\nTool Name: {tool}\nCommand:\n"
     program = tool == PYTHON and not coder
     return EXECUTOR.format(
         question=question,
-        sub_goal=wanted.sub_goal,
+        sub_goal=sub_goal,
         tool=tool,
         about=_about(coder)[tool],
-        context=wanted.context,
+        context=context,
         query="a Python program that prints its result" if program else "plain words, no Python",
     )
 
 
-def verifier(style: Style, question: str, plan: str, actions: tuple[Action, ...], coder: bool) -> str:
+def verifier(style: Style, question: str, plan: str, memory: Memory, coder: bool) -> str:
     """What the verifier is shown after a step."""
     if style == "compact":
-        return f"Query: {question}\n{memory_as_lines(actions)}Verify:\n"
-    return VERIFIER.format(question=question, plan=plan, tools=_tools(coder), memory=memory_as_dict(actions))
+        return f"Query: {question}\n{memory_as_lines(memory)}Verify:\n"
+    return VERIFIER.format(question=question, plan=plan, tools=_tools(coder), memory=memory_as_dict(memory))
 
 
 def judge(question: str, response: str, gold: str) -> str:

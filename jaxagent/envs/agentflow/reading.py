@@ -14,7 +14,6 @@ a planner that has come to repeat one word must not stop the loop that all episo
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Literal
 
@@ -44,38 +43,30 @@ _CODE = (re.compile(r"```(?:python|py)?[ \t]*\n"), re.compile("```"))
 _ANSWER = tags.pair("answer")
 
 
-@dataclasses.dataclass(frozen=True)
-class PlannedStep:
-    """What the planner wants next; texts are "" where it said nothing that can be read."""
-
-    context: str
-    sub_goal: str
-    tool_name: str  # as written
+NOTHING = ("", "", "")
 
 
-NOTHING = PlannedStep("", "", "")
+def step(text: str) -> tuple[str, str, str]:
+    """What the planner wants next: (context, sub-goal, tool's name as written); NOTHING where none can be read.
 
-
-def step(text: str) -> PlannedStep:
-    """The last block of Context, Sub-Goal and Tool Name behind the thoughts; ** is read over.
-
+    It is the last block of Context, Sub-Goal and Tool Name behind the thoughts; ** is read over.
     A block goes from the first field to an empty line behind the tool's name, or to the end.
     """
     text, last_step, at = formats.spoken(text).replace("**", ""), NOTHING, 0
     while True:
         places = []
         for field in _FIELDS:
-            begun = text.find(field, at)
-            if begun < 0:
+            start = text.find(field, at)
+            if start < 0:
                 return last_step
-            places.append(begun)
-            at = begun + len(field)
+            places.append(start)
+            at = start + len(field)
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it always matches
         end = text.find("\n\n", at)
         end = len(text) if end < 0 else end
         name = text[at:end].strip().removesuffix("```").strip()
         context, sub_goal = (text[places[i] + len(_FIELDS[i]) : places[i + 1]].strip() for i in range(len(_FIELDS) - 1))
-        last_step, at = PlannedStep(context, sub_goal, name), end
+        last_step, at = (context, sub_goal, name), end
 
 
 def tool(name: str) -> str | None:
@@ -91,11 +82,11 @@ def query(text: str) -> str | None:
     calls = list(_CALL.finditer(text[: tags.MAX_CHARS]))
     if not calls:
         return None
-    quote, begun = calls[-1][1], calls[-1].end()
-    ended = text.rfind(quote, begun)
-    if ended < begun or not text[ended + len(quote) :].lstrip(" \t\n,").startswith(")"):
+    quote, start = calls[-1][1], calls[-1].end()
+    end = text.rfind(quote, start)
+    if end < start or not text[end + len(quote) :].lstrip(" \t\n,").startswith(")"):
         return None
-    return _ESCAPE.sub(lambda match: _UNESCAPED.get(match[1], match[1]), text[begun:ended])
+    return _ESCAPE.sub(lambda match: _UNESCAPED.get(match[1], match[1]), text[start:end])
 
 
 def conclusion(text: str) -> str | None:

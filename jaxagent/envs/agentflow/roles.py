@@ -40,8 +40,8 @@ def _value(node: ast.expr) -> tuple[int, int]:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value, 0
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        (left, before), (right, after) = _value(node.left), _value(node.right)
-        return _OPERATORS[type(node.op)](left, right), before + after + 1
+        (a, before), (b, after) = _value(node.left), _value(node.right)
+        return _OPERATORS[type(node.op)](a, b), before + after + 1
     raise ValueError("neither a whole number nor an operation on such")
 
 
@@ -65,11 +65,11 @@ def answer(query: str) -> str:
     return str(value if operations <= 1 else estimate(value))
 
 
-def conclusion(question: str, asked: str) -> str:
-    """The verifier's reply to its prompt `asked`, which shows the question once and then the memory."""
-    memory = asked.replace(question, "", 1)
-    used = set(_NUMBER.findall(memory))
-    stop = _RESULT.search(memory) and used.issuperset(_NUMBER.findall(question))
+def conclusion(question: str, prompt: str) -> str:
+    """The verifier's reply to its prompt, which shows the question once and then the memory."""
+    memory = prompt.replace(question, "", 1)
+    numbers_in_memory = set(_NUMBER.findall(memory))
+    stop = _RESULT.search(memory) and numbers_in_memory.issuperset(_NUMBER.findall(question))
     return f"Conclusion: {'STOP' if stop else 'CONTINUE'}"
 
 
@@ -82,8 +82,8 @@ class ArithmeticExecutor(TextRole):
         """A fresh conversation."""
 
         def write(messages: Sequence[Message]) -> str:
-            asked = _SUB_GOAL.search(messages[-1].content)
-            return command(*asked.groups()) if asked else "No sub-goal."
+            match = _SUB_GOAL.search(messages[-1].content)
+            return command(*match.groups()) if match else "No sub-goal."
 
         return Scripted(write)
 

@@ -126,7 +126,7 @@ class _Alter(ast.NodeTransformer):
                 dots = "." * getattr(node, "level", 0)
                 self._origins[alias.asname or alias.name] = f"{dots}{getattr(node, 'module', alias.name) or ''}"
         self._defined = {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
-        self._stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        self._assigned_names = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         self.altered: set[str] = set()
         self._bases: dict[str, list[str]] = {}  # class of which all is known -> all above it
         self._names: dict[str, set[str]] = {}  # class -> what it defines
@@ -142,9 +142,9 @@ class _Alter(ast.NodeTransformer):
         name, before = f"{self._path}{node.name}", (self._path, self._in_case)
         self.altered = {test for test in self.altered if not test.startswith(f"{name}.")}
         bases = [text for text in map(ast.unparse, node.bases) if text != "object"]
-        known = all(base in self._bases or self._is_case(base) for base in bases)
+        bases_are_known = all(base in self._bases or self._is_case(base) for base in bases)
         self._bases.pop(name, None)
-        if node.keywords or not known or not _is_harmless(node):
+        if node.keywords or not bases_are_known or not _is_harmless(node):
             return node
         self._bases[name] = [*bases, *(far for base in bases for far in self._bases.get(base, ()))]
         self._names[name] = {getattr(n, "name", getattr(n, "id", "")) for n in ast.walk(node)}
@@ -174,9 +174,9 @@ class _Alter(ast.NodeTransformer):
             return node
         marks = [mark.args for mark in node.decorator_list if _name(mark) == "parametrize" and not mark.keywords]
         texts = [ast.literal_eval(args[0]) for args in marks if len(args) == 2 and all(map(constant, args))]
-        given = [name.strip() for text in texts for name in (text.split(",") if isinstance(text, str) else text)]
-        self._changed = self._only_compared(node, given)
-        start = self.read("\n".join(f"{arg} = P.other({arg})" for arg in given if arg in self._changed))
+        parameters = [name.strip() for text in texts for name in (text.split(",") if isinstance(text, str) else text)]
+        self._changed = self._only_compared(node, parameters)
+        start = self.read("\n".join(f"{arg} = P.other({arg})" for arg in parameters if arg in self._changed))
         self._path = f"{name}."
         self.generic_visit(node)
         self._changed, self._path = before
@@ -192,7 +192,7 @@ class _Alter(ast.NodeTransformer):
 
     def _fails(self, node: Any) -> bool:
         """Whether it is certain that the test fails where its function does."""
-        calm = _is_harmless(node) and "xfail" not in ast.unparse(node) and node.name not in self._stored
+        calm = _is_harmless(node) and "xfail" not in ast.unparse(node) and node.name not in self._assigned_names
         runs = not any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(node))
         return calm and runs and not (self._in_case and isinstance(node, ast.AsyncFunctionDef))
 
@@ -207,22 +207,22 @@ class _Alter(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> Any:
         call: Any = node.value
         method = self._method(call)
-        there = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
-        if there and self._expects(call) and len(call.args) > 1 + method.endswith("Regex"):
+        function = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+        if function and self._expects(call) and len(call.args) > 1 + method.endswith("Regex"):
             return self._never(call, node)
-        refused = _REFUSED.get("fail" if there == "pytest.fail" else method)
+        refused = _REFUSED.get("fail" if function == "pytest.fail" else method)
         if refused is None:
             return self._probe(call) or node
-        more = self.read(f"P.probe(lambda a, b: ({there}({refused}),), None, None)")
-        said = call.args[0] if method == "assertTrue" and call.args else call
-        return [*more, self._probe(said) or node]
+        more = self.read(f"P.probe(lambda a, b: ({function}({refused}),), None, None)")
+        claim = call.args[0] if method == "assertTrue" and call.args else call
+        return [*more, self._probe(claim) or node]
 
     def visit_With(self, node: ast.With) -> Any:
         self.generic_visit(node)
         call = node.items[0].context_expr
         alone = len(node.items) == 1 and isinstance(call, ast.Call) and call.args  # others may swallow what it raises
-        said = alone and self._expects(call) and {word.arg for word in call.keywords} <= {"match", "msg"}
-        return self._never(call, node) if said else node
+        expects_exception = alone and self._expects(call) and {word.arg for word in call.keywords} <= {"match", "msg"}
+        return self._never(call, node) if expects_exception else node
 
     def _method(self, node: Any) -> str:
         """The name of what is unittest's: self.assertEqual(...) in one of its classes; "" for anything else."""
@@ -250,34 +250,34 @@ class _Alter(ast.NodeTransformer):
         frame.body = [node]
         return frame
 
-    def _probe(self, said: Any) -> ast.stmt | None:
+    def _probe(self, claim: Any) -> ast.stmt | None:
         """A statement that notes whether what is said of two sides is also true of something wrong. None: it is not
         about two sides, or no side is known."""
-        sides = list(self._compared(said))
-        known = [constant(side) for side in sides]
+        sides = list(self._compared(claim))
+        constants = [constant(side) for side in sides]
         names = [_name(n) for side in sides for n in ast.walk(side)]
-        if not sides or all(known) or any(map(_LOOSE.search, names)):
+        if not sides or all(constants) or any(map(_LOOSE.search, names)):
             return None
-        if self._method(said).endswith("In") or isinstance(getattr(said, "ops", [0])[0], ast.In):
-            if known[0] or not known[1]:
+        if self._method(claim).endswith("In") or isinstance(getattr(claim, "ops", [0])[0], ast.In):
+            if constants[0] or not constants[1]:
                 return None
             sides[1] = self.read("[object()]")[0].value
-        elif any(known):
-            new = _ABOUT.get(self._method(said))
-            sides[bool(known[1])] = self.read(new)[0].value if new else self._other(*known[bool(known[1])])
+        elif any(constants):
+            new = _ABOUT.get(self._method(claim))
+            sides[bool(constants[1])] = self.read(new)[0].value if new else self._other(*constants[bool(constants[1])])
         elif not any(isinstance(side, ast.Name) and side.id in self._changed for side in sides):
-            made = [self._is_library(side) for side in sides]
-            if sum(made) != 1:
+            from_library = [self._is_library(side) for side in sides]
+            if sum(from_library) != 1:
                 return None
-            sides[made.index(True)] = self.read("object()")[0].value
+            sides[from_library.index(True)] = self.read("object()")[0].value
         (note,) = self.read("P.probe(lambda P_a, P_b: (0,), None, None)")
         a, b = (ast.Name(arg.arg, ast.Load()) for arg in note.value.args[0].args.args)
-        if isinstance(said, ast.Compare):
-            said.left, said.comparators = a, [b]
-            note.value.args[0].body = said
+        if isinstance(claim, ast.Compare):
+            claim.left, claim.comparators = a, [b]
+            note.value.args[0].body = claim
         else:
-            said.args[:2] = [a, b]
-            note.value.args[0].body.elts = [said]  # an assertion that raises nothing holds
+            claim.args[:2] = [a, b]
+            note.value.args[0].body.elts = [claim]  # an assertion that raises nothing holds
         note.value.args[1:3] = sides
         return note
 
@@ -293,13 +293,15 @@ class _Alter(ast.NodeTransformer):
         text = repr(_HERE["P"].other(value))
         return self.read("object()" if "<" in text else text)[0].value
 
-    def _only_compared(self, node: ast.AST, given: Collection[str]) -> set[str]:
+    def _only_compared(self, node: ast.AST, parameters: Collection[str]) -> set[str]:
         """Parameters, and variables whose value is a constant, of which a function does nothing but compare them with
         what is neither."""
         nodes = list(ast.walk(node))
-        stored = [n.targets for n in nodes if isinstance(n, ast.Assign) and constant(n.value)]
-        constants = [_name(targets[0]) for targets in stored if len(targets) == 1 and isinstance(targets[0], ast.Name)]
-        chosen = {*constants, *given}
+        target_lists = [n.targets for n in nodes if isinstance(n, ast.Assign) and constant(n.value)]
+        constants = [
+            _name(targets[0]) for targets in target_lists if len(targets) == 1 and isinstance(targets[0], ast.Name)
+        ]
+        chosen = {*constants, *parameters}
         both = [self._compared(n) for n in nodes if self._method(n) not in _ABOUT]
         pairs = [pair for a_b in both if a_b for pair in (a_b, a_b[::-1])]
         sides = [_name(a) for a, b in pairs if isinstance(a, ast.Name) and not constant(b) and _name(b) not in chosen]

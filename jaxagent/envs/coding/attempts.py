@@ -22,7 +22,7 @@ from jaxagent.envs.coding.environment import GUARD_S, MAX_CHANGE_BYTES, SOLVED, 
 from jaxagent.envs.coding.task import CodingTask
 from jaxagent.envs.terminal.commands import COMMAND_COUNTERS, ENTER_TIMEOUT_S, CommandAttempt, SandboxAttempt
 from jaxagent.envs.terminal.verify import VerifierError
-from jaxagent.sandbox.base import Sandbox
+from jaxagent.sandbox.base import FileError, Sandbox
 from jaxagent.types import StopReason
 
 Take = Callable[[CodingTask], Awaitable[Sandbox]]
@@ -37,7 +37,7 @@ _NAMES = ("empty_changes", "lost_changes", "dropped_files", "unverified", *COUNT
 
 
 class _Attempt(SandboxAttempt):
-    """What both kinds have in common.
+    """An attempt at a software task, whoever plays: it brings the repository, takes the change out and judges it.
 
     Args:
       task: what to solve.
@@ -57,8 +57,8 @@ class _Attempt(SandboxAttempt):
         self._oom_kills = await self._sandbox.oom_kills()
         return self._sandbox
 
-    async def _verdict(self, ended: StopReason | None) -> Verdict:
-        if ended == StopReason.TIME_LIMIT and not self.config.verify_timeouts:
+    async def _verdict(self, stop_reason: StopReason | None) -> Verdict:
+        if stop_reason == StopReason.TIME_LIMIT and not self.config.verify_timeouts:
             self.counters["unverified"] += 1
             return self._worth(0.0)
         change = await self._change()
@@ -91,12 +91,12 @@ class _Attempt(SandboxAttempt):
         """What the agent changed, or None where that cannot be told by its own doing. Ends its sandbox."""
         if self._sandbox is None or self._base is None:
             raise VerifierError(f"{self.task.id}: the attempt has not begun.")
-        if self._lost:
+        if self._sandbox_lost:
             return None
         try:
             await self._sandbox.stop_processes()
             change = await repository.change(self._sandbox, self.task, self._base, MAX_CHANGE_BYTES)
-        except repository.ChangeLost:
+        except FileError:
             return None
         except RuntimeError:
             if not await self._memory_ran_out(self._oom_kills):
@@ -121,9 +121,9 @@ class AgentCodingAttempt(_Attempt):
         instruction = self.config.instruction.format(statement=self.task.statement)
         return Place(sandbox, self.task.workdir, instruction)
 
-    async def verify(self, ended: StopReason) -> Verdict:
+    async def verify(self, stop_reason: StopReason) -> Verdict:
         """Judges what the program left."""
-        return await self._verdict(ended)
+        return await self._verdict(stop_reason)
 
 
 class BuiltInAttempt(_Attempt, CommandAttempt):

@@ -95,13 +95,13 @@ class Coding(CommandSettings, Environment):
         return super().stop_strings if self.play == "built_in" else ()
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task], Any]]:
+    def open(self, opening: Opening) -> Iterator[Callable[[Task], Any]]:
         """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""
         from jaxagent.envs.coding.attempts import AgentCodingAttempt, BuiltInAttempt  # late: with every back end
         from jaxagent.sandbox.images.many import TaskImage
         from jaxagent.sandbox.of_config import build_ahead, open_sandboxes
 
-        folder = here.dataset if here.dataset is None or here.dataset.is_dir() else here.dataset.parent
+        folder = opening.dataset if opening.dataset is None or opening.dataset.is_dir() else opening.dataset.parent
 
         def read(task: Task) -> CodingTask:
             coding_task = from_task(task, folder)
@@ -120,10 +120,10 @@ class Coding(CommandSettings, Environment):
         def image(task: CodingTask) -> TaskImage | None:
             return TaskImage(id=task.id, name=task.image, directory=task.workdir) if task.image else None
 
-        known = [read(task) for task in here.tasks]
-        with open_sandboxes(here, self.sandbox) as sandboxes:
+        coding_tasks = [read(task) for task in opening.tasks]
+        with open_sandboxes(opening, self.sandbox) as sandboxes:
             if self.sandbox.software and self.sandbox.software.images:
-                build_ahead(here, sandboxes, map(image, known))
+                build_ahead(opening, sandboxes, map(image, coding_tasks))
             kind = AgentCodingAttempt if self.play == "agent" else BuiltInAttempt
             yield lambda task: kind(read(task), self, lambda own: sandboxes.take(image(own)))
 

@@ -28,14 +28,14 @@ def required_passed(outcomes: Mapping[str, str], required: Sequence[str]) -> boo
     """Whether there are required tests and all of them passed. A name that published lists cut at its first blank
     stands for all tests whose names begin so. Newer Pythons print "test_a (module.Class.test_a)": that is the same test
     as "test_a (module.Class)"."""
-    whole: dict[str, str] = {}
-    cut: dict[str, str] = {}
+    by_full_name: dict[str, str] = {}
+    by_first_word: dict[str, str] = {}
     for name, status in outcomes.items():
-        _add(whole, _without_method(name), status)
+        _add(by_full_name, _without_method(name), status)
         if " " in name:
-            _add(cut, name.partition(" ")[0], status)
+            _add(by_first_word, name.partition(" ")[0], status)
     return bool(required) and all(
-        whole.get(name, cut.get(name, "")) in PASSING for name in map(_without_method, required)
+        by_full_name.get(name, by_first_word.get(name, "")) in PASSING for name in map(_without_method, required)
     )
 
 
@@ -61,12 +61,12 @@ def of_pytest(log: str) -> dict[str, str]:
 
 def _without_message(text: str) -> str:
     path, colons, test = text.partition("::")
-    opened, dash = test.find("["), test.find(" - ")
+    bracket, dash = test.find("["), test.find(" - ")
     if not colons or dash < 0:  # a file that could not be read, or no message
         return text if colons else text.partition(" - ")[0]
-    if -1 < opened < dash:
-        closed = test.find("] - ", opened)
-        dash = closed + 1 if closed >= 0 else len(test) if test.endswith("]") else dash
+    if -1 < bracket < dash:
+        bracket_end = test.find("] - ", bracket)
+        dash = bracket_end + 1 if bracket_end >= 0 else len(test) if test.endswith("]") else dash
     return path + colons + test[:dash]
 
 
@@ -96,8 +96,8 @@ def of_unittest(log: str) -> dict[str, str]:
             names, of_block = set(), ""
             continue
         started = " ... " in line or line.endswith(" ...")
-        ended = _ENDED.search(line)
-        text = line[: ended.start()] if ended else line.removesuffix(" ...")
+        status_match = _ENDED.search(line)
+        text = line[: status_match.start()] if status_match else line.removesuffix(" ...")
         begins = started and any(map(_test_of, (before, *text.split(" ... "))))
         if (block or begins or set(line) == {"="} or _test_of(line)) and (behind := _BEHIND.search(last)):
             end(behind[1])
@@ -106,15 +106,15 @@ def of_unittest(log: str) -> dict[str, str]:
             names = {_test_of(block[2]) or block[2]}
             end(block[1])
             of_block = block[1]
-        elif started and (begins or not names or ended):
+        elif started and (begins or not names or status_match):
             texts = _names(text, before)
             names = texts | (set() if begins else names)
-            last = "" if ended else text.rpartition(" ... ")[2]
-            if ended and ended[1].startswith("skipped") and any(map(_is_subtest, texts)):
+            last = "" if status_match else text.rpartition(" ... ")[2]
+            if status_match and status_match[1].startswith("skipped") and any(map(_is_subtest, texts)):
                 skipped |= names  # newer Pythons say of the test itself that it is ok
-            elif ended:
+            elif status_match:
                 skipped -= names
-                end(ended[1])
+                end(status_match[1])
         elif names and (alone := _ALONE.match(line)):
             end(alone[1])
         elif names and line:
@@ -138,7 +138,7 @@ def _names(text: str, before: str) -> set[str]:
     texts = {" ... ".join(parts[begin:end]) for end in range(begin + 1, len(parts) + 1)[:_PARTS]} | {text}
     if begin == 0 and _test_of(before):  # the test's own name; this is its docstring
         texts.add(before)
-    return texts | {_test_of(one) or one for one in texts}
+    return texts | {_test_of(name) or name for name in texts}
 
 
 def _test_of(text: str) -> str:
@@ -147,8 +147,8 @@ def _test_of(text: str) -> str:
     end = text.find(")", at) + 1
     if at < 1 or not end or not _PLACE.fullmatch(text, at + 2, end - 1):
         return ""
-    whole = end == len(text) or (text[end : end + 2] in (" [", " (") and text[-1] in "])")
-    return text[:end] if whole else ""
+    ends_there = end == len(text) or (text[end : end + 2] in (" [", " (") and text[-1] in "])")
+    return text[:end] if ends_there else ""
 
 
 def _is_subtest(text: str) -> bool:
@@ -174,11 +174,13 @@ def same_map(outcomes: Mapping[str, str], expected: Mapping[str, str]) -> bool:
 
     A name that is empty, of a file that could not be read, counts for the number of tests and for nothing else.
     """
-    statuses, wanted = (
+    statuses, expected_statuses = (
         {_ANSI.sub("", name).split(" - ")[0]: status for name, status in sorted(side.items())}
         for side in (outcomes, expected)
     )
-    return len(statuses) == len(wanted) and all(wanted.get(name) == status for name, status in statuses.items() if name)
+    return len(statuses) == len(expected_statuses) and all(
+        expected_statuses.get(name) == status for name, status in statuses.items() if name
+    )
 
 
 LOGS: dict[str, Callable[[str], dict[str, str]]] = {"pytest": of_pytest, "unittest": of_unittest}

@@ -109,7 +109,7 @@ def _change(text: str) -> FileChange:
     names = [line[4:] for line in header if line.startswith(("--- ", "+++ "))]
     path = _title(header[0][len(_BEGIN) :]) or ""
     end = "\t" if " " in path else ""
-    if not {*names} <= {"/dev/null", *(_written(f"{side}/{path}") + end for side in "ab")}:
+    if not {*names} <= {"/dev/null", *(_as_git_writes(f"{side}/{path}") + end for side in "ab")}:
         path = ""  # nothing that `git diff --no-renames` prints
     binary = "\0" in text or any(line.startswith(("Binary files ", "GIT binary patch")) for line in header)
     is_new = "/dev/null" in names[:1] or "\n@@ -0,0 " in text
@@ -122,10 +122,10 @@ def _title(names: str) -> str | None:
     half = (len(names) - 1) // 2
     first = names[:half]
     path = _unquoted(first)[2:]
-    return path if names == f"{_written(f'a/{path}')} {_written(f'b/{path}')}" else None
+    return path if names == f"{_as_git_writes(f'a/{path}')} {_as_git_writes(f'b/{path}')}" else None
 
 
-def _written(name: str) -> str:
+def _as_git_writes(name: str) -> str:
     """As git writes it. Programs that apply patches disagree about every other way."""
     quoted = "".join(_QUOTED.get(c, f"\\{ord(c):03o}" if c < " " or c == "\x7f" else c) for c in name)
     return name if quoted == name else f'"{quoted}"'
@@ -166,15 +166,15 @@ def keep(patch: str, protected: Sequence[str], patterns: Iterable[str]) -> tuple
     """
     guarded = {part for path in protected for part in _and_above(key(path))}
     below = tuple(f"{key(path).rstrip('/')}/" for path in protected)
-    wanted = tuple(map(key, patterns))
-    kept, dropped = [], []
+    pattern_keys = tuple(map(key, patterns))
+    kept_changes, dropped = [], []
     for change in split(patch):
         path = key(change.path)
         bad = not path or _leads_out(path) or change.is_binary or change.is_special
         bad = bad or not _is_gits(change.text) or path.startswith(below) or (change.is_new and _hides(path, guarded))
-        bad = bad or path in guarded or any(fnmatchcase(path, pattern) for pattern in wanted)
-        (dropped if bad else kept).append(change)
-    text = "".join(change.text if change.text.endswith("\n") else change.text + "\n" for change in kept)
+        bad = bad or path in guarded or any(fnmatchcase(path, pattern) for pattern in pattern_keys)
+        (dropped if bad else kept_changes).append(change)
+    text = "".join(change.text if change.text.endswith("\n") else change.text + "\n" for change in kept_changes)
     return text, tuple(change.path for change in dropped if not _is_harness(change.path))
 
 

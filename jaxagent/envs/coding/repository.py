@@ -98,10 +98,6 @@ git diff --no-ext-diff --no-textconv --no-color --no-renames --ignore-submodules
   --src-prefix=a/ --dst-prefix=b/ --output="$4/change.diff" "$2" -- . """
 
 
-class ChangeLost(Exception):
-    """The agent has left a repository of which no change can be taken: it is gone, or there is too much of it."""
-
-
 async def bring(sandbox: Sandbox, task: CodingTask) -> None:
     """Brings the repository into its initial state.
 
@@ -120,11 +116,11 @@ async def bring(sandbox: Sandbox, task: CodingTask) -> None:
         tools = "/tmp/tools.tar"
         await sandbox.write(tools, _bytes_of(task.tools))
     argv = ("sh", "-c", _UNPACK, "sh", task.workdir, " ".join(packed), tools, task.python)
-    _checked(task, "the repository", await sandbox.execute(argv, SETUP_TIMEOUT_S, OUTPUT_BYTES, ENV, "/"))
+    _check_result(task, "the repository", await sandbox.execute(argv, SETUP_TIMEOUT_S, OUTPUT_BYTES, ENV, "/"))
     for command in task.setup:
         argv = ("bash", "-c", f"set -e\n{command}")
-        done = await sandbox.execute(argv, SETUP_TIMEOUT_S, OUTPUT_BYTES, ENV, task.workdir)
-        _checked(task, "setup", done)
+        result = await sandbox.execute(argv, SETUP_TIMEOUT_S, OUTPUT_BYTES, ENV, task.workdir)
+        _check_result(task, "setup", result)
 
 
 async def bring_for_agent(sandbox: Sandbox, task: CodingTask) -> tuple[str, str]:
@@ -136,21 +132,21 @@ async def bring_for_agent(sandbox: Sandbox, task: CodingTask) -> tuple[str, str]
     await bring(sandbox, task)
     if task.hidden:
         paths = " ".join(map(shlex.quote, task.hidden))
-        done = await sandbox.execute(("sh", "-c", f"rm -rf {paths}"), STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, task.workdir)
-        _checked(task, "hiding the tests", done)
+        result = await sandbox.execute(("sh", "-c", f"rm -rf {paths}"), STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, task.workdir)
+        _check_result(task, "hiding the tests", result)
         inside = tuple(path for path in task.hidden if not path.startswith("/"))
         argv = ("sh", "-c", _FORGET, "sh", *inside)
-        done = await sandbox.execute(argv, STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, task.workdir)
-        _checked(task, "hiding the tests", done)
-    done = await sandbox.execute(("sh", "-c", _BASE), STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, task.workdir)
-    _checked(task, "git's tree", done)
-    lines = done.output.decode("utf-8", "replace").splitlines()
+        result = await sandbox.execute(argv, STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, task.workdir)
+        _check_result(task, "hiding the tests", result)
+    result = await sandbox.execute(("sh", "-c", _BASE), STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, task.workdir)
+    _check_result(task, "git's tree", result)
+    lines = result.output.decode("utf-8", "replace").splitlines()
     if len(lines) != 2:
         raise VerifierError(f"{task.id}: git's tree cannot be told from {lines!r:.200}")
     base = (lines[0], lines[1])
     try:
         already = await change(sandbox, task, base, OUTPUT_BYTES)
-    except ChangeLost as failure:
+    except FileError as failure:
         raise VerifierError(f"{task.id}: no change can be taken: {failure}") from None
     if already:
         raise VerifierError(f"{task.id}: git sees a change before the agent came: {already[:200]}")
@@ -162,22 +158,20 @@ async def change(sandbox: Sandbox, task: CodingTask, base: tuple[str, str], max_
     without what the harness put there. All processes must have been stopped.
 
     Raises:
-      ChangeLost: the agent's doing: the same commands have worked before it came.
+      FileError: no change can be taken: the repository is gone, or there is too much of it. It is the agent's doing:
+        the same commands have worked before it came.
       SandboxError: the sandbox is gone.
     """
     place = f"/tmp/.change-{secrets.token_hex(8)}"
     excluded = " ".join(shlex.quote(f":(exclude){path.removesuffix('*')}") for path in HARNESS)
     blocks = str((_INDEX_BYTES + max_bytes) // 512)
-    opened = "; ".join(removal(f"{folder}/{secrets.token_hex(8)}") for folder in ("/tmp", task.workdir))
-    opened += f"; mkdir -p /tmp {shlex.quote(task.workdir)}"  # whatever the agent closed, or put into their place
-    argv = ("sh", "-c", opened + _CHANGE + excluded, "sh", task.workdir, *base, place, blocks)
-    done = await sandbox.execute(argv, STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, "/")
-    if done.exit_code != 0 or done.timed_out:
-        raise ChangeLost(f"git cannot tell it: {_tail(done)}")
-    try:
-        return (await sandbox.read(f"{place}/change.diff", max_bytes)).decode(*BYTES)
-    except FileError as error:
-        raise ChangeLost(str(error)) from None
+    commands = "; ".join(removal(f"{folder}/{secrets.token_hex(8)}") for folder in ("/tmp", task.workdir))
+    commands += f"; mkdir -p /tmp {shlex.quote(task.workdir)}"  # whatever the agent closed, or put into their place
+    argv = ("sh", "-c", commands + _CHANGE + excluded, "sh", task.workdir, *base, place, blocks)
+    result = await sandbox.execute(argv, STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, "/")
+    if result.exit_code != 0 or result.timed_out:
+        raise FileError(f"git cannot tell it: {_tail(result)}")
+    return (await sandbox.read(f"{place}/change.diff", max_bytes)).decode(*BYTES)
 
 
 def _archives(task: CodingTask) -> list[bytes]:
@@ -203,11 +197,11 @@ def _bytes_of(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _checked(task: CodingTask, what: str, done: CommandResult) -> None:
-    if done.exit_code != 0 or done.timed_out:
-        raise VerifierError(f"{task.id}: {what} failed in a fresh sandbox: {_tail(done)}")
+def _check_result(task: CodingTask, what: str, result: CommandResult) -> None:
+    if result.exit_code != 0 or result.timed_out:
+        raise VerifierError(f"{task.id}: {what} failed in a fresh sandbox: {_tail(result)}")
 
 
-def _tail(done: CommandResult) -> str:
-    how = "past its deadline" if done.timed_out else f"status {done.exit_code}"
-    return f"{how}. {done.output.decode('utf-8', 'replace').strip()[-300:]}".strip()
+def _tail(result: CommandResult) -> str:
+    how = "past its deadline" if result.timed_out else f"status {result.exit_code}"
+    return f"{how}. {result.output.decode('utf-8', 'replace').strip()[-300:]}".strip()

@@ -52,24 +52,24 @@ def run_pytest(settings, folders):
     pytest.main(arguments + files + [canary], plugins=[recorder])
     os.unlink(canary)
     outcomes = recorder.outcomes
-    found = [outcomes.pop(key) for key in list(outcomes) if name in key]
+    canary_statuses = [outcomes.pop(key) for key in list(outcomes) if name in key]
     messages = {key: text for key, text in recorder.messages.items() if name not in key}
-    return outcomes, messages, found[0] if len(found) == 1 else ""
+    return outcomes, messages, canary_statuses[0] if len(canary_statuses) == 1 else ""
 
 
 class Recorder:
-    """A plugin: the worst that was said of a test."""
+    """A plugin of pytest's that keeps the worst status of each test."""
 
     def __init__(self):
         self.outcomes, self.messages = {}, {}
 
     def pytest_collectreport(self, report):
-        """A file that cannot be imported."""
+        """Notes a file that cannot be imported."""
         if report.failed:
             self._add(report.nodeid, "ERROR", report)
 
     def pytest_runtest_logreport(self, report):
-        """A phase of a test."""
+        """Notes how a phase of a test ended: its setup, the test itself, or its end."""
         if hasattr(report, "wasxfail") and "xfail" not in report.keywords:
             self._add(report.nodeid, "FAILED", report)  # pytest.xfail(), which the tested code can call as well
         elif hasattr(report, "wasxfail"):
@@ -108,13 +108,13 @@ def run_unittest(settings, folders):
     suite.addTest(type("Canary", (unittest.TestCase,), {canary: fails})(canary))
     suite.run(result)
     outcomes = result.outcomes
-    found = [outcomes.pop(key) for key in list(outcomes) if canary in key]
+    canary_statuses = [outcomes.pop(key) for key in list(outcomes) if canary in key]
     messages = {key: text for key, text in result.messages.items() if canary not in key}
-    return outcomes, messages, found[0] if len(found) == 1 else ""
+    return outcomes, messages, canary_statuses[0] if len(canary_statuses) == 1 else ""
 
 
 class RecordingResult(unittest.TestResult):
-    """The worst that was said of a test."""
+    """A result of unittest's that keeps the worst status of each test."""
 
     def __init__(self):
         unittest.TestResult.__init__(self)
@@ -124,38 +124,38 @@ class RecordingResult(unittest.TestResult):
         self.add_name(test.id(), status, error)
 
     def add_name(self, name, status, error=None):
-        """What was said of a test."""
+        """Notes the status of a test by its name, and the message of its first error."""
         order = ["PASSED", "XFAIL", "SKIPPED", "FAILED", "ERROR"]
         self.outcomes[name] = max(self.outcomes.get(name, "PASSED"), status, key=order.index)
         if error is not None and name not in self.messages:
             self.messages[name] = (error[0].__name__ + ": " + str(error[1]))[:2000]
 
     def addSuccess(self, test):
-        """See unittest."""
+        """Notes a test that passed."""
         self._add(test, "PASSED")
 
     def addFailure(self, test, err):
-        """See unittest."""
+        """Notes a test whose assertion failed."""
         self._add(test, "FAILED", err)
 
     def addError(self, test, err):
-        """See unittest."""
+        """Notes a test that raised."""
         self._add(test, "ERROR", err)
 
     def addSkip(self, test, reason):
-        """See unittest."""
+        """Notes a test that was skipped."""
         self._add(test, "SKIPPED")
 
     def addExpectedFailure(self, test, err):
-        """See unittest."""
+        """Notes a test that failed as its author expects."""
         self._add(test, "XFAIL")
 
     def addUnexpectedSuccess(self, test):
-        """See unittest."""
+        """Notes a test that passed although its author expects a failure."""
         self._add(test, "FAILED")
 
     def addSubTest(self, test, subtest, err):
-        """See unittest."""
+        """Notes a subtest that did not pass; those that passed say nothing of their test."""
         if err is not None:
             self._add(test, "FAILED", err)
 

@@ -71,32 +71,34 @@ async def judge(
       SandboxError: the sandbox failed for a reason of its own.
     """
     began = time.monotonic()
-    judged = await _judge(take, task, patch, ladder, drop, deadline_s, {})
+    judgement = await _judge(take, task, patch, ladder, drop, deadline_s, {})
     took_s = time.monotonic() - began
-    if not judged.resolved or not isinstance(task.check, Tests):
-        return judged
+    if not judgement.resolved or not isinstance(task.check, Tests):
+        return judgement
     names = task.check.fail_to_pass or task.check.pass_to_pass
     must_fail = {name: _places(name) for name in names}
     limits = (ladder, drop, min(deadline_s, 3 * took_s + ALTERED_S))  # as many tests, or fewer
-    again = await _judge(take, task, patch, *limits, must_fail)
+    rerun = await _judge(take, task, patch, *limits, must_fail)
     # A test of which its author expects a failure goes on failing; one that the tested code says to fail does not.
-    failing = [name for name in must_fail if not _is(judged, name, "PASSED") and _is(again, name, *RED)]
-    forged = [name for name in must_fail if _is(judged, name, "PASSED") and _passes_altered(again, name)]
+    failing = [name for name in must_fail if not _has(judgement, name, "PASSED") and _has(rerun, name, *RED)]
+    forged = [name for name in must_fail if _has(judgement, name, "PASSED") and _passes_altered(rerun, name)]
     if forged and task.patch:  # where the oracle passes, too, the altered test says nothing
-        right = await _judge(take, task, task.patch, *limits, must_fail)
-        forged = [name for name in forged if not _passes_altered(right, name)]
-    return Judgement(False, FORGED, judged.outcomes) if failing or forged else judged
+        oracle_judgement = await _judge(take, task, task.patch, *limits, must_fail)
+        forged = [name for name in forged if not _passes_altered(oracle_judgement, name)]
+    return Judgement(False, FORGED, judgement.outcomes) if failing or forged else judgement
 
 
-def _passes_altered(again: Judgement, name: str) -> bool:
+def _passes_altered(rerun: Judgement, name: str) -> bool:
     """Whether an altered test passed, or its process ended before anything failed."""
-    reds = [status for status in again.outcomes.values() if status in RED]
-    return _is(again, name, "PASSED") or (not reds and again.why not in (LATE, MEMORY, NOT_APPLIED))
+    reds = [status for status in rerun.outcomes.values() if status in RED]
+    return _has(rerun, name, "PASSED") or (not reds and rerun.why not in (LATE, MEMORY, NOT_APPLIED))
 
 
-def _is(judged: Judgement, name: str, *statuses: str) -> bool:
+def _has(judgement: Judgement, name: str, *statuses: str) -> bool:
     """Whether a test, under any of the names that `outcomes` understands, has one of these statuses."""
-    statuses_of_tests = {test: "PASSED" if status in statuses else "FAILED" for test, status in judged.outcomes.items()}
+    statuses_of_tests = {
+        test: "PASSED" if status in statuses else "FAILED" for test, status in judgement.outcomes.items()
+    }
     return outcomes.required_passed(statuses_of_tests, [name])
 
 
@@ -114,7 +116,7 @@ def _places(name: str) -> tuple[str, str]:
 
 async def _alter(sandbox: Sandbox, task: CodingTask, must_fail: dict[str, tuple[str, str]]) -> None:
     """Alters tests in their files, and takes out of `must_fail` what is not altered."""
-    done: set[tuple[str, str]] = set()
+    altered_tests: set[tuple[str, str]] = set()
     for path in (path for path in task.test_files if path.endswith(".py")):
         module = "." + path.removesuffix(".py").replace("/", ".")
         mine = {test: place for place, test in must_fail.values() if place == path or module.endswith(f".{place}")}
@@ -123,10 +125,10 @@ async def _alter(sandbox: Sandbox, task: CodingTask, must_fail: dict[str, tuple[
             alteration = altered.alter(source, mine, f"_{secrets.token_hex(4)}")
             if alteration is not None:
                 await sandbox.write(f"{task.workdir}/{path}", alteration[0].encode())
-                done |= {(mine[test], test) for test in alteration[1]}
+                altered_tests |= {(mine[test], test) for test in alteration[1]}
         except (FileError, UnicodeError):
             continue
-    for name in [name for name, place in must_fail.items() if place not in done]:
+    for name in [name for name, place in must_fail.items() if place not in altered_tests]:
         del must_fail[name]
 
 
@@ -145,8 +147,8 @@ async def _judge(
         await repository.bring(sandbox, task)
         if task.test_patch and not await apply_patch(sandbox, task, task.test_patch, _CAN_BE_APPLIED):
             raise VerifierError(f"{task.id}: the test patch cannot be applied.")
-        counted, _ = patches.keep(patch, task.protected, drop)
-        if counted.strip() and not await apply_patch(sandbox, task, counted, patches.LADDERS[ladder]):
+        allowed_patch, _ = patches.keep(patch, task.protected, drop)
+        if allowed_patch.strip() and not await apply_patch(sandbox, task, allowed_patch, patches.LADDERS[ladder]):
             return Judgement(False, NOT_APPLIED)
         if task.test_patch and not await apply_patch(sandbox, task, task.test_patch, patches.LADDERS["slime"][:2]):
             return Judgement(False, NOT_APPLIED)  # it could be, before the change
@@ -159,14 +161,14 @@ async def _judge(
             )
         before = await sandbox.oom_kills()
         try:
-            judged = await _run(sandbox, task, deadline_s)
+            judgement = await _run(sandbox, task, deadline_s)
         except SandboxError:
             if await memory_ran_out(sandbox, before):
                 return Judgement(False, MEMORY)
             raise
-        if not judged.resolved and await memory_ran_out(sandbox, before):
-            return dataclasses.replace(judged, why=MEMORY)
-        return judged
+        if not judgement.resolved and await memory_ran_out(sandbox, before):
+            return dataclasses.replace(judgement, why=MEMORY)
+        return judgement
     finally:
         await sandbox.close()
 
@@ -177,10 +179,10 @@ async def apply_patch(sandbox: Sandbox, task: CodingTask, patch: str, ladder: Se
     await sandbox.write(place, patch.encode(*patches.BYTES))
     for command in ladder:
         argv = ("sh", "-c", f"git() {{ command git -c safe.directory='*' \"$@\"; }}; {command.format(patch=place)}")
-        done = await sandbox.execute(
+        result = await sandbox.execute(
             argv, repository.STEP_TIMEOUT_S, repository.OUTPUT_BYTES, repository.ENV, task.workdir
         )
-        if done.exit_code == 0 and not done.timed_out:
+        if result.exit_code == 0 and not result.timed_out:
             return True
     return False
 
@@ -199,20 +201,20 @@ async def _run(sandbox: Sandbox, task: CodingTask, deadline_s: float) -> Judgeme
             place = f"/tmp/.script-{secrets.token_hex(8)}.py"
             await sandbox.write(place, check.script.encode())
             command = f"{task.python} {place}"
-        done = await _shell(sandbox, task, command, deadline_s)
-        resolved = done.exit_code == 0 and not done.timed_out
-        return Judgement(resolved, "" if resolved else _why(done, {} if done.flooded else {"status": "FAILED"}))
-    done = await _shell(sandbox, task, check.command, deadline_s)
-    log = done.output.decode("utf-8", "replace")
+        result = await _shell(sandbox, task, command, deadline_s)
+        resolved = result.exit_code == 0 and not result.timed_out
+        return Judgement(resolved, "" if resolved else _why(result, {} if result.flooded else {"status": "FAILED"}))
+    result = await _shell(sandbox, task, check.command, deadline_s)
+    log = result.output.decode("utf-8", "replace")
     if isinstance(check, StatusMap):
         statuses = outcomes.of_r2e(log)
-        resolved = outcomes.same_map(statuses, check.expected) and not done.timed_out
+        resolved = outcomes.same_map(statuses, check.expected) and not result.timed_out
     else:
         statuses = outcomes.LOGS[check.framework](log)
-        if statuses and outcomes.forged(statuses, done.exit_code) and not done.timed_out:
+        if statuses and outcomes.forged(statuses, result.exit_code) and not result.timed_out:
             return Judgement(False, FORGED, statuses)
-        resolved = outcomes.required_passed(statuses, check.required) and not done.timed_out
-    return Judgement(resolved, "" if resolved else _why(done, statuses), statuses)
+        resolved = outcomes.required_passed(statuses, check.required) and not result.timed_out
+    return Judgement(resolved, "" if resolved else _why(result, statuses), statuses)
 
 
 def calls_of(script: str) -> tuple[str, list[list[Any]]] | None:
@@ -221,9 +223,9 @@ def calls_of(script: str) -> tuple[str, list[list[Any]]] | None:
     calls: list[list[Any]] = []
     try:
         for node in ast.parse(script).body:
-            said = node.test if isinstance(node, ast.Assert) else None
-            if isinstance(said, ast.Compare) and [type(op) for op in said.ops] == [ast.Eq]:
-                calls.append([ast.unparse(said.left), ast.literal_eval(said.comparators[0])])
+            condition = node.test if isinstance(node, ast.Assert) else None
+            if isinstance(condition, ast.Compare) and [type(op) for op in condition.ops] == [ast.Eq]:
+                calls.append([ast.unparse(condition.left), ast.literal_eval(condition.comparators[0])])
             elif isinstance(node, ast.Import) or ast.unparse(node).startswith("sys.path."):
                 imports.append(ast.unparse(node))
             else:
@@ -242,13 +244,13 @@ async def _by_calls(
     await sandbox.write(f"{place}/{hidden_tests.MAIN}", begin.encode())
     tests = {f"{i}: {call}": (call, value) for i, (call, value) in enumerate(calls)}
     report = await hidden_tests.outcomes_of(sandbox, tests, deadline_s, place, task.python)
-    statuses = {call: "PASSED" if said == "passed" else "FAILED" for call, said in report.items()}
+    statuses = {call: "PASSED" if outcome == "passed" else "FAILED" for call, outcome in report.items()}
     resolved = set(report.values()) == {"passed"}
     return Judgement(resolved, "" if resolved else FAILED, statuses)
 
 
-def _why(done: CommandResult, statuses: Mapping[str, str]) -> str:
-    return LATE if done.timed_out else FAILED if statuses else NO_RESULTS
+def _why(result: CommandResult, statuses: Mapping[str, str]) -> str:
+    return LATE if result.timed_out else FAILED if statuses else NO_RESULTS
 
 
 async def _shell(sandbox: Sandbox, task: CodingTask, command: str, deadline_s: float) -> CommandResult:
@@ -258,9 +260,9 @@ async def _shell(sandbox: Sandbox, task: CodingTask, command: str, deadline_s: f
 
 async def _by_runner(sandbox: Sandbox, task: CodingTask, check: Tests, deadline_s: float) -> Judgement:
     names = [] if check.framework == "pytest" else list(check.required)
-    done, report = await run_tests(sandbox, task, check.framework, check.files, names, deadline_s)
+    result, report = await run_tests(sandbox, task, check.framework, check.files, names, deadline_s)
     if report is None:
-        return Judgement(False, LATE if done.timed_out else NO_RESULTS)
+        return Judgement(False, LATE if result.timed_out else NO_RESULTS)
     if report["canary"] not in RED:
         return Judgement(False, FORGED, report["outcomes"])
     resolved = outcomes.required_passed(report["outcomes"], check.required)
@@ -288,8 +290,8 @@ async def run_tests(
     packages = []
     if task.tools is not None:
         argv = (task.python, "-s", "-c", "import site; print(site.getusersitepackages())")
-        said = await sandbox.execute(argv, repository.STEP_TIMEOUT_S, 1000, repository.ENV, "/")
-        packages = [said.output.decode().strip()]
+        site_packages = await sandbox.execute(argv, repository.STEP_TIMEOUT_S, 1000, repository.ENV, "/")
+        packages = [site_packages.output.decode().strip()]
     settings = {
         "folder": task.workdir,
         "framework": framework,
@@ -303,13 +305,13 @@ async def run_tests(
     await sandbox.write(f"{place}/runner.py", RUNNER.read_bytes())
     await sandbox.write(f"{place}/settings.json", json.dumps(settings).encode())
     argv = (task.python, "-s", "-B", f"{place}/runner.py", f"{place}/settings.json")
-    done = await sandbox.execute(argv, deadline_s, repository.OUTPUT_BYTES, repository.ENV, task.workdir)
+    result = await sandbox.execute(argv, deadline_s, repository.OUTPUT_BYTES, repository.ENV, task.workdir)
     await sandbox.stop_processes()
     try:
         report = json.loads(await sandbox.read(results, MAX_RESULTS_BYTES))
     except (FileError, ValueError, RecursionError):
-        return done, None
-    return done, report if _is_own(report, secret) and not done.timed_out else None
+        return result, None
+    return result, report if _is_own(report, secret) and not result.timed_out else None
 
 
 def _is_own(report: Any, secret: str) -> bool:
@@ -326,7 +328,7 @@ async def _by_scripts(sandbox: Sandbox, task: CodingTask, check: SwePro, deadlin
         await sandbox.write(f"{place}/{name}", path.read_bytes(), 0o755)
     selected = ",".join(check.selected)
     run = ("sh", "-c", f'bash {place}/run_script.sh "$1" > {place}/out.log 2> {place}/err.log', "sh", selected)
-    ran = await sandbox.execute(run, deadline_s, repository.OUTPUT_BYTES, repository.ENV, task.workdir)
+    result = await sandbox.execute(run, deadline_s, repository.OUTPUT_BYTES, repository.ENV, task.workdir)
     await sandbox.stop_processes()
     argv = ("python3", f"{place}/parser.py", f"{place}/out.log", f"{place}/err.log", f"{place}/result.json")
     await sandbox.execute(argv, repository.STEP_TIMEOUT_S, repository.OUTPUT_BYTES, repository.ENV, task.workdir)
@@ -334,6 +336,6 @@ async def _by_scripts(sandbox: Sandbox, task: CodingTask, check: SwePro, deadlin
         parsed = json.loads(await sandbox.read(f"{place}/result.json", MAX_RESULTS_BYTES))
         statuses = {test["name"]: test["status"] for test in parsed["tests"]}
     except (FileError, ValueError, RecursionError, TypeError, KeyError):
-        return Judgement(False, LATE if ran.timed_out else NO_RESULTS)
+        return Judgement(False, LATE if result.timed_out else NO_RESULTS)
     resolved = bool(check.required) and all(statuses.get(name) == "PASSED" for name in check.required)
     return Judgement(resolved, "" if resolved else FAILED, statuses)

@@ -37,10 +37,6 @@ RETURN = "return"
 OPENING, CLOSING = tags.pair("action")
 
 
-class InvalidAction(ValueError):
-    """The policy's text names no action of the space."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gymnasium(Environment):
     """One of Gymnasium's environments, or one of yours with its interface."""
@@ -69,7 +65,7 @@ class Gymnasium(Environment):
         return (Message("user", "\n".join(filter(None, (self.instructions, text))) + "\n"),)
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task], GymnasiumAttempt]]:
+    def open(self, opening: Opening) -> Iterator[Callable[[Task], GymnasiumAttempt]]:
         """Makes one environment, to see that it can be made and that its actions can be written."""
         maker = _maker(self.make)
         try:
@@ -99,23 +95,22 @@ class GymnasiumAttempt(Attempt):
     async def start(self) -> Sequence[Message]:
         """Makes and resets the environment; its first observation ends the prompt."""
         self._environment = await self._call(self._maker)
-        shown, _ = await self._call(self._environment.reset, seed=seed_of(self._task))
+        observation, _ = await self._call(self._environment.reset, seed=seed_of(self._task))
         (prompt,) = self._config.messages(self._task.prompt)
-        return (dataclasses.replace(prompt, content=f"{prompt.content}{spaces.as_text(shown)}\n"),)
+        return (dataclasses.replace(prompt, content=f"{prompt.content}{spaces.as_text(observation)}\n"),)
 
     async def step(self, action: str) -> Step:
         """Takes the last action written."""
         self._rewards.append(0.0)
         last = len(self._rewards) >= self._config.max_turns
-        try:
-            taken = as_action(self._environment.action_space, self._config.actions, action)
-        except InvalidAction as mistake:
+        space_action, mistake = as_action(self._environment.action_space, self._config.actions, action)
+        if mistake:
             self.counters["invalid_actions"] += 1
             if last:
                 return Step(stop_reason=StopReason.TURN_LIMIT)
             return Step(Observation(((f"\n{mistake}\n", TokenKind.WARNING),), "user"))
         self.counters["actions"] += 1
-        shown, reward, terminated, truncated, info = await self._call(self._environment.step, taken)
+        observation, reward, terminated, truncated, info = await self._call(self._environment.step, space_action)
         self._rewards[-1] = float(reward)
         if "is_success" in info or "success" in info:
             self._success = bool(info.get("is_success", info.get("success")))
@@ -123,7 +118,7 @@ class GymnasiumAttempt(Attempt):
             return Step(stop_reason=StopReason.ANSWER)
         if truncated or last:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        return Step(Observation(((f"\n{spaces.as_text(shown)}\n", TokenKind.OBSERVATION),), "user"))
+        return Step(Observation(((f"\n{spaces.as_text(observation)}\n", TokenKind.OBSERVATION),), "user"))
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """The rewards that the environment gave."""
@@ -180,25 +175,21 @@ def check_actions(space: Any, names: Sequence[str]) -> None:
         raise ConfigError(f"env.actions has {len(names)} names, and the environment's actions are {space}.")
 
 
-def as_action(space: Any, names: Sequence[str], text: str) -> Any:
-    """The action that a text names.
+def as_action(space: Any, names: Sequence[str], text: str) -> tuple[Any, str]:
+    """(the action that a text names, ""), or (None, what the policy has to write instead, in one line).
 
-    Raises:
-      InvalidAction: what to write instead, in one line for the policy. Whatever else a space raises is the
-        environment's own failure, and no mistake of the policy's.
+    Whatever a space raises is the environment's own failure, and no mistake of the policy's.
     """
-    written = tags.inside(OPENING, CLOSING, text)
-    if not written:
-        raise InvalidAction("Write <action>...</action>.")
-    word = written[-1].strip()
+    texts = tags.inside(OPENING, CLOSING, text)
+    if not texts:
+        return None, "Write <action>...</action>."
+    word = texts[-1].strip()
     if names:
         if word not in names:
-            raise InvalidAction(f"Actions are: {', '.join(names)}.")
-        return int(getattr(space, "start", 0)) + names.index(word)
+            return None, f"Actions are: {', '.join(names)}."
+        return int(getattr(space, "start", 0)) + names.index(word), ""
     try:
         action = spaces.read(space, word if spaces.kind_of(space) == "Text" else json.loads(word))
     except (ValueError, OverflowError, RecursionError):
-        raise InvalidAction(f"Actions are: {space}.") from None
-    if not space.contains(action):
-        raise InvalidAction(f"Actions are: {space}.")
-    return action
+        return None, f"Actions are: {space}."
+    return (action, "") if space.contains(action) else (None, f"Actions are: {space}.")

@@ -28,10 +28,6 @@ FAILED = "The call failed.\n"
 LOST = (mcp_types.CONNECTION_CLOSED,)
 
 
-class ServerError(RuntimeError):
-    """The server does not start, is gone, or does not speak the protocol."""
-
-
 class Connection:
     """A session with a server.
 
@@ -48,7 +44,7 @@ class Connection:
         self.tools: Sequence[Tool] = ()
         self._pipes = None if server.startswith(("http://", "https://")) else Pipes(shlex.split(server))
         self._client: mcp.Client | None = None
-        self._opened, self._closing = asyncio.Event(), asyncio.Event()
+        self._ready, self._closing = asyncio.Event(), asyncio.Event()
         self._owner: asyncio.Task[None] | None = None
         self._calls: set[asyncio.Task[Any]] = set()
 
@@ -56,25 +52,25 @@ class Connection:
         """Starts or reaches the server and asks for its tools.
 
         Raises:
-          ServerError: it cannot be used; says why.
+          RuntimeError: it cannot be used; says why.
           TimeoutError: it takes longer than `timeout_s`.
         """
         self._owner = asyncio.create_task(self._own())
-        opened = asyncio.create_task(self._opened.wait())
+        until_ready = asyncio.create_task(self._ready.wait())
         try:
-            await asyncio.wait({self._owner, opened}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({self._owner, until_ready}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            opened.cancel()
+            until_ready.cancel()
         if self._owner.done():
             raise self._failed("does not start", None if self._owner.cancelled() else self._owner.exception())
-        if not self._opened.is_set():
-            raise TimeoutError(self._told(f"did not say its tools within {timeout_s:g} s"))
+        if not self._ready.is_set():
+            raise TimeoutError(self._about_server(f"did not say its tools within {timeout_s:g} s"))
 
     async def call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> mcp_types.CallToolResult:
         """Calls a tool. What the server itself answers as an error is a result.
 
         Raises:
-          ServerError: the server is gone.
+          RuntimeError: the server is gone.
           TimeoutError: no result after `timeout_s`.
         """
         if self._client is None or self._owner is None or self._owner.done():
@@ -88,7 +84,7 @@ class Connection:
             if not call.done() and self._owner.done():
                 raise self._failed("is gone", None)
             if not call.done():
-                raise TimeoutError(self._told(f"did not answer a call of {name} within {timeout_s:g} s"))
+                raise TimeoutError(self._about_server(f"did not answer a call of {name} within {timeout_s:g} s"))
             return call.result()
         except mcp.MCPError as error:
             if error.code in LOST:
@@ -107,7 +103,7 @@ class Connection:
             for call in self._calls:
                 call.cancel()
             self._closing.set()
-            if not self._opened.is_set():
+            if not self._ready.is_set():
                 owner.cancel()
             await asyncio.wait({owner}, timeout=CLOSE_S)
             if not owner.done():
@@ -124,15 +120,15 @@ class Connection:
         async with mcp.Client(self._pipes or self.server) as client:
             self._client = client
             self.tools = await _tools(client)
-            self._opened.set()
+            self._ready.set()
             await self._closing.wait()
 
-    def _failed(self, what: str, error: BaseException | None) -> ServerError:
+    def _failed(self, what: str, error: BaseException | None) -> RuntimeError:
         while isinstance(error, BaseExceptionGroup):  # of the SDK's task groups
             error = error.exceptions[0]
-        return ServerError(self._told(f"{what}: {failure_line(error)}" if error is not None else what))
+        return RuntimeError(self._about_server(f"{what}: {failure_line(error)}" if error is not None else what))
 
-    def _told(self, what: str) -> str:
+    def _about_server(self, what: str) -> str:
         words = self._pipes.last_words if self._pipes is not None else ""
         return f"the MCP server '{self.server}' {what}" + (f" ({words})" if words else "")
 
@@ -146,7 +142,7 @@ async def _tools(client: mcp.Client) -> list[Tool]:
         cursor = page.next_cursor
         if not cursor:
             return tools
-    raise ServerError(f"its list of tools has more than {PAGES} pages")
+    raise RuntimeError(f"its list of tools has more than {PAGES} pages")
 
 
 def as_text(result: mcp_types.CallToolResult) -> str:

@@ -92,7 +92,7 @@ class MCP(Environment):
         return (Message("system", f"{system}\n"), Message("user", f"{text}\n"))
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task], MCPAttempt]]:
+    def open(self, opening: Opening) -> Iterator[Callable[[Task], MCPAttempt]]:
         """Starts every server once, to list the tools, and keeps them where they are shared."""
         try:
             from jaxagent.envs.mcp.connection import Connection
@@ -106,20 +106,20 @@ class MCP(Environment):
         most_s = self.start_timeout_s + 2 * CLOSE_S
         try:
             try:
-                here.run(self._start(fresh, connections), most_s)
+                opening.run(self._start(fresh, connections), most_s)
             except ConfigError:
                 raise
             except Exception as error:
                 raise ConfigError(f"config.env.servers: {failure_line(error)}.") from error
             tools = distinct(connections)
-            here.note(f"MCP tools: {', '.join(tools)}")
+            opening.note(f"MCP tools: {', '.join(tools)}")
             if self.shared:
                 yield lambda task: MCPAttempt(task, self, tools, lambda: connections)
                 return
-            here.run(close_all(connections), CLOSE_S)
+            opening.run(close_all(connections), CLOSE_S)
             yield lambda task: MCPAttempt(task, self, tools, fresh)
         finally:
-            here.run(close_all(connections), CLOSE_S)
+            opening.run(close_all(connections), CLOSE_S)
 
     async def _start(self, fresh: Callable[[], list[Connection]], connections: list[Connection]) -> None:
         connections += fresh()
@@ -148,7 +148,7 @@ class MCPAttempt(Attempt):
         self._task, self._config, self._tools, self._connect = task, config, tools, connect
         self._connections: list[Connection] = []
         self._turns = 0
-        self._called: list[ToolCall] = []
+        self._tool_calls: list[ToolCall] = []
         self._answer: str | None = None
         self.counters: dict[str, float] = {"calls": 0.0, "failed_calls": 0.0, "invalid_actions": 0.0}
 
@@ -165,22 +165,22 @@ class MCPAttempt(Attempt):
         """Makes the call, ends with an answer, or says what is wrong with the call. The last turn's is not made."""
         self._turns += 1
         last = self._turns >= self._config.max_turns
-        said = read_answer(action, [tool for _, tool in self._tools.values()])
-        if said.malformed or any(call.name not in self._tools for call in said.calls):
+        reply = read_answer(action, [tool for _, tool in self._tools.values()])
+        if reply.malformed or any(call.name not in self._tools for call in reply.calls):
             self.counters["invalid_actions"] += 1
-        elif not said.calls:
-            self._answer = (tags.inside(*ANSWER, said.text) or [said.text])[-1].strip() or None
+        elif not reply.calls:
+            self._answer = (tags.inside(*ANSWER, reply.text) or [reply.text])[-1].strip() or None
             return Step(stop_reason=StopReason.ANSWER)
         if last:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        if said.malformed:
-            return _shown(f'Write {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.', TokenKind.WARNING)
+        if reply.malformed:
+            return _observation_step(f'Write {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.', TokenKind.WARNING)
         texts = []
-        for call in said.calls:
+        for call in reply.calls:
             if call.name not in self._tools:
-                return _shown(f"There is no function {call.name!r:.100}.", TokenKind.WARNING)
+                return _observation_step(f"There is no function {call.name!r:.100}.", TokenKind.WARNING)
             texts.append(await self._call(call))
-        return _shown("\n".join(texts), TokenKind.OBSERVATION)
+        return _observation_step("\n".join(texts), TokenKind.OBSERVATION)
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """The configured reward of the answer."""
@@ -188,7 +188,7 @@ class MCPAttempt(Attempt):
             self._task,
             transcript.turns,
             answer=self._answer,
-            tool_calls=tuple(self._called),
+            tool_calls=tuple(self._tool_calls),
             action_tokens=transcript.action_tokens,
             prompt=transcript.prompt,
         )
@@ -207,7 +207,7 @@ class MCPAttempt(Attempt):
         arguments: dict[str, Any] = dict(call.arguments) if isinstance(call.arguments, Mapping) else {}
         number, _ = self._tools[call.name]
         self.counters["calls"] += 1
-        self._called.append(ToolCall(call.name, arguments, self._turns - 1))
+        self._tool_calls.append(ToolCall(call.name, arguments, self._turns - 1))
         result = await self._connections[number].call(call.name, arguments, self._config.call_timeout_s)
         self.counters["failed_calls"] += result.is_error
         return as_text(result)
@@ -215,15 +215,15 @@ class MCPAttempt(Attempt):
 
 async def open_all(connections: Sequence[Connection], timeout_s: float) -> None:
     """Opens all at once, and raises what the first of them that fails raises."""
-    ended = await asyncio.gather(*(one.open(timeout_s) for one in connections), return_exceptions=True)
-    for failure in ended:
+    outcomes = await asyncio.gather(*(connection.open(timeout_s) for connection in connections), return_exceptions=True)
+    for failure in outcomes:
         if isinstance(failure, BaseException):
             raise failure
 
 
 async def close_all(connections: Sequence[Connection]) -> None:
     """Closes all at once."""
-    await asyncio.gather(*(one.close() for one in connections), return_exceptions=True)
+    await asyncio.gather(*(connection.close() for connection in connections), return_exceptions=True)
 
 
 def distinct(connections: Sequence[Connection]) -> dict[str, tuple[int, Tool]]:
@@ -252,10 +252,10 @@ def _shape(tools: Mapping[str, tuple[int, Tool]]) -> Any:
     def without_words(schema: Any) -> Any:
         if isinstance(schema, Mapping):
             return {k: without_words(v) for k, v in schema.items() if not (k in WORDS and isinstance(v, str))}
-        return [without_words(one) for one in schema] if isinstance(schema, list) else schema
+        return [without_words(item) for item in schema] if isinstance(schema, list) else schema
 
     return {name: (number, without_words(tool.parameters)) for name, (number, tool) in tools.items()}
 
 
-def _shown(text: str, kind: TokenKind) -> Step:
+def _observation_step(text: str, kind: TokenKind) -> Step:
     return Step(Observation(((f"\n{text}\n", kind),), "tool"))

@@ -53,11 +53,11 @@ class Pipes:
             limit=LINE_BYTES,
             start_new_session=True,
         )
-        heard, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        write, said = anyio.create_memory_object_stream[SessionMessage](0)
+        inbox, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        write, outbox = anyio.create_memory_object_stream[SessionMessage](0)
         self._tasks = [
-            asyncio.create_task(_quietly(self._listen, process, heard)),
-            asyncio.create_task(_quietly(self._speak, process, said)),
+            asyncio.create_task(_quietly(self._listen, process, inbox)),
+            asyncio.create_task(_quietly(self._speak, process, outbox)),
             asyncio.create_task(_quietly(self._keep_tail, process)),
         ]
         return read, write
@@ -72,12 +72,12 @@ class Pipes:
         try:
             assert process.stdin is not None
             process.stdin.close()
-            if not await _ended(process, GRACE_S):
+            if not await _ends_within(process, GRACE_S):
                 _signal_group(process, signal.SIGTERM)
-                await _ended(process, GRACE_S)
+                await _ends_within(process, GRACE_S)
         finally:
             self.kill()
-            await _ended(process, REAP_S)
+            await _ends_within(process, REAP_S)
             process._transport.close()  # type: ignore[attr-defined]  # a child that left the group may hold the pipes
 
     def kill(self) -> None:
@@ -94,10 +94,10 @@ class Pipes:
         wrote = f"it wrote: {lines[-1][-300:]}" if lines else ""
         return "; ".join(filter(None, (self._fault, wrote)))
 
-    async def _listen(self, process: asyncio.subprocess.Process, heard: Any) -> None:
+    async def _listen(self, process: asyncio.subprocess.Process, inbox: Any) -> None:
         assert process.stdout is not None
         stray = 0
-        async with heard:
+        async with inbox:
             while True:
                 try:
                     line = await process.stdout.readline()
@@ -114,12 +114,12 @@ class Pipes:
                         self._fault = f"more than {STRAY_LINES} lines on its stdout are no messages: {line[:100]!r}"
                         return
                     continue
-                await heard.send(SessionMessage(message))
+                await inbox.send(SessionMessage(message))
 
-    async def _speak(self, process: asyncio.subprocess.Process, said: Any) -> None:
+    async def _speak(self, process: asyncio.subprocess.Process, outbox: Any) -> None:
         assert process.stdin is not None
-        async with said:
-            async for message in said:
+        async with outbox:
+            async for message in outbox:
                 text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                 process.stdin.write(text.encode() + b"\n")
                 await process.stdin.drain()
@@ -136,7 +136,7 @@ async def _quietly(function: Callable[..., Awaitable[None]], *args: Any) -> None
         await function(*args)
 
 
-async def _ended(process: asyncio.subprocess.Process, timeout_s: float) -> bool:
+async def _ends_within(process: asyncio.subprocess.Process, timeout_s: float) -> bool:
     """Whether the process is over in time. `Process.wait` would also wait for children that hold its pipes."""
     for _ in range(round(timeout_s / POLL_S)):
         if process.returncode is not None:

@@ -42,7 +42,7 @@ class Documents:
         return len(self._starts) - 1
 
     def bytes(self, first: int, end: int) -> int:
-        """Of the lines from `first` to before `end`."""
+        """The bytes of the lines from `first` to before `end`."""
         return int(self._starts[end] - self._starts[first])
 
     def texts(self, numbers: Sequence[int]) -> list[str]:
@@ -107,12 +107,12 @@ def check(task: Task, documents: Documents | None, num_docs: int, length_tokens:
     if length_tokens:
         _check_long(task, documents, length_tokens)
         return
-    wanted = num_docs or metadata.get("num_docs", len(own))
-    there = pool[1] - pool[0] + sum(not pool[0] <= number < pool[1] for number in own)
-    if type(wanted) is not int or not len(own) <= wanted <= there:
+    count = num_docs or metadata.get("num_docs", len(own))
+    available = pool[1] - pool[0] + sum(not pool[0] <= number < pool[1] for number in own)
+    if type(count) is not int or not len(own) <= count <= available:
         field = "env.num_docs" if num_docs else "metadata.num_docs"
         raise ConfigError(
-            f"Task '{task.id}' has {len(own)} documents of its own and {there} with its pool: {field}={wanted!r} is "
+            f"Task '{task.id}' has {len(own)} documents of its own and {available} with its pool: {field}={count!r} is "
             "not between."
         )
 
@@ -134,11 +134,11 @@ def texts_of_context(
     others = _others(task)
     if length_tokens:
         texts = documents.texts(own)
-        used = sum(tokens(_part(i, text)) for i, text in enumerate(texts, 1))
+        token_count = sum(tokens(_part(i, text)) for i, text in enumerate(texts, 1))
         for number in others:
             (text,) = documents.texts([number])
-            used += tokens(_part(len(texts) + 1, text))
-            if used > length_tokens:
+            token_count += tokens(_part(len(texts) + 1, text))
+            if token_count > length_tokens:
                 break
             numbers.append(number)
             texts.append(text)
@@ -192,30 +192,30 @@ def _check_long(task: Task, documents: Documents, length_tokens: int) -> None:
     """Raises ConfigError where pool and own documents have fewer bytes than the length has tokens."""
     first, end = task.metadata["pool"]
     apart = [number for number in task.metadata["documents"] if not first <= number < end]
-    there = documents.bytes(first, end) + sum(documents.bytes(number, number + 1) for number in apart)
-    if there + HEADER_BYTES * (end - first + len(apart)) < length_tokens:
+    available = documents.bytes(first, end) + sum(documents.bytes(number, number + 1) for number in apart)
+    if available + HEADER_BYTES * (end - first + len(apart)) < length_tokens:
         raise ConfigError(
             f"Task '{task.id}' has a pool that ends before env.length_tokens={length_tokens}: its documents have "
-            f"{there} bytes in {FILE}. Set a shorter length, or bring more documents."
+            f"{available} bytes in {FILE}. Set a shorter length, or bring more documents."
         )
 
 
 def _others(task: Task) -> Iterator[int]:
     """Numbers of the pool that are not the task's own, each once, in an order of the task."""
     first, end = task.metadata["pool"]
-    taken = set(task.metadata["documents"])
-    left = end - first - sum(first <= number < end for number in taken)
+    excluded = set(task.metadata["documents"])
+    remaining = end - first - sum(first <= number < end for number in excluded)
     rng = random.Random(f"documents/{task.id}")
-    while left > 0:
+    while remaining > 0:
         number = rng.randrange(first, end)
-        if 4 * left < end - first:  # most are taken: shuffle what is left, drawing would go on for long
-            rest = [n for n in range(first, end) if n not in taken]
+        if 4 * remaining < end - first:  # most are taken: shuffle what is left, drawing would go on for long
+            rest = [n for n in range(first, end) if n not in excluded]
             rng.shuffle(rest)
             yield from rest
             return
-        if number not in taken:
-            taken.add(number)
-            left -= 1
+        if number not in excluded:
+            excluded.add(number)
+            remaining -= 1
             yield number
 
 

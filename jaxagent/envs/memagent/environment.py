@@ -94,15 +94,15 @@ class MemAgent(Environment):
         return self.max_turns - 1
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], MemAgentAttempt]]:  # type: ignore[override]
+    def open(self, opening: Opening) -> Iterator[Callable[[Task, Cast], MemAgentAttempt]]:  # type: ignore[override]
         """Looks at all tasks, with the documents that they name: of held-out ones from elsewhere those beside them."""
-        dataset = documents.folder_of(here.dataset) if here.dataset else Path()
-        beside = dataset if here.held_out is None else documents.folder_of(here.held_out)
+        dataset = documents.folder_of(opening.dataset) if opening.dataset else Path()
+        beside = dataset if opening.held_out is None else documents.folder_of(opening.held_out)
         heldout = Contexts(self, beside)
         training = heldout if beside == dataset else Contexts(self, dataset)
-        dataclasses.replace(here, train=()).check(heldout.check)
-        dataclasses.replace(here, tasks=()).check(training.check)
-        own = {task.id: task for task in here.tasks} if beside != dataset else {}
+        dataclasses.replace(opening, train=()).check(heldout.check)
+        dataclasses.replace(opening, tasks=()).check(training.check)
+        own = {task.id: task for task in opening.tasks} if beside != dataset else {}
 
         def attempt_at(task: Task, cast: Cast) -> MemAgentAttempt:
             return MemAgentAttempt(task, cast, self, heldout if own.get(task.id) == task else training)
@@ -149,14 +149,14 @@ class Contexts:
 
     async def ids(self, task: Task, cast: Cast) -> np.ndarray:
         """i32[T] of a context, before anything is cut. Encoding goes on in a thread: other episodes do not wait."""
-        lock, made = self._kept.setdefault(task.id, (asyncio.Lock(), []))
+        lock, encoded_ids = self._kept.setdefault(task.id, (asyncio.Lock(), []))
         self._kept.move_to_end(task.id)
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         async with lock:
-            if not made:
-                made.append(await asyncio.to_thread(self._encoded, task, cast))
-        return made[0]
+            if not encoded_ids:
+                encoded_ids.append(await asyncio.to_thread(self._encoded, task, cast))
+        return encoded_ids[0]
 
     def _encoded(self, task: Task, cast: Cast) -> np.ndarray:
         config = self._config
@@ -206,7 +206,7 @@ class MemAgentAttempt(PlayedAttempt):
         self._answer = (await self._ask(style.final, config.train_answer, prompt=question, memory=memory)).text
         return StopReason.ANSWER
 
-    async def verify(self, ended: StopReason) -> Verdict:
+    async def verify(self, stop_reason: StopReason) -> Verdict:
         """The published checks of the answer, of which one is trained."""
         scores = {name: float(score(self._answer, self._task.answers)) for name, score in SCORES.items()}
         return Verdict(scores[self._config.reward], scores)
@@ -220,22 +220,22 @@ class MemAgentAttempt(PlayedAttempt):
                 f"the document has {len(ids)} tokens, and {config.max_chunks} chunks of {config.chunk_tokens} hold "
                 f"{limit}: raise env.max_turns, or set env.overlong to 'centre'"
             )
-        kept = centre_truncated(ids, limit)
-        self.counters["dropped_tokens"] = float(len(ids) - len(kept))
-        return [kept[at : at + config.chunk_tokens] for at in range(0, len(kept), config.chunk_tokens)]
+        kept_ids = centre_truncated(ids, limit)
+        self.counters["dropped_tokens"] = float(len(ids) - len(kept_ids))
+        return [kept_ids[at : at + config.chunk_tokens] for at in range(0, len(kept_ids), config.chunk_tokens)]
 
     async def _ask(self, template: str, trained: bool, **put: Tokens) -> Tokens:
         """A conversation of one reply: its tokens without the one that ends a message."""
-        said = await self._cast.talk(POLICY, trained).say(prompts.message(template, **put))
-        if said.tokens is None:
+        reply = await self._cast.talk(POLICY, trained).say(prompts.message(template, **put))
+        if reply.tokens is None:
             raise ValueError("the policy's tokens are missing: MemAgent needs an engine of this run")
-        if said.finish == "length" and not said.reply_tokens:
+        if reply.finish == "length" and not reply.reply_tokens:
             raise ValueError(
-                f"a prompt of {said.prompt_tokens} tokens leaves no room for a reply in "
+                f"a prompt of {reply.prompt_tokens} tokens leaves no room for a reply in "
                 f"env.context_tokens={self._config.context_tokens}"
             )
-        self.counters["replies_cut"] += said.finish == "length"
-        return said.tokens
+        self.counters["replies_cut"] += reply.finish == "length"
+        return reply.tokens
 
 
 def centre_truncated(ids: np.ndarray, limit: int) -> np.ndarray:

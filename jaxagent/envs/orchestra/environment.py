@@ -146,19 +146,19 @@ class ToolOrchestra(Environment):
         return Observation(((text, kind),), "tool")
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], OrchestraAttempt]]:  # type: ignore[override]
+    def open(self, opening: Opening) -> Iterator[Callable[[Task, Cast], OrchestraAttempt]]:  # type: ignore[override]
         """Opens the search engine and the sandboxes, each where a tool needs it."""
-        here.check(self._check_preferences)
-        with contextlib.ExitStack() as opened:
+        opening.check(self._check_preferences)
+        with contextlib.ExitStack() as stack:
             retriever, sandboxes = None, None
             if self.searchers:
-                own = self.corpus(here.dataset) if here.dataset else None
-                retriever = opened.enter_context(opened_by(self.retriever, here, own))
+                own = self.corpus(opening.dataset) if opening.dataset else None
+                retriever = stack.enter_context(opened_by(self.retriever, opening, own))
             if self.reasoners:
                 from jaxagent.sandbox.of_config import open_sandboxes  # late: loads every back end
 
-                sandboxes = opened.enter_context(open_sandboxes(here, self.sandbox))
-                here.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
+                sandboxes = stack.enter_context(open_sandboxes(opening, self.sandbox))
+                opening.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
 
             def attempt_at(task: Task, cast: Cast) -> OrchestraAttempt:
                 programs = sandboxes and Programs(sandboxes.take, self.run_timeout_s, self.output_chars)
@@ -170,11 +170,11 @@ class ToolOrchestra(Environment):
         """Raises ConfigError for weights that are no numbers, or of what no attempt has."""
         if PREFERENCES not in task.metadata:
             return
-        known = ("accuracy", "cost", "latency", *self.offers, *self.experts)
+        names = ("accuracy", "cost", "latency", *self.offers, *self.experts)
         for name in weights_of(task.metadata[PREFERENCES], task.id):
-            if name not in known:
-                told = f"task '{task.id}': metadata.preferences: nothing is called '{name}'."
-                raise ConfigError(f"{told} {nearest(name, known)}")
+            if name not in names:
+                problem = f"task '{task.id}': metadata.preferences: nothing is called '{name}'."
+                raise ConfigError(f"{problem} {nearest(name, names)}")
 
     def corpus(self, dataset: Path) -> Path | None:
         """The passages that are searched, as far as they lie here."""
@@ -209,7 +209,7 @@ class OrchestraAttempt(Attempt):
         self._offered = {name: tools.tool(name, able) for name, able in config.offers.items()}
         self._turns_left = config.max_turns
         self._documents: tuple[Passage, ...] = ()
-        self._ran: list[tuple[str, str]] = []  # programs, and what they printed
+        self._program_outputs: list[tuple[str, str]] = []  # programs, and what they printed
         self._answer: str | None = None
         self.stop_strings: Sequence[str] = config.stop_strings
         calls = [f"calls_{name}" for name in (*config.offers, *config.experts)]
@@ -238,15 +238,15 @@ class OrchestraAttempt(Attempt):
             return Step(stop_reason=StopReason.TURN_LIMIT)
         if problem:
             return Step(self._config.observed(problem, TokenKind.WARNING))
-        shown = []
+        texts = []
         for tool, expert in calls:
             reply = await self._ask(tool, expert)
             if tool == ANSWER:
                 self._answer = experts.answer_of(reply)
                 self.counters["no_answer"] += self._answer is None
                 return Step(stop_reason=StopReason.ANSWER)
-            shown.append(await (self._search(reply) if tool == SEARCH else self._run(reply)))
-        return Step(self._config.observed("\n".join(shown), TokenKind.OBSERVATION))
+            texts.append(await (self._search(reply) if tool == SEARCH else self._run(reply)))
+        return Step(self._config.observed("\n".join(texts), TokenKind.OBSERVATION))
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """1 for an answer that equals a gold one, or that the judge takes for right; else 0."""
@@ -258,19 +258,19 @@ class OrchestraAttempt(Attempt):
         return Verdict(float(solved), {SOLVED: float(solved)})
 
     def _pay(self, transcript: Transcript) -> None:
-        """Adds what the orchestrator's own tokens cost: in each turn all that it was shown, and what it wrote.
+        """Adds the price of the orchestrator's own tokens: in each turn all that it was shown, and what it wrote.
 
         Also of a turn that ran out of tokens, which never came to `step`. Observations count as far as it saw them.
         """
         config = self._config
         if not config.price_prompt and not config.price_reply:
             return
-        shown = len(self._cast.tokens(transcript.prompt).ids)
+        prompt_tokens = len(self._cast.tokens(transcript.prompt).ids)
         for turn, (action, observation) in enumerate(transcript.turns):
             sampled = transcript.action_tokens[turn : turn + 1]
-            wrote = sampled[0] if sampled else len(self._cast.tokens(action).ids)
-            self.counters["cost"] += (config.price_prompt * shown + config.price_reply * wrote) / 1e6
-            shown += wrote + len(self._cast.tokens(observation).ids)
+            reply_tokens = sampled[0] if sampled else len(self._cast.tokens(action).ids)
+            self.counters["cost"] += (config.price_prompt * prompt_tokens + config.price_reply * reply_tokens) / 1e6
+            prompt_tokens += reply_tokens + len(self._cast.tokens(observation).ids)
 
     async def close(self) -> None:
         """Ends the sandbox, if one was needed."""
@@ -280,21 +280,21 @@ class OrchestraAttempt(Attempt):
     async def _ask(self, tool: str, expert: str) -> str:
         """An expert's reply, each in a conversation of its own; adds what it cost and took."""
         context = experts.newest_tokens(
-            experts.context(self._documents, self._ran),
+            experts.context(self._documents, self._program_outputs),
             self._config.expert_context_tokens,
             lambda text: self._cast.tokens(text).ids,
             lambda ids: self._cast.decoded(ids).text,
         )
         talk = self._cast.talk(expert)
-        said = await talk.say(Message("user", experts.question(tool, self._task.prompt, context)))
-        if said.cost is None:
+        reply = await talk.say(Message("user", experts.question(tool, self._task.prompt, context)))
+        if reply.cost is None:
             raise RoleError(f"{expert} has no price: set config.roles.{expert}.price_prompt and price_reply")
         for name in ("calls", f"calls_{tool}", f"calls_{expert}"):
             self.counters[name] += 1
-        self.counters["cut_replies"] += said.finish == "length"  # of an expert: it had more to say
-        self.counters["cost"] += said.cost
-        self.counters["latency_s"] += self._config.latency.of_reply(said)
-        return said.text
+        self.counters["cut_replies"] += reply.finish == "length"  # of an expert: it had more to say
+        self.counters["cost"] += reply.cost
+        self.counters["latency_s"] += self._config.latency.of_reply(reply)
+        return reply.text
 
     async def _search(self, reply: str) -> str:
         """Searches for the expert's query; for the problem itself where it wrote none, as published."""
@@ -303,7 +303,7 @@ class OrchestraAttempt(Attempt):
         self.counters["no_query"] += query is None
         documents = await passages_of(self._retriever, query or self._task.prompt, self._config.retriever.topk)
         self._documents = experts.newest(self._documents, documents, self._config.max_documents)
-        return experts.shown(documents) or "Nothing was found."
+        return experts.documents_text(documents) or "Nothing was found."
 
     async def _run(self, reply: str) -> str:
         """Runs the expert's program."""
@@ -319,7 +319,7 @@ class OrchestraAttempt(Attempt):
         self.counters["cost"] += self._config.code_interpreter_per_second * seconds
         output = "(out of memory)" if ran.out_of_memory else ran.output.rstrip("\n")
         output = f"{output}\n(timed out)".lstrip("\n") if ran.timed_out else output
-        self._ran.append((code, output))
+        self._program_outputs.append((code, output))
         return output or "The program printed nothing."
 
 

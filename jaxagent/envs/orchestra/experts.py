@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from jaxagent.config.errors import Removed
 from jaxagent.envs import tags
-from jaxagent.envs.cast import Said
+from jaxagent.envs.cast import RoleReply
 from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
 from jaxagent.envs.python import formats
 from jaxagent.envs.search.retriever.base import Passage
@@ -36,17 +36,17 @@ _QUERY = tags.pair("query")
 
 def newest(documents: Sequence[Passage], more: Sequence[Passage], most: int) -> tuple[Passage, ...]:
     """Documents and those of `more` that are new; the oldest of more than `most` are dropped."""
-    known = {passage.id for passage in documents}
-    return (*documents, *(passage for passage in more if passage.id not in known))[-most:]
+    ids = {passage.id for passage in documents}
+    return (*documents, *(passage for passage in more if passage.id not in ids))[-most:]
 
 
 def context(documents: Sequence[Passage], programs: Sequence[tuple[str, str]]) -> str:
     """All that an attempt has: documents, and (program, what it printed); "" of nothing."""
-    first = f"Documents:\n{shown(documents)}\n\n" if documents else ""
+    first = f"Documents:\n{documents_text(documents)}\n\n" if documents else ""
     return first + "".join(f"```python\n{c}\n```\n```output\n{o}\n```\n\n" for c, o in programs)
 
 
-def shown(documents: Sequence[Passage]) -> str:
+def documents_text(documents: Sequence[Passage]) -> str:
     """Documents as policy and experts see them."""
     return "\n".join(f"Doc {i}: {p.title}\n{p.text}" for i, p in enumerate(documents, 1))
 
@@ -100,9 +100,9 @@ class FromTokens:
         "program_s": Removed(f"it is {PROGRAM_S:g}", PROGRAM_S),
     }
 
-    def of_reply(self, said: Said) -> float:
+    def of_reply(self, reply: RoleReply) -> float:
         """Seconds of an expert's reply."""
-        return said.prompt_tokens / PROMPT_TOKENS_PER_S + said.reply_tokens / REPLY_TOKENS_PER_S
+        return reply.prompt_tokens / PROMPT_TOKENS_PER_S + reply.reply_tokens / REPLY_TOKENS_PER_S
 
     def of_program(self, seconds: float) -> float:
         """Seconds of a program that took `seconds`."""
@@ -113,9 +113,9 @@ class FromTokens:
 class Measured:
     """The clock's seconds, as published."""
 
-    def of_reply(self, said: Said) -> float:
+    def of_reply(self, reply: RoleReply) -> float:
         """Seconds of an expert's reply."""
-        return said.seconds
+        return reply.seconds
 
     def of_program(self, seconds: float) -> float:
         """Seconds of a program that took `seconds`."""

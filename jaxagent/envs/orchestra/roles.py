@@ -19,11 +19,11 @@ UNKNOWN = "unknown"  # the answer of an expert that knows none
 THOUGHTS = ("first", "look", "at", "the", "problem", "then", "think", "about", "each", "step", "and", "check", "it")
 
 
-_NUMBERED = re.compile(r"^Doc \d+: ", re.MULTILINE)  # what experts.shown puts in front of a document
+_NUMBERED = re.compile(r"^Doc \d+: ", re.MULTILINE)  # what experts.documents_text puts in front of a document
 
 
-def _stands_in(gold: str, shown: str) -> bool:
-    return re.search(rf"(?<![\w.-]){re.escape(gold)}(?!\w|[.,]\d)", shown) is not None
+def _stands_in(gold: str, text: str) -> bool:
+    return re.search(rf"(?<![\w.-]){re.escape(gold)}(?!\w|[.,]\d)", text) is not None
 
 
 class Skill(NamedTuple):
@@ -67,9 +67,9 @@ class OrchestraExpert(TextRole):
         prices = {field: section.get(field) for field in ("price_prompt", "price_reply")}
         priced = any(price is not None for price in prices.values())
         for name, skill in SKILLS.items():
-            known = skill._asdict() | limits | {"knows": list(skill.knows)}
-            del known["prices"]
-            if priced and known == {field: section.get(field) for field in known} | {
+            fields = skill._asdict() | limits | {"knows": list(skill.knows)}
+            del fields["prices"]
+            if priced and fields == {field: section.get(field) for field in fields} | {
                 "knows": list(section.get("knows", ()))
             }:
                 own = {} if tuple(prices.values()) == skill.prices else prices
@@ -84,8 +84,8 @@ class OrchestraExpert(TextRole):
     @property
     def prices(self) -> tuple[float | None, float | None]:
         """Those of its skill, where the config gives none."""
-        given = self.price_prompt, self.price_reply
-        return self.skill.prices if given == (None, None) else given
+        own_prices = self.price_prompt, self.price_reply
+        return self.skill.prices if own_prices == (None, None) else own_prices
 
     def speaker(self, task: Task, sample: int, number: int) -> Speaker:
         """A fresh conversation."""
@@ -94,8 +94,8 @@ class OrchestraExpert(TextRole):
     def knows_task(self, task: Task) -> bool:
         """Whether it knows the answer without being shown anything."""
         digest = hashlib.blake2b(f"knows/{task.id}".encode(), digest_size=4).digest()
-        known = int.from_bytes(digest, "big") < self.skill.knows_frac * 2**32
-        return task.kind.partition("/")[0] in self.skill.knows and known
+        is_in_frac = int.from_bytes(digest, "big") < self.skill.knows_frac * 2**32
+        return task.kind.partition("/")[0] in self.skill.knows and is_in_frac
 
     def _reply(self, task: Task, question: str) -> str:
         """A program, a query or an answer, as its question asks for."""
@@ -112,8 +112,8 @@ class OrchestraExpert(TextRole):
 
         As a word or a number of its own, and not as the number of a document.
         """
-        shown = _NUMBERED.sub("", question.rpartition(f"Problem: {task.prompt}")[0])
-        answer = next((gold for gold in task.answers if gold and _stands_in(gold, shown)), None)
+        context = _NUMBERED.sub("", question.rpartition(f"Problem: {task.prompt}")[0])
+        answer = next((gold for gold in task.answers if gold and _stands_in(gold, context)), None)
         if answer is None and self.knows_task(task):
             answer = task.answers[0]
         return answer or UNKNOWN

@@ -34,13 +34,13 @@ def tool(name: str, experts: Mapping[str, str]) -> Tool:
       name: of `TOOLS`.
       experts: who can do it, each with what is said of it.
     """
-    known = " ".join(f"{expert}: {words}" for expert, words in experts.items() if words)
-    described = f"The expert that does it, one of {', '.join(experts)}. {known}".strip()
+    skills = " ".join(f"{expert}: {words}" for expert, words in experts.items() if words)
+    described = f"The expert that does it, one of {', '.join(experts)}. {skills}".strip()
     model = {"type": "string", "enum": list(experts), "description": described}
     return Tool(name, WORDS[name], {"type": "object", "properties": {MODEL: model}, "required": [MODEL]})
 
 
-def written(name: str, expert: str) -> str:
+def call_text(name: str, expert: str) -> str:
     """The call of a tool as a demonstration has it: on one line, in the pieces of `PIECES`."""
     return f"{PIECES[0]}{name}{PIECES[1]}{expert}{PIECES[2]}"
 
@@ -50,11 +50,11 @@ def read(answer: str, offered: Mapping[str, Tool]) -> tuple[list[tuple[str, str]
 
     One wrong call is enough: then none of them is made.
     """
-    said = read_answer(answer[: tags.MAX_CHARS], list(offered.values()))
-    if said.malformed or not said.calls:
+    reply = read_answer(answer[: tags.MAX_CHARS], list(offered.values()))
+    if reply.malformed or not reply.calls:
         return [], f"Call a tool: {Hermes.write('', [Call(next(iter(offered)), {MODEL: '...'})])}"
     calls: dict[str, str] = {}
-    for call in said.calls:
+    for call in reply.calls:
         if problem := _problem(call, offered):
             return [], problem
         if call.name in calls:

@@ -89,16 +89,16 @@ class Python(Environment):
         return formats.observed(self.format, formats.find_program(self.format, action), text)
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task], PythonAttempt]]:
+    def open(self, opening: Opening) -> Iterator[Callable[[Task], PythonAttempt]]:
         """Looks at the tasks, finds a back end that works, begins to fill the pool and runs one program."""
-        for task in here.tasks:
+        for task in opening.tasks:
             hidden_tests.files_of(task)
             if self.judge == "tests":
                 hidden_tests.of_task(task)
         from jaxagent.sandbox.of_config import open_sandboxes  # late: loads every back end
 
-        with open_sandboxes(here, self.sandbox) as sandboxes:
-            here.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
+        with open_sandboxes(opening, self.sandbox) as sandboxes:
+            opening.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
             yield lambda task: PythonAttempt(task, self, sandboxes.take)
 
 
@@ -106,11 +106,11 @@ async def check_python(take: Take) -> None:
     """Runs one program. Raises ConfigError where no sandbox starts, or where it has no Python."""
     try:
         async with await take() as sandbox:
-            said = await sandbox.execute(("python3", "-c", "print(6 * 7)"), TRY_TIMEOUT_S, 1000)
+            result = await sandbox.execute(("python3", "-c", "print(6 * 7)"), TRY_TIMEOUT_S, 1000)
     except SandboxError as failure:
         raise ConfigError(f"env.sandbox: {failure}") from failure
-    if said.output.strip() != b"42":
-        raise ConfigError(f"env.sandbox: python3 does not run there: {said.output[-200:].decode()!r}.")
+    if result.output.strip() != b"42":
+        raise ConfigError(f"env.sandbox: python3 does not run there: {result.output[-200:].decode()!r}.")
 
 
 class PythonAttempt(Attempt):
@@ -149,10 +149,10 @@ class PythonAttempt(Attempt):
         self._program = self._program if code is None else code
         if self._config.judge == "answer":
             self._answer = formats.find_answer(style, action)
-            ended = self._answer is not None
+            is_over = self._answer is not None
         else:
-            ended = formats.DONE[style] in tags.outside(*formats.PROGRAM[style], formats.spoken(action))
-        if ended:
+            is_over = formats.DONE[style] in tags.outside(*formats.PROGRAM[style], formats.spoken(action))
+        if is_over:
             return Step(stop_reason=StopReason.ANSWER)
         self.counters["invalid_actions"] += code is None
         if self._turns_left <= 0:
@@ -160,12 +160,12 @@ class PythonAttempt(Attempt):
         if code is None:
             return Step(formats.observed(style, code, formats.INVALID[style]))
         self.counters["programs"] += 1
-        ran = await self._programs.run(code, self._files)
-        self.counters["failed_programs"] += ran.exit_code != 0
-        if ran.out_of_memory:
+        result = await self._programs.run(code, self._files)
+        self.counters["failed_programs"] += result.exit_code != 0
+        if result.out_of_memory:
             return Step(stop_reason=StopReason.TURN_LIMIT)  # the sandbox is gone, with the files of earlier programs
-        self.counters["timed_out_programs"] += ran.timed_out
-        output = f"{ran.output}\n(timed out)".lstrip("\n") if ran.timed_out else ran.output
+        self.counters["timed_out_programs"] += result.timed_out
+        output = f"{result.output}\n(timed out)".lstrip("\n") if result.timed_out else result.output
         return Step(formats.observed(style, code, formats.observation(style, output)))
 
     async def verify(self, transcript: Transcript) -> Verdict:

@@ -144,7 +144,7 @@ def message_only(output: str) -> str:
     return _FRAMES.sub("", output)
 
 
-def shown(output: bytes, truncated: bool, chars: int, traceback: Literal["whole", "message"]) -> str:
+def shortened_output(output: bytes, truncated: bool, chars: int, traceback: Literal["whole", "message"]) -> str:
     """An output as text of at most `chars` characters and a mark: its beginning and, where errors stand, its end.
 
     Args:

@@ -62,15 +62,15 @@ def of_task(task: Task) -> HiddenTests:
     Raises:
       ConfigError: they are missing or malformed, or `fail_to_pass` names one that is not there; one line.
     """
-    given = task.metadata.get("hidden_tests")
-    if not isinstance(given, Mapping) or not given:
+    stored_tests = task.metadata.get("hidden_tests")
+    if not isinstance(stored_tests, Mapping) or not stored_tests:
         raise ConfigError(f"task '{task.id}': metadata.hidden_tests must be an object of tests: it is no such task.")
     tests = {}
-    for name, test in given.items():
+    for name, test in stored_tests.items():
         if not isinstance(test, Mapping) or not isinstance(test.get("call"), str) or "value" not in test:
             raise ConfigError(f"task '{task.id}': metadata.hidden_tests.{name} needs 'call' (text) and 'value'.")
         tests[name] = (test["call"], test["value"])
-    if unknown := [name for name in required_tests(task) if name not in given]:
+    if unknown := [name for name in required_tests(task) if name not in stored_tests]:
         raise ConfigError(f"task '{task.id}': metadata.hidden_tests has no '{unknown[0]}', which is required.")
     return tests
 
@@ -109,9 +109,9 @@ async def run(sandbox: Sandbox, tests: HiddenTests, files: Mapping[str, str], de
     Raises:
       RuntimeError: the files cannot be written, before anything of the policy's has run.
     """
-    written = await sandbox.execute(("sh", "-c", WRITE, "sh", *arguments(files)), WRITE_TIMEOUT_S, 1000)
-    if written.timed_out or written.exit_code != 0:
-        raise RuntimeError(f"the submission cannot be written: {written.output[:200]!r}")
+    result = await sandbox.execute(("sh", "-c", WRITE, "sh", *arguments(files)), WRITE_TIMEOUT_S, 1000)
+    if result.timed_out or result.exit_code != 0:
+        raise RuntimeError(f"the submission cannot be written: {result.output[:200]!r}")
     return await outcomes_of(sandbox, tests, deadline_s)
 
 

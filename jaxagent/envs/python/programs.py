@@ -73,7 +73,7 @@ class Programs:
                 raise
             await self.close()
             return Ran("", time.monotonic() - started, exit_code=1, out_of_memory=True)
-        output = formats.shown(result.output, result.truncated, self._output_chars, self._traceback)
+        output = formats.shortened_output(result.output, result.truncated, self._output_chars, self._traceback)
         return Ran(output, time.monotonic() - started, result.exit_code, result.timed_out)
 
     async def close(self) -> None:

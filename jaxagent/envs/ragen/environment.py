@@ -66,12 +66,12 @@ class Ragen(Environment):
     def messages(self, text: str) -> tuple[Message, ...]:
         """The prompt of a task: the world's introduction and its first state."""
         world = self.world
-        shown = self.shown(1, world.begin(self.seed(text)), world.max_actions)
+        state_text = self.state_text(1, world.begin(self.seed(text)), world.max_actions)
         if self.prompt == "plain":
-            return (Message("user", shown),)
-        return (Message("system", texts.SYSTEM), Message("user", texts.introduction(world) + shown))
+            return (Message("user", state_text),)
+        return (Message("system", texts.SYSTEM), Message("user", texts.introduction(world) + state_text))
 
-    def shown(self, number: int, state: State, actions_left: int, reward: float | None = None) -> str:
+    def state_text(self, number: int, state: State, actions_left: int, reward: float | None = None) -> str:
         """A state as the policy reads it.
 
         Args:
@@ -91,9 +91,9 @@ class Ragen(Environment):
         return Observation(((text, TokenKind.OBSERVATION),), "user")
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task], RagenAttempt]]:
+    def open(self, opening: Opening) -> Iterator[Callable[[Task], RagenAttempt]]:
         """Looks at the seeds of the held-out tasks."""
-        for task in here.tasks:
+        for task in opening.tasks:
             self.seed(task.prompt)
         yield lambda task: RagenAttempt(task, self)
 
@@ -122,25 +122,25 @@ class RagenAttempt(Attempt):
     async def step(self, action: str) -> Step:
         """Carries out the actions of one answer, until the world is over or no action is left."""
         config = self._config
-        written = texts.parse(action, config.think, config.max_actions_per_turn)
-        valid = [self._names[name] for word in written if (name := word.lower()) in self._names]
-        self._judge_format(bool(valid) and len(valid) == len(written))
-        reward, done = 0, False
+        words = texts.parse(action, config.think, config.max_actions_per_turn)
+        valid = [self._names[name] for word in words if (name := word.lower()) in self._names]
+        self._judge_format(bool(valid) and len(valid) == len(words))
+        reward, is_over = 0, False
         for name in valid:
-            if self._actions_left <= 0 or done:
+            if self._actions_left <= 0 or is_over:
                 break
             outcome = self._world.act(self._state, name, chance(self._seed, int(self.counters["actions"])))
             self.counters["actions"] += 1
             self.counters["ineffective_actions"] += outcome.state == self._state
-            self._state, done, self._solved = outcome.state, outcome.done, outcome.solved
+            self._state, is_over, self._solved = outcome.state, outcome.done, outcome.solved
             reward += outcome.reward
         self._rewards.append(reward)
-        if done:
+        if is_over:
             return Step(stop_reason=StopReason.ANSWER)
         if self._actions_left <= 0 or len(self._rewards) >= config.max_turns:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        shown = config.shown(len(self._rewards) + 1, self._state, self._actions_left, reward)
-        return Step(config.observation(action, shown))
+        text = config.state_text(len(self._rewards) + 1, self._state, self._actions_left, reward)
+        return Step(config.observation(action, text))
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """The sum of the world's rewards, less what was taken off for the format.

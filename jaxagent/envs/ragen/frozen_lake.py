@@ -14,19 +14,7 @@ ICE, HOLE, GOAL = "_", "O", "G"
 MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # in Gymnasium's order, for slipping
 _NAMES = tuple(MOVES)
 Cell = tuple[int, int]  # (row, column)
-
-
-@dataclasses.dataclass(frozen=True)
-class Lake:
-    """A state: the map without the player, and where the player is."""
-
-    rows: tuple[str, ...]
-    player: Cell
-
-    @property
-    def under(self) -> str:
-        """What the player stands on."""
-        return self.rows[self.player[0]][self.player[1]]
+Lake = tuple[tuple[str, ...], Cell]  # a state: the rows of the map without the player, and where the player is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,24 +50,24 @@ class FrozenLake:
             ]
             start, goal = ((random_.randrange(self.size), random_.randrange(self.size)) for _ in range(2))
             cells[start[0]][start[1]], cells[goal[0]][goal[1]] = ICE, GOAL
-            lake = Lake(tuple("".join(row) for row in cells), start)
+            lake = tuple("".join(row) for row in cells), start
             if start != goal and self._reachable(lake):
                 return lake
 
     def act(self, state: Lake, action: str, random_: random.Random) -> Outcome:
         """One step, against an edge in place."""
         aside = random_.choice((-1, 0, 1)) if self.slippery else 0
-        player = self._beside(state.player, _NAMES[(_NAMES.index(action) + aside) % len(_NAMES)])
-        after = dataclasses.replace(state, player=player)
-        solved = after.under == GOAL
-        return Outcome(after, float(solved), done=after.under in (HOLE, GOAL), solved=solved)
+        rows, player = state
+        player = self._beside(player, _NAMES[(_NAMES.index(action) + aside) % len(_NAMES)])
+        under = rows[player[0]][player[1]]
+        solved = under == GOAL
+        return Outcome((rows, player), float(solved), done=under in (HOLE, GOAL), solved=solved)
 
     def render(self, state: Lake) -> str:
         """The map, row by row."""
-        row, column = state.player
-        shown = {ICE: "P", HOLE: "X", GOAL: "√"}[state.under]
-        rows = list(state.rows)
-        rows[row] = rows[row][:column] + shown + rows[row][column + 1 :]
+        rows, (row, column) = list(state[0]), state[1]
+        symbol = {ICE: "P", HOLE: "X", GOAL: "√"}[rows[row][column]]
+        rows[row] = rows[row][:column] + symbol + rows[row][column + 1 :]
         return "\n".join(rows)
 
     def _beside(self, cell: Cell, direction: str) -> Cell:
@@ -87,14 +75,15 @@ class FrozenLake:
         return min(max(cell[0] + down, 0), self.size - 1), min(max(cell[1] + right, 0), self.size - 1)
 
     def _reachable(self, lake: Lake) -> bool:
-        seen, waiting = {lake.player}, [lake.player]
+        rows, player = lake
+        visited, waiting = {player}, [player]
         while waiting:
             cell = waiting.pop()
             for following in (self._beside(cell, name) for name in _NAMES):
-                under = lake.rows[following[0]][following[1]]
+                under = rows[following[0]][following[1]]
                 if under == GOAL:
                     return True
-                if under == ICE and following not in seen:
-                    seen.add(following)
+                if under == ICE and following not in visited:
+                    visited.add(following)
                     waiting.append(following)
         return False

@@ -58,9 +58,9 @@ def parse(text: str, think: bool, most: int) -> list[str]:
     """
     text = text[:MAX_CHARS]
     if think:
-        opened = text.find("<think>")
-        begun = _BETWEEN.search(text, opened) if opened >= 0 else None
-        at = begun.end() if begun else -1
+        think_start = text.find("<think>")
+        answer_start = _BETWEEN.search(text, think_start) if think_start >= 0 else None
+        at = answer_start.end() if answer_start else -1
     else:
         at = text.find("<answer>")
         at += len("<answer>") if at >= 0 else 0

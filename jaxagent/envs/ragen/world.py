@@ -64,5 +64,5 @@ class World(Protocol):
 
 
 def chance(seed: int, number: int) -> random.Random:
-    """The chance of the action that is the so-manieth of its attempt, from 0."""
+    """The random numbers of an attempt's action; `number` counts the actions of the attempt from 0."""
     return random.Random(f"ragen/{seed}/{number}")

@@ -136,12 +136,12 @@ class ScriptAttempt(AgentAttempt):
         """This machine, this folder, this user."""
         return Place(self._host, os.getcwd(), self._task.prompt, os.path.expanduser("~"))
 
-    async def verify(self, ended: StopReason) -> Verdict:
+    async def verify(self, stop_reason: StopReason) -> Verdict:
         """What `Script.reward` says, in a thread: it may be slow."""
         result = self._host.result
         assert result is not None
         output = result.output.decode("utf-8", "replace")
-        if ended is StopReason.TIME_LIMIT or (result.exit_code != 0 and ended is not StopReason.ANSWER):
+        if stop_reason is StopReason.TIME_LIMIT or (result.exit_code != 0 and stop_reason is not StopReason.ANSWER):
             return Verdict(0.0, {SCORE: 0.0})
         if result.exit_code != 0 and self._config.crashes == "zero":
             return Verdict(0.0, {SCORE: 0.0})

@@ -74,11 +74,11 @@ class Host:
                 await self.stop_processes()
             size = output.seek(0, os.SEEK_END)
             output.seek(max(0, size - output_bytes))
-            kept = output.read(output_bytes)
+            tail = output.read(output_bytes)
         code = self._process.returncode or 0
         status = code if code >= 0 else 128 - code
         duration_s = time.monotonic() - began
-        self.result = CommandResult(kept, status, timed_out, output_total_bytes=size, duration_s=duration_s)
+        self.result = CommandResult(tail, status, timed_out, output_total_bytes=size, duration_s=duration_s)
         return self.result
 
     async def stop_processes(self) -> None:

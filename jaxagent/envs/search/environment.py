@@ -93,8 +93,8 @@ def parse_action(text: str) -> tuple[str, str] | None:
     first = [(*pair, name) for name, marks in _ACTIONS.items() if (pair := next(tags.spans(*marks, text), None))]
     if not first:
         return None
-    begun, ended, name = min(first, key=lambda action: action[0].start())
-    return name, text[begun.end() : ended.start()].strip()
+    start_mark, end_mark, name = min(first, key=lambda action: action[0].start())
+    return name, text[start_mark.end() : end_mark.start()].strip()
 
 
 PROTOCOLS = {
@@ -202,15 +202,15 @@ class Search(Environment):
         return Observation(((text.strip(), kind),), "user") if chat else Observation(((text, kind),))
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task], SearchAttempt]]:
+    def open(self, opening: Opening) -> Iterator[Callable[[Task], SearchAttempt]]:
         """Opens the retriever over the configured corpus, or the dataset's own, and asks it one question."""
-        with contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as stack:
             judge = None
             if isinstance(self.reward, Judged):
                 judge = self.reward.open()
-                opened.callback(lambda: here.run(judge.close(), CLOSE_TIMEOUT_S))
-            own = self.corpus(here.dataset) if here.dataset else None
-            retriever = opened.enter_context(opened_by(self.retriever, here, own))
+                stack.callback(lambda: opening.run(judge.close(), CLOSE_TIMEOUT_S))
+            own = self.corpus(opening.dataset) if opening.dataset else None
+            retriever = stack.enter_context(opened_by(self.retriever, opening, own))
             yield lambda task: SearchAttempt(task, self, retriever, judge)
 
     def corpus(self, dataset: Path) -> Path | None:

@@ -104,11 +104,11 @@ def well_formed(text: str) -> bool:
         return False
     at = 0
     while (search := text.find("<search>", at)) >= 0:
-        result, searched = text.find("<result>", search), text.find("</search>", search)
-        ended = text.find("</result>", result)
-        if not -1 < searched < result < ended:
+        result, search_end = text.find("<result>", search), text.find("</search>", search)
+        result_end = text.find("</result>", result)
+        if not -1 < search_end < result < result_end:
             return False
-        at = ended
+        at = result_end
     answer = text[text.find("<answer>") : text.find("</answer>")]  # empty where they stand the wrong way round
     return f"{_BOXED}{{" in answer and "}" in answer
 
@@ -143,9 +143,9 @@ class ReSearch:
     def __call__(self, view: View) -> dict[str, float]:
         """The trained reward and its components: "em", "f1", "answered", "well_formed", "retrieval_hit"."""
         answers = view.task.answers
-        ended = view.ended is StopReason.ANSWER  # the policy ended its message: the published code wants its EOS
+        has_end = view.ended is StopReason.ANSWER  # the policy ended its message: the published code wants its EOS
         valid = well_formed(view.response)
-        answer = boxed_answer(view.response) if valid and ended else None
+        answer = boxed_answer(view.response) if valid and has_end else None
         score = 0.0 if answer is None else f1(answer, answers)
         hit = any(sub_exact_match(block, answers) for block in tags.inside(*_RESULT, view.response))
         return {

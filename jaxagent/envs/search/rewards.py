@@ -48,8 +48,8 @@ def extract_answer(text: str, min_answers: int) -> str | None:
     published prompt matches twice, "<answer> and </answer>" too, so without any answer of the policy's own it yields
     "Beijing". With `min_answers` 1 and only the policy's text this cannot happen.)
     """
-    written = tags.inside(*ANSWER, text)
-    return written[-1].strip() if len(written) >= min_answers and written else None
+    answers = tags.inside(*ANSWER, text)
+    return answers[-1].strip() if len(answers) >= min_answers and answers else None
 
 
 def well_formed(response: str) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jaxagent.envs.base import Attempt, Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.cast import Cast, Talk
 from jaxagent.envs.tau import prompts, rows, toolbox
-from jaxagent.envs.tau.formats import CONTENT, FORMATS, RESPOND, Malformed
+from jaxagent.envs.tau.formats import CONTENT, FORMATS, RESPOND
 from jaxagent.envs.tau.store import ShopStore
 from jaxagent.envs.tau2.rewards import communicated
 from jaxagent.envs.tau2.words import STOP
@@ -54,7 +54,7 @@ class TauAttempt(Attempt):
         self._customer: Talk | None = None
         self._turns = 0
         self._over = False
-        self._said: list[str] = []
+        self._spoken_texts: list[str] = []
         self.stop_strings: Sequence[str] = self._format.stop_strings
         self.tool_prefixes: Sequence[str] = self._format.prefixes
         self.counters: dict[str, float] = dict.fromkeys(
@@ -72,25 +72,25 @@ class TauAttempt(Attempt):
         """Speaks to the customer, calls a tool, or says why the message does neither."""
         self._turns += 1
         try:
-            done = self._format.parse(action, self._tools)
-        except Malformed as error:
+            name, arguments, ignored = self._format.parse(action, self._tools)
+        except ValueError as error:
             self.counters["invalid_actions"] += 1
             return self._go_on(self._format.refused(f"Error: {error}"))
-        self.counters["ignored_calls"] += done.ignored
-        if done.name == RESPOND:
+        self.counters["ignored_calls"] += ignored
+        if name == RESPOND:
             assert self._customer is not None
-            self._said.append(done.arguments[CONTENT])
-            reply = (await self._customer.say(Message("user", done.arguments[CONTENT]))).text
+            self._spoken_texts.append(arguments[CONTENT])
+            reply = (await self._customer.say(Message("user", arguments[CONTENT]))).text
             self.counters["customer_replies"] += 1
             self._over = STOP in reply
-            return self._go_on(self._format.after(done, reply))
-        answer = toolbox.call(self._shop, done.name, done.arguments)
+            return self._go_on(self._format.after(name, reply))
+        answer = toolbox.call(self._shop, name, arguments)
         self.counters["tool_calls"] += 1
         self.counters["tool_errors"] += answer.startswith(("Error", "Unknown action"))
-        if done.name in toolbox.TERMINATING:
+        if name in toolbox.TERMINATING:
             self.counters["transfers"] += 1
             self._over = True
-        return self._go_on(self._format.after(done, answer))
+        return self._go_on(self._format.after(name, answer))
 
     def _go_on(self, observation: Observation) -> Step:
         if self._over:
@@ -101,9 +101,9 @@ class TauAttempt(Attempt):
         """The published reward; the components tell what of it there is."""
         metadata = self._task.metadata
         data = float(self._shop.digest() == self.goal())
-        told = float(communicated(metadata["outputs"], self._said))
-        solved = float(self._over and data and told)
-        return Verdict(solved, {SOLVED: solved, "data": data, "outputs": told, "ended": float(self._over)})
+        outputs_said = float(communicated(metadata["outputs"], self._spoken_texts))
+        solved = float(self._over and data and outputs_said)
+        return Verdict(solved, {SOLVED: solved, "data": data, "outputs": outputs_said, "ended": float(self._over)})
 
     def goal(self) -> str:
         """The digest of what the task's actions make of fresh data."""

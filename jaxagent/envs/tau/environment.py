@@ -27,7 +27,7 @@ from jaxagent.envs.base import Environment, Message, Observation, Opening
 from jaxagent.envs.cast import Cast
 from jaxagent.envs.tau import catalog, prompts, rows
 from jaxagent.envs.tau.attempt import ROLE, SOLVED, TauAttempt
-from jaxagent.envs.tau.formats import FORMATS, Malformed, Style
+from jaxagent.envs.tau.formats import FORMATS, Style
 from jaxagent.envs.tau.store import ShopStore
 from jaxagent.envs.tau.toolbox import TOOLS
 from jaxagent.envs.tau2.toolkit import arguments_of
@@ -65,12 +65,12 @@ class TauBench(Environment):
         return FORMATS[self.tools].tokens
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], TauAttempt]]:  # type: ignore[override]
+    def open(self, opening: Opening) -> Iterator[Callable[[Task, Cast], TauAttempt]]:  # type: ignore[override]
         """Reads the shop's data once, for all attempts, and looks at all tasks."""
-        folder = self._folder(here.dataset)
+        folder = self._folder(opening.dataset)
         store = ShopStore.load(folder)
         prompt = self._prompt(folder)
-        here.check(lambda task: self._check(task, store, folder))
+        opening.check(lambda task: self._check(task, store, folder))
 
         def begin(task: Task, cast: Cast) -> TauAttempt:
             _check_actions(task)  # again: where the training tasks are not known when the environment is opened
@@ -84,7 +84,7 @@ class TauBench(Environment):
         With env.store unset it has our short policy and short descriptions of the tools, so demonstrations for another
         shop bring their own messages.
         """
-        policy, tools = self._prompt(Path(self.store)) if self.store else (self._written(""), catalog.short())
+        policy, tools = self._prompt(Path(self.store)) if self.store else (self._policy_text(""), catalog.short())
         return FORMATS[self.tools].messages(text, policy, tools)
 
     def role_messages(self, text: str) -> Mapping[str, Sequence[Message]]:
@@ -95,10 +95,10 @@ class TauBench(Environment):
         """What follows an action of a demonstration: `text` as the policy is shown it, tags and all."""
         style = FORMATS[self.tools]
         try:
-            shown = style.after(style.parse(action, catalog.short()), text)
-        except Malformed:
-            shown = style.refused(text)
-        return Observation(((text, shown.parts[0][1]),), shown.role)
+            observation = style.after(style.parse(action, catalog.short())[0], text)
+        except ValueError:
+            observation = style.refused(text)
+        return Observation(((text, observation.parts[0][1]),), observation.role)
 
     def identity(self, dataset: Path) -> Mapping[str, str]:
         """Digests of the shop's data, of its policy and of what the tools are said to be.
@@ -109,7 +109,7 @@ class TauBench(Environment):
         policy, tools = self._policy_file(folder), folder / catalog.FILE
         return {
             "shop": ShopStore.load(folder).digest,
-            "policy": _digest(self._written(policy)) if policy else OURS,
+            "policy": _digest(self._policy_text(policy)) if policy else OURS,
             "tools": _digest(json.dumps(catalog.load(folder))) if tools.is_file() else OURS,
         }
 
@@ -122,14 +122,14 @@ class TauBench(Environment):
 
     def _prompt(self, folder: Path) -> tuple[str, Sequence[Mapping[str, Any]]]:
         """The shop's policy, and its tools in OpenAI's form."""
-        return self._written(self._policy_file(folder)), catalog.load(folder)
+        return self._policy_text(self._policy_file(folder)), catalog.load(folder)
 
     def _policy_file(self, folder: Path) -> str:
         """Where the shop's policy is written; "" = it is the short one of ours."""
         wiki = folder / WIKI
         return self.policy or (str(wiki) if wiki.is_file() else "")
 
-    def _written(self, path: str) -> str:
+    def _policy_text(self, path: str) -> str:
         if not path:
             return prompts.POLICY
         try:
@@ -160,12 +160,12 @@ def _check_actions(task: Task) -> None:
     """
     for number, action in enumerate(task.metadata["actions"]):
         place = f"Task '{task.id}': column 'metadata.actions[{number}]"
-        name, given = action["name"], rows.passed_arguments(action)
+        name, arguments = action["name"], rows.passed_arguments(action)
         if name not in TOOLS:
             raise ConfigError(f"{place}.name': there is no tool '{name}'. {nearest(name, TOOLS)}")
-        known = list(arguments_of(TOOLS[name]))
-        if wrong := [argument for argument in given if argument not in known]:
-            told = nearest(wrong[0], known) if known else "It takes none."
-            raise ConfigError(f"{place}.kwargs': {name} has no argument '{wrong[0]}'. {told}")
-        if missing := [argument for argument in known if argument not in given]:
+        argument_names = list(arguments_of(TOOLS[name]))
+        if wrong := [argument for argument in arguments if argument not in argument_names]:
+            hint = nearest(wrong[0], argument_names) if argument_names else "It takes none."
+            raise ConfigError(f"{place}.kwargs': {name} has no argument '{wrong[0]}'. {hint}")
+        if missing := [argument for argument in argument_names if argument not in arguments]:
             raise ConfigError(f"{place}.kwargs': {name} needs the argument '{missing[0]}'.")

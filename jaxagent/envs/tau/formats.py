@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 from jaxagent.envs.base import Message, Observation
 from jaxagent.envs.tau import catalog, plain, prompts
-from jaxagent.envs.tau.plain import Malformed
 from jaxagent.tools import Hermes, Llama3, Qwen3Coder, ToolParser
 from jaxagent.tools.base import load_json
 from jaxagent.tools.calls import Call
@@ -35,20 +34,8 @@ from jaxagent.types import TokenKind
 RESPOND, CONTENT = "respond", "content"
 Style = Literal["native", "qwen3_coder", "llama3", "react", "act", "plain"]
 Tools = Sequence[Mapping[str, Any]]
+Action = tuple[str, Mapping[str, Any], int]
 MOST_DEPTH = 32  # of arguments: lists in lists
-
-
-@dataclasses.dataclass(frozen=True)
-class Action:
-    """One thing that the policy does: the call of a tool, or RESPOND with CONTENT.
-
-    Attributes:
-      ignored: further calls in the same message.
-    """
-
-    name: str
-    arguments: Mapping[str, Any]
-    ignored: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +44,9 @@ class Format:
 
     Attributes:
       messages: (the customer's first words, the shop's policy, its tools in OpenAI's form) -> the prompt.
-      parse: (a message, the tools) -> what it does; raises Malformed where that is nothing.
-      after: (an action, a text) -> what comes of it: the customer's words after speech, else the tool's answer.
+      parse: (a message, the tools) -> (tool, its arguments, how many further calls are ignored), with RESPOND and
+        CONTENT for words to the customer; raises ValueError, which says what to write, where there is no action.
+      after: (a tool or RESPOND, a text) -> what comes of it: the customer's words after speech, else the tool's answer.
       refused: why a message does nothing -> what the policy is shown.
       stop_strings: what ends a generation; nothing where a message ends by itself.
       prefixes: how each action begins; for `rl.tool_epsilon`.
@@ -67,7 +55,7 @@ class Format:
 
     messages: Callable[[str, str, Tools], Sequence[Message]]
     parse: Callable[[str, Tools], Action]
-    after: Callable[[Action, str], Observation]
+    after: Callable[[str, str], Observation]
     refused: Callable[[str], Observation] = lambda reason: Observation(((reason, TokenKind.WARNING),), "user")
     stop_strings: Sequence[str] = ()
     prefixes: Sequence[str] = ()
@@ -86,22 +74,22 @@ def _native(family: type[ToolParser]) -> Format:
         return Message("system", system), Message("user", opening)
 
     def parse(text: str, tools: Tools) -> Action:
-        said = read_answer(text, catalog.tools_of(tools), family)
-        if said.calls:
-            call = said.calls[0]
-            return _checked(call.name, call.arguments, len(said.calls) - 1)
-        if said.malformed:
-            raise Malformed(f"Write a call as\n{example}")
-        return _checked(RESPOND, {CONTENT: said.text.strip()})
+        answer = read_answer(text, catalog.tools_of(tools), family)
+        if answer.calls:
+            call = answer.calls[0]
+            return _action(call.name, call.arguments, len(answer.calls) - 1)
+        if answer.malformed:
+            raise ValueError(f"Write a call as\n{example}")
+        return _action(RESPOND, {CONTENT: answer.text.strip()})
 
-    def after(action: Action, text: str) -> Observation:
-        return Observation(((text, TokenKind.OBSERVATION),), "user" if action.name == RESPOND else "tool")
+    def after(name: str, text: str) -> Observation:
+        return Observation(((text, TokenKind.OBSERVATION),), "user" if name == RESPOND else "tool")
 
     tags = (OPEN, CLOSE) if tagged else ()
     return Format(messages, parse, after, stop_strings=tags[1:], prefixes=(example.partition("NAME")[0],), tokens=tags)
 
 
-def _written(how: str) -> Format:
+def _text_agent(how: str) -> Format:
     """tau-bench's text agents, told `how`: what stands behind the last "Action:" counts."""
 
     def messages(opening: str, policy: str, tools: Tools) -> Sequence[Message]:
@@ -109,18 +97,18 @@ def _written(how: str) -> Format:
         return Message("system", system), Message("user", opening)
 
     def parse(text: str, tools: Tools) -> Action:
-        written = text.rpartition("Action:")[2].strip()
+        action_text = text.rpartition("Action:")[2].strip()
         try:
-            action = load_json(written)
+            action = load_json(action_text)
         except ValueError:
-            return _checked(RESPOND, {CONTENT: written})
+            return _action(RESPOND, {CONTENT: action_text})
         if not isinstance(action, dict) or not isinstance(action.get("name"), str) or "arguments" not in action:
-            raise Malformed('Write an action as {"name": ..., "arguments": {...}}.')
-        return _checked(action["name"], action["arguments"])
+            raise ValueError('Write an action as {"name": ..., "arguments": {...}}.')
+        return _action(action["name"], action["arguments"])
 
-    def after(action: Action, text: str) -> Observation:
-        shown = text if action.name == RESPOND else f"API output: {text}"
-        return Observation(((shown, TokenKind.OBSERVATION),), "user")
+    def after(name: str, text: str) -> Observation:
+        observation = text if name == RESPOND else f"API output: {text}"
+        return Observation(((observation, TokenKind.OBSERVATION),), "user")
 
     return Format(messages, parse, after, prefixes=('Action:\n{"name": "',), tokens=("Thought:", "Action:"))
 
@@ -128,13 +116,13 @@ def _written(how: str) -> Format:
 def _plain() -> Format:
     """The format of plain.py, which has a policy of its own."""
 
-    def after(action: Action, text: str) -> Observation:
-        shown = plain.customer_text(text) if action.name == RESPOND else plain.tool_text(text)
-        return Observation(((shown, TokenKind.OBSERVATION),))
+    def after(name: str, text: str) -> Observation:
+        observation = plain.customer_text(text) if name == RESPOND else plain.tool_text(text)
+        return Observation(((observation, TokenKind.OBSERVATION),))
 
     return Format(
         lambda opening, policy, tools: plain.messages(opening),
-        lambda text, tools: _checked(*plain.parse(text)),
+        lambda text, tools: _action(*plain.parse(text)),
         after,
         lambda reason: Observation(((plain.tool_text(reason), TokenKind.WARNING),)),
         plain.STOP_STRINGS,
@@ -143,23 +131,23 @@ def _plain() -> Format:
     )
 
 
-def _checked(name: str, arguments: Any, ignored: int = 0) -> Action:
+def _action(name: str, arguments: Any, ignored: int = 0) -> Action:
     """An action that can be carried out, and stored, whatever its arguments are.
 
     Raises:
-      Malformed: it cannot.
+      ValueError: it cannot.
     """
     if not isinstance(arguments, Mapping):
-        raise Malformed("The arguments of a call must be an object.")
+        raise ValueError("The arguments of a call must be an object.")
     if _depth(arguments) > MOST_DEPTH:
-        raise Malformed("The arguments of a call are nested too deep.")
+        raise ValueError("The arguments of a call are nested too deep.")
     if name == RESPOND:
         content = arguments.get(CONTENT)
         if not isinstance(content, str):
-            raise Malformed(f'"{RESPOND}" needs the argument "{CONTENT}", a text.')
+            raise ValueError(f'"{RESPOND}" needs the argument "{CONTENT}", a text.')
         if not content.strip():
-            raise Malformed("Your message is empty.")
-    return Action(name, dict(arguments), ignored)
+            raise ValueError("Your message is empty.")
+    return name, dict(arguments), ignored
 
 
 def _depth(value: Any) -> int:
@@ -167,7 +155,7 @@ def _depth(value: Any) -> int:
     level, depth = [value], 0
     while level and depth <= MOST_DEPTH:
         inner = [v.values() if isinstance(v, Mapping) else v for v in level if isinstance(v, Mapping | list)]
-        level, depth = [one for values in inner for one in values], depth + 1
+        level, depth = [inner_value for values in inner for inner_value in values], depth + 1
     return depth
 
 
@@ -175,7 +163,7 @@ FORMATS: Mapping[str, Format] = {
     "native": _native(Hermes),
     "qwen3_coder": _native(Qwen3Coder),
     "llama3": _native(Llama3),
-    "react": _written(prompts.REACT),
-    "act": _written(prompts.ACT),
+    "react": _text_agent(prompts.REACT),
+    "act": _text_agent(prompts.ACT),
     "plain": _plain(),
 }

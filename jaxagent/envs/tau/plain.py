@@ -47,10 +47,6 @@ _JSON = (
 TOKENS: tuple[str, ...] = (*_TAGS, *_NAMES, *_TEXTS, *_JSON)
 
 
-class Malformed(ValueError):
-    """A message that does nothing; says what it should have been."""
-
-
 def say(text: str) -> str:
     """What an agent writes to speak to the customer."""
     return f"<say>{text}</say>"
@@ -80,18 +76,18 @@ def parse(action: str) -> tuple[str, Mapping[str, Any]]:
     """The tool and its arguments; ("respond", {"content": ...}) for speech.
 
     Raises:
-      Malformed: it is neither; says what is missing.
+      ValueError: it is neither; says what is missing.
     """
     text = action.strip()
     if text.startswith("<say>") and text.endswith("</say>"):
         return "respond", {"content": text[len("<say>") : -len("</say>")]}
     if not (text.startswith("<call>") and text.endswith("</call>")):
-        raise Malformed("an action is <say>...</say> or <call>name {...}</call>")
-    name, _, written = text[len("<call>") : -len("</call>")].partition(" ")
+        raise ValueError("an action is <say>...</say> or <call>name {...}</call>")
+    name, _, arguments_text = text[len("<call>") : -len("</call>")].partition(" ")
     try:
-        arguments = load_json(written.strip())
+        arguments = load_json(arguments_text.strip())
     except ValueError as error:
-        raise Malformed("the arguments of a call must be JSON") from error
+        raise ValueError("the arguments of a call must be JSON") from error
     if not isinstance(arguments, dict):
-        raise Malformed("the arguments of a call must be a JSON object")
+        raise ValueError("the arguments of a call must be a JSON object")
     return name, arguments

@@ -102,8 +102,8 @@ class RetailCustomer(TextRole):
         customer = ScriptedCustomer(*of_task(task.metadata))
 
         def write(messages: Sequence[Message]) -> str:
-            begun = any(message.role == "assistant" for message in messages)
-            return customer.answer(messages[-1].content) if begun else customer.open()
+            has_spoken = any(message.role == "assistant" for message in messages)
+            return customer.answer(messages[-1].content) if has_spoken else customer.open()
 
         return Scripted(write)
 
@@ -128,9 +128,9 @@ class ScriptedCustomer:
         self._replies += 1
         if self._replies > MOST_REPLIES:
             return STOP
-        told, at = len(self._told), self._at
+        topics_before, wish_before = len(self._told), self._at
         reply = self._by_rules(text[:READ_CHARS])
-        new = len(self._told) > told or self._at > at
+        new = len(self._told) > topics_before or self._at > wish_before
         self._idle = 0 if new else self._idle + 1
         return STOP if self._idle >= PATIENCE else reply
 
@@ -144,20 +144,20 @@ class ScriptedCustomer:
             return STOP
         if wrong := self._wrong(text):
             return "\n".join(["No.", *self._tell(wrong)])
-        done = bool(_DONE.search(low))
+        says_done = bool(_DONE.search(low))
         if _MORE.search(low):
-            return self._next() if done or _REFUSES.search(low) or self._has_told else self._wish[WISH]
-        if not question and (done or _REFUSES.search(low)):
+            return self._next() if says_done or _REFUSES.search(low) or self._has_told else self._wish[WISH]
+        if not question and (says_done or _REFUSES.search(low)):
             return self._next()
-        asked = [topic for topic, words in _ASKED.items() if words.search(low)]
-        untold = [topic for topic in asked if topic not in self._told and self._value(topic)]
+        topics = [topic for topic, words in _ASKED.items() if words.search(low)]
+        untold = [topic for topic in topics if topic not in self._told and self._value(topic)]
         if not untold and _CONFIRM.search(low):
             return "Yes."
-        if lines := self._tell(untold or asked):
+        if lines := self._tell(untold or topics):
             return "\n".join(lines)
         if _HELP.search(low):
             return self._wish[WISH]
-        if asked and question:
+        if topics and question:
             return "I do not know."
         return "I do not understand." if question else "Thanks."
 
@@ -172,9 +172,9 @@ class ScriptedCustomer:
 
     def _tell(self, topics: Sequence[str]) -> list[str]:
         """At most two facts of these topics, without repetition."""
-        known = [topic for topic in topics if self._value(topic)][:FACTS_AT_ONCE]
-        self._told.update(known)
-        return list(dict.fromkeys(map(self._value, known)))
+        topics_to_tell = [topic for topic in topics if self._value(topic)][:FACTS_AT_ONCE]
+        self._told.update(topics_to_tell)
+        return list(dict.fromkeys(map(self._value, topics_to_tell)))
 
     def _wrong(self, text: str) -> list[str]:
         """Topics of which the agent names something, and nothing that is the customer's."""
@@ -234,8 +234,8 @@ def of_instruction(instruction: str) -> Facts:
     if zip_code := _ZIP.search(instruction):
         identity.append(zip_code[0])
     sentences = [sentence.strip() for sentence in _SENTENCE.split(instruction) if sentence.strip()]
-    wanted = [sentence for sentence in sentences if not _WHO.match(sentence) or _WANTS.search(sentence)]
-    return tuple(identity), tuple(_wish(sentence) for sentence in wanted or [instruction])
+    wish_sentences = [sentence for sentence in sentences if not _WHO.match(sentence) or _WANTS.search(sentence)]
+    return tuple(identity), tuple(_wish(sentence) for sentence in wish_sentences or [instruction])
 
 
 def _wish(sentence: str) -> dict[str, str]:
@@ -251,5 +251,5 @@ def _wish(sentence: str) -> dict[str, str]:
 
 def first_person(sentence: str) -> str:
     """ "You want your money back." as the customer says it: "I want my money back.\""""
-    said = _SECOND_PERSON.sub(lambda match: _PERSONS[match[0].lower()], sentence)
-    return said[:1].upper() + said[1:]
+    text = _SECOND_PERSON.sub(lambda match: _PERSONS[match[0].lower()], sentence)
+    return text[:1].upper() + text[1:]

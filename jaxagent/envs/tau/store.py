@@ -139,13 +139,13 @@ class ShopStore:
         """The digest with other contents of some records, named by table and id."""
         if not changed:
             return self.digest
-        whole = memoryview(self._text)
+        original = memoryview(self._text)
         sha, at = hashlib.sha256(), 0
         for begin, end, record in sorted((*self._spans[place], record) for place, record in changed.items()):
-            sha.update(whole[at:begin])
+            sha.update(original[at:begin])
             sha.update(str(to_hashable(record)).encode())
             at = end
-        sha.update(whole[at:])
+        sha.update(original[at:])
         return sha.hexdigest()
 
 

@@ -65,11 +65,11 @@ def _single(node: ast.AST) -> Any:
     return _OPERATORS[type(node.op)](_value(node.operand))
 
 
-def _applied(sign: ast.operator, left: Any, right: Any) -> Any:
-    whole = isinstance(sign, ast.Pow) and isinstance(left, int) and isinstance(right, int)
-    if whole and abs(left) > 1 and left.bit_length() * right > MOST_BITS:
+def _applied(sign: ast.operator, a: Any, b: Any) -> Any:
+    is_int_power = isinstance(sign, ast.Pow) and isinstance(a, int) and isinstance(b, int)
+    if is_int_power and abs(a) > 1 and a.bit_length() * b > MOST_BITS:
         raise OverflowError(_TOO_LARGE)
-    value = _OPERATORS[type(sign)](left, right)
+    value = _OPERATORS[type(sign)](a, b)
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
         raise OverflowError(_TOO_LARGE)
     return value

@@ -36,8 +36,9 @@ class Tau2Attempt(Attempt):
     Args:
       task: what is to be done.
       world: as the task begins.
-      wanted: how the task's own actions leave the world.
-      told: the policy text that the agent has to follow, the agent's tools, and those that the user has in this task.
+      gold_differences: how the task's own actions leave the world.
+      prompt_parts: the policy text that the agent has to follow, the agent's tools, and those that the user has in
+        this task.
       config: of the environment. Where no judge is asked, the term NL_ASSERTION is left out, and counted.
       cast: with the roles.
     """
@@ -48,17 +49,18 @@ class Tau2Attempt(Attempt):
         self,
         task: Tau2Task,
         world: World,
-        wanted: Differences,
-        told: tuple[str, tuple[Tool, ...], tuple[Tool, ...]],
+        gold_differences: Differences,
+        prompt_parts: tuple[str, tuple[Tool, ...], tuple[Tool, ...]],
         config: Tau2,
         cast: Cast,
     ) -> None:
-        self._task, self._world, self._wanted, self._config, self._cast = task, world, wanted, config, cast
-        self._policy, self._tools, self._user_tools = told
+        self._task, self._world, self._config, self._cast = task, world, config, cast
+        self._gold_differences = gold_differences
+        self._policy, self._tools, self._user_tools = prompt_parts
         self._user: Talk = cast.talk("user")
         self._to_user: list[Message] = []  # what comes before its next reply: of the first one, its whole prompt
-        self._said = [past.content for past in task.history if past.role == AGENT and past.content.strip()]
-        self._made = [use for past in task.history for _, use in past.calls]
+        self._agent_texts = [past.content for past in task.history if past.role == AGENT and past.content.strip()]
+        self._calls_made = [use for past in task.history for _, use in past.calls]
         self._lines: list[str] = []  # the conversation as a judge reads it
         self._steps = 0
         self._errors = {AGENT: 0, USER: 0}
@@ -68,42 +70,42 @@ class Tau2Attempt(Attempt):
     async def start(self) -> Sequence[Message]:
         """Has the user begin, unless the history ends with what the agent has to answer."""
         history = self._task.history
-        shown = words.for_agent(history)
+        agent_messages = words.for_agent(history)
         system = Message("system", words.agent_prompt(self._policy, self._tools))
         to_user = [
             Message("system", words.user_prompt(self._task.scenario, self._user_tools)),
             *words.for_user(history),
         ]
-        self._to_user = [Message(one.role, f"{one.content}\n") for one in to_user]
+        self._to_user = list(map(_with_line_end, to_user))
         self._lines = [f"{past.role}: {past.content}" for past in history if past.content]
         last = history[-1] if history else None
         if last is None:
             self._say_to_user(words.GREETING)
             self._to_user.append(_text_for_user(words.GREETING))
-            shown.append(Message("assistant", words.GREETING))
+            agent_messages.append(Message("assistant", words.GREETING))
         if last is None or last.role == AGENT or (last.role == "tool" and last.requestor == USER):
             begins = await self._hear_user()
             if begins is None:
                 raise RoleError("user: ended the conversation before the agent had said a word")
-            shown.append(Message("user", begins))
-        return [system, *(Message(one.role, f"{one.content}\n") for one in shown)]
+            agent_messages.append(Message("user", begins))
+        return [system, *map(_with_line_end, agent_messages)]
 
     async def step(self, action: str) -> Step:
         """Makes the calls, or takes the words to the user and comes back with the answer."""
-        said = read_answer(action, self._tools)
+        reply = read_answer(action, self._tools)
         self._steps += 1
-        if said.malformed or not (said.calls or said.text.strip()):
+        if reply.malformed or not (reply.calls or reply.text.strip()):
             self.counters["invalid_actions"] += 1
             self._errors[AGENT] += 1
             self._steps += 1
-            return self._after(MALFORMED if said.malformed else EMPTY, "tool", TokenKind.WARNING)
-        if said.text.strip():
-            self._say_to_user(said.text.strip())
-        if said.calls:
-            return self._after("\n".join(self._calls(AGENT, said.calls)), "tool")
+            return self._after(MALFORMED if reply.malformed else EMPTY, "tool", TokenKind.WARNING)
+        if reply.text.strip():
+            self._say_to_user(reply.text.strip())
+        if reply.calls:
+            return self._after("\n".join(self._calls(AGENT, reply.calls)), "tool")
         if self._over:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        self._to_user.append(_text_for_user(said.text.strip()))
+        self._to_user.append(_text_for_user(reply.text.strip()))
         answer = await self._hear_user()
         if self._over:  # as published: an end that comes with the last step comes too late
             return Step(stop_reason=StopReason.TURN_LIMIT)
@@ -121,16 +123,16 @@ class Tau2Attempt(Attempt):
             return Verdict(1.0, {SOLVED: 1.0})
         parts = rewards.terms(
             criteria,
-            same_state=self._world.differences() == self._wanted,
-            assertions=[self._world.holds(one) for one in criteria.env_assertions or ()],
-            made=self._made,
-            said=self._said,
-            judged=None,
+            same_state=self._world.differences() == self._gold_differences,
+            assertions=[self._world.holds(assertion) for assertion in criteria.env_assertions or ()],
+            calls=self._calls_made,
+            agent_texts=self._agent_texts,
+            judge_holds=None,
         )
-        asked = "NL_ASSERTION" in criteria.reward_basis and bool(criteria.nl_assertions)
-        if asked and self._config.nl_assertions != "judge":
+        has_nl_assertions = "NL_ASSERTION" in criteria.reward_basis and bool(criteria.nl_assertions)
+        if has_nl_assertions and self._config.nl_assertions != "judge":
             self.counters["skipped_assertions"] = float(len(criteria.nl_assertions))
-        elif asked and rewards.reward(parts) > 0:  # nothing that a judge says makes more of a 0
+        elif has_nl_assertions and rewards.reward(parts) > 0:  # nothing that a judge says makes more of a 0
             talk = self._cast.talk("judge")
             parts["nl_assertion"] = float(
                 await rewards.holds_by_judge(talk, criteria.nl_assertions, "\n".join(self._lines))
@@ -148,7 +150,7 @@ class Tau2Attempt(Attempt):
         return Step(Observation(((f"\n{text}\n", kind),), role))
 
     def _say_to_user(self, text: str) -> None:
-        self._said.append(text)
+        self._agent_texts.append(text)
         self._lines.append(f"{AGENT}: {text}")
 
     def _calls(self, side: str, calls: Sequence[Call]) -> list[str]:
@@ -157,7 +159,7 @@ class Tau2Attempt(Attempt):
         for call in calls:
             arguments: Mapping[str, object] = call.arguments if isinstance(call.arguments, Mapping) else {}
             use = ToolUse(side, call.name, arguments)
-            self._made.append(use)
+            self._calls_made.append(use)
             text, failed = self._world.call(use)
             texts.append(text)
             self.counters[f"{prefix}calls"] += 1
@@ -176,13 +178,13 @@ class Tau2Attempt(Attempt):
             reply = await self._user.say(*self._to_user)
             self._to_user = []
             self._steps += 1
-            said = read_answer(reply.text, self._user_tools)
-            if self._user_tools and (said.calls or said.malformed):
-                self._to_user = [_text_for_user(words.result_text(self._user_results(said.calls)))]
+            answer = read_answer(reply.text, self._user_tools)
+            if self._user_tools and (answer.calls or answer.malformed):
+                self._to_user = [_text_for_user(words.result_text(self._user_results(answer.calls)))]
                 if self._over:
                     return self._gave_up()
                 continue
-            text = said.text.strip()
+            text = answer.text.strip()
             if not text:
                 raise RoleError("user: an empty message")
             self._lines.append(f"{USER}: {text}")
@@ -208,6 +210,10 @@ class Tau2Attempt(Attempt):
         """
         if self._errors[USER] >= self._config.max_errors:
             raise RoleError(f"user: {self._errors[USER]} failed calls of its tools")
+
+
+def _with_line_end(message: Message) -> Message:
+    return Message(message.role, f"{message.content}\n")
 
 
 def _text_for_user(text: str) -> Message:

@@ -63,35 +63,35 @@ class Tau2(Environment):
         return Observation(((text, TokenKind.OBSERVATION),), "tool" if action.rstrip().endswith(CLOSE) else "user")
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], Tau2Attempt]]:  # type: ignore[override]
+    def open(self, opening: Opening) -> Iterator[Callable[[Task, Cast], Tau2Attempt]]:  # type: ignore[override]
         """Reads the policy and the stores, and checks all tasks."""
-        folder = _folder(here.dataset)
+        folder = _folder(opening.dataset)
         domain = DOMAINS[self.domain]
         policy = read_policy(folder)
         stock = self._stock(folder)
-        known: dict[str, tuple[Any, Tau2Task, Differences]] = {}  # with the row that it was read from
+        tasks: dict[str, tuple[Any, Tau2Task, Differences]] = {}  # with the row that it was read from
 
         def read(task: Task) -> tuple[Tau2Task, Differences]:
             row = task.metadata.get(KEY)
-            if task.id not in known or known[task.id][0] != row:
+            if task.id not in tasks or tasks[task.id][0] != row:
                 try:
                     about = parse(row, f"metadata.{KEY}.")
                     check_task(domain, about)
                     self._check_judged(about)
-                    known[task.id] = (row, about, gold(domain, stock, about))
+                    tasks[task.id] = (row, about, gold(domain, stock, about))
                 except RowError as error:
                     raise ConfigError(f"task '{task.id}': {error}.") from None
-            return known[task.id][1:]
+            return tasks[task.id][1:]
 
-        here.check(read)
+        opening.check(read)
 
         def attempt_at(task: Task, cast: Cast) -> Tau2Attempt:
-            about, wanted = read(task)
+            about, gold_differences = read(task)
             world = World(domain, stock)
             world.prepare(about)
             own = domain[USER].described
-            tools = own if about.user_tools is None else tuple(one for one in own if one.name in about.user_tools)
-            return Tau2Attempt(about, world, wanted, (policy, domain[AGENT].described, tools), self, cast)
+            tools = own if about.user_tools is None else tuple(tool for tool in own if tool.name in about.user_tools)
+            return Tau2Attempt(about, world, gold_differences, (policy, domain[AGENT].described, tools), self, cast)
 
         yield attempt_at
 

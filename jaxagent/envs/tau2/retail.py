@@ -150,7 +150,7 @@ def get_user_details(data: Shop, user_id: UserId) -> Record:
 
 def list_all_product_types(data: Shop) -> str:
     """Lists the names and ids of all products."""
-    return json.dumps({one["name"]: one["product_id"] for one in data["products"].values()}, sort_keys=True)
+    return json.dumps({product["name"]: product["product_id"] for product in data["products"].values()}, sort_keys=True)
 
 
 def modify_pending_order_address(

@@ -36,16 +36,16 @@ def is_made(expected: ToolUse, use: ToolUse) -> bool:
     return _only(expected.arguments, compared) == _only(use.arguments, compared)
 
 
-def actions_made(expected: Iterable[ToolUse], made: Sequence[ToolUse]) -> bool:
+def actions_made(expected: Iterable[ToolUse], calls: Sequence[ToolUse]) -> bool:
     """ACTION: whether each expected call is among those that were made, whatever came of it and in any order."""
-    return all(any(is_made(one, use) for use in made) for one in expected)
+    return all(any(is_made(action, use) for use in calls) for action in expected)
 
 
-def communicated(wanted: Iterable[str], said: Sequence[str]) -> bool:
+def communicated(texts: Iterable[str], agent_texts: Sequence[str]) -> bool:
     """COMMUNICATE: whether each text stands in one message of the agent's; case does not count, and neither do commas
     in what the agent says."""
-    plain = [message.lower().replace(",", "") for message in said]
-    return all(any(text.lower() in message for message in plain) for text in wanted)
+    plain = [message.lower().replace(",", "") for message in agent_texts]
+    return all(any(text.lower() in message for message in plain) for text in texts)
 
 
 def terms(
@@ -53,9 +53,9 @@ def terms(
     *,
     same_state: bool,
     assertions: Iterable[bool],
-    made: Sequence[ToolUse],
-    said: Sequence[str],
-    judged: bool | None,
+    calls: Sequence[ToolUse],
+    agent_texts: Sequence[str],
+    judge_holds: bool | None,
 ) -> dict[str, float]:
     """The terms of the reward.
 
@@ -63,9 +63,9 @@ def terms(
       criteria: of the task.
       same_state: whether both stores are as the task's actions leave them.
       assertions: for each assertion whether it holds.
-      made: all calls, of the agent and of the user, those of the history too.
-      said: what the agent said to the user, in the history too.
-      judged: what a judge says; None = nobody was asked, and the term is left out.
+      calls: all calls, of the agent and of the user, those of the history too.
+      agent_texts: what the agent said to the user, in the history too.
+      judge_holds: what the judge says; None = nobody was asked, and the term is left out.
 
     Returns:
       "db", "communicate", ...: 0.0 or 1.0 for each entry of the basis.
@@ -73,10 +73,10 @@ def terms(
     unjudged = criteria.actions is None and criteria.env_assertions is None  # then no state is compared, as published
     holds: dict[str, bool | None] = {
         "DB": unjudged or same_state,
-        "COMMUNICATE": communicated(criteria.communicate_info, said),
-        "ACTION": actions_made(criteria.actions or (), made),
+        "COMMUNICATE": communicated(criteria.communicate_info, agent_texts),
+        "ACTION": actions_made(criteria.actions or (), calls),
         "ENV_ASSERTION": all(assertions),
-        "NL_ASSERTION": True if not criteria.nl_assertions else judged,
+        "NL_ASSERTION": True if not criteria.nl_assertions else judge_holds,
     }
     values = {name.lower(): holds[name] for name in criteria.reward_basis}
     return {name: float(value) for name, value in values.items() if value is not None}
@@ -93,6 +93,6 @@ def _only(arguments: Mapping[str, object], names: Iterable[str]) -> dict[str, ob
 
 async def holds_by_judge(talk: Talk, assertions: Sequence[str], conversation: str) -> bool:
     """NL_ASSERTION: whether all statements are true of the conversation, says the judge. Raises as `ask_judge`."""
-    questions = (f"1 if this is true of the conversation, 0 if it is not: {one}" for one in assertions)
-    rubric = Rubric(tuple(Item(f"statement_{i}", one) for i, one in enumerate(questions, 1)), low=0, high=1)
+    questions = (f"1 if this is true of the conversation, 0 if it is not: {statement}" for statement in assertions)
+    rubric = Rubric(tuple(Item(f"statement_{i}", statement) for i, statement in enumerate(questions, 1)), low=0, high=1)
     return all((await ask_judge(talk, rubric, {"conversation": conversation}, JUDGED_CHARS)).values())

@@ -43,22 +43,13 @@ _PARTS = {  # of structured instructions: column -> its title, in the order in w
 
 @dataclasses.dataclass(frozen=True)
 class ToolUse:
-    """A call of a tool by the agent or by the user."""
+    """A call of a tool by the agent or by the user, or of a function of the domain by the task itself."""
 
-    requestor: str  # AGENT or USER
+    requestor: str  # AGENT or USER: who calls, or whose function the task calls
     name: str
     arguments: Mapping[str, Any]
     compare_args: tuple[str, ...] | None = None  # of one that solves a task: what ACTION compares; None = all
-
-
-@dataclasses.dataclass(frozen=True)
-class Function:
-    """A function of the domain that the task itself calls, before the episode or after it."""
-
-    side: str  # AGENT or USER: whose environment
-    name: str
-    arguments: Mapping[str, Any]
-    wanted: bool = True  # what an assertion has to return
+    expected: bool = True  # what an assertion has to return
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +68,7 @@ class Criteria:
     """How an episode is judged. None and () differ: with neither actions nor assertions no state is compared."""
 
     actions: tuple[ToolUse, ...] | None = None
-    env_assertions: tuple[Function, ...] | None = None
+    env_assertions: tuple[ToolUse, ...] | None = None
     communicate_info: tuple[str, ...] = ()
     nl_assertions: tuple[str, ...] = ()
     reward_basis: tuple[str, ...] = DEFAULT_BASIS
@@ -92,7 +83,7 @@ class Tau2Task:
     about: str  # one paragraph for reports
     agent_data: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # laid over the agent's store
     user_data: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # laid over the user's
-    initialization: tuple[Function, ...] = ()
+    initialization: tuple[ToolUse, ...] = ()
     history: tuple[Past, ...] = ()
     criteria: Criteria | None = None  # None = whoever comes to an end has solved it
     user_tools: tuple[str, ...] | None = None  # None = all of the domain's
@@ -124,13 +115,13 @@ def parse(row: Any, prefix: str = "") -> Tau2Task:
     Raises:
       RowError: naming the column.
     """
-    row = _known(row, _ROW, prefix.rstrip(".") or "*")
+    row = _checked_object(row, _ROW, prefix.rstrip(".") or "*")
     if row.get("required_documents"):
         raise RowError(f"{prefix}required_documents", "tasks that need documents are not supported")
     scenario, about = _scenario(fields.get(row, "user_scenario", prefix), f"{prefix}user_scenario")
-    state = _known(row.get("initial_state") or {}, _STATE, f"{prefix}initial_state")
+    state = _checked_object(row.get("initial_state") or {}, _STATE, f"{prefix}initial_state")
     place = f"{prefix}initial_state.initialization_data"
-    data = _known(state.get("initialization_data") or {}, ("agent_data", "user_data"), place)
+    data = _checked_object(state.get("initialization_data") or {}, ("agent_data", "user_data"), place)
     over = {side: dict(fields.mapping(data.get(side) or {}, f"{place}.{side}")) for side in ("agent_data", "user_data")}
     ticket = row.get("ticket")
     if ticket is not None:
@@ -150,17 +141,17 @@ def parse(row: Any, prefix: str = "") -> Tau2Task:
 
 def _scenario(value: Any, column: str) -> tuple[str, str]:
     """(what the user is told, what it is about)."""
-    scenario = _known(value, ("persona", "instructions"), column)
-    told = fields.get(scenario, "instructions", f"{column}.")
-    if isinstance(told, str):
+    scenario = _checked_object(value, ("persona", "instructions"), column)
+    instructions = fields.get(scenario, "instructions", f"{column}.")
+    if isinstance(instructions, str):
         about = text = fields.text(scenario, "instructions", f"{column}.")
     else:
-        parts = _known(told, _PARTS, f"{column}.instructions")
+        parts = _checked_object(instructions, _PARTS, f"{column}.instructions")
         about = fields.text(parts, "reason_for_call", f"{column}.instructions.")
         fields.text(parts, "task_instructions", f"{column}.instructions.")
-        given = {name: fields.text(parts, name, f"{column}.instructions.") for name in _PARTS if parts.get(name)}
-        blocks = [f"Domain: {given.pop('domain')}"] if "domain" in given else []
-        text = "\n".join([*blocks, *(_titled(_PARTS[name], part) for name, part in given.items())])
+        texts = {name: fields.text(parts, name, f"{column}.instructions.") for name in _PARTS if parts.get(name)}
+        blocks = [f"Domain: {texts.pop('domain')}"] if "domain" in texts else []
+        text = "\n".join([*blocks, *(_titled(_PARTS[name], part) for name, part in texts.items())])
     blocks = [_titled("Instructions", text)]
     if scenario.get("persona") is not None:
         blocks.insert(0, _titled("Persona", fields.text(scenario, "persona", f"{column}.")))
@@ -174,12 +165,12 @@ def _titled(title: str, text: str) -> str:
 def _criteria(value: Any, column: str) -> Criteria | None:
     if value is None:
         return None
-    row = _known(value, _CRITERIA, column)
+    row = _checked_object(value, _CRITERIA, column)
     basis = row.get("reward_basis")
     basis = DEFAULT_BASIS if basis is None else fields.texts(basis, f"{column}.reward_basis")
-    for number, one in enumerate(basis):
-        if one not in BASES:
-            raise RowError(f"{column}.reward_basis[{number}]", f"there is no '{one}'. {nearest(one, BASES)}")
+    for number, term in enumerate(basis):
+        if term not in BASES:
+            raise RowError(f"{column}.reward_basis[{number}]", f"there is no '{term}'. {nearest(term, BASES)}")
     return Criteria(
         actions=_each(row, "actions", f"{column}.", _expected),
         env_assertions=_each(row, "env_assertions", f"{column}.", _function),
@@ -190,56 +181,56 @@ def _criteria(value: Any, column: str) -> Criteria | None:
 
 
 def _expected(value: Any, column: str) -> ToolUse:
-    known = ("action_id", "requestor", "name", "arguments", "info", "compare_args")
-    use = _use(_known(value, known, column), column)
+    keys = ("action_id", "requestor", "name", "arguments", "info", "compare_args")
+    use = _use(_checked_object(value, keys, column), column)
     compared = value.get("compare_args")
     names = None if compared is None else fields.texts(compared, f"{column}.compare_args")
     return ToolUse(use.requestor, use.name, use.arguments, names)
 
 
-def _function(value: Any, column: str) -> Function:
-    known = ("env_type", "func_name", "arguments", "assert_value", "message")
-    row = _known(value, known, column)
-    wanted = row.get("assert_value", True)
-    if not isinstance(wanted, bool):
-        raise RowError(f"{column}.assert_value", f"must be true or false, got {fields.show(wanted)}")
+def _function(value: Any, column: str) -> ToolUse:
+    keys = ("env_type", "func_name", "arguments", "assert_value", "message")
+    row = _checked_object(value, keys, column)
+    expected = row.get("assert_value", True)
+    if not isinstance(expected, bool):
+        raise RowError(f"{column}.assert_value", f"must be true or false, got {fields.show(expected)}")
     side = _side(fields.text(row, "env_type", f"{column}."), f"{column}.env_type")
     arguments = fields.mapping(fields.get(row, "arguments", f"{column}."), f"{column}.arguments")
-    return Function(side, fields.text(row, "func_name", f"{column}."), dict(arguments), wanted)
+    return ToolUse(side, fields.text(row, "func_name", f"{column}."), dict(arguments), expected=expected)
 
 
 def _history(value: Any, column: str) -> tuple[Past, ...]:
     """The messages; after those with calls come the results, in the order of the calls."""
-    past, due = [], []
+    past, open_calls = [], []
     for number, message in enumerate(_list(value or [], column)):
         place = f"{column}[{number}]"
-        one = _past(message, place)
-        if one.role == "tool":
-            if not due:
+        record = _past(message, place)
+        if record.role == "tool":
+            if not open_calls:
                 raise RowError(place, "is the result of no call")
-            name, by = due.pop(0)
-            if one.id != name:
-                raise RowError(f"{place}.id", f"must be that of its call, {name!r}, got {one.id!r}")
-            one = dataclasses.replace(one, requestor=by)
-        elif due:
-            raise RowError(place, f"the result of call {due[0][0]!r} must come before it")
-        due += [(name, use.requestor) for name, use in one.calls]
-        past.append(one)
-    if due:
-        raise RowError(column, f"ends before the result of call {due[0][0]!r}")
+            name, caller = open_calls.pop(0)
+            if record.id != name:
+                raise RowError(f"{place}.id", f"must be that of its call, {name!r}, got {record.id!r}")
+            record = dataclasses.replace(record, requestor=caller)
+        elif open_calls:
+            raise RowError(place, f"the result of call {open_calls[0][0]!r} must come before it")
+        open_calls += [(name, use.requestor) for name, use in record.calls]
+        past.append(record)
+    if open_calls:
+        raise RowError(column, f"ends before the result of call {open_calls[0][0]!r}")
     return tuple(past)
 
 
 def _past(value: Any, column: str) -> Past:
-    known = ("role", "content", "tool_calls", "id", "turn_idx", "requestor", "error", "timestamp")
-    row = _known(value, known, column)
+    keys = ("role", "content", "tool_calls", "id", "turn_idx", "requestor", "error", "timestamp")
+    row = _checked_object(value, keys, column)
     role = fields.text(row, "role", f"{column}.")
     if role not in (USER, AGENT, "tool"):
         raise RowError(f"{column}.role", f"must be user, assistant or tool, got {role!r}")
     calls = []
     for number, call in enumerate(_list(row.get("tool_calls") or [], f"{column}.tool_calls")):
         place = f"{column}.tool_calls[{number}]"
-        use = _use(_known(call, ("id", "name", "arguments", "requestor"), place), place)
+        use = _use(_checked_object(call, ("id", "name", "arguments", "requestor"), place), place)
         calls.append((fields.text(call, "id", f"{place}."), dataclasses.replace(use, requestor=role)))
     content = row.get("content")
     if not isinstance(content or "", str) or not (calls or role == "tool" or str(content or "").strip()):
@@ -264,7 +255,7 @@ def _each(row: Mapping[str, Any], name: str, prefix: str, read: Any) -> Any:
     """A list read element by element; None where it is absent."""
     if row.get(name) is None:
         return None
-    return tuple(read(one, f"{prefix}{name}[{i}]") for i, one in enumerate(_list(row[name], f"{prefix}{name}")))
+    return tuple(read(element, f"{prefix}{name}[{i}]") for i, element in enumerate(_list(row[name], f"{prefix}{name}")))
 
 
 def _list(value: Any, column: str) -> Sequence[Any]:
@@ -273,7 +264,7 @@ def _list(value: Any, column: str) -> Sequence[Any]:
     return value
 
 
-def _known(value: Any, names: Sequence[str] | Mapping[str, str], column: str) -> Mapping[str, Any]:
+def _checked_object(value: Any, names: Sequence[str] | Mapping[str, str], column: str) -> Mapping[str, Any]:
     """An object that has no other keys."""
     row = fields.mapping(value, column)
     for key in row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jaxagent.envs.tau2.tables import EACH, Originals, Record, Table, opened
+from jaxagent.envs.tau2.tables import EACH, Originals, Record, Table, open_tables
 from jaxagent.envs.tau2.toolkit import ToolRefusal
 
 ADDRESS = dict.fromkeys(("address1", "address2", "city", "country", "state", "zip"), str)
@@ -53,7 +53,7 @@ class Shop(dict[str, Table]):
     distinct = True
 
     def __init__(self, originals: Originals) -> None:
-        super().__init__(opened(originals))
+        super().__init__(open_tables(originals))
 
     def is_pending(self, order: Record) -> bool:
         """Whether an order may get another address or payment method: even if its items were changed."""
@@ -79,7 +79,7 @@ class Shop(dict[str, Table]):
             item |= {"item_id": new_item_id, "price": last["price"], "options": last["options"]}
 
 
-def _found(table: str, thing: str) -> Callable[[Shop, str], Record]:
+def _record_getter(table: str, thing: str) -> Callable[[Shop, str], Record]:
     def find(data: Shop, key: str) -> Record:
         if key not in data[table]:
             raise ToolRefusal(f"{thing} not found")
@@ -88,7 +88,7 @@ def _found(table: str, thing: str) -> Callable[[Shop, str], Record]:
     return find
 
 
-order_of, user_of, product_of = (_found(f"{thing.lower()}s", thing) for thing in ("Order", "User", "Product"))
+order_of, user_of, product_of = (_record_getter(f"{thing.lower()}s", thing) for thing in ("Order", "User", "Product"))
 
 
 def pending(data: Shop, order_id: str) -> Record:

@@ -79,7 +79,8 @@ def _store(tables: Mapping[str, tuple[Path, Any]], forms: Forms) -> Originals:
         if not isinstance(records, Mapping):
             raise ConfigError(f"{path}: '{name}' must be an object of records, got {show(records)}.")
         try:
-            store[name] = {key: shaped(_named(one, forms[name], key), forms[name], key) for key, one in records.items()}
+            form = forms[name]
+            store[name] = {key: shaped(_named(record, form, key), form, key) for key, record in records.items()}
         except RowError as error:
             raise ConfigError(f"{path}, {name}: {error}.") from None
     return store

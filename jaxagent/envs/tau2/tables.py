@@ -79,15 +79,15 @@ class Table(Mapping[str, Record]):
 Tables = Mapping[str, Table]
 
 
-def opened(originals: Originals) -> dict[str, Table]:
+def open_tables(originals: Originals) -> dict[str, Table]:
     """Tables for one attempt."""
     return {name: Table(records) for name, records in originals.items()}
 
 
 def digest(tables: Tables) -> str:
     """The published hash: SHA-256 of everything as JSON with sorted keys. Reads every record."""
-    whole = {name: dict(table.items()) for name, table in tables.items()}
-    return hashlib.sha256(_text(whole).encode()).hexdigest()
+    tables_as_dicts = {name: dict(table.items()) for name, table in tables.items()}
+    return hashlib.sha256(_text(tables_as_dicts).encode()).hexdigest()
 
 
 def shaped(value: Any, form: Any, column: str, strict: bool = True) -> Any:
@@ -141,8 +141,8 @@ def laid_over(record: Any, update: Any) -> Any:
     """A record with an update: objects are merged field by field, anything else takes the old value's place."""
     if not (isinstance(record, Mapping) and isinstance(update, Mapping)):
         return update
-    kept = {key: value for key, value in record.items() if key not in update}
-    return kept | {key: laid_over(record.get(key), value) for key, value in update.items()}
+    old_fields = {key: value for key, value in record.items() if key not in update}
+    return old_fields | {key: laid_over(record.get(key), value) for key, value in update.items()}
 
 
 def _text(value: Any) -> str:

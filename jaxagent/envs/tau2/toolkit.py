@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxagent.envs.tau2.tables import Forms, Originals, Tables, opened
+from jaxagent.envs.tau2.tables import Forms, Originals, Tables, open_tables
 from jaxagent.tools.calls import Tool
 
 _TYPES: Mapping[Any, tuple[dict[str, Any], str]] = {  # annotation -> (JSON schema, in words)
@@ -49,7 +49,7 @@ class Toolkit:
     forms: Forms
     tools: tuple[Callable[..., Any], ...]
     helpers: tuple[Callable[..., Any], ...] = ()
-    open: Callable[[Originals], Tables] = opened
+    open: Callable[[Originals], Tables] = open_tables
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, Callable[..., Any]]:
@@ -59,7 +59,7 @@ class Toolkit:
     @functools.cached_property
     def functions(self) -> Mapping[str, Callable[..., Any]]:
         """Tools and helpers."""
-        return {one.__name__: one for one in (*self.tools, *self.helpers)}
+        return {function.__name__: function for function in (*self.tools, *self.helpers)}
 
     @functools.cached_property
     def described(self) -> tuple[Tool, ...]:
@@ -94,11 +94,11 @@ def arguments_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter
 
 
 def _check(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    wanted, types = arguments_of(tool), _annotations(tool)
+    parameters, types = arguments_of(tool), _annotations(tool)
     for name in arguments:
-        if name not in wanted:
+        if name not in parameters:
             raise ToolRefusal(f"{tool.__name__} has no argument '{name}'")
-    for name, parameter in wanted.items():
+    for name, parameter in parameters.items():
         if name not in arguments:
             if parameter.default is inspect.Parameter.empty:
                 raise ToolRefusal(f"{tool.__name__} needs the argument '{name}'")
@@ -111,13 +111,13 @@ def _check(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
 def _fits(value: Any, kind: Any) -> bool:
     if kind is str:
         return isinstance(value, str)
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(element, str) for element in value)
 
 
 def _described(function: Callable[..., Any]) -> Tool:
-    types, wanted = _annotations(function), arguments_of(function)
+    types, arguments = _annotations(function), arguments_of(function)
     properties = {name: {**_TYPES[kind][0], "description": words} for name, (kind, words) in types.items()}
-    required = [name for name, one in wanted.items() if one.default is inspect.Parameter.empty]
+    required = [name for name, argument in arguments.items() if argument.default is inspect.Parameter.empty]
     parameters = {"type": "object", "properties": properties, "required": required}
     return Tool(function.__name__, " ".join((function.__doc__ or "").split()), parameters)
 
@@ -132,6 +132,6 @@ def _annotations(function: Callable[..., Any]) -> Mapping[str, tuple[Any, str]]:
         if typing.get_origin(hint) is typing.Annotated:
             hint, words = typing.get_args(hint)
         if hint not in _TYPES:  # str | None
-            hint = next(one for one in typing.get_args(hint) if one in _TYPES)
+            hint = next(kind for kind in typing.get_args(hint) if kind in _TYPES)
         annotations[name] = (hint, words)
     return annotations

@@ -90,12 +90,12 @@ def for_user(history: Sequence[Past]) -> list[Message]:
 
 
 def _seen_by(side: str, history: Sequence[Past], result: Callable[[str], Message]) -> list[Message]:
-    shown = []
+    messages = []
     for past in history:
         if past.role == side:
-            shown.append(Message("assistant", past_text(past)))
+            messages.append(Message("assistant", past_text(past)))
         elif past.role == "tool" and past.requestor == side:
-            shown.append(result(past.content))
+            messages.append(result(past.content))
         elif past.role != "tool" and not past.calls:
-            shown.append(Message("user", past.content))
-    return shown
+            messages.append(Message("user", past.content))
+    return messages

@@ -17,7 +17,7 @@ from typing import Any
 from jaxagent.config import nearest
 from jaxagent.data.fields import RowError, show
 from jaxagent.envs.tau2 import mock, retail
-from jaxagent.envs.tau2.rows import AGENT, USER, Function, Tau2Task, ToolUse
+from jaxagent.envs.tau2.rows import AGENT, USER, Tau2Task, ToolUse
 from jaxagent.envs.tau2.tables import Originals, Tables, digest, laid_over, shaped
 from jaxagent.envs.tau2.toolkit import Toolkit, ToolRefusal, arguments_of
 
@@ -45,18 +45,20 @@ class World:
         """A call by the agent or by the user, each of its own tools: the answer, and whether it is an error."""
         return self._domain[use.requestor].call(self._tables[use.requestor], use.name, use.arguments)
 
-    def run(self, function: Function) -> Any:
+    def run(self, function: ToolUse) -> Any:
         """Calls a function that the task names: a tool or a helper.
 
         Raises:
           ToolRefusal, TypeError: it does not take these arguments, or cannot do what was asked.
         """
-        return self._domain[function.side].functions[function.name](self._tables[function.side], **function.arguments)
+        return self._domain[function.requestor].functions[function.name](
+            self._tables[function.requestor], **function.arguments
+        )
 
-    def holds(self, assertion: Function) -> bool:
+    def holds(self, assertion: ToolUse) -> bool:
         """Whether an assertion returns what is wanted. One about something that is not there does not hold."""
         try:
-            return self.run(assertion) is assertion.wanted
+            return self.run(assertion) is assertion.expected
         except ToolRefusal:  # published code fails here; but that there is no such task is the agent's doing
             return False
 
@@ -99,8 +101,8 @@ class World:
             if not isinstance(records, Mapping):
                 raise RowError(f"{column}.{name}", f"must be an object, got {show(records)}")
             for key, record in records.items():
-                whole = laid_over(tables[name].get(key, {}), record)
-                tables[name].add(key, shaped(whole, forms[name], f"{column}.{name}.{key}"))
+                record_after = laid_over(tables[name].get(key, {}), record)
+                tables[name].add(key, shaped(record_after, forms[name], f"{column}.{name}.{key}"))
 
     def _repeat(self, task: Tau2Task) -> None:
         """Makes the calls of the history again, and compares what they give with what is written there."""
@@ -109,10 +111,10 @@ class World:
             for name, use in past.calls:
                 if use.name not in self._domain[use.requestor].by_name:
                     continue  # the model that wrote the history called something that there is not: nothing happened
-                said, _ = self.call(use)
-                if _value(said) != _value(results[name]):
+                text, _ = self.call(use)
+                if _value(text) != _value(results[name]):
                     column = f"initial_state.message_history[{number}]"
-                    raise RowError(column, f"{use.name} gives {show(said)}, and not what is written there")
+                    raise RowError(column, f"{use.name} gives {show(text)}, and not what is written there")
 
 
 def gold(domain: Domain, stock: Stock, task: Tau2Task) -> Differences:
@@ -141,28 +143,28 @@ def check_task(domain: Domain, task: Tau2Task) -> None:
         if action.name not in tools:
             column = f"evaluation_criteria.actions[{number}].name"
             raise RowError(column, f"the {action.requestor} has no tool '{action.name}'. {nearest(action.name, tools)}")
-        known = arguments_of(tools[action.name])
+        argument_names = arguments_of(tools[action.name])
         for place, names in (("arguments", action.arguments), ("compare_args", action.compare_args or ())):
-            if wrong := next((name for name in names if name not in known), ""):
+            if wrong := next((name for name in names if name not in argument_names), ""):
                 column = f"evaluation_criteria.actions[{number}].{place}"
-                raise RowError(column, f"{action.name} has no argument '{wrong}'. {nearest(wrong, known)}")
+                raise RowError(column, f"{action.name} has no argument '{wrong}'. {nearest(wrong, argument_names)}")
     for number, assertion in enumerate(task.criteria.env_assertions or ()):
         column = f"evaluation_criteria.env_assertions[{number}]"
         check_function(domain, assertion, column)
-        if inspect.signature(domain[assertion.side].functions[assertion.name]).return_annotation != "bool":
+        if inspect.signature(domain[assertion.requestor].functions[assertion.name]).return_annotation != "bool":
             raise RowError(f"{column}.func_name", f"'{assertion.name}' does not say yes or no")
 
 
-def check_function(domain: Domain, function: Function, column: str) -> None:
+def check_function(domain: Domain, function: ToolUse, column: str) -> None:
     """Whether there is such a function, and takes such arguments.
 
     Raises:
       RowError: naming the column.
     """
-    functions = domain[function.side].functions
+    functions = domain[function.requestor].functions
     if function.name not in functions:
-        known = nearest(function.name, functions)
-        raise RowError(f"{column}.func_name", f"the {function.side} has no '{function.name}'. {known}")
+        hint = nearest(function.name, functions)
+        raise RowError(f"{column}.func_name", f"the {function.requestor} has no '{function.name}'. {hint}")
     try:
         inspect.signature(functions[function.name]).bind(None, **function.arguments)
     except TypeError as error:

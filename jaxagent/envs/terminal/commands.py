@@ -51,10 +51,10 @@ class SandboxAttempt:
 
     _sandbox: Sandbox | None = None
     _oom_kills: int | None = None  # before the agent came
-    _lost = False  # the sandbox died for want of memory
+    _sandbox_lost = False  # the sandbox died for want of memory
 
     async def _memory_ran_out(self, before: int | None) -> bool:
-        """`memory_ran_out` of the attempt's sandbox."""
+        """Whether the attempt's sandbox has killed something for memory since `before` was counted."""
         return self._sandbox is not None and await memory_ran_out(self._sandbox, before)
 
     async def close(self) -> None:
@@ -92,7 +92,7 @@ class CommandAttempt(SandboxAttempt):
             except RuntimeError:
                 if not await self._memory_ran_out(self._oom_kills):
                     raise
-                self._lost = True
+                self._sandbox_lost = True
                 return Step(stop_reason=StopReason.TURN_LIMIT)  # there can be no other turn
             if time.monotonic() >= self._ends_at:
                 return Step(stop_reason=StopReason.TIME_LIMIT)
@@ -108,7 +108,8 @@ class CommandAttempt(SandboxAttempt):
         self.counters["commands"] += 1
         keep = config.output_chars + _CLEANED_BYTES
         result = await self._sandbox.run(command, min(config.command_timeout_s, left_s), 2 * keep)
-        output = shown(result.output, result.truncated, config.output_chars, at_end=config.tools == "qwen3_xml")
+        at_end = config.tools == "qwen3_xml"
+        output = shortened_output(result.output, result.truncated, config.output_chars, at_end)
         if result.timed_out:
             self.counters["timed_out_commands"] += 1
             return dialogue.timed_out(config.tools, command, output, config.command_timeout_s)
@@ -122,7 +123,7 @@ async def memory_ran_out(sandbox: Sandbox, before: int | None) -> bool:
     return now is not None and before is not None and now > before
 
 
-def shown(output: bytes, truncated: bool, chars: int, at_end: bool) -> str:
+def shortened_output(output: bytes, truncated: bool, chars: int, at_end: bool) -> str:
     """What the policy sees of an output: its beginning as Endless Terminals has it, or its end as ECHO has it.
 
     Args:

@@ -57,7 +57,7 @@ def action(style: Style, command: str) -> str:
     return f"<tool_call>\n<function=bash>\n<parameter=command>\n{command}\n</parameter>\n</function>\n</tool_call>"
 
 
-def done(style: Style) -> str:
+def finish(style: Style) -> str:
     """What an agent writes when it has finished."""
     if style == "plain":
         return "<done>"

@@ -29,7 +29,7 @@ from jaxagent.envs.base import Environment, Message, Opening, Transcript, Verdic
 from jaxagent.envs.terminal import rows, sandbox_workspace
 from jaxagent.envs.terminal.commands import COMMAND_COUNTERS, ENTER_TIMEOUT_S, CommandAttempt, CommandSettings
 from jaxagent.envs.terminal.task import TerminalTask
-from jaxagent.envs.terminal.verify import VerifierError, WorkspaceBroken, prepare, solve, verify
+from jaxagent.envs.terminal.verify import VerifierError, prepare, solve, verify
 from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import StopReason, Task
 
@@ -67,18 +67,18 @@ class Terminal(CommandSettings, Environment):
             )
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task], TerminalAttempt]]:
+    def open(self, opening: Opening) -> Iterator[Callable[[Task], TerminalAttempt]]:
         """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""
-        known = [rows.from_task(task) for task in here.tasks]
+        terminal_tasks = [rows.from_task(task) for task in opening.tasks]
         from jaxagent.data import files, sources
         from jaxagent.sandbox.of_config import build_ahead, open_sandboxes  # late: loads every back end
 
-        with open_sandboxes(here, self.sandbox) as sandboxes:
+        with open_sandboxes(opening, self.sandbox) as sandboxes:
             if self.sandbox.software and self.sandbox.software.images:
-                if here.dataset is not None and sources.TRAIN in files.splits(here.dataset):
-                    train = sources.load_tasks(here.dataset, sources.TRAIN, need_answers=False)
-                    known += map(rows.from_task, train)  # before their attempts count
-                build_ahead(here, sandboxes, map(own_image, known))
+                if opening.dataset is not None and sources.TRAIN in files.splits(opening.dataset):
+                    train = sources.load_tasks(opening.dataset, sources.TRAIN, need_answers=False)
+                    terminal_tasks += map(rows.from_task, train)  # before their attempts count
+                build_ahead(opening, sandboxes, map(own_image, terminal_tasks))
             yield lambda task: TerminalAttempt(task, self, lambda own: sandboxes.take(own_image(own)))
 
 
@@ -122,9 +122,9 @@ class TerminalAttempt(CommandAttempt):
         self._workspace = sandbox_workspace.SandboxWorkspace(self._sandbox)
         await prepare(self._workspace, self._task)
         if self._task.setup is None:  # else one has run; an image without a shell would look like the agent's work
-            began = await self._workspace.run(":", timeout_s=ENTER_TIMEOUT_S, cwd="/")
-            if began.exit_status != 0 or began.timed_out:
-                raise VerifierError(f"{self._task.id}: no shell starts in its image: {began.output.strip()[:200]}")
+            result = await self._workspace.run(":", timeout_s=ENTER_TIMEOUT_S, cwd="/")
+            if result.exit_status != 0 or result.timed_out:
+                raise VerifierError(f"{self._task.id}: no shell starts in its image: {result.output.strip()[:200]}")
         if enter := _enter(self._task.workdir, self._task.env):
             result = await self._sandbox.run(enter, ENTER_TIMEOUT_S, 1000)
             if result.exit_code != 0:
@@ -146,14 +146,13 @@ class TerminalAttempt(CommandAttempt):
         if overlong or transcript.ended == StopReason.TIME_LIMIT:
             self.counters["unverified"] += 1
             return Verdict(0.0, {SOLVED: 0.0})
-        if self._lost:
+        if self._sandbox_lost:
             return self._broken()
         oom_kills = await self._sandbox.oom_kills()
         try:
-            await self._workspace.before_verification(self._task)
+            if not await self._workspace.before_verification(self._task):
+                return self._broken()
             reward = await verify(self._workspace, self._task)
-        except WorkspaceBroken:
-            return self._broken()
         except RuntimeError as failure:  # of the verifier or the sandbox
             if not await self._is_broken(oom_kills):
                 raise failure

@@ -15,7 +15,7 @@ from jaxagent.config import ConfigError, nearest
 class Fields:
     """A mapping read from a file, with typed getters. `path` and `prefix` say where it stands, for messages."""
 
-    def __init__(self, values: Any, path: Path, known: Iterable[str], prefix: str = ""):
+    def __init__(self, values: Any, path: Path, known_keys: Iterable[str], prefix: str = ""):
         """Checks that it is a mapping, and that no key is a misspelt known one.
 
         Keys that resemble nothing are allowed: authors add their own. A key close to a known one that is absent is
@@ -27,10 +27,10 @@ class Fields:
         self.path, self.prefix = path, prefix
         if not isinstance(values, Mapping):
             raise ConfigError(f"{path}: {self.name} must be a section with keys, got {type(values).__name__}.")
-        self.values, known = values, tuple(known)
-        absent = [key for key in known if key not in values]
+        self.values, known_keys = values, tuple(known_keys)
+        absent = [key for key in known_keys if key not in values]
         for key in values:
-            if key not in known and difflib.get_close_matches(str(key), absent, n=1, cutoff=0.8):
+            if key not in known_keys and difflib.get_close_matches(str(key), absent, n=1, cutoff=0.8):
                 raise ConfigError(f"{path}: unknown key '{prefix}{key}'. {nearest(str(key), absent)}")
 
     @property
@@ -38,9 +38,9 @@ class Fields:
         """The section's own name."""
         return f"'{self.prefix.rstrip('.')}'" if self.prefix else "the file"
 
-    def section(self, key: str, known: Iterable[str]) -> Fields:
+    def section(self, key: str, known_keys: Iterable[str]) -> Fields:
         """A sub-section; one that is absent is empty."""
-        return Fields(self.values.get(key, {}), self.path, known, f"{self.prefix}{key}.")
+        return Fields(self.values.get(key, {}), self.path, known_keys, f"{self.prefix}{key}.")
 
     def text(self, key: str, default: str | None = None) -> str:
         """A text that is not blank, or the default. Without a default the key is required."""
@@ -65,9 +65,9 @@ class Fields:
 
     def wrong(self, key: str, problem: str, value: Any) -> ConfigError:
         """The error for a key whose value is no good."""
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        return ConfigError(f"{self.path}: key '{self.prefix}{key}' {problem}, got {shown}.")
+        text = repr(value)
+        text = text if len(text) <= 60 else text[:57] + "..."
+        return ConfigError(f"{self.path}: key '{self.prefix}{key}' {problem}, got {text}.")
 
     def _get(self, key: str, default: Any) -> Any:
         if key in self.values:

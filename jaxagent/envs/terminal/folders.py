@@ -52,7 +52,7 @@ def read_tasks(path: Path) -> list[TerminalTask]:
             except ConfigError as error:
                 wrong.append(str(error))
         if len(wrong) > 1:
-            listed = "\n".join(f"  {one}" for one in wrong)
+            listed = "\n".join(f"  {line}" for line in wrong)
             raise ConfigError(f"{path}: {len(wrong)} of {len(inner)} task folders cannot be read:\n{listed}")
         if wrong:
             raise ConfigError(wrong[0])

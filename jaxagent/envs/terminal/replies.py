@@ -74,12 +74,12 @@ def _qwen3_xml(text: str) -> ParsedTurn:
     if not calls:
         return ParsedTurn(error=_NO_CALL, warnings=tuple(warnings))
     functions = [
-        (begun[1], call[begun.end() : ended.start()]) for call in calls for begun, ended in tags.spans(*_FUNCTION, call)
+        (start[1], call[start.end() : end.start()]) for call in calls for start, end in tags.spans(*_FUNCTION, call)
     ]
     if any(name == "done" for name, _ in functions):
         return ParsedTurn(done=True, warnings=tuple(warnings))
-    given = [tags.inside(*_PARAMETER, body) for name, body in functions if name == "bash"]
-    values_of_commands = [values[0].strip() for values in given if values]
+    values_of_calls = [tags.inside(*_PARAMETER, body) for name, body in functions if name == "bash"]
+    values_of_commands = [values[0].strip() for values in values_of_calls if values]
     commands = [command for command in values_of_commands if command]
     if len(commands) < len(values_of_commands):
         warnings.append("Empty command.")

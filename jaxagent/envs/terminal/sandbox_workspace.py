@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from jaxagent.envs.terminal.task import TerminalTask
-from jaxagent.envs.terminal.verify import ScriptResult, VerifierError, WorkspaceBroken, removal
+from jaxagent.envs.terminal.verify import ScriptResult, VerifierError, removal
 from jaxagent.sandbox.base import Sandbox
 
 OUTPUT_BYTES = 100_000  # kept of a command's output
@@ -96,26 +96,28 @@ class SandboxWorkspace:
 
     async def remember_processes(self) -> None:
         """What runs now, before the agent came, is spared by `before_verification`."""
-        listed = await self._sandbox.execute(("sh", "-c", "cat /proc/[0-9]*/stat"), _TIMEOUT_S, OUTPUT_BYTES)
-        lines = listed.output.decode("utf-8", "replace").splitlines()
+        result = await self._sandbox.execute(("sh", "-c", "cat /proc/[0-9]*/stat"), _TIMEOUT_S, OUTPUT_BYTES)
+        lines = result.output.decode("utf-8", "replace").splitlines()
         # "PID (name) state ...": the name may hold anything, also blanks and brackets. The start is field 22.
         rows = [(line.partition(" ")[0], line.rpartition(")")[2].split()) for line in lines]
         self._spared = tuple((int(pid), int(rest[19])) for pid, rest in rows if pid.isdigit() and len(rest) > 19)
 
-    async def before_verification(self, task: TerminalTask) -> None:
+    async def before_verification(self, task: TerminalTask) -> bool:
         """Ends what the agent left running, makes the working directory where it is missing, and removes what a test
         would take for its author's.
 
         What was there before the agent is stopped, not killed: the test sees it in the process table, and no program
         that the agent may have put into it runs beside the test.
 
-        Raises:
-          WorkspaceBroken: nothing can run or be written any more.
+        Returns:
+          Whether a test can run. Where no shell starts or nothing can be written any more, although both worked before
+          the agent came, the reward is 0.
         """
         await self._sandbox.stop_processes(self._spared)
         if not await self.is_usable(task, LEAST_ROOM_BYTES):
-            raise WorkspaceBroken(f"{task.id}: no shell starts, or nothing can be written, where the agent has been.")
+            return False
         await self._sandbox.execute(("sh", "-c", _UNSTEERED, "sh", *_steers(task)), _TIMEOUT_S, 1000, None, "/")
+        return True
 
     async def stop_processes(self) -> None:
         """Kills all that runs."""

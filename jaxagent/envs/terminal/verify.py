@@ -33,10 +33,6 @@ class VerifierError(RuntimeError):
     """The task's own machinery failed, or gave no reward. Says nothing about the agent."""
 
 
-class WorkspaceBroken(VerifierError):
-    """What worked before the agent came works no more: no shell starts, or nothing can be written. Its reward is 0."""
-
-
 @dataclasses.dataclass(frozen=True)
 class ScriptResult:
     """A finished command."""

@@ -50,9 +50,9 @@ class ToolCalls(Environment):
         return tuple(Message(role, content) for role, content in rows.messages(text))
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task], ToolCallAttempt]]:
+    def open(self, opening: Opening) -> Iterator[Callable[[Task], ToolCallAttempt]]:
         """Looks at the ground truths of the held-out tasks."""
-        for task in here.tasks:
+        for task in opening.tasks:
             rewards.truth_calls(task.id, task.answers[0] if task.answers else "")
         yield lambda task: ToolCallAttempt(task, self)
 

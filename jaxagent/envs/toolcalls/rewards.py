@@ -92,13 +92,13 @@ def _correctness(calls: list[Any], truth_calls: list[dict[str, Any]], bound: flo
 def _call_score(call: dict[str, Any], truth: dict[str, Any], detail: Detail) -> float:
     if detail == "calls":
         return float(call == truth)
-    called, wanted = call["parameters"], truth["parameters"]
-    names = _agreement(list(wanted.keys()), list(called.keys()), detail)
-    return names + sum(1.0 for name, value in wanted.items() if name in called and called[name] == value)
+    values, true_values = call["parameters"], truth["parameters"]
+    names = _agreement(list(true_values.keys()), list(values.keys()), detail)
+    return names + sum(1.0 for name, value in true_values.items() if name in values and values[name] == value)
 
 
-def _agreement(wanted: list[str], called: list[str], detail: Detail) -> float:
-    return float(wanted == called) if detail == "refined" else overlap(wanted, called)
+def _agreement(true_names: list[str], names: list[str], detail: Detail) -> float:
+    return float(true_names == names) if detail == "refined" else overlap(true_names, names)
 
 
 def length_score(response: str, words: int) -> float:

@@ -72,10 +72,11 @@ class Classic:
 
     async def answer(self) -> Messages | None:
         """The environment's next messages; None: it is done with the attempt."""
-        told = await self._call(self._environment.env_response, self._messages, self.state)
-        if isinstance(told, tuple):
-            told, self.state = told
-        new = [{"role": "user", "content": told}] if isinstance(told, str) else [dict(one) for one in told]
+        response = await self._call(self._environment.env_response, self._messages, self.state)
+        if isinstance(response, tuple):
+            response, self.state = response
+        texts = [{"role": "user", "content": response}] if isinstance(response, str) else response
+        new = [dict(message) for message in texts]
         self._add(new)
         return None if await self.over() else new
 
@@ -84,10 +85,10 @@ class Classic:
         self.state["prompt_too_long"] = True
 
     async def finish(self) -> None:
-        """The completion is complete."""
+        """Does nothing: the completion has grown message by message."""
 
     async def clean(self) -> None:
-        """Nothing is to be cleaned up."""
+        """Does nothing: this protocol has no clean-up."""
 
     def _add(self, messages: Messages) -> None:
         self._messages += messages
@@ -95,29 +96,29 @@ class Classic:
 
 
 class Stepped:
-    """The protocol since 0.1.8. See `Classic`, whose methods these are."""
+    """The protocol since 0.1.8, with the same methods as `Classic`."""
 
     def __init__(self, environment: Any, call: Caller) -> None:
         self._environment, self._call = environment, call
-        maker = next((one for one in type(environment).__mro__ if "init_state" in vars(one)), type(environment))
+        maker = next((cls for cls in type(environment).__mro__ if "init_state" in vars(cls)), type(environment))
         self._package = maker.__module__.partition(".envs")[0]
-        self._shown: list[Any] = []  # to the policy, in the environment's own form
-        self._cleaned = False
+        self._prompt: list[Any] = []  # to the policy, in the environment's own form
+        self._is_clean = False
         self.state: Any = {}
 
     async def begin(self, row: Mapping[str, Any], task_id: str) -> Messages:
         """Has the environment make its state. Returns the prompt."""
-        whole = {**row, "prompt": rows.prompt_of(self._environment, row)}
+        full_row = {**row, "prompt": rows.prompt_of(self._environment, row)}
         client = _no_client(self._imported("clients", "Client"))
-        self.state = await self._call(self._environment.init_state, whole, client, "policy", {})
+        self.state = await self._call(self._environment.init_state, full_row, client, "policy", {})
         self.state = await self._call(self._environment.setup_state, self.state) or self.state
-        self._shown = list(await self._call(self._environment.get_prompt_messages, self.state))
-        return [_plain(message) for message in self._shown]
+        self._prompt = list(await self._call(self._environment.get_prompt_messages, self.state))
+        return [_plain(message) for message in self._prompt]
 
     async def say(self, message: Mapping[str, Any], cut: bool = False) -> None:
         """Adds the policy's message as a step of the trajectory."""
         form = self._imported("utils.message_utils", "from_raw_message") or (lambda raw: raw)
-        step = {"prompt": self._shown, "completion": [form(message)], "is_truncated": cut, "extras": {}}
+        step = {"prompt": self._prompt, "completion": [form(message)], "is_truncated": cut, "extras": {}}
         step |= dict.fromkeys(("response", "tokens", "reward", "advantage"))
         step["trajectory_id"] = self.state.get("trajectory_id")
         if hasattr(self._environment, "add_trajectory_step"):
@@ -133,16 +134,16 @@ class Stepped:
         """The environment's next messages; None: it is done with the attempt.
 
         Raises:
-          ValueError: the environment shows another conversation than the one that was held.
+          ValueError: the environment shows another conversation than the one that took place.
         """
-        before = [*self._shown, *self.state["trajectory"][-1]["completion"]]
-        shown = list(await self._call(self._environment.get_prompt_messages, self.state))
+        before = [*self._prompt, *self.state["trajectory"][-1]["completion"]]
+        messages = list(await self._call(self._environment.get_prompt_messages, self.state))
         if self.state.get("final_env_response") is not None:
             return None if await self.over() else []
-        if shown[: len(before)] != before:
+        if messages[: len(before)] != before:
             raise ValueError("get_prompt_messages rewrites the conversation; here a conversation only grows")
-        self._shown = shown
-        return [_plain(message) for message in shown[len(before) :]]
+        self._prompt = messages
+        return [_plain(message) for message in messages[len(before) :]]
 
     async def fill(self) -> None:
         """Says that the context is full behind what was answered. Some versions add a message of their own then."""
@@ -161,8 +162,8 @@ class Stepped:
     async def clean(self) -> None:
         """Lets the environment give back what the attempt holds, once."""
         function = getattr(self._environment, "cleanup", None) or getattr(self._environment, "_cleanup", None)
-        if self.state and function is not None and not self._cleaned:
-            self._cleaned = True
+        if self.state and function is not None and not self._is_clean:
+            self._is_clean = True
             await self._call(function, self.state)
 
     def _imported(self, module: str, name: str) -> Any:

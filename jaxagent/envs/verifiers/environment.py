@@ -60,20 +60,20 @@ class Verifiers(Environment):
           ConfigError: the environment cannot be made, or has too few rows.
         """
         environment = rows.load(self.make, self.arguments)
-        known, others = (rows.rows_of(environment, split) for split in ("train", "heldout"))
+        train_rows, heldout_rows = (rows.rows_of(environment, split) for split in ("train", "heldout"))
         train, heldout = (
             [_task_row(environment, split, i, row) for i, row in enumerate(of)]
-            for split, of in (("train", known), ("heldout", others))
+            for split, of in (("train", train_rows), ("heldout", heldout_rows))
         )
-        trained = [rows.asked(environment, row) for row in known]
-        asked = [rows.asked(environment, row) for row in others]
-        if sorted(asked) == sorted(trained):  # the package hands out the training rows where it has no others
-            heldout = []
-        elif shared := sum(one in set(trained) for one in asked):
-            told = (
-                f"{shared} of its {len(asked)} held-out rows are training rows, so its score would be that of training"
+        train_prompts = [rows.prompt_key(environment, row) for row in train_rows]
+        heldout_prompts = [rows.prompt_key(environment, row) for row in heldout_rows]
+        if sorted(heldout_prompts) == sorted(train_prompts):
+            heldout = []  # the package hands out the training rows where it has no others
+        elif shared := sum(prompt in set(train_prompts) for prompt in heldout_prompts):
+            raise ConfigError(
+                f"config.env.make='{self.make}': {shared} of its {len(heldout_prompts)} held-out rows are training "
+                "rows, so its score would be that of training."
             )
-            raise ConfigError(f"config.env.make='{self.make}': {told}.")
         if not heldout:
             train, heldout = train[: len(train) - num_heldout], train[len(train) - num_heldout :]
         if not train:
@@ -81,12 +81,12 @@ class Verifiers(Environment):
         return {"train": train, "heldout": heldout}
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task], VerifiersAttempt]]:
+    def open(self, opening: Opening) -> Iterator[Callable[[Task], VerifiersAttempt]]:
         """Makes the environment, and looks at its rubric and at the held-out tasks."""
         environment = rows.load(self.make, self.arguments)
         functions = rows.reward_functions(environment)
-        here.note(f"reward functions: {', '.join(f'{weight:g} x {name_of(f)}' for f, weight, _ in functions)}")
-        for task in here.tasks:
+        opening.note(f"reward functions: {', '.join(f'{weight:g} x {name_of(f)}' for f, weight, _ in functions)}")
+        for task in opening.tasks:
             try:
                 rows.prompt_of(environment, row_of(environment, task))
             except ValueError as error:
@@ -113,30 +113,30 @@ class VerifiersAttempt(Attempt):
         prompt = await self._dialogue.begin(dict(self._row), self._task.id)
         self._tools = rows.tools_of(self._dialogue.state.get) or self._tools  # a row may have its own
         self.stop_strings = (CLOSE,) if self._tools else ()
-        return rows.shown(prompt, self._tools)
+        return rows.policy_messages(prompt, self._tools)
 
     async def step(self, action: str) -> Step:
         """Gives the policy's message to the environment, and its messages to the policy."""
         self._turns += 1
         last = self._turns >= self._most_turns
-        said = read_answer(action, self._tools)
-        if self._tools and said.malformed:
+        reply = read_answer(action, self._tools)
+        if self._tools and reply.malformed:
             self.counters["invalid_actions"] += 1
             if last:
                 await self._dialogue.say({"role": "assistant", "content": action})
                 return Step(stop_reason=StopReason.TURN_LIMIT)
-            told = f'\nWrite {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.\n'
-            return Step(Observation(((told, TokenKind.WARNING),), "user"))
-        self.counters["calls"] += len(said.calls)
-        message: dict[str, Any] = {"role": "assistant", "content": said.text if said.calls else action}
-        if said.calls:
+            warning = f'\nWrite {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.\n'
+            return Step(Observation(((warning, TokenKind.WARNING),), "user"))
+        self.counters["calls"] += len(reply.calls)
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text if reply.calls else action}
+        if reply.calls:
             message["tool_calls"] = [
                 _Open(
                     id=f"call_{self._turns}_{i}",
                     type="function",
                     function=_Open(name=call.name, arguments=json.dumps(call.arguments)),
                 )
-                for i, call in enumerate(said.calls)
+                for i, call in enumerate(reply.calls)
             ]
         await self._dialogue.say(message)
         if await self._dialogue.over():
@@ -145,11 +145,11 @@ class VerifiersAttempt(Attempt):
             return Step(stop_reason=StopReason.TURN_LIMIT)
         if (new := await self._dialogue.answer()) is None:
             return Step(stop_reason=StopReason.ANSWER)
-        texts = [rows.text_of(one) for one in new]
+        texts = [rows.text_of(m) for m in new]
         if not any(texts):
             raise ValueError("env_response gave nothing to show, and the environment is not completed")
         parts = tuple((f"\n{text}\n", TokenKind.OBSERVATION) for text in texts if text)
-        return Step(Observation(parts, "tool" if all(one.get("role") == "tool" for one in new) else "user"))
+        return Step(Observation(parts, "tool" if all(m.get("role") == "tool" for m in new) else "user"))
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """The rubric: the weighted sum of its functions; each one's value is a component.
@@ -165,9 +165,9 @@ class VerifiersAttempt(Attempt):
         reward, scores = 0.0, dict[str, float]()
         for function, weight, rubric in rows.reward_functions(self._environment):
             parameters = inspect.signature(function).parameters.values()
-            everything = any(one.kind is one.VAR_KEYWORD for one in parameters)
-            given = rows.scored(self._environment, rubric, self._dialogue.state, self._row)
-            named = given if everything else {one.name: given[one.name] for one in parameters if one.name in given}
+            takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+            objects = rows.score_objects(self._environment, rubric, self._dialogue.state, self._row)
+            named = objects if takes_all else {p.name: objects[p.name] for p in parameters if p.name in objects}
             value = float(await self._call(function, **named))
             scores[name_of(function)] = value
             reward += weight * value

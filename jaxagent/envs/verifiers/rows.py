@@ -35,14 +35,14 @@ def load(make: str, arguments: str) -> Any:
     if not make:
         raise ConfigError("config.env.make is empty: name a function, such as my_package.my_module:load_environment.")
     try:
-        given = json.loads(arguments)
+        options = json.loads(arguments)
     except ValueError as error:
         raise ConfigError(f"config.env.arguments is no JSON: {error}.") from None
-    if not isinstance(given, dict):
+    if not isinstance(options, dict):
         raise ConfigError('config.env.arguments must be a JSON object, such as {"num_examples": 100}.')
     function = object_at(make, "config.env.make")
     try:
-        environment = function(**given)
+        environment = function(**options)
     except Exception as error:  # the user's code
         raise ConfigError(f"config.env.make='{make}': {failure_line(error)}.") from error
     for name in ("env_response", "is_completed", "rubric"):
@@ -96,22 +96,22 @@ def tools_of(get: Callable[[str], Any]) -> list[Tool]:
     return [Tool(form["name"], form.get("description") or "", form.get("parameters") or {}) for form in forms]
 
 
-def asked(environment: Any, row: Mapping[str, Any]) -> str:
+def prompt_key(environment: Any, row: Mapping[str, Any]) -> str:
     """A row's prompt, to be compared with others'."""
-    return json.dumps([(one.get("role"), text_of(one)) for one in prompt_of(environment, row)])
+    return json.dumps([(m.get("role"), text_of(m)) for m in prompt_of(environment, row)])
 
 
-def scored(environment: Any, rubric: Any, state: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+def score_objects(environment: Any, rubric: Any, state: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     """What a rubric's reward functions may ask for, by name."""
     if hasattr(rubric, "score_objects"):
         return rubric.score_objects(state)
-    known = {name: state.get(name) for name in ("prompt", "completion", "answer", "task", "info")}
-    known |= {**{name: value for name, value in row.items() if name not in known}, "state": state}
+    objects = {name: state.get(name) for name in ("prompt", "completion", "answer", "task", "info")}
+    objects |= {**{name: value for name, value in row.items() if name not in objects}, "state": state}
     parser = getattr(rubric, "parser", getattr(environment, "parser", None))
-    return {**known, "parser": parser, **getattr(rubric, "class_objects", {})}
+    return {**objects, "parser": parser, **getattr(rubric, "class_objects", {})}
 
 
-def shown(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Message]:
+def policy_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Message]:
     """Messages as the policy is shown them; tools are described in a system message."""
     texts = [Message(str(message.get("role", "user")), text_of(message)) for message in messages]
     if not tools:

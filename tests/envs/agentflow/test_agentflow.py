@@ -11,9 +11,9 @@ from jaxagent.config import ConfigError
 from jaxagent.envs.agentflow import attempt, prompts, reading
 from jaxagent.envs.agentflow.attempt import NO_COMMAND, NO_OUTPUT, NO_RESULT, OUT_OF_MEMORY, AgentFlowAttempt
 from jaxagent.envs.agentflow.environment import AgentFlow
-from jaxagent.envs.agentflow.prompts import Action
-from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, PlannedStep
-from jaxagent.envs.cast import RoleError, Said, Tokens
+from jaxagent.envs.agentflow.prompts import action
+from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON
+from jaxagent.envs.cast import RoleError, RoleReply, Tokens
 from jaxagent.envs.python.programs import Programs
 from jaxagent.sandbox.base import CommandResult
 from jaxagent.types import StopReason, Task
@@ -31,21 +31,21 @@ def block(context, sub_goal, tool):
 @pytest.mark.parametrize(
     ("text", "step"),
     [
-        (f"Justification: it is easy.\n{block('6 and 7', '6 * 7', PYTHON)}", PlannedStep("6 and 7", "6 * 7", PYTHON)),
-        (f"{block('a', 'b', 'c')}\n\n{block('d', 'e', 'f')}", PlannedStep("d", "e", "f")),  # the last block
+        (f"Justification: it is easy.\n{block('6 and 7', '6 * 7', PYTHON)}", ("6 and 7", "6 * 7", PYTHON)),
+        (f"{block('a', 'b', 'c')}\n\n{block('d', 'e', 'f')}", ("d", "e", "f")),  # the last block
         (
             f"{block('a', 'b', 'c')}\n{block('d', 'e', 'f')}",
-            PlannedStep("a", "b", f"c\n{block('d', 'e', 'f')}"),
+            ("a", "b", f"c\n{block('d', 'e', 'f')}"),
         ),
-        ("Context: a\nContext: b Sub-Goal: c\nd\nTool Name: e", PlannedStep("a\nContext: b", "c\nd", "e")),
-        ("**Context:** a\n**Sub-Goal:** b\n**Tool Name:** `c`", PlannedStep("a", "b", "`c`")),
-        ("```\nContext: a\nSub-Goal: b\nTool Name: c\n```\n\nbye", PlannedStep("a", "b", "c")),
-        (f"<think>{block('x', 'y', 'z')}</think>{block('a', 'b', 'c')}", PlannedStep("a", "b", "c")),
-        (f"<think>{block('x', 'y', 'z')}</think> Python, please.", PlannedStep("", "", "")),
-        (f"{block('a', 'b', 'c')}\n\nContext: d\nSub-Goal: e", PlannedStep("a", "b", "c")),  # cut off before its end
-        ("Context:\nSub-Goal:\nTool Name:", PlannedStep("", "", "")),
-        ("Sub-Goal: b\nContext: a\nTool Name: c", PlannedStep("", "", "")),
-        ("", PlannedStep("", "", "")),
+        ("Context: a\nContext: b Sub-Goal: c\nd\nTool Name: e", ("a\nContext: b", "c\nd", "e")),
+        ("**Context:** a\n**Sub-Goal:** b\n**Tool Name:** `c`", ("a", "b", "`c`")),
+        ("```\nContext: a\nSub-Goal: b\nTool Name: c\n```\n\nbye", ("a", "b", "c")),
+        (f"<think>{block('x', 'y', 'z')}</think>{block('a', 'b', 'c')}", ("a", "b", "c")),
+        (f"<think>{block('x', 'y', 'z')}</think> Python, please.", ("", "", "")),
+        (f"{block('a', 'b', 'c')}\n\nContext: d\nSub-Goal: e", ("a", "b", "c")),  # cut off before its end
+        ("Context:\nSub-Goal:\nTool Name:", ("", "", "")),
+        ("Sub-Goal: b\nContext: a\nTool Name: c", ("", "", "")),
+        ("", ("", "", "")),
     ],
 )
 def test_the_last_block_of_a_next_step(text, step):
@@ -60,10 +60,10 @@ def test_steps_are_those_that_a_regular_expression_finds():
         draw = random.Random(seed)
         text = "".join(draw.choice(pieces) for _ in range(draw.randrange(30)))
         found = pattern.findall(text)
-        wanted = PlannedStep("", "", "")
+        wanted = ("", "", "")
         if found:
             context, goal, name = (part.strip() for part in found[-1])
-            wanted = PlannedStep(context, goal, name.removesuffix("```").strip())
+            wanted = (context, goal, name.removesuffix("```").strip())
         assert reading.step(text) == wanted, repr(text)
 
 
@@ -156,7 +156,7 @@ def test_verdicts_programs_and_answers():
 def test_the_memory_is_cut_and_shown():
     assert prompts.without_middle("x" * 5, 5) == "x" * 5
     assert prompts.without_middle("abcdefgh", 5) == "ab\n... [truncated 3 chars] ...\nfgh"
-    actions = (Action(PYTHON, "6 * 7", "c", "42"), Action(GENERATOR, "again", "d", "it's 42"))
+    actions = (action(PYTHON, "6 * 7", "c", "42"), action(GENERATOR, "again", "d", "it's 42"))
     assert prompts.memory_as_lines(actions) == f"{PYTHON}: 6 * 7 =42\n{GENERATOR}: again =it's 42\n"
     shown = prompts.memory_as_dict(actions)
     assert shown.startswith(
@@ -192,7 +192,7 @@ class Talk:
         if isinstance(move, BaseException):
             raise move
         text, finish = move if isinstance(move, tuple) else (move, "eos")
-        return Said(text, finish, None, len(asked.split()), len(text.split()), 0.0, None)
+        return RoleReply(text, finish, None, len(asked.split()), len(text.split()), 0.0, None)
 
 
 class Cast:

@@ -7,8 +7,8 @@ import pytest
 from jaxagent.config.choice import Choice
 from jaxagent.envs.agentflow import prompts, reading
 from jaxagent.envs.agentflow import roles as arithmetic_team
-from jaxagent.envs.agentflow.prompts import Action
-from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, PlannedStep
+from jaxagent.envs.agentflow.prompts import action
+from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON
 from jaxagent.envs.base import Message
 from jaxagent.types import Task
 
@@ -40,7 +40,7 @@ def test_what_it_does_not_compute_it_does_not_know(text):
 
 def test_the_executor_writes_a_program_or_hands_on():
     for tool, query in ((PYTHON, "print(287 * 46)"), (GENERATOR, "287 * 46")):
-        asked = prompts.executor("compact", QUESTION, PlannedStep("", "287 * 46", tool), tool, False)
+        asked = prompts.executor("compact", QUESTION, "", "287 * 46", tool, False)
         assert reading.query(says("executor", asked)) == query
     assert reading.query(says("executor", "Sub-Goal: none")) is None
 
@@ -58,6 +58,6 @@ def test_the_executor_writes_a_program_or_hands_on():
     ],
 )
 def test_the_verifier_stops_when_every_number_is_used(steps, concluded):
-    actions = tuple(Action(PYTHON, goal, "", result) for goal, result in steps)
+    actions = tuple(action(PYTHON, goal, "", result) for goal, result in steps)
     asked = prompts.verifier("compact", QUESTION, " multiply, add", actions, False)
     assert reading.conclusion(says("verifier", asked)) == concluded

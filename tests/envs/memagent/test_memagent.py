@@ -10,7 +10,7 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.data.sources import load_tasks
 from jaxagent.envs.base import Opening
-from jaxagent.envs.cast import Said, Tokens
+from jaxagent.envs.cast import RoleReply, Tokens
 from jaxagent.envs.memagent import documents, prompts
 from jaxagent.envs.memagent.environment import MemAgent, centre_truncated
 from jaxagent.types import StopReason, Task
@@ -49,7 +49,7 @@ class LetterCast:
         text = self.replies[len(self.shown) - 1]
         finish = "length" if len(self.shown) - 1 in self.cut else "eos"
         reply = Tokens(tuple(SAMPLED + ord(c) for c in text), text)
-        return Said(text, finish, reply, len(ids), len(text), 0.0, None)
+        return RoleReply(text, finish, reply, len(ids), len(text), 0.0, None)
 
 
 def play(env, task, cast, dataset=None, tasks=()):

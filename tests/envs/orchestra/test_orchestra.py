@@ -12,7 +12,7 @@ from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.agentflow.roles import ArithmeticGenerator
 from jaxagent.envs.base import Opening, Transcript
-from jaxagent.envs.cast import RoleError, Said, Tokens
+from jaxagent.envs.cast import RoleError, RoleReply, Tokens
 from jaxagent.envs.orchestra import environment, experts, tools
 from jaxagent.envs.orchestra.environment import OrchestraAttempt, right
 from jaxagent.envs.orchestra.experts import FromTokens, Measured
@@ -63,7 +63,7 @@ class FakeCast:
         text = said(content) if callable(said) else said
         prompt, reply = len(content.split()), len(text.split())
         cost = (1.0 * prompt + 10.0 * reply) / 1e6 if self.priced else None
-        return Said(text, "eos", None, prompt, reply, 0.25, cost)
+        return RoleReply(text, "eos", None, prompt, reply, 0.25, cost)
 
 
 class Index:
@@ -100,7 +100,7 @@ class Box:
 
 
 def call(tool, expert):
-    return tools.written(tool, expert)
+    return tools.call_text(tool, expert)
 
 
 def attempt(cast=None, how="", **changes):
@@ -225,7 +225,7 @@ def test_an_attempt_whose_cost_and_seconds_are_computed_by_hand():
 
 
 def test_latency_of_tokens_repeats_and_that_of_the_clock_is_the_clocks():
-    said = Said("x", "eos", None, 1000, 25, 9.0, 0.0)
+    said = RoleReply("x", "eos", None, 1000, 25, 9.0, 0.0)
     assert FromTokens().of_reply(said) == 0.7 and FromTokens().of_program(0.1) == 1.0
     assert Measured().of_reply(said) == 9.0 and Measured().of_program(0.1) == 0.1
 
@@ -266,7 +266,7 @@ def test_what_an_expert_is_shown_is_cut_at_its_left():
     cast = FakeCast()
     made = attempt(cast, expert_context_tokens=30)
     played(made, call("search", "search-3"), call("answer", "answer-3"))
-    whole = f"Documents:\n{experts.shown(DOCUMENTS)}\n\n"
+    whole = f"Documents:\n{experts.documents_text(DOCUMENTS)}\n\n"
     assert cast.asked[1][1].startswith(whole.encode()[-30:].decode() + "Problem: ")
 
 

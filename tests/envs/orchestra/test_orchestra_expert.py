@@ -20,7 +20,7 @@ from jaxagent.types import StopReason, Task, TokenKind
 from tests.rollout.scripted import ScriptedPolicy
 
 TASK = Task("t", "What is 347 times 52?", ("18044",), "two_step/x", {"program": "print(347 * 52)", "query": "ghana"})
-ANSWERS = [tools.written("search", "search-3"), tools.written("answer", "answer-1")]
+ANSWERS = [tools.call_text("search", "search-3"), tools.call_text("answer", "answer-1")]
 
 
 class Index:

@@ -17,7 +17,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.parse import build
 from jaxagent.envs.search.retriever import http, server
 from jaxagent.envs.search.retriever.backends import RETRIEVERS
-from jaxagent.envs.search.retriever.base import Passage, RetrieverError, RetrieverTimeout
+from jaxagent.envs.search.retriever.base import Passage, RetrieverError
 from jaxagent.envs.search.retriever.bm25 import Bm25
 
 PASSAGES = [Passage("7", '"Ghana"', "The capital is Accra.\nIt is big."), Passage("8", "Togo", "The capital is Lomé.")]
@@ -164,19 +164,9 @@ def test_a_silent_server_is_a_timeout():
     async def check():
         app, calls = scripted("hang")
         async with serving(app) as url:
-            with pytest.raises(RetrieverTimeout, match="did not answer"):
+            with pytest.raises(TimeoutError, match="did not answer"):
                 await ask(url, timeout_s=0.05, retries=1)
         assert len(calls) == 2
-
-    asyncio.run(check())
-
-
-def test_nobody_listens():
-    async def check():
-        async with serving(web.Application()) as url:
-            pass
-        with pytest.raises(RetrieverError):
-            await ask(url, retries=1)
 
     asyncio.run(check())
 

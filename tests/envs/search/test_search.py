@@ -4,8 +4,6 @@ import asyncio
 import dataclasses
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Step, Transcript
@@ -84,29 +82,6 @@ def test_an_empty_result_is_shown_and_counted():
     environment, (_, step) = play(["<search>q</search>"], config(), Found([]))
     assert step.observation.text == "\n\n<information></information>\n\n"
     assert environment.counters["empty_searches"] == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "action"),
-    [
-        ("<search> a </search>", ("search", "a")),
-        ("<answer>a\nb</answer>", ("answer", "a\nb")),
-        ("x<answer>a</answer><search>b</search>", ("answer", "a")),
-        ("<search><answer>b</answer>", ("answer", "b")),
-        ("<search>a<answer>b</answer></search>", ("search", "a<answer>b</answer>")),
-        ("<search></search>", ("search", "")),
-        ("<search>a</answer>", None),
-        ("a</search>", None),
-        ("", None),
-    ],
-)
-def test_first_complete_action(text, action):
-    assert search.parse_action(text) == action
-
-
-@given(st.text())
-def test_parsing_never_fails(text):
-    search.parse_action(text)
 
 
 def test_invalid_actions_are_warnings():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxagent.data import files, sources
 from jaxagent.envs.base import Opening, Transcript
-from jaxagent.envs.cast import RoleError, Said
+from jaxagent.envs.cast import RoleError, RoleReply
 from jaxagent.envs.tau2.environment import Tau2
 from jaxagent.tools.calls import Call
 from jaxagent.tools.hermes import Hermes
@@ -33,7 +33,7 @@ class Scripted:
         line = line(messages) if callable(line) else line
         if isinstance(line, Exception):
             raise line
-        return Said(line, "eos", None, 1, 1, 0.0, None)
+        return RoleReply(line, "eos", None, 1, 1, 0.0, None)
 
 
 class People:

@@ -121,7 +121,7 @@ def test_reasoning_is_not_said(tmp_path):
     action = "<think>secret</think>Hello."
     _, _, _, attempt, people = play(tmp_path, ["Hi", STOP], [action])
     assert "secret" not in str(people.talks["user"].heard)
-    assert attempt._said == [words.GREETING, "Hello."]
+    assert attempt._agent_texts == [words.GREETING, "Hello."]
 
 
 def test_words_beside_a_call_are_not_shown_to_the_user(tmp_path):

@@ -197,9 +197,6 @@ def test_reading():
     assert use(world, "find_user_id_by_name_zip", first_name="mia", last_name="LI", zip="a") == "u"
     assert use(world, "get_item_details", item_id="c")["price"] == 12.5
     assert use(world, "list_all_product_types") == {"Cup": "p"}
-    assert use(world, "calculate", expression="2 * (3 + 4) / 8") == "1.75"
-    assert use(world, "calculate", expression="__import__('os')") == "Error: Invalid characters in expression"
-    assert use(world, "calculate", expression="9**9**9**9").startswith("Error")
     assert use(world, "transfer_to_human_agents", summary="s") == "Transfer successful"
     assert use(world, "think", thought="t") == "Error: Tool 'think' not found."
     assert world.differences() == {}

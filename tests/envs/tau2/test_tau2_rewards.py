@@ -42,14 +42,15 @@ def test_communicated():
     assert rewards.communicated(["1234.5", "cotton"], said)
     assert not rewards.communicated(["1,234.5"], said)  # commas are taken out of what the agent says alone
     assert not rewards.communicated(["today. made"], said)  # one message must hold it
+    assert not rewards.communicated(["cotton", "wool"], said)  # every text must be said
     assert rewards.communicated([], [])
 
 
 def judged(basis, **changes):
     """The terms of an episode in which all is well, but for the changes."""
     criteria = Criteria((PAY,), None, ("cotton",), ("The agent was kind.",), tuple(basis))
-    facts = {"same_state": True, "assertions": [True], "made": [ToolUse(AGENT, "pay", dict(PAY.arguments))]}
-    facts |= {"said": ["cotton"], "judged": True, **changes}
+    facts = {"same_state": True, "assertions": [True], "calls": [ToolUse(AGENT, "pay", dict(PAY.arguments))]}
+    facts |= {"agent_texts": ["cotton"], "judge_holds": True, **changes}
     return rewards.terms(changes.pop("criteria", criteria), **{k: v for k, v in facts.items() if k != "criteria"})
 
 
@@ -61,10 +62,10 @@ def test_the_product_of_the_basis():
     assert rewards.reward(judged(ALL)) == 1.0
     failures = {
         "DB": {"same_state": False},
-        "COMMUNICATE": {"said": ["wool"]},
-        "ACTION": {"made": []},
+        "COMMUNICATE": {"agent_texts": ["wool"]},
+        "ACTION": {"calls": []},
         "ENV_ASSERTION": {"assertions": [True, False]},
-        "NL_ASSERTION": {"judged": False},
+        "NL_ASSERTION": {"judge_holds": False},
     }
     for name, change in failures.items():
         assert rewards.reward(judged(ALL, **change)) == 0.0
@@ -75,9 +76,9 @@ def test_the_product_of_the_basis():
 
 
 def test_an_assertion_that_nobody_judged_is_left_out():
-    assert judged(("DB", "NL_ASSERTION"), judged=None) == {"db": 1.0}
+    assert judged(("DB", "NL_ASSERTION"), judge_holds=None) == {"db": 1.0}
     nothing = Criteria(actions=(), nl_assertions=(), reward_basis=("DB", "NL_ASSERTION"))
-    assert judged((), judged=None, criteria=nothing) == {"db": 1.0, "nl_assertion": 1.0}
+    assert judged((), judge_holds=None, criteria=nothing) == {"db": 1.0, "nl_assertion": 1.0}
 
 
 def test_without_actions_and_assertions_no_state_is_compared():

@@ -16,7 +16,7 @@ from jaxagent.config import ConfigError, SoftwareConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Opening, Transcript
 from jaxagent.envs.terminal import dialogue
-from jaxagent.envs.terminal.commands import shown
+from jaxagent.envs.terminal.commands import shortened_output
 from jaxagent.envs.terminal.environment import TerminalAttempt, own_image
 from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.envs.terminal_text import clean
@@ -135,18 +135,6 @@ def test_one_shell_for_the_whole_attempt(attempt):
     assert environment.counters["failed_commands"] == 1
 
 
-def test_done_beats_the_command_beside_it(attempt):
-    (end,), verdict, environment = attempt(cmd("mv a b") + "<done>")
-    assert end.stop_reason == StopReason.ANSWER and environment.counters["commands"] == 0
-    assert verdict.reward == 0.0  # the command did not run
-
-
-def test_the_last_turn_still_works_and_the_turn_limit_is_verified(attempt):
-    (_, end), verdict, environment = attempt(cmd("true"), cmd("mv a b"), max_turns=2)
-    assert end.stop_reason == StopReason.TURN_LIMIT and environment.counters["commands"] == 2
-    assert verdict.reward == 1.0 and environment.counters["unverified"] == 0
-
-
 def test_the_time_limit_gives_0_without_verification(attempt):
     """All is done in time, and still: what counts is that the attempt did not end by itself."""
     started = time.monotonic()
@@ -168,7 +156,7 @@ def published(request, attempt):
     def play(*actions, **changes):
         return attempt(*[f"<think>x</think>{action}" for action in actions], recipe=request.param, **changes)
 
-    return play, lambda command: dialogue.action(tools, command), dialogue.done(tools)
+    return play, lambda command: dialogue.action(tools, command), dialogue.finish(tools)
 
 
 def test_published_timeouts(published):
@@ -189,25 +177,6 @@ def test_published_done_beats_the_command(published):
         (end,), verdict, environment = play(action, max_turns=1)  # nor is it the turn limit
         assert end.stop_reason == StopReason.ANSWER and environment.counters["commands"] == 0
         assert verdict.reward == 0.0 and environment.counters["unverified"] == 0
-
-
-def test_a_command_that_is_late_does_not_end_a_published_attempt(published):
-    play, act, done = published
-    said = (act("sleep 60"), act("mv a b"), done)
-    steps, verdict, environment = play(*said, command_timeout_s=0.5, agent_timeout_s=60.0, max_turns=9)
-    assert [step.stop_reason for step in steps] == [None, None, StopReason.ANSWER]
-    assert verdict.reward == 1.0 and environment.counters["timed_out_commands"] == 1
-
-
-def test_after_the_time_limit_done_comes_too_late(attempt):
-    _, verdict, environment = attempt(cmd("mv a b; sleep 60"), "<done>", agent_timeout_s=1.0, max_turns=9)
-    assert verdict.reward == 0.0 and environment.counters["unverified"] == 1
-
-
-@pytest.mark.parametrize(("verify_overlong", "reward"), [(False, 0.0), (True, 1.0)])
-def test_an_overlong_attempt_is_verified_only_where_wanted(attempt, verify_overlong, reward):
-    _, verdict, environment = attempt(cmd("mv a b"), ended=StopReason.TOKEN_LIMIT, verify_overlong=verify_overlong)
-    assert verdict.reward == reward and environment.counters["unverified"] == 1 - reward
 
 
 @pytest.mark.parametrize("final_test", ["raise SystemExit(7)", "import os; os.kill(os.getpid(), 9)"])
@@ -249,7 +218,7 @@ def test_a_command_that_takes_too_long_is_answered(attempt, tools):
     slow, after = (dialogue.action(tools, c) for c in ("echo begun; sleep 60", "echo still here"))
     think = "<think>hm</think>" if tools == "qwen3_xml" else ""
     steps, _, environment = attempt(
-        think + slow, think + after, dialogue.done(tools), tools=tools, command_timeout_s=1.0, max_turns=9
+        think + slow, think + after, dialogue.finish(tools), tools=tools, command_timeout_s=1.0, max_turns=9
     )
     said = {
         "plain": "<out>begun\n(timed out)</out>\n",
@@ -264,19 +233,19 @@ def test_a_command_that_takes_too_long_is_answered(attempt, tools):
 def test_a_long_output_keeps_the_end_that_is_published(attempt):
     count = "seq 1 3000"  # 1\n2\n ... 3000: 13,892 characters without the last line's end
     (step, _), _, _ = attempt(
-        dialogue.action("endless", count), dialogue.done("endless"), tools="endless", output_chars=9
+        dialogue.action("endless", count), dialogue.finish("endless"), tools="endless", output_chars=9
     )
     assert step.observation.text.startswith("Command executed successfully. Output: 1\n2\n3\n4\n5\n\n(exit")
     action = "<think>x</think>" + dialogue.action("qwen3_xml", count)
-    (step, _), _, _ = attempt(action, dialogue.done("qwen3_xml"), tools="qwen3_xml", output_chars=9)
+    (step, _), _, _ = attempt(action, dialogue.finish("qwen3_xml"), tools="qwen3_xml", output_chars=9)
     assert " Output: 2999\n3000\n\n(exit_code=0)" in step.observation.text
 
 
 def test_the_two_ends_of_a_cut_output_are_never_joined():
     """Four bytes of each end were kept, and three of the last four are not shown."""
-    assert shown(b"HEAD\r\r\rT", truncated=True, chars=4, at_end=True) == "T"
-    assert shown(b"H\r\r\rTAIL", truncated=True, chars=4, at_end=False) == "H"
-    assert shown(b"H\r\r\rTAIL", truncated=False, chars=4, at_end=False) == "HTAI"
+    assert shortened_output(b"HEAD\r\r\rT", truncated=True, chars=4, at_end=True) == "T"
+    assert shortened_output(b"H\r\r\rTAIL", truncated=True, chars=4, at_end=False) == "H"
+    assert shortened_output(b"H\r\r\rTAIL", truncated=False, chars=4, at_end=False) == "HTAI"
 
 
 def test_output_is_cleaned():
@@ -289,7 +258,7 @@ def test_kinds_of_what_the_harness_says(attempt):
     assert step.observation.parts == (("<out>no command</out>\n", TokenKind.WARNING),)
     assert environment.counters["invalid_actions"] == 1
     (step, run, _), _, environment = attempt(
-        "ls", dialogue.action("qwen3_xml", "cat a"), dialogue.done("qwen3_xml"), tools="qwen3_xml"
+        "ls", dialogue.action("qwen3_xml", "cat a"), dialogue.finish("qwen3_xml"), tools="qwen3_xml"
     )
     warned = ("WARNINGS:\n- Missing <think> block.\n\n", TokenKind.WARNING)
     assert step.observation.parts == (warned, ("No <tool_call> found in response.", TokenKind.OBSERVATION))

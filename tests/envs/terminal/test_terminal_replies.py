@@ -14,12 +14,12 @@ THINK = "<think>hm</think>\n"
 def test_what_a_demonstration_writes_is_read_back(style):
     before = THINK if style == "qwen3_xml" else ""
     assert parse(style, before + dialogue.action(style, COMMAND)) == ParsedTurn(COMMAND)
-    assert parse(style, before + dialogue.done(style)) == ParsedTurn(done=True)
+    assert parse(style, before + dialogue.finish(style)) == ParsedTurn(done=True)
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_done_beats_a_command_on_either_side_of_it(style):
-    command, done = dialogue.action(style, "rm -rf x"), dialogue.done(style)
+    command, done = dialogue.action(style, "rm -rf x"), dialogue.finish(style)
     assert parse(style, command + done).done and not parse(style, command + done).command
     assert parse(style, done + command).done and not parse(style, done + command).command
 

@@ -107,7 +107,7 @@ def test_pytest_without_a_summary_is_an_error(output):
 
 def test_dialogue():
     assert dialogue.action("endless", "ls -l") == "<command>ls -l</command>"
-    assert dialogue.done("endless") == "<action>done</action>"
+    assert dialogue.finish("endless") == "<action>done</action>"
     assert dialogue.observation("endless", "ls", "a", 0) == "Command executed successfully. Output: a\n\n(exit_code=0)"
     assert dialogue.observation("endless", "ls", "no", 127) == "Command failed. Output: no\n\n(exit_code=1)"
     assert dialogue.action("qwen3_xml", "ls") == (

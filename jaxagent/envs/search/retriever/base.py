@@ -27,10 +27,6 @@ class RetrieverError(RuntimeError):
     """The search engine failed."""
 
 
-class RetrieverTimeout(RetrieverError, TimeoutError):
-    """The search engine did not answer in time."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Passage:
     """One document. `title` is the first line of its contents as written, quotes included; `text` the other lines."""
@@ -59,7 +55,8 @@ class Retriever(Protocol):
         """For every query at most `topk` passages, best first.
 
         Raises:
-          RetrieverError: the engine failed or (RetrieverTimeout) did not answer in time.
+          RetrieverError: the engine failed.
+          TimeoutError: it did not answer in time.
         """
 
     async def close(self) -> None:
@@ -67,7 +64,7 @@ class Retriever(Protocol):
 
 
 @contextlib.contextmanager
-def opened_by(config: Any, here: Opening, own: Path | None) -> Iterator[Retriever]:
+def opened_by(config: Any, opening: Opening, own: Path | None) -> Iterator[Retriever]:
     """What `config`, a choice of `env.retriever`, opens over the passages `own`. It is asked one question first.
 
     Nothing found is an answer; a search engine that is down, or is another program, is a mistake.
@@ -77,7 +74,7 @@ def opened_by(config: Any, here: Opening, own: Path | None) -> Iterator[Retrieve
     """
     retriever = contract.call(config, own, method="open")
     contract.check_methods(config, retriever, "open", "search", "close")
-    question = here.tasks[0].prompt if here.tasks else "?"
+    question = opening.tasks[0].prompt if opening.tasks else "?"
 
     async def ask() -> None:
         async with asyncio.timeout(TRY_TIMEOUT_S):
@@ -85,13 +82,13 @@ def opened_by(config: Any, here: Opening, own: Path | None) -> Iterator[Retrieve
 
     try:
         try:
-            here.run(ask(), 2 * TRY_TIMEOUT_S)
+            opening.run(ask(), 2 * TRY_TIMEOUT_S)
         except (RetrieverError, TimeoutError) as failure:
             reason = str(failure) or f"no answer in {TRY_TIMEOUT_S:g} s"
             raise ConfigError(f"env.retriever: the search engine {config} does not work: {reason}.") from failure
         yield retriever
     finally:
-        here.run(retriever.close(), CLOSE_TIMEOUT_S)
+        opening.run(retriever.close(), CLOSE_TIMEOUT_S)
 
 
 def corpus_identity(config: Any, corpus: Path | None) -> dict[str, str]:

@@ -62,10 +62,10 @@ class Dense(Retriever):
         try:
             facts = json.loads((folder / "index.json").read_text(encoding="utf-8"))
             vectors = np.load(folder / "vectors.npy", mmap_mode="r")
-            encoder, written = facts["encoder"], facts["corpus"]
+            encoder, corpus_fingerprint = facts["encoder"], facts["corpus"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"'{folder}' is not a dense index ({type(error).__name__}: {error}).") from error
-        if written != fingerprint(passages):
+        if corpus_fingerprint != fingerprint(passages):
             raise ConfigError(f"The dense index '{folder}' was made from another corpus than the one configured.")
         return cls(passages, vectors, open_encoder(encoder))
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from jaxagent.envs.search.retriever.base import Passage, Retriever, RetrieverError, RetrieverTimeout
+from jaxagent.envs.search.retriever.base import Passage, Retriever, RetrieverError
 from jaxagent.io.http import HttpClient, HttpError, HttpTimeout
 
 MAX_REPLY_BYTES = 64 << 20
@@ -38,7 +38,7 @@ class HttpRetriever(Retriever):
         try:
             reply = await self._client.request("POST", self._url, json=body)
         except HttpTimeout as failure:
-            raise RetrieverTimeout(str(failure)) from failure
+            raise TimeoutError(str(failure)) from failure
         except HttpError as failure:
             raise RetrieverError(str(failure)) from failure
         return parse_result(reply.decode("utf-8", "replace"), len(queries), self._url)
