@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks import exactness, workloads
 from jaxagent.config import Config, parse
 from jaxagent.configs import search_r1
-from jaxagent.engine import lm as kv
+from jaxagent.engine import lm
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.model import ROWS
 from jaxagent.models import exact, layers, logprobs, params, sharding, transformer
@@ -99,7 +99,7 @@ def _decoded(spec: ModelSpec, cfg: Config, weights: params.Params, tokens: jax.A
         at = jax.reshard(jnp.full((rows,), t, jnp.int32), ROWS)
 
         def attend(layer: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
-            out, new = kv.attend(layer, q, k, v, tables, at)
+            out, new = lm.attend_cached(layer, q, k, v, tables, at)
             return out, (new, (q, k, v, out))
 
         x, pairs = transformer.hidden(weights, spec, tokens[:, t], at, attend, cache, unroll=True)

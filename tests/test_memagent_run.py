@@ -125,7 +125,7 @@ def test_lengths_in_one_command(finished, tmp_path, capsys):
 def test_a_curve_keeps_its_lines_and_its_lengths_until_others_replace_them(unplayed, tmp_path, capsys, monkeypatch):
     out = tmp_path / "curve"
     ends = "the documents of 1 task end before it, of 2 tasks"
-    monkeypatch.setattr(evaluate_lengths, "checked", lambda config, done, length, source: f"{length.name}: {ends}")
+    monkeypatch.setattr(evaluate_lengths, "note_on_tasks", lambda config, done, at, source: f"{at.name}: {ends}")
     assert unplayed("--lengths=96,192", f"--out={out}")[0] == 0
     before = json.loads((out / "lengths.json").read_text())
     assert unplayed("--lengths=48", f"--out={out}")[0] == 0

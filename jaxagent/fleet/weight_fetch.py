@@ -116,8 +116,9 @@ class WeightFetcher:
                     def read(chunk: Chunk, now: Callable[[], Sources] = now) -> bytes:
                         if not wanted():
                             raise GivenUpError(f"version {now().version} is not wanted any more.")
-                        engines = responsible(chunk, now().engines)
-                        trainers = responsible(chunk, now().urls[len(engines) :])
+                        sources_now = now()  # asked once: the next answer may name more engines, or fewer
+                        engines = responsible(chunk, sources_now.engines)
+                        trainers = responsible(chunk, sources_now.urls[len(engines) :])
                         return self.chunk(chunk, [*engines[:ASKED_FIRST], *trainers, *engines[ASKED_FIRST:]])
 
                     copy(value, read, self._folder, order(value.chunks.values(), sources.engines, self._own))

@@ -19,8 +19,8 @@ import itertools
 import json
 import os
 import pathlib
+import secrets
 import shutil
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -93,7 +93,7 @@ def publish(
       ConflictError: in process 0: the version is there, and differs; names both digests.
       OSError: the disk is full, or failed, here or in another process; there is no such version then.
     """
-    own = f"{os.getpid()}-{threading.get_native_id()}"
+    own = secrets.token_hex(8)  # containers on one shared folder have the same few numbers of processes
     stage = pathlib.Path(folder) / f".writing-{version:08d}-{meet(f'to write version {version}', own)[0]}"
     try:
         failure = ""

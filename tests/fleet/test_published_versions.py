@@ -30,6 +30,17 @@ def same(found, trained):
     )
 
 
+def test_a_disk_that_fails_in_one_process_is_told_to_all(tmp_path, monkeypatch):
+    said = []
+
+    def failing(*of):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sink.engine_weights, "read", failing)
+    assert reader(CFG, None, tmp_path, {0: "digest"}, said).trained(0) is None
+    assert said == ["the tokens of version 0 are not scored again: [Errno 5] Input/output error"]
+
+
 @pytest.mark.parametrize("adapters", [False, True])
 def test_a_version_comes_back_as_it_was_trained(cfg, mesh, tmp_path, adapters):  # noqa: F811
     if adapters:

@@ -303,6 +303,17 @@ def test_versions_are_on_disk_before_they_are_told_and_deleted_when_nobody_asks(
         published(tmp_path, link, said).publish(1, state(11))  # its folder is gone; the coordinator remembers
 
 
+def test_other_processes_do_not_wait_while_process_0_compiles_its_probe(tmp_path):
+    """Their meetings have the time of a step, and the probe that of a start."""
+    done = []
+    (tmp_path / "w").mkdir()
+    of = published(tmp_path, Publications(), [])
+    of._probe = lambda: done.append("probe")
+    of._meet = lambda what, said: done.append(what) or [said]
+    of.publish(0, state(0))
+    assert done == ["to write version 0", "version 0 is written", "probe"]
+
+
 def test_a_new_version_goes_out_beside_the_next_step_and_the_one_after_waits_for_it(tmp_path, monkeypatch):
     link, go_on, told = Publications(), threading.Event(), []
     (tmp_path / "w").mkdir()
@@ -381,7 +392,7 @@ def test_versions_have_the_dtype_of_engines_with_the_bits_that_an_engine_would_m
     folder.mkdir(exist_ok=True)
     of = published(tmp_path, link, [], cfg)
     of.publish(0, types.SimpleNamespace(policy={"w": jnp.asarray(first)}))
-    like = trees.of_floats({"w": ArraySpec((1000,), "float32", ("embed",), 0.0, 0.0, None)})
+    like = trees.of_floats({"w": ArraySpec((1000,), "float32", ("embed",), 0.0, 0.0, "", ((0,),), (1000,))})
     with weight_reader.hold(folder, 0, "run", like=like) as held:
         found = held.read()["w",]
     assert found.dtype == dtype

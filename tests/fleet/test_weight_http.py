@@ -4,6 +4,7 @@ import contextlib
 import errno
 import http.client
 import http.server
+import itertools
 import pathlib
 import socket
 import threading
@@ -335,6 +336,15 @@ def test_the_processes_of_a_trainer_share_what_they_send_and_stand_in_for_each_o
     WeightFetcher(tmp_path / "later", TOKEN).fetch(lambda: of, 0.0)  # one of them is gone
     with hold(tmp_path / "later", 3, "run") as held:
         assert equal(held.read())
+
+
+def test_who_has_a_version_may_change_between_two_chunks_and_between_two_lines(tmp_path, trainer, monkeypatch):
+    """An engine that comes or goes shifts where the trainer's processes stand."""
+    digest = manifest.digest(TREE)
+    answers = itertools.cycle([Sources(3, digest, "run", ("http://127.0.0.1:9", trainer.url)), sources(trainer.url)])
+    monkeypatch.setattr(weights, "THREADS", 1)
+    monkeypatch.setattr(weight_fetch, "_asking_again", lambda *of: contextlib.nullcontext(lambda: next(answers)))
+    assert equal(fetched(tmp_path / "engine", trainer.url))
 
 
 def test_several_engines_relieve_the_trainer(tmp_path, trainer):

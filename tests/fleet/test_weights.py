@@ -271,6 +271,19 @@ def test_several_processes_make_one_version_of_the_chunks_that_each_has(tmp_path
     assert names == {"manifest.json", *(f"{digest}.bin" for digest in value.chunks)}
 
 
+def test_no_two_tries_write_into_one_folder(tmp_path):
+    """Containers on one shared folder have the same few numbers of processes: parts of two tries would be one."""
+    places = []
+
+    def meet(what, own):
+        places.append(own)
+        return [own]
+
+    for _ in range(2):
+        publish(tmp_path, tree(), "run", 3, meet=meet)
+    assert len({*places[::2]}) == 2
+
+
 def test_what_one_process_cannot_write_is_published_by_none_and_each_says_why(tmp_path):
     raised = together(tmp_path, spread(tree(), 3), fails=1)
     assert all(isinstance(each, OSError) for each in raised)

@@ -194,9 +194,9 @@ class VersionPublisher:
         self, version: int, content: VersionContent, before: set[int], tasks: Callable[[int], Tasks]
     ) -> None:
         """Writes a version, reports it to the coordinator, and deletes those that nobody asks for; in process 0."""
-        if version == 0:
-            self._probe()
         digest = self._write_version(version, content)
+        if version == 0:  # after the other processes' parts, which do not wait for what it compiles
+            self._probe()
         if digest is not None:
             answer = self._link.publish(version, digest, self._lineage, tasks(version))
             self._repeats = answer.outcome is not Outcome.STORED
@@ -340,7 +340,7 @@ class PublishedWeights:
                 _, leaves = engine_weights.read(self.folder, sources, *wanted)
         except MissingError:
             failure = DELETED
-        except WeightsError as error:
+        except (WeightsError, OSError) as error:
             failure = str(error)
         failure = next(filter(None, peers.meet(f"version {version} is read again", failure)), "")
         if not failure:
