@@ -38,9 +38,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 TELL_EVERY_S = 30.0  # that the coordinator is away
 STOPPED_S = 5.0  # by which an attempt may be late without the process having been stopped
 BYTES_PER_S = 1 << 20  # the slowest link on which an episode still arrives
-# 401: the token was damaged on the way, or another run has the port for a while; 422: the call came in damaged;
-# 507: the disk is full.
-AGAIN = (401, 408, 422, 429, 500, 502, 503, 504, 507)
 
 
 class CoordinatorGoneError(WaitedInVainError):
@@ -288,9 +285,8 @@ class Client:
                 if reply.status == 200 or reply.status in also:
                     self._accepted = True
                     return reply
-                again = (*AGAIN, 413) if len(body) <= wire.MAX_CALL_BYTES else AGAIN  # 413: its length came in damaged
-                late = reply.status == 401 and waited > self._patience_s and not self._accepted
-                if reply.status not in again or late:
+                length_damaged = reply.status == 413 and len(body) <= wire.MAX_CALL_BYTES
+                if not length_damaged and not wire.may_pass(reply.status, waited, self._patience_s, self._accepted):
                     raise _error(reply, self.url + path, self._run)
                 failed = f"{reply.status} {_refusal(reply)[1]}"
                 if reply.status == 401:

@@ -61,6 +61,20 @@ STATUS = {
 }  # fmt: skip
 
 
+# Statuses of refusals that may pass. 401: the token was damaged on the way, or another run has the port for a while;
+# 422: the call came in damaged; 507: the disk is full.
+REPEATED = (401, 408, 422, 429, 500, 502, 503, 504, 507)
+
+
+def may_pass(status: int, waited_s: float, patience_s: float, accepted: bool) -> bool:
+    """Whether a client repeats a call that a server has refused with this status.
+
+    A refused token is final only for a process none of whose calls was ever `accepted`, and after `patience_s`: a token
+    that worked is right, and its process waits as for a server that is away.
+    """
+    return status in REPEATED and (status != 401 or accepted or waited_s <= patience_s)
+
+
 class RefusedCallError(Exception):
     """A call that a server refuses; one line says why, and what to do.
 
