@@ -218,12 +218,13 @@ class Client:
           CallError: the coordinator has kept something else.
         """
         row = {"version": version, "digest": digest, "lineage": lineage, "tasks": wire.tasks_to(tasks)}
-        told = self._call("POST", "/v1/publish", row)
-        answer, kept = wire.answer_of(told), told.get("digest")
-        if answer.outcome in (Outcome.STORED, Outcome.DUPLICATE) and kept != digest:
+        reply_row = self._call("POST", "/v1/publish", row)
+        answer, stored_digest = wire.answer_of(reply_row), reply_row.get("digest")
+        if answer.outcome in (Outcome.STORED, Outcome.DUPLICATE) and stored_digest != digest:
             raise CallError(
-                f"{self.url} has kept digest {kept} for version {version}, and was told {digest}: that machine's "
-                "memory or disk errs, and engines would refuse the version. Begin anew in another workdir, elsewhere."
+                f"{self.url} has kept digest {stored_digest} for version {version}, and was told {digest}: that "
+                "machine's memory or disk errs, and engines would refuse the version. Begin anew in another workdir, "
+                "elsewhere."
             )
         return answer
 
@@ -278,9 +279,9 @@ class Client:
             attempt += 1
             begun, line, reply = time.monotonic(), self._idle(), None
             try:
-                sent = self._headers(method, path, body, attempt, headers)
-                reply = line.ask(method, path, body, sent, seconds, most)
-                self._check(reply, method, path, sent, line)
+                call_headers = self._headers(method, path, body, attempt, headers)
+                reply = line.ask(method, path, body, call_headers, seconds, most)
+                self._check(reply, method, path, call_headers, line)
                 self._lines.append(line)
                 if reply.status == 200 or reply.status in also:
                     self._accepted = True
@@ -295,14 +296,14 @@ class Client:
             except (OSError, http.client.HTTPException) as error:
                 failed = str(error) or type(error).__name__
                 if line.used:
-                    waited += self._counted(begun, seconds)
+                    waited += self._attempt_s(begun, seconds)
                     if waited < self._patience_s:
                         continue  # the server closes connections that have been idle: this says nothing of it
                     begun = time.monotonic()
             self._closed.wait(pause_s * (0.5 + random.random()))
             if self._address is not None and (moved := url_in(self._address)) not in ("", self.url):
                 self._go_to(moved)
-            waited += self._counted(begun, seconds + 2 * pause_s)
+            waited += self._attempt_s(begun, seconds + 2 * pause_s)
             if waited > warned_s + TELL_EVERY_S:
                 warned_s = waited
                 logger.warning(
@@ -315,7 +316,7 @@ class Client:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     @staticmethod
-    def _counted(begun: float, most: float) -> float:
+    def _attempt_s(begun: float, most: float) -> float:
         """Seconds of an attempt, which ends by its own limit: in what is beyond, this process itself was stopped."""
         return min(time.monotonic() - begun, most + STOPPED_S)
 
@@ -341,14 +342,14 @@ class Client:
         except IndexError:
             return Line(self._host, self._port)
 
-    def _check(self, reply: Reply, method: str, path: str, sent: Mapping[str, str], line: Line) -> None:
+    def _check(self, reply: Reply, method: str, path: str, call_headers: Mapping[str, str], line: Line) -> None:
         """Raises HTTPException where an answer is not what was sent, or is another call's."""
-        asked, digest = wire.sum_of_call(method, path, sent), reply.headers.get(wire.DIGEST, "")
-        if reply.headers.get(wire.SUM) == wire.sum_of_answer(asked, reply.status, digest, reply.body):
+        call_sum, digest = wire.sum_of_call(method, path, call_headers), reply.headers.get(wire.DIGEST, "")
+        if reply.headers.get(wire.SUM) == wire.sum_of_answer(call_sum, reply.status, digest, reply.body):
             return
         line.close()  # whatever else comes over it is no answer to the next call either
         self._damaged += 1
-        said = f"{reply.status} {_refusal(reply)[1][:200]}".strip()
+        excerpt = f"{reply.status} {_refusal(reply)[1][:200]}".strip()
         if wire.SUM in reply.headers:
             why = (
                 "came in damaged: a link or a memory on the way errs, or a proxy changes addresses, headers or bodies, "
@@ -357,8 +358,8 @@ class Client:
         else:
             server = reply.headers.get("Server", "which does not say what it is")[:80]
             why = f"is none of a coordinator of this code: a proxy or another program ({server}) sent it"
-        self._warn(why, f"the answer to {method} {path} ({said}) {why}. It is asked for again")
-        raise http.client.HTTPException(f"the answer ({said}) is damaged, of other code, or of a proxy")
+        self._warn(why, f"the answer to {method} {path} ({excerpt}) {why}. It is asked for again")
+        raise http.client.HTTPException(f"the answer ({excerpt}) is damaged, of other code, or of a proxy")
 
     def _warn(self, what: str, line: str) -> None:
         """Says something once for this process."""

@@ -24,7 +24,7 @@ class Player(Protocol):
     def expect(self, version: int) -> None:
         """`hold` will probably be called with this version: it may be fetched meanwhile. Returns at once."""
 
-    def play(self, job: Job, done: Done) -> None:
+    def play(self, job: Job, report: Done) -> None:
         """Begins an episode and returns.
 
         `done(result, version of its oldest token)` is called once, from any thread, also for an episode that failed;

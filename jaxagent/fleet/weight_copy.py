@@ -60,8 +60,8 @@ def copy(
             weights.compare(target, value)
             shutil.rmtree(stage, ignore_errors=True)
             return 0
-        wanted = {weights.file_of(stage, chunk) for chunk in value.chunks.values()}
-        for path in set(stage.iterdir()) - wanted:
+        chunk_files = {weights.file_of(stage, chunk) for chunk in value.chunks.values()}
+        for path in set(stage.iterdir()) - chunk_files:
             path.unlink()  # begun by a process that was killed
         with weights.threads() as pool:
             pending = [pool.submit(_fetch, chunk, read, stage) for chunk in order or value.chunks.values()]

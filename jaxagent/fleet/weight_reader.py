@@ -84,7 +84,7 @@ class OpenVersion:
                 parts.append((leaf, chunk, data[start : start + chunk.size]))
                 start += chunk.size
 
-        def one(part: tuple[Leaf, Chunk, memoryview]) -> None:
+        def fill_part(part: tuple[Leaf, Chunk, memoryview]) -> None:
             leaf, chunk, data = part
             try:
                 self._fill(chunk, data)
@@ -92,7 +92,7 @@ class OpenVersion:
                 raise DamagedError(f"leaf {leaves.name_of(leaf.path)}: {failure}") from None
 
         with threads() as pool:
-            for _ in pool.map(one, parts):
+            for _ in pool.map(fill_part, parts):
                 pass
         return arrays
 
@@ -156,13 +156,13 @@ def hold(
       MismatchError: it is of another lineage, kind, base or model.
       DamagedError: its manifest is.
     """
-    held = OpenVersion(path_of(folder, version))
+    open_version = OpenVersion(path_of(folder, version))
     try:
-        check(held.manifest, version, lineage, base, like)
+        check(open_version.manifest, version, lineage, base, like)
     except BaseException:
-        held.__exit__()
+        open_version.__exit__()
         raise
-    return held
+    return open_version
 
 
 def check(
@@ -173,30 +173,30 @@ def check(
     Raises:
       MismatchError: names what differs.
     """
-    for name, has, wanted in (
+    for name, has, expected in (
         ("version", value.version, version),
         ("lineage", value.lineage, lineage),
         ("kind", value.kind, "full" if base == "" else "adapter"),
         ("base", value.base, value.base if base is None else base),
     ):
-        if has != wanted:
-            raise MismatchError(f"version {version} was asked for with {name} {wanted!r}, and its {name} is {has!r}.")
+        if has != expected:
+            raise MismatchError(f"version {version} was asked for with {name} {expected!r}, and its {name} is {has!r}.")
     if like is None:
         return
     published = {leaf.path: (leaf.dtype, leaf.shape) for leaf in value.leaves}
     room = {path: (_dtype(leaf.dtype, published.get(path, ("",))[0]), tuple(leaf.shape)) for path, leaf in like.items()}
     for path in sorted(published.keys() | room.keys(), key=leaves.name_of):
         if published.get(path) != room.get(path):
-            there, wanted = (_words(leaf) for leaf in (published.get(path), room.get(path)))
+            there, expected = (_words(leaf) for leaf in (published.get(path), room.get(path)))
             raise MismatchError(
-                f"version {version}, leaf {leaves.name_of(path)}: published is {there}, and the model has {wanted}."
+                f"version {version}, leaf {leaves.name_of(path)}: published is {there}, and the model has {expected}."
             )
 
 
-def _dtype(wanted: Any, published: str) -> str:
-    if isinstance(wanted, tuple):
-        return published if published in wanted else " or ".join(wanted)
-    return np.dtype(wanted).name
+def _dtype(expected: Any, published: str) -> str:
+    if isinstance(expected, tuple):
+        return published if published in expected else " or ".join(expected)
+    return np.dtype(expected).name
 
 
 def _words(leaf: tuple[str, tuple[int, ...]] | None) -> str:

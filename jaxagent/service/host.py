@@ -95,8 +95,8 @@ class Node:
         loops = [asyncio.create_task(self._beats()), asyncio.create_task(self._takes())]
         drained = asyncio.create_task(self._drained())
         try:
-            done, _ = await asyncio.wait([*loops, drained], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            first_tasks, _ = await asyncio.wait([*loops, drained], return_when=asyncio.FIRST_COMPLETED)
+            for task in first_tasks:
                 task.result()  # raises what ended it
         finally:
             for task in (*loops, drained, *[playing.task for playing in self._playing.values()]):
@@ -118,8 +118,8 @@ class Node:
         pause_s = PAUSE_S
         while True:
             try:
-                told = await self._client.register(self._id, self._process, self._gateway_url, places)
-                self._interval_s = float(told["heartbeat_interval"])
+                answer = await self._client.register(self._id, self._process, self._gateway_url, places)
+                self._interval_s = float(answer["heartbeat_interval"])
                 self._accepted, self._refused_since = True, None
                 return
             except HttpError as failure:
@@ -201,8 +201,8 @@ class Node:
                 if self._draining.is_set():
                     await self._client.give_back(self._id, self._process, [w.key for w in work])
                 else:
-                    for one in work:
-                        self._begin(one)
+                    for each in work:
+                        self._begin(each)
                 pause_s = PAUSE_S
                 continue
             except HttpStatus as refusal:
@@ -230,7 +230,7 @@ class Node:
         """One session, from its first place to the server's receipt."""
         try:
             await phases.enter(State.INITIALIZING)
-            episode = await self._played(work, phases)
+            episode = await self._bounded_episode(work, phases)
             phases.over()
             self._free.set()
             await self._deliver(work, episode)
@@ -241,7 +241,7 @@ class Node:
             del self._playing[work.key]
             self._free.set()
 
-    async def _played(self, work: Work, phases: Phases) -> Episode:
+    async def _bounded_episode(self, work: Work, phases: Phases) -> Episode:
         """The episode, whatever happens, within the session's time and that of cleaning up."""
         play = asyncio.ensure_future(guarded(lambda *_: self._play(work, phases), work.task, work.number))
         try:
@@ -269,8 +269,8 @@ class Node:
         async with asyncio.timeout(RESULT_S):
             while True:
                 try:
-                    stored = await self._client.finish(work.key, body, digest)
-                    self.ended += stored
+                    is_new = await self._client.finish(work.key, body, digest)
+                    self.ended += is_new
                     return
                 except HttpStatus as refusal:
                     if refusal.status in (400, 413):

@@ -82,7 +82,7 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
     return options, rest
 
 
-async def serve(options: argparse.Namespace, token: str, player: Player, given: Config | None) -> None:
+async def serve(options: argparse.Namespace, token: str, player: Player, config: Config | None) -> None:
     """Plays until drained.
 
     Raises:
@@ -90,15 +90,15 @@ async def serve(options: argparse.Namespace, token: str, player: Player, given: 
       WaitedInVainError: the server is away, or refuses a token that it took before, for --patience_s.
     """
     loop = asyncio.get_running_loop()
-    opened = contextlib.ExitStack()
+    stack = contextlib.ExitStack()
 
     def run(coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(timeout_s)
 
     admin = read_token(options.gateway_token_file) if options.gateway_token_file else ""
-    here = Here(given, run, options.gateway_url, admin)
+    here = Here(config, run, options.gateway_url, admin)
     # In a thread: players open environments, which wait for what they run on the loop.
-    play = await asyncio.to_thread(lambda: opened.enter_context(player(here)))
+    play = await asyncio.to_thread(lambda: stack.enter_context(player(here)))
     places = Places(*(int(n) for n in (options.max_init_workers, options.max_run_workers, options.max_postrun_workers)))
     client = ServiceClient(options.server, token)
     node = Node(client, play, options.node_id, places, options.drain_s, options.gateway_url, options.patience_s)
@@ -118,7 +118,7 @@ async def serve(options: argparse.Namespace, token: str, player: Player, given: 
         raise ConfigError(f"This node ends: {failure}.") from failure
     finally:
         await client.close()
-        await asyncio.to_thread(opened.close)
+        await asyncio.to_thread(stack.close)
     print(f"played {node.ended} sessions", flush=True)
 
 
@@ -128,9 +128,9 @@ def run(options: argparse.Namespace, of_config: Sequence[str]) -> None:
     if options.gateway_url:
         options.gateway_url = checked_url(options.gateway_url, "--gateway_url")
     token = read_token(options.token_file)
-    given = flags.parse_config([sys.argv[0], *of_config], absl_flags.FlagValues()) if of_config else None
+    config = flags.parse_config([sys.argv[0], *of_config], absl_flags.FlagValues()) if of_config else None
     sys.path.insert(0, os.getcwd())  # where the user's own player may lie
-    asyncio.run(serve(options, token, imported(options.player), given))
+    asyncio.run(serve(options, token, imported(options.player), config))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

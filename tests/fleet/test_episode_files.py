@@ -151,7 +151,7 @@ def test_what_the_ledger_does_not_know_is_removed_and_what_it_knows_must_be_ther
         episodes.read(tmp_path, KEY, packed.digest)
     again = EpisodeFiles(tmp_path, {KEY: packed.digest})
     assert again.missing == [KEY]
-    again.lost(KEY)
+    again.mark_damaged(KEY)
     assert again.put(KEY, packed) == "stored" and same(again.read(KEY), EPISODE)
 
 

@@ -375,7 +375,7 @@ def test_only_a_mistake_at_the_beginning_and_what_a_trainer_has_told_are_final(l
     for worked in (False, True):
         lives = restarts.Lives(100, leads, starts=1)
         if worked:
-            assert lives.ended(-9, lived_s=1.0, done=1) == (0.0, "")
+            assert lives.next_start(-9, lived_s=1.0, progress=1) == (0.0, "")
         told = {1, 129, 130, 143} if leads else set()
         assert {code for code in CODES if lives.final(code)} == told | (set() if worked else {2})
 
@@ -383,19 +383,19 @@ def test_only_a_mistake_at_the_beginning_and_what_a_trainer_has_told_are_final(l
 def test_a_failure_for_now_is_tried_again_for_minutes_and_a_crash_three_times():
     for code, least_s in ((75, restarts.VAIN_S), (2, restarts.VAIN_S), (70, 0.0), (1, 0.0)):
         lives, waited_s, pauses = restarts.Lives(100, starts=1), 0.0, []
-        while not (answer := lives.ended(code, lived_s=1.0, done=0))[1]:
+        while not (answer := lives.next_start(code, lived_s=1.0, progress=0))[1]:
             pauses.append(answer[0])
             waited_s += 1.0 + answer[0]
         assert waited_s + 40 > least_s and (least_s or len(pauses) == restarts.CRASHES_AT_ONE_PLACE - 1), pauses
         assert pauses == sorted(pauses) and max(pauses) <= restarts.LONGEST_DELAY_S
     for done, leads in ((1, False), (None, True), (None, False)):  # it works for long before each end
         lives = restarts.Lives(100, leads, starts=1)
-        assert not any(lives.ended(code, restarts.GOOD_S + 1, done)[1] for code in (70, 75) for _ in range(50))
+        assert not any(lives.next_start(code, restarts.GOOD_S + 1, done)[1] for code in (70, 75) for _ in range(50))
     lives = restarts.Lives(3)
     for lives.starts in (1, 2, 3):
-        assert not lives.ended(-9, 1.0, 0)[1]
+        assert not lives.next_start(-9, 1.0, 0)[1]
     lives.starts = 4
-    assert lives.ended(-9, 1.0, 0) == (0.0, "after 3 restarts")
+    assert lives.next_start(-9, 1.0, 0) == (0.0, "after 3 restarts")
 
 
 @pytest.mark.parametrize("code", [2, 75])

@@ -16,7 +16,7 @@ from jaxagent.service.client import ServiceClient
 from jaxagent.service.play import Places, of_rollout
 from jaxagent.service.remote_rollout import ServiceConfig
 from jaxagent.service.states import State
-from jaxagent.service.store import opened
+from jaxagent.service.store import open_database
 from tests.service.cluster import ended, episode, playing, same, serving, until
 from tests.service.test_rollout_service import group
 
@@ -285,7 +285,7 @@ def test_an_address_without_a_scheme_is_refused(tmp_path):
 
 def test_a_folder_is_no_store(tmp_path):
     with pytest.raises(ConfigError, match="cannot be used as a store"):
-        opened(tmp_path)
+        open_database(tmp_path)
 
 
 def test_another_process_cannot_speak_for_a_node(tmp_path):
