@@ -21,7 +21,7 @@ import json
 import pathlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.data.packing import Packed
@@ -36,13 +36,6 @@ from jaxagent.types import Episode
 FREE = ("steps", "lease_s", "domains")  # of a plan: may be others when a run goes on; the last is of older code
 OPEN_S = 60.0  # for the first line
 LEAST_DEAD, DEAD_PART = 1000, 0.3  # forgotten lines from which the ledger is compacted; and of all its lines
-
-
-class Assigned(NamedTuple):
-    """What came with a version beside its digest."""
-
-    lineage: str
-    tasks: str  # digest
 
 
 class Book:
@@ -73,7 +66,7 @@ class Book:
         self._ledger = Ledger(folder)
         try:
             self.epoch, self.notes = self._ledger.epoch, list(self._ledger.notes)
-            self._assigned: dict[int, Assigned] = {}  # by version
+            self._assigned: dict[int, dict[str, str]] = {}  # by version: its lineage, and the digest of its tasks
             self._tasks: dict[int, Rounds] = {}  # by step, not forgotten
             self.run, past = "", list[events.Event]()
             self._lines = self._dead = 0  # of the ledger, about; and those of what is forgotten
@@ -177,13 +170,13 @@ class Book:
         Published again, by a trainer that replays, it must be the same in everything. In a run that was given more
         steps it also brings the tasks of those that were beyond the former end.
         """
-        assignment = Assigned(lineage, _digest(tasks))
+        assignment = {"lineage": lineage, "tasks": _digest(tasks)}
         if wrong := self._wrong_tasks(version, tasks):
             return Answer(Outcome.REFUSED, wrong), self.flush()
         there = self._assigned.get(version)
         answer = self.rules.publish(version, digest)
         if answer.outcome is Outcome.DUPLICATE:
-            other_lineage = there is None or there.lineage != lineage
+            other_lineage = there is None or there["lineage"] != lineage
             if other_lineage or any(self._tasks.get(step, rounds) != rounds for step, rounds in tasks.items()):
                 what = "lineage" if other_lineage else "tasks"
                 reason = f"version {version} was published with another {what}; the weights are equal."
@@ -198,7 +191,7 @@ class Book:
         lines = [{"kind": "tasks", "step": step, "rounds": wire.rounds_to(rounds)} for step, rounds in new.items()]
         if answer.outcome is Outcome.STORED:
             self._assigned[version] = assignment
-            lines.append({"kind": "assigned", "version": version, **assignment._asdict()})
+            lines.append({"kind": "assigned", "version": version, **assignment})
         return answer, self.flush(lines)
 
     def keep(self, step: int) -> tuple[Answer, list[Key]]:
@@ -245,7 +238,7 @@ class Book:
 
     def lineage(self, version: int) -> str:
         """Of a published version."""
-        return self._assigned[version].lineage
+        return self._assigned[version]["lineage"]
 
     def digest(self, episode: EpisodeId) -> str | None:
         """Of a stored result; None: it is not stored, or forgotten."""
@@ -272,7 +265,7 @@ class Book:
             self.run = line["run"]
             self._compare(folder, line["plan"])
         elif kind == "assigned":
-            self._assigned[line["version"]] = Assigned(line["lineage"], line["tasks"])
+            self._assigned[line["version"]] = {name: line[name] for name in ("lineage", "tasks")}
         elif kind == "tasks":
             self._tasks[line["step"]] = wire.rounds_of(line["rounds"])
         else:

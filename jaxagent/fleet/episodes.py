@@ -27,10 +27,6 @@ FOLDER = "episodes"
 _LOCKS = 64  # writers of different episodes wait for each other with one chance in so many
 
 
-class EpisodeConflictError(RuntimeError):
-    """An episode's result is stored, and another one was handed in. The stored one stays."""
-
-
 class DamagedEpisodeError(ConfigError):
     """A stored episode's file is not there, or not what was stored; names the file."""
 
@@ -71,7 +67,7 @@ class EpisodeFiles:
         """Stores an episode; when this returns, it is on disk. The same again is a duplicate, and changes nothing.
 
         Raises:
-          EpisodeConflictError: another result of the episode is stored; names both digests.
+          RuntimeError: another result of the episode is stored, and stays; names both digests.
           ConfigError: the body is damaged, or has another digest.
           OSError: the disk is full, or failed; nothing is stored, and it may be handed in again.
         """
@@ -81,7 +77,7 @@ class EpisodeFiles:
             if there == packed.digest:
                 return "duplicate"
             if there is not None:
-                raise EpisodeConflictError(f"{name_of(key)}: {there} is stored, and {packed.digest} was handed in.")
+                raise RuntimeError(f"{name_of(key)}: {there} is stored, and {packed.digest} was handed in.")
             path = path_of(self._folder, key, packed.digest)
             with self._making:
                 if path.parent not in self._steps:

@@ -34,10 +34,6 @@ MOST_TOGETHER = 1_000  # appends of one write
 STOP_TIMEOUT_S = 30.0
 
 
-class LedgerError(RuntimeError):
-    """The ledger takes no more: it is closed, or has been too slow for too long."""
-
-
 @dataclasses.dataclass
 class _Request:
     """Lines to append; or, with `keep`, a compaction."""
@@ -93,7 +89,7 @@ class Ledger:
         or the TypeError or ValueError of a record that is no JSON. All of them are final.
 
         Raises:
-          LedgerError: it is closed, or the disk hangs.
+          RuntimeError: it is closed, or the disk hangs.
         """
         return self._ask(_Request(list(records)))
 
@@ -130,11 +126,11 @@ class Ledger:
 
     def _ask(self, request: _Request) -> concurrent.futures.Future[Any]:
         if self._closed:
-            raise LedgerError("the ledger is closed.")
+            raise RuntimeError("the ledger is closed.")
         try:
             self._waiting.put_nowait(request)
         except queue.Full:
-            self._failure = LedgerError(f"{MOST_WAITING} appends wait for the disk: it hangs.")
+            self._failure = RuntimeError(f"{MOST_WAITING} appends wait for the disk: it hangs.")
             raise self._failure from None
         return request.outcome
 

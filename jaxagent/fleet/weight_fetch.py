@@ -21,6 +21,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.line import Line, Reply
@@ -87,7 +88,7 @@ class WeightFetcher:
         ask: Callable[[], Sources],
         deadline_s: float,
         base: str | None = "",
-        like: Mapping[manifest.Path, weight_reader.Typed] | None = None,
+        like: Mapping[manifest.Path, Any] | None = None,
         still_wanted: Callable[[], bool] = lambda: True,
     ) -> pathlib.Path:
         """Fetches a version; when this returns, it lies whole in the folder.
@@ -150,9 +151,7 @@ class WeightFetcher:
 
     # ---------------------------------------------------------------- one version
 
-    def manifest_of(
-        self, sources: Sources, base: str | None, like: Mapping[manifest.Path, weight_reader.Typed] | None
-    ) -> Manifest:
+    def manifest_of(self, sources: Sources, base: str | None, like: Mapping[manifest.Path, Any] | None) -> Manifest:
         """The published manifest, from the first source that has the right one.
 
         Args:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,16 +19,6 @@ from jaxagent.fleet.leaves import Path
 from jaxagent.fleet.manifest import Chunk, DamagedError, Leaf, Manifest, MismatchError, MissingError
 from jaxagent.fleet.weights import MANIFEST, file_of, path_of, threads
 from jaxagent.io import files
-
-
-class Typed(Protocol):
-    """An array, or what describes one; a tuple of dtypes: whichever of them was published is taken."""
-
-    @property
-    def dtype(self) -> Any: ...  # noqa: D102
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
 
 
 class OpenVersion:
@@ -140,7 +130,7 @@ def hold(
     version: int,
     lineage: str,
     base: str | None = "",
-    like: Mapping[Path, Typed] | None = None,
+    like: Mapping[Path, Any] | None = None,
 ) -> OpenVersion:
     """Exactly the version that is asked for, to be read.
 
@@ -149,7 +139,8 @@ def hold(
       version, lineage: which.
       base: of adapters: the digest of the weights that the reader has; "" = full weights are wanted; None = adapters
         are wanted, to whatever weights: the reader has none yet.
-      like: by path, the arrays that the reader has room for; None: any.
+      like: by path, the arrays that the reader has room for, or what has their dtype and shape (a tuple of dtypes:
+        whichever of them was published is taken); None: any.
 
     Raises:
       MissingError: it is not there.
@@ -166,7 +157,7 @@ def hold(
 
 
 def check(
-    value: Manifest, version: int, lineage: str, base: str | None = "", like: Mapping[Path, Typed] | None = None
+    value: Manifest, version: int, lineage: str, base: str | None = "", like: Mapping[Path, Any] | None = None
 ) -> None:
     """Whether a manifest, from wherever it came, is of what was asked for (see `hold`).
 

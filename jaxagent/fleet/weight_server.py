@@ -13,12 +13,13 @@ reader decides, by its digest: a server that errs or lies costs time and nothing
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import http.server
 import pathlib
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from jaxagent.config.command import bound_socket
@@ -64,12 +65,7 @@ class WeightServer:
         self._places = threading.BoundedSemaphore(most)
         self._lock = threading.Lock()
         self._sent = self._refused = self._sending = 0
-        server = self
-
-        class Handler(_Handler):
-            weights = server
-
-        self._http = _Server((host, port), Handler)
+        self._http = _Server((host, port), functools.partial(_Handler, self))
         self._thread = threading.Thread(target=self._http.serve_forever, args=(LOOK_S,), name="weights", daemon=True)
         self.url = url_of(address or host, self._http.server_address[1])
 
@@ -144,7 +140,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]):
+    def __init__(self, address: tuple[str, int], handler: Callable[..., http.server.BaseHTTPRequestHandler]):
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(address, handler, bind_and_activate=False)
         self.socket.close()
@@ -171,10 +167,13 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    weights: WeightServer
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
     disable_nagle_algorithm = True
+
+    def __init__(self, weights: WeightServer, *request: Any):
+        self.weights = weights
+        super().__init__(*request)  # which answers everything that comes
 
     def do_GET(self) -> None:
         """One request."""

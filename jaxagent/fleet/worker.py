@@ -48,10 +48,6 @@ PLAYING, ASKING, WAITING = "playing", "asking for episodes", "waiting for a plac
 PHASES = (ENDING, WEIGHTS, EMPTYING, JOINING, PLAYING, ASKING, WAITING)
 
 
-class RefusedError(RuntimeError):
-    """The coordinator takes nothing that this process plays."""
-
-
 @dataclasses.dataclass
 class _JobInHand:
     """An episode in hand."""
@@ -109,7 +105,7 @@ class EngineWorker:
         """Works until the run has ended, or `end` was called. Returns why it ends.
 
         Raises:
-          RefusedError: it plays nothing that the coordinator takes.
+          RuntimeError: it plays nothing that the coordinator takes.
           Exception: what a thread died of: the coordinator is away for longer than the link waits, or a defect.
         """
         self._join("")
@@ -240,7 +236,7 @@ class EngineWorker:
             if not_taken:
                 logger.error("An episode was not taken (%s): %s", answer.outcome.value, answer.reason)
             if in_vain >= MOST_REFUSED:  # a defect, or hardware that errs: a process that plays on hides it
-                raise RefusedError(
+                raise RuntimeError(
                     f"The coordinator has taken none of the last {in_vain} episodes that this process has played. "
                     f"The last one: {answer.outcome.value}, {answer.reason}"
                 )
