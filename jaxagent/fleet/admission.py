@@ -364,7 +364,7 @@ class Coordinator:
         return self._of_an_empty(worker, waiting)
 
     def _of_an_empty(self, worker: Worker, waiting: list[int]) -> int | None:
-        """Of the steps that wait, the one that an empty engine goes to."""
+        """The step that an empty engine goes to, of those that wait."""
         share = -(-len(self._leases.workers) // (self.plan.staleness + 1))
         helped = None
         for step in waiting:

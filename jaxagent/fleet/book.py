@@ -237,11 +237,11 @@ class Book:
         return self.rules.batch(step)
 
     def lineage(self, version: int) -> str:
-        """Of a published version."""
+        """The lineage of a published version."""
         return self._assigned[version]["lineage"]
 
     def digest(self, episode: EpisodeId) -> str | None:
-        """Of a stored result; None: it is not stored, or forgotten."""
+        """The digest of a stored result; None: it is not stored, or forgotten."""
         group = self.rules.record.groups.get(episode.group)
         result = group.results.get(episode.sample) if group is not None else None
         return result.digest if result is not None else None
@@ -254,7 +254,7 @@ class Book:
         return rounds[group.round][group.number].id
 
     def path(self, episode: EpisodeId, digest: str) -> pathlib.Path:
-        """Of a stored result's file."""
+        """Where a stored result's file lies."""
         return episodes.path_of(self._folder / episodes.FOLDER, episode, digest)
 
     # ---------------------------------------------------------------- inside

@@ -95,7 +95,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its group."""
+        """The id of the process, and of its group."""
         return self._process.pid
 
     @property
@@ -132,13 +132,13 @@ class Child:
         return True
 
     def stacks_bytes(self) -> int:
-        """Of all stacks that it has written so far, its predecessors' included."""
+        """The size of all stacks that it has written so far, its predecessors' included."""
         with contextlib.suppress(OSError):
             return self._stacks.stat().st_size
         return 0
 
     def last_line(self) -> str:
-        """Of what it has written; says so where there is nothing."""
+        """The last line that it has written; says so where there is none."""
         folder = pathlib.Path(self._log.name).parent
         full = ""  # what a process says is lost where its disk is full
         with contextlib.suppress(OSError):

@@ -368,7 +368,7 @@ class Client:
             logger.warning("%s: %s. Said once for this process.", self.url, line)
 
     def _headers(self, method: str, path: str, body: bytes, attempt: int, more: Mapping[str, str] | None):
-        """Of a request. No two have the same, so no answer to an earlier one passes for this one's."""
+        """The headers of a request. No two are equal, so no answer to an earlier request passes for this one's."""
         own = {wire.RUN: self._run, wire.NAME: self._name, wire.KEY: self._key, **(more or {})}
         own[wire.ATTEMPT] = f"{attempt}-{secrets.token_hex(4)}"
         checksum = wire.sum_of_call(method, path, own)
@@ -387,7 +387,7 @@ def url_in(address: pathlib.Path) -> str:
 
 
 def run_in(address: pathlib.Path) -> str:
-    """Of which run a coordinator says that it is; "" where it does not."""
+    """The id of the run that a coordinator says it serves; "" where it says none."""
     return _field_of(address, "run")
 
 
@@ -416,7 +416,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _refusal(reply: Reply) -> tuple[str, str]:
-    """Of a refusal: its kind, and its line."""
+    """The kind and the line of a refusal."""
     with contextlib.suppress(BadMessageError):
         row = _object(reply.body)
         return str(row.get("kind", "")), " ".join(str(row.get("error", "")).split())[:2000]

@@ -184,7 +184,7 @@ def encode(value: Manifest) -> bytes:
 
 
 def decode(content: bytes, where: str) -> Manifest:
-    """The other way.
+    """Reads a manifest from its file's bytes.
 
     Raises:
       DamagedError: it is not as it was written, or does not fit itself; names `where`.

@@ -27,12 +27,12 @@ class Player(Protocol):
     def play(self, job: Job, report: Done) -> None:
         """Begins an episode and returns.
 
-        `done(result, version of its oldest token)` is called once, from any thread, also for an episode that failed;
+        `report(result, version of its oldest token)` is called once, from any thread, also for an episode that failed;
         with None where it was cancelled.
         """
 
     def cancel(self, lease: str) -> None:
-        """Gives up the episode that was begun under a lease, if it still runs; its `done` comes when it has ended."""
+        """Gives up the episode that was begun under a lease, if it still runs; its `report` comes when it has ended."""
 
     def places(self) -> int:
         """Episodes that may be played at once."""

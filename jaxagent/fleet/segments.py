@@ -154,5 +154,5 @@ def _decoded(raw: bytes, path: pathlib.Path, row: int) -> LedgerLine:
 
 
 def names(folder: pathlib.Path) -> list[str]:
-    """Of a folder's segments, oldest first."""
+    """The names of a folder's segments, oldest first."""
     return sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []

@@ -256,7 +256,7 @@ def episode(value: Any) -> EpisodeId:
 
 
 def flat(which: EpisodeId) -> list[int]:
-    """The other way."""
+    """An episode's id as [step, round, number, sample]."""
     return [*which.group, which.sample]
 
 
@@ -283,12 +283,12 @@ def tasks_to(tasks: Mapping[int, Sequence[Sequence[TaskRef]]]) -> dict[str, Any]
 
 
 def rounds_to(rounds: Sequence[Sequence[TaskRef]]) -> list[list[list[Any]]]:
-    """Of one step."""
+    """A step's rounds as JSON: a list of rounds, each a list of [row, id]."""
     return [[list(ref) for ref in tasks] for tasks in rounds]
 
 
 def tasks_of(row: Mapping[str, Any]) -> Tasks:
-    """The other way, of a message's "tasks"."""
+    """Reads the tasks of a message's "tasks"."""
     tasks: Tasks = {}
     for key, value in table(row, "tasks").items():
         tasks[whole_number({"tasks": key}, "tasks")] = rounds_of(value)
@@ -296,7 +296,7 @@ def tasks_of(row: Mapping[str, Any]) -> Tasks:
 
 
 def rounds_of(value: Any) -> Rounds:
-    """Of one step."""
+    """Reads a step's rounds from their JSON."""
     if not isinstance(value, list) or not all(isinstance(entry, list) for entry in value):
         raise BadMessageError(f"a step's tasks are a list of rounds, each a list of tasks, got {_short(value)}")
     return tuple(tuple(map(task, entry)) for entry in value)
@@ -318,7 +318,7 @@ def job_to(job: Job) -> dict[str, Any]:
 
 
 def job_of(row: Mapping[str, Any]) -> Job:
-    """The other way."""
+    """Reads a job from its JSON."""
     work = LeasedEpisode(episode(row.get("episode")), lease(row.get("lease")), whole_number(row, "version"))
     return Job(work, task(row.get("task")))
 
@@ -329,7 +329,7 @@ def answer_to(answer: Answer) -> dict[str, Any]:
 
 
 def answer_of(row: Mapping[str, Any]) -> Answer:
-    """The other way."""
+    """Reads an answer from its JSON."""
     try:
         outcome = Outcome(row.get("outcome"))
     except ValueError:
@@ -350,7 +350,7 @@ def batch_to(batch: Batch) -> dict[str, Any]:
 
 
 def batch_of(row: Mapping[str, Any]) -> Batch:
-    """The other way."""
+    """Reads a batch from its JSON."""
     results: dict[EpisodeId, StoredResult] = {}
     for value in entries(row, "results", lambda entry: entry):
         if not isinstance(value, list) or len(value) != 7:
@@ -363,7 +363,7 @@ def batch_of(row: Mapping[str, Any]) -> Batch:
 
 
 def joined_of(row: Mapping[str, Any]) -> Joined:
-    """The other way."""
+    """Reads the answer to `join` from its JSON."""
     return Joined(
         name=text(row, "name"),
         epoch=whole_number(row, "epoch"),
@@ -377,7 +377,7 @@ def joined_of(row: Mapping[str, Any]) -> Joined:
 
 
 def beat_of(row: Mapping[str, Any]) -> Beat:
-    """The other way."""
+    """Reads the answer to `beat` from its JSON."""
     cancel, drain = entries(row, "cancel", lease), row.get("drain") is True
     return Beat(_version(row), cancel, text(row, "ended"), drain, _version(row, "soon"))
 
@@ -388,7 +388,7 @@ def sources_to(sources: Sources) -> dict[str, Any]:
 
 
 def sources_of(row: Mapping[str, Any]) -> Sources:
-    """The other way."""
+    """Reads the sources of a version from their JSON."""
     urls = entries(row, "urls", lambda value: text({"urls": value}, "urls"))
     version, trainers = whole_number(row, "version"), whole_number(row, "trainers", default=1)
     return Sources(version, text(row, "digest"), text(row, "lineage"), urls, trainers)

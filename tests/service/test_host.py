@@ -286,18 +286,3 @@ def test_an_address_without_a_scheme_is_refused(tmp_path):
 def test_a_folder_is_no_store(tmp_path):
     with pytest.raises(ConfigError, match="cannot be used as a store"):
         open_database(tmp_path)
-
-
-def test_another_process_cannot_speak_for_a_node(tmp_path):
-    """A beat and a give-back count only from the process that has the work."""
-
-    async def main():
-        async with serving(tmp_path / "s") as service:
-            places = {"max_init_workers": 1, "max_run_workers": 1, "max_postrun_workers": 1}
-            await service.client.register("n", "first", "", places)
-            await service.client.register("n", "second", "", places)
-            with pytest.raises(HttpStatus) as refused:
-                await service.client.beat("n", "first", [], {"init": 1, "run": 1, "postrun": 1})
-            assert refused.value.status in (404, 409)
-
-    asyncio.run(main())

@@ -222,7 +222,7 @@ class FrozenBase:
 
     @property
     def digest(self) -> str | None:
-        """Of the frozen weights that this process has; None: it has none yet."""
+        """The digest of the frozen weights that this process has; None: it has none yet."""
         return self._digest
 
     @property

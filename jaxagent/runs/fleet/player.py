@@ -85,7 +85,7 @@ class EnginePlayer:
     # ---------------------------------------------------------------- weights
 
     def hold(self, version: int) -> None:
-        """See `Player`.
+        """Has the driver serve a version; before the first one, compares this process with the trainer.
 
         Raises:
           ConfigError: this process does not compute what the trainer computes, where it must.
@@ -98,7 +98,7 @@ class EnginePlayer:
         self._versions.forget(version - self._parts.cfg.rl.staleness - 1)
 
     def expect(self, version: int) -> None:
-        """See `Player`."""
+        """Fetches a version ahead of its use, and returns at once."""
         self._versions.expect(version)
 
     def _swap(self, version: int) -> None:
@@ -140,7 +140,7 @@ class EnginePlayer:
     # ---------------------------------------------------------------- episodes
 
     def play(self, job: Job, report: Done) -> None:
-        """See `Player`.
+        """Begins an attempt at the job's task on the episodes' loop; `report` gets its result.
 
         Raises:
           ConfigError: this process has other data than the trainer.
@@ -153,7 +153,7 @@ class EnginePlayer:
         self._parts.workers.begin(self._episode(job, task, attempt, report))
 
     def cancel(self, lease: str) -> None:
-        """See `Player`."""
+        """Cancels the attempt of a lease, also one that has not begun yet."""
 
         async def on_the_loop() -> None:
             if lease in self._tasks:
@@ -165,11 +165,11 @@ class EnginePlayer:
             self._parts.workers.run(on_the_loop(), CANCEL_S)
 
     def places(self) -> int:
-        """See `Player`."""
+        """The number of episodes that are played at once."""
         return self._parts.cfg.concurrent_episodes
 
     def numbers(self) -> dict[str, Any]:
-        """See `Player`.
+        """The counters of the player, the driver and the weights, which every beat tells.
 
         Raises:
           EngineError: generation has failed for good: the process must end, and not fail every episode that it gets.

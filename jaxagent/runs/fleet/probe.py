@@ -48,7 +48,7 @@ class Probed:
 
     @classmethod
     def of(cls, turns: Sequence[Generation]) -> Probed:
-        """Of the turns, in order."""
+        """The record of the turns, in order."""
         checksum = hashlib.sha256()
         for turn in turns:
             checksum.update(np.asarray(turn.tokens, "<i4").tobytes() + np.asarray(turn.logprobs, "<f4").tobytes())

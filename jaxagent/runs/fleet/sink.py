@@ -135,7 +135,7 @@ class VersionPublisher:
         self._meet: weights.Meet = lambda what, message: meet(what, message, max(self._fleet.hang_s, peers.MEETING_S))
 
     def publish(self, version: int, state: TrainState) -> None:
-        """See `Sink`. Versions that nobody asks for any more are deleted.
+        """Publishes a version beside the next step, and deletes versions that nobody asks for any more.
 
         Raises, also of the version before:
           ConfigError: the version was published before, and a repetition of its steps has come out differently; or the
@@ -219,7 +219,7 @@ class VersionPublisher:
         return ()
 
     def held(self, version: int) -> Params | None:
-        """See `Sink`."""
+        """The weights of a version that can be read again; None: they cannot be."""
         return self._trained(version)
 
     @contextlib.contextmanager
@@ -304,7 +304,7 @@ class FleetRetention:
         self._link, self._step = link, 0
 
     def commit(self, step: int) -> None:
-        """See `Ledger`."""
+        """Tells the coordinator that the state before `step` is saved."""
         if step > self._step and peers.is_first() and self._link.keep(step).outcome is not Outcome.REFUSED:
             self._step = step  # refused: that version is still on its way
 

@@ -48,7 +48,7 @@ def shares(tree: Any) -> list[Share]:
 
 
 def digest_of_merged(policy: Params, names: Iterable[str]) -> str:
-    """Of the matrices that adapters have changed. Processes that share the arrays must all call this."""
+    """The digest of the matrices that adapters have changed. Processes that share the arrays must all call this."""
     changed = {name: getattr(policy.layers, name) for name in names}
     with jax.set_mesh(next(iter(changed.values())).sharding.mesh):
         return digests.digest(changed)
