@@ -58,7 +58,7 @@ def gang(name: str, *bodies: str, **options) -> Gang:
     """A gang whose processes run these programs: NAME, or NAME-0, NAME-1."""
     names = [name] if len(bodies) == 1 else [f"{name}-{i}" for i in range(len(bodies))]
     programs = [
-        Program(one, (sys.executable, "-c", HEAD + body, one), shown=options.get("leads", False))
+        Program(one, (sys.executable, "-c", HEAD + body, one), on_console=options.get("leads", False))
         for one, body in zip(names, bodies, strict=True)
     ]
     return Gang(name, lambda start: programs, **options)
