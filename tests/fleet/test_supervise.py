@@ -417,7 +417,7 @@ def test_a_coordinator_whose_port_is_taken_moves_and_those_who_wait_for_it_follo
     argv = tiny_run.argv(tmp_path, "--config.fleet=on")
     folder = tmp_path / "fleet"
     folder.mkdir()
-    here = local._Here(flags.parse_argv(argv).config, argv, folder, "jaxagent.join")
+    here = local._LocalPrograms(flags.parse_argv(argv).config, argv, folder, "jaxagent.join")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def start(number: int) -> subprocess.Popen:
@@ -454,16 +454,16 @@ def test_an_engine_whose_end_was_seen_has_left_at_once_and_a_coordinator_that_is
     argv = tiny_run.argv(tmp_path, "--config.fleet=on")
     plan = Plan(steps=2, groups_per_step=2, attempts=2, staleness=1, lease_s=600.0)
     with served.Served(tmp_path, plan) as coordinator:
-        here = local._Here(flags.parse_argv(argv).config, argv, tmp_path, "jaxagent.join")
+        here = local._LocalPrograms(flags.parse_argv(argv).config, argv, tmp_path, "jaxagent.join")
         coordinator.stop()
         coordinator.start()  # the command has removed what an earlier one wrote
         link = coordinator.client()
         for name, host in (("engine-0", "127.0.0.1"), ("engine-1", "127.0.0.1"), ("engine-0", "elsewhere")):
             coordinator.client().join("engine", {**served.FACTS, "process": name, "host": host})
-        here.gone("engine-0")
-        here.gone("trainer")
+        here.report_end("engine-0")
+        here.report_end("trainer")
         left = [(row["process"], row["host"]) for row in link.status()["members"]["engine"].values()]
         assert left == [("engine-1", "127.0.0.1"), ("engine-0", "elsewhere")]
     before = time.monotonic()
-    here.gone("engine-1")
+    here.report_end("engine-1")
     assert time.monotonic() - before < 10
