@@ -104,7 +104,7 @@ def supervise(folder: pathlib.Path, setup: Setup) -> int:
         Gang("trainer", lambda start: [Program("trainer", program("trainer", folder))], True, ready=address.exists),
         *(Gang(f"engine-{i}", lambda start, i=i: engine(i), ready=address.exists) for i in range(setup.engines)),
     ]
-    return Supervisor(gangs, folder, {}, restarts=1000, start_s=BUDGET_S, gone=gone).run()
+    return Supervisor(gangs, folder, {}, restarts=1000, start_s=BUDGET_S, on_end=gone).run()
 
 
 def _leave(client: Client, process: str) -> None:

@@ -134,7 +134,7 @@ class Engine(Sleeper):
 
     def _fetch(self, version: int, deadline_s: float, wanted: Callable[[], bool] = lambda: True) -> None:
         began = time.monotonic()
-        self._fetcher.fetch(lambda: self._sources(version), deadline_s, wanted=wanted)
+        self._fetcher.fetch(lambda: self._sources(version), deadline_s, still_wanted=wanted)
         self.transfers_s.append(time.monotonic() - began)
 
     def _sources(self, version: int) -> Sources:

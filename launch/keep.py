@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, command: Sequence[str]) -> int:
         print(f"{processes.shown(command)}\nstarted again {args.restarts} times at most")
         return 0
     folder = args.folder or pathlib.Path(tempfile.mkdtemp(prefix="jaxagent-"))
-    program = Program(args.name, tuple(command), shown=True, watched=args.folder is not None)
+    program = Program(args.name, tuple(command), on_console=True, watched=args.folder is not None)
     gang = Gang(args.name, lambda start: [program])
     supervisor = Supervisor([gang], folder, {}, args.restarts, args.start_s, grace_s=args.grace_s)
     try:

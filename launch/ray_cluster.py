@@ -182,7 +182,7 @@ class Fleet(Supervisor):
         meet_at = at(*ray.get(self._meeting)) if self._meeting else ""
         self._meeting, count = None, self._trainers
         meet = [self._what.trainer(self._url, HOST, k, count, meet_at) for k in range(count)]
-        return [Program(f"trainer-{k}", command, shown=k == 0) for k, command in enumerate(meet)]
+        return [Program(f"trainer-{k}", command, on_console=k == 0) for k, command in enumerate(meet)]
 
     def _engine(self, number: int) -> list[Program]:
         name = f"engine-{number}"

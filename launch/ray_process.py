@@ -57,13 +57,13 @@ class Process:
     def look(self) -> tuple[int | None, str, Sign | None, str]:
         """After a second at most: exit code, why it hangs, newest sign of life, last line; shows what it prints."""
         child, until = self._child, time.monotonic() + LOOK_S
-        while child.ended() is None and (left := until - time.monotonic()) > 0:
+        while child.exit_code() is None and (left := until - time.monotonic()) > 0:
             select.select(child.readable, [], [], min(left, 0.1))
             child.pump()
         if (hang := child.hangs()) and child.write_stacks():
             time.sleep(STACKS_S)
         sign = child.sign()  # without its time, which is of this machine's clock
-        return child.ended(), hang, sign and dataclasses.replace(sign, at=math.inf), child.last_line()
+        return child.exit_code(), hang, sign and dataclasses.replace(sign, at=math.inf), child.last_line()
 
     def send(self, signum: int) -> None:
         """A signal, to the process alone."""

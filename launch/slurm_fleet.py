@@ -238,7 +238,7 @@ class Job:
         )
         words = [*SRUN, *group, *where, *shlex.split(options), "bash", "-c", f"exec {shell}"]
         log = self._folder / LOGS / f"{'trainers' if part == 0 else name}.log"
-        return Program(name, tuple(words), shown=part == 0, watched=False, log=log)
+        return Program(name, tuple(words), on_console=part == 0, watched=False, log=log)
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def execute(run: grid.Run, timeout_s: float, grace_s: float, ending: Ending) -> 
 def _watch(child: Child, timeout_s: float, grace_s: float, ending: Ending) -> str:
     """Waits for a run's end, and asks for it once where it must be; what is to be told of that, "" where nothing is."""
     why, until = "", time.monotonic() + timeout_s
-    while (code := child.ended()) is None:
+    while (code := child.exit_code()) is None:
         time.sleep(0.1)
         late = time.monotonic() > until
         if why and late:

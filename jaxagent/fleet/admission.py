@@ -87,9 +87,9 @@ class Coordinator:
         self.record = replayed(plan, initial, past)
         self.conflicts: list[str] = []
         self.repairs = Repairs(self.record, exact)
-        self._leases = Leases(plan, self._done, epoch)
+        self._leases = Leases(plan, self._needs_no_player, epoch)
         self._events: list[Event] = []
-        self.record.opened()
+        self.record.take_new_groups()
         self._leases.wait(attempts(plan, sorted(self.record.groups)))
 
     def take_events(self) -> list[Event]:
@@ -129,7 +129,7 @@ class Coordinator:
         """
         worker = self._alive(now, name)
         if fetching:
-            worker.asked = now
+            worker.asked_at = now
         return tuple(lease for lease in holding if lease not in worker.running)
 
     def take(self, now: float, name: str, places: int, holding: Iterable[str]) -> list[LeasedEpisode]:
@@ -148,23 +148,23 @@ class Coordinator:
           UnknownWorkerError: it must join again.
         """
         worker = self._alive(now, name)
-        held = set(holding)
-        self._leases.lose(name, [lease for lease in worker.running if lease not in held])
-        if held and not worker.running and self.plan.rule == "pinned":
+        leases = set(holding)
+        self._leases.lose(name, [lease for lease in worker.running if lease not in leases])
+        if leases and not worker.running and self.plan.rule == "pinned":
             return []
-        worker.free, worker.asked = places, now
+        worker.free, worker.asked_at = places, now
         step = self._choose(worker)
         if step is None:
             return []
-        given = self._leases.give(name, step, min(places, self.plan.attempts))
-        worker.free -= len(given)
-        return [LeasedEpisode(episode, lease, self.plan.version(step)) for lease, episode in given]
+        leased = self._leases.give(name, step, min(places, self.plan.attempts))
+        worker.free -= len(leased)
+        return [LeasedEpisode(episode, lease, self.plan.version(step)) for lease, episode in leased]
 
     def opening(self, now: float, names: Iterable[str]) -> bool:
         """Whether one of these workers, who have asked and wait, would get something now. They count as asking now."""
         asking = [worker for name in names if (worker := self._leases.workers.get(name))]
         for worker in asking:
-            worker.asked = now
+            worker.asked_at = now
         of_step = {worker.step: worker for worker in asking}  # those of one step would get the same
         return any(self._choose(worker) is not None for worker in of_step.values())
 
@@ -195,7 +195,7 @@ class Coordinator:
         """The workers that are known, with the leases that each has."""
         return {name: frozenset(worker.running) for name, worker in self._leases.workers.items()}
 
-    def held(self, name: str) -> frozenset[str]:
+    def leases_of(self, name: str) -> frozenset[str]:
         """The leases of a worker that is known."""
         return frozenset(self._leases.workers[name].running)
 
@@ -224,7 +224,7 @@ class Coordinator:
         )  # one that is played again stays what it was
         self.repairs.lost.pop(episode, None)
         self._leases.finish(episode)
-        return Answer(Outcome.STORED, complete=group.usable is None and self.record.whole(episode.group))
+        return Answer(Outcome.STORED, complete=group.usable is None and self.record.is_complete(episode.group))
 
     def expected(self, episode: EpisodeId, lease: str, version: int, digest: str) -> Answer | None:
         """What `put` will answer where it stores nothing; None: it will store the result. Only conflicts are noted."""
@@ -233,7 +233,7 @@ class Coordinator:
             return Answer(Outcome.LATE)
         if group is None or not 0 <= episode.sample < self.plan.attempts:
             return Answer(Outcome.REFUSED, f"{_name(episode)} was given to nobody.")
-        if not self.record.wanted(episode.group):
+        if not self.record.is_needed(episode.group):
             return Answer(Outcome.LATE)
         if wrong := self._wrong_version(episode, version):
             return Answer(Outcome.REFUSED, wrong)
@@ -244,10 +244,12 @@ class Coordinator:
             return self._compare(episode, there, lease, digest)
         if self.repairs.takes_another(episode):
             return None
-        told = f"{_name(episode)} was {there.digest}, is damaged on disk, and was {digest} when it was played again."
-        self.repairs.lost[episode] = told
+        difference = (
+            f"{_name(episode)} was {there.digest}, is damaged on disk, and was {digest} when it was played again."
+        )
+        self.repairs.lost[episode] = difference
         self._leases.finish(episode)
-        return self._conflict(told)
+        return self._conflict(difference)
 
     def damaged(self, episode: EpisodeId, digest: str) -> Answer:
         """A stored result can no longer be read: the episode waits again, where playing it gives what it was.
@@ -313,7 +315,7 @@ class Coordinator:
         if formed is None:
             return None
         self.repairs.check((*formed.groups, *formed.left_out))
-        if not all(map(self.record.whole, (*formed.groups, *formed.left_out))):
+        if not all(map(self.record.is_complete, (*formed.groups, *formed.left_out))):
             return None
         ages = self.record.ages(formed)
         if step == self.record.formed:
@@ -362,25 +364,25 @@ class Coordinator:
         return self._of_an_empty(worker, waiting)
 
     def _of_an_empty(self, worker: Worker, waiting: list[int]) -> int | None:
-        """Of the steps that wait, the one that an empty engine goes to."""
+        """The step that an empty engine goes to, of those that wait."""
         share = -(-len(self._leases.workers) // (self.plan.staleness + 1))
         helped = None
         for step in waiting:
             players = self._leases.players(step)
             if len(players) < share:
                 return step
-            if helped is None and all(p.free <= 0 or worker.asked - p.asked > self.plan.lease_s for p in players):
+            if helped is None and all(p.free <= 0 or worker.asked_at - p.asked_at > self.plan.lease_s for p in players):
                 helped = step
         return helped
 
     def _wrong_version(self, episode: EpisodeId, version: int) -> str:
         """Why a result of this version cannot be the episode's; "" where it can."""
-        wanted, newest = self.plan.version(episode.group.step), self.record.published
+        admitted, newest = self.plan.version(episode.group.step), self.record.published
         if self.plan.rule == "pinned":
-            return "" if version == wanted else f"{_name(episode)} has version {version}; it is pinned to {wanted}."
-        if wanted <= version <= newest:
+            return "" if version == admitted else f"{_name(episode)} has version {version}; it is pinned to {admitted}."
+        if admitted <= version <= newest:
             return ""
-        return f"{_name(episode)} has version {version}, which is none of {wanted} to {newest}."
+        return f"{_name(episode)} has version {version}, which is none of {admitted} to {newest}."
 
     def _compare(self, episode: EpisodeId, there: StoredResult, lease: str, digest: str) -> Answer:
         """A second result. With `pinned` it must be equal; with `in_flight` another play is another sample."""
@@ -405,7 +407,7 @@ class Coordinator:
     def _happen(self, event: Event) -> None:
         self.record.apply(event)
         self._events.append(event)
-        self._leases.wait(attempts(self.plan, self.record.opened()))
+        self._leases.wait(attempts(self.plan, self.record.take_new_groups()))
 
     def _alive(self, now: float, name: str) -> Worker:
         self.expire(now)
@@ -415,11 +417,11 @@ class Coordinator:
         self._leases.workers[name], worker.last = worker, now
         return worker
 
-    def _done(self, episode: EpisodeId) -> bool:
+    def _needs_no_player(self, episode: EpisodeId) -> bool:
         group = self.record.groups.get(episode.group)
         if group is None or not 0 <= episode.sample < self.plan.attempts or episode in self.repairs.lost:
             return True
-        if not self.record.wanted(episode.group):
+        if not self.record.is_needed(episode.group):
             return True
         return episode.sample in group.results and episode.sample not in group.damaged
 

@@ -60,7 +60,7 @@ class Api:
     def app(self) -> web.Application:
         """The routes."""
         app = web.Application(middlewares=[self._guard])
-        one = r"/v1/episodes/{step:\d+}/{round:\d+}/{number:\d+}/{sample:\d+}"
+        episode_route = r"/v1/episodes/{step:\d+}/{round:\d+}/{number:\d+}/{sample:\d+}"
         app.add_routes(
             [
                 web.post("/v1/join", self.core.join),
@@ -68,8 +68,8 @@ class Api:
                 web.post("/v1/leave", self.core.leave),
                 web.post("/v1/drain", self.core.drain),
                 web.post("/v1/take", self._playing.take),
-                web.put(one, self._playing.put),
-                web.get(one, self._playing.episode),
+                web.put(episode_route, self._playing.put),
+                web.get(episode_route, self._playing.episode),
                 web.post("/v1/batch", self.core.batch),
                 web.post("/v1/publish", self.core.publish),
                 web.post("/v1/damaged", self.core.damaged),
@@ -88,7 +88,9 @@ class Api:
         forever = self.core.sweeps(), self._playing.looks(), self.core.watch.measure(), self.core.watch_fence()
         tasks = list(map(asyncio.create_task, forever))
         for task in tasks:  # of those that have no end: without them nobody would miss a dead engine
-            task.add_done_callback(lambda done: done.cancelled() or self.core.fail(f"no sweeps: {done.exception()!r}"))
+            task.add_done_callback(
+                lambda future: future.cancelled() or self.core.fail(f"no sweeps: {future.exception()!r}")
+            )
         self._playing.begin()
         yield
         for task in tasks:
@@ -105,9 +107,9 @@ class Api:
     async def _guard(self, request: web.Request, handler: Handler) -> web.Response:
         answer = await self._answer(request, handler)
         assert isinstance(answer, web.Response) and isinstance(answer.body, bytes)
-        asked = wire.sum_of_call(request.method, request.raw_path, request.headers)
+        call_sum = wire.sum_of_call(request.method, request.raw_path, request.headers)
         digest = answer.headers.get(wire.DIGEST, "")
-        answer.headers[wire.SUM] = wire.sum_of_answer(asked, answer.status, digest, answer.body)
+        answer.headers[wire.SUM] = wire.sum_of_answer(call_sum, answer.status, digest, answer.body)
         answer.headers[wire.RUN] = self.core.book.run  # also for who has not this run's token
         return answer
 
@@ -149,13 +151,13 @@ class Api:
 
     async def weights(self, request: web.Request) -> web.Response:
         """GET: where a version's weights are."""
-        version = wire.whole(request.match_info, "version")
+        version = wire.whole_number(request.match_info, "version")
         versions = self.core.book.rules.record.versions
         if version >= len(versions):
             return failure("missing", f"version {version} is not published; the newest is {len(versions) - 1}", 404)
         urls, trainers = self.core.members.sources(version, request.headers.get(wire.NAME, ""))
         sources = wire.Sources(version, versions[version], self.core.book.lineage(version), tuple(urls), trainers)
-        await self.core.written()
+        await self.core.on_disk()
         return reply(wire.sources_to(sources))
 
     async def status(self, request: web.Request) -> web.Response:
@@ -167,6 +169,6 @@ class Api:
         return web.Response(body=metrics(await self._status()).encode(), headers={"Content-Type": METRICS})
 
     async def _status(self) -> dict[str, Any]:
-        told = status(self.core.book, self.core.members, self.core.watch, self.core.clock(), self.core.ended)
+        row = status(self.core.book, self.core.members, self.core.watch, self.core.clock(), self.core.why_over)
         free = (await self.core.in_thread(self.core.disk, shutil.disk_usage, self.core.folder)).free
-        return told | {"disk_free_mib": free >> 20}
+        return row | {"disk_free_mib": free >> 20}

@@ -2,10 +2,10 @@
 
     book = Book(folder, plan)
     answer = book.publish(0, digest, lineage, tasks)
-    book.written().result()                          # now it may be told
+    book.flush().result()                          # now it may be told
 
-Every method that changes something only asks for its lines to be written; an answer leaves when `written` is done. The
-ledger has the coordinator's events (events.py) and three kinds of lines beside them:
+Every method that changes something only asks for its lines to be written; an answer leaves when the future that
+`flush` returns is done. The ledger has the coordinator's events (events.py) and three kinds of lines beside them:
 
     run        the first line: the run's id and its rules
     assigned   a version's lineage, and a digest of the tasks that came with it; before its `published`
@@ -21,7 +21,7 @@ import json
 import pathlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.data.packing import Packed
@@ -36,13 +36,6 @@ from jaxagent.types import Episode
 FREE = ("steps", "lease_s", "domains")  # of a plan: may be others when a run goes on; the last is of older code
 OPEN_S = 60.0  # for the first line
 LEAST_DEAD, DEAD_PART = 1000, 0.3  # forgotten lines from which the ledger is compacted; and of all its lines
-
-
-class Assigned(NamedTuple):
-    """What came with a version beside its digest."""
-
-    lineage: str
-    tasks: str  # digest
 
 
 class Book:
@@ -73,7 +66,7 @@ class Book:
         self._ledger = Ledger(folder)
         try:
             self.epoch, self.notes = self._ledger.epoch, list(self._ledger.notes)
-            self._assigned: dict[int, Assigned] = {}  # by version
+            self._assigned: dict[int, dict[str, str]] = {}  # by version: its lineage, and the digest of its tasks
             self._tasks: dict[int, Rounds] = {}  # by step, not forgotten
             self.run, past = "", list[events.Event]()
             self._lines = self._dead = 0  # of the ledger, about; and those of what is forgotten
@@ -91,13 +84,13 @@ class Book:
             self._check_steps(folder)
             self._forget_tasks()
             # Steps beyond the end that the run had when their versions were published.
-            wanted = filter(self.rules.record.wanted, self.rules.record.groups)
-            self._without_tasks = {group.step for group in wanted} - self._tasks.keys()
-            known = dict(self._known())
-            self._dead = sum(isinstance(event, events.EpisodeStored) for event in past) - len(known)
-            self._files = EpisodeFiles(folder, known)
+            groups = filter(self.rules.record.is_needed, self.rules.record.groups)
+            self._without_tasks = {group.step for group in groups} - self._tasks.keys()
+            digests = dict(self._stored_digests())
+            self._dead = sum(isinstance(event, events.EpisodeStored) for event in past) - len(digests)
+            self._files = EpisodeFiles(folder, digests)
             self.damage: list[tuple[EpisodeId, str, Answer]] = []
-            self._look_for_damaged(known)
+            self._look_for_damaged(digests)
         except BaseException:
             self._ledger.close()
             raise
@@ -114,7 +107,7 @@ class Book:
         """Raises FencedError: another process has taken the folder over. For any thread."""
         self._ledger.check_fence()
 
-    def written(self, lines: Iterable[Mapping[str, Any]] = ()) -> concurrent.futures.Future[None]:
+    def flush(self, lines: Iterable[Mapping[str, Any]] = ()) -> concurrent.futures.Future[None]:
         """Asks for what happened so far to be written, and these lines before it. The future: see `Ledger.append`."""
         lines = [*lines, *map(events.to_line, self.rules.take_events())]
         self._lines += len(lines)
@@ -164,7 +157,7 @@ class Book:
         """A stored result cannot be read: where that helps it is played again, and written over the file."""
         answer = self.rules.damaged(episode, digest)
         if answer.outcome is Outcome.STORED:
-            self._files.lost(episode)
+            self._files.mark_damaged(episode)
         return answer
 
     # ---------------------------------------------------------------- the trainer
@@ -177,29 +170,29 @@ class Book:
         Published again, by a trainer that replays, it must be the same in everything. In a run that was given more
         steps it also brings the tasks of those that were beyond the former end.
         """
-        given = Assigned(lineage, _digest(tasks))
+        assignment = {"lineage": lineage, "tasks": _digest(tasks)}
         if wrong := self._wrong_tasks(version, tasks):
-            return Answer(Outcome.REFUSED, wrong), self.written()
+            return Answer(Outcome.REFUSED, wrong), self.flush()
         there = self._assigned.get(version)
         answer = self.rules.publish(version, digest)
         if answer.outcome is Outcome.DUPLICATE:
-            other_lineage = there is None or there.lineage != lineage
+            other_lineage = there is None or there["lineage"] != lineage
             if other_lineage or any(self._tasks.get(step, rounds) != rounds for step, rounds in tasks.items()):
                 what = "lineage" if other_lineage else "tasks"
                 reason = f"version {version} was published with another {what}; the weights are equal."
                 self.rules.conflicts.append(reason)
                 answer = Answer(Outcome.CONFLICT, reason)
         if answer.outcome not in (Outcome.STORED, Outcome.DUPLICATE):
-            return answer, self.written()
-        kept = self.rules.record.kept
-        new = {step: rounds for step, rounds in sorted(tasks.items()) if step >= kept and step not in self._tasks}
+            return answer, self.flush()
+        first_step = self.rules.record.kept
+        new = {step: rounds for step, rounds in sorted(tasks.items()) if step >= first_step and step not in self._tasks}
         self._tasks |= new
         self._without_tasks -= new.keys()
         lines = [{"kind": "tasks", "step": step, "rounds": wire.rounds_to(rounds)} for step, rounds in new.items()]
         if answer.outcome is Outcome.STORED:
-            self._assigned[version] = given
-            lines.append({"kind": "assigned", "version": version, **given._asdict()})
-        return answer, self.written(lines)
+            self._assigned[version] = assignment
+            lines.append({"kind": "assigned", "version": version, **assignment})
+        return answer, self.flush(lines)
 
     def keep(self, step: int) -> tuple[Answer, list[Key]]:
         """What is before a step is saved. Returns the answer, and the episodes to `forget` once this is written.
@@ -228,12 +221,12 @@ class Book:
         self._lines, self._dead = self._lines - self._dead, 0
         groups, steps = frozenset(self.rules.record.groups), frozenset(self._tasks)
 
-        def wanted(line: Mapping[str, Any]) -> bool:
+        def is_live(line: Mapping[str, Any]) -> bool:
             if line["kind"] == "stored":
                 return GroupId(*line["group"]) in groups
             return line["kind"] != "tasks" or line["step"] in steps
 
-        return self._ledger.compact(wanted)
+        return self._ledger.compact(is_live)
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Removes files. For any thread."""
@@ -244,11 +237,11 @@ class Book:
         return self.rules.batch(step)
 
     def lineage(self, version: int) -> str:
-        """Of a published version."""
-        return self._assigned[version].lineage
+        """The lineage of a published version."""
+        return self._assigned[version]["lineage"]
 
     def digest(self, episode: EpisodeId) -> str | None:
-        """Of a stored result; None: it is not stored, or forgotten."""
+        """The digest of a stored result; None: it is not stored, or forgotten."""
         group = self.rules.record.groups.get(episode.group)
         result = group.results.get(episode.sample) if group is not None else None
         return result.digest if result is not None else None
@@ -261,7 +254,7 @@ class Book:
         return rounds[group.round][group.number].id
 
     def path(self, episode: EpisodeId, digest: str) -> pathlib.Path:
-        """Of a stored result's file."""
+        """Where a stored result's file lies."""
         return episodes.path_of(self._folder / episodes.FOLDER, episode, digest)
 
     # ---------------------------------------------------------------- inside
@@ -272,7 +265,7 @@ class Book:
             self.run = line["run"]
             self._compare(folder, line["plan"])
         elif kind == "assigned":
-            self._assigned[line["version"]] = Assigned(line["lineage"], line["tasks"])
+            self._assigned[line["version"]] = {name: line[name] for name in ("lineage", "tasks")}
         elif kind == "tasks":
             self._tasks[line["step"]] = wire.rounds_of(line["rounds"])
         else:
@@ -290,10 +283,10 @@ class Book:
 
     def _check_steps(self, folder: pathlib.Path) -> None:
         """Raises ConfigError where more steps are trained than the run has now."""
-        done = self.rules.record.published
-        if done > self.plan.steps:
+        trained = self.rules.record.published
+        if trained > self.plan.steps:
             raise ConfigError(
-                f"'{folder}' holds a run that has trained {done} steps, and the config gives it {self.plan.steps}: "
+                f"'{folder}' holds a run that has trained {trained} steps, and the config gives it {self.plan.steps}: "
                 "what is trained cannot be taken back. Give it as many, which ends it there, or use another workdir."
             )
 
@@ -301,9 +294,9 @@ class Book:
         """Why these are not the tasks that a version brings; "" where they are. It may bring others that are due."""
         plan = self.plan
         end = plan.admitted(version)
-        wanted = range(0 if version == 0 else plan.admitted(version - 1), end)
-        if not set(wanted) <= tasks.keys() <= set(range(version, end)):
-            return f"version {version} brings the tasks of steps {list(wanted)}, not of {sorted(tasks)}."
+        new_steps = range(0 if version == 0 else plan.admitted(version - 1), end)
+        if not set(new_steps) <= tasks.keys() <= set(range(version, end)):
+            return f"version {version} brings the tasks of steps {list(new_steps)}, not of {sorted(tasks)}."
         further = plan.groups_per_round or plan.groups_per_step
         sizes = [plan.first_round] + [further] * (plan.rounds - 1)
         for step, rounds in tasks.items():
@@ -311,28 +304,28 @@ class Book:
                 return f"the rounds of step {step} have {counts} tasks, and must have {sizes}."
         return ""
 
-    def _known(self) -> Iterable[tuple[Key, str]]:
+    def _stored_digests(self) -> Iterable[tuple[Key, str]]:
         for group, record in self.rules.record.groups.items():
             for sample, result in record.results.items():
                 yield EpisodeId(group, sample), result.digest
 
-    def _look_for_damaged(self, known: Mapping[Key, str]) -> None:
+    def _look_for_damaged(self, digests: Mapping[Key, str]) -> None:
         """At the start: files that are gone are as good as damaged, and damaged ones may have been put back.
 
         Of what nobody may need again the trainer tells, if it replays (`Repairs.at_once`).
         """
-        gone = set(self._files.missing)
+        missing = set(self._files.missing)
         for which in self.rules.record.damaged():
-            if which not in gone and not self.why_damaged(which):
+            if which not in missing and not self.why_damaged(which):
                 self.rules.found_again(which)
                 self.notes.append(f"{episodes.name_of(which)} was damaged, and its file is whole again.")
             else:
-                self._files.lost(which)
-                gone.discard(which)
-        for which in sorted(EpisodeId(GroupId(*group), sample) for group, sample in gone):
-            wrong = f"{self.path(which, known[which])} is gone, and the ledger has it"
+                self._files.mark_damaged(which)
+                missing.discard(which)
+        for which in sorted(EpisodeId(GroupId(*group), sample) for group, sample in missing):
+            wrong = f"{self.path(which, digests[which])} is gone, and the ledger has it"
             if self.rules.repairs.at_once(which):
-                self.damage.append((which, f"{wrong}.", self.damaged(which, known[which])))
+                self.damage.append((which, f"{wrong}.", self.damaged(which, digests[which])))
             else:
                 self.notes.append(f"{wrong}: {episodes.name_of(which)} is played again if the trainer asks for it.")
 

@@ -39,7 +39,7 @@ class Program:
 
     name: str  # of its log, and in messages
     command: tuple[str, ...]
-    shown: bool = False  # its output goes to the console, too
+    on_console: bool = False  # its output goes to the console, too
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of it alone
     watched: bool = True  # by its signs of life; else somebody nearer to it does that
     log: pathlib.Path | None = None  # default: logs/NAME.log
@@ -69,7 +69,7 @@ class Child:
         self._log = open(program.log or stacks.with_suffix(".log"), "ab", buffering=0)  # noqa: SIM115  closed by `close`
         self._log_began = os.fstat(self._log.fileno()).st_size  # of processes of this name before
         self._shown: dict[int, int] = {}  # what is read -> where it is shown
-        inner = [self._shown_on(1), self._shown_on(2)] if program.shown else [self._log.fileno()] * 2
+        inner = [self._shown_on(1), self._shown_on(2)] if program.on_console else [self._log.fileno()] * 2
         own = {VITALS: str(self._signs), STACKS: str(stacks)} if program.watched else {}
         before = os.getpid()
 
@@ -95,7 +95,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its group."""
+        """The id of the process, and of its group."""
         return self._process.pid
 
     @property
@@ -103,7 +103,7 @@ class Child:
         """What `pump` reads when there is something."""
         return list(self._shown)
 
-    def ended(self) -> int | None:
+    def exit_code(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
         return self._process.poll()
 
@@ -132,13 +132,13 @@ class Child:
         return True
 
     def stacks_bytes(self) -> int:
-        """Of all stacks that it has written so far, its predecessors' included."""
+        """The size of all stacks that it has written so far, its predecessors' included."""
         with contextlib.suppress(OSError):
             return self._stacks.stat().st_size
         return 0
 
     def last_line(self) -> str:
-        """Of what it has written; says so where there is nothing."""
+        """The last line that it has written; says so where there is none."""
         folder = pathlib.Path(self._log.name).parent
         full = ""  # what a process says is lost where its disk is full
         with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ class Child:
 
     def send(self, signum: int) -> None:
         """A signal, to the process alone."""
-        if self.ended() is None:
+        if self.exit_code() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signum)
 
@@ -173,7 +173,7 @@ class Child:
 
     def pump(self) -> None:
         """Shows what it printed since the last time, and writes it to its log."""
-        for reading, shown in list(self._shown.items()):
+        for reading, console in list(self._shown.items()):
             try:
                 data = os.read(reading, _READ)
             except BlockingIOError:
@@ -187,7 +187,7 @@ class Child:
             with contextlib.suppress(OSError):  # a full disk: the process that needs it says so
                 self._log.write(data)
             with contextlib.suppress(OSError):  # nobody looks any more
-                os.write(shown, data)
+                os.write(console, data)
 
     def close(self) -> None:
         """After its end: shows the rest, and closes its log."""

@@ -38,9 +38,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 TELL_EVERY_S = 30.0  # that the coordinator is away
 STOPPED_S = 5.0  # by which an attempt may be late without the process having been stopped
 BYTES_PER_S = 1 << 20  # the slowest link on which an episode still arrives
-# 401: the token was damaged on the way, or another run has the port for a while; 422: the call came in damaged;
-# 507: the disk is full.
-AGAIN = (401, 408, 422, 429, 500, 502, 503, 504, 507)
 
 
 class CoordinatorGoneError(WaitedInVainError):
@@ -221,12 +218,13 @@ class Client:
           CallError: the coordinator has kept something else.
         """
         row = {"version": version, "digest": digest, "lineage": lineage, "tasks": wire.tasks_to(tasks)}
-        told = self._call("POST", "/v1/publish", row)
-        answer, kept = wire.answer_of(told), told.get("digest")
-        if answer.outcome in (Outcome.STORED, Outcome.DUPLICATE) and kept != digest:
+        reply_row = self._call("POST", "/v1/publish", row)
+        answer, stored_digest = wire.answer_of(reply_row), reply_row.get("digest")
+        if answer.outcome in (Outcome.STORED, Outcome.DUPLICATE) and stored_digest != digest:
             raise CallError(
-                f"{self.url} has kept digest {kept} for version {version}, and was told {digest}: that machine's "
-                "memory or disk errs, and engines would refuse the version. Begin anew in another workdir, elsewhere."
+                f"{self.url} has kept digest {stored_digest} for version {version}, and was told {digest}: that "
+                "machine's memory or disk errs, and engines would refuse the version. Begin anew in another workdir, "
+                "elsewhere."
             )
         return answer
 
@@ -281,16 +279,15 @@ class Client:
             attempt += 1
             begun, line, reply = time.monotonic(), self._idle(), None
             try:
-                sent = self._headers(method, path, body, attempt, headers)
-                reply = line.ask(method, path, body, sent, seconds, most)
-                self._check(reply, method, path, sent, line)
+                call_headers = self._headers(method, path, body, attempt, headers)
+                reply = line.ask(method, path, body, call_headers, seconds, most)
+                self._check(reply, method, path, call_headers, line)
                 self._lines.append(line)
                 if reply.status == 200 or reply.status in also:
                     self._accepted = True
                     return reply
-                again = (*AGAIN, 413) if len(body) <= wire.MAX_CALL_BYTES else AGAIN  # 413: its length came in damaged
-                late = reply.status == 401 and waited > self._patience_s and not self._accepted
-                if reply.status not in again or late:
+                length_damaged = reply.status == 413 and len(body) <= wire.MAX_CALL_BYTES
+                if not length_damaged and not wire.may_pass(reply.status, waited, self._patience_s, self._accepted):
                     raise _error(reply, self.url + path, self._run)
                 failed = f"{reply.status} {_refusal(reply)[1]}"
                 if reply.status == 401:
@@ -299,14 +296,14 @@ class Client:
             except (OSError, http.client.HTTPException) as error:
                 failed = str(error) or type(error).__name__
                 if line.used:
-                    waited += self._counted(begun, seconds)
+                    waited += self._attempt_s(begun, seconds)
                     if waited < self._patience_s:
                         continue  # the server closes connections that have been idle: this says nothing of it
                     begun = time.monotonic()
             self._closed.wait(pause_s * (0.5 + random.random()))
             if self._address is not None and (moved := url_in(self._address)) not in ("", self.url):
                 self._go_to(moved)
-            waited += self._counted(begun, seconds + 2 * pause_s)
+            waited += self._attempt_s(begun, seconds + 2 * pause_s)
             if waited > warned_s + TELL_EVERY_S:
                 warned_s = waited
                 logger.warning(
@@ -319,7 +316,7 @@ class Client:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     @staticmethod
-    def _counted(begun: float, most: float) -> float:
+    def _attempt_s(begun: float, most: float) -> float:
         """Seconds of an attempt, which ends by its own limit: in what is beyond, this process itself was stopped."""
         return min(time.monotonic() - begun, most + STOPPED_S)
 
@@ -345,14 +342,14 @@ class Client:
         except IndexError:
             return Line(self._host, self._port)
 
-    def _check(self, reply: Reply, method: str, path: str, sent: Mapping[str, str], line: Line) -> None:
+    def _check(self, reply: Reply, method: str, path: str, call_headers: Mapping[str, str], line: Line) -> None:
         """Raises HTTPException where an answer is not what was sent, or is another call's."""
-        asked, digest = wire.sum_of_call(method, path, sent), reply.headers.get(wire.DIGEST, "")
-        if reply.headers.get(wire.SUM) == wire.sum_of_answer(asked, reply.status, digest, reply.body):
+        call_sum, digest = wire.sum_of_call(method, path, call_headers), reply.headers.get(wire.DIGEST, "")
+        if reply.headers.get(wire.SUM) == wire.sum_of_answer(call_sum, reply.status, digest, reply.body):
             return
         line.close()  # whatever else comes over it is no answer to the next call either
         self._damaged += 1
-        said = f"{reply.status} {_refusal(reply)[1][:200]}".strip()
+        excerpt = f"{reply.status} {_refusal(reply)[1][:200]}".strip()
         if wire.SUM in reply.headers:
             why = (
                 "came in damaged: a link or a memory on the way errs, or a proxy changes addresses, headers or bodies, "
@@ -361,8 +358,8 @@ class Client:
         else:
             server = reply.headers.get("Server", "which does not say what it is")[:80]
             why = f"is none of a coordinator of this code: a proxy or another program ({server}) sent it"
-        self._warn(why, f"the answer to {method} {path} ({said}) {why}. It is asked for again")
-        raise http.client.HTTPException(f"the answer ({said}) is damaged, of other code, or of a proxy")
+        self._warn(why, f"the answer to {method} {path} ({excerpt}) {why}. It is asked for again")
+        raise http.client.HTTPException(f"the answer ({excerpt}) is damaged, of other code, or of a proxy")
 
     def _warn(self, what: str, line: str) -> None:
         """Says something once for this process."""
@@ -371,7 +368,7 @@ class Client:
             logger.warning("%s: %s. Said once for this process.", self.url, line)
 
     def _headers(self, method: str, path: str, body: bytes, attempt: int, more: Mapping[str, str] | None):
-        """Of a request. No two have the same, so no answer to an earlier one passes for this one's."""
+        """The headers of a request. No two are equal, so no answer to an earlier request passes for this one's."""
         own = {wire.RUN: self._run, wire.NAME: self._name, wire.KEY: self._key, **(more or {})}
         own[wire.ATTEMPT] = f"{attempt}-{secrets.token_hex(4)}"
         checksum = wire.sum_of_call(method, path, own)
@@ -390,7 +387,7 @@ def url_in(address: pathlib.Path) -> str:
 
 
 def run_in(address: pathlib.Path) -> str:
-    """Of which run a coordinator says that it is; "" where it does not."""
+    """The id of the run that a coordinator says it serves; "" where it says none."""
     return _field_of(address, "run")
 
 
@@ -419,7 +416,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _refusal(reply: Reply) -> tuple[str, str]:
-    """Of a refusal: its kind, and its line."""
+    """The kind and the line of a refusal."""
     with contextlib.suppress(BadMessageError):
         row = _object(reply.body)
         return str(row.get("kind", "")), " ".join(str(row.get("error", "")).split())[:2000]

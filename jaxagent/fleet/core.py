@@ -1,6 +1,6 @@
 """The coordinator's state, and its calls of who is there and of the trainer; playing.py has those of engines.
 
-**An answer leaves only when everything that happened by then is on disk**: `written`. The trainer's calls are for who
+**An answer leaves only when everything that happened by then is on disk**: `on_disk`. The trainer's calls are for who
 has joined as the trainer, and was not replaced since.
 """
 
@@ -72,12 +72,12 @@ class Core:
         self._compacting = asyncio.Lock()
 
     @property
-    def ended(self) -> str:
+    def why_over(self) -> str:
         """Why the run is over; "": it goes on."""
         record = self.book.rules.record
         if self.end_reason or record.published < self.book.plan.steps:
             return self.end_reason
-        if any(record.wanted(which.group) for which in record.damaged()):
+        if any(record.is_needed(which.group) for which in record.damaged()):
             return ""
         return "all steps are trained"
 
@@ -96,14 +96,14 @@ class Core:
         if (asking := self.asking.get(name)) is not None:
             asking.set()
 
-    async def written(self, written: concurrent.futures.Future[None] | None = None) -> None:
+    async def on_disk(self, writing: concurrent.futures.Future[None] | None = None) -> None:
         """Waits until what happened is on disk.
 
         Raises:
           CoordinatorError: it will not be; the process ends.
         """
         try:
-            waiting = asyncio.wrap_future(self.book.written() if written is None else written)
+            waiting = asyncio.wrap_future(self.book.flush() if writing is None else writing)
             waiting.add_done_callback(self._look)
             await asyncio.shield(waiting)
         except asyncio.CancelledError:
@@ -112,9 +112,9 @@ class Core:
             self.fail(f"the ledger takes no more lines: {failure_line(error)}")
             raise CoordinatorError("the coordinator ends, since its ledger takes no more lines; ask again") from None
 
-    def _look(self, written: asyncio.Future[None]) -> None:
+    def _look(self, writing: asyncio.Future[None]) -> None:
         """Sees a failure also where nobody waits any more."""
-        if not written.cancelled() and (error := written.exception()) is not None:
+        if not writing.cancelled() and (error := writing.exception()) is not None:
             self.fail(f"the ledger takes no more lines: {failure_line(error)}")
 
     async def watch_fence(self) -> None:
@@ -139,7 +139,7 @@ class Core:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        task.add_done_callback(lambda future: future.cancelled() or future.exception())
         return task
 
     async def in_thread(self, threads: concurrent.futures.Executor, call: Callable[..., T], *args: Any) -> T:
@@ -161,15 +161,15 @@ class Core:
         member = self.members.get(name)
         if member is None:
             raise UnknownWorkerError(f"worker {name} is not known: join again.")
-        member.heard = now
+        member.heard_at = now
         return member
 
     def remove(self, name: str, why: str) -> bool:
         """A process is not there any more; what it played waits again. False: nobody had the name."""
-        lost = self.book.rules.leave(name)
+        waiting_again = self.book.rules.leave(name)
         member = self.members.remove(name)
         if member is not None:
-            logger.info("%s %s %s; %d episodes wait again", member.role, name, why, len(lost))
+            logger.info("%s %s %s; %d episodes wait again", member.role, name, why, len(waiting_again))
             self.stirred.set()
         return member is not None
 
@@ -177,9 +177,9 @@ class Core:
         """POST: a process begins, or comes back."""
         row = await self.intake.call(request)
         role, facts = wire.text(row, "role"), wire.table(row, "facts")
-        holding = wire.entries(row, "holding", wire.held)
+        holding = wire.entries(row, "holding", wire.holding_of)
         try:
-            self.members.check(role, facts, wire.text(row, "run", ""), wire.whole(row, "wire"))
+            self.members.check(role, facts, wire.text(row, "run", ""), wire.whole_number(row, "wire"))
         except RefusedCallError as error:
             logger.warning("%s on %s may not join: %s", role, facts.get("host", "?"), error)
             raise
@@ -187,7 +187,7 @@ class Core:
         name, cancel, newest = "", (), rules.record.published
         key = request.headers.get(wire.KEY, "") or secrets.token_hex(16)
         if role == "trainer":
-            name = self.members.name_of_trainer(self.book.epoch, was, wire.whole(facts, "rank", 0), key)
+            name = self.members.name_of_trainer(self.book.epoch, was, wire.whole_number(facts, "rank", 0), key)
             self.end_reason = ""  # one that comes back goes on
         if was:
             self.remove(was, "joins again")
@@ -200,9 +200,9 @@ class Core:
         labels = f", differs: {member.differs}" if member.differs else ""
         logger.info("%s %s joins from %s, holding %d%s", role, name, facts.get("host", "?"), len(holding), labels)
         self.stirred.set()
-        await self.written()
-        book, ended = self.book, self.ended
-        joined = wire.Joined(name, book.epoch, book.run, book.plan.lease_s, newest, cancel, ended, member.key)
+        await self.on_disk()
+        book, why_over = self.book, self.why_over
+        joined = wire.Joined(name, book.epoch, book.run, book.plan.lease_s, newest, cancel, why_over, member.key)
         return reply(dataclasses.asdict(joined))
 
     async def beat(self, request: web.Request) -> web.Response:
@@ -217,17 +217,17 @@ class Core:
             fetching = member.phase == WEIGHTS and member.phase_s < self.book.plan.lease_s
             cancel = self.book.rules.beat(now, name, holding, fetching)
         member.numbers = wire.numbers(row, "numbers")
-        await self.written()
+        await self.on_disk()
         rules = self.book.rules
-        told = wire.Beat(rules.record.published, cancel, self.ended, member.drain, rules.soon(name))
-        return reply(dataclasses.asdict(told))
+        beat = wire.Beat(rules.record.published, cancel, self.why_over, member.drain, rules.soon(name))
+        return reply(dataclasses.asdict(beat))
 
     async def leave(self, request: web.Request) -> web.Response:
         """POST: a process ends, or was seen to end."""
         name = wire.text(await self.intake.call(request), "name")
-        left = self.remove(name, "leaves")
-        await self.written()
-        return reply({"left": left})
+        was_member = self.remove(name, "leaves")
+        await self.on_disk()
+        return reply({"left": was_member})
 
     async def drain(self, request: web.Request) -> web.Response:
         """POST: a process is to finish what it has."""
@@ -254,7 +254,7 @@ class Core:
             living = self.book.rules.holding()
             silent = [engine for engine in self.members.of("engine") if engine.name not in living]
             for member in [*silent, *self.members.silent(now, lease_s)]:
-                self.remove(member.name, f"was silent for {now - member.heard:.1f} s")
+                self.remove(member.name, f"was silent for {now - member.heard_at:.1f} s")
 
     # ---------------------------------------------------------------- the trainer
 
@@ -272,7 +272,7 @@ class Core:
     async def batch(self, request: web.Request) -> web.Response:
         """POST: what a step trains on."""
         row = await self.intake.call(request)
-        name, step = self._trainer(request), wire.whole(row, "step")
+        name, step = self._trainer(request), wire.whole_number(row, "step")
         begun = now = self.clock()
         end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
         while True:
@@ -291,16 +291,17 @@ class Core:
         self.members.waited(name, waited)
         if batch is not None:
             self.watch.formed(batch, waited)
-        await self.written()
+        await self.on_disk()
         return reply({"batch": None if batch is None else wire.batch_to(batch)})
 
     async def publish(self, request: web.Request) -> web.Response:
         """POST: a version's weights can be fetched."""
         row = await self.intake.call(request)
         self._trainer(request)
-        version, digest, lineage = wire.whole(row, "version"), wire.text(row, "digest"), wire.text(row, "lineage")
-        answer, written = self.book.publish(version, digest, lineage, wire.tasks_of(row))
-        await self.written(written)
+        version, digest = wire.whole_number(row, "version"), wire.text(row, "digest")
+        lineage = wire.text(row, "lineage")
+        answer, writing = self.book.publish(version, digest, lineage, wire.tasks_of(row))
+        await self.on_disk(writing)
         if answer.outcome is Outcome.STORED:
             logger.info("%s", self.watch.published(version, self.members))
             self.ring()
@@ -309,8 +310,8 @@ class Core:
         else:
             logger.error("%s: %s", answer.outcome.name, answer.reason)
         versions = self.book.rules.record.versions
-        kept = {"digest": versions[version]} if version < len(versions) else {}
-        return reply(wire.answer_to(answer) | kept)
+        digest_row = {"digest": versions[version]} if version < len(versions) else {}
+        return reply(wire.answer_to(answer) | digest_row)
 
     async def damaged(self, request: web.Request) -> web.Response:
         """POST: an episode of a batch cannot be read. LATE: it can be read here, or is another one by now."""
@@ -321,7 +322,7 @@ class Core:
         answer = Answer(Outcome.LATE)
         if wrong or which in self.book.rules.record.damaged():
             answer = self.book.damaged(which, digest)
-        await self.written()
+        await self.on_disk()
         note_damaged(self.folder, which, wrong, answer)
         self.ring()
         return reply(wire.answer_to(answer))
@@ -330,8 +331,8 @@ class Core:
         """POST: the trainer's state is saved."""
         row = await self.intake.call(request)
         self._trainer(request)
-        answer, forgotten = self.book.keep(wire.whole(row, "step"))
-        await self.written()
+        answer, forgotten = self.book.keep(wire.whole_number(row, "step"))
+        await self.on_disk()
         if forgotten:
             self.spawn(self._forget(forgotten))
         return reply(wire.answer_to(answer))
@@ -356,5 +357,5 @@ class Core:
         self.end_reason = wire.text(row, "reason") or "the trainer has ended"
         logger.info("the run is over: %s", self.end_reason)
         self.ring()
-        await self.written()
+        await self.on_disk()
         return reply({"ended": self.end_reason})

@@ -27,10 +27,6 @@ FOLDER = "episodes"
 _LOCKS = 64  # writers of different episodes wait for each other with one chance in so many
 
 
-class EpisodeConflictError(RuntimeError):
-    """An episode's result is stored, and another one was handed in. The stored one stays."""
-
-
 class DamagedEpisodeError(ConfigError):
     """A stored episode's file is not there, or not what was stored; names the file."""
 
@@ -43,21 +39,21 @@ class EpisodeFiles:
       missing: known episodes without a file, in order.
     """
 
-    def __init__(self, folder: str | pathlib.Path, known: Mapping[Key, str]):
+    def __init__(self, folder: str | pathlib.Path, digests: Mapping[Key, str]):
         """Opens the folder, as its one writer (the ledger's fence says who that is).
 
         Args:
           folder: beside the ledger's files.
-          known: the digests of all episodes that the ledger has.
+          digests: the digests of all episodes that the ledger has.
         """
         self._folder = pathlib.Path(folder) / FOLDER
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._digests = dict(known)
+        self._digests = dict(digests)
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
-        wanted = {path_of(self._folder, key, digest): key for key, digest in known.items()}
+        keys_by_path = {path_of(self._folder, key, digest): key for key, digest in digests.items()}
         there = {path for path in self._folder.rglob("*") if not path.is_dir()}
-        self.missing = sorted(wanted[path] for path in wanted.keys() - there)
-        self.removed = sorted(there - wanted.keys())
+        self.missing = sorted(keys_by_path[path] for path in keys_by_path.keys() - there)
+        self.removed = sorted(there - keys_by_path.keys())
         for path in self.removed:
             path.unlink(missing_ok=True)
         for step in self._folder.iterdir():
@@ -71,7 +67,7 @@ class EpisodeFiles:
         """Stores an episode; when this returns, it is on disk. The same again is a duplicate, and changes nothing.
 
         Raises:
-          EpisodeConflictError: another result of the episode is stored; names both digests.
+          RuntimeError: another result of the episode is stored, and stays; names both digests.
           ConfigError: the body is damaged, or has another digest.
           OSError: the disk is full, or failed; nothing is stored, and it may be handed in again.
         """
@@ -81,7 +77,7 @@ class EpisodeFiles:
             if there == packed.digest:
                 return "duplicate"
             if there is not None:
-                raise EpisodeConflictError(f"{name_of(key)}: {there} is stored, and {packed.digest} was handed in.")
+                raise RuntimeError(f"{name_of(key)}: {there} is stored, and {packed.digest} was handed in.")
             path = path_of(self._folder, key, packed.digest)
             with self._making:
                 if path.parent not in self._steps:
@@ -102,7 +98,7 @@ class EpisodeFiles:
         """
         return read(self._folder.parent, key, self._digests[key])
 
-    def lost(self, key: Key) -> None:
+    def mark_damaged(self, key: Key) -> None:
         """An episode's file is damaged: what is handed in next takes its place."""
         with self._locks[hash(key) % _LOCKS]:
             self._digests.pop(key, None)

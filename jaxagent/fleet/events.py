@@ -82,7 +82,7 @@ def to_line(event: Event) -> dict[str, Any]:
 
 
 def from_line(line: Mapping[str, Any]) -> Event:
-    """The other way.
+    """Reads an event from its line.
 
     Raises:
       ValueError: the line is of no known kind, or has other fields.

@@ -82,8 +82,8 @@ class Intake:
 
 def has_token(request: web.Request, token: bytes) -> bool:
     """Whether a request carries the server's token; it takes as long to find out for every token."""
-    sent = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-    return hmac.compare_digest(sent, token)
+    bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(bearer, token)
 
 
 def reply(data: Mapping[str, Any], status: int = 200, indent: int | None = None) -> web.Response:

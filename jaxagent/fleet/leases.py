@@ -21,7 +21,7 @@ class Worker:
     running: dict[str, EpisodeId] = dataclasses.field(default_factory=dict)  # by lease
     step: int | None = None  # with `pinned`: whose groups it plays; None: it is empty
     free: int = 0  # places that it had when it asked last and that were not filled since
-    asked: float = -math.inf  # when that was, or when it last said that weights come, for what it has
+    asked_at: float = -math.inf  # when that was, or when it last said that weights come, for what it has
 
 
 class Leases:
@@ -33,10 +33,10 @@ class Leases:
       epoch: of the coordinator process; leases and worker ids of two processes differ.
     """
 
-    def __init__(self, plan: Plan, done: Callable[[EpisodeId], bool], epoch: int):
+    def __init__(self, plan: Plan, needs_no_player: Callable[[EpisodeId], bool], epoch: int):
         self.plan = plan
         self.workers: dict[str, Worker] = {}
-        self._done, self._epoch, self._count = done, epoch, 0
+        self._needs_no_player, self._epoch, self._count = needs_no_player, epoch, 0
         self._waiting: dict[int, list[EpisodeId]] = {}  # heaps by step; may hold what runs or is done
         self._players: dict[EpisodeId, tuple[str, str]] = {}  # worker, lease
 
@@ -57,13 +57,13 @@ class Leases:
 
     def give(self, name: str, step: int, places: int) -> list[tuple[str, EpisodeId]]:
         """Up to so many waiting episodes of a step, leased to a worker; a group's attempts stay together."""
-        worker, given = self.workers[name], []
-        while len(given) < places and self._has_waiting(step):
+        worker, leased = self.workers[name], []
+        while len(leased) < places and self._has_waiting(step):
             episode = heapq.heappop(self._waiting[step])
             lease = self.new_id()
             self._start(name, worker, lease, episode)
-            given.append((lease, episode))
-        return given
+            leased.append((lease, episode))
+        return leased
 
     def adopt(self, name: str, lease: str, episode: EpisodeId) -> bool:
         """A worker goes on with what it plays under a lease of before. Returns whether it may.
@@ -74,7 +74,9 @@ class Leases:
         answer was lost.
         """
         worker = self.workers[name]
-        if self._done(episode) or (self.plan.rule == "pinned" and worker.step not in (None, episode.group.step)):
+        if self._needs_no_player(episode) or (
+            self.plan.rule == "pinned" and worker.step not in (None, episode.group.step)
+        ):
             return False
         if episode in self._players:
             other, newer = self._players[episode]
@@ -94,18 +96,18 @@ class Leases:
     def lose(self, name: str, leases: Sequence[str]) -> list[EpisodeId]:
         """Episodes that a worker no longer plays wait again. Returns them."""
         worker = self.workers[name]
-        lost = [worker.running[lease] for lease in leases]
-        for lease, episode in zip(leases, lost, strict=True):
+        episodes = [worker.running[lease] for lease in leases]
+        for lease, episode in zip(leases, episodes, strict=True):
             del self._players[episode]
             self._stop(worker, lease)
-        self.wait(lost)
-        return lost
+        self.wait(episodes)
+        return episodes
 
     def remove(self, name: str) -> list[EpisodeId]:
         """A worker is gone; what it played waits again."""
-        lost = self.lose(name, list(self.workers[name].running))
+        episodes = self.lose(name, list(self.workers[name].running))
         del self.workers[name]
-        return lost
+        return episodes
 
     def players(self, step: int) -> list[Worker]:
         """With `pinned`: engines that play a step's groups."""
@@ -117,7 +119,7 @@ class Leases:
 
     def _has_waiting(self, step: int) -> bool:
         heap = self._waiting.get(step, [])
-        while heap and (heap[0] in self._players or self._done(heap[0])):
+        while heap and (heap[0] in self._players or self._needs_no_player(heap[0])):
             heapq.heappop(heap)
         if not heap:
             self._waiting.pop(step, None)

@@ -34,10 +34,6 @@ MOST_TOGETHER = 1_000  # appends of one write
 STOP_TIMEOUT_S = 30.0
 
 
-class LedgerError(RuntimeError):
-    """The ledger takes no more: it is closed, or has been too slow for too long."""
-
-
 @dataclasses.dataclass
 class _Request:
     """Lines to append; or, with `keep`, a compaction."""
@@ -93,7 +89,7 @@ class Ledger:
         or the TypeError or ValueError of a record that is no JSON. All of them are final.
 
         Raises:
-          LedgerError: it is closed, or the disk hangs.
+          RuntimeError: it is closed, or the disk hangs.
         """
         return self._ask(_Request(list(records)))
 
@@ -130,11 +126,11 @@ class Ledger:
 
     def _ask(self, request: _Request) -> concurrent.futures.Future[Any]:
         if self._closed:
-            raise LedgerError("the ledger is closed.")
+            raise RuntimeError("the ledger is closed.")
         try:
             self._waiting.put_nowait(request)
         except queue.Full:
-            self._failure = LedgerError(f"{MOST_WAITING} appends wait for the disk: it hangs.")
+            self._failure = RuntimeError(f"{MOST_WAITING} appends wait for the disk: it hangs.")
             raise self._failure from None
         return request.outcome
 
@@ -158,14 +154,14 @@ class Ledger:
 
         An OSError that the action returns, and does not raise, has left everything as it was: it is not final.
         """
-        wanted = [outcome for outcome in outcomes if outcome.set_running_or_notify_cancel()]
+        pending = [outcome for outcome in outcomes if outcome.set_running_or_notify_cancel()]
         try:
             if self._failure is not None:
                 raise self._failure
             result = action()
         except BaseException as failure:
             self._failure = result = failure
-        for outcome in wanted:
+        for outcome in pending:
             if isinstance(result, BaseException):
                 outcome.set_exception(result)
             else:
@@ -184,10 +180,10 @@ class Ledger:
 
     def _compact(self, keep: Callable[[Record], bool]) -> int | OSError:
         content = segments.read(self._folder)
-        kept = [line.raw for line in content.lines if keep(line.record)]
+        raw_lines = [line.raw for line in content.lines if keep(line.record)]
         self._index += 1
         try:
-            file = self._begin({}, kept)
+            file = self._begin({}, raw_lines)
         except OSError as failure:
             if (self._folder / segments.name_of(self.epoch, self._index)).exists():
                 raise  # it may be what the next writer reads, so the segment before it must not go on
@@ -195,13 +191,13 @@ class Ledger:
         os.close(self._file)
         self._file, self._takes = file, {}
         self._remove([*content.takes, *content.dead])
-        return len(content.lines) - len(kept)
+        return len(content.lines) - len(raw_lines)
 
-    def _begin(self, takes: Mapping[str, int], kept: list[bytes]) -> int:
+    def _begin(self, takes: Mapping[str, int], raw_lines: list[bytes]) -> int:
         """A new segment, whole or not at all; open for what is appended next."""
         path = self._folder / segments.name_of(self.epoch, self._index)
         head = segments.encode(self._next, segments.header(self.epoch, takes, compacts=not takes))
-        files.replace(path, b"".join([head, *kept]))
+        files.replace(path, b"".join([head, *raw_lines]))
         files.sync_folder(self._folder)
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
@@ -213,6 +209,6 @@ class Ledger:
 
 
 def _write(fd: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(fd, left) :]
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]

@@ -91,7 +91,7 @@ class _Wire(socket.socket):
         return super().recv_into(buffer, nbytes, flags)
 
     def _set(self) -> None:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
+        left_s = self.deadline - time.monotonic()
+        if left_s <= 0:
             raise TimeoutError("the deadline of the call is over")
-        self.settimeout(min(left, self.quiet_s))
+        self.settimeout(min(left_s, self.quiet_s))

@@ -48,15 +48,16 @@ def run(cfg: Config, argv: Sequence[str], module: str = "jaxagent.join") -> int:
     with _alone(folder):
         for note in [*settings.notes(cfg), *sharing(cfg, gpus())]:
             print(note, flush=True)
-        here = _Here(cfg, argv, folder, module)
-        coordinator = [] if fleet.coordinator else [Gang("coordinator", here.coordinator, needed=True)]
-        trainer = Gang("trainer", here.trainers, leads=True, ready=lambda: bool(here.url()))
+        programs = _LocalPrograms(cfg, argv, folder, module)
+        coordinator = [] if fleet.coordinator else [Gang("coordinator", programs.coordinator, needed=True)]
+        trainer = Gang("trainer", programs.trainers, leads=True, ready=lambda: bool(programs.url()))
         engines = [
-            Gang(f"engine-{i}", lambda start, i=i: [here.engine(i)], ready=here.opened) for i in range(fleet.engines)
+            Gang(f"engine-{i}", lambda start, i=i: [programs.engine(i)], ready=programs.trainer_has_opened)
+            for i in range(fleet.engines)
         ]
         token = {settings.TOKEN_VARIABLE: token_of(folder)}
         supervisor = Supervisor(
-            [*coordinator, trainer, *engines], folder, token, fleet.restarts, fleet.start_s, here.gone
+            [*coordinator, trainer, *engines], folder, token, fleet.restarts, fleet.start_s, programs.report_end
         )
         code = supervisor.run()
     if code == 0:
@@ -64,7 +65,7 @@ def run(cfg: Config, argv: Sequence[str], module: str = "jaxagent.join") -> int:
     return code
 
 
-class _Here:
+class _LocalPrograms:
     """The processes of this machine, as programs."""
 
     def __init__(self, cfg: Config, argv: Sequence[str], folder: pathlib.Path, module: str):
@@ -97,21 +98,21 @@ class _Here:
             announce(self.url(), self._folder)
         count = self._fleet.trainers
         if count == 1:
-            return [self._program("trainer", "trainer", shown=True)]
+            return [self._program("trainer", "trainer", on_console=True)]
         gang = (f"--processes={count}", f"--meet={LOCAL}:{_free_port()}")
-        return [self._program("trainer", f"trainer-{i}", *gang, f"--rank={i}", shown=i == 0) for i in range(count)]
+        return [self._program("trainer", f"trainer-{i}", *gang, f"--rank={i}", on_console=i == 0) for i in range(count)]
 
     def engine(self, number: int) -> Program:
         """One engine."""
         return self._program("engine", f"engine-{number}")
 
-    def opened(self) -> bool:
+    def trainer_has_opened(self) -> bool:
         """Whether the trainer has made what engines open: data and tokenizer lie in the workdir."""
         names = ["trainer"] if self._fleet.trainers == 1 else ["trainer-0"]
         signs = [vitals.read(self._folder / vitals.FOLDER / f"{name}.json") for name in names]
         return bool(self.url()) and all(sign is not None and sign.phase != OPENING for sign in signs)
 
-    def gone(self, name: str) -> None:
+    def report_end(self, name: str) -> None:
         """The coordinator gives an engine's episodes to others at once, and not when its lease runs out."""
         if not name.startswith("engine") or not self.url():
             return
@@ -121,11 +122,11 @@ class _Here:
                 if (row["process"], row["host"]) == (name, LOCAL):
                     link.ask("POST", "/v1/leave", {"name": member}, ASK_S)
 
-    def _program(self, role: str, name: str, *more: str, shown: bool = False) -> Program:
+    def _program(self, role: str, name: str, *more: str, on_console: bool = False) -> Program:
         where = [] if role == "coordinator" else [f"--coordinator={self.url()}"]
         own = (f"--role={role}", f"--name={name}", *where, *more)
         command = (sys.executable, "-m", self._module, *own, *self._argv)
-        return Program(name, command, shown, self._devices.get(name, {}))
+        return Program(name, command, on_console, self._devices.get(name, {}))
 
 
 OPENING = "opens data and model"  # the trainer's first phase: until then engines have nothing to open
@@ -145,8 +146,8 @@ def announce(url: str, folder: pathlib.Path) -> None:
 
 def gpus() -> list[str]:
     """The GPUs of this machine that a process may see, by the names that CUDA_VISIBLE_DEVICES takes."""
-    if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name for name in given.split(",") if name.strip()]
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in visible.split(",") if name.strip()]
     return [str(i) for i in range(len(list(pathlib.Path("/proc/driver/nvidia/gpus").glob("*"))))]
 
 
@@ -168,11 +169,11 @@ def devices_of(cfg: Config, gpu_names: Sequence[str]) -> dict[str, dict[str, str
     if sum(of.values()) > len(gpu_names):
         share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / len(of):.3f}"}
         return {} if "XLA_PYTHON_CLIENT_MEM_FRACTION" in os.environ else dict.fromkeys(of, share)
-    given, start = {}, 0
+    environments, start = {}, 0
     for name, count in of.items():
-        given[name] = {"CUDA_VISIBLE_DEVICES": ",".join(gpu_names[start : start + count])}
+        environments[name] = {"CUDA_VISIBLE_DEVICES": ",".join(gpu_names[start : start + count])}
         start += count
-    return given
+    return environments
 
 
 def of_engine(cfg: Config) -> Config:
@@ -202,10 +203,10 @@ def errors_of_engine(cfg: Config) -> Iterator[None]:
 def sharing(cfg: Config, gpu_names: Sequence[str]) -> Iterator[str]:
     """Yields what to tell where processes share GPUs, or leave some idle."""
     of = needs(cfg)
-    if gpu_names and (left := len(gpu_names) - sum(of.values())):
-        told = ", ".join(f"{name} {count}" for name, count in of.items())
-        how = f"{left} stay idle" if left > 0 else "they share them, and their memory"
-        yield f"this machine has {len(gpu_names)} GPUs, and its processes want {sum(of.values())} ({told}): {how}."
+    if gpu_names and (idle := len(gpu_names) - sum(of.values())):
+        counts = ", ".join(f"{name} {count}" for name, count in of.items())
+        how = f"{idle} stay idle" if idle > 0 else "they share them, and their memory"
+        yield f"this machine has {len(gpu_names)} GPUs, and its processes want {sum(of.values())} ({counts}): {how}."
 
 
 def token_of(folder: pathlib.Path) -> str:
@@ -214,8 +215,8 @@ def token_of(folder: pathlib.Path) -> str:
     Raises:
       ConfigError: its file is empty, as a full disk leaves it.
     """
-    if given := os.environ.get(settings.TOKEN_VARIABLE):
-        return given
+    if own_token := os.environ.get(settings.TOKEN_VARIABLE):
+        return own_token
     path = folder / settings.TOKEN_FILE
     with contextlib.suppress(FileExistsError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -243,8 +244,8 @@ def _free_port() -> int:
 def _add_to_summary(path: pathlib.Path, folder: pathlib.Path) -> None:
     """What was started again, and why, beside what the trainer has written."""
     with contextlib.suppress(FileNotFoundError):
-        told = restarts.summary(folder)
+        fleet_row = restarts.summary(folder)
         if (again := played_again(folder)) is not None:
-            told["damaged_episodes"] = again
-        summary = json.loads(path.read_text(encoding="utf-8")) | {"fleet": told}
+            fleet_row["damaged_episodes"] = again
+        summary = json.loads(path.read_text(encoding="utf-8")) | {"fleet": fleet_row}
         files.replace_json(path, summary)

@@ -103,11 +103,11 @@ def chunk_of(data: memoryview | bytes) -> Chunk:
 
 def describe(path: Path, leaf: Any) -> Leaf:
     """What a manifest says of an array."""
-    share = whole(path, leaf)
+    share = full_share(path, leaf)
     return Leaf(path, share.dtype, share.shape, tuple(map(chunk_of, share.pieces.values())))
 
 
-def whole(path: Path, leaf: Any) -> Share:
+def full_share(path: Path, leaf: Any) -> Share:
     """All chunks of an array. Raises TypeError: it is none of numbers."""
     leaves.check_dtype(leaf.dtype, path)
     return Share(path, leaf.dtype.name, leaf.shape, dict(enumerate(cut(leaves.to_bytes(leaf)))))
@@ -115,7 +115,7 @@ def whole(path: Path, leaf: Any) -> Share:
 
 def shares(tree: Leaves) -> list[Share]:
     """Those of one process that has all leaves."""
-    return [whole(path, leaf) for path, leaf in tree.items()]
+    return [full_share(path, leaf) for path, leaf in tree.items()]
 
 
 def joined(rows: Iterable[Iterable[Any]]) -> list[Leaf]:
@@ -127,18 +127,18 @@ def joined(rows: Iterable[Iterable[Any]]) -> list[Leaf]:
     Raises:
       ValueError: a chunk is missing, or two processes have written it; names the leaf.
     """
-    written: dict[tuple[Path, str, tuple[int, ...]], dict[int, Chunk]] = {}
+    chunks_by_leaf: dict[tuple[Path, str, tuple[int, ...]], dict[int, Chunk]] = {}
     for path, dtype, shape, chunks in rows:
-        there = written.setdefault((tuple(path), dtype, tuple(shape)), {})
+        there = chunks_by_leaf.setdefault((tuple(path), dtype, tuple(shape)), {})
         if not there.keys().isdisjoint(own := {int(number): Chunk(*chunk) for number, chunk in chunks.items()}):
             raise ValueError(f"{leaves.name_of(tuple(path))} has a chunk that two processes have written.")
         there |= own
-    for (path, dtype, shape), chunks in written.items():
+    for (path, dtype, shape), chunks in chunks_by_leaf.items():
         full, rest = divmod(leaves.size_of(dtype, shape), CHUNK_BYTES)
         sizes = [CHUNK_BYTES] * full + [rest] * (rest > 0)
         if [chunk.size for _, chunk in sorted(chunks.items())] != sizes or chunks.keys() != set(range(len(sizes))):
             raise ValueError(f"{leaves.name_of(path)} lacks a chunk that no process has written.")
-    return [Leaf(*leaf, tuple(chunk for _, chunk in sorted(chunks.items()))) for leaf, chunks in written.items()]
+    return [Leaf(*leaf, tuple(chunk for _, chunk in sorted(chunks.items()))) for leaf, chunks in chunks_by_leaf.items()]
 
 
 def manifest(lineage: str, version: int, tree_leaves: Iterable[Leaf], base: str = "", merged: str = "") -> Manifest:
@@ -154,11 +154,11 @@ def manifest(lineage: str, version: int, tree_leaves: Iterable[Leaf], base: str 
       ValueError: a leaf is there twice.
     """
     ordered = sorted(tree_leaves, key=_order)
-    for one, other in itertools.pairwise(ordered):
-        if one.path == other.path:
-            raise ValueError(f"{leaves.name_of(one.path)} is there twice.")
-    whole = digest_of(ordered, base, merged)
-    return Manifest(lineage, version, "adapter" if base else "full", base, whole, tuple(ordered), merged)
+    for leaf, next_leaf in itertools.pairwise(ordered):
+        if leaf.path == next_leaf.path:
+            raise ValueError(f"{leaves.name_of(leaf.path)} is there twice.")
+    tree_digest = digest_of(ordered, base, merged)
+    return Manifest(lineage, version, "adapter" if base else "full", base, tree_digest, tuple(ordered), merged)
 
 
 def digest_of(tree_leaves: Iterable[Leaf], base: str = "", merged: str = "") -> str:
@@ -184,7 +184,7 @@ def encode(value: Manifest) -> bytes:
 
 
 def decode(content: bytes, where: str) -> Manifest:
-    """The other way.
+    """Reads a manifest from its file's bytes.
 
     Raises:
       DamagedError: it is not as it was written, or does not fit itself; names `where`.
@@ -194,12 +194,12 @@ def decode(content: bytes, where: str) -> Manifest:
         text = outer["manifest"]
         if hashlib.sha256(text.encode()).hexdigest() != outer["sha256"]:
             raise ValueError("its checksum is another")
-        return _checked(json.loads(text))
+        return _manifest_of(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{where} is damaged: {error or type(error).__name__}.") from None
 
 
-def _checked(row: Mapping[str, Any]) -> Manifest:
+def _manifest_of(row: Mapping[str, Any]) -> Manifest:
     if row["weights"] != FORMAT:
         raise ValueError(f"it has format {row['weights']}, and {FORMAT} is read")
     read_leaves = tuple(

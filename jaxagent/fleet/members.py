@@ -28,7 +28,7 @@ class Member:
     role: str
     facts: dict[str, Any]
     joined: float  # on the server's clock
-    heard: float
+    heard_at: float
     phase: str = "joined"
     phase_s: float = 0.0  # for so long, when it said so
     numbers: dict[str, Any] = dataclasses.field(default_factory=dict)  # of its newest beat
@@ -80,10 +80,10 @@ class Members:
             )
         differs = self._differences(role, facts)
         if differs and self._strict and not (role == "trainer" and not self._led):
-            told = "; ".join(f"{name} is {theirs!r}, not {ours!r}" for name, (ours, theirs) in differs.items())
+            pairs = "; ".join(f"{name} is {theirs!r}, not {ours!r}" for name, (ours, theirs) in differs.items())
             raise RefusedCallError(
                 "refused",
-                f"tokens would not be equal to the bit, which rule 'pinned' with numerics='exact' needs: {told}. "
+                f"tokens would not be equal to the bit, which rule 'pinned' with numerics='exact' needs: {pairs}. "
                 f"Compared with the trainer, or the engine that came first.",
             )
 
@@ -152,7 +152,7 @@ class Members:
 
     def silent(self, now: float, lease_s: float) -> list[Member]:
         """Trainers that were not heard for so long; the leases tell of engines."""
-        return [member for member in self.of("trainer") if now - member.heard > lease_s]
+        return [member for member in self.of("trainer") if now - member.heard_at > lease_s]
 
     def waited(self, name: str, seconds: float) -> None:
         """A process had nothing to do, and asked for something."""

@@ -24,15 +24,15 @@ class Player(Protocol):
     def expect(self, version: int) -> None:
         """`hold` will probably be called with this version: it may be fetched meanwhile. Returns at once."""
 
-    def play(self, job: Job, done: Done) -> None:
+    def play(self, job: Job, report: Done) -> None:
         """Begins an episode and returns.
 
-        `done(result, version of its oldest token)` is called once, from any thread, also for an episode that failed;
+        `report(result, version of its oldest token)` is called once, from any thread, also for an episode that failed;
         with None where it was cancelled.
         """
 
     def cancel(self, lease: str) -> None:
-        """Gives up the episode that was begun under a lease, if it still runs; its `done` comes when it has ended."""
+        """Gives up the episode that was begun under a lease, if it still runs; its `report` comes when it has ended."""
 
     def places(self) -> int:
         """Episodes that may be played at once."""

@@ -59,21 +59,21 @@ class Playing:
         """POST: episodes to play."""
         row = await self.core.intake.call(request)
         name, holding = wire.text(row, "name"), wire.entries(row, "holding", wire.lease)
-        places = wire.whole(row, "places", most=100_000)
+        places = wire.whole_number(row, "places", most=100_000)
         begun = now = self.core.clock()
         end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
         member, jobs = self.core.member(name, now), list[wire.Job]()
         asking, mine = self.core.asking, Bell()
         self.core.look_again(name)  # the newest `take` of a worker is the one that counts
         asking[name] = mine
-        held = frozenset(holding)
+        leases = frozenset(holding)
         try:
             while not self.core.closing and asking.get(name) is mine:
-                if self.core.ended or member.drain:  # which it learns with its next beat
+                if self.core.why_over or member.drain:  # which it learns with its next beat
                     await asyncio.sleep(min(end - now, OVER_S))
                     break
                 jobs = self.core.book.take(now, name, places, holding)
-                less = self.core.book.rules.held(name) & held != held
+                less = self.core.book.rules.leases_of(name) & leases != leases
                 if jobs or now >= end or (less and now > begun):  # it holds less than it said: it asks anew
                     break
                 await mine.rings(end - now)
@@ -83,7 +83,7 @@ class Playing:
                 del asking[name]
         if not holding:
             self.core.members.waited(name, self.core.clock() - begun)
-        await self.core.written()
+        await self.core.on_disk()
         return reply({"jobs": list(map(wire.job_to, jobs))})
 
     async def looks(self) -> None:
@@ -102,7 +102,7 @@ class Playing:
         """PUT: a result."""
         which = _episode(request)
         lease = wire.lease(request.query.get("lease"))
-        version = wire.whole(request.query, "version")
+        version = wire.whole_number(request.query, "version")
         digest = wire.text(request.headers, wire.DIGEST)
         body = await self.core.intake.episode(request)
         while (other := self._storing.get(which)) is not None:  # one after the other: the first one stays
@@ -133,7 +133,7 @@ class Playing:
                     rules.close(which.group, usable=True)
                 elif answer.complete:
                     self.core.spawn(self._close(which.group))
-            await self.core.written()
+            await self.core.on_disk()
         finally:
             self.core.intake.release(packed.body)
             del self._storing[which]
@@ -188,7 +188,7 @@ class Playing:
         except Exception as error:
             return self.core.fail(f"group {tuple(group)} cannot be judged: {failure_line(error)}")
         self.core.book.rules.close(group, usable)
-        await self.core.written()
+        await self.core.on_disk()
         self.core.stir()
 
     async def _mend(self, group: GroupId) -> bool:
@@ -205,7 +205,7 @@ class Playing:
             any_damaged = True
             if answer.outcome is Outcome.REFUSED:
                 self.core.fail(f"group {tuple(group)} cannot be judged: {wrong} {answer.reason}")
-        await self.core.written()
+        await self.core.on_disk()
         self.core.ring()
         return any_damaged
 
@@ -219,7 +219,7 @@ class Playing:
         digest = self.core.book.digest(which)
         if digest is None:
             return failure("missing", f"{request.path}: it is not stored, or is forgotten", 404)
-        await self.core.written()
+        await self.core.on_disk()
         path = self.core.book.path(which, digest)
         try:
             body = await self.core.in_thread(self.core.disk, path.read_bytes)
@@ -252,6 +252,6 @@ def _of_another(plan: Plan, which: EpisodeId, task: str | None, packed: Packed) 
 
 def _episode(request: web.Request) -> EpisodeId:
     step, round_, index, sample = (
-        wire.whole(request.match_info, name) for name in ("step", "round", "number", "sample")
+        wire.whole_number(request.match_info, name) for name in ("step", "round", "number", "sample")
     )
     return EpisodeId(GroupId(step, round_, index), sample)

@@ -65,7 +65,7 @@ class Record:
         self.found_damaged = 0  # episodes, in the whole run
         self._untrained: set[GroupId] = set()  # admitted, in no batch
         self._rounds: dict[int, list[list[GroupId]]] = {}  # by step without a batch
-        self._opened: list[GroupId] = []
+        self._new_groups: list[GroupId] = []
         self._admitted = 0
         self._admit()
 
@@ -74,16 +74,18 @@ class Record:
         """The newest version; -1: there is none yet."""
         return len(self.versions) - 1
 
-    def opened(self) -> list[GroupId]:
+    def take_new_groups(self) -> list[GroupId]:
         """Groups that were admitted since this was asked last, in order."""
-        opened, self._opened = self._opened, []
-        return opened
+        new_groups, self._new_groups = self._new_groups, []
+        return new_groups
 
     def unjudged(self) -> list[GroupId]:
         """Groups whose attempts are all stored and that nobody closed, in order."""
-        return sorted(group for group in self._untrained if self.groups[group].usable is None and self.whole(group))
+        return sorted(
+            group for group in self._untrained if self.groups[group].usable is None and self.is_complete(group)
+        )
 
-    def whole(self, group: GroupId) -> bool:
+    def is_complete(self, group: GroupId) -> bool:
         """Whether all attempts of a group are stored, and can be read."""
         record = self.groups[group]
         return len(record.results) == self.plan.attempts and not record.damaged
@@ -92,7 +94,7 @@ class Record:
         """Stored episodes that can no longer be read, in order."""
         return sorted(EpisodeId(group, sample) for group, record in self.groups.items() for sample in record.damaged)
 
-    def wanted(self, group: GroupId) -> bool:
+    def is_needed(self, group: GroupId) -> bool:
         """Whether anybody needs a group's results: the run may have fewer steps than when it was admitted."""
         return group.step < self.plan.steps or self.in_batch(group)
 
@@ -146,11 +148,11 @@ class Record:
         if plan.window == 1:
             return self._form_in_order(step)
         untrained = [group for group in self._untrained if group.step < plan.steps]
-        closed = sorted(group for group in untrained if self.groups[group].usable is not None)
+        closed_groups = sorted(group for group in untrained if self.groups[group].usable is not None)
         unfinished = [plan.ordinal(group) for group in untrained if self.groups[group].usable is None]
         # The anchor is the oldest group that is missing; what is not yet admitted is younger than all that is.
         end = min(unfinished, default=plan.steps * plan.groups_per_step) + plan.window
-        ready = [group for group in closed if plan.ordinal(group) < end]
+        ready = [group for group in closed_groups if plan.ordinal(group) < end]
         return BatchFormed(step, tuple(ready[: plan.groups_per_step])) if len(ready) >= plan.groups_per_step else None
 
     def ages(self, batch: BatchFormed) -> dict[int, int]:
@@ -198,7 +200,7 @@ class Record:
         self._rounds[ids[0].step].append(ids)
         self.groups |= {group: GroupRecord() for group in ids}
         self._untrained.update(ids)
-        self._opened += ids
+        self._new_groups += ids
 
     def _open_next_round(self, step: int) -> None:
         """Dynamic sampling: when all of a step's groups are closed and too few are usable, others replace those."""
@@ -219,11 +221,11 @@ class Record:
         """All groups of the step's rounds, when the last one of the last round is closed."""
         if step not in self._rounds:
             return None
-        played = [group for ids in self._rounds[step] for group in ids]
-        if any(self.groups[group].usable is None for group in played):
+        groups = [group for ids in self._rounds[step] for group in ids]
+        if any(self.groups[group].usable is None for group in groups):
             return None
-        chosen = played if self.plan.rounds == 1 else self._usable(step)[: self.plan.groups_per_step]
-        return BatchFormed(step, tuple(chosen), tuple(group for group in played if group not in set(chosen)))
+        chosen = groups if self.plan.rounds == 1 else self._usable(step)[: self.plan.groups_per_step]
+        return BatchFormed(step, tuple(chosen), tuple(group for group in groups if group not in set(chosen)))
 
     def _could_be(self, group: GroupId) -> bool:
         most = max(self.plan.first_round, self.plan.groups_per_step)

@@ -44,26 +44,27 @@ class Lives:
     _short: int = 0  # ends in a row soon after a start
     _row: int = 0  # ends in a row by its own doing, at one place
     _vain_s: float = 0.0  # for so long they were failures for now; 0: they are crashes
-    _done: int = -1  # how far it has come
+    _progress: int = -1  # how far it has come
     _worked: bool = False
 
     def final(self, code: int) -> bool:
         """Whether a process that ends so has said all there is to say. What has worked before is no mistake."""
         return not self._worked if code == MISTAKE else self.leads and (code == 1 or code in EXIT_CODES.values())
 
-    def ended(self, code: int, lived_s: float, done: int | None) -> tuple[float, str]:
+    def next_start(self, code: int, lived_s: float, progress: int | None) -> tuple[float, str]:
         """(seconds until the next start, ""), or (0, why there is none).
 
         Args:
           code: negative for a signal, or `HANGS`.
           lived_s: of its longest-lived process.
-          done: how far it has come, of whatever it counts; None: nobody here knows.
+          progress: how far it has come, of whatever it counts; None: nobody here knows.
         """
-        worked = lived_s > GOOD_S if done is None else done > 0 and not self.leads  # by itself, from its own start on
-        done = done or 0
-        further, self._done = done > self._done, max(done, self._done)
+        # An engine counts from its own start on; a trainer's number is the run's, and says nothing of this process.
+        worked = lived_s > GOOD_S if progress is None else progress > 0 and not self.leads
+        progress = progress or 0
+        further, self._progress = progress > self._progress, max(progress, self._progress)
         good = further or (worked and lived_s > GOOD_S)  # after hours of episodes it stands at no one place
-        self._worked = self._worked or done > 0 or lived_s > GOOD_S
+        self._worked = self._worked or progress > 0 or lived_s > GOOD_S
         self._short = 0 if further or worked or lived_s > GOOD_S else self._short + 1
         pause_s = 0.0 if self._short < 2 else min(LONGEST_DELAY_S, 0.25 * 2.0 ** (self._short - 2))
         vain = code in (WAITED, MISTAKE)

@@ -87,7 +87,7 @@ def read(folder: pathlib.Path) -> Content:
     if not segment_names:
         return Content([], 0, {}, [], [])
     newest, notes = segment_names[-1], list[str]()
-    ends: dict[str, int | None] = {**_taken(folder / newest), newest: None}
+    ends: dict[str, int | None] = {**_bytes_before(folder / newest), newest: None}
     lines: list[LedgerLine] = []
     following, takes = 0, dict[str, int]()
     for name, end in ends.items():
@@ -111,7 +111,7 @@ def read(folder: pathlib.Path) -> Content:
     return Content(lines, following, takes, [name for name in segment_names if name not in takes], notes)
 
 
-def _taken(path: pathlib.Path) -> dict[str, int]:
+def _bytes_before(path: pathlib.Path) -> dict[str, int]:
     """The segments before it, and their bytes that count. Raises ConfigError where the header is damaged."""
     with path.open("rb") as file:
         line = _decoded(file.readline(), path, 1)
@@ -154,5 +154,5 @@ def _decoded(raw: bytes, path: pathlib.Path, row: int) -> LedgerLine:
 
 
 def names(folder: pathlib.Path) -> list[str]:
-    """Of a folder's segments, oldest first."""
+    """The names of a folder's segments, oldest first."""
     return sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []

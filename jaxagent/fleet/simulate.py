@@ -164,16 +164,16 @@ class _Simulation:
 
     def fill(self) -> None:
         """Much waits, and all engines ask, the least loaded first, until nobody gets anything."""
-        given = True
-        while given:
-            given = False
+        progress = True
+        while progress:
+            progress = False
             asking = [(len(engine.playing), at) for at, engine in enumerate(self.engines)]
             heapq.heapify(asking)
             while asking:
                 _, at = heapq.heappop(asking)
                 if self.take(self.engines[at]):
                     heapq.heappush(asking, (len(self.engines[at].playing), at))
-                    given = True
+                    progress = True
 
     def take(self, engine: _Engine) -> int:
         """Asks for work; returns how many episodes came."""

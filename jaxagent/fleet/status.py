@@ -45,9 +45,9 @@ class Watch:
         """How late the loop is, for ever."""
         loop = asyncio.get_running_loop()
         while True:
-            asked = loop.time()
+            began_s = loop.time()
             await asyncio.sleep(MEASURE_S)
-            lag = max(0.0, loop.time() - asked - MEASURE_S)
+            lag = max(0.0, loop.time() - began_s - MEASURE_S)
             self.lags.append(lag)
             if lag > ALARM_S:
                 logger.warning("the coordinator's event loop was held up for %.1f s: calls waited for so long", lag)
@@ -74,25 +74,25 @@ class Watch:
         }
         self._last, self._before = now, waited
         self.steps.append(row)
-        told = ", ".join(f"{role}s waited {row['waited_s'][role]:.2f} s" for role in ROLES)
-        return f"version {version} after {seconds:.2f} s with {row['engines']} engines: {told}"
+        waits = ", ".join(f"{role}s waited {row['waited_s'][role]:.2f} s" for role in ROLES)
+        return f"version {version} after {seconds:.2f} s with {row['engines']} engines: {waits}"
 
 
-def status(book: Book, members: Members, watch: Watch, now: float, ended: str) -> dict[str, Any]:
+def status(book: Book, members: Members, watch: Watch, now: float, why_over: str) -> dict[str, Any]:
     """Everything that a person asks first, as JSON."""
     rules, plan = book.rules, book.plan
-    record, held = rules.record, rules.holding()
-    wanted = {group: entry for group, entry in record.groups.items() if record.wanted(group)}
-    unfinished = sorted(group for group, entry in wanted.items() if entry.usable is None)
+    record, leases = rules.record, rules.holding()
+    groups = {group: entry for group, entry in record.groups.items() if record.is_needed(group)}
+    unfinished = sorted(group for group, entry in groups.items() if entry.usable is None)
     damaged = len(record.damaged())
-    stored = sum(len(entry.results) for entry in record.groups.values()) - damaged
-    to_play = sum(plan.attempts - len(entry.results) + len(entry.damaged) for entry in wanted.values())
-    playing = sum(map(len, held.values()))
+    stored_count = sum(len(entry.results) for entry in record.groups.values()) - damaged
+    to_play = sum(plan.attempts - len(entry.results) + len(entry.damaged) for entry in groups.values())
+    playing = sum(map(len, leases.values()))
     return {
         "run": book.run,
         "epoch": book.epoch,
         "up_s": round(now - watch.began, 1),
-        "ended": ended,
+        "ended": why_over,
         "rule": f"{plan.rule}, staleness {plan.staleness}, window {plan.window}",
         "steps": {
             "of": plan.steps,
@@ -103,7 +103,7 @@ def status(book: Book, members: Members, watch: Watch, now: float, ended: str) -
         },
         "episodes": {
             "playing": playing,
-            "stored": stored,
+            "stored": stored_count,
             "waiting": to_play - playing,
             "damaged": damaged,
             "found_damaged": record.found_damaged,
@@ -117,10 +117,10 @@ def status(book: Book, members: Members, watch: Watch, now: float, ended: str) -
                 member.name: {
                     "host": member.facts.get("host", ""),
                     "process": member.facts.get("process", ""),
-                    "heard_s_ago": round(now - member.heard, 1),
+                    "heard_s_ago": round(now - member.heard_at, 1),
                     "phase": member.phase,
-                    "phase_s": round(member.phase_s + now - member.heard, 1),
-                    "playing": len(held.get(member.name, ())),
+                    "phase_s": round(member.phase_s + now - member.heard_at, 1),
+                    "playing": len(leases.get(member.name, ())),
                     "waited_s": round(member.waited_s, 2),
                     "drain": member.drain,
                     "differs": member.differs,
@@ -140,17 +140,17 @@ def status(book: Book, members: Members, watch: Watch, now: float, ended: str) -
     }
 
 
-def metrics(told: Mapping[str, Any]) -> str:
+def metrics(row: Mapping[str, Any]) -> str:
     """The numbers of a status, in Prometheus' text form: no name, host or secret of a process."""
     rows: dict[str, Mapping[str, Any]] = {
-        'steps{of="%s"}': told["steps"],
-        'processes{role="%s"}': {role: len(told["members"][role]) for role in ROLES},
-        'episodes{state="%s"}': told["episodes"],
-        'waited_seconds_total{role="%s"}': told["waited_s"],
-        'calls_total{call="%s"}': told["calls"],
-        'loop_lag_seconds{over="%s"}': told["loop_lag_s"],
-        "%s": {name: told[name] for name in ("up_s", "unfinished_groups", "disk_free_mib", "epoch")}
-        | {"conflicts": len(told["conflicts"]), "ended": int(bool(told["ended"]))},
+        'steps{of="%s"}': row["steps"],
+        'processes{role="%s"}': {role: len(row["members"][role]) for role in ROLES},
+        'episodes{state="%s"}': row["episodes"],
+        'waited_seconds_total{role="%s"}': row["waited_s"],
+        'calls_total{call="%s"}': row["calls"],
+        'loop_lag_seconds{over="%s"}': row["loop_lag_s"],
+        "%s": {name: row[name] for name in ("up_s", "unfinished_groups", "disk_free_mib", "epoch")}
+        | {"conflicts": len(row["conflicts"]), "ended": int(bool(row["ended"]))},
     }
     lines = (
         f"jaxagent_fleet_{form % name} {float(value)}\n"

@@ -80,13 +80,13 @@ class Supervisor:
         environment: Mapping[str, str],
         restarts: int,
         start_s: float,
-        gone: Callable[[str], None] = lambda name: None,
+        on_end: Callable[[str], None] = lambda name: None,
         grace_s: float = math.inf,
         begin: Callable[[Program], Child] | None = None,
     ):
         self._all = [_Running(gang, Lives(restarts, gang.leads)) for gang in gangs]
         self._leader = next((running for running in self._all if running.gang.leads), self._all[-1])
-        self._folder, self._gone, self._grace_s = folder, gone, grace_s
+        self._folder, self._on_end, self._grace_s = folder, on_end, grace_s
         self._begin = begin or (lambda program: Child(program, folder, environment, start_s))
         self._until = math.inf  # from a signal on
         self.newest_code = 0
@@ -126,7 +126,7 @@ class Supervisor:
             running.children.append(self._begin(program))
 
     def _watch(self, running: _Running) -> None:
-        codes = [code and running.gang.code(code) for code in (child.ended() for child in running.children)]
+        codes = [code and running.gang.code(code) for code in (child.exit_code() for child in running.children)]
         for child, code in zip(running.children, codes, strict=True):
             if code not in (None, 0):
                 self._died(running, child, code)
@@ -142,7 +142,7 @@ class Supervisor:
             return
         for child in running.children:
             self._tell_silence(child)
-            if child.ended() is None and (hang := child.hangs()):
+            if child.exit_code() is None and (hang := child.hangs()):
                 self._write_stacks()
                 self._again(running, rules.HANGS, f"{child.program.name} hangs: it {hang}")
                 return
@@ -161,8 +161,8 @@ class Supervisor:
     def _died(self, running: _Running, child: Child, code: int) -> None:
         """One process of a gang has ended, and not as it should."""
         name = child.program.name
-        told = code in (1, rules.MISTAKE, WAITED)
-        reason = f"{name}: {child.last_line()}" if told else f"{name} {_ending(code)}"
+        says_why = code in (1, rules.MISTAKE, WAITED)
+        reason = f"{name}: {child.last_line()}" if says_why else f"{name} {_ending(code)}"
         if not (running.lives.final(code) or (self.asked and running is self._leader and code in EXIT_CODES.values())):
             self._again(running, code, reason)
         elif running is self._leader:
@@ -183,13 +183,13 @@ class Supervisor:
         self.newest_code = WAITED if code == rules.HANGS else code
         lived_s = max((time.monotonic() - child.started for child in running.children), default=0.0)
         unknown = None if any(not child.program.watched for child in running.children) else 0
-        done = max((sign.done for child in running.children if (sign := child.sign())), default=unknown)
+        progress = max((sign.done for child in running.children if (sign := child.sign())), default=unknown)
         self._close(running)
         if self.asked is not None and running is self._leader:
             self._say(f"{reason}, when it was to save and end: the last checkpoint counts.")
             self._code = EXIT_CODES[self.asked]
             return
-        pause_s, never = running.lives.ended(code, lived_s, done)
+        pause_s, never = running.lives.next_start(code, lived_s, progress)
         if never:
             self._say(f"{reason}. It is not started again, {never}; see {self._folder / LOGS}.")
             running.over = True
@@ -227,7 +227,7 @@ class Supervisor:
             for child in running.children:
                 child.send(signal.SIGKILL if at_once else signal.SIGTERM)
         until = time.monotonic() + END_S
-        while any(child.ended() is None for r in ends for child in r.children) and time.monotonic() < until:
+        while any(child.exit_code() is None for r in ends for child in r.children) and time.monotonic() < until:
             self._pump(LOOK_S)
             if self._interrupts > 1:
                 break
@@ -236,14 +236,14 @@ class Supervisor:
 
     def _let_others_say(self, running: _Running) -> None:
         until = time.monotonic() + OTHERS_S
-        while any(child.ended() is None for child in running.children) and time.monotonic() < until:
+        while any(child.exit_code() is None for child in running.children) and time.monotonic() < until:
             self._pump(LOOK_S)
 
     def _close(self, running: _Running) -> None:
         for child in running.children:
             child.kill()  # the process, and what it began
             child.close()
-            self._gone(child.program.name)
+            self._on_end(child.program.name)
         running.children = []
 
     @contextlib.contextmanager
@@ -284,25 +284,26 @@ class Supervisor:
         longer than `STACKS_S`: what is in the kernel for good (a dead disk) never writes.
         """
         children = [child for running in self._all for child in running.children]
-        asked = {child: child.stacks_bytes() for child in children if child.write_stacks()}
-        seen = dict(asked)
+        first_bytes = {child: child.stacks_bytes() for child in children if child.write_stacks()}
+        newest_bytes = dict(first_bytes)
         now = time.monotonic()
-        changed, until = dict.fromkeys(asked, now), now + STACKS_S
-        waiting = list(asked)
+        changed, until = dict.fromkeys(first_bytes, now), now + STACKS_S
+        waiting = list(first_bytes)
         while waiting and time.monotonic() < until and self._interrupts < 2:
             self._pump(LOOK_S)
             for child in waiting:
-                if (size := child.stacks_bytes()) != seen[child]:
-                    seen[child], changed[child] = size, time.monotonic()
+                if (size := child.stacks_bytes()) != newest_bytes[child]:
+                    newest_bytes[child], changed[child] = size, time.monotonic()
             now = time.monotonic()
             waiting = [
                 child
                 for child in waiting
-                if child.ended() is None and (seen[child] <= asked[child] or now - changed[child] < STILL_S)
+                if child.exit_code() is None
+                and (newest_bytes[child] <= first_bytes[child] or now - changed[child] < STILL_S)
             ]
         self._say(f"stacks of all processes: {self._folder / LOGS}/*.stacks")
-        for child in asked:
-            if child.stacks_bytes() <= asked[child] and child.ended() is None:
+        for child in first_bytes:
+            if child.stacks_bytes() <= first_bytes[child] and child.exit_code() is None:
                 self._say(f"{child.program.name} has written no stacks within {STACKS_S:g} s; {child.state()}.")
 
     def _say(self, line: str) -> None:

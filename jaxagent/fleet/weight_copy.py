@@ -21,10 +21,6 @@ from jaxagent.fleet.manifest import Chunk, DamagedError, Manifest, WeightsError
 from jaxagent.io import files
 
 
-class CopyUnderWayError(WeightsError):
-    """Another process, or thread, is copying the version into the same folder: look for it again later."""
-
-
 def copy(
     value: Manifest,
     read: Callable[[Chunk], bytes],
@@ -40,7 +36,7 @@ def copy(
       order: the manifest's chunks as they are to be read; None: in its own order.
 
     Raises:
-      CopyUnderWayError: another copy of the version into this folder is under way.
+      WeightsError: another process, or thread, is copying the version into this folder: look for it again later.
       DamagedError: a chunk came with other bytes than its digest's; names it.
       ConflictError: the version is there, and differs.
       OSError: the disk is full, or failed.
@@ -52,7 +48,7 @@ def copy(
     try:
         with contextlib.suppress(OSError):  # no locks on this file system: two copies do the work twice
             if not files.try_lock(fd):
-                raise CopyUnderWayError(
+                raise WeightsError(
                     f"{stage} is being filled by another copy: version {value.version} will be there soon."
                 )
         target = weights.path_of(folder, value.version)
@@ -60,8 +56,8 @@ def copy(
             weights.compare(target, value)
             shutil.rmtree(stage, ignore_errors=True)
             return 0
-        wanted = {weights.file_of(stage, chunk) for chunk in value.chunks.values()}
-        for path in set(stage.iterdir()) - wanted:
+        chunk_files = {weights.file_of(stage, chunk) for chunk in value.chunks.values()}
+        for path in set(stage.iterdir()) - chunk_files:
             path.unlink()  # begun by a process that was killed
         with weights.threads() as pool:
             pending = [pool.submit(_fetch, chunk, read, stage) for chunk in order or value.chunks.values()]

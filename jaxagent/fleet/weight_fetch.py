@@ -21,6 +21,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.line import Line, Reply
@@ -87,8 +88,8 @@ class WeightFetcher:
         ask: Callable[[], Sources],
         deadline_s: float,
         base: str | None = "",
-        like: Mapping[manifest.Path, weight_reader.Typed] | None = None,
-        wanted: Callable[[], bool] = lambda: True,
+        like: Mapping[manifest.Path, Any] | None = None,
+        still_wanted: Callable[[], bool] = lambda: True,
     ) -> pathlib.Path:
         """Fetches a version; when this returns, it lies whole in the folder.
 
@@ -98,7 +99,7 @@ class WeightFetcher:
           ask: where the version is, asked again before every round.
           deadline_s: for all of it.
           base, like: what the version must be, as in `weight_reader.hold`.
-          wanted: asked before every chunk: it is still to be fetched.
+          still_wanted: asked before every chunk: it is still to be fetched.
 
         Raises:
           GivenUpError: it is not wanted any more.
@@ -114,7 +115,7 @@ class WeightFetcher:
                 with _asking_again(ask, sources) as now:
 
                     def read(chunk: Chunk, now: Callable[[], Sources] = now) -> bytes:
-                        if not wanted():
+                        if not still_wanted():
                             raise GivenUpError(f"version {now().version} is not wanted any more.")
                         sources_now = now()  # asked once: the next answer may name more engines, or fewer
                         engines = responsible(chunk, sources_now.engines)
@@ -137,10 +138,10 @@ class WeightFetcher:
     def drop(self, version: int) -> None:
         """Removes a version that lies here and is not what it should be."""
         path = weights.path_of(self._folder, version)
-        gone = path.with_name(f".deleting-{path.name}-{os.getpid()}-{threading.get_native_id()}")
+        trash = path.with_name(f".deleting-{path.name}-{os.getpid()}-{threading.get_native_id()}")
         with contextlib.suppress(FileNotFoundError):
-            os.rename(path, gone)
-        shutil.rmtree(gone, ignore_errors=True)
+            os.rename(path, trash)
+        shutil.rmtree(trash, ignore_errors=True)
 
     def small(self, urls: Iterable[str], name: str, most_bytes: int = 1 << 20) -> bytes | None:
         """A small file that a source shares; None: no source has it."""
@@ -151,9 +152,7 @@ class WeightFetcher:
 
     # ---------------------------------------------------------------- one version
 
-    def manifest_of(
-        self, sources: Sources, base: str | None, like: Mapping[manifest.Path, weight_reader.Typed] | None
-    ) -> Manifest:
+    def manifest_of(self, sources: Sources, base: str | None, like: Mapping[manifest.Path, Any] | None) -> Manifest:
         """The published manifest, from the first source that has the right one.
 
         Args:
@@ -231,7 +230,7 @@ class WeightFetcher:
             if (line := lines.get(url)) is None:
                 parts = urllib.parse.urlsplit(url)
                 line = lines[url] = Line(parts.hostname or "", parts.port or 80, CONNECT_S)
-            reply = _asked(line, path, self._headers, max(most_bytes, LEAST_ANSWER_BYTES), deadline_s)
+            reply = _reply_of(line, path, self._headers, max(most_bytes, LEAST_ANSWER_BYTES), deadline_s)
         except (OSError, http.client.HTTPException, ValueError) as failure:
             raise SourceError(f"{url}{path}: {type(failure).__name__}: {failure}") from None
         if reply.status == 200:
@@ -240,7 +239,7 @@ class WeightFetcher:
         raise error(f"{url}{path} answered {reply.status}: {reply.body[:100].decode('utf-8', 'replace')}")
 
 
-def _asked(line: Line, path: str, headers: Mapping[str, str], most: int, seconds: float) -> Reply:
+def _reply_of(line: Line, path: str, headers: Mapping[str, str], most: int, seconds: float) -> Reply:
     """Asks; once more where the other side has closed the connection since it was used last."""
     try:
         return line.ask("GET", path, b"", headers, seconds, most)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,16 +19,6 @@ from jaxagent.fleet.leaves import Path
 from jaxagent.fleet.manifest import Chunk, DamagedError, Leaf, Manifest, MismatchError, MissingError
 from jaxagent.fleet.weights import MANIFEST, file_of, path_of, threads
 from jaxagent.io import files
-
-
-class Typed(Protocol):
-    """An array, or what describes one; a tuple of dtypes: whichever of them was published is taken."""
-
-    @property
-    def dtype(self) -> Any: ...  # noqa: D102
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
 
 
 class OpenVersion:
@@ -84,7 +74,7 @@ class OpenVersion:
                 parts.append((leaf, chunk, data[start : start + chunk.size]))
                 start += chunk.size
 
-        def one(part: tuple[Leaf, Chunk, memoryview]) -> None:
+        def fill_part(part: tuple[Leaf, Chunk, memoryview]) -> None:
             leaf, chunk, data = part
             try:
                 self._fill(chunk, data)
@@ -92,7 +82,7 @@ class OpenVersion:
                 raise DamagedError(f"leaf {leaves.name_of(leaf.path)}: {failure}") from None
 
         with threads() as pool:
-            for _ in pool.map(one, parts):
+            for _ in pool.map(fill_part, parts):
                 pass
         return arrays
 
@@ -140,7 +130,7 @@ def hold(
     version: int,
     lineage: str,
     base: str | None = "",
-    like: Mapping[Path, Typed] | None = None,
+    like: Mapping[Path, Any] | None = None,
 ) -> OpenVersion:
     """Exactly the version that is asked for, to be read.
 
@@ -149,54 +139,55 @@ def hold(
       version, lineage: which.
       base: of adapters: the digest of the weights that the reader has; "" = full weights are wanted; None = adapters
         are wanted, to whatever weights: the reader has none yet.
-      like: by path, the arrays that the reader has room for; None: any.
+      like: by path, the arrays that the reader has room for, or what has their dtype and shape (a tuple of dtypes:
+        whichever of them was published is taken); None: any.
 
     Raises:
       MissingError: it is not there.
       MismatchError: it is of another lineage, kind, base or model.
       DamagedError: its manifest is.
     """
-    held = OpenVersion(path_of(folder, version))
+    open_version = OpenVersion(path_of(folder, version))
     try:
-        check(held.manifest, version, lineage, base, like)
+        check(open_version.manifest, version, lineage, base, like)
     except BaseException:
-        held.__exit__()
+        open_version.__exit__()
         raise
-    return held
+    return open_version
 
 
 def check(
-    value: Manifest, version: int, lineage: str, base: str | None = "", like: Mapping[Path, Typed] | None = None
+    value: Manifest, version: int, lineage: str, base: str | None = "", like: Mapping[Path, Any] | None = None
 ) -> None:
     """Whether a manifest, from wherever it came, is of what was asked for (see `hold`).
 
     Raises:
       MismatchError: names what differs.
     """
-    for name, has, wanted in (
+    for name, has, expected in (
         ("version", value.version, version),
         ("lineage", value.lineage, lineage),
         ("kind", value.kind, "full" if base == "" else "adapter"),
         ("base", value.base, value.base if base is None else base),
     ):
-        if has != wanted:
-            raise MismatchError(f"version {version} was asked for with {name} {wanted!r}, and its {name} is {has!r}.")
+        if has != expected:
+            raise MismatchError(f"version {version} was asked for with {name} {expected!r}, and its {name} is {has!r}.")
     if like is None:
         return
     published = {leaf.path: (leaf.dtype, leaf.shape) for leaf in value.leaves}
     room = {path: (_dtype(leaf.dtype, published.get(path, ("",))[0]), tuple(leaf.shape)) for path, leaf in like.items()}
     for path in sorted(published.keys() | room.keys(), key=leaves.name_of):
         if published.get(path) != room.get(path):
-            there, wanted = (_words(leaf) for leaf in (published.get(path), room.get(path)))
+            there, expected = (_words(leaf) for leaf in (published.get(path), room.get(path)))
             raise MismatchError(
-                f"version {version}, leaf {leaves.name_of(path)}: published is {there}, and the model has {wanted}."
+                f"version {version}, leaf {leaves.name_of(path)}: published is {there}, and the model has {expected}."
             )
 
 
-def _dtype(wanted: Any, published: str) -> str:
-    if isinstance(wanted, tuple):
-        return published if published in wanted else " or ".join(wanted)
-    return np.dtype(wanted).name
+def _dtype(expected: Any, published: str) -> str:
+    if isinstance(expected, tuple):
+        return published if published in expected else " or ".join(expected)
+    return np.dtype(expected).name
 
 
 def _words(leaf: tuple[str, tuple[int, ...]] | None) -> str:

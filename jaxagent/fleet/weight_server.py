@@ -13,12 +13,13 @@ reader decides, by its digest: a server that errs or lies costs time and nothing
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import http.server
 import pathlib
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from jaxagent.config.command import bound_socket
@@ -64,12 +65,7 @@ class WeightServer:
         self._places = threading.BoundedSemaphore(most)
         self._lock = threading.Lock()
         self._sent = self._refused = self._sending = 0
-        server = self
-
-        class Handler(_Handler):
-            weights = server
-
-        self._http = _Server((host, port), Handler)
+        self._http = _Server((host, port), functools.partial(_Handler, self))
         self._thread = threading.Thread(target=self._http.serve_forever, args=(LOOK_S,), name="weights", daemon=True)
         self.url = url_of(address or host, self._http.server_address[1])
 
@@ -84,13 +80,13 @@ class WeightServer:
     def numbers(self) -> dict[str, float]:
         """Answers under way, bytes that were sent, and requests that were told to come again."""
         with self._lock:
-            sent, refused, sending = map(float, (self._sent, self._refused, self._sending))
-        return {"sending": sending, "weights_sent_bytes": sent, "weights_busy": refused}
+            sent_bytes, refused, sending = map(float, (self._sent, self._refused, self._sending))
+        return {"sending": sending, "weights_sent_bytes": sent_bytes, "weights_busy": refused}
 
     def let_in(self, authorization: str) -> bool:
         """Whether a request carries the token."""
-        given = authorization.removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        return hmac.compare_digest(given, self._token)
+        bearer = authorization.removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+        return hmac.compare_digest(bearer, self._token)
 
     def find(self, path: str) -> BinaryIO | None:
         """The file that a request means, open; None: it is not here."""
@@ -98,14 +94,14 @@ class WeightServer:
         if request is None:
             return None
         if request["name"]:
-            wanted = [folder / request["name"] for folder in self._folders if request["name"] in SHARED]
+            paths = [folder / request["name"] for folder in self._folders if request["name"] in SHARED]
         elif request["version"]:
             folders = [folder / BASE for folder in self._folders] if request["of"] == BASE else self._folders
-            wanted = [path_of(folder, int(request["version"])) / MANIFEST for folder in folders]
+            paths = [path_of(folder, int(request["version"])) / MANIFEST for folder in folders]
         else:
             folders = [each for folder in self._folders for each in (folder, folder / BASE)]
-            wanted = [place / f"{request['digest']}.bin" for folder in folders for place in _places(folder)]
-        for file in wanted:
+            paths = [place / f"{request['digest']}.bin" for folder in folders for place in _places(folder)]
+        for file in paths:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 return file.open("rb")
         return None
@@ -124,11 +120,11 @@ class WeightServer:
             if got:
                 self._places.release()
 
-    def count(self, sent: int) -> None:
+    def count(self, sent_bytes: int) -> None:
         """Bytes that were sent; 0: a request was told to come again."""
         with self._lock:
-            self._sent += sent
-            self._refused += not sent
+            self._sent += sent_bytes
+            self._refused += not sent_bytes
 
 
 def _places(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -144,7 +140,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]):
+    def __init__(self, address: tuple[str, int], handler: Callable[..., http.server.BaseHTTPRequestHandler]):
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(address, handler, bind_and_activate=False)
         self.socket.close()
@@ -171,10 +167,13 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    weights: WeightServer
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
     disable_nagle_algorithm = True
+
+    def __init__(self, weights: WeightServer, *request: Any):
+        self.weights = weights
+        super().__init__(*request)  # which answers everything that comes
 
     def do_GET(self) -> None:
         """One request."""
@@ -199,11 +198,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.flush()
         try:
-            sent = self.connection.sendfile(file) if size else 0
+            sent_bytes = self.connection.sendfile(file) if size else 0
         except OSError:  # the reader is gone, or too slow
             self.close_connection = True
             return
-        self.weights.count(max(1, sent))
+        self.weights.count(max(1, sent_bytes))
 
     def _say(self, status: int, text: str | bytes, headers: Mapping[str, str] | None = None) -> None:
         body = text.encode() if isinstance(text, str) else text

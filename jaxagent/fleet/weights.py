@@ -68,7 +68,7 @@ def publish(
     tick: Callable[[], None] = lambda: None,
     replaces: Callable[[ConflictError], bool] = lambda conflict: False,
     rank: int = 0,
-    meet: Meet = lambda what, said: [said],
+    meet: Meet = lambda what, message: [message],
 ) -> Manifest | None:
     """Publishes a version; when this returns in process 0, it is on disk. The same again changes nothing, or mends it.
 
@@ -133,7 +133,7 @@ def _write(stage: pathlib.Path, shares: Iterable[Share], tick: Callable[[], None
     """Writes chunks; what `manifest.joined` takes of them."""
     stage.mkdir(parents=True, exist_ok=True)
 
-    def one(piece: memoryview) -> Chunk:
+    def write_piece(piece: memoryview) -> Chunk:
         chunk = manifest.chunk_of(piece)
         path = file_of(stage, chunk)
         if not path.exists():
@@ -142,7 +142,9 @@ def _write(stage: pathlib.Path, shares: Iterable[Share], tick: Callable[[], None
         return chunk
 
     with threads() as pool:
-        pending = [(share, {at: pool.submit(one, piece) for at, piece in share.pieces.items()}) for share in shares]
+        pending = [
+            (share, {at: pool.submit(write_piece, piece) for at, piece in share.pieces.items()}) for share in shares
+        ]
         return [
             [
                 share.path,

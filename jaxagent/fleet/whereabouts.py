@@ -43,14 +43,14 @@ class Whereabouts:
         finally:
             self._change(name, -1)
 
-    def sign(self, done: int = 0) -> None:
+    def sign(self, results: int = 0) -> None:
         """Something went on.
 
         Args:
-          done: results since the last sign.
+          results: results since the last sign.
         """
         with self._lock:
-            self._done += done
+            self._done += results
             self._tick()
 
     def progress(self, value: float) -> None:

@@ -38,16 +38,16 @@ def url_of(host: str, port: int) -> str:
 
 def sum_of_call(method: str, path: str, headers: Mapping[str, str]) -> hashlib._Hash:
     """SHA-256 of a request's address and of the headers that mean something; its body is still to be added."""
-    known = [headers.get(name, "") for name in (RUN, ATTEMPT, NAME, KEY, DIGEST)]
-    return hashlib.sha256("\n".join((method, path, *known, "")).encode("utf-8", "replace"))
+    values = [headers.get(name, "") for name in (RUN, ATTEMPT, NAME, KEY, DIGEST)]
+    return hashlib.sha256("\n".join((method, path, *values, "")).encode("utf-8", "replace"))
 
 
-def sum_of_answer(asked: hashlib._Hash, status: int, digest: str, body: bytes) -> str:
+def sum_of_answer(call_sum: hashlib._Hash, status: int, digest: str, body: bytes) -> str:
     """SHA-256 of an answer with its status, its header DIGEST ("": none) and its body.
 
     And of what was asked as it came in, `sum_of_call` without the body, so that no other call's answer passes for it.
     """
-    return hashlib.sha256(f"{asked.hexdigest()}\n{status}\n{digest}\n".encode() + body).hexdigest()
+    return hashlib.sha256(f"{call_sum.hexdigest()}\n{status}\n{digest}\n".encode() + body).hexdigest()
 
 
 class BadMessageError(ValueError):
@@ -59,6 +59,20 @@ STATUS = {
     "malformed": 400, "missing": 404, "conflict": 409, "refused": 409, "replaced": 409, "lost": 409,
     "unknown_worker": 410, "damaged": 422, "busy": 503, "ending": 503, "full_disk": 507,
 }  # fmt: skip
+
+
+# Statuses of refusals that may pass. 401: the token was damaged on the way, or another run has the port for a while;
+# 422: the call came in damaged; 507: the disk is full.
+REPEATED = (401, 408, 422, 429, 500, 502, 503, 504, 507)
+
+
+def may_pass(status: int, waited_s: float, patience_s: float, accepted: bool) -> bool:
+    """Whether a client repeats a call that a server has refused with this status.
+
+    A refused token is final only for a process none of whose calls was ever `accepted`, and after `patience_s`: a token
+    that worked is right, and its process waits as for a server that is away.
+    """
+    return status in REPEATED and (status != 401 or accepted or waited_s <= patience_s)
 
 
 class RefusedCallError(Exception):
@@ -149,7 +163,7 @@ class Sources:
 # -------------------------------------------------------------------- values
 
 
-def whole(row: Mapping[str, Any], name: str, default: int | None = None, most: int = 2**53) -> int:
+def whole_number(row: Mapping[str, Any], name: str, default: int | None = None, most: int = 2**53) -> int:
     """A whole number from 0, also as the digits that an address has."""
     value = row.get(name, default)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 17:
@@ -242,11 +256,11 @@ def episode(value: Any) -> EpisodeId:
 
 
 def flat(which: EpisodeId) -> list[int]:
-    """The other way."""
+    """An episode's id as [step, round, number, sample]."""
     return [*which.group, which.sample]
 
 
-def held(value: Any) -> tuple[str, EpisodeId]:
+def holding_of(value: Any) -> tuple[str, EpisodeId]:
     """[lease, step, round, number, sample]: what a process plays."""
     if not isinstance(value, list) or len(value) != 5:
         raise BadMessageError(f"what is played is [lease, step, round, number, sample], got {_short(value)}")
@@ -269,20 +283,20 @@ def tasks_to(tasks: Mapping[int, Sequence[Sequence[TaskRef]]]) -> dict[str, Any]
 
 
 def rounds_to(rounds: Sequence[Sequence[TaskRef]]) -> list[list[list[Any]]]:
-    """Of one step."""
+    """A step's rounds as JSON: a list of rounds, each a list of [row, id]."""
     return [[list(ref) for ref in tasks] for tasks in rounds]
 
 
 def tasks_of(row: Mapping[str, Any]) -> Tasks:
-    """The other way, of a message's "tasks"."""
+    """Reads the tasks of a message's "tasks"."""
     tasks: Tasks = {}
     for key, value in table(row, "tasks").items():
-        tasks[whole({"tasks": key}, "tasks")] = rounds_of(value)
+        tasks[whole_number({"tasks": key}, "tasks")] = rounds_of(value)
     return tasks
 
 
 def rounds_of(value: Any) -> Rounds:
-    """Of one step."""
+    """Reads a step's rounds from their JSON."""
     if not isinstance(value, list) or not all(isinstance(entry, list) for entry in value):
         raise BadMessageError(f"a step's tasks are a list of rounds, each a list of tasks, got {_short(value)}")
     return tuple(tuple(map(task, entry)) for entry in value)
@@ -304,8 +318,8 @@ def job_to(job: Job) -> dict[str, Any]:
 
 
 def job_of(row: Mapping[str, Any]) -> Job:
-    """The other way."""
-    work = LeasedEpisode(episode(row.get("episode")), lease(row.get("lease")), whole(row, "version"))
+    """Reads a job from its JSON."""
+    work = LeasedEpisode(episode(row.get("episode")), lease(row.get("lease")), whole_number(row, "version"))
     return Job(work, task(row.get("task")))
 
 
@@ -315,7 +329,7 @@ def answer_to(answer: Answer) -> dict[str, Any]:
 
 
 def answer_of(row: Mapping[str, Any]) -> Answer:
-    """The other way."""
+    """Reads an answer from its JSON."""
     try:
         outcome = Outcome(row.get("outcome"))
     except ValueError:
@@ -336,21 +350,23 @@ def batch_to(batch: Batch) -> dict[str, Any]:
 
 
 def batch_of(row: Mapping[str, Any]) -> Batch:
-    """The other way."""
+    """Reads a batch from its JSON."""
     results: dict[EpisodeId, StoredResult] = {}
     for value in entries(row, "results", lambda entry: entry):
         if not isinstance(value, list) or len(value) != 7:
             raise BadMessageError(f"a result is an episode, its digest, version and lease, got {_short(value)}")
         results[episode(value[:4])] = StoredResult(*value[4:])
-    ages = {whole({"ages": age}, "ages"): count for age, count in table(row, "ages").items()}
-    return Batch(whole(row, "step"), entries(row, "groups", group), entries(row, "left_out", group), results, ages)
+    ages = {whole_number({"ages": age}, "ages"): count for age, count in table(row, "ages").items()}
+    return Batch(
+        whole_number(row, "step"), entries(row, "groups", group), entries(row, "left_out", group), results, ages
+    )
 
 
 def joined_of(row: Mapping[str, Any]) -> Joined:
-    """The other way."""
+    """Reads the answer to `join` from its JSON."""
     return Joined(
         name=text(row, "name"),
-        epoch=whole(row, "epoch"),
+        epoch=whole_number(row, "epoch"),
         run=text(row, "run"),
         lease_s=number(row, "lease_s"),
         newest=_version(row),
@@ -361,9 +377,9 @@ def joined_of(row: Mapping[str, Any]) -> Joined:
 
 
 def beat_of(row: Mapping[str, Any]) -> Beat:
-    """The other way."""
-    told = _version(row), entries(row, "cancel", lease), text(row, "ended"), row.get("drain") is True
-    return Beat(*told, soon=_version(row, "soon"))
+    """Reads the answer to `beat` from its JSON."""
+    cancel, drain = entries(row, "cancel", lease), row.get("drain") is True
+    return Beat(_version(row), cancel, text(row, "ended"), drain, _version(row, "soon"))
 
 
 def sources_to(sources: Sources) -> dict[str, Any]:
@@ -372,16 +388,16 @@ def sources_to(sources: Sources) -> dict[str, Any]:
 
 
 def sources_of(row: Mapping[str, Any]) -> Sources:
-    """The other way."""
+    """Reads the sources of a version from their JSON."""
     urls = entries(row, "urls", lambda value: text({"urls": value}, "urls"))
-    found = whole(row, "version"), text(row, "digest"), text(row, "lineage"), urls
-    return Sources(*found, whole(row, "trainers", default=1))
+    version, trainers = whole_number(row, "version"), whole_number(row, "trainers", default=1)
+    return Sources(version, text(row, "digest"), text(row, "lineage"), urls, trainers)
 
 
 def holding_to(holding: Iterable[tuple[str, EpisodeId]]) -> list[list[Any]]:
-    """What a process plays, as JSON; `held` reads an entry."""
+    """What a process plays, as JSON; `holding_of` reads an entry."""
     return [[name, *flat(which)] for name, which in holding]
 
 
 def _version(row: Mapping[str, Any], name: str = "newest") -> int:
-    return -1 if row.get(name) == -1 else whole(row, name)
+    return -1 if row.get(name) == -1 else whole_number(row, name)

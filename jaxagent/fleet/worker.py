@@ -48,12 +48,8 @@ PLAYING, ASKING, WAITING = "playing", "asking for episodes", "waiting for a plac
 PHASES = (ENDING, WEIGHTS, EMPTYING, JOINING, PLAYING, ASKING, WAITING)
 
 
-class RefusedError(RuntimeError):
-    """The coordinator takes nothing that this process plays."""
-
-
 @dataclasses.dataclass
-class _Held:
+class _JobInHand:
     """An episode in hand."""
 
     job: Job
@@ -88,7 +84,7 @@ class EngineWorker:
         self._joining = threading.Lock()
         self._changed = threading.Condition()  # guards all below
         self._name, self._lease_s = "", 1.0
-        self._held: dict[str, _Held] = {}  # by lease
+        self._in_hand: dict[str, _JobInHand] = {}  # by lease
         self._version = self._newest = -1  # that the player holds, that there is; -1: none
         self._reason = ""  # why it ends
         self._grace_s: float | None = 0.0  # for what runs then; None: until it has ended
@@ -109,7 +105,7 @@ class EngineWorker:
         """Works until the run has ended, or `end` was called. Returns why it ends.
 
         Raises:
-          RefusedError: it plays nothing that the coordinator takes.
+          RuntimeError: it plays nothing that the coordinator takes.
           Exception: what a thread died of: the coordinator is away for longer than the link waits, or a defect.
         """
         self._join("")
@@ -160,7 +156,7 @@ class EngineWorker:
         numbers, places = self._player.numbers(), float(self._player.places())
         with self._changed:
             self._account()
-            states = [held.state for held in self._held.values()]
+            states = [job_in_hand.state for job_in_hand in self._in_hand.values()]
             in_hand = {name: float(states.count(name)) for name in ("waiting", "playing", "unsent")}
             own = {"version": float(self._version), "places": places}
             return {**numbers, **self._counts, **self._seconds, **in_hand, **own}
@@ -209,7 +205,7 @@ class EngineWorker:
             with self._changed:
                 if jobs or not self._running():  # an empty answer is no progress of what is stuck meanwhile
                     self._stands.sign()
-                self._held |= {job.work.lease: _Held(job) for job in jobs}
+                self._in_hand |= {job.work.lease: _JobInHand(job) for job in jobs}
             try:
                 self._begin(jobs)
                 pause_s = LEAST_PAUSE_S
@@ -225,7 +221,7 @@ class EngineWorker:
                 if not self._results:
                     return
                 lease, packed, version = self._results.popleft()
-            answer = self._link.put(self._held[lease].job.work, version, packed)
+            answer = self._link.put(self._in_hand[lease].job.work, version, packed)
             with self._changed:
                 self._counts["episodes"] += answer.outcome is Outcome.STORED
                 self._counts["late"] += answer.outcome is Outcome.LATE
@@ -234,13 +230,13 @@ class EngineWorker:
                 not_taken = answer.outcome in (Outcome.REFUSED, Outcome.CONFLICT)
                 self._in_vain = self._in_vain + 1 if not_taken else 0
                 in_vain = self._in_vain
-                del self._held[lease]
+                del self._in_hand[lease]
                 self._changed.notify_all()
-            self._stands.sign(done=1)
+            self._stands.sign(results=1)
             if not_taken:
                 logger.error("An episode was not taken (%s): %s", answer.outcome.value, answer.reason)
             if in_vain >= MOST_REFUSED:  # a defect, or hardware that errs: a process that plays on hides it
-                raise RefusedError(
+                raise RuntimeError(
                     f"The coordinator has taken none of the last {in_vain} episodes that this process has played. "
                     f"The last one: {answer.outcome.value}, {answer.reason}"
                 )
@@ -250,14 +246,14 @@ class EngineWorker:
         while not self._ending():
             with self._changed:
                 self._changed.wait_for(lambda: self._newest > self._version or self._ending(), LOOK_S)
-                wanted = self._newest if self._newest > self._version else None
-            if wanted is None or self._ending():
+                version = self._newest if self._newest > self._version else None
+            if version is None or self._ending():
                 continue
             try:
-                self._swap(wanted)
+                self._swap(version)
                 pause_s = LEAST_PAUSE_S
             except (WeightsError, OSError) as failure:
-                pause_s = self._without(wanted, failure, pause_s)
+                pause_s = self._without(version, failure, pause_s)
 
     # ---------------------------------------------------------------- weights
 
@@ -272,18 +268,18 @@ class EngineWorker:
             lease = job.work.lease
             with self._changed:
                 self._account()
-                if self._held[lease].unwanted or self._ending():  # told so while the weights came
-                    del self._held[lease]
+                if self._in_hand[lease].unwanted or self._ending():  # told so while the weights came
+                    del self._in_hand[lease]
                     continue
-                self._held[lease].state = "playing"
+                self._in_hand[lease].state = "playing"
             playing = self._stands.phase(PLAYING)
             playing.__enter__()
 
-            def done(packed: Packed | None, version: int, lease: str = lease, playing: Any = playing) -> None:
+            def report(packed: Packed | None, version: int, lease: str = lease, playing: Any = playing) -> None:
                 playing.__exit__(None, None, None)
-                self._done(lease, packed, version)
+                self._finish(lease, packed, version)
 
-            self._player.play(job, done)
+            self._player.play(job, report)
 
     def _hold(self, version: int) -> None:
         """Has the version that `pinned` names; with `in_flight`, one that is not older. Or the work is to end."""
@@ -326,9 +322,9 @@ class EngineWorker:
         """What was not begun: the next `take` does not name it, and it waits again for anybody."""
         with self._changed:
             for job in jobs:
-                held = self._held.get(job.work.lease)
-                if held is not None and held.state == "waiting":
-                    del self._held[job.work.lease]
+                job_in_hand = self._in_hand.get(job.work.lease)
+                if job_in_hand is not None and job_in_hand.state == "waiting":
+                    del self._in_hand[job.work.lease]
                     self._counts["given_back"] += 1
 
     # ---------------------------------------------------------------- what is in hand
@@ -339,7 +335,7 @@ class EngineWorker:
             if self._name != before or self._left:
                 return
             with self._changed:
-                holding = [(lease, held.job.work.episode) for lease, held in self._held.items()]
+                holding = [(lease, job_in_hand.job.work.episode) for lease, job_in_hand in self._in_hand.items()]
             with self._stands.phase(JOINING):
                 joined = self._link.join(ROLE, self._facts, holding)
             with self._changed:
@@ -347,42 +343,46 @@ class EngineWorker:
                 self._counts["joins"] += 1
             self._learn(joined.newest, joined.cancel, joined.ended)
 
-    def _learn(self, newest: int, unwanted: Sequence[str], ended: str) -> None:
+    def _learn(self, newest: int, unwanted: Sequence[str], why_over: str) -> None:
         with self._changed:
             self._newest = max(self._newest, newest)
             stop = []
             for lease in unwanted:
-                held = self._held.get(lease)
-                if held is not None and held.state != "unsent":  # a finished one costs nothing more to hand in
-                    held.unwanted = True
-                    stop += [lease] if held.state == "playing" else []
+                job_in_hand = self._in_hand.get(lease)
+                if (
+                    job_in_hand is not None and job_in_hand.state != "unsent"
+                ):  # a finished one costs nothing more to hand in
+                    job_in_hand.unwanted = True
+                    stop += [lease] if job_in_hand.state == "playing" else []
             self._changed.notify_all()
         for lease in stop:
             self._player.cancel(lease)
-        if ended:
-            self.end(f"the run has ended: {ended}", 0.0)
+        if why_over:
+            self.end(f"the run has ended: {why_over}", 0.0)
 
-    def _done(self, lease: str, packed: Packed | None, version: int) -> None:
+    def _finish(self, lease: str, packed: Packed | None, version: int) -> None:
         with self._changed:
             self._account()
             if packed is None:
                 self._counts["cancelled"] += 1
-                del self._held[lease]
+                del self._in_hand[lease]
             else:
-                self._held[lease].state = "unsent"
+                self._in_hand[lease].state = "unsent"
                 self._results.append((lease, packed, version))
             self._changed.notify_all()
         self._stands.sign()
 
     def _wind_up(self) -> None:
         """Lets running episodes end where there is time, hands in what has ended, and gives back the rest."""
-        told = time.monotonic()
+        began = time.monotonic()
         with self._changed:
-            while self._failure is None and any(held.state != "waiting" for held in self._held.values()):
-                if self._grace_s is not None and time.monotonic() >= told + self._grace_s:
+            while self._failure is None and any(
+                job_in_hand.state != "waiting" for job_in_hand in self._in_hand.values()
+            ):
+                if self._grace_s is not None and time.monotonic() >= began + self._grace_s:
                     break
                 self._changed.wait(LOOK_S if self._grace_s is None else min(LOOK_S, self._grace_s))
-            running = [lease for lease, held in self._held.items() if held.state == "playing"]
+            running = [lease for lease, job_in_hand in self._in_hand.items() if job_in_hand.state == "playing"]
         for lease in running:
             self._player.cancel(lease)
         self._left = True
@@ -400,17 +400,17 @@ class EngineWorker:
 
     def _leases(self) -> list[str]:
         with self._changed:
-            return list(self._held)
+            return list(self._in_hand)
 
     def _running(self) -> int:
-        return sum(held.state == "playing" for held in self._held.values())
+        return sum(job_in_hand.state == "playing" for job_in_hand in self._in_hand.values())
 
     def _free(self) -> int:
         """Places to fill; fewer where results cannot be sent, so that what is in memory has a bound."""
         places = self._player.places()
         with self._changed:
-            unsent = sum(held.state == "unsent" for held in self._held.values())
-            return max(0, places - (len(self._held) - unsent) - max(0, unsent - places))
+            unsent = sum(job_in_hand.state == "unsent" for job_in_hand in self._in_hand.values())
+            return max(0, places - (len(self._in_hand) - unsent) - max(0, unsent - places))
 
     def _account(self) -> None:
         """Adds the time since the last change to what was idle; under the lock."""

@@ -37,10 +37,10 @@ CLOSE_TIMEOUT_S = 30.0
 class RemoteLine(SessionLine):
     """A session at a gateway on another host."""
 
-    def __init__(self, gateway: GatewayClient, opened: OpenedSession, work: Work, phases: Phases):
-        self._gateway, self._opened, self._phases = gateway, opened, phases
+    def __init__(self, gateway: GatewayClient, session: OpenedSession, work: Work, phases: Phases):
+        self._gateway, self._opened, self._phases = gateway, session, phases
         self._sampled: SampledSession | None = None
-        self.token, self.run_s = opened.token, work.agent_timeout_s
+        self.token, self.run_s = session.token, work.agent_timeout_s
 
     @property
     def state(self) -> SessionReport:
@@ -76,8 +76,8 @@ class RemoteHarness(HarnessRollout):
         """A session at the trainer's gateway."""
         assert self.work is not None and self.phases is not None and self.gateway is not None
         domain = str(task.metadata.get("domain", ""))
-        opened = await self.gateway.open(task.id, sample, self.group_size, domain, dataclasses.asdict(rules))
-        return RemoteLine(self.gateway, opened, self.work, self.phases)
+        session = await self.gateway.open(task.id, sample, self.group_size, domain, dataclasses.asdict(rules))
+        return RemoteLine(self.gateway, session, self.work, self.phases)
 
     def text(self, trajectories: Sequence[Trajectory]) -> str:
         """The trainer has the tokenizer, and writes it."""

@@ -17,10 +17,10 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError
 from jaxagent.fleet.intake import has_token, reply
-from jaxagent.fleet.wire import STATUS, BadMessageError, RefusedCallError, whole
+from jaxagent.fleet.wire import STATUS, BadMessageError, RefusedCallError, whole_number
 from jaxagent.io.connections import read_body
 from jaxagent.service import groups, leases, reading, views
-from jaxagent.service.episodes import DIGEST, checked
+from jaxagent.service.episodes import DIGEST, episode_and_summary
 from jaxagent.service.request import TaskRequest
 from jaxagent.service.states import ServiceRules
 from jaxagent.service.store import ServiceStore, StoreError
@@ -117,13 +117,13 @@ class Api:
         return reply({"status": "ok"})
 
     async def _submit(self, request: web.Request) -> web.Response:
-        asked = TaskRequest.parse(await read_body(request, reading.MAX_BODY_BYTES, reading.BODY_TIMEOUT_S))
-        answer = await self._store.do(groups.submit, self._rules, asked)
+        task_request = TaskRequest.parse(await read_body(request, reading.MAX_BODY_BYTES, reading.BODY_TIMEOUT_S))
+        answer = await self._store.do(groups.submit, self._rules, task_request)
         self.ring()
         return reply(answer)
 
     async def _task(self, request: web.Request) -> web.Response:
-        task_id, until = reading.task_id(request), self._until(whole(request.query, "wait_s", 0))
+        task_id, until = reading.task_id(request), self._until(whole_number(request.query, "wait_s", 0))
         while True:
             changed = self._news.next
             group = await self._store.do(views.task, task_id)
@@ -140,13 +140,13 @@ class Api:
         return reply(await self._store.do(views.status) | {"since_start": dict(self.counts)})
 
     async def _tasks(self, request: web.Request) -> web.Response:
-        return reply(await self._store.do(views.tasks, whole(request.query, "before", 2**53)))
+        return reply(await self._store.do(views.tasks, whole_number(request.query, "before", 2**53)))
 
     async def _sessions(self, request: web.Request) -> web.Response:
         return reply({"sessions": (await self._store.do(views.task, reading.task_id(request)))["results"]})
 
     async def _episode(self, request: web.Request) -> web.Response:
-        sample = whole(request.match_info, "sample")
+        sample = whole_number(request.match_info, "sample")
         body, digest = await self._store.do(views.episode, reading.task_id(request), sample)
         return web.Response(body=body, content_type="application/json", headers={DIGEST: digest})
 
@@ -155,7 +155,7 @@ class Api:
         if self._streams >= STREAMS:
             raise RefusedCallError("busy", f"{STREAMS} clients listen to events already")
         last = request.headers.get("Last-Event-ID", request.query.get("after", ""))
-        after = whole({"after": last}, "after") if last else await self._store.do(views.newest_event)
+        after = whole_number({"after": last}, "after") if last else await self._store.do(views.newest_event)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         self._streams += 1
@@ -187,11 +187,11 @@ class Api:
 
     async def _wait(self, changed: asyncio.Event, until: float) -> bool:
         """Waits for a change. False: the time was over before, or the server ends."""
-        left = until - time.monotonic()
-        if left <= 0 or self._closing:
+        left_s = until - time.monotonic()
+        if left_s <= 0 or self._closing:
             return False
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(left_s):
                 await changed.wait()
         return not self._closing
 
@@ -206,7 +206,7 @@ class Api:
         url = row.get("gateway_url", "")
         if not isinstance(url, str) or len(url) > 2000 or not url.isprintable():
             raise BadMessageError("'gateway_url' must be a text of one line")
-        places = {phase: whole(row, f"max_{phase}_workers", 1) for phase in reading.PHASES}
+        places = {phase: whole_number(row, f"max_{phase}_workers", 1) for phase in reading.PHASES}
         await self._store.do(leases.register, self._rules, node_id, process, url, places)
         self.ring()
         return reply({"heartbeat_interval": self._heartbeat_s, "lease_s": self._rules.lease_s})
@@ -223,7 +223,7 @@ class Api:
     async def _take(self, request: web.Request) -> web.Response:
         """Long poll: at most `wait_s`, and `LONGEST_POLL_S`."""
         row = await reading.row(request)
-        until = self._until(whole(row, "wait_s", 0))
+        until = self._until(whole_number(row, "wait_s", 0))
         who, have = (reading.node_id(request), reading.process(row)), reading.keys(row, "have")
         while True:
             changed = self._work.next
@@ -251,7 +251,7 @@ class Api:
 
     async def _finish(self, request: web.Request) -> web.Response:
         """PUT /sessions/{task}/{sample}/{attempt}: answered when the episode is on disk."""
-        sample, attempt = (whole(request.match_info, name) for name in ("sample", "attempt"))
+        sample, attempt = (whole_number(request.match_info, name) for name in ("sample", "attempt"))
         key = reading.task_id(request), sample, attempt
         try:
             async with asyncio.timeout(reading.BODY_TIMEOUT_S):
@@ -260,10 +260,10 @@ class Api:
             raise RefusedCallError("busy", f"{EPISODES_AT_ONCE} episodes are being received already") from None
         try:
             body = await read_body(request, reading.MAX_EPISODE_BYTES, reading.BODY_TIMEOUT_S)
-            episode, result = await asyncio.to_thread(checked, body, request.headers.get(DIGEST, ""))
-            stored = await self._store.do(leases.finish, self._rules, key, episode, result, body)
+            episode, result = await asyncio.to_thread(episode_and_summary, body, request.headers.get(DIGEST, ""))
+            is_new = await self._store.do(leases.finish, self._rules, key, episode, result, body)
         finally:
             self._bodies.release()
-        self.counts["stored" if stored else "duplicates"] += 1
+        self.counts["stored" if is_new else "duplicates"] += 1
         self.ring()
-        return reply({"stored": stored, "duplicate": not stored})
+        return reply({"stored": is_new, "duplicate": not is_new})

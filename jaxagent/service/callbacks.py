@@ -29,8 +29,8 @@ async def tell(store: ServiceStore, pause_s: float = 1.0) -> None:
     async with HttpClient(TIMEOUT_S, MAX_REPLY_BYTES) as client:
         while True:
             try:
-                waiting = await store.do(due)
-                await asyncio.gather(*[_tell(store, client, *one) for one in waiting])
+                waiting = await store.do(due_callbacks)
+                await asyncio.gather(*[_tell(store, client, *callback) for callback in waiting])
             except StoreError as failure:
                 logger.warning("callbacks wait: %s", failure)
             await asyncio.sleep(pause_s)
@@ -48,10 +48,10 @@ async def _tell(store: ServiceStore, client: HttpClient, task_id: str, url: str,
         error = "" if 200 <= answer.status < 300 else str(answer)
     except HttpError as failure:
         error = str(failure)
-    await store.do(told, task_id, tries + 1, error)
+    await store.do(record_try, task_id, tries + 1, error)
 
 
-def due(db: sqlite3.Connection, now: float) -> list[Due]:
+def due_callbacks(db: sqlite3.Connection, now: float) -> list[Due]:
     """What is to be told now."""
     rows = db.execute(
         "SELECT task_id, url, tries FROM callbacks WHERE state = 'waiting' AND due <= ? ORDER BY due LIMIT ?",
@@ -60,7 +60,7 @@ def due(db: sqlite3.Connection, now: float) -> list[Due]:
     return [tuple(row) for row in rows]
 
 
-def told(db: sqlite3.Connection, now: float, task_id: str, tries: int, error: str) -> None:
+def record_try(db: sqlite3.Connection, now: float, task_id: str, tries: int, error: str) -> None:
     """Notes what came of a try."""
     row = db.execute("SELECT * FROM callbacks WHERE task_id = ?", (task_id,)).fetchone()
     if row is None:

@@ -55,8 +55,8 @@ class ServiceClient:
 
     async def cancel(self, task_id: str, register_if_missing: bool = False) -> dict[str, Any]:
         """Ends what has not ended of a group."""
-        asked = {"register_if_missing": str(int(register_if_missing))}
-        return await self._ask("DELETE", f"/rollout/task/{task_id}", params=asked)
+        params = {"register_if_missing": str(int(register_if_missing))}
+        return await self._ask("DELETE", f"/rollout/task/{task_id}", params=params)
 
     async def episode(self, task_id: str, sample: int, digest: str) -> Episode:
         """A session's episode. Raises HttpError, too, where its bytes are not those of the digest."""
@@ -114,5 +114,5 @@ class ServiceClient:
         task_id, sample, attempt = key
         headers = {DIGEST: digest, "Content-Type": "application/json"}
         url = f"{self.url}/sessions/{task_id}/{sample}/{attempt}"
-        asked = {"data": body, "headers": headers}
-        return bool((await self._http.request_object("PUT", url, timeout_s=EPISODE_TIMEOUT_S, **asked))["stored"])
+        content = {"data": body, "headers": headers}
+        return bool((await self._http.request_object("PUT", url, timeout_s=EPISODE_TIMEOUT_S, **content))["stored"])

@@ -31,9 +31,9 @@ def from_bytes(body: bytes, digest: str) -> Episode:
     """Raises RefusedCallError: other bytes than the digest's. Raises BadMessageError: no episode."""
     own_digest = hashlib.sha256(body).hexdigest()
     if not hmac.compare_digest(own_digest.encode(), digest.lower().encode("utf-8", "surrogateescape")):
-        said = f"and {DIGEST} says {digest!r:.80}" if digest else f"and there is no {DIGEST}"
+        header_text = f"and {DIGEST} says {digest!r:.80}" if digest else f"and there is no {DIGEST}"
         raise RefusedCallError(
-            "damaged", f"the episode's sha256 is {own_digest}, {said}: the bytes were changed on the way"
+            "damaged", f"the episode's sha256 is {own_digest}, {header_text}: the bytes were changed on the way"
         )
     try:
         return codec.decode_episode(json_object(body), "the episode")
@@ -41,7 +41,7 @@ def from_bytes(body: bytes, digest: str) -> Episode:
         raise BadMessageError(str(error)) from None
 
 
-def checked(body: bytes, digest: str) -> tuple[Episode, EpisodeSummary]:
+def episode_and_summary(body: bytes, digest: str) -> tuple[Episode, EpisodeSummary]:
     """An episode that was received, and what the service needs to know of it.
 
     Raises: as `from_bytes`; BadMessageError, too, where a metric is no finite number: the trainer takes means of them.

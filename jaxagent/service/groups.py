@@ -87,7 +87,7 @@ def cancel(
 def cancel_rest(db: sqlite3.Connection, now: float, task_id: str, reason: str) -> None:
     """Ends every session of a group that has not ended."""
     for session in sessions_of(db, task_id):
-        if not session.state.ended:
+        if not session.state.is_final:
             save(db, now, session, states.end(session, State.CANCELLED, reason, now))
 
 
@@ -100,7 +100,7 @@ def settle(db: sqlite3.Connection, now: float, rules: ServiceRules, task_id: str
     usable = sum(session.usable for session in sessions)
     if task["early_stop"] and usable >= task["early_stop"]:
         cancel_rest(db, now, task_id, ENOUGH)
-    elif not all(session.state.ended for session in sessions):
+    elif not all(session.state.is_final for session in sessions):
         return
     if usable >= task["needed"]:
         end(db, now, rules, task, "completed", "")

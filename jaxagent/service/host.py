@@ -12,10 +12,12 @@ import contextlib
 import dataclasses
 import logging
 import secrets
+import time
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet.wire import RefusedCallError
+from jaxagent.config.errors import WaitedInVainError
+from jaxagent.fleet.wire import REPEATED, RefusedCallError, may_pass
 from jaxagent.io.http import HttpError, HttpStatus
 from jaxagent.rollout.workers import guarded
 from jaxagent.service.client import ServiceClient
@@ -31,7 +33,7 @@ RESULT_S = 3600.0  # longest time for which an episode is offered to a server th
 TAKE_S = 20.0  # of one long poll
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between attempts at a server that does not answer
 BEATS_APART_S = 0.1  # phases that change quickly are told together
-START_S = 600.0  # for the first registration
+PATIENCE_S = 600.0  # for a server that is away at the start, or refuses the token
 
 
 @dataclasses.dataclass
@@ -53,13 +55,23 @@ class Node:
       places: how many sessions may be in each phase.
       drain_s: how long a node that is to end waits for what it plays; the rest goes back to the server.
       gateway_url: where agents of this node reach the policy; only told.
+      patience_s: how long the node asks again where the server is away at the start, or refuses its token.
     """
 
     def __init__(
-        self, client: ServiceClient, play: Play, node_id: str, places: Places, drain_s: float, gateway_url: str = ""
+        self,
+        client: ServiceClient,
+        play: Play,
+        node_id: str,
+        places: Places,
+        drain_s: float,
+        gateway_url: str = "",
+        patience_s: float = PATIENCE_S,
     ):
         self._client, self._play, self._id, self._places = client, play, node_id, places
-        self._drain_s, self._gateway_url = drain_s, gateway_url
+        self._drain_s, self._gateway_url, self._patience_s = drain_s, gateway_url, patience_s
+        self._accepted = False  # whether the server has ever registered it
+        self._refused_since: float | None = None  # clock of the first of the refusals since a call was accepted
         self._process = secrets.token_hex(8)
         self._interval_s = 10.0
         self._playing: dict[Held, _SessionInProgress] = {}
@@ -76,15 +88,15 @@ class Node:
 
         Raises:
           RefusedCallError: another process is this node now.
-          HttpError: the server refuses this node (its token, say), or was not there at the start.
+          HttpError: the server refuses this node; its token only where it was never accepted, and after `patience_s`.
+          WaitedInVainError: the server was away at the start, or has refused a token that worked, for `patience_s`.
         """
-        async with asyncio.timeout(START_S):
-            await self._register(patient=True)
+        await self._register(patient=True)
         loops = [asyncio.create_task(self._beats()), asyncio.create_task(self._takes())]
         drained = asyncio.create_task(self._drained())
         try:
-            done, _ = await asyncio.wait([*loops, drained], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            first_tasks, _ = await asyncio.wait([*loops, drained], return_when=asyncio.FIRST_COMPLETED)
+            for task in first_tasks:
                 task.result()  # raises what ended it
         finally:
             for task in (*loops, drained, *[playing.task for playing in self._playing.values()]):
@@ -106,13 +118,14 @@ class Node:
         pause_s = PAUSE_S
         while True:
             try:
-                told = await self._client.register(self._id, self._process, self._gateway_url, places)
-                self._interval_s = float(told["heartbeat_interval"])
+                answer = await self._client.register(self._id, self._process, self._gateway_url, places)
+                self._interval_s = float(answer["heartbeat_interval"])
+                self._accepted, self._refused_since = True, None
                 return
             except HttpError as failure:
-                if not patient or not failure.passing:
+                if not patient:
                     raise
-                logger.warning("%s", failure)
+                self._wait_out(failure)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._draining.wait()
@@ -130,6 +143,7 @@ class Node:
             self._changed.clear()
             try:
                 self._heed(await self._client.beat(self._id, self._process, self._phases(), self._places.free))
+                self._refused_since = None
             except HttpStatus as refusal:
                 await self._refused(refusal)
             except HttpError as failure:  # the server is away: what is played goes on
@@ -156,10 +170,19 @@ class Node:
         if refusal.status == 404:  # the server has forgotten it
             with contextlib.suppress(HttpError):
                 await self._register()
-        elif refusal.passing:
-            logger.warning("%s", refusal)
         else:
-            raise refusal
+            self._wait_out(refusal)
+
+    def _wait_out(self, failure: HttpError) -> None:
+        """Logs a failure that may pass. Raises it, or WaitedInVainError, where the node waits no longer."""
+        now, status = time.monotonic(), failure.status if isinstance(failure, HttpStatus) else 0
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        waited_s = now - self._refused_since
+        if not failure.passing and not may_pass(status, waited_s, self._patience_s, self._accepted):
+            raise failure
+        if waited_s > self._patience_s and (status == 401 or not self._accepted):
+            raise WaitedInVainError(f"The rollout service has failed for {waited_s:.0f} s: {failure}.") from failure
+        logger.warning("%s", failure)
 
     # ---------------------------------------------------------------- work
 
@@ -173,12 +196,13 @@ class Node:
             free = self._places.free | {"init": self._room()}
             try:
                 rows = await self._client.take(self._id, self._process, list(self._playing), free, TAKE_S)
+                self._refused_since = None
                 work = [Work.of(row) for row in rows]
                 if self._draining.is_set():
                     await self._client.give_back(self._id, self._process, [w.key for w in work])
                 else:
-                    for one in work:
-                        self._begin(one)
+                    for each in work:
+                        self._begin(each)
                 pause_s = PAUSE_S
                 continue
             except HttpStatus as refusal:
@@ -206,7 +230,7 @@ class Node:
         """One session, from its first place to the server's receipt."""
         try:
             await phases.enter(State.INITIALIZING)
-            episode = await self._played(work, phases)
+            episode = await self._bounded_episode(work, phases)
             phases.over()
             self._free.set()
             await self._deliver(work, episode)
@@ -217,7 +241,7 @@ class Node:
             del self._playing[work.key]
             self._free.set()
 
-    async def _played(self, work: Work, phases: Phases) -> Episode:
+    async def _bounded_episode(self, work: Work, phases: Phases) -> Episode:
         """The episode, whatever happens, within the session's time and that of cleaning up."""
         play = asyncio.ensure_future(guarded(lambda *_: self._play(work, phases), work.task, work.number))
         try:
@@ -245,14 +269,14 @@ class Node:
         async with asyncio.timeout(RESULT_S):
             while True:
                 try:
-                    stored = await self._client.finish(work.key, body, digest)
-                    self.ended += stored
+                    is_new = await self._client.finish(work.key, body, digest)
+                    self.ended += is_new
                     return
                 except HttpStatus as refusal:
                     if refusal.status in (400, 413):
                         why = f"the server refused the episode: {refusal}"
                         body, digest = to_bytes(work.failed(StopReason.ENV_ERROR, why))
-                    elif not refusal.passing and refusal.status != 422:  # 422: the bytes were changed on the way
+                    elif not refusal.passing and refusal.status not in REPEATED:
                         logger.error("session %s/%d: %s", work.task_id, work.sample, refusal)
                         return
                     logger.warning("%s", refusal)

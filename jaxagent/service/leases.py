@@ -122,17 +122,17 @@ def take(
     work = []
     for session in [*owed, *map(session_of, waiting.fetchall())]:
         task = db.execute("SELECT * FROM tasks WHERE task_id = ?", (session.task_id,)).fetchone()
-        given = session
+        session_now = session
         if session.state is State.REGISTERED:
-            given = states.take(session, node_id, process, now, rules.lease_s, task["timeout_s"])
-            save(db, now, session, given)
+            session_now = states.take(session, node_id, process, now, rules.lease_s, task["timeout_s"])
+            save(db, now, session, session_now)
         body = json.loads(task["body"])
         work.append(
             {
-                "task_id": given.task_id,
-                "sample": given.sample,
-                "attempt": given.attempt,
-                "number": body["first_sample"] + given.sample,
+                "task_id": session_now.task_id,
+                "sample": session_now.sample,
+                "attempt": session_now.attempt,
+                "number": body["first_sample"] + session_now.sample,
                 "group_size": task["total"],
                 "timeout_s": task["timeout_s"],
                 "agent_timeout_s": task["agent_timeout_s"],
@@ -175,7 +175,7 @@ def lose_session(db: sqlite3.Connection, now: float, rules: ServiceRules, sessio
     """A held session is lost: it waits again, or ends."""
     new = states.lose(session, why, rules.max_losses, now)
     save(db, now, session, new)
-    if new.state.ended:
+    if new.state.is_final:
         settle(db, now, rules, session.task_id)
 
 
@@ -202,13 +202,13 @@ def finish(
         raise RefusedCallError(
             "conflict", f"attempt {attempt} of session {sample} of task '{task_id}' was given to nobody"
         )
-    if session.state.ended:
+    if session.state.is_final:
         if session.digest and session.ended_attempt == attempt and session.digest != result.digest:
             raise RefusedCallError("conflict", f"another episode of attempt {attempt} of {task_id}/{sample} is stored")
         return False
     (row,) = db.execute("SELECT body FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
-    given = json.loads(row)
-    if (episode.task.id, episode.sample) != (given["task"]["id"], given["first_sample"] + sample):
+    submission = json.loads(row)
+    if (episode.task.id, episode.sample) != (submission["task"]["id"], submission["first_sample"] + sample):
         raise RefusedCallError(
             "conflict", f"{task_id}/{sample} is not task '{episode.task.id}', sample {episode.sample}"
         )

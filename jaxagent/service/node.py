@@ -40,7 +40,7 @@ from jaxagent.config.errors import failure_line
 from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.io.http import HttpError, checked_url
 from jaxagent.service.client import ServiceClient
-from jaxagent.service.host import Node
+from jaxagent.service.host import PATIENCE_S, Node
 from jaxagent.service.play import Here, Places, Play
 from jaxagent.service.server import read_token
 
@@ -74,27 +74,34 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--max_run_workers", type=count, default=8, help="agents that run at once")
     parser.add_argument("--max_postrun_workers", type=count, default=4, help="sessions that are judged at once")
     parser.add_argument("--drain_s", type=seconds, default=600.0, help="how long SIGTERM waits for sessions to end")
+    refused = "how long it asks again where the server is away at its start, or refuses its token"
+    parser.add_argument("--patience_s", type=seconds, default=PATIENCE_S, help=refused)
     options, rest = parser.parse_known_args(argv)
     if wrong := next((flag for flag in rest if not flag.startswith("--config")), ""):
         raise ConfigError(f"Unknown flag '{wrong}'.")
     return options, rest
 
 
-async def serve(options: argparse.Namespace, token: str, player: Player, given: Config | None) -> None:
-    """Plays until drained. Raises ConfigError: the server refuses this node, or is not there."""
+async def serve(options: argparse.Namespace, token: str, player: Player, config: Config | None) -> None:
+    """Plays until drained.
+
+    Raises:
+      ConfigError: the server refuses this node.
+      WaitedInVainError: the server is away, or refuses a token that it took before, for --patience_s.
+    """
     loop = asyncio.get_running_loop()
-    opened = contextlib.ExitStack()
+    stack = contextlib.ExitStack()
 
     def run(coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(timeout_s)
 
     admin = read_token(options.gateway_token_file) if options.gateway_token_file else ""
-    here = Here(given, run, options.gateway_url, admin)
+    here = Here(config, run, options.gateway_url, admin)
     # In a thread: players open environments, which wait for what they run on the loop.
-    play = await asyncio.to_thread(lambda: opened.enter_context(player(here)))
+    play = await asyncio.to_thread(lambda: stack.enter_context(player(here)))
     places = Places(*(int(n) for n in (options.max_init_workers, options.max_run_workers, options.max_postrun_workers)))
     client = ServiceClient(options.server, token)
-    node = Node(client, play, options.node_id, places, options.drain_s, options.gateway_url)
+    node = Node(client, play, options.node_id, places, options.drain_s, options.gateway_url, options.patience_s)
     running = asyncio.create_task(node.run())
 
     def stop() -> None:
@@ -107,13 +114,11 @@ async def serve(options: argparse.Namespace, token: str, player: Player, given: 
     except asyncio.CancelledError:
         if not running.cancelled():
             raise
-    except TimeoutError:
-        raise ConfigError(f"The rollout service at {options.server} is not there.") from None
     except (HttpError, RefusedCallError) as failure:
         raise ConfigError(f"This node ends: {failure}.") from failure
     finally:
         await client.close()
-        await asyncio.to_thread(opened.close)
+        await asyncio.to_thread(stack.close)
     print(f"played {node.ended} sessions", flush=True)
 
 
@@ -123,9 +128,9 @@ def run(options: argparse.Namespace, of_config: Sequence[str]) -> None:
     if options.gateway_url:
         options.gateway_url = checked_url(options.gateway_url, "--gateway_url")
     token = read_token(options.token_file)
-    given = flags.parse_config([sys.argv[0], *of_config], absl_flags.FlagValues()) if of_config else None
+    config = flags.parse_config([sys.argv[0], *of_config], absl_flags.FlagValues()) if of_config else None
     sys.path.insert(0, os.getcwd())  # where the user's own player may lie
-    asyncio.run(serve(options, token, imported(options.player), given))
+    asyncio.run(serve(options, token, imported(options.player), config))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

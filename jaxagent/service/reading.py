@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from jaxagent.fleet.wire import BadMessageError, RefusedCallError, whole
+from jaxagent.fleet.wire import BadMessageError, RefusedCallError, whole_number
 from jaxagent.io.connections import read_body
 from jaxagent.service.request import NO_NAME, TASK_ID, json_object
 from jaxagent.service.states import State
@@ -61,7 +61,11 @@ def key(entry: list[Any]) -> Held:
     """One attempt at a session."""
     if len(entry) != 3:
         raise BadMessageError(f"a session is [task id, sample, attempt], got {entry!r:.80}")
-    return name(entry[0], "task_id"), whole({"sample": entry[1]}, "sample"), whole({"attempt": entry[2]}, "attempt")
+    return (
+        name(entry[0], "task_id"),
+        whole_number({"sample": entry[1]}, "sample"),
+        whole_number({"attempt": entry[2]}, "attempt"),
+    )
 
 
 def keys(row: dict[str, Any], name: str) -> list[Held]:
@@ -81,4 +85,4 @@ def free(row: dict[str, Any]) -> dict[str, int]:
     places = row.get("free", {})
     if not isinstance(places, dict):
         raise BadMessageError("'free' must be an object")
-    return {phase: whole(places, phase, 0) for phase in PHASES}
+    return {phase: whole_number(places, phase, 0) for phase in PHASES}

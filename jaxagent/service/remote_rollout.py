@@ -169,7 +169,7 @@ async def _play(client: ServiceClient, service: ServiceConfig, task: Task, first
     name, samples = secrets.token_hex(16), range(first, first + size)
     try:
         async with asyncio.timeout(service.group_s):
-            group = await _ended(client, _request(service, name, task, first, size))
+            group = await _group_at_its_end(client, _request(service, name, task, first, size))
             return await _episodes(client, name, task, samples, group)
     except TimeoutError:
         error, reason = f"the rollout service did not end the group in {service.group_s:g} s", StopReason.TIMEOUT
@@ -195,7 +195,7 @@ def _request(service: ServiceConfig, name: str, task: Task, first: int, size: in
     }
 
 
-async def _ended(client: ServiceClient, request: Mapping[str, Any]) -> dict[str, Any]:
+async def _group_at_its_end(client: ServiceClient, request: Mapping[str, Any]) -> dict[str, Any]:
     """The group, once it has ended; a server that is away for a while is waited for."""
     submitted = False
     while True:
@@ -232,9 +232,9 @@ async def _episodes(
         else:
             episode = _without(task, sample, State(result["state"]), result["reason"])
         if group["status"] != "completed" and not episode.stop_reason.is_failure:
-            told = f"its group was not accepted: {group['reason']}"
+            reason = f"its group was not accepted: {group['reason']}"
             episode = dataclasses.replace(
-                episode, stop_reason=StopReason.CANCELLED, error=told, reward=0.0, rewards={}, turn_rewards=()
+                episode, stop_reason=StopReason.CANCELLED, error=reason, reward=0.0, rewards={}, turn_rewards=()
             )
         counts = {"service_attempts": float(result["attempt"]), "service_losses": float(result["losses"])}
         out.append(dataclasses.replace(episode, metrics={**episode.metrics, **counts}))

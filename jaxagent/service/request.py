@@ -67,22 +67,22 @@ class TaskRequest:
         if not isinstance(metadata, dict):
             raise BadMessageError("'metadata' must be an object")
         timeout_s = _number(row, "timeout_seconds", 600.0, 0.001, MOST_SECONDS)
-        samples = _whole(row, "num_samples", 1, 1, MOST_SAMPLES)
+        samples = _whole_number(row, "num_samples", 1, 1, MOST_SAMPLES)
         fraction = _number(row, "min_complete_accept_fraction", 0.0, 0.0, 1.0)
         early = states.early_stop(samples, fraction)
         try:
             canonical = json.dumps(row, sort_keys=True, allow_nan=False)
         except ValueError:  # 1e999 is JSON, and no finite number
             raise BadMessageError("the body has a number that is not finite") from None
-        early = _whole(row, "early_stop_min_usable_sessions", early, 0, samples)
+        early = _whole_number(row, "early_stop_min_usable_sessions", early, 0, samples)
         if 0 < early < (least := states.needed(samples, fraction)):
             raise BadMessageError(f"'early_stop_min_usable_sessions' is {early}, and acceptance needs {least} sessions")
         return cls(
             task_id=task_id,
             task=_task(row, task_id, metadata),
             num_samples=samples,
-            first_sample=_whole(row, "first_sample", 0, 0, 2**62),
-            dispatch_priority=_whole(row, "dispatch_priority", 0, 0, 100),
+            first_sample=_whole_number(row, "first_sample", 0, 0, 2**62),
+            dispatch_priority=_whole_number(row, "dispatch_priority", 0, 0, 100),
             timeout_s=timeout_s,
             agent_timeout_s=_number(metadata, "agent_timeout", timeout_s, 0.001, MOST_SECONDS, "metadata."),
             fraction=fraction,
@@ -140,7 +140,7 @@ def _url(value: Any) -> str:
     return value
 
 
-def _whole(row: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
+def _whole_number(row: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
     value = row.get(name, default)
     if type(value) is not int or not low <= value <= high:
         raise BadMessageError(f"'{name}' must be a whole number from {low} to {high}, got {value!r:.40}")

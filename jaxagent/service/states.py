@@ -36,7 +36,7 @@ class State(enum.StrEnum):
     CANCELLED = "CANCELLED"
 
     @property
-    def ended(self) -> bool:
+    def is_final(self) -> bool:
         """Whether the session is over for good."""
         return self in ENDS
 
@@ -135,8 +135,8 @@ def lose(session: RolloutSession, why: str, max_losses: int, now: float) -> Roll
     assert session.state in HELD, session
     losses = session.losses + 1
     if losses >= max_losses:
-        said = f"its node was lost {losses} times, the last time: {why}"
-        return end(dataclasses.replace(session, losses=losses), State.ERROR, said, now)
+        reason = f"its node was lost {losses} times, the last time: {why}"
+        return end(dataclasses.replace(session, losses=losses), State.ERROR, reason, now)
     return dataclasses.replace(give_back(session), losses=losses)
 
 
@@ -150,13 +150,13 @@ def give_back(session: RolloutSession) -> RolloutSession:
 
 def end(session: RolloutSession, state: State, reason: str, now: float) -> RolloutSession:
     """A session that ends without an episode."""
-    assert state.ended and not session.state.ended, (session, state)
+    assert state.is_final and not session.state.is_final, (session, state)
     return dataclasses.replace(session, state=state, reason=reason, ended=now)
 
 
 def finish(session: RolloutSession, attempt: int, result: EpisodeSummary, now: float) -> RolloutSession:
     """A session that ends with the episode of one of its attempts: the first that arrives, whichever it is."""
-    assert not session.state.ended and 1 <= attempt <= session.attempt, (session, attempt)
+    assert not session.state.is_final and 1 <= attempt <= session.attempt, (session, attempt)
     return dataclasses.replace(
         session,
         state=result.state,

@@ -81,7 +81,7 @@ class ServiceStore:
         self._lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             files.lock(self._lock, path)
-            self.connection = opened(path)
+            self.connection = open_database(path)
         except BaseException:
             os.close(self._lock)
             raise
@@ -152,7 +152,7 @@ class ServiceStore:
                 outcome.set_result(result)
 
 
-def opened(path: Path) -> sqlite3.Connection:
+def open_database(path: Path) -> sqlite3.Connection:
     """The file's connection, for any one thread at a time. Raises ConfigError: it is no file of this service."""
     try:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -193,7 +193,7 @@ def sessions_of(db: sqlite3.Connection, task_id: str) -> list[RolloutSession]:
 
 def save(db: sqlite3.Connection, now: float, old: RolloutSession, new: RolloutSession) -> None:
     """Writes a session, and the event of its new state."""
-    assert not old.state.ended, (old, new)  # an end is final
+    assert not old.state.is_final, (old, new)  # an end is final
     db.execute(
         f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in FIELDS)} WHERE task_id = ? AND sample = ?",
         (*dataclasses.astuple(new), new.task_id, new.sample),

@@ -25,7 +25,7 @@ def task(db: sqlite3.Connection, now: float, task_id: str) -> dict[str, Any]:
         "status": row["status"],
         "reason": row["reason"],
         "total_sessions": row["total"],
-        "completed_sessions": sum(session.state.ended for session in sessions),
+        "completed_sessions": sum(session.state.is_final for session in sessions),
         "usable_sessions": sum(session.usable for session in sessions),
         "needed_sessions": row["needed"],
         "results": [session_object(session) for session in sessions],
@@ -75,7 +75,9 @@ def status(db: sqlite3.Connection, now: float) -> dict[str, Any]:
 
 def nodes(db: sqlite3.Connection, now: float) -> dict[str, Any]:
     """Every node: when it was heard, what it holds, how much more it could take."""
-    held = dict(tuple(r) for r in db.execute("SELECT process, count(*) FROM sessions WHERE ended = 0 GROUP BY process"))
+    session_counts = dict(
+        tuple(r) for r in db.execute("SELECT process, count(*) FROM sessions WHERE ended = 0 GROUP BY process")
+    )
     return {
         "nodes": [
             {
@@ -84,7 +86,7 @@ def nodes(db: sqlite3.Connection, now: float) -> dict[str, Any]:
                 "places": json.loads(row["places"]),
                 "free": json.loads(row["free"]),
                 "heard_s_ago": round(now - row["heard"], 3),
-                "sessions": held.get(row["process"], 0),
+                "sessions": session_counts.get(row["process"], 0),
                 "status": "lost" if row["lost"] else "draining" if row["draining"] else "active",
             }
             for row in db.execute("SELECT * FROM nodes ORDER BY node_id")

@@ -82,22 +82,6 @@ def test_an_empty_engine_helps_a_step_whose_engines_are_full_or_silent():
     assert len(taken(coordinator, third, now=10.5)) == 1  # the second one beats, and asks for nothing
 
 
-def test_an_engine_whose_weights_come_is_not_silent_and_needs_no_help():
-    coordinator = made(staleness=1, groups_per_step=4, attempts=2)
-    first, second = worker(coordinator), worker(coordinator)
-    zero = [work.lease for work in coordinator.take(0.0, first, 8, [])]  # a group of step 0; then its weights come
-    one = [work.lease for work in taken(coordinator, second)]
-    assert len(zero) == 2 and len(one) == 8
-    for now in (5.0, 10.0, 15.0):
-        coordinator.beat(now, first, zero, fetching=True)
-        coordinator.beat(now, second, one)
-    for group in ids(1, range(4)):
-        played(coordinator, group)
-    assert coordinator.take(16.0, second, 8, []) == [], "it is empty, and step 0 has its share"
-    coordinator.beat(24.0, first, zero)  # they come no more
-    assert [work.episode.group.step for work in coordinator.take(26.0, second, 8, [])] == [0, 0]
-
-
 def test_a_busy_engine_is_told_which_version_it_would_get_if_it_were_empty():
     coordinator = made(staleness=1, groups_per_step=2)
     first = worker(coordinator)

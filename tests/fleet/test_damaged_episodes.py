@@ -220,7 +220,7 @@ def book_of(folder: pathlib.Path, plan: Plan, steps: int, trained: int, exact: b
         assert book.batch(step) is not None
         if step < trained:
             book.publish(step + 1, f"w{step + 1}", "lineage", tasks_of(plan, step + 1))
-    book.written().result(60)
+    book.flush().result(60)
     book.close()
 
 

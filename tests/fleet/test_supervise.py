@@ -58,7 +58,7 @@ def gang(name: str, *bodies: str, **options) -> Gang:
     """A gang whose processes run these programs: NAME, or NAME-0, NAME-1."""
     names = [name] if len(bodies) == 1 else [f"{name}-{i}" for i in range(len(bodies))]
     programs = [
-        Program(one, (sys.executable, "-c", HEAD + body, one), shown=options.get("leads", False))
+        Program(one, (sys.executable, "-c", HEAD + body, one), on_console=options.get("leads", False))
         for one, body in zip(names, bodies, strict=True)
     ]
     return Gang(name, lambda start: programs, **options)
@@ -375,7 +375,7 @@ def test_only_a_mistake_at_the_beginning_and_what_a_trainer_has_told_are_final(l
     for worked in (False, True):
         lives = restarts.Lives(100, leads, starts=1)
         if worked:
-            assert lives.ended(-9, lived_s=1.0, done=1) == (0.0, "")
+            assert lives.next_start(-9, lived_s=1.0, progress=1) == (0.0, "")
         told = {1, 129, 130, 143} if leads else set()
         assert {code for code in CODES if lives.final(code)} == told | (set() if worked else {2})
 
@@ -383,19 +383,19 @@ def test_only_a_mistake_at_the_beginning_and_what_a_trainer_has_told_are_final(l
 def test_a_failure_for_now_is_tried_again_for_minutes_and_a_crash_three_times():
     for code, least_s in ((75, restarts.VAIN_S), (2, restarts.VAIN_S), (70, 0.0), (1, 0.0)):
         lives, waited_s, pauses = restarts.Lives(100, starts=1), 0.0, []
-        while not (answer := lives.ended(code, lived_s=1.0, done=0))[1]:
+        while not (answer := lives.next_start(code, lived_s=1.0, progress=0))[1]:
             pauses.append(answer[0])
             waited_s += 1.0 + answer[0]
         assert waited_s + 40 > least_s and (least_s or len(pauses) == restarts.CRASHES_AT_ONE_PLACE - 1), pauses
         assert pauses == sorted(pauses) and max(pauses) <= restarts.LONGEST_DELAY_S
     for done, leads in ((1, False), (None, True), (None, False)):  # it works for long before each end
         lives = restarts.Lives(100, leads, starts=1)
-        assert not any(lives.ended(code, restarts.GOOD_S + 1, done)[1] for code in (70, 75) for _ in range(50))
+        assert not any(lives.next_start(code, restarts.GOOD_S + 1, done)[1] for code in (70, 75) for _ in range(50))
     lives = restarts.Lives(3)
     for lives.starts in (1, 2, 3):
-        assert not lives.ended(-9, 1.0, 0)[1]
+        assert not lives.next_start(-9, 1.0, 0)[1]
     lives.starts = 4
-    assert lives.ended(-9, 1.0, 0) == (0.0, "after 3 restarts")
+    assert lives.next_start(-9, 1.0, 0) == (0.0, "after 3 restarts")
 
 
 @pytest.mark.parametrize("code", [2, 75])
@@ -417,7 +417,7 @@ def test_a_coordinator_whose_port_is_taken_moves_and_those_who_wait_for_it_follo
     argv = tiny_run.argv(tmp_path, "--config.fleet=on")
     folder = tmp_path / "fleet"
     folder.mkdir()
-    here = local._Here(flags.parse_argv(argv).config, argv, folder, "jaxagent.join")
+    here = local._LocalPrograms(flags.parse_argv(argv).config, argv, folder, "jaxagent.join")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def start(number: int) -> subprocess.Popen:
@@ -454,16 +454,16 @@ def test_an_engine_whose_end_was_seen_has_left_at_once_and_a_coordinator_that_is
     argv = tiny_run.argv(tmp_path, "--config.fleet=on")
     plan = Plan(steps=2, groups_per_step=2, attempts=2, staleness=1, lease_s=600.0)
     with served.Served(tmp_path, plan) as coordinator:
-        here = local._Here(flags.parse_argv(argv).config, argv, tmp_path, "jaxagent.join")
+        here = local._LocalPrograms(flags.parse_argv(argv).config, argv, tmp_path, "jaxagent.join")
         coordinator.stop()
         coordinator.start()  # the command has removed what an earlier one wrote
         link = coordinator.client()
         for name, host in (("engine-0", "127.0.0.1"), ("engine-1", "127.0.0.1"), ("engine-0", "elsewhere")):
             coordinator.client().join("engine", {**served.FACTS, "process": name, "host": host})
-        here.gone("engine-0")
-        here.gone("trainer")
+        here.report_end("engine-0")
+        here.report_end("trainer")
         left = [(row["process"], row["host"]) for row in link.status()["members"]["engine"].values()]
         assert left == [("engine-1", "127.0.0.1"), ("engine-0", "elsewhere")]
     before = time.monotonic()
-    here.gone("engine-1")
+    here.report_end("engine-1")
     assert time.monotonic() - before < 10

@@ -546,7 +546,7 @@ def test_processes_of_one_machine_have_gpus_of_their_own_where_there_are_enough(
 
 def test_the_commands_small_files_may_be_lost(tmp_path, monkeypatch):
     monkeypatch.delenv(settings.TOKEN_VARIABLE, raising=False)
-    here = local._Here(CFG, ["main"], tmp_path, "jaxagent.join")
+    here = local._LocalPrograms(CFG, ["main"], tmp_path, "jaxagent.join")
     assert here.url() == ""
     (tmp_path / local.ADDRESS_FILE).write_text('{"url": "http://127.0.0.1:5000"}')
     assert here.url() == "http://127.0.0.1:5000"

@@ -89,7 +89,7 @@ def test_a_fetch_that_is_given_up_keeps_its_chunks(tmp_path, monkeypatch):
 
         asked = iter([True, True, False])
         with pytest.raises(GivenUpError):
-            fetcher.fetch(ask, WAIT_S, wanted=lambda: next(asked))
+            fetcher.fetch(ask, WAIT_S, still_wanted=lambda: next(asked))
         assert fetcher.numbers()["weights_got_bytes"] == 128 and weights.versions(tmp_path / "engine") == []
         fetcher.fetch(ask, WAIT_S)
         assert fetcher.numbers()["weights_got_bytes"] == 1012

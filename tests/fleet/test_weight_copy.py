@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxagent.fleet import manifest, weights
-from jaxagent.fleet.manifest import DamagedError
-from jaxagent.fleet.weight_copy import CopyUnderWayError, copy
+from jaxagent.fleet.manifest import DamagedError, WeightsError
+from jaxagent.fleet.weight_copy import copy
 from jaxagent.fleet.weight_reader import hold
 from jaxagent.fleet.weights import ConflictError, publish
 from jaxagent.io import files
@@ -89,7 +89,7 @@ def test_one_of_two_that_copy_into_one_folder_is_sent_away(tmp_path, source):
     """Two workers of a host."""
 
     def read(chunk):
-        with pytest.raises(CopyUnderWayError, match="version 3 will be there soon"):
+        with pytest.raises(WeightsError, match="version 3 will be there soon"):
             copy(source.manifest, source.chunk, tmp_path / "there")
         return source.chunk(chunk)
 

@@ -93,7 +93,7 @@ def test_the_digest_is_of_paths_types_shapes_and_bits_alone():
 ])  # fmt: skip
 def test_what_is_no_array_of_numbers_is_refused_by_name(bad, message):
     with pytest.raises(TypeError, match=message):
-        manifest.whole(("a", 0), bad)
+        manifest.full_share(("a", 0), bad)
 
 
 def test_never_another_version_lineage_kind_or_model(tmp_path):
@@ -253,7 +253,7 @@ def spread(flat, count):
     """The chunks of all leaves in turn, for so many processes."""
     shares, turn = [[] for _ in range(count)], itertools.count()
     for path, leaf in flat.items():
-        whole = manifest.whole(path, leaf)
+        whole = manifest.full_share(path, leaf)
         owner = {number: next(turn) % count for number in whole.pieces}
         for rank, of in enumerate(shares):
             pieces = {number: piece for number, piece in whole.pieces.items() if owner[number] == rank}

@@ -105,10 +105,10 @@ async def serving(path, rules: ServiceRules = RULES, heartbeat_s: float = 0.2, l
 
 
 @contextlib.asynccontextmanager
-async def playing(url, play, name="node", places=(4, 4, 4), drain_s=10.0):
+async def playing(url, play, name="node", places=(4, 4, 4), drain_s=10.0, patience_s=60.0):
     """A node in this process, which is drained at the end. Yields it and the task that runs it."""
     client = ServiceClient(url, TOKEN)
-    node = Node(client, play, name, Places(*places), drain_s)
+    node = Node(client, play, name, Places(*places), drain_s, patience_s=patience_s)
     running = asyncio.create_task(node.run())
     try:
         yield node, running

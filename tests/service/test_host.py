@@ -8,6 +8,7 @@ import time
 import pytest
 
 from jaxagent.config import ConfigError
+from jaxagent.config.errors import WaitedInVainError
 from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.io.http import HttpStatus
 from jaxagent.service import host, node
@@ -15,7 +16,7 @@ from jaxagent.service.client import ServiceClient
 from jaxagent.service.play import Places, of_rollout
 from jaxagent.service.remote_rollout import ServiceConfig
 from jaxagent.service.states import State
-from jaxagent.service.store import opened
+from jaxagent.service.store import open_database
 from tests.service.cluster import ended, episode, playing, same, serving, until
 from tests.service.test_rollout_service import group
 
@@ -201,18 +202,57 @@ def test_a_node_that_another_process_replaces_ends(tmp_path):
     asyncio.run(main())
 
 
-def test_a_node_that_the_server_forgot_registers_again_and_a_wrong_token_ends_it(tmp_path):
+def test_a_node_that_the_server_forgot_registers_again(tmp_path):
     async def main():
-        async with (
-            serving(tmp_path / "s", heartbeat_s=0.1) as service,
-            playing(service.url, played) as (_, running),
-        ):
+        async with serving(tmp_path / "s", heartbeat_s=0.1) as service, playing(service.url, played):
             await until(lambda: service.client.nodes())
             await service.store.do(lambda db, now: db.execute("DELETE FROM nodes").rowcount)
             await service.client.submit(group())
             assert (await ended(service.client, "t"))["usable_sessions"] == 1
-            service.api._token = b"another token, of which the node knows nothing"
-            with pytest.raises(HttpStatus, match="401"):
+
+    asyncio.run(main())
+
+
+def test_a_node_whose_token_worked_asks_again_and_delivers_what_it_played(tmp_path, caplog):
+    gate = asyncio.Event()
+
+    async def play(work, phases):
+        await phases.enter(State.RUNNING)
+        await gate.wait()
+        return await played(work, phases)
+
+    async def main():
+        async with (
+            serving(tmp_path / "s", heartbeat_s=0.1) as service,
+            playing(service.url, play) as (node, running),
+        ):
+            await service.client.submit(group())
+            await until(lambda: asyncio.sleep(0, node._playing))
+            token, service.api._token = service.api._token, b"another run's server, which has the port for a while"
+            gate.set()  # the episode is offered, and refused
+            await until(lambda: asyncio.sleep(0, caplog.text.count("sessions/t/0/1 answered 401")))
+            service.api._token = token
+            assert (await ended(service.client, "t"))["usable_sessions"] == 1
+            assert not running.done()
+            node._patience_s = 0.5
+            service.api._token = b"a server that never takes the node's token again"
+            with pytest.raises(WaitedInVainError, match=r"failed for .* 401"):
+                await asyncio.wait_for(running, 20)
+
+    asyncio.run(main())
+
+
+def test_a_node_that_no_server_ever_accepted_ends_after_its_patience(tmp_path):
+    async def main():
+        async with serving(tmp_path / "s") as service:
+            service.api._token = b"another token"
+            began = time.monotonic()
+            async with playing(service.url, played, patience_s=0.5) as (_, running):
+                with pytest.raises(HttpStatus, match="401"):
+                    await asyncio.wait_for(running, 20)
+            assert time.monotonic() - began > 0.5
+        async with playing("http://127.0.0.1:9", played, patience_s=0.1) as (_, running):
+            with pytest.raises(WaitedInVainError, match="is not reached"):
                 await asyncio.wait_for(running, 20)
 
     asyncio.run(main())
@@ -245,19 +285,4 @@ def test_an_address_without_a_scheme_is_refused(tmp_path):
 
 def test_a_folder_is_no_store(tmp_path):
     with pytest.raises(ConfigError, match="cannot be used as a store"):
-        opened(tmp_path)
-
-
-def test_another_process_cannot_speak_for_a_node(tmp_path):
-    """A beat and a give-back count only from the process that has the work."""
-
-    async def main():
-        async with serving(tmp_path / "s") as service:
-            places = {"max_init_workers": 1, "max_run_workers": 1, "max_postrun_workers": 1}
-            await service.client.register("n", "first", "", places)
-            await service.client.register("n", "second", "", places)
-            with pytest.raises(HttpStatus) as refused:
-                await service.client.beat("n", "first", [], {"init": 1, "run": 1, "postrun": 1})
-            assert refused.value.status in (404, 409)
-
-    asyncio.run(main())
+        open_database(tmp_path)

@@ -150,28 +150,6 @@ def test_what_is_refused(tmp_path, monkeypatch):
         Api(None, RULES, "short", 1.0)
 
 
-def test_one_usable_session_of_eight(tmp_path):
-    """Accepted at the fraction 0, refused at 0.25; either way each session has its own reason."""
-
-    async def main():
-        async with serving(tmp_path / "s") as service:
-            client = service.client
-            await client.submit(group("any", 8))
-            await client.submit(group("quarter", 8, min_complete_accept_fraction=0.25))
-            ends = [StopReason.ANSWER, StopReason.ANSWER, *[StopReason.ENV_ERROR, StopReason.TIMEOUT] * 3]
-            for work in await taken(client):
-                await send(client, work, stop_reason=ends[work["sample"]], actions=5 * (work["sample"] != 1))
-            any_, quarter = await ended(client, "any"), await ended(client, "quarter")
-            assert (any_["status"], any_["usable_sessions"]) == ("completed", 1)
-            assert quarter["status"] == "failed"
-            assert quarter["reason"].startswith("1 of 8 sessions are usable, 2 are needed; first: env_error: it failed")
-            states = [r["state"] for r in quarter["results"]]
-            assert states == ["COMPLETED", "COMPLETED", *["ERROR", "TIMEOUT"] * 3]
-            assert [r["usable"] for r in quarter["results"]] == [True] + [False] * 7  # no tokens: not usable
-
-    asyncio.run(main())
-
-
 def test_early_stop_cancels_the_rest_and_their_node_hears_of_it(tmp_path):
     async def main():
         async with serving(tmp_path / "s") as service:

@@ -149,7 +149,7 @@ def test_a_second_server_on_one_store_is_refused_and_a_wrong_token_ends_a_node(t
             second = start_server(tmp_path, 0)
             assert second.wait() == 2 and "another process" in second.log.read_text()
             (tmp_path / "wrong").write_text("wrong" * 10)
-            node = c.node("node", f"--token_file={tmp_path / 'wrong'}")
+            node = c.node("node", f"--token_file={tmp_path / 'wrong'}", "--patience_s=0.5")
             assert node.wait() == 2 and "the token is wrong" in node.log.read_text()
             assert isinstance(c, Cluster)
             await until(c.there)

@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.service import groups, leases, states, views
-from jaxagent.service.episodes import checked, to_bytes
+from jaxagent.service.episodes import episode_and_summary, to_bytes
 from jaxagent.service.request import TaskRequest
 from jaxagent.service.states import HELD, RolloutSession, ServiceRules, State
-from jaxagent.service.store import opened, sessions_of
+from jaxagent.service.store import open_database, sessions_of
 from jaxagent.types import StopReason, Task
 from tests.service.cluster import episode
 
@@ -71,7 +71,7 @@ def test_a_session_goes_forward_and_its_times_begin_where_they_should():
 )
 def test_how_an_episode_ends_its_session(reason, state):
     body, digest = to_bytes(episode(Task("t", "p", ()), 0, 0.0, reason))
-    _, result = checked(body, digest)
+    _, result = episode_and_summary(body, digest)
     session = states.finish(states.take(RolloutSession("t", 0), "n", "p", 0.0, 1.0, 1.0), 1, result, 5.0)
     assert session.state is state and session.usable == (state is State.COMPLETED)
     assert (session.reward is None) == (state is not State.COMPLETED) == bool(session.reason)
@@ -99,7 +99,7 @@ class Histories(RuleBasedStateMachine):
         self.registered = 0
 
     def open(self):
-        self.db = opened(self.path)
+        self.db = open_database(self.path)
         self.db.execute("PRAGMA synchronous=OFF")  # no machine fails here, and thousands of commits are made
 
     def do(self, function, *args):
@@ -160,7 +160,7 @@ class Histories(RuleBasedStateMachine):
         work = self.given[key]
         task = Task(work["task"]["id"], work["task"]["prompt"], ())
         body, digest = to_bytes(episode(task, work["number"], 1.0, reason, actions))
-        sent = checked(body, digest)
+        sent = episode_and_summary(body, digest)
         for time in range(times):
             try:
                 stored = self.do(leases.finish, RULES, key, *sent, body)
@@ -210,18 +210,18 @@ class Histories(RuleBasedStateMachine):
         for key, session in sessions.items():
             if key in self.ends:
                 assert session.state == self.ends[key], "a session that had ended changed"
-            if session.state.ended:
+            if session.state.is_final:
                 self.ends[key] = session.state
-            assert (session.state in HELD) == bool(session.lease and not session.state.ended)
+            assert (session.state in HELD) == bool(session.lease and not session.state.is_final)
             stored = self.db.execute("SELECT 1 FROM episodes WHERE task_id = ? AND sample = ?", key).fetchone()
             assert bool(stored) == bool(session.digest)
         events = [json.loads(row["data"]) for row in self.db.execute("SELECT data FROM events WHERE kind = 'session'")]
-        ends = collections.Counter((e["task_id"], e["sample"]) for e in events if State(e["state"]).ended)
-        assert all(ends[key] == session.state.ended for key, session in sessions.items())
+        ends = collections.Counter((e["task_id"], e["sample"]) for e in events if State(e["state"]).is_final)
+        assert all(ends[key] == session.state.is_final for key, session in sessions.items())
         tasks = self.db.execute("SELECT * FROM tasks").fetchall()
         for task in tasks:
             group = [s for s in sessions.values() if s.task_id == task["task_id"]]
-            over = all(s.state.ended for s in group)
+            over = all(s.state.is_final for s in group)
             assert over == (task["status"] != "running")
             if over and task["reason"] != groups.CANCELLED:
                 enough = sum(s.usable for s in group) >= task["needed"]
@@ -237,13 +237,19 @@ class Histories(RuleBasedStateMachine):
             work = self.do(leases.take, RULES, "a", self.processes["a"], [], {"init": 3})
             for w in work:
                 body, digest = to_bytes(episode(Task(w["task"]["id"], w["task"]["prompt"], ()), w["number"]))
-                self.do(leases.finish, RULES, (w["task_id"], w["sample"], w["attempt"]), *checked(body, digest), body)
-            if all(session.state.ended for session in self.sessions().values()):
+                self.do(
+                    leases.finish,
+                    RULES,
+                    (w["task_id"], w["sample"], w["attempt"]),
+                    *episode_and_summary(body, digest),
+                    body,
+                )
+            if all(session.state.is_final for session in self.sessions().values()):
                 break
             self.now += 11.0
             self.do(leases.sweep, RULES)
             self.starts("a")
-        assert all(session.state.ended for session in self.sessions().values())
+        assert all(session.state.is_final for session in self.sessions().values())
         self.none_is_lost_and_an_end_is_final()
         assert not views.status(self.db, self.now)["tasks"].get("running")
         self.db.close()

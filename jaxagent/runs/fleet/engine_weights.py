@@ -59,15 +59,15 @@ class EngineVersions:
         link: Client,
         fetcher: WeightFetcher,
         own: pathlib.Path,
-        seen: pathlib.Path,
+        trainers_folder: pathlib.Path,
         fetch_s: float,
     ):
         of_base = fetcher.of_base()
-        self._own, self._seen, self._fetchers, self._link = own, seen, (fetcher, of_base), link
+        self._own, self._trainers_folder, self._fetchers, self._link = own, trainers_folder, (fetcher, of_base), link
         self._kind_of_base = None if cfg.model.lora else ""  # adapters to whatever weights, or full weights
         self._ahead = Ahead(self._fetch)
-        self._spec, self._mesh, self._versions = spec, mesh, VersionReader(seen, own, fetcher, fetch_s)
-        base = VersionReader(seen / weights.BASE, own / weights.BASE, of_base, fetch_s)
+        self._spec, self._mesh, self._versions = spec, mesh, VersionReader(trainers_folder, own, fetcher, fetch_s)
+        base = VersionReader(trainers_folder / weights.BASE, own / weights.BASE, of_base, fetch_s)
         self._base = FrozenBase(cfg, spec, mesh, base) if cfg.model.lora else None
 
     def params(self, version: int) -> Params:
@@ -91,11 +91,11 @@ class EngineVersions:
         """A version will probably be asked for: it is fetched meanwhile, unless the trainer's folder has it."""
         self._ahead.expect(version)
 
-    def _fetch(self, version: int, wanted: Callable[[], bool]) -> None:
+    def _fetch(self, version: int, still_wanted: Callable[[], bool]) -> None:
         """Ahead of time: once through all sources, and whoever needs the version comes again."""
-        if not any(weights.path_of(folder, version).exists() for folder in (self._seen, self._own)):
+        if not any(weights.path_of(folder, version).exists() for folder in (self._trainers_folder, self._own)):
             ask = functools.partial(sources_of, self._link, version)
-            self._fetchers[0].fetch(ask, 0.0, self._kind_of_base, wanted=wanted)
+            self._fetchers[0].fetch(ask, 0.0, self._kind_of_base, still_wanted=still_wanted)
 
     def forget(self, below: int) -> None:
         """Deletes older versions of this process's folder, but for the one by which engines are compared."""
@@ -142,7 +142,7 @@ def sources_of(link: Client, version: int) -> Sources:
 class VersionReader:
     """Reads versions, or the frozen weights under them, from the first place that has them as they were published."""
 
-    seen: pathlib.Path  # the trainer's folder, which this process may see or not
+    trainers_folder: pathlib.Path  # the trainer's folder, which this process may see or not
     own: pathlib.Path  # this process's
     fetcher: WeightFetcher  # into `own`
     fetch_s: float  # longest time for a fetch
@@ -163,7 +163,7 @@ class VersionReader:
         sources = ask()
         what = f"version {sources.version} in {self.own.name}"
         try:
-            return read(self.seen, sources, like, base)
+            return read(self.trainers_folder, sources, like, base)
         except MissingError:
             pass  # another machine's, most likely
         except WeightsError as failure:
@@ -187,14 +187,14 @@ def read(
     Raises:
       WeightsError: it is not, or is not there.
     """
-    with weight_reader.hold(folder, sources.version, sources.lineage, base, like) as held:
-        if held.manifest.digest != sources.digest:
+    with weight_reader.hold(folder, sources.version, sources.lineage, base, like) as open_version:
+        if open_version.manifest.digest != sources.digest:
             raise MismatchError(
-                f"{folder} has version {sources.version} with digest {held.manifest.digest}, and "
+                f"{folder} has version {sources.version} with digest {open_version.manifest.digest}, and "
                 f"{sources.digest} was published."
             )
         try:
-            return held.manifest, held.read()
+            return open_version.manifest, open_version.read()
         except FileNotFoundError as failure:  # deleted meanwhile, where the file system has no locks
             raise DamagedError(str(failure)) from None
 
@@ -222,7 +222,7 @@ class FrozenBase:
 
     @property
     def digest(self) -> str | None:
-        """Of the frozen weights that this process has; None: it has none yet."""
+        """The digest of the frozen weights that this process has; None: it has none yet."""
         return self._digest
 
     @property
@@ -247,10 +247,10 @@ class FrozenBase:
         adapters = trees.placed(leaves, self._adapters, self._mesh, lambda path, array: array.dtype)
         with jax.set_mesh(self._mesh):
             policy = programs.merger(self._cfg)(self._params, adapters)
-        made = digest_of_merged(policy, self._adapters)
-        if made != manifest.merged:
+        own_digest = digest_of_merged(policy, self._adapters)
+        if own_digest != manifest.merged:
             self._report_difference(
-                f"version {manifest.version} has adapters that make {manifest.merged} there and {made} here"
+                f"version {manifest.version} has adapters that make {manifest.merged} there and {own_digest} here"
             )
         return policy
 

@@ -65,11 +65,11 @@ class EnginePlayer:
         versions: EngineVersions,
         trainers_probe: Callable[[], bytes | None],
         facts: Mapping[str, Any],
-        served: Callable[[], Mapping[str, float]] = dict,
+        server_numbers: Callable[[], Mapping[str, float]] = dict,
     ):
         assert parts.cfg.fleet is not None
         self._parts, self._driver, self._versions = parts, driver, versions
-        self._trainers_probe, self._facts, self._served = trainers_probe, facts, served
+        self._trainers_probe, self._facts, self._served = trainers_probe, facts, server_numbers
         self._strict = parts.cfg.fleet.rule == "pinned" and parts.cfg.numerics == "exact"
         # Steps of the other stage that samples so.
         self._before = parts.cfg.opd.steps if parts.cfg.opd and OPD in parts.cfg.stages else 0
@@ -85,7 +85,7 @@ class EnginePlayer:
     # ---------------------------------------------------------------- weights
 
     def hold(self, version: int) -> None:
-        """See `Player`.
+        """Has the driver serve a version; before the first one, compares this process with the trainer.
 
         Raises:
           ConfigError: this process does not compute what the trainer computes, where it must.
@@ -98,7 +98,7 @@ class EnginePlayer:
         self._versions.forget(version - self._parts.cfg.rl.staleness - 1)
 
     def expect(self, version: int) -> None:
-        """See `Player`."""
+        """Fetches a version ahead of its use, and returns at once."""
         self._versions.expect(version)
 
     def _swap(self, version: int) -> None:
@@ -139,8 +139,8 @@ class EnginePlayer:
 
     # ---------------------------------------------------------------- episodes
 
-    def play(self, job: Job, done: Done) -> None:
-        """See `Player`.
+    def play(self, job: Job, report: Done) -> None:
+        """Begins an attempt at the job's task on the episodes' loop; `report` gets its result.
 
         Raises:
           ConfigError: this process has other data than the trainer.
@@ -150,10 +150,10 @@ class EnginePlayer:
         number = attempts.first(rl, job.group.step, job.group.round, self._before)
         number += attempts.ahead(job.group.number, tasks, attempts.first(rl, 1, 0, 0))
         attempt = attempts.numbered(self._rollout(job.group.step), number)
-        self._parts.workers.begin(self._episode(job, task, attempt, done))
+        self._parts.workers.begin(self._episode(job, task, attempt, report))
 
     def cancel(self, lease: str) -> None:
-        """See `Player`."""
+        """Cancels the attempt of a lease, also one that has not begun yet."""
 
         async def on_the_loop() -> None:
             if lease in self._tasks:
@@ -165,11 +165,11 @@ class EnginePlayer:
             self._parts.workers.run(on_the_loop(), CANCEL_S)
 
     def places(self) -> int:
-        """See `Player`."""
+        """The number of episodes that are played at once."""
         return self._parts.cfg.concurrent_episodes
 
     def numbers(self) -> dict[str, Any]:
-        """See `Player`.
+        """The counters of the player, the driver and the weights, which every beat tells.
 
         Raises:
           EngineError: generation has failed for good: the process must end, and not fail every episode that it gets.
@@ -185,11 +185,11 @@ class EnginePlayer:
             "progress": float(moved + of_weights["weights_got_bytes"]),
         }
 
-    async def _episode(self, job: Job, task: Task, attempt: Rollout, done: Done) -> None:
+    async def _episode(self, job: Job, task: Task, attempt: Rollout, report: Done) -> None:
         lease, version, result = job.work.lease, self._version, None
         if lease in self._unwanted:
             self._unwanted.discard(lease)
-            return done(None, version)
+            return report(None, version)
         current = asyncio.current_task()
         assert current is not None
         self._tasks[lease] = current
@@ -203,7 +203,7 @@ class EnginePlayer:
             logger.error("An episode is given up, since generation has failed: %s", failure)
         finally:
             del self._tasks[lease]
-            done(result, version)
+            report(result, version)
 
     async def _in_time(self, task: Task, sample: int, attempt: Rollout) -> Episode:
         """Every attempt has limits of its own; this one is for what hangs all the same.
@@ -226,14 +226,14 @@ class EnginePlayer:
 
     def _task(self, job: Job) -> Task:
         source = self._parts.train
-        found = source[job.task.row] if job.task.row < len(source) else None
-        if found is None or found.id != job.task.id:
-            has = f"has '{found.id}' there" if found is not None else f"has {len(source)} tasks"
+        task = source[job.task.row] if job.task.row < len(source) else None
+        if task is None or task.id != job.task.id:
+            has = f"has '{task.id}' there" if task is not None else f"has {len(source)} tasks"
             raise ConfigError(
                 f"The trainer's task {job.task.row} is '{job.task.id}', and {source.name} {has}: this process has "
                 "other data. Give it the trainer's."
             )
-        return found
+        return task
 
     def _rollout(self, step: int) -> Rollout:
         if step not in self._rollouts:
@@ -255,7 +255,7 @@ def _packed(episode: Episode) -> Packed:
 def _oldest(episode: Episode, begun: int) -> int:
     """The version of an episode's oldest token; of one without tokens that with which it began."""
     versions = (t.policy_versions[t.action_mask] for t in episode.trajectories)
-    return min((int(found.min()) for found in versions if len(found)), default=begun)
+    return min((int(token_versions.min()) for token_versions in versions if len(token_versions)), default=begun)
 
 
 def budget_s(cfg: Config) -> float:
@@ -294,34 +294,36 @@ def run(
     fleet = cfg.fleet
     assert fleet is not None
     fleet_folder = pathlib.Path(cfg.workdir) / FLEET
-    own, seen = fleet_folder / ENGINES / name / WEIGHTS, fleet_folder / WEIGHTS
+    own, trainers_folder = fleet_folder / ENGINES / name / WEIGHTS, fleet_folder / WEIGHTS
     own.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    with contextlib.ExitStack() as opened:
-        parts = opened.enter_context(open_parts(cfg, lambda line: logger.info("%s", line)))
-        server = opened.enter_context(
+    with contextlib.ExitStack() as stack:
+        parts = stack.enter_context(open_parts(cfg, lambda line: logger.info("%s", line)))
+        server = stack.enter_context(
             WeightServer([own], token, "127.0.0.1" if host in LOCAL_HOSTS else "0.0.0.0", address=host)
         )
-        driver = opened.enter_context(parts.engine(blank(parts.spec, parts.mesh), -1))
+        driver = stack.enter_context(parts.engine(blank(parts.spec, parts.mesh), -1))
         parts.roles.start()
         fetcher = WeightFetcher(own, token, server.url)
-        versions = EngineVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, seen, fleet.hang_s / 2)
-        told = {**facts(parts.mesh), "source": server.url}
-        theirs = functools.partial(_trainers_probe, seen, own, link, fetcher)
-        player = EnginePlayer(parts, driver, versions, theirs, told, server.numbers)
+        versions = EngineVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, trainers_folder, fleet.hang_s / 2)
+        own_facts = {**facts(parts.mesh), "source": server.url}
+        theirs = functools.partial(_trainers_probe, trainers_folder, own, link, fetcher)
+        player = EnginePlayer(parts, driver, versions, theirs, own_facts, server.numbers)
         logger.info("%s is ready after %.1f s", name, time.monotonic() - started)
-        worker = EngineWorker(link, player, told, fleet.rule, budget_s(cfg), watch)
+        worker = EngineWorker(link, player, own_facts, fleet.rule, budget_s(cfg), watch)
         begun(worker)
-        opened.enter_context(devices.collector_frozen())
+        stack.enter_context(devices.collector_frozen())
         return worker.run()
 
 
-def _trainers_probe(seen: pathlib.Path, own: pathlib.Path, link: Client, fetcher: WeightFetcher) -> bytes | None:
+def _trainers_probe(
+    trainers_folder: pathlib.Path, own: pathlib.Path, link: Client, fetcher: WeightFetcher
+) -> bytes | None:
     """What the trainer's probe gave: from its folder, or from whoever shares it; it is then shared here, too."""
     with contextlib.suppress(FileNotFoundError):
-        return (seen / probe.FILE).read_bytes()
+        return (trainers_folder / probe.FILE).read_bytes()
     sources = link.weights(0)
-    found = None if sources is None else fetcher.small(reversed(sources.urls), probe.FILE)
-    if found is not None:
-        (own / probe.FILE).write_bytes(found)
-    return found
+    content = None if sources is None else fetcher.small(reversed(sources.urls), probe.FILE)
+    if content is not None:
+        (own / probe.FILE).write_bytes(content)
+    return content

@@ -48,12 +48,12 @@ class Probed:
 
     @classmethod
     def of(cls, turns: Sequence[Generation]) -> Probed:
-        """Of the turns, in order."""
-        whole = hashlib.sha256()
+        """The record of the turns, in order."""
+        checksum = hashlib.sha256()
         for turn in turns:
-            whole.update(np.asarray(turn.tokens, "<i4").tobytes() + np.asarray(turn.logprobs, "<f4").tobytes())
+            checksum.update(np.asarray(turn.tokens, "<i4").tobytes() + np.asarray(turn.logprobs, "<f4").tobytes())
         tokens = tuple(tuple(map(int, turn.tokens)) for turn in turns)
-        return cls(whole.hexdigest(), tokens, tuple(tuple(map(float, turn.logprobs)) for turn in turns))
+        return cls(checksum.hexdigest(), tokens, tuple(tuple(map(float, turn.logprobs)) for turn in turns))
 
 
 def probe(parts: Parts, driver: Driver) -> Probed:
@@ -66,7 +66,7 @@ def probe(parts: Parts, driver: Driver) -> Probed:
     new, vocabulary = min(MOST_NEW, parts.cfg.env.turn_tokens), parts.tokenizer.vocab_size
     length = max(1, min(MOST_PROMPT, parts.cfg.env.context_tokens - new - 1))
 
-    async def one(number: int) -> Generation:
+    async def sample_turn(number: int) -> Generation:
         prompt = [(7919 * (number + 1) + 104729 * place) % vocabulary for place in range(1 + number * length // TURNS)]
         session = await driver.open(TASK, number)
         try:
@@ -76,7 +76,7 @@ def probe(parts: Parts, driver: Driver) -> Probed:
             driver.close(session)
 
     async def every() -> list[Generation]:
-        return list(await asyncio.gather(*map(one, range(TURNS))))
+        return list(await asyncio.gather(*map(sample_turn, range(TURNS))))
 
     limit_s = parts.cfg.engine.request_timeout_s
     for _ in range(TRIES):
@@ -141,12 +141,12 @@ def compare(content: bytes, ours: Probed, facts: Mapping[str, Any]) -> str:
 
 
 def _first(theirs: Probed, ours: Probed) -> str:
-    for turn, (there, here) in enumerate(zip(theirs.tokens, ours.tokens, strict=False)):
-        if there != here:
+    for turn, (theirs_of_turn, ours_of_turn) in enumerate(zip(theirs.tokens, ours.tokens, strict=False)):
+        if theirs_of_turn != ours_of_turn:
             return f"turn {turn} of the probe has other tokens than the trainer's"
     gaps = [
-        abs(one - other)
-        for there, here in zip(theirs.logprobs, ours.logprobs, strict=False)
-        for one, other in zip(there, here, strict=False)
+        abs(their_logprob - our_logprob)
+        for theirs_of_turn, ours_of_turn in zip(theirs.logprobs, ours.logprobs, strict=False)
+        for their_logprob, our_logprob in zip(theirs_of_turn, ours_of_turn, strict=False)
     ]
     return f"log-probs of the probe differ from the trainer's by up to {max(gaps, default=0.0):.3g}"

@@ -67,9 +67,9 @@ def dtype_of(cfg: Config, folder: pathlib.Path) -> str:
     dtype = "bfloat16" if "bfloat16" in (model.compute_dtype, model.param_dtype) else "float32"
     with (
         contextlib.suppress(manifest.WeightsError),
-        weight_reader.OpenVersion(weights.path_of(folder, weights.FIRST)) as held,
+        weight_reader.OpenVersion(weights.path_of(folder, weights.FIRST)) as open_version,
     ):
-        return dtype if any(leaf.dtype == dtype for leaf in held.manifest.leaves) else model.param_dtype
+        return dtype if any(leaf.dtype == dtype for leaf in open_version.manifest.leaves) else model.param_dtype
     return dtype
 
 
@@ -132,10 +132,10 @@ class VersionPublisher:
         self._under_way: concurrent.futures.Future[None] | None = None
         self._step_waits = True  # for chunks to come to the disk, which are its signs of life then
         meet = peers.meetings_of("publishes")
-        self._meet: weights.Meet = lambda what, said: meet(what, said, max(self._fleet.hang_s, peers.MEETING_S))
+        self._meet: weights.Meet = lambda what, message: meet(what, message, max(self._fleet.hang_s, peers.MEETING_S))
 
     def publish(self, version: int, state: TrainState) -> None:
-        """See `Sink`. Versions that nobody asks for any more are deleted.
+        """Publishes a version beside the next step, and deletes versions that nobody asks for any more.
 
         Raises, also of the version before:
           ConfigError: the version was published before, and a repetition of its steps has come out differently; or the
@@ -219,7 +219,7 @@ class VersionPublisher:
         return ()
 
     def held(self, version: int) -> Params | None:
-        """See `Sink`."""
+        """The weights of a version that can be read again; None: they cannot be."""
         return self._trained(version)
 
     @contextlib.contextmanager
@@ -304,7 +304,7 @@ class FleetRetention:
         self._link, self._step = link, 0
 
     def commit(self, step: int) -> None:
-        """See `Ledger`."""
+        """Tells the coordinator that the state before `step` is saved."""
         if step > self._step and peers.is_first() and self._link.keep(step).outcome is not Outcome.REFUSED:
             self._step = step  # refused: that version is still on its way
 
@@ -336,8 +336,8 @@ class PublishedWeights:
             if (sources := self.link.weights(version)) is None:
                 failure = UNPUBLISHED
             else:
-                wanted = (trees.paths(specs), None) if adapted else (trees.of_floats(specs), "")
-                _, leaves = engine_weights.read(self.folder, sources, *wanted)
+                expected = (trees.paths(specs), None) if adapted else (trees.of_floats(specs), "")
+                _, leaves = engine_weights.read(self.folder, sources, *expected)
         except MissingError:
             failure = DELETED
         except (WeightsError, OSError) as error:
@@ -367,8 +367,8 @@ def lacking(link: Client, folder: pathlib.Path, version: int, tick: Callable[[],
     if any(_may_have(row, version) for row in link.status()["members"]["engine"].values()):
         return ""
     try:
-        with weight_reader.OpenVersion(weights.path_of(folder, version)) as held:
-            held.compare(tick)
+        with weight_reader.OpenVersion(weights.path_of(folder, version)) as open_version:
+            open_version.compare(tick)
     except WeightsError as failure:
         return str(failure)
     return ""

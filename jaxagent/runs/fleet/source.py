@@ -89,18 +89,18 @@ class Batches:
         started = time.monotonic()
         budget_s = self._fleet.start_s if self._first else self._fleet.hang_s  # the first one compiles
         self._first = False
-        here, in_vain, waited = True, 0, 0.0
+        from_files, in_vain, waited = True, 0, 0.0
         while True:
-            asked = time.monotonic()
+            poll_began = time.monotonic()
             batch = self._wait(step, started)
             self._check_batch(step, batch)
-            waited += time.monotonic() - asked
+            waited += time.monotonic() - poll_began
             self._signs.phase(f"trains step {step}", budget_s, done=step)
-            played, wrong = self._read(step, batch, here)
+            episodes_read, wrong = self._read(step, batch, from_files)
             if not wrong:
-                return self._rollouts(step, batch, played, self._numbers(waited))
+                return self._rollouts(step, batch, episodes_read, self._numbers(waited))
             # What this process misreads may be whole: the second time the coordinator reads, and sends it.
-            if not here and not self._played_again(step, batch, wrong):
+            if not from_files and not self._played_again(step, batch, wrong):
                 in_vain += 1
                 if in_vain == MOST_IN_VAIN:
                     raise ConfigError(
@@ -108,7 +108,7 @@ class Batches:
                         "This machine's network, file system or memory errs: the same command goes on, elsewhere if "
                         "that happens again."
                     )
-            here = False
+            from_files = False
 
     # ---------------------------------------------------------------- waiting
 
@@ -156,19 +156,20 @@ class Batches:
 
     def _check_batch(self, step: int, batch: Batch) -> None:
         """Raises CallError where it is none of this run's: it is asked for again when the process has started again."""
-        groups, wanted, attempts = (*batch.groups, *batch.left_out), self._rl.tasks_per_step, range(self._rl.group_size)
-        count = len(batch.groups) == wanted or (len(batch.groups) < wanted and self._rl.refill is not None)
+        groups, group_count = (*batch.groups, *batch.left_out), self._rl.tasks_per_step
+        attempts = range(self._rl.group_size)
+        count = len(batch.groups) == group_count or (len(batch.groups) < group_count and self._rl.refill is not None)
         own = batch.step == step and (self._fleet.window > 1 or all(group.step == step for group in groups))
-        whole = batch.results.keys() == {EpisodeId(group, sample) for group in groups for sample in attempts}
-        if not (count and own and whole and len(set(groups)) == len(groups)):
+        complete = batch.results.keys() == {EpisodeId(group, sample) for group in groups for sample in attempts}
+        if not (count and own and complete and len(set(groups)) == len(groups)):
             raise CallError(
                 f"step {step}: the coordinator has sent a batch of step {batch.step} with {len(set(batch.groups))} of "
-                f"{wanted} groups and {len(batch.results)} episodes, none of this run's: its code or its memory errs."
+                f"{group_count} groups and {len(batch.results)} episodes, none of this run's: its code or memory errs."
             )
 
     # ---------------------------------------------------------------- reading
 
-    def _read(self, step: int, batch: Batch, here: bool) -> tuple[dict[EpisodeId, Episode], dict[EpisodeId, str]]:
+    def _read(self, step: int, batch: Batch, from_files: bool) -> tuple[dict[EpisodeId, Episode], dict[EpisodeId, str]]:
         """All episodes of a batch, checked; and of those that cannot be read, why. The same in all trainer processes.
 
         Each of them reads its part, and has the others' from the other processes.
@@ -176,15 +177,15 @@ class Batches:
         Args:
           step: the step.
           batch: of the step.
-          here: the files may be read, where they are to be seen; else the coordinator does that.
+          from_files: the files may be read, where they are to be seen; else the coordinator does that.
         """
-        seen = here and (self._folder / episodes.FOLDER).is_dir()
+        in_folder = from_files and (self._folder / episodes.FOLDER).is_dir()
         wrong: dict[EpisodeId, str] = {}
 
-        def one(which: EpisodeId) -> Episode | None:
+        def read_episode(which: EpisodeId) -> Episode | None:
             digest = batch.results[which].digest
             try:
-                if seen:
+                if in_folder:
                     return episodes.read(self._folder, (which.group, which.sample), digest)
                 packed = self._link.episode(which)
                 where = str(episodes.path_of(self._folder / episodes.FOLDER, (which.group, which.sample), digest))
@@ -197,7 +198,9 @@ class Batches:
         own = ordered[rank::count]
         with concurrent.futures.ThreadPoolExecutor(READERS) as threads:
             read = {
-                which: episode for which, episode in zip(own, threads.map(one, own), strict=True) if episode is not None
+                which: episode
+                for which, episode in zip(own, threads.map(read_episode, own), strict=True)
+                if episode is not None
             }
         if count > 1:
             data = packing.to_columns(list(read.values()))
@@ -210,8 +213,8 @@ class Batches:
                 if _sha256(everything[other]) != digest:
                     raise peers.PeerError(f"What process {other} has read for step {step} came in damaged.")
                 if other != rank:
-                    whole = [which for which in ordered[other::count] if which not in wrong]
-                    read |= zip(whole, packing.of_columns(everything[other]), strict=True)
+                    readable = [which for which in ordered[other::count] if which not in wrong]
+                    read |= zip(readable, packing.of_columns(everything[other]), strict=True)
         return {which: read[which] for which in batch.results if which in read}, wrong
 
     def _played_again(self, step: int, batch: Batch, wrong: Mapping[EpisodeId, str]) -> bool:
@@ -237,17 +240,17 @@ class Batches:
         return again
 
     def _rollouts(
-        self, step: int, batch: Batch, played: Mapping[EpisodeId, Episode], numbers: dict[str, float]
+        self, step: int, batch: Batch, episodes_read: Mapping[EpisodeId, Episode], numbers: dict[str, float]
     ) -> Rollouts:
         ordered = sorted((*batch.groups, *batch.left_out))
         begun = {}
         for group in ordered:
-            of_group = {which: played[which] for which in sorted(played) if which.group == group}
+            of_group = {which: episodes_read[which] for which in sorted(episodes_read) if which.group == group}
             self._check_whose(step, of_group)
             own = list(of_group.values())
             begun[group] = Group(own[0].task, own)
-        self._complain_of_time(step, played.values())
-        by_id = {group: shaped(whole, self._rl) for group, whole in begun.items()}
+        self._complain_of_time(step, episodes_read.values())
+        by_id = {group: shaped(full_group, self._rl) for group, full_group in begun.items()}
         chosen = Selection(
             groups=[by_id[group] for group in batch.groups],
             sampled=[by_id[group] for group in ordered],
@@ -277,9 +280,9 @@ class Batches:
         of_a_step = attempts.first(self._rl, 1, 0, 0)
         return number == which.sample or (number - begin) % of_a_step == 0
 
-    def _complain_of_time(self, step: int, played: Any) -> None:
+    def _complain_of_time(self, step: int, episodes_read: Any) -> None:
         """Limits in seconds are the one leak of `pinned`."""
-        late = sum(episode.stop_reason is StopReason.TIMEOUT for episode in played)
+        late = sum(episode.stop_reason is StopReason.TIMEOUT for episode in episodes_read)
         if late and self._fleet.rule == "pinned" and not self._timed_out:
             self._timed_out = True
             self._note(
@@ -299,9 +302,9 @@ class Batches:
         numbers["fleet/episodes_playing"] = float(sum(row["playing"] for row in engines.values()))
         now = time.monotonic()
         idle = {name: float(row["numbers"].get("idle_s", 0.0)) for name, row in engines.items()}
-        known = [max(0.0, idle[name] - self._before[name]) for name in idle if name in self._before]
-        if known:
-            numbers["fleet/engine_idle_frac"] = min(1.0, sum(known) / (len(known) * (now - self._since)))
+        idle_growth = [max(0.0, idle[name] - self._before[name]) for name in idle if name in self._before]
+        if idle_growth:
+            numbers["fleet/engine_idle_frac"] = min(1.0, sum(idle_growth) / (len(idle_growth) * (now - self._since)))
         self._before, self._since = idle, now
         return numbers
 

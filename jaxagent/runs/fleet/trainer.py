@@ -72,8 +72,8 @@ class Trainer:
         if kind is None and peers.is_first():
             with contextlib.suppress(CoordinatorGoneError):
                 if not self._joined_as:  # there was nothing left to train
-                    here = {"process": self._name, "host": self._host, "config": settings.digest_of(self._cfg)}
-                    self._link.join(ROLE, here)
+                    own_facts = {"process": self._name, "host": self._host, "config": settings.digest_of(self._cfg)}
+                    self._link.join(ROLE, own_facts)
                 self._link.end("the trainer has ended")
 
     def connect(self, parts: Parts, saved: Workdir, driver: Driver, experience: Experience, steps_before: int) -> Seams:
@@ -162,18 +162,18 @@ class Trainer:
                 logger.warning("The coordinator was not told that this trainer lives: %s", error)
 
 
-def check_known(workdir: str, step: int, kept: int) -> None:
+def check_known(workdir: str, step: int, kept_from: int) -> None:
     """Raises ConfigError where the coordinator has forgotten what the steps from `step` to `kept` were trained on."""
-    if step < kept:
+    if step < kept_from:
         raise ConfigError(
-            f"'{workdir}' would go on from step {step}, and its coordinator has forgotten what the steps before {kept} "
-            f"were trained on: bundles of step {kept} and later ones were damaged or removed. Put one of them back "
-            f"from a copy, go on from step {step} without config.fleet, which plays those steps again, or use another "
-            "workdir. Metrics, record and bundles are as they were."
+            f"'{workdir}' would go on from step {step}, and its coordinator has forgotten what the steps before "
+            f"{kept_from} were trained on: bundles of step {kept_from} and later ones were damaged or removed. Put one "
+            f"of them back from a copy, go on from step {step} without config.fleet, which plays those steps again, or "
+            "use another workdir. Metrics, record and bundles are as they were."
         )
 
 
-def tasks_of(experience: Experience, plan: Plan, known: dict[int, Rounds]) -> Callable[[int], sink.Tasks]:
+def tasks_of(experience: Experience, plan: Plan, rounds_of: dict[int, Rounds]) -> Callable[[int], sink.Tasks]:
     """Version -> the tasks of the steps that it admits, of all their rounds.
 
     The first version of this process brings those of all steps that are not trained: some of them lay beyond the end of
@@ -182,7 +182,7 @@ def tasks_of(experience: Experience, plan: Plan, known: dict[int, Rounds]) -> Ca
     Args:
       experience: knows the tasks of every step.
       plan: the run's rules.
-      known: gets those that were told, by step, as long as a batch may still have groups of the step.
+      rounds_of: gets those that were told, by step, as long as a batch may still have groups of the step.
     """
     published: list[int] = []
 
@@ -196,9 +196,9 @@ def tasks_of(experience: Experience, plan: Plan, known: dict[int, Rounds]) -> Ca
             )
             for step in range(first, plan.admitted(version))
         }
-        known.update(rounds)
-        for step in [step for step in known if step < version - plan.bound]:
-            del known[step]
+        rounds_of.update(rounds)
+        for step in [step for step in rounds_of if step < version - plan.bound]:
+            del rounds_of[step]
         return rounds
 
     return tasks

@@ -36,19 +36,19 @@ def shares(tree: Any) -> list[Share]:
     Of a large array that processes have in common each copies other chunks; small ones go round.
     """
 
-    def one(turn: int, path: Path, leaf: jax.Array) -> Share:
+    def share_of(turn: int, path: Path, leaf: jax.Array) -> Share:
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
-            return manifest.whole(path, np.asarray(leaf))
+            return manifest.full_share(path, np.asarray(leaf))
         if leaf.nbytes > manifest.CHUNK_BYTES:
             return Share(path, leaf.dtype.name, leaf.shape, global_arrays.pieces(leaf, manifest.CHUNK_BYTES, turn))
-        share = manifest.whole(path, np.asarray(global_arrays.get(leaf)))
+        share = manifest.full_share(path, np.asarray(global_arrays.get(leaf)))
         return share if turn % jax.process_count() == jax.process_index() else dataclasses.replace(share, pieces={})
 
-    return [one(turn, path, leaf) for turn, (path, leaf) in enumerate(paths(tree).items())]
+    return [share_of(turn, path, leaf) for turn, (path, leaf) in enumerate(paths(tree).items())]
 
 
 def digest_of_merged(policy: Params, names: Iterable[str]) -> str:
-    """Of the matrices that adapters have changed. Processes that share the arrays must all call this."""
+    """The digest of the matrices that adapters have changed. Processes that share the arrays must all call this."""
     changed = {name: getattr(policy.layers, name) for name in names}
     with jax.set_mesh(next(iter(changed.values())).sharding.mesh):
         return digests.digest(changed)
@@ -66,14 +66,14 @@ def placed(leaves: Leaves, specs: Any, mesh: jax.sharding.Mesh, dtype: Callable[
       dtype: of a leaf, on the devices. The cast is the one by which an engine takes weights of another dtype.
     """
 
-    def one(path: Path, array: ArraySpec, where: jax.sharding.Sharding) -> jax.Array:
+    def placed_leaf(path: Path, array: ArraySpec, where: jax.sharding.Sharding) -> jax.Array:
         leaf = leaves[path]
         array_there = jax.make_array_from_callback(array.shape, where, lambda index: np.asarray(leaf[index]))
         return jax.block_until_ready(array_there.astype(dtype(path, array)))
 
     shardings = paths(params.shardings_of(specs, mesh, sharding.TRAIN))
     with jax.set_mesh(mesh):
-        filled = [one(path, array, shardings[path]) for path, array in paths(specs).items()]
+        filled = [placed_leaf(path, array, shardings[path]) for path, array in paths(specs).items()]
     return jax.tree.unflatten(jax.tree.structure(specs), filled)
 
 
