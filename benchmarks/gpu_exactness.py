@@ -122,7 +122,9 @@ def _scored(spec: ModelSpec, cfg: Config, weights: params.Params, tokens: jax.Ar
     blank = lambda *shape: jnp.zeros((b, *shape), tiling.cache_dtype, out_sharding=exact._KEYS)  # noqa: E731
     depth = t + tiling.page_tokens
     cache = tuple(
-        kv.LayerCache(blank(spec.num_kv_heads, spec.head_dim, depth), blank(spec.num_kv_heads, depth, spec.head_dim))
+        attention.LayerCache(
+            blank(spec.num_kv_heads, spec.head_dim, depth), blank(spec.num_kv_heads, depth, spec.head_dim)
+        )
         for _ in range(spec.num_layers)
     )
 
