@@ -32,7 +32,7 @@ from jaxagent.configs import search_r1
 from jaxagent.engine import lm
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.model import ROWS
-from jaxagent.models import exact, layers, logprobs, params, sharding, transformer
+from jaxagent.models import attention, exact, layers, logprobs, params, sharding, transformer
 from jaxagent.models.spec import ModelSpec
 
 ENGINES = ("64 slots, all at once", "7 slots, 7 at once", "K = 16, few pages")
