@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from absl import flags as absl_flags
 
 from jaxagent.config import Config, ConfigError, FleetConfig, flags, modern, nearest, parse
 from jaxagent.config.command import Parser, count, exit_code, number, quiet_libraries
+from jaxagent.config.learner import RateConfig, RowsConfig
 from jaxagent.config.parse import missing_fields
 from jaxagent.config.ranges import Range, at_least, between
 from jaxagent.observe.files import CONFIG_FILE
@@ -93,8 +94,12 @@ def stored_config(workdir: str) -> Mapping[str, Any]:
     try:
         run_config = json.loads(path.read_text(encoding="utf-8"))
         run_config = modern(run_config | {"stages": tuple(run_config["stages"])})
-        if fleet := run_config.get("fleet"):  # what these said of who plays does not matter to whoever reads the run
-            run_config["fleet"] = {name: value for name, value in fleet.items() if name not in FleetConfig.removed}
+        # What these said of who plays, and of how the warm start trained, does not matter to whoever reads the run.
+        if fleet := run_config.get("fleet"):
+            run_config["fleet"] = _without(fleet, FleetConfig.removed)
+        if warm := run_config.get("warm_start"):
+            parts = {"optimizer": RateConfig, "batch": RowsConfig}
+            run_config["warm_start"] = warm | {name: _without(warm[name], cls.removed) for name, cls in parts.items()}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no run's config ({type(error).__name__}: {error}).") from error
     try:
@@ -108,6 +113,10 @@ def stored_config(workdir: str) -> Mapping[str, Any]:
             "the run overrode."
         ) from error
     return run_config
+
+
+def _without(section: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in section.items() if name not in names}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -304,13 +304,20 @@ def test_what_the_version_before_stored_opens_and_goes_on_as_what_it_is_now(word
     ("section", "field", "used"),
     [("optimizer", "b2", 0.5), ("optimizer", "eps", 1e-6), ("batch", "targets_multiple", 7)],
 )
-def test_what_the_version_before_stored_is_refused_by_name_where_it_means_something_else(section, field, used):
+def test_what_the_version_before_stored_is_refused_by_name_where_it_means_something_else(
+    section, field, used, tmp_path
+):
     then = earlier(to_dict(cfg()))
     then["warm_start"][section][field] = used
     with pytest.raises(ConfigError, match=rf"config\.warm_start\.{section}\.{field}' exists no more: it is .*Leave it"):
         parse(then | {"stages": tuple(then["stages"])})
     with pytest.raises(ConfigError, match=rf"config\.warm_start\.{section}\.{field} .*{used}.* in checkpoint 7"):
         resume.check_config(then, cfg(), "7", adapting=False)
+    # A run whose warm start is over goes on, and is read: evaluated, served, verified.
+    changed = resume.changes_line(resume.check_config(then, cfg(), "7", adapting=True))
+    assert changed.startswith(f"warm_start.{section}.{field} {used} ->")
+    (tmp_path / "config.json").write_text(json.dumps(then))
+    assert parse(stored_config(str(tmp_path))).warm_start == cfg().warm_start
 
 
 def test_a_field_that_one_choice_lost_stays_anothers():

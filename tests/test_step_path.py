@@ -13,7 +13,7 @@ from jaxagent.runs.workdir import Workdir
 from tests import tiny_run
 
 PACKAGE = tiny_run.ROOT / "jaxagent"
-MOST_FILES, MOST_LINES = 51, 1900  # lines without those of data/, which make tasks of rows
+MOST_FILES, MOST_LINES = 48, 1950  # today's; the goal is 45 files, 1,900 lines (without data/)
 
 
 def functions_of_a_step(workdir: pathlib.Path) -> set[tuple[str, int]]:
@@ -33,9 +33,12 @@ def functions_of_a_step(workdir: pathlib.Path) -> set[tuple[str, int]]:
         if inside:
             called.add((code.co_filename, code.co_firstlineno))
 
-    alone = "--config.stages=rl --config.rl.steps=1 --config.eval.sampled=false"
+    # After a warm start that suffices for searches and form, so that episodes have observations and groups signal.
+    learnt = "--config.warm_start.max_steps=80 --config.warm_start.curriculum_steps=20"
+    form = "--config.warm_start.batch_sequences=8 --config.env.reward=em_format --config.env.turn_tokens=12"
+    alone = "--config.numerics=exact --config.rl.tasks_per_step=4 --config.rl.steps=1 --config.eval.sampled=false"
     no_bundle = "--config.checkpoint.every=0 --config.checkpoint.replay=newest"  # which a thread would write meanwhile
-    argv = tiny_run.argv(workdir, *alone.split(), *no_bundle.split())
+    argv = tiny_run.argv(workdir, *f"{learnt} {form} {alone} {no_bundle}".split())
     before = sys.getprofile()
     threading.setprofile(look)  # the threads of the engine and of the rollouts, which start in the run
     sys.setprofile(look)
@@ -68,7 +71,8 @@ def test_what_one_step_runs_is_short(tmp_path):
         for file, lines in sorted(first_lines.items())
         if not file.startswith(str(PACKAGE / "engine"))
     }
-    assert {"runs/attempts.py", "rollout/conversation.py", "learner/update.py"} <= set(sizes)
+    whole = {"runs/attempts.py", "rollout/conversation.py", "learner/update.py", "envs/search/retriever/bm25.py"}
+    assert whole <= set(sizes), f"of a whole step this one did not run {whole - set(sizes)}"
     listing = "\n".join(f"{lines:5} {name}" for name, lines in sorted(sizes.items(), key=lambda item: item[1]))
     lines = sum(size for name, size in sizes.items() if not name.startswith("data/"))
     assert len(sizes) <= MOST_FILES and lines <= MOST_LINES, (

@@ -29,6 +29,10 @@ MOVED = {
     "jaxagent.roles.retail_customer": "jaxagent.envs.tau.scripted_customer",
     "jaxagent.envs.search.judged": "jaxagent.envs.search.rewards",
     "jaxagent.envs.orchestra.latency": "jaxagent.envs.orchestra.experts",
+    **{
+        f"jaxagent.agents.{name}": "jaxagent.agents.programs"
+        for name in ("claude_code", "codex", "command", "mini_swe_agent", "opencode", "qwen_code")
+    },
 }
 
 

@@ -30,7 +30,7 @@ class MeshConfig:
 class LoraConfig:
     """Low-rank adapters (arXiv 2106.09685) beside frozen weights; read by the RL stage. See models/lora.py."""
 
-    rank: PositiveInt = 16  # of an adapter's two factors
+    rank: PositiveInt  # of an adapter's two factors
     alpha: PositiveFloat = 32.0  # an adapter's product is scaled by alpha / rank
     rank_stabilised: bool = False  # by alpha / sqrt(rank) instead (arXiv 2312.03732)
     targets: str = "all-linear"  # projections with adapters, "q_proj,v_proj"; "all-linear" = all but the head

@@ -107,7 +107,8 @@ def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adaptin
         of_folder = field.startswith("model.") and not of_lora and not isinstance(now, bool) and not (then and now)
         unread = field == "tokenizer.vocab_size" and bool(cfg.tokenizer.path or cfg.model.path)
         no_adapters = of_lora and not adapting
-        if field in REFUSED and not (of_folder or unread or no_adapters):
+        is_over = field.startswith("warm_start.") and adapting  # the stages that train adapters come after it
+        if field in REFUSED and not (of_folder or unread or no_adapters or is_over):
             raise ConfigError(
                 f"config.{field} is {now!r}, and {then!r} in checkpoint {checkpoint}: {REFUSED[field]}. "
                 "Use another workdir, or that value."

@@ -37,6 +37,7 @@ def test_the_tables_name_what_there_is():
 def test_a_config_of_an_earlier_version_names_a_built_in_class_by_its_old_path():
     assert object_at("jaxagent.rewards.toolrl:ToolRL", "config.env.reward") is ToolRL
     assert object_at("jaxagent.roles.retail_customer:RetailCustomer", "config.roles.user").__name__ == "RetailCustomer"
+    assert object_at("jaxagent.agents.claude_code:ClaudeCode", "config.env.agent").__name__ == "ClaudeCode"
 
 
 def test_a_users_module_that_imports_what_moved_is_not_told_to_install_the_package(tmp_path, monkeypatch):
