@@ -307,12 +307,12 @@ def layered(opened, tmp_path):
     for path in [tmp_path, *tmp_path.parents]:  # the sandboxes' user must reach the layer
         if path.stat().st_uid == os.getuid() and path != Path("/"):
             path.chmod(path.stat().st_mode | 0o011)
-    config = sandboxes._config
-    sandboxes._config = dataclasses.replace(config, layers=str(layers))
+    software = sandboxes._software
+    sandboxes._software = dataclasses.replace(software, layers=str(layers))
     try:
         yield harbor(tmp_path)
     finally:
-        sandboxes._config = config
+        sandboxes._software = software
 
 
 def test_a_task_with_an_image_that_is_not_there(attempt, tmp_path):

@@ -168,12 +168,12 @@ def with_pytest(opened):
     of = harbor(top)
     folder = top / "copy"
     (folder / "test_final_state.py").write_text("def test_state():\n    assert open('/home/user/n').read() == '7\\n'\n")
-    config = sandboxes._config
-    sandboxes._config = dataclasses.replace(config, layers=str(layers))
+    software = sandboxes._software
+    sandboxes._software = dataclasses.replace(software, layers=str(layers))
     try:
         yield of, endless._pytest(folder / "test_final_state.py", endless.FINAL_TEST)
     finally:
-        sandboxes._config = config
+        sandboxes._software = software
         shutil.rmtree(top)
 
 
