@@ -32,7 +32,6 @@ _PAGED = {"triton": gpu_kernels.attend_pages, "mosaic": tpu_kernels.attend_pages
 MAX_BLOCKS = 8  # per row: more blocks skip little more and compile longer
 
 
-@jax.named_scope("attend_dense")
 @flax.struct.dataclass
 class LayerCache:
     """One layer's keys (rotated) and values: of P pages, or of P packed rows, each one long page."""
@@ -41,6 +40,7 @@ class LayerCache:
     values: jax.Array  # [P, K, page_tokens, D]
 
 
+@jax.named_scope("attend_dense")
 def attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v, scores and softmax in float32.
 

@@ -129,7 +129,7 @@ def test_groups_come_in_the_order_of_rounds_and_tasks(tmp_path):
     assert [group.task.id for group in found.chosen.sampled] == ["task 0-0", "task 0-1", "task 1-0"]
     assert found.chosen.groups[0] is found.chosen.sampled[1]
     assert [e.sample for e in found.chosen.groups[0].episodes] == [0, 1]
-    assert found.chosen.rounds == 2 and found.failures.played == 6
+    assert found.chosen.rounds == 2 and found.failures.attempts == 6
     assert found.metrics["reward/mean"] == pytest.approx(1 / 3)
     assert found.metrics["rollout/action_tokens"] == 6.0 and found.metrics["fleet/engines"] == 1.0
     assert looked == [3, 3] and not said

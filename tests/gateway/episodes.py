@@ -97,7 +97,7 @@ class Scene:
                 assert gateway.sessions == 0, "a session stays"
             assert not getattr(self.policy, "left_open", ()), "the engine's sequence stays"
             for attempt in self.attempts:
-                assert attempt.closed == 1 and (attempt.sandbox is None or attempt.sandbox.closed)
+                assert attempt.closed == 1 and (attempt.sandbox is None or attempt.sandbox.is_closed)
             async with asyncio.timeout(20):
                 while (len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))) > before:
                     await asyncio.sleep(0.05)

@@ -174,7 +174,7 @@ def test_a_sandbox_whose_processes_do_not_stop_is_closed(scene, monkeypatch):
         started.append(sandbox)
 
     episode = scene.play(says(*SOLVES), prepare=prepare)
-    assert started[0].closed and episode.stop_reason is StopReason.ENV_ERROR  # there is nothing left to judge
+    assert started[0].is_closed and episode.stop_reason is StopReason.ENV_ERROR  # there is nothing left to judge
     assert "SandboxClosed" in episode.error
 
 

@@ -84,6 +84,26 @@ def test_numbers_written_otherwise_are_the_same_call():
 # -------------------------------------------------------------------- what begins anew
 
 
+def test_a_rewritten_history_keeps_the_tokens_up_to_the_last_common_answer():
+    policy = scripted(lambda context, turn: world.scrambled(f"in the quick shell {len(context)}"))
+
+    async def program(session):
+        one = await told(session, user("a"))
+        two = await told(session, user("a"), one, user("b"))
+        await told(session, user("a"), one, user("b"), two, user("c"))
+        await told(session, user("a"), one, user("B!"), two, user("d"))
+
+    session, trajectories = world.played(policy, program)
+    assert len(trajectories) == 2 and session.counters["forks"] == 1
+    fork = policy.turns[-1]
+    first = policy.turns[0]
+    whole = [*first.context, *first.sampled]
+    assert fork.turn == 0 and fork.new_tokens[: len(whole)] == whole
+    assert world.contains(fork.context, policy.turns[1].sampled) == 1, "an answer that it had given is spliced"
+    kinds = next(t for t in trajectories if t.action_mask.sum() == len(fork.sampled)).kinds
+    assert set(kinds[: len(whole)].tolist()) == {int(TokenKind.PROMPT)}, "what was copied is not trained again"
+
+
 def test_compaction_and_sub_agents_begin_trajectories_of_their_own():
     policy = scripted()
 
@@ -107,6 +127,22 @@ def test_another_tool_set_begins_anew_with_the_sampled_ids_spliced():
     _, trajectories = world.played(policy, program)
     assert len(trajectories) == 2
     assert policy.turns[1].turn == 0 and world.contains(policy.turns[1].context, policy.turns[0].sampled) == 1
+
+
+def test_a_request_without_tools_beside_others_with_tools_is_not_trained():
+    policy = scripted()
+
+    async def scene(tools):
+        session = world.session(policy)
+        await told(session, user("a title for: fix it"))
+        await told(session, user("fix it"), tools=tools)
+        return session, session.close()
+
+    session, trajectories = world.run(lambda: scene(True))
+    assert len(trajectories) == 1 and session.counters["side_requests"] == 1
+    assert trajectories[0].tokens.tolist() == [*policy.turns[1].context, *policy.turns[1].sampled]
+    session, trajectories = world.run(lambda: scene(False))
+    assert len(trajectories) == 2 and session.counters["side_requests"] == 0
 
 
 def test_a_request_while_its_trajectory_generates_is_a_fork():
@@ -345,6 +381,17 @@ def test_the_engine_gets_one_set_of_stop_strings_of_an_attempt_and_may_refuse_it
     refused = world.run(lambda: scene(policy, ("S",), ("S", "no"), ("S",), ("S", "x" * 50)))
     assert [t.tokens.tolist() for t in refused] == [t.tokens.tolist() for t in trajectories]
     assert not policy.left_open
+
+
+def test_a_stop_string_that_is_the_end_of_a_turn_is_not_written_again():
+    policy = scripted(lambda context, turn: ["one", "two"][turn])
+
+    async def program(session):
+        said = await told(session, user("a"), stops=("<|im_end|>",))
+        await told(session, user("a"), said, user("b"), stops=("<|im_end|>",))
+
+    _, (trajectory,) = world.played(policy, program)
+    assert "one<|im_end|>\n<|im_start|>user" in world.tokenizer().decode(trajectory.tokens)
 
 
 def test_a_turn_has_the_least_of_the_three_limits():

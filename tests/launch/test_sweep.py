@@ -226,7 +226,7 @@ def fake_runs(monkeypatch):
         if "--config.rl.advantage=gae" not in command:  # it dies without a summary
             summary = {"eval/em_before_rl": 0.5, "eval/em_after_rl": 0.8 + 0.1 * seed}
             (workdir / "summary.json").write_text(json.dumps(summary))
-        return types.SimpleNamespace(ended=lambda: 0, kill=lambda: None, close=lambda: None)
+        return types.SimpleNamespace(exit_code=lambda: 0, kill=lambda: None, close=lambda: None)
 
     monkeypatch.setattr(sweep, "Child", run)
     return started

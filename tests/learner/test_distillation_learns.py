@@ -80,7 +80,7 @@ def test_the_exact_reverse_kl_falls(cfg, objective, whiten):
     def gradient(table, before, batch):
         def loss(table):
             logprobs = jax.nn.log_softmax(table)[before, batch.targets]
-            return losses.policy_loss_of(rl)(logprobs, jnp.zeros_like(logprobs), batch, None)[0]
+            return losses.policy_loss_of(rl)(logprobs, jnp.zeros_like(logprobs), batch)[0]
 
         return jax.grad(loss)(table)
 

@@ -94,7 +94,7 @@ def after_shaping(played: list[Group], **rl) -> list[list[float]]:
 
 def received(played: list[Group]) -> list[float]:
     bodies = (served.to_bytes(episode) for group in played for episode in group.episodes)
-    return [served.checked(*body)[1].reward for body in bodies]
+    return [served.episode_and_summary(*body)[1].reward for body in bodies]
 
 
 EPISODES = lambda played: [e for group in played for e in group.episodes]  # noqa: E731

@@ -63,7 +63,7 @@ def remotely(machines, tmp_path, reply, agent=None, client=GatewayClient, run_s=
             await gateway.close()
             assert shared._gateway.sessions == (client is not GatewayClient), "a session stays"
             await shared.close()
-        assert all(attempt.closed == 1 and attempt.sandbox.closed for attempt in attempts)
+        assert all(attempt.closed == 1 and attempt.sandbox.is_closed for attempt in attempts)
         return episode, policy, session
 
     return runner.run(asyncio.wait_for(main(), 120))
