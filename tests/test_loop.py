@@ -126,7 +126,7 @@ def test_an_export_that_the_run_has_outgrown_is_made_again(finished, tmp_path, m
         raise SystemExit(143)
 
     cores = devices.threads()
-    monkeypatch.setattr(devices, "threads", lambda asked=False: cores + 1)
+    monkeypatch.setattr(devices, "threads", lambda explicit=False: cores + 1)
     assert cli.main(tiny_run.argv(run)) == 0  # of a run that has ended nothing is asked
     with pytest.raises(ConfigError, match=rf"threads {cores} -> {cores + 1}\. .*taskset -c 0-{cores - 1}\).*=accept"):
         loop.run(flags.parse_argv(tiny_run.argv(run, "--config.rl.steps=5")).config)

@@ -223,8 +223,10 @@ def test_a_run_that_was_made_longer_under_other_settings_is_certified_whole(run)
     flags = ("rl.steps=6", "rl.optimizer.learning_rate=0.0003", "eval.every=0", "checkpoint.every=0", "data.num_eval=4")
     flags += ("eval.sampled=false",)
     assert cli.main(tiny_run.argv(run, *(f"--config.{flag}" for flag in flags))) == 0
-    summary = json.loads((run / "summary.json").read_text())  # as if it had been so with the other held-out tasks
-    (run / "summary.json").write_text(json.dumps(summary | {"eval/em_before_rl": 0.125}))
+    summary = json.loads((run / "summary.json").read_text())
+    assert "eval/em_sampled_after_rl" not in summary  # which the earlier evaluation had
+    more = {"eval/em_before_rl": 0.125, "eval/em_sampled_after_rl": 0.5}  # as if it had been so with other held-out tasks
+    (run / "summary.json").write_text(json.dumps(summary | more))
     code, certificate = verified(run, "--verify=6")
     checked, unseen = certificate["checked"], certificate["not_checked"]
     assert code == 0 and certificate["verdict"] == "passed" and certificate["run"]["from_version"] == 0
