@@ -225,7 +225,7 @@ def test_a_run_that_was_made_longer_under_other_settings_is_certified_whole(run)
     assert cli.main(tiny_run.argv(run, *(f"--config.{flag}" for flag in flags))) == 0
     summary = json.loads((run / "summary.json").read_text())
     assert "eval/em_sampled_after_rl" not in summary  # which the earlier evaluation had
-    more = {"eval/em_before_rl": 0.125, "eval/em_sampled_after_rl": 0.5}  # as if it had been so with other held-out tasks
+    more = {"eval/em_before_rl": 0.125, "eval/em_sampled_after_rl": 0.5}  # as if of other tasks
     (run / "summary.json").write_text(json.dumps(summary | more))
     code, certificate = verified(run, "--verify=6")
     checked, unseen = certificate["checked"], certificate["not_checked"]
