@@ -21,7 +21,7 @@ FLAGS = (
     "--config.env.max_turns=3 --config.env.observation_tokens=80 --config.env.context_tokens=224 "
     "--config.env.sandbox.warm=4 --config.warm_start.batch.row_tokens=224 --config.warm_start.curriculum_steps=0 "
     "--config.warm_start.max_steps=300 --config.warm_start.gate_every=300 --config.warm_start.batch_sequences=16 "
-    "--config.rl.steps=2 --config.rl.batch.row_tokens=224 --config.log_episodes=true"
+    "--config.rl.steps=10 --config.rl.batch.row_tokens=224 --config.log_episodes=true"
 )
 
 
@@ -35,7 +35,7 @@ def test_an_engines_expert_and_the_policy_are_two_weights_in_one_run(tmp_path, s
     assert summary["eval/cost_before_rl"] > 0 and "eval/cost_after_rl" in summary
     assert "Held-out solved against cost" in (tmp_path / "run/report.html").read_text()
     last = list(jsonl.read(tmp_path / "run/metrics.jsonl"))[-1]
-    assert last["step"] == 2 and not last["stop/env_error"] and not last["stop/engine_error"]
+    assert last["step"] == 10 and not last["stop/env_error"] and not last["stop/engine_error"]
     episodes = episode_log.read(tmp_path / "run/episodes").episodes
     heard = [talk for episode in episodes for talk in episode.heard]
     engines = [talk.trajectory for talk in heard if talk.role == "answer-3"]
