@@ -58,7 +58,7 @@ class Placed:
         """When it was, on this machine's clock; now, where it waits for room."""
         return self._since if self.place else time.monotonic()
 
-    def ended(self) -> int | None:
+    def exit_code(self) -> int | None:
         """Its exit code; `WAITED` where its node is lost. Never waits."""
         if self._code is None:
             self._hear()
