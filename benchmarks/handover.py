@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from typing import Any
 
@@ -136,15 +137,15 @@ def trainer(rank: int, address: str, args: argparse.Namespace) -> None:
             time.sleep(3600)
 
 
-def engine(seen: pathlib.Path, spec: ModelSpec, repeats: int, told: dict[str, Any]) -> dict[str, Any]:
+def engine(seen: pathlib.Path, spec: ModelSpec, repeats: int, report: dict[str, Any]) -> dict[str, Any]:
     """Takes the version in each way; medians."""
     folder, mesh = seen.parent, sharding.make_mesh(MeshConfig(1, 1, 1, 1))
     specs, nowhere = trees.of_floats(params.param_specs(spec)), folder / "nowhere"
     times: dict[str, list[float]] = {"folder_s": [], "http_s": [], "one_http_s": []}
     for repeat in range(repeats + 1):
         for name, seconds in times.items():
-            urls = tuple(told["urls"][:1] if name == "one_http_s" else told["urls"])
-            sources = Sources(0, told["digest"], "run", urls, len(urls))
+            urls = tuple(report["urls"][:1] if name == "one_http_s" else report["urls"])
+            sources = Sources(0, report["digest"], "run", urls, len(urls))
             own = folder / f"{name}-{repeat}"
             reader = VersionReader(seen if name == "folder_s" else nowhere, own, WeightFetcher(own, TOKEN), LIMIT_S)
             began = time.monotonic()
@@ -179,10 +180,13 @@ def main() -> None:
             process = subprocess.Popen([*command, *flags, f"--rank={rank}"], stdout=subprocess.PIPE, encoding="utf-8")
             processes.append(started.enter_context(process))
             started.callback(process.kill)
+        watchdog = threading.Timer(12 * LIMIT_S, lambda: [process.kill() for process in processes])
+        watchdog.start()
+        started.callback(watchdog.cancel)
         assert processes[0].stdout is not None
-        told = json.loads(next(line for line in processes[0].stdout if line.startswith("{")))  # Gloo speaks, too
-        found = engine(folder / "w", spec_of(args.layers, args.compute), args.repeats, told)
-    row = told["row"] | found | {"device": jax.devices()[0].device_kind}
+        report = json.loads(next(line for line in processes[0].stdout if line.startswith("{")))  # Gloo speaks, too
+        times = engine(folder / "w", spec_of(args.layers, args.compute), args.repeats, report)
+    row = report["row"] | times | {"device": jax.devices()[0].device_kind}
     print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}))
 
 

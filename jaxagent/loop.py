@@ -140,7 +140,7 @@ def rl_stage(
         episodes = [episode for group in chosen.sampled for episode in group.episodes]
         if cfg.log_episodes:
             workdir.log_episodes(stage, step, episodes)
-        sampled |= lag.gaps(programs, state, sink.held, chosen.groups, step)
+        sampled |= lag.gaps(programs, state, sink.weights_of, chosen.groups, step)
         state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
         sampled |= experience.record(chosen.sampled, step)
         metrics["policy/entropy_coefficient"] = entropy.applied
@@ -194,16 +194,16 @@ def learn(
     rl: RLConfig,
 ) -> tuple[TrainState, dict[str, float | None]]:
     """Groups -> streams -> optimiser updates. The metrics of the first update are those of exactly on-policy data."""
-    at = temperature(rl, step)
-    scores = programs.score(state, sampled_trajectories(groups), at)
+    sampled_at = temperature(rl, step)
+    scores = programs.score(state, sampled_trajectories(groups), sampled_at)
     streams, metrics = compose.streams(groups, rl, step / rl.steps, scores)
     if experience.replay is not None:
-        policy = functools.partial(programs.policy_logprobs, state, temperature=at)
+        policy = functools.partial(programs.policy_logprobs, state, temperature=sampled_at)
         replayed, counts = experience.replay.replayed(step, policy, rl.correction, streams)
         streams, metrics = streams + replayed, metrics | counts
     updates: list[dict[str, float]] = []
     for part in compose.mini_batches(streams, rl, (parts.cfg.seed, step)):
-        state, of_update = programs.train(state, part, at, step)
+        state, of_update = programs.train(state, part, sampled_at, step)
         updates += [of_update] if of_update else []  # none: no signal, and no observation either
     return state, metrics | over_updates(updates, rl.staleness)
 

@@ -154,7 +154,7 @@ class LaggedWeights:
         """Every earlier version that rollouts may still need: a process that starts holds none."""
         return range(max(0, version - self._staleness), version)
 
-    def held(self, version: int) -> Params | None:
+    def weights_of(self, version: int) -> Params | None:
         """What was trained of one of the versions that are kept."""
         return next((trained for number, _, trained in self._kept if number == version), None)
 

@@ -49,7 +49,7 @@ class Sink(Protocol):
         """
         ...
 
-    def held(self, version: int) -> Params | None:
+    def weights_of(self, version: int) -> Params | None:
         """What was trained of a version that rollouts may still be made with; None where it is not held.
 
         For scoring a step's tokens again (lag.py). Processes that share a trainer's mesh all ask for the same ones.

@@ -42,8 +42,8 @@ class Digests:
     def missing(self, version):
         return self._inner.missing(version)
 
-    def held(self, version):
-        return self._inner.held(version)
+    def weights_of(self, version):
+        return self._inner.weights_of(version)
 
     def newest(self) -> contextlib.AbstractContextManager[None]:
         return self._inner.newest()

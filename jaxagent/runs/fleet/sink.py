@@ -218,7 +218,7 @@ class VersionPublisher:
         """None: see above."""
         return ()
 
-    def held(self, version: int) -> Params | None:
+    def weights_of(self, version: int) -> Params | None:
         """The weights of a version that can be read again; None: they cannot be."""
         return self._trained(version)
 
