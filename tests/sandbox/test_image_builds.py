@@ -17,10 +17,11 @@ from jaxagent.sandbox import choose, snapshot
 from jaxagent.sandbox.base import Limits
 from jaxagent.sandbox.images import __main__ as command
 from jaxagent.sandbox.images import bases
+from jaxagent.sandbox.images.build import Steps
 from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError
 from jaxagent.sandbox.images.many import Images, TaskImage
-from jaxagent.sandbox.images.recipes import Builder
+from jaxagent.sandbox.images.recipes import build_definition, build_dockerfile
 from jaxagent.sandbox.images.store import Store
 from jaxagent.sandbox.owner import Owner
 
@@ -56,17 +57,18 @@ class Workshop:
         path.chmod(mode)
         return path
 
-    def builder(self, network=False):
+    def steps(self, timeout_s=60.0, network=False, name="thing"):
         self.said.clear()
-        return Builder(self.build_backends[network], Store(self.folder / "images"), TABLE, self.said.append)
+        store = Store(self.folder / "images")
+        return Steps(self.build_backends[network], store, TABLE, name, timeout_s, self.said.append)
 
     def dockerfile(self, text, timeout_s=60.0, args=None, network=False):
         path = self.write("Dockerfile", text)
-        return self.run(self.builder(network).dockerfile(path, self.context, "thing", timeout_s, args))
+        return self.run(build_dockerfile(self.steps(timeout_s, network), path, self.context, args))
 
     def definition(self, text, directory="/home/user"):
         path = self.write("container.def", text)
-        return self.run(self.builder().definition(path, self.context, "thing", 60.0, directory))
+        return self.run(build_definition(self.steps(), path, self.context, directory))
 
     def look(self, built, said):
         """The output of a command in a sandbox that starts from the image, as an agent would find it."""
@@ -272,6 +274,17 @@ def test_a_step_is_not_kept_beyond_the_deadline(shop, monkeypatch):
     assert os.listdir(images / "layers") == [] and os.listdir(images / "work") == []
 
 
+def test_the_making_of_a_base_is_not_of_the_builds_time(shop, monkeypatch):
+    resolve = bases.resolve
+
+    async def slow(*arguments):
+        await asyncio.sleep(2.2)
+        return await resolve(*arguments)
+
+    monkeypatch.setattr(bases, "resolve", slow)
+    assert shop.dockerfile("FROM debian:12\nRUN true\n", timeout_s=2.0).built == 1
+
+
 @pytest.mark.parametrize("network", [False, True])
 def test_the_network_is_off_unless_asked_for(network, shop):
     own = os.stat("/proc/self/ns/net").st_ino
@@ -395,8 +408,7 @@ def test_two_builds_at_once_share_the_work(shop):
     path = shop.write("Dockerfile", "FROM debian:12\nRUN sleep 0.3; cat /proc/sys/kernel/random/uuid > /once\n")
 
     async def both():
-        builder = shop.builder()
-        return await asyncio.gather(*(builder.dockerfile(path, shop.context, name, 60.0) for name in "ab"))
+        return await asyncio.gather(*(build_dockerfile(shop.steps(name=n), path, shop.context) for n in "ab"))
 
     first, second = shop.run(both())
     assert first.layers == second.layers and len(shop.folder.joinpath("images/layers").iterdir().__next__().name) == 24

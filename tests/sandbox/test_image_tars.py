@@ -328,26 +328,32 @@ def test_one_process_makes_a_layer(store):
     """A second one waits; when it gives up, what the first has made so far stays."""
 
     async def main():
-        async with store.making("key", "box", 5.0) as work:
-            (work / "half").write_text("x")
+        begun, gate = asyncio.Event(), asyncio.Event()
 
-            async def second():
-                async with store.making("key", "box", 5.0):
-                    raise AssertionError("two at once")
-
-            waiting = asyncio.create_task(second())
-            await asyncio.sleep(0.2)
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            assert waiting.cancelled() and (work / "half").is_file()
-            with pytest.raises(BuildError, match="image box: waited 0 s for another process that makes the same"):
-                async with store.making("key", "box", 0.1):
-                    raise AssertionError("two at once")
-        async with store.making("key", "box", 5.0) as work:
+        async def make(work):
             assert os.listdir(work) == []
+            (work / "half").write_text("x")
+            begun.set()
+            await gate.wait()
             (work / "tree").mkdir()
-            made = store.finish("layers", "key", work, {"step": "s"})
-        assert store.find("layers", "key") == made and made["layer"] and os.listdir(store.folder / "work") == []
+            return {"step": "s"}
+
+        async def never(work):
+            raise AssertionError("two at once")
+
+        first = asyncio.create_task(store.get("layers", "key", "box", 5.0, make))
+        await begun.wait()
+        gone, second = (asyncio.create_task(store.get("layers", "key", "box", 5.0, never)) for _ in range(2))
+        await asyncio.sleep(0.2)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        with pytest.raises(BuildError, match="image box: waited 0 s for another process that makes the same"):
+            await store.get("layers", "key", "box", 0.1, never)
+        assert gone.cancelled() and (store.folder / "work/key/half").is_file() and store.find("layers", "key") is None
+        gate.set()
+        made = store.find("layers", "key") if await first else None
+        assert await first == {**made, "cached": False} and await second == {**made, "cached": True}
+        assert made["layer"] and os.listdir(store.folder / "work") == []
 
     asyncio.run(main())
 

@@ -23,9 +23,10 @@ from jaxagent.io.files import cache_directory
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import SandboxError
 from jaxagent.sandbox.images import bases, debootstrap, oci
+from jaxagent.sandbox.images.build import Steps
 from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
-from jaxagent.sandbox.images.recipes import Builder
+from jaxagent.sandbox.images.recipes import build_definition, build_dockerfile
 from jaxagent.sandbox.images.store import Store
 from jaxagent.sandbox.owner import Owner
 
@@ -73,7 +74,7 @@ async def _build(args: argparse.Namespace) -> Built:
         if args.oci:
             record = await oci.load(Store(args.store), args.oci, args.name)
             print(_line({**record, "kind": "bases"}))
-            return bases.loaded(record)[0]
+            return bases.loaded(record)
         return await _recipe_here(args, owner, table)
     finally:
         owner.close()
@@ -83,14 +84,13 @@ async def _recipe_here(args: argparse.Namespace, owner: Owner, table: tuple[base
     probed = await choose.choose_backend(owner, ("namespaces",))
     await probed.close()
     backend = BuildBackend(owner, args.network, probed.roots)
-    builder = Builder(backend, Store(args.store), table, print)
     path, context = _recipe(args)
     name = path.resolve().parent.name
+    steps = Steps(backend, Store(args.store), table, name, args.timeout_s or 3600.0, print)
     try:
         if path.suffix == ".def":
-            return await builder.definition(path, context, name, args.timeout_s or 3600.0)
-        pairs = dict(arg.partition("=")[::2] for arg in args.arg)
-        return await builder.dockerfile(path, context, name, args.timeout_s or 3600.0, pairs)
+            return await build_definition(steps, path, context)
+        return await build_dockerfile(steps, path, context, dict(arg.partition("=")[::2] for arg in args.arg))
     finally:
         await backend.close()
 

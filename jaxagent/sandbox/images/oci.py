@@ -17,7 +17,6 @@ import platform
 import posixpath
 import re
 import tarfile
-import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,7 +38,7 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 async def load(store: Store, path: Path, name: str = "", max_bytes: int = MAX_IMAGE_BYTES) -> dict[str, Any]:
-    """The record of a base (see `store.Store.find`), with "env", "workdir" and "user", unpacked if it is not there.
+    """The record of a base (see `store.Store.get`), with "env", "workdir" and "user".
 
     Args:
       path: the tar, plain or compressed.
@@ -53,24 +52,18 @@ async def load(store: Store, path: Path, name: str = "", max_bytes: int = MAX_IM
     try:
         with tars.open_image(path) as archive:
             contents = await asyncio.to_thread(_Image, archive, name)
-            key = make_key("oci", contents.identity)
-            if (existing := store.find("bases", key)) is not None:
-                return {**existing, "key": key, "cached": True}
-            async with store.making(key, image, TIMEOUT_S) as work:
-                if (existing := store.find("bases", key)) is not None:
-                    return {**existing, "key": key, "cached": True}
-                begin = time.monotonic()
-                skipped = await asyncio.to_thread(contents.unpack, work / TREE, max_bytes)
-                record = {
+
+            async def unpack(work: Path) -> dict[str, Any]:
+                return {
                     "step": f"import of {path.name}",
                     "name": name or contents.name or path.name,
-                    "seconds": round(time.monotonic() - begin, 2),
                     "env": contents.env,
                     "workdir": posixpath.normpath("/" + (contents.config.get("WorkingDir") or "").lstrip("/")),
                     "user": contents.config.get("User") or "",
-                    "skipped": skipped,
+                    "skipped": await asyncio.to_thread(contents.unpack, work / TREE, max_bytes),
                 }
-                return {**store.finish("bases", key, work, record), "key": key, "cached": False}
+
+            return await store.get("bases", make_key("oci", contents.identity), image, TIMEOUT_S, unpack)
     except (TarError, tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise BuildError(image, 0, "", f"cannot be imported: {error}") from error
 

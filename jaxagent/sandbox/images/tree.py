@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -48,34 +49,17 @@ def descend(top: int, parts: list[str]) -> int:
 
 def remove(fd: int, name: str) -> None:
     """Deletes a name in a folder, with everything below it; a name that is not there is no error."""
-    try:
-        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISDIR(info.st_mode):
-        os.unlink(name, dir_fd=fd)
-        return
-    os.chmod(name, 0o700, dir_fd=fd)  # a folder, not a link: seen above
-    below = os.open(name, _FOLDER, dir_fd=fd)
-    try:
-        for inner in os.listdir(below):
-            remove(below, inner)
-    finally:
-        os.close(below)
-    os.rmdir(name, dir_fd=fd)
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=fd)  # follows no link, whoever puts one there meanwhile
+        else:
+            os.unlink(name, dir_fd=fd)
 
 
-def _own(fd: int, uid: int) -> None:
-    for name in os.listdir(fd):
-        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        if stat.S_ISDIR(info.st_mode):
-            below = os.open(name, _FOLDER, dir_fd=fd)
-            try:
-                _own(below, uid)
-                os.fchmod(below, stat.S_IMODE(info.st_mode) & 0o1777 | 0o700)
-            finally:
-                os.close(below)
-        elif uid >= 0:
+def _own(top: int, uid: int) -> None:
+    for _, folders, files, fd in os.fwalk(dir_fd=top):  # links to folders are among the folders
+        os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & 0o1777 | 0o700)
+        for name in (*folders, *files) if uid >= 0 else ():
             os.chown(name, uid, uid, dir_fd=fd, follow_symlinks=False)
     if uid >= 0:
-        os.fchown(fd, uid, uid)
+        os.fchown(top, uid, uid)
