@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import secrets
 import signal
@@ -28,7 +27,6 @@ from jaxagent.sandbox.base import (
     SandboxError,
     Spec,
 )
-from jaxagent.sandbox.passing import taking
 from jaxagent.sandbox.relay import MOST_PORTS, Relay, check_port, close_all, listener
 
 LATE_S = 10.0  # what the inside may take beyond a deadline before the sandbox is given up
@@ -38,36 +36,87 @@ END_TIMEOUT_S = 2.0  # for the inside to end by itself
 KILL_TIMEOUT_S = 20.0
 MAX_STDERR_BYTES = MAX_GAPS_CHARS = 4096
 OOM_SCORE = 500  # of a sandbox's process 1; its programs' is higher still
+MOST_DESCRIPTORS = 4  # taken from one message; the kernel drops the others
+READ_BYTES = 2**18
 DIED, CLOSED = "the sandbox died", "the sandbox is closed"
 
 
-class _Frames(asyncio.Protocol):
-    """Splits what arrives into frames; completes the one waiting future."""
+class _Frames:
+    """The host's end of the socket: sends a request, and gets the frame that answers it."""
 
-    def __init__(self):
+    def __init__(self, sock: socket.socket):
+        sock.setblocking(False)
         self.is_lost = False
-        self.waiting: asyncio.Future | None = None
+        self._socket = sock
         self._buffer = bytearray()
+        self._answer: asyncio.Future[tuple[str, int, bytes] | None] | None = None
+        self._descriptors: list[int] | None = None
+        asyncio.get_running_loop().add_reader(sock, self._read)
 
-    def data_received(self, data: bytes) -> None:
+    async def ask(self, data: bytes, descriptors: list[int] | None = None) -> tuple[str, int, bytes]:
+        """Sends bytes and waits for a frame: its kind, number and data.
+
+        Args:
+          descriptors: those that come with the answer are added to it, and the caller closes them; others are dropped.
+
+        Raises:
+          SandboxClosed: the other end is gone.
+        """
+        loop = asyncio.get_running_loop()
+        self._answer, self._descriptors = loop.create_future(), descriptors
+        try:
+            if not self.is_lost:
+                await loop.sock_sendall(self._socket, data)
+                if (answer := await self._answer) is not None:
+                    return answer
+        except OSError as failure:
+            raise SandboxClosed(DIED) from failure
+        finally:
+            self._descriptors = None
+        raise SandboxClosed(DIED)
+
+    def lose(self) -> None:
+        """Ends the connection: who waits for an answer gets an error."""
+        self.is_lost = True
+        asyncio.get_running_loop().remove_reader(self._socket)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # whoever sends meanwhile sees it
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(None)
+
+    def close(self) -> None:
+        """Frees the socket, after `lose`."""
+        self._socket.close()
+
+    def _read(self) -> None:
+        # Without room for descriptors, the kernel drops them.
+        space = 0 if self._descriptors is None else socket.CMSG_SPACE(4 * MOST_DESCRIPTORS)
+        try:
+            data, control, _, _ = self._socket.recvmsg(READ_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data, control = b"", []
+        if self._descriptors is not None:
+            self._descriptors += wire.descriptors(control)
         self._buffer += data
+        if not data or not self._take_frames():
+            self.lose()
+
+    def _take_frames(self) -> bool:
+        """Gives complete frames to whoever waits. False where one is too large."""
         while len(self._buffer) >= wire.HEADER.size:
             size, kind, number = wire.HEADER.unpack_from(self._buffer)
             if size > wire.MAX_FRAME_BYTES:
-                return self.connection_lost(None)
+                return False
             end = wire.HEADER.size + size
             if len(self._buffer) < end:
-                return None
+                break
             body = bytes(memoryview(self._buffer)[wire.HEADER.size : end])
             del self._buffer[:end]
-            if self.waiting is not None and not self.waiting.done():
-                self.waiting.set_result((chr(kind), number, body))
-        return None
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_lost = True
-        if self.waiting is not None and not self.waiting.done():
-            self.waiting.set_exception(SandboxClosed(DIED))
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result((chr(kind), number, body))
+        return True
 
 
 class LocalSandbox(Sandbox):
@@ -77,6 +126,8 @@ class LocalSandbox(Sandbox):
         self,
         spec: Spec,
         process: subprocess.Popen,
+        frames: _Frames,
+        auxiliary: socket.socket,
         on_closed: Callable[[], None],
         remove: Callable[[], None] | None = None,
         oom_kills: Callable[[], int | None] = lambda: None,
@@ -86,16 +137,15 @@ class LocalSandbox(Sandbox):
         self._own_network = own_network
         self._relay = Relay()
         self._process = process
+        self._frames = frames
         self._on_closed = on_closed
         self._remove = remove
         self._count_oom_kills = oom_kills
         self._oom_kills: int | None = None  # at the end
-        self._frames = _Frames()
-        self._transport: asyncio.Transport | None = None
         self._lock = asyncio.Lock()
         self._closing: asyncio.Task | None = None
         self._number = 0
-        self._auxiliary: socket.socket | None = None
+        self._auxiliary: socket.socket | None = auxiliary
         self._upper = -1
         self.gaps: tuple[str, ...] = ()  # protections that its start could not make, in words
 
@@ -225,18 +275,14 @@ class LocalSandbox(Sandbox):
           refused: raised then.
           descriptors: those that come with the answer are added to it, also where this raises.
         """
-        async with self._lock, contextlib.AsyncExitStack() as receiving:
-            if self._closing is not None or self._frames.is_lost or self._transport is None:
+        async with self._lock:
+            if self._closing is not None or self._frames.is_lost:
                 raise SandboxClosed(CLOSED if self._closing is not None else DIED)
             self._number += 1
-            self._frames.waiting = asyncio.get_running_loop().create_future()
-            if descriptors is not None:
-                on_lost = functools.partial(self._frames.connection_lost, None)
-                receiving.enter_context(taking(self._transport, self._frames.data_received, on_lost, descriptors))
-            self._transport.write(wire.frame(kind, data, self._number))
             try:
                 async with asyncio.timeout(timeout_s):
-                    answer, number, body = await self._frames.waiting
+                    request = wire.frame(kind, data, self._number)
+                    answer, number, body = await self._frames.ask(request, descriptors)
             except BaseException as failure:  # a cancelled operation leaves an unknown state inside
                 await self.close()
                 if isinstance(failure, TimeoutError):
@@ -251,12 +297,12 @@ class LocalSandbox(Sandbox):
         raise SandboxClosed(message)
 
     async def _close(self) -> None:
+        self._frames.lose()
         await self._relay.close()
-        if self._transport is not None:
-            self._transport.abort()
         if self._remove is not None:  # what lives elsewhere, in an engine, ends first
             await asyncio.to_thread(self._remove)
         await end_process(self._process)
+        self._frames.close()
         if self._auxiliary is not None:
             self._auxiliary.close()
         if self._upper >= 0:
@@ -326,20 +372,15 @@ async def start_sandbox(
     finally:
         theirs.close(), other_side.close()
     mortal = _make_mortal(process.pid)  # before it has read a directive, so before any other process is there
-    sandbox = LocalSandbox(spec, process, on_closed, remove, oom_kills, own_network)
-    mine.setblocking(False)
     side.setblocking(False)
-    sandbox._auxiliary = side
-    loop = asyncio.get_running_loop()
+    frames = _Frames(mine)
+    sandbox = LocalSandbox(spec, process, frames, side, on_closed, remove, oom_kills, own_network)
     try:
         async with asyncio.timeout(timeout_s):
-            sandbox._frames.waiting = loop.create_future()
-            sandbox._transport, _ = await loop.create_connection(lambda: sandbox._frames, sock=mine)
             if enter is not None:
                 enter(process.pid)
-                sandbox._transport.write(b"\n")
-            sandbox._transport.write(directives)
-            answer, _, body = await sandbox._frames.waiting
+                directives = b"\n" + directives
+            answer, _, body = await frames.ask(directives)
     except BaseException as failure:
         text = "" if auxiliary else _stderr(side)
         await sandbox.close()

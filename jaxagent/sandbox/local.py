@@ -74,24 +74,23 @@ class LocalBackend(Backend):
             gaps.append("no system call filter for this processor")
         return gaps
 
-    def describe_inside(self, spec: Spec, processes: bool = True) -> wire.Directives:
+    def describe_inside(self, spec: Spec, processes: bool = True) -> list[bytes]:
         """Environment, resource limits and filter: what the program inside applies to itself in every back end."""
-        directives = wire.Directives()
-        for name, value in spec.environment().items():
-            directives.text("e", f"{name}={value}")
-        directives.text("w", spec.directory)
         per_process = "memory" not in self.owner.cgroups.controllers
-        for kind, value in resource_limits(spec.limits, per_process).items():
-            directives.limit(kind, value)
+        limits = resource_limits(spec.limits, per_process)
         if processes:  # counted inside the user namespace
-            directives.limit(resource.RLIMIT_NPROC, spec.limits.processes)
-        directives.filter(self.filter if spec.uid else self.filter_of_root)
-        return directives
+            limits[resource.RLIMIT_NPROC] = spec.limits.processes
+        return [
+            *(wire.texts("e", f"{name}={value}") for name, value in spec.environment().items()),
+            wire.texts("w", spec.directory),
+            *(wire.limit(kind, value) for kind, value in limits.items()),
+            wire.frame("s", self.filter if spec.uid else self.filter_of_root),
+        ]
 
-    def describe_settings(self, directives: wire.Directives, network: bool) -> None:
+    def describe_settings(self, network: bool) -> list[bytes]:
         """Settings of the namespaces. `network`: the sandbox has one of its own."""
-        for path, value in (SETTINGS | (NETWORK_SETTINGS if network else {})).items():
-            directives.text("k", path, value)
+        settings = SETTINGS | (NETWORK_SETTINGS if network else {})
+        return [wire.texts("k", path, value) for path, value in settings.items()]
 
     def public_program(self) -> Path:
         """A copy of the program that serves a sandbox, which the sandboxes' user can read and run."""
@@ -106,7 +105,7 @@ class LocalBackend(Backend):
     async def begin(
         self,
         spec: Spec,
-        command: Callable[[Group | None], tuple[Sequence[str], wire.Directives]],
+        command: Callable[[Group | None], tuple[Sequence[str], Sequence[bytes]]],
         on_ended: Callable[[], None] = lambda: None,
         grouped: bool = True,
         entering: bool = False,
@@ -145,10 +144,11 @@ class LocalBackend(Backend):
         if entering:
             argv = ["sh", "-c", ENTER, *argv]
             more |= {"executable": "/bin/sh", "enter": lambda pid: enter_group(group, pid)}
+        told = b"".join((*directives, wire.frame("z")))
         if group is not None:
             more["oom_kills"] = group.oom_kills
         try:
-            sandbox = await start_sandbox(argv, directives.encode(), spec, START_TIMEOUT_S, on_closed=on_closed, **more)
+            sandbox = await start_sandbox(argv, told, spec, START_TIMEOUT_S, on_closed=on_closed, **more)
         except SandboxError as failure:
             if self.serves_from_root and init_program.is_dynamic(self.program):
                 raise SandboxError(f"{failure} ({init_program.ONE_LIBRARY})") from failure

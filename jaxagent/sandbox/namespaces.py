@@ -66,40 +66,37 @@ class Namespaces(LocalBackend):
         name = self.owner.process_name
         argv = [name, "launch", name]  # what shows inside does not name the program's place on the host
 
-        def command(group: Group | None) -> tuple[list[str], wire.Directives]:
+        def command(group: Group | None) -> tuple[list[str], list[bytes]]:
             return argv, self.describe_outside(spec, group.procs() if group else [], uid)
 
         return await self.begin(spec, command, on_ended, executable=str(self.program), auxiliary=True)
 
-    def describe_outside(self, spec: Spec, groups: list[str], uid: int) -> wire.Directives:
+    def describe_outside(self, spec: Spec, groups: list[str], uid: int) -> list[bytes]:
         """Everything that the launcher is told.
 
         Args:
           groups: the control groups' lists of processes.
           uid: on the host.
         """
-        limits, directives = spec.limits, self.describe_inside(spec)
+        limits = spec.limits
         root = self.roots.named(self.roots.root(spec.root, spec.layers, spec.uid), spec.hostname)
         if self.protects and spec.uid != 0:
             root = self.roots.protected(root)
-        directives.number("p", os.getpid())
-        if os.geteuid() == 0:
-            directives.number("u", uid)
-            directives.number("d", self.uid)
-        directives.number("i", spec.uid)
-        for procs in groups:
-            directives.text("g", procs)
-        directives.text("m", str(self._mount_point))
-        directives.text("t", f"size={limits.disk_bytes},nr_inodes={limits.inodes},mode=0755")
-        directives.text("l", ":".join(reversed(root.layers)))
-        for source, target in root.binds:
-            directives.text("b", source, target)
-        for source, target in root.read_only:
-            directives.text("o", source, target)
         own = {spec.directory, spec.environment()["HOME"]} if root.read_only else set()
-        for path in sorted(path for path in own if path.startswith(OPEN) and ".." not in path):
-            directives.text("a", path)
-        directives.text("h", spec.hostname)
-        directives.number("n", int(self.network))
-        self.describe_settings(directives, network=not self.network)
-        return directives
+        as_root = os.geteuid() == 0
+        return [
+            *self.describe_inside(spec),
+            wire.number("p", os.getpid()),
+            *([wire.number("u", uid), wire.number("d", self.uid)] if as_root else []),
+            wire.number("i", spec.uid),
+            *(wire.texts("g", procs) for procs in groups),
+            wire.texts("m", str(self._mount_point)),
+            wire.texts("t", f"size={limits.disk_bytes},nr_inodes={limits.inodes},mode=0755"),
+            wire.texts("l", ":".join(reversed(root.layers))),
+            *(wire.texts("b", source, target) for source, target in root.binds),
+            *(wire.texts("o", source, target) for source, target in root.read_only),
+            *(wire.texts("a", path) for path in sorted(own) if path.startswith(OPEN) and ".." not in path),
+            wire.texts("h", spec.hostname),
+            wire.number("n", int(self.network)),
+            *self.describe_settings(network=not self.network),
+        ]

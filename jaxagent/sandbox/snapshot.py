@@ -16,8 +16,8 @@ import threading
 from pathlib import Path
 
 from jaxagent.sandbox.base import SandboxError
-from jaxagent.sandbox.passing import descriptors
 from jaxagent.sandbox.uids import layer_owner
+from jaxagent.sandbox.wire import descriptors
 
 OPAQUE = "user.overlay.opaque"
 MAX_DEPTH = 128
