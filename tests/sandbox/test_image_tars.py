@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import gzip
 import hashlib
 import io
@@ -250,6 +251,26 @@ def spoil_path(blobs, index):
     index["manifests"][0]["digest"] = "sha256:../../../etc/passwd"
 
 
+def malform(change, blobs, index):
+    """Changes the manifest and its digest."""
+    digests = index["manifests"][0]
+    digests["digest"] = digest(blob := change(blobs.pop(digests["digest"])))
+    blobs[digests["digest"]] = blob
+
+
+MALFORMED = [
+    (lambda _: b"[" * 10**5, "its JSON is malformed: RecursionError"),
+    (lambda _: b"\xff", "its JSON is malformed: UnicodeDecodeError"),
+    (lambda _: b"[]", "its JSON is malformed: TypeError"),
+    (lambda _: b"{}", "its JSON is malformed: KeyError 'config'"),
+    (
+        lambda manifest: manifest.replace(b'"layers": [', b'"layers": [{"digest": 7}, '),
+        "its JSON is malformed: TypeError",
+    ),
+    (lambda manifest: manifest.replace(b'"layers": [', b'"layers": [], "x": ['), "names 2 layers, and it has 0"),
+]
+
+
 def lose(blobs, index):
     del blobs[next(k for k, v in blobs.items() if v[:2] == b"\x1f\x8b")]
 
@@ -258,8 +279,9 @@ def lose(blobs, index):
     ("spoil", "said"),
     [
         (spoil_layer, "does not have the digest"),
-        (spoil_config, "does not have its digest"),
+        (spoil_config, "does not have the digest"),
         (spoil_path, "is not a digest"),
+        *((functools.partial(malform, kind), said) for kind, said in MALFORMED),
         (lose, "is not in it"),
     ],
 )
