@@ -88,16 +88,8 @@ class ContainerEngine(LocalBackend):
         words = ["create", "--interactive", "--label", f"{LABEL}={self.owner.id}", "--network", "none"]
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{spec.uid}:{spec.uid}"]
         words += ["--hostname", spec.hostname, "--workdir", "/", "--entrypoint", "", "--log-driver", "none"]
-        words += [
-            "--oom-score-adj",
-            str(OOM_SCORE),
-            "--memory",
-            memory,
-            "--memory-swap",
-            memory,
-            "--pids-limit",
-            str(limits.processes + 1),
-        ]
+        words += ["--oom-score-adj", str(OOM_SCORE), "--pids-limit", str(limits.processes + 1)]
+        words += ["--memory", memory, "--memory-swap", memory]
         words += ["--cpus", f"{limits.cpus:g}", "--shm-size", str(limits.disk_bytes // WRITABLE["/dev/shm"])]
         words += ["--ulimit", f"nofile={limits.open_files}:{limits.open_files}", "--ulimit", f"core={cores}:{cores}"]
         # Counted over all containers of a user, so not a limit of one: that is --pids-limit. It must be named, since
@@ -145,9 +137,7 @@ class ContainerEngine(LocalBackend):
 
         def remove() -> None:
             with contextlib.suppress(SandboxError):
-                self.call("rm", "--force", "--time", "0", container) if self.name == "podman" else self.call(
-                    "rm", "--force", container
-                )
+                self.call("rm", "--force", *(["--time", "0"] if self.name == "podman" else []), container)
 
         command = [*self._command, "start", "--attach", "--interactive", container]
         return await self.begin(

@@ -7,8 +7,9 @@ import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from jaxagent.sandbox.images import definition, dockerfile
 from jaxagent.sandbox.images.build import Steps
@@ -16,6 +17,7 @@ from jaxagent.sandbox.images.built import BuildError, Built
 from jaxagent.sandbox.images.context import Context, Item
 from jaxagent.sandbox.images.dockerfile import Instruction
 
+_Recipe = TypeVar("_Recipe")
 SHELL = ("/bin/sh", "-c")
 APPTAINER_ENV = "/.singularity.d/env/91-environment.sh"  # %post may append to it
 # Predefined build arguments, which need no ARG.
@@ -32,7 +34,7 @@ async def build_dockerfile(steps: Steps, path: Path, context: Path, args: Mappin
     Raises:
       BuildError: it cannot be built.
     """
-    parsed = dockerfile.parse(_read(path, steps.image), steps.image)
+    parsed = _parsed(dockerfile.parse, path, steps.image)
     return await _Dockerfile(steps, parsed, Context(context, _ignore(path, context)), args or {}).build()
 
 
@@ -42,7 +44,7 @@ async def build_definition(steps: Steps, path: Path, context: Path, directory: s
     Raises:
       BuildError: it cannot be built.
     """
-    parsed = definition.parse(_read(path, steps.image), steps.image)
+    parsed = _parsed(definition.parse, path, steps.image)
     base = await steps.base("scratch" if parsed.bootstrap == "scratch" else parsed.source)
     built = dataclasses.replace(base, directory="/", user="root")  # apptainer takes neither WORKDIR nor USER over
     for pattern, target in parsed.files:
@@ -292,8 +294,10 @@ def _ignore(path: Path, context: Path) -> str:
     return ""
 
 
-def _read(path: Path, name: str) -> str:
+def _parsed(parse: Callable[[str], _Recipe], path: Path, name: str) -> _Recipe:
     try:
-        return path.read_text("utf-8")
+        return parse(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise BuildError(name, 0, "", f"cannot be read from {path}: {error}") from None
+    except ValueError as error:
+        raise BuildError(name, 0, "", str(error)) from None
