@@ -14,7 +14,6 @@ import threading
 from pathlib import Path
 
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
-from jaxagent.sandbox.cgroups import Group
 from jaxagent.sandbox.local import NETWORK_SETTINGS, NO_TERMINAL_LIMIT, WRITABLE, LocalBackend, check_root
 from jaxagent.sandbox.owner import Owner
 
@@ -77,7 +76,7 @@ class Bubblewrap(LocalBackend):
         uids = self.owner.uids if not spec.root else None
         uid = uids.take() if uids is not None else self.uid
 
-        def command(group: Group | None) -> tuple[list[str], list[bytes]]:
+        def command() -> tuple[list[str], list[bytes]]:
             directives = [*self.describe_inside(spec), *self.describe_settings(network=False)]
             return [self._bwrap, *self._arguments(spec)], directives
 

@@ -120,34 +120,61 @@ class _Frames:
 
 
 class LocalSandbox(Sandbox):
-    """A sandbox on this host, behind the socket of the program inside. Made by `start_sandbox`."""
+    """A sandbox on this host, behind the socket of the program inside.
+
+    Args:
+      process, sock, side: as `spawn` gives them.
+      on_closed: called once when all of it has ended.
+      remove: called in a thread before the process is waited for.
+      oom_kills: what `Sandbox.oom_kills` returns while it lives.
+      own_network: False where it has the host's, in which ports may be taken: `open_port` then takes any free one.
+
+    Attributes:
+      gaps: protections that its start could not make, in words.
+    """
 
     def __init__(
         self,
         spec: Spec,
         process: subprocess.Popen,
-        frames: _Frames,
-        auxiliary: socket.socket,
+        sock: socket.socket,
+        side: socket.socket,
         on_closed: Callable[[], None],
-        remove: Callable[[], None] | None = None,
-        oom_kills: Callable[[], int | None] = lambda: None,
-        own_network: bool = True,
+        remove: Callable[[], None] | None,
+        oom_kills: Callable[[], int | None],
+        own_network: bool,
     ):
-        self._spec = spec
-        self._own_network = own_network
-        self._relay = Relay()
-        self._process = process
-        self._frames = frames
-        self._on_closed = on_closed
-        self._remove = remove
-        self._count_oom_kills = oom_kills
+        self._spec, self._process, self._own_network = spec, process, own_network
+        self._relay, self._frames = Relay(), _Frames(sock)
+        self._on_closed, self._remove, self._count_oom_kills = on_closed, remove, oom_kills
         self._oom_kills: int | None = None  # at the end
         self._lock = asyncio.Lock()
         self._closing: asyncio.Task | None = None
         self._number = 0
-        self._auxiliary: socket.socket | None = auxiliary
+        self._side: socket.socket | None = side
         self._upper = -1
-        self.gaps: tuple[str, ...] = ()  # protections that its start could not make, in words
+        self.gaps: tuple[str, ...] = ()
+
+    async def begin(self, directives: bytes, timeout_s: float, keeps_layers: bool) -> None:
+        """Tells the program inside what to make, and waits until it is ready; closed where it raises SandboxError."""
+        mortal = _make_mortal(self._process.pid)  # before it reads, so before any other process is there
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer, _, body = await self._frames.ask(directives)
+        except BaseException as failure:
+            text = _stderr(self._side) if self._side is not None and not keeps_layers else ""
+            await self.close()
+            if isinstance(failure, TimeoutError | SandboxClosed):
+                why = f"no answer in {timeout_s:g} s" if isinstance(failure, TimeoutError) else "it ended"
+                raise SandboxError(f"the sandbox did not start: {text or why}") from failure
+            raise
+        if answer != "H":
+            await self.close()
+            raise SandboxError(f"the sandbox did not start: {_error_text(body)}")
+        self.gaps = (*mortal, *filter(None, body.decode("utf-8", "replace")[:MAX_GAPS_CHARS].split("; ")))
+        if not keeps_layers and self._side is not None:
+            self._side.close()
+            self._side = None
 
     async def run(self, command: str, deadline_s: float, output_bytes: int) -> CommandResult:
         """Asks the program inside to run it in the shell (R)."""
@@ -196,11 +223,11 @@ class LocalSandbox(Sandbox):
 
     async def snapshot(self, directory: str) -> str:
         """Copies the upper directory, which the launcher has handed out, in a thread."""
-        if self._auxiliary is None:
+        if self._side is None:
             raise SandboxError("this back end has no copy-on-write layer to keep")
         await self.stop_processes()
         if self._upper < 0:
-            self._upper = snapshot.receive_directory(self._auxiliary)
+            self._upper = snapshot.receive_directory(self._side)
         stop, upper, most = threading.Event(), os.dup(self._upper), self._spec.limits.disk_bytes
         saving = asyncio.create_task(asyncio.to_thread(snapshot.save, upper, directory, most, stop))
         try:
@@ -303,8 +330,8 @@ class LocalSandbox(Sandbox):
             await asyncio.to_thread(self._remove)
         await end_process(self._process)
         self._frames.close()
-        if self._auxiliary is not None:
-            self._auxiliary.close()
+        if self._side is not None:
+            self._side.close()
         if self._upper >= 0:
             os.close(self._upper)
             self._upper = -1
@@ -322,38 +349,20 @@ def _error_text(body: bytes) -> str:
     return body[4:].decode("utf-8", "replace")[:500] or "the sandbox sent a malformed answer"
 
 
-async def start_sandbox(
-    argv: Sequence[str],
-    directives: bytes,
-    spec: Spec,
-    timeout_s: float,
-    on_closed: Callable[[], None] = lambda: None,
-    executable: str | None = None,
-    auxiliary: bool = False,
-    user: int | None = None,
-    enter: Callable[[int], None] | None = None,
-    remove: Callable[[], None] | None = None,
-    env: Mapping[str, str] | None = None,
-    oom_kills: Callable[[], int | None] = lambda: None,
-    own_network: bool = True,
-) -> LocalSandbox:
-    """Starts a process that runs the program inside on its standard input and output, and waits until it is ready.
+def spawn(
+    argv: Sequence[str], executable: str | None, user: int | None, env: Mapping[str, str], keeps_layers: bool
+) -> tuple[subprocess.Popen, socket.socket, socket.socket]:
+    """Starts the outermost process: it, the socket of its standard input and output, and that of its standard error.
 
     Args:
-      auxiliary: standard error is a socket over which it sends its upper directory; else it is an error text.
-      user: user and group id to start the process as.
-      env: of that process.
-      remove: called in a thread before the process is waited for.
-      enter: called with the process id; the process waits for a line of input until that is done.
-      on_closed: called once when all of it has ended, also when the start fails.
-      oom_kills: what `Sandbox.oom_kills` returns while it lives.
-      own_network: False where it has the host's, in which ports may be taken: `open_port` then takes any free one.
+      user: user and group id to start it as.
+      keeps_layers: standard error is for the descriptor of its upper directory; else it is for an error text.
 
     Raises:
-      SandboxError: it did not become ready.
+      SandboxError: it does not start.
     """
     mine, theirs = socket.socketpair()
-    side, other_side = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM if auxiliary else socket.SOCK_STREAM)
+    side, other_side = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM if keeps_layers else socket.SOCK_STREAM)
     try:
         process = subprocess.Popen(
             list(argv),
@@ -362,42 +371,17 @@ async def start_sandbox(
             stdout=theirs,
             stderr=other_side,
             cwd="/",
-            env=dict(env or {}),  # /proc/1/environ shows what is put here
+            env=dict(env),  # /proc/1/environ shows what is put here
             start_new_session=True,
             **({} if user is None else {"user": user, "group": user, "extra_groups": []}),
         )
     except OSError as failure:
-        mine.close(), side.close(), on_closed()
+        mine.close(), side.close()
         raise SandboxError(f"{executable or argv[0]} does not start: {failure}") from failure
     finally:
         theirs.close(), other_side.close()
-    mortal = _make_mortal(process.pid)  # before it has read a directive, so before any other process is there
     side.setblocking(False)
-    frames = _Frames(mine)
-    sandbox = LocalSandbox(spec, process, frames, side, on_closed, remove, oom_kills, own_network)
-    try:
-        async with asyncio.timeout(timeout_s):
-            if enter is not None:
-                enter(process.pid)
-                directives = b"\n" + directives
-            answer, _, body = await frames.ask(directives)
-    except BaseException as failure:
-        text = "" if auxiliary else _stderr(side)
-        await sandbox.close()
-        if isinstance(failure, TimeoutError | SandboxClosed):
-            why = f"no answer in {timeout_s:g} s" if isinstance(failure, TimeoutError) else "it ended"
-            raise SandboxError(f"the sandbox did not start: {text or why}") from failure
-        if isinstance(failure, OSError):
-            raise SandboxError(f"the sandbox did not start: {failure}") from failure
-        raise
-    if answer != "H":
-        await sandbox.close()
-        raise SandboxError(f"the sandbox did not start: {_error_text(body)}")
-    sandbox.gaps = (*mortal, *filter(None, body.decode("utf-8", "replace")[:MAX_GAPS_CHARS].split("; ")))
-    if not auxiliary:
-        sandbox._auxiliary = None
-        side.close()
-    return sandbox
+    return process, mine, side
 
 
 def _make_mortal(pid: int) -> tuple[str, ...]:

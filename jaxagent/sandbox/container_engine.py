@@ -142,7 +142,7 @@ class ContainerEngine(LocalBackend):
         command = [*self._command, "start", "--attach", "--interactive", container]
         return await self.begin(
             spec,
-            lambda _: (command, self.describe_inside(spec, processes=False)),
+            lambda: (command, self.describe_inside(spec, processes=False)),
             grouped=False,
             remove=remove,
             env=os.environ,  # the engine's client runs on this host; the container gets none of it

@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 from jaxagent.sandbox import wire
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
-from jaxagent.sandbox.cgroups import Group
 from jaxagent.sandbox.local import LocalBackend, check_root
 from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.root import OPEN
@@ -65,19 +64,16 @@ class Namespaces(LocalBackend):
     async def _start(self, spec: Spec, uid: int, on_ended: Callable[[], None]) -> Sandbox:
         name = self.owner.process_name
         argv = [name, "launch", name]  # what shows inside does not name the program's place on the host
+        return await self.begin(
+            spec,
+            lambda: (argv, self.describe_outside(spec, uid)),
+            on_ended,
+            executable=str(self.program),
+            keeps_layers=True,
+        )
 
-        def command(group: Group | None) -> tuple[list[str], list[bytes]]:
-            return argv, self.describe_outside(spec, group.procs() if group else [], uid)
-
-        return await self.begin(spec, command, on_ended, executable=str(self.program), auxiliary=True)
-
-    def describe_outside(self, spec: Spec, groups: list[str], uid: int) -> list[bytes]:
-        """Everything that the launcher is told.
-
-        Args:
-          groups: the control groups' lists of processes.
-          uid: on the host.
-        """
+    def describe_outside(self, spec: Spec, uid: int) -> list[bytes]:
+        """Everything that the launcher is told, but for control groups. `uid`: on the host."""
         limits = spec.limits
         root = self.roots.named(self.roots.root(spec.root, spec.layers, spec.uid), spec.hostname)
         if self.protects and spec.uid != 0:
@@ -89,7 +85,6 @@ class Namespaces(LocalBackend):
             wire.number("p", os.getpid()),
             *([wire.number("u", uid), wire.number("d", self.uid)] if as_root else []),
             wire.number("i", spec.uid),
-            *(wire.texts("g", procs) for procs in groups),
             wire.texts("m", str(self._mount_point)),
             wire.texts("t", f"size={limits.disk_bytes},nr_inodes={limits.inodes},mode=0755"),
             wire.texts("l", ":".join(reversed(root.layers))),
