@@ -128,9 +128,6 @@ class LocalSandbox(Sandbox):
       remove: called in a thread before the process is waited for.
       oom_kills: what `Sandbox.oom_kills` returns while it lives.
       own_network: False where it has the host's, in which ports may be taken: `open_port` then takes any free one.
-
-    Attributes:
-      gaps: protections that its start could not make, in words.
     """
 
     def __init__(
@@ -153,10 +150,13 @@ class LocalSandbox(Sandbox):
         self._number = 0
         self._side: socket.socket | None = side
         self._upper = -1
-        self.gaps: tuple[str, ...] = ()
 
-    async def begin(self, directives: bytes, timeout_s: float, keeps_layers: bool) -> None:
-        """Tells the program inside what to make, and waits until it is ready; closed where it raises SandboxError."""
+    async def begin(self, directives: bytes, timeout_s: float, keeps_layers: bool) -> tuple[str, ...]:
+        """Tells the program inside what to make, and waits until it is ready; closed where it raises SandboxError.
+
+        Returns:
+          protections that it could not make, in words.
+        """
         mortal = _make_mortal(self._process.pid)  # before it reads, so before any other process is there
         try:
             async with asyncio.timeout(timeout_s):
@@ -171,10 +171,10 @@ class LocalSandbox(Sandbox):
         if answer != "H":
             await self.close()
             raise SandboxError(f"the sandbox did not start: {_error_text(body)}")
-        self.gaps = (*mortal, *filter(None, body.decode("utf-8", "replace")[:MAX_GAPS_CHARS].split("; ")))
         if not keeps_layers and self._side is not None:
             self._side.close()
             self._side = None
+        return (*mortal, *filter(None, body.decode("utf-8", "replace")[:MAX_GAPS_CHARS].split("; ")))
 
     async def run(self, command: str, deadline_s: float, output_bytes: int) -> CommandResult:
         """Asks the program inside to run it in the shell (R)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import resource
 import shutil
@@ -45,7 +46,7 @@ class ContainerEngine(LocalBackend):
         if not shutil.which(command[0]):
             raise SandboxError(f"{command[0]} is not installed")
         self._command = command
-        self._roots_by_uid: dict[int, Roots] = {}
+        self._host_roots = functools.cache(self._make_roots)
         names = "{{.SecurityOptions}}" if self.name == "docker" else "{{.Host.Security.Rootless}}"
         security = self.call("info", "--format", names)
         self.own_users = any(word in security for word in ("rootless", "userns", "true"))
@@ -117,14 +118,12 @@ class ContainerEngine(LocalBackend):
         volumes = [word for source, target in root.binds for word in ("--volume", f"{source}:{target}:ro")]
         return [*volumes, "--rootfs", f"{root.layers[-1]}:O"]
 
-    def _host_roots(self, uid: int) -> Roots:
+    def _make_roots(self, uid: int) -> Roots:
         """Base layers that belong to this user, as images do: programs own only what lies on a tmpfs."""
-        if uid not in self._roots_by_uid:
-            directory = self.owner.path / f"engine-{uid}"
-            directory.mkdir(mode=0o755, exist_ok=True)
-            directory.chmod(0o755)
-            self._roots_by_uid[uid] = Roots(directory, os.geteuid())
-        return self._roots_by_uid[uid]
+        directory = self.owner.path / f"engine-{uid}"
+        directory.mkdir(mode=0o755, exist_ok=True)
+        directory.chmod(0o755)
+        return Roots(directory, os.geteuid())
 
     async def start(self, spec: Spec) -> Sandbox:
         """Creates a container, and attaches to it as it starts."""

@@ -102,6 +102,12 @@ class LocalBackend(Backend):
             part.rename(path)
         return path
 
+    def miss(self, *gaps: str) -> None:
+        """Adds protections, in words, to those that are missing, and tells of new ones."""
+        if lacking := [gap for gap in gaps if gap not in self.missing]:
+            self.missing = (*self.missing, *lacking)
+            logger.warning("%s", self.describe())
+
     async def begin(
         self,
         spec: Spec,
@@ -155,7 +161,7 @@ class LocalBackend(Backend):
             for path in procs if entering else ():
                 Path(path).write_text(str(process.pid), encoding="utf-8")
             told = b"".join((b"\n" * entering, *directives, wire.frame("z")))
-            await sandbox.begin(told, START_TIMEOUT_S, keeps_layers)
+            gaps = await sandbox.begin(told, START_TIMEOUT_S, keeps_layers)
         except OSError as failure:
             await sandbox.close()
             raise SandboxError(f"the sandbox did not start: {failure}") from failure
@@ -163,10 +169,7 @@ class LocalBackend(Backend):
             if self.serves_from_root and init_program.is_dynamic(self.program):
                 raise SandboxError(f"{failure} ({init_program.ONE_LIBRARY})") from failure
             raise
-        sandbox.gaps += after(sandbox.pid)
-        if lacking := [gap for gap in sandbox.gaps if gap not in self.missing]:
-            self.missing = (*self.missing, *lacking)
-            logger.warning("%s", self.describe())
+        self.miss(*gaps, *after(sandbox.pid))
         self._running = {s for s in self._running if not s.is_closed} | {sandbox}
         return sandbox
 

@@ -8,7 +8,6 @@ outermost process dies with the thread that started it.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 
@@ -18,7 +17,6 @@ from jaxagent.sandbox.local import LocalBackend, check_root
 from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.root import OPEN
 
-logger = logging.getLogger(__name__)
 NOT_MAPPED = "id-mapped layers"  # what the launcher says
 ONE_USER = "sandboxes share a host user id (layers that cannot be id-mapped here), and with it what a user may use"
 
@@ -56,9 +54,7 @@ class Namespaces(LocalBackend):
         # The kernel is too old for it, or the layers lie on a file system that cannot do it.
         sandbox = await self._start(spec, self.uid, lambda: None)
         self._not_mapped.add((spec.root, spec.layers))
-        if ONE_USER not in self.missing:
-            self.missing = (*self.missing, ONE_USER)
-            logger.warning("%s", self.describe())
+        self.miss(ONE_USER)
         return sandbox
 
     async def _start(self, spec: Spec, uid: int, on_ended: Callable[[], None]) -> Sandbox:
