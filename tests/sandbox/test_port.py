@@ -148,16 +148,12 @@ async def test_a_killed_client_is_seen_outside_at_once(anywhere_with_ports):
         assert ends == [b""]
 
 
-def test_engines_say_what_to_use_instead(backends):
-    backend = backends.backend("podman")
-
-    async def main():
-        async with await backend.start(Spec()) as sandbox:
-            with pytest.raises(SandboxError, match="carries no socket: use the namespaces"):
-                await sandbox.open_port(8765, ("127.0.0.1", 9))
-            assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
-
-    backends.run(main())
+@pytest.mark.parametrize("isolated", ["podman"], indirect=True)
+async def test_engines_say_what_to_use_instead(isolated):
+    async with await isolated.start() as sandbox:
+        with pytest.raises(SandboxError, match="carries no socket: use the namespaces"):
+            await sandbox.open_port(8765, ("127.0.0.1", 9))
+        assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
 
 
 async def test_ports_that_cannot_be_opened(isolated_with_ports):

@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -260,39 +259,32 @@ async def test_a_dead_clients_sandboxes_end(local):
             await sandbox.run("true", 1, 1)
 
 
-def test_a_worker_that_is_away_is_waited_for(backends, monkeypatch):
+async def test_a_worker_that_is_away_is_waited_for(local, monkeypatch, tmp_path):
     """And patience has an end, which is nobody's mistake."""
-
-    async def main(local):
-        probe = bound_socket("127.0.0.1", 0)
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        probe.close()
-        remote = Remote([url], TOKEN)
-        waiting = [asyncio.create_task(remote.connect()), asyncio.create_task(remote.start(Spec()))]
-        await asyncio.sleep(0.7)
-        assert not any(task.done() for task in waiting)
-        worker = Worker(local, TOKEN, max_sandboxes=1, lease_s=60.0)
-        async with worker.serving(bound_socket("127.0.0.1", int(url.rpartition(":")[2]))):
-            await waiting[0]
-            sandbox = await waiting[1]
-            assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
-        monkeypatch.setattr(remote_module, "AWAY_S", 0.3)
-        gone = Sandboxes(SandboxConfig(backend="remote", remote=WorkersConfig(url, token_file)), "env.sandbox")
-        with pytest.raises(SandboxLost, match=r"for 0\.3 s, .* is not reached: .*\.$") as told:
-            await gone.open()
-        assert isinstance(told.value, WaitedInVainError)  # exit code 75: it is started again
-        await gone.close()
-        with pytest.raises(SandboxLost, match="no worker starts a sandbox"):
-            await remote.start(Spec())
-        with pytest.raises(SandboxLost):
-            await sandbox.run("true", 1, 1)
-        await remote.close()
-
-    with tempfile.NamedTemporaryFile("w") as file:
-        file.write(TOKEN)
-        file.flush()
-        token_file = file.name
-        backends.run(main(backends.backend("namespaces")))
+    (tmp_path / "token").write_text(TOKEN)
+    probe = bound_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    probe.close()
+    remote = Remote([url], TOKEN)
+    waiting = [asyncio.create_task(remote.connect()), asyncio.create_task(remote.start(Spec()))]
+    await asyncio.sleep(0.7)
+    assert not any(task.done() for task in waiting)
+    worker = Worker(local, TOKEN, max_sandboxes=1, lease_s=60.0)
+    async with worker.serving(bound_socket("127.0.0.1", int(url.rpartition(":")[2]))):
+        await waiting[0]
+        sandbox = await waiting[1]
+        assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
+    monkeypatch.setattr(remote_module, "AWAY_S", 0.3)
+    gone = Sandboxes(SandboxConfig(backend="remote", remote=WorkersConfig(url, str(tmp_path / "token"))), "env.sandbox")
+    with pytest.raises(SandboxLost, match=r"for 0\.3 s, .* is not reached: .*\.$") as told:
+        await gone.open()
+    assert isinstance(told.value, WaitedInVainError)  # exit code 75: it is started again
+    await gone.close()
+    with pytest.raises(SandboxLost, match="no worker starts a sandbox"):
+        await remote.start(Spec())
+    with pytest.raises(SandboxLost):
+        await sandbox.run("true", 1, 1)
+    await remote.close()
 
 
 class Stuck:
@@ -468,9 +460,9 @@ async def test_clients_name_paths_in_the_workers_folder_only(local, reachable):
     assert sorted(os.listdir(folder)) == ["half.part", "layer", "new"] and os.listdir(outside) == []
 
 
-def test_the_program(backends, tmp_path):
+@pytest.mark.usefixtures("local")
+async def test_the_program(tmp_path):
     """python -m jaxagent.sandbox.worker, killed hard under a running command."""
-    backends.backend("namespaces")
     (tmp_path / "token").write_text(TOKEN + "\n")
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "jaxagent.sandbox.worker", f"--token_file={tmp_path / 'token'}", "--port=0"]
@@ -478,19 +470,15 @@ def test_the_program(backends, tmp_path):
     try:
         assert process.stdout.readline().startswith("sandbox back end: namespaces")
         url = process.stdout.readline().split()[-1]
-
-        async def main():
-            remote = Remote([url], TOKEN)
-            sandbox = await remote.start(Spec())
-            assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
-            running = asyncio.create_task(sandbox.run("sleep 100", 100, 100))
-            await asyncio.sleep(0.3)
-            os.kill(process.pid, signal.SIGKILL)
-            with pytest.raises(SandboxLost):
-                await running
-            await remote.close()
-
-        backends.run(main())
+        remote = Remote([url], TOKEN)
+        sandbox = await remote.start(Spec())
+        assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
+        running = asyncio.create_task(sandbox.run("sleep 100", 100, 100))
+        await asyncio.sleep(0.3)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(SandboxLost):
+            await running
+        await remote.close()
     finally:
         process.kill()
         process.wait()
