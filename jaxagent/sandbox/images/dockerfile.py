@@ -19,6 +19,11 @@ REFUSED = {"ONBUILD": "acts in images built from this one, which is not supporte
 FLAGS = {"COPY": ("chown", "chmod", "link"), "ADD": ("chown", "chmod", "link"), "FROM": ("platform",), "RUN": ()}
 _FLAG = re.compile(r"--([a-z][a-z-]*)(?:=(\S+))?\s+")
 _HEREDOC = re.compile(r"""(?<!<)\d*<<(-?)(["']?)([A-Za-z_][A-Za-z0-9_.-]*)\2""")
+_TOKEN = re.compile(r"""\\.|'[^']*'?|"|\$[A-Za-z_]\w*|\$\{|[^\\'"$]+|.""", re.DOTALL)
+_PART = re.compile(
+    r"""\\(?P<escaped>.)|'(?P<single>[^']*)'|"(?P<double>(?:\\.|[^"\\])*)"|(?P<blank>\s+)|(?P<plain>[^\\'"\s]+|\\\Z)""",
+    re.DOTALL,
+)
 _OTHER_ESCAPE = re.compile(r"(?:#.*\n)*#\s*escape\s*=\s*(?!\\\s*\n)(.*)", re.IGNORECASE)
 
 
@@ -91,25 +96,19 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
     Quotes and escapes stay. Raises ValueError for other forms.
     """
-    out, at, quote = [], 0, ""
-    while at < len(text):
-        char = text[at]
-        if char == "\\" and quote != "'" and at + 1 < len(text):
-            out.append(text[at : at + 2])
-            at += 2
-        elif char in "'\"" and quote in ("", char):
-            quote = "" if quote else char
-            out.append(char)
-            at += 1
-        elif char == "$" and quote != "'" and (variable := re.compile(r"[A-Za-z_]\w*").match(text, at + 1)):
-            out.append(values.get(variable[0], ""))
-            at = variable.end()
-        elif text.startswith("${", at) and quote != "'":
-            inner, at = _braces(text, at + 2)
-            out.append(_variable(inner, values))
-        else:
-            out.append(char)
-            at += 1
+    out, at, quoted = [], 0, False
+    while token := _TOKEN.match(text, at):
+        piece, at = token[0], token.end()
+        if piece[0] == "'" and quoted:  # it quotes nothing
+            piece, at = "'", token.start() + 1
+        elif piece == '"':
+            quoted = not quoted
+        elif piece == "${":
+            inner, at = _braces(text, at)
+            piece = _variable(inner, values)
+        elif piece[0] == "$" and len(piece) > 1:
+            piece = values.get(piece[1:], "")
+        out.append(piece)
     return "".join(out)
 
 
@@ -118,28 +117,20 @@ def split(text: str, one_word: bool = False) -> list[str]:
 
     Raises ValueError for a quote that does not end. `one_word`: the line is one word, blanks included.
     """
-    words, word, at, quote, begun = [], "", 0, "", False
+    words: list[str] = []
+    word, at = None, 0
     while at < len(text):
-        char = text[at]
-        if char == "\\" and quote != "'" and at + 1 < len(text):
-            word, begun, at = word + text[at + 1], True, at + 1
-        elif quote:
-            if char == quote:
-                quote = ""
-            else:
-                word += char
-        elif char in "'\"":
-            quote, begun = char, True
-        elif char.isspace() and not one_word:
-            if begun:
-                words.append(word)
-            word, begun = "", False
+        part = _PART.match(text, at)
+        if part is None:
+            raise ValueError(f"the quote {text[at]} does not end")
+        at = part.end()
+        if part["blank"] and not one_word:
+            words += [] if word is None else [word]
+            word = None
         else:
-            word, begun = word + char, True
-        at += 1
-    if quote:
-        raise ValueError(f"the quote {quote} does not end")
-    return [*words, word] if begun else words
+            quoted = part["single"] if part["single"] is not None else re.sub(r"(?s)\\(.)", r"\1", part["double"] or "")
+            word = (word or "") + (part["escaped"] or part["blank"] or part["plain"] or quoted)
+    return words if word is None else [*words, word]
 
 
 def pairs(rest: str, values: Mapping[str, str]) -> list[tuple[str, str]]:
