@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import choose, snapshot
+from jaxagent.sandbox import snapshot
 from jaxagent.sandbox.base import Limits
 from jaxagent.sandbox.images import __main__ as command
 from jaxagent.sandbox.images import bases
@@ -23,7 +23,6 @@ from jaxagent.sandbox.images.built import BuildError
 from jaxagent.sandbox.images.many import Images, TaskImage
 from jaxagent.sandbox.images.recipes import build_definition, build_dockerfile
 from jaxagent.sandbox.images.store import Store
-from jaxagent.sandbox.owner import Owner
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = bases.parse(("debian:12=host", "ubuntu_22.04.sif=host"))
@@ -32,22 +31,10 @@ TABLE = bases.parse(("debian:12=host", "ubuntu_22.04.sif=host"))
 class Workshop:
     """Builds recipes, and looks at what came of them."""
 
-    def __init__(self, folder):
-        self.folder, self._runner = folder, asyncio.Runner()
-        self._owner = Owner()
-        try:
-            probed = self.run(choose.choose_backend(self._owner, ("namespaces",)))
-        except Exception as failure:
-            self._owner.close()
-            pytest.skip(str(failure))
-        self.backend = probed
-        self.build_backends = {n: BuildBackend(self._owner, n, probed.roots) for n in (False, True)}
-        self.context = folder / "context"
-        self.context.mkdir()
+    def __init__(self, backends):
+        self.run, self.backend = backends.run, backends.backend("namespaces")
+        self.build_backends = {n: BuildBackend(self.backend.owner, n, self.backend.roots) for n in (False, True)}
         self.said = []
-
-    def run(self, coroutine):
-        return self._runner.run(asyncio.wait_for(coroutine, 120))
 
     def write(self, name, text, mode=0o644):
         path = self.context / name
@@ -80,18 +67,13 @@ class Workshop:
 
         return self.run(main())
 
-    def close(self):
-        for backend in (*self.build_backends.values(), self.backend):
-            self.run(backend.close())
-        self._owner.close()
-        self._runner.close()
-
 
 @pytest.fixture(scope="module")
-def shared(open_folder):
-    made = Workshop(open_folder)
+def shared(backends):
+    made = Workshop(backends)
     yield made
-    made.close()
+    for backend in made.build_backends.values():
+        made.run(backend.close())
 
 
 @pytest.fixture
