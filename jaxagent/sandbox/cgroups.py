@@ -3,12 +3,16 @@
 Groups are made below this process's own group, so that limits it lives under go on to hold. A group whose sandbox has
 ended is used again for the next one with the same limits, since making one is a third of a start. A living run holds a
 file lock on its groups' directories.
+
+Files in memory belong to no process, so on a full host the kernel would kill the trainer. Instead the group of the
+whole run has three quarters of the host's memory and process ids; beyond that, processes of sandboxes end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import re
 import signal
@@ -18,9 +22,11 @@ from pathlib import Path
 
 from jaxagent.io.files import try_lock
 from jaxagent.sandbox.base import Limits
-from jaxagent.sandbox.together import Together
 
+logger = logging.getLogger(__name__)
 CONTROLLERS = ("memory", "pids", "cpu")
+SHARE = 0.75  # of the host, for the run; the rest is the trainer's and the host's own
+UNITS = {"memory": (2**30, "GiB of memory and disk"), "pids": (1, "processes")}
 PERIOD_US = 100_000
 REMOVE_TIMEOUT_S = 20.0
 MAKE_TRIES = 1000
@@ -30,6 +36,10 @@ SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")  # swap accounting may
 SOCKETS = "memory.kmem.tcp.limit_in_bytes"  # TCP and UDP; version 2 counts them as memory, version 1 only by themselves
 SOCKET_BYTES = 16 * 2**20
 OPTIONAL = (*SWAP, SOCKETS)
+RUN_FILES = {  # version: controller: files; the second is missing where swap is not accounted for
+    1: {"memory": ("memory.limit_in_bytes", SWAP[0]), "pids": ("pids.max",)},
+    2: {"memory": ("memory.max",), "pids": ("pids.max",)},
+}
 RUN_DIRECTORY = re.compile(r"jaxagent-([0-9a-f]{12})")
 
 
@@ -66,7 +76,7 @@ class Cgroups:
 
     Attributes:
       gaps: in words, what the controllers that work here do not limit.
-      together: limits of all sandboxes of the run.
+      most: bytes or processes of all sandboxes of the run together, by controller.
     """
 
     def __init__(self, run: str, mountinfo: str | None = None, membership: str | None = None):
@@ -76,7 +86,9 @@ class Cgroups:
         self._last_number = 0
         self._locks: list[int] = []
         self.gaps: tuple[str, ...] = ()
-        self.together = Together()
+        self.most: dict[str, int] = {}
+        self._sums = dict.fromkeys(UNITS, 0)  # what the running sandboxes may take by their own limits
+        self._has_warned = False
         for version, controllers, directory in own_groups(mountinfo, membership):
             mine = _run_directory(directory, run)
             usable, lock = _usable(mine, controllers, version)
@@ -84,7 +96,7 @@ class Cgroups:
                 self._version = version
                 self._roots.update(dict.fromkeys(usable, mine))
                 self._locks.append(lock)
-                self.gaps += self.together.bound(directory, mine, usable, version)
+                self.gaps += self._bound(directory, mine, usable, version)
                 if "memory" in usable and not any((mine / name).exists() for name in SWAP):
                     self.gaps += ("swap is not limited (control groups do not account for it here)",)
                 if "memory" in usable and version == 1 and not (mine / SOCKETS).exists():
@@ -106,7 +118,7 @@ class Cgroups:
         if not self._roots:
             return None
         group = self._make(limits)
-        self.together.count(limits, 1)
+        self._count(limits, 1)
         return group
 
     def _make(self, limits: Limits) -> Group:
@@ -136,12 +148,43 @@ class Cgroups:
 
     def free(self, group: Group) -> None:
         """Takes back a group whose sandbox has ended; what is still inside is killed."""
-        self.together.count(group.limits, -1)
+        self._count(group.limits, -1)
         if any(_pids(directory) for directory in group.directories):
             for directory in group.directories:
                 remove_tree(directory)
         else:
             self._free.append(group)
+
+    def _bound(self, own: Path, group: Path, controllers: set[str], version: int) -> tuple[str, ...]:
+        """Limits the run's group, which is below this process's own; returns what cannot be limited, in words."""
+        for controller in sorted(controllers & RUN_FILES[version].keys()):
+            name, *more = RUN_FILES[version][controller]
+            most = int(host_has(controller, own, name) * SHARE)
+            try:
+                for path in (group / name, *(group / other for other in more if (group / other).exists())):
+                    path.write_text(str(most), encoding="utf-8")
+            except OSError as failure:
+                return (f"the sandboxes together are not limited ({controller}: {failure.strerror})",)
+            self.most[controller] = most
+        return ()
+
+    def _count(self, limits: Limits, sign: int) -> None:
+        """A sandbox starts (1) or has ended (-1). Says once when they may take more than there is."""
+        self._sums["memory"] += sign * (limits.memory_bytes + limits.disk_bytes)
+        self._sums["pids"] += sign * limits.processes
+        over = [name for name, most in self.most.items() if self._sums[name] > most]
+        if not over or self._has_warned:
+            return
+        self._has_warned = True
+        words = []
+        for name in over:
+            unit, noun = UNITS[name]
+            words.append(f"{self._sums[name] / unit:.4g} {noun}, and all of them have {self.most[name] / unit:.4g}")
+        logger.warning(
+            "the limits of the sandboxes that run now add up to %s: where that is used up, the kernel ends processes "
+            "of any of them. Lower each one's limits, or start fewer at once.",
+            "; ".join(words),
+        )
 
     def close(self) -> None:
         """Removes all groups of this run."""
@@ -150,6 +193,18 @@ class Cgroups:
         self._roots.clear()
         while self._locks:
             os.close(self._locks.pop())
+
+
+def host_has(controller: str, own: Path, name: str) -> int:
+    """Bytes of memory, or processes, that this process's own group and those above it leave of the host's."""
+    if controller == "memory":
+        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        most = min(int(Path("/proc/sys/kernel", limit).read_bytes()) for limit in ("pid_max", "threads-max"))
+    for directory in (own, *own.parents):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            most = min(most, int((directory / name).read_text(encoding="utf-8")))
+    return most
 
 
 def candidates(run: str, *texts: str) -> list[str]:

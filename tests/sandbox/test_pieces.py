@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import cgroups, namespaces, seccomp, snapshot, together, uids, wire
+from jaxagent.sandbox import cgroups, namespaces, seccomp, snapshot, uids, wire
 from jaxagent.sandbox.base import Limits, SandboxError
 from jaxagent.sandbox.owner import Owner
 
@@ -226,8 +226,8 @@ def test_all_sandboxes_of_a_run_are_limited_together(tmp_path, monkeypatch, capl
 
 
 def test_what_the_host_has():
-    assert together.host_has("memory", Path("/none"), "memory.max") > 2**28
-    assert 300 < together.host_has("pids", Path("/none"), "pids.max") <= 2**22
+    assert cgroups.host_has("memory", Path("/none"), "memory.max") > 2**28
+    assert 300 < cgroups.host_has("pids", Path("/none"), "pids.max") <= 2**22
 
 
 def test_abandoned_groups(tmp_path):
