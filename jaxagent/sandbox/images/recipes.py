@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from jaxagent.config import ConfigError
 from jaxagent.sandbox.images import definition, dockerfile
 from jaxagent.sandbox.images.build import Steps
 from jaxagent.sandbox.images.built import BuildError, Built
@@ -85,54 +87,53 @@ class _Dockerfile:
             elif stages:
                 stages[-1][1].append(instruction)
             elif instruction.name == "ARG":
-                self._arguments(instruction, globals_, {}, {})
-        built = None
-        needed_stages = self._needed(stages, globals_)
-        for number, (start, instructions) in enumerate(stages):
-            if number in needed_stages:
-                built = await self._stage(start, instructions, globals_)
-                self._stages[self._alias(start)[1].lower() or str(number)] = built
+                with self._at(instruction):
+                    self._arguments(instruction, globals_, {}, {})
+        froms = []  # what each stage stands on, and its own name or ""
+        for start, _ in stages:
+            with self._at(start):
+                words = start.rest.split()
+                if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
+                    raise ValueError("must be FROM image, or FROM image AS name")
+                froms.append((dockerfile.expand(words[0], globals_), words[-1].lower() if len(words) == 3 else ""))
+        built, needed = None, _needed([(source.lower(), name) for source, name in froms])
+        for number in sorted(needed):
+            built = await self._stage(*stages[number], froms[number][0], globals_)
+            self._stages[froms[number][1] or str(number)] = built
         assert built is not None  # the last one is always needed
         return dataclasses.replace(built, notes=tuple(dict.fromkeys(self._notes)))
 
-    def _needed(self, stages: list[tuple[Instruction, list[Instruction]]], values: Mapping[str, str]) -> set[int]:
-        """The last stage and, one by one, the stages that it stands on."""
-        names = {self._alias(start)[1].lower(): n for n, (start, _) in enumerate(stages) if self._alias(start)[1]}
-        needed, number = set(), len(stages) - 1
-        while number is not None and number not in needed:
-            needed.add(number)
-            source = self._expand(stages[number][0], self._alias(stages[number][0])[0], values).lower()
-            number = names.get(source) if names.get(source, number) < number else None
-        return needed
-
-    def _alias(self, start: Instruction) -> tuple[str, str]:
-        """What FROM names, and the stage's own name or ""."""
-        words = start.rest.split()
-        if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
-            raise self._wrong(start, "must be FROM image, or FROM image AS name")
-        return words[0], words[2] if len(words) == 3 else ""
-
-    async def _stage(self, start: Instruction, instructions: list[Instruction], globals_: Mapping[str, str]) -> Built:
-        source = self._expand(start, self._alias(start)[0], globals_)
-        if not source:
-            raise self._wrong(start, "names no image: an ARG before FROM has no value")
+    async def _stage(
+        self, start: Instruction, instructions: list[Instruction], source: str, globals_: Mapping[str, str]
+    ) -> Built:
+        with self._at(start):
+            if not source:
+                raise ValueError("names no image: an ARG before FROM has no value")
         if "platform" in start.flags:
             note = f"--platform={start.flags['platform']} has no effect: an image is of this machine's processor"
             self._notes.append(f"line {start.line}: {note}")
-        if source.lower() in self._stages:
-            built = self._stages[source.lower()]
-        else:
-            built = await self._steps.begin(source)
+        built = self._stages.get(source.lower()) or await self._steps.begin(source)
         args: dict[str, str] = {}
         shell: tuple[str, ...] = SHELL
         for instruction in instructions:
-            if instruction.name == "SHELL":
-                shell = instruction.words
-            elif instruction.name == "ARG":
-                self._arguments(instruction, args, globals_, built.env)
-            else:
-                built = await self._instruction(instruction, built, args, shell)
+            with self._at(instruction):
+                if instruction.name == "SHELL":
+                    shell = instruction.words
+                elif instruction.name == "ARG":
+                    self._arguments(instruction, args, globals_, built.env)
+                else:
+                    built = await self._instruction(instruction, built, args, shell)
         return built
+
+    @contextlib.contextmanager
+    def _at(self, i: Instruction) -> Iterator[None]:
+        """What is wrong with an instruction before it runs names its line."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise BuildError(self._steps.image, 0, "", f"line {i.line}: {i.name} {error}") from None
 
     async def _instruction(
         self, i: Instruction, built: Built, args: Mapping[str, str], shell: tuple[str, ...]
@@ -142,16 +143,13 @@ class _Dockerfile:
             self._notes.append(f"line {i.line}: {i.rest.split()[0].upper()} has no effect here")
             return built
         if i.name == "ENV":
-            try:
-                variables = dict(dockerfile.pairs(i.rest, values))
-            except ValueError as error:
-                raise self._wrong(i, str(error)) from None
-            return dataclasses.replace(built, env={**built.env, **variables})
+            return dataclasses.replace(built, env={**built.env, **dict(dockerfile.pairs(i.rest, values))})
         if i.name == "WORKDIR":
-            path = "".join(self._words(i, i.rest, values, one_word=True))
+            path = "".join(dockerfile.split(dockerfile.expand(i.rest, values), one_word=True))
             return await self._steps.workdir(built, i.text, posixpath.normpath(posixpath.join(built.directory, path)))
         if i.name == "USER":
-            return await self._steps.user(built, i.text, "".join(self._words(i, i.rest, values, one_word=True)))
+            user = "".join(dockerfile.split(dockerfile.expand(i.rest, values), one_word=True))
+            return await self._steps.user(built, i.text, user)
         if i.name == "RUN":
             argv = i.words or (*shell, _script(i))
             if i.heredocs and not i.words and i.heredocs[0].text.startswith("#!") and _only_heredoc(i):
@@ -160,24 +158,24 @@ class _Dockerfile:
         return await self._copy(i, built, values)
 
     async def _copy(self, i: Instruction, built: Built, values: Mapping[str, str]) -> Built:
-        words = [self._expand(i, w, values) for w in i.words] if i.words else self._words(i, i.rest, values)
+        words = [dockerfile.expand(w, values) for w in i.words] or dockerfile.split(dockerfile.expand(i.rest, values))
         if len(words) < 2:
-            raise self._wrong(i, "needs a source and a target")
+            raise ValueError("needs a source and a target")
         *sources, target = words
         heredocs = {f"<<{dash}{h.name}": h for h in i.heredocs for dash in ("", "-")}
         mode = i.flags.get("chmod")
         if mode is not None and not re.fullmatch(r"0?[0-7]{3,4}", mode):
-            raise self._wrong(i, f"--chmod={mode} is not supported: only octal modes")
+            raise ValueError(f"--chmod={mode} is not supported: only octal modes")
         if "chown" in i.flags:
             self._notes.append(f"line {i.line}: --chown has no effect: all files belong to the sandbox's one user")
         if i.name == "ADD":
             for source in sources:
                 if re.match(r"[a-z+]+://|git@", source):
-                    raise self._wrong(i, f"of {source} is not supported: only local files")
+                    raise ValueError(f"of {source} is not supported: only local files")
         documents = []
         for source in [s for s in sources if s in heredocs]:
             document = heredocs[source]
-            text = self._expand(i, document.text, values) if document.expand else document.text
+            text = dockerfile.expand(document.text, values) if document.expand else document.text
             documents.append((document.name, [Item("", "file", 0o644, data=text.encode())]))
         return await _copy(
             self._steps,
@@ -195,10 +193,10 @@ class _Dockerfile:
         self, i: Instruction, args: dict[str, str], globals_: Mapping[str, str], env: Mapping[str, str]
     ) -> None:
         """ARG: what the caller gave, else the default, else what stands before FROM."""
-        for word in self._words(i, i.rest, {**args, **env}):
+        for word in dockerfile.split(dockerfile.expand(i.rest, {**args, **env})):
             name, equals, value = word.partition("=")
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                raise self._wrong(i, f"'{name}' is no name of a variable")
+                raise ValueError(f"'{name}' is no name of a variable")
             if name in self._build_args:
                 args[name] = self._build_args[name]
             elif equals:
@@ -208,20 +206,16 @@ class _Dockerfile:
             elif name in PROXIES and name in os.environ and self._steps.backend.network:
                 args[name] = os.environ[name]
 
-    def _words(self, i: Instruction, text: str, values: Mapping[str, str], one_word: bool = False) -> list[str]:
-        try:
-            return dockerfile.split(self._expand(i, text, values), one_word)
-        except ValueError as error:
-            raise self._wrong(i, str(error)) from None
 
-    def _expand(self, i: Instruction, text: str, values: Mapping[str, str]) -> str:
-        try:
-            return dockerfile.expand(text, values)
-        except ValueError as error:
-            raise self._wrong(i, str(error)) from None
-
-    def _wrong(self, i: Instruction, problem: str) -> BuildError:
-        return BuildError(self._steps.image, 0, "", f"line {i.line}: {i.name} {problem}")
+def _needed(stages: Sequence[tuple[str, str]]) -> set[int]:
+    """The last stage and, one by one, those that it stands on. `stages`: what each stands on, and its own name."""
+    names = {name: number for number, (_, name) in enumerate(stages) if name}
+    needed, number = set(), len(stages) - 1
+    while number is not None and number not in needed:
+        needed.add(number)
+        source = stages[number][0]
+        number = names.get(source) if names.get(source, number) < number else None
+    return needed
 
 
 async def _copy(
