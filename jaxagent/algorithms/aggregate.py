@@ -34,11 +34,7 @@ class Aggregation:
           counts: int or float [n], tokens in the mask of each sequence.
           episodes: int [n], the episode of each sequence; None: each has one of its own.
         """
-        import chex  # loads jax, which a config is read without
-
-        chex.assert_rank(counts, 1)
-        if episodes is not None:
-            chex.assert_equal_shape([counts, episodes])
+        contract.check_arrays(counts, *(() if episodes is None else (episodes,)), types=None, rank=1)
         xp = counts.__array_namespace__()
         sequences = xp.maximum(xp.sum(counts > 0), 1)
         divisor = contract.call(self, counts, sequences, episodes, method="divisor")

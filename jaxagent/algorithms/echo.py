@@ -20,6 +20,7 @@ import dataclasses
 import numpy as np
 
 from jaxagent.config.ranges import PositiveFloat
+from jaxagent.contract import check_arrays
 from jaxagent.types import TokenKind
 
 _EPSILON = 1e-3  # published; keeps an empty denominator harmless
@@ -43,10 +44,7 @@ def target_mask(kinds: np.ndarray, targets: str, max_tokens: int) -> np.ndarray:
     Returns:
       bool[T]; never True for the first token, which nothing predicts.
     """
-    import chex  # loads jax, which a config is read without
-
-    chex.assert_rank(kinds, 1)
-    chex.assert_type(kinds, int)
+    check_arrays(kinds, types=int, rank=1)
     mask = np.isin(kinds, _TARGET_KINDS[targets])
     mask[:1] = False
     if max_tokens > 0:
@@ -83,10 +81,7 @@ class Denominator:
           targets: f64[n] of each sequence of the update.
           observed: f64[n] observation tokens of each, warnings included.
         """
-        import chex
-
-        chex.assert_rank([targets, observed], 1)
-        chex.assert_equal_shape([targets, observed])
+        check_arrays(targets, observed, types=float, rank=1)
         return 1.0 / self.divisor(targets, observed, max(len(targets), 1))
 
     def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:

@@ -49,6 +49,7 @@ from jaxagent.algorithms.gae import Estimate as Estimate
 from jaxagent.algorithms.gae import TokenAdvantage as TokenAdvantage
 from jaxagent.algorithms.gae import TokenPath as TokenPath
 from jaxagent.config.ranges import NonNegativeFloat, ZeroToOne
+from jaxagent.contract import check_arrays
 
 Array = Any  # numpy.ndarray or jax.Array
 
@@ -114,11 +115,7 @@ class GiGPO(TurnAdvantage):
 
 
 def _check_turns(*arrays: Array) -> None:
-    import chex
-
-    chex.assert_rank(arrays, 3)
-    chex.assert_equal_shape(arrays)
-    chex.assert_type(arrays, [float, bool, int][: len(arrays)])
+    check_arrays(*arrays, types=[float, bool, int][: len(arrays)], rank=3)
 
 
 ADVANTAGES: dict[str, type] = {

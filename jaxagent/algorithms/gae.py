@@ -9,37 +9,26 @@ No jax before an entry is called: a config is read without it. Axis letter: T to
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
+from jaxagent.algorithms.late import jax, jnp
 from jaxagent.algorithms.value_losses import Squared
 from jaxagent.config.choice import Choice
 from jaxagent.config.learner import OptimizerConfig
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ZeroToOne
-
-if TYPE_CHECKING:
-    import jax
+from jaxagent.contract import check_arrays
 
 Array = Any  # numpy.ndarray or jax.Array
 
 
 def check_tokens(mask: jax.Array, *streams: jax.Array) -> None:
     """Refuses with an AssertionError what is not bool[T] and float[T]: other shapes would broadcast."""
-    import chex  # loads jax, which a config is read without
-
-    chex.assert_rank(mask, 1)
-    chex.assert_equal_shape([mask, *streams])
-    chex.assert_type([mask, *streams], [bool, *[float] * len(streams)])
+    check_arrays(mask, *streams, types=[bool, *[float] * len(streams)], rank=1)
 
 
 def turn_starts(mask: jax.Array, turns: jax.Array) -> jax.Array:
     """bool[T]: the first action token of each turn. Reversed arguments, reversed result: the last ones."""
-    import chex
-    import jax
-    import jax.numpy as jnp
-
-    check_tokens(mask)
-    chex.assert_equal_shape([mask, turns])
-    chex.assert_type(turns, int)
+    check_arrays(mask, turns, types=[bool, int], rank=1)
 
     def step(before: jax.Array, token: tuple) -> tuple:
         is_action, turn = token
@@ -66,9 +55,6 @@ def gae(
     Returns:
       advantages and returns (advantages + values), f32[T], 0 outside the mask.
     """
-    import jax
-    import jax.numpy as jnp
-
     check_tokens(mask, rewards, values)
 
     def step(carry: tuple, token: tuple) -> tuple:
@@ -138,8 +124,6 @@ class Return(TokenAdvantage):
     gamma: ZeroToOne = 1.0  # discount per action token
 
     def __call__(self, path: TokenPath) -> Estimate:
-        import jax.numpy as jnp
-
         return Estimate(*gae(path.rewards, jnp.zeros_like(path.rewards), path.mask, self.gamma, 1.0), path.mask)
 
 
@@ -168,8 +152,6 @@ class AdaptiveGAE(TokenAdvantage):
     critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
 
     def __call__(self, path: TokenPath) -> Estimate:
-        import jax.numpy as jnp
-
         length = jnp.maximum(jnp.sum(path.mask), 1)
         lam = jnp.maximum(1.0 - 1.0 / (self.alpha * length), 0.0)
         advantages, _ = gae(path.rewards, path.values, path.mask, self.gamma, lam)
@@ -193,9 +175,6 @@ class VTrace(TokenAdvantage):
     critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
 
     def __call__(self, path: TokenPath) -> Estimate:
-        import jax
-        import jax.numpy as jnp
-
         gamma, lam, inside = self.gamma, self.lam, _inside(path)
         rho = jnp.exp(jnp.minimum(inside.log_rho, 0.0))
 
@@ -227,9 +206,6 @@ class TurnVTrace(TokenAdvantage):
     critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
 
     def __call__(self, path: TokenPath) -> Estimate:
-        import jax
-        import jax.numpy as jnp
-
         gamma, lam, inside = self.gamma, self.lam, _inside(path)
         starts = turn_starts(path.mask, path.turns)
 
@@ -268,8 +244,6 @@ class TurnGAE(TokenAdvantage):
     critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
 
     def __call__(self, path: TokenPath) -> Estimate:
-        import jax.numpy as jnp
-
         return TurnVTrace(self.gamma, self.lam)(path._replace(log_rho=jnp.zeros_like(path.log_rho)))
 
 
@@ -290,9 +264,6 @@ class BilevelGAE(TokenAdvantage):
     critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
 
     def __call__(self, path: TokenPath) -> Estimate:
-        import jax
-        import jax.numpy as jnp
-
         gamma, lam, turn_gamma, inside = self.gamma, self.lam, self.turn_gamma, _inside(path)
         ends = turn_starts(path.mask[::-1], path.turns[::-1])[::-1]
 
@@ -313,8 +284,6 @@ class BilevelGAE(TokenAdvantage):
 
 def _inside(path: TokenPath) -> TokenPath:
     """The path, checked, with 0 outside the mask."""
-    import jax.numpy as jnp
-
     check_tokens(path.mask, path.rewards, path.values, path.log_rho)
     rewards, values, log_rho = (jnp.where(path.mask, x, 0.0) for x in (path.rewards, path.values, path.log_rho))
     return TokenPath(rewards, values, path.mask, path.turns, log_rho)

@@ -19,6 +19,7 @@ import numpy as np
 from jaxagent.algorithms.advantages import group_mean_std
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import FiniteFloat
+from jaxagent.contract import check_arrays
 from jaxagent.types import Group
 
 PREFERENCES = "preferences"  # of a task's metadata: feature -> weight
@@ -105,11 +106,7 @@ def normalised(features: np.ndarray, mask: np.ndarray) -> np.ndarray:
     A feature that is the same in all attempts that count is 0: it says nothing. So is an attempt that does not count,
     which changes no minimum and no maximum.
     """
-    import chex  # loads jax, which a config is read without
-
-    chex.assert_rank([features, mask], [2, 1])
-    chex.assert_equal_shape_prefix([features, mask], 1)
-    chex.assert_type([features, mask], [float, bool])
+    check_arrays(features[..., 0], mask, types=[float, bool], rank=1)
     if not mask.any():
         return np.zeros_like(features)
     low, high = features[mask].min(axis=0), features[mask].max(axis=0)
@@ -131,12 +128,8 @@ def preferred(features: np.ndarray, weights: np.ndarray, correct: np.ndarray, ma
       correct: bool[G].
       mask: bool[G] attempts that count.
     """
-    import chex
-
-    chex.assert_rank([weights, correct], 1)
-    chex.assert_equal_shape([correct, mask])
-    chex.assert_equal(features.shape[1:], weights.shape)
-    chex.assert_type([weights, correct], [float, bool])
+    check_arrays(features[0], weights, types=float, rank=1)
+    check_arrays(features[..., 0], correct, mask, types=[float, bool, bool], rank=1)
     return np.where(correct & mask, normalised(features, mask) @ weights, 0.0)
 
 
