@@ -94,19 +94,13 @@ def group_mean_std(rewards: Array, mask: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-    """What is common to advantages that compare the attempts of a group."""
-
-    drop_zero_signal: bool = False  # leave out groups whose rewards are all equal
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupAdvantage(Comparison):
+class GroupAdvantage:
     """One number per attempt: rewards float[N, G] and mask bool[N, G] of those that count -> float[N, G], 0 elsewhere.
 
     Runs on NumPy.
     """
 
+    drop_zero_signal: bool = False  # leave out groups whose rewards are all equal
     multi_trajectory: Literal["full", "divide", "statistics"] = "full"  # an episode of several: see estimate.py
 
     def __call__(self, rewards: Array, mask: Array) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from jaxagent.algorithms.advantages import BestOfK, Comparison, GroupAdvantage, MaxRL, NoReward
+from jaxagent.algorithms.advantages import BestOfK, GroupAdvantage, MaxRL, NoReward
 from jaxagent.algorithms.aggregate import Aggregation
 from jaxagent.algorithms.corrections import OPSM, Importance, Mask
 from jaxagent.algorithms.echo import Denominator
@@ -155,7 +155,7 @@ def _check_distill(rl: RLConfig) -> None:
             f"distill.teacher.path='{distill.teacher.path}' is an address: a server is given as "
             f"distill.teacher=http with distill.teacher.url={distill.teacher.path}."
         )
-    if isinstance(rl.advantage, Comparison) and rl.advantage.drop_zero_signal:
+    if not isinstance(rl.advantage, TokenAdvantage) and rl.advantage.drop_zero_signal:
         raise ConfigError(
             "distill needs rl.advantage.drop_zero_signal=False: where rewards are equal the teacher still judges."
         )

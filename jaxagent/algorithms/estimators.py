@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxagent.algorithms.advantages import GroupAdvantage as GroupAdvantage
 from jaxagent.algorithms.advantages import (
-    Comparison,
     GroupMean,
     GroupMeanBatchStd,
     GroupMeanStd,
@@ -32,7 +32,6 @@ from jaxagent.algorithms.advantages import (
     alone,
     group_mean_std,
 )
-from jaxagent.algorithms.advantages import GroupAdvantage as GroupAdvantage
 from jaxagent.algorithms.gae import (
     GAE,
     AdaptiveGAE,
@@ -55,7 +54,7 @@ Array = Any  # numpy.ndarray or jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class TurnAdvantage(Comparison):
+class TurnAdvantage:
     """One number per turn: rewards float[N, G, K] and mask bool[N, G, K] -> float[N, G, K], 0 where masked out.
 
     The episode's reward is in its last turn's. One that reads states is called with them too, i64[N, G, K]: turns of a
@@ -63,6 +62,7 @@ class TurnAdvantage(Comparison):
     """
 
     reads_states: ClassVar[bool] = False
+    drop_zero_signal: bool = False  # leave out groups whose rewards are all equal
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
         raise NotImplementedError

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING
+
+
+def _late(load: Callable[[], ModuleType]) -> ModuleType:
+    module = ModuleType("late")
+    module.__getattr__ = lambda name: getattr(load(), name)
+    return module
+
 
 if TYPE_CHECKING:
     import jax as jax
     import jax.numpy as jnp
 else:
-
-    class _Late:
-        def __init__(self, load):
-            self._load = load
-
-        def __getattr__(self, name):
-            return getattr(self._load(), name)
-
-    jax, jnp = _Late(lambda: importlib.import_module("jax")), _Late(lambda: importlib.import_module("jax.numpy"))
+    jax, jnp = _late(lambda: importlib.import_module("jax")), _late(lambda: importlib.import_module("jax.numpy"))

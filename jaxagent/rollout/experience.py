@@ -16,8 +16,7 @@ import numpy as np
 
 from jaxagent.config import Config, RLConfig
 from jaxagent.data.curriculum import Curriculum, check_enough, weights
-from jaxagent.data.sources import TaskSource
-from jaxagent.data.tasks import TaskIterator, further
+from jaxagent.data.sources import TaskIterator, TaskSource, further
 from jaxagent.rollout.replay import ReplayBuffer
 from jaxagent.types import Group, Task
 
