@@ -69,20 +69,8 @@ def test_a_last_line_that_is_whole_but_for_its_end_counts(tmp_path):
     ("change", "message"),
     [
         (lambda r: r.pop("reward"), "row 2: column 'reward' must be a finite number, got None"),
-        (lambda r: r.update(reward=float("nan")), "column 'reward' must be a finite number"),
-        (lambda r: r.update(turn_rewards=[1.0, None]), "column 'turn_rewards' must be a finite number, got None"),
         (lambda r: r["trajectories"].__setitem__(1, "x"), "trajectories[1]: not a packed trajectory"),
-        (lambda r: r.update(sample="0"), "column 'sample' must be int, got str"),
-        (lambda r: r.update(stop_reason="bored"), "column 'stop_reason' must be one of answer"),
-        (lambda r: r["task"].pop("id"), "row 2, task: column 'id' is missing"),
         (lambda r: r["trajectories"][1]["kinds"].pop(), "trajectories[1]: column 'kinds' has 6 entries for 7 tokens"),
-        (lambda r: r["trajectories"][0]["kinds"].__setitem__(0, 4), "column 'kinds' must hold integers from 0 to 3"),
-        (lambda r: r["trajectories"][0]["tokens"].__setitem__(0, -1), "column 'tokens' must hold integers"),
-        (lambda r: r["trajectories"][0]["logprobs"].pop(), "column 'logprobs' has 2 entries for 3 action tokens"),
-        (
-            lambda r: r["trajectories"][0]["logprobs"].__setitem__(0, None),
-            "column 'logprobs' must hold finite numbers of 32 bits",
-        ),
     ],
 )
 def test_what_is_wrong_is_named_by_file_row_and_column(tmp_path, change, message):
