@@ -25,11 +25,7 @@ from jaxagent.contract import name_of
 
 
 def check(rl: RLConfig) -> None:
-    """Refuses combinations that cannot mean anything, before any device work.
-
-    Raises:
-      ConfigError: naming the fields.
-    """
+    """Raises ConfigError for combinations that cannot mean anything, before any device work; it names the fields."""
     advantage = rl.advantage
     _check_own(rl)
     if isinstance(advantage, BestOfK) and advantage.k > rl.group_size:
@@ -79,11 +75,7 @@ def _check_own(rl: RLConfig) -> None:
 
 
 def extend(chosen: Any, field: str, *bases: type, module: str = "") -> None:
-    """Refuses what is none of `bases`, which can be imported from one module: the first one's where none is named.
-
-    Raises:
-      ConfigError: names the field, the class and what it must extend.
-    """
+    """Raises ConfigError for what is none of `bases`, which one `module` has: the first one's where none is named."""
     if not isinstance(chosen, bases):
         *others, last = [base.__qualname__ for base in bases]
         names = f"{', '.join(others)} or {last}" if others else last

@@ -49,14 +49,9 @@ class Support(NamedTuple):
 
 
 def sampled_advantages(student_logprobs: Array, teacher_logprobs: Array, mask: Array) -> Array:
-    """log q - log p of the sampled tokens: an advantage, without a gradient of its own.
+    """log q - log p, float[T], of the tokens that the student sampled, an advantage without a gradient of its own.
 
-    Args:
-      student_logprobs, teacher_logprobs: float[T], anything outside the mask.
-      mask: bool[T] tokens that the student sampled.
-
-    Returns:
-      float[T], 0 outside the mask. Runs on NumPy and JAX arrays.
+    0 outside the mask, bool[T], where the log-probs may be anything. Runs on NumPy and JAX arrays.
     """
     contract.check_arrays(student_logprobs, teacher_logprobs, mask, types=[float, float, bool])
     xp = student_logprobs.__array_namespace__()
@@ -65,12 +60,9 @@ def sampled_advantages(student_logprobs: Array, teacher_logprobs: Array, mask: A
 
 
 def renormalise(scores: jax.Array, support: jax.Array, temperature: float) -> jax.Array:
-    """log softmax(scores / temperature) over the support, f32[..., V]; 0 outside it.
+    """log softmax(scores / temperature) over the support, f32[..., V]; 0 outside it, and where it is empty.
 
-    Args:
-      scores: float[..., V] logits, or log-probs (then the temperature is 1); anything (inf, nan) outside the support.
-      support: bool[..., V]; where it is empty everything is 0.
-      temperature: positive.
+    `scores` are logits, or log-probs (then the temperature is 1); anything (inf, nan) outside the support.
     """
     _check_support(support, scores)
     # Double where: what is not in the support must give neither a value nor a gradient, whatever it holds.
@@ -99,15 +91,10 @@ def divergences(divergence: Any, student: jax.Array, teacher: jax.Array, support
 
 
 def support_of(which: str, teacher: Scores, student_ids: np.ndarray) -> Support:
-    """The support of one trajectory, with the teacher's log-probs in it.
+    """The support of one trajectory, with the teacher's log-probs in it: [T, C], [T, K] or [T, C + K].
 
-    Args:
-      which: "student" (its top-k tokens), "teacher" (its own) or "union".
-      teacher: its scores; the candidates it was asked about are `student_ids`.
-      student_ids: i32[T, C] the student's most likely tokens; not read for "teacher".
-
-    Returns:
-      i32 and f32 [T, C], [T, K] or [T, C + K]. A token that is in both top-k's counts once.
+    `which`: "student", whose most likely tokens are `student_ids` i32[T, C], the candidates that the teacher was asked
+    about; "teacher" (its own top-k); or "union", where a token that is in both counts once.
     """
     if which == "teacher":
         return Support(teacher.top_ids, teacher.top_logprobs)

@@ -34,15 +34,10 @@ _TARGET_KINDS = {
 
 
 def target_mask(kinds: np.ndarray, targets: str, max_tokens: int) -> np.ndarray:
-    """Which tokens are predicted.
+    """Which tokens are predicted, bool[T], of kinds u8[T]; never the first, which nothing predicts.
 
-    Args:
-      kinds: u8[T], TokenKind of each token.
-      targets: "env_only", "full_observation" (everything inside an observation), "warning_only" or "warning_plus_env".
-      max_tokens: the first so many targets of the sequence are kept; 0 = all.
-
-    Returns:
-      bool[T]; never True for the first token, which nothing predicts.
+    `targets`: "env_only", "full_observation" (everything inside an observation), "warning_only" or "warning_plus_env".
+    `max_tokens`: the first so many targets of the sequence are kept; 0 = all.
     """
     check_arrays(kinds, types=int, rank=1)
     mask = np.isin(kinds, _TARGET_KINDS[targets])
@@ -77,9 +72,7 @@ class Denominator:
     def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
         """The factor of every target of a sequence, f64[n], before the coefficient.
 
-        Args:
-          targets: f64[n] of each sequence of the update.
-          observed: f64[n] observation tokens of each, warnings included.
+        From the targets of each sequence of the update, and its observation tokens, warnings included: f64[n].
         """
         check_arrays(targets, observed, types=float, rank=1)
         return 1.0 / self.divisor(targets, observed, max(len(targets), 1))

@@ -43,14 +43,7 @@ def gae(
     """delta_k = r_k + gamma v_{k+1} - v_k;  A_k = delta_k + gamma lam A_{k+1}, over action tokens k, and v_end = 0.
 
     See "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (Schulman et al.,
-    arXiv 1506.02438), eq. 16.
-
-    Args:
-      rewards: f32[T], the reward of emitting each token.
-      values: f32[T], the value of the state each token was sampled in.
-      mask: bool[T], True for action tokens. What stands elsewhere in the inputs is never read.
-      gamma: discount per action token.
-      lam: lambda of the exponential average, a number or f32[].
+    arXiv 1506.02438), eq. 16. Arguments as in `TokenPath`; `lam` may be f32[].
 
     Returns:
       advantages and returns (advantages + values), f32[T], 0 outside the mask.

@@ -72,11 +72,9 @@ def split(episodes: Sequence[Episode], held_out_frac: float) -> tuple[list[Episo
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Area under the ROC curve: how often a success (label True) outscores a failure, ties half. NaN without both.
+    """Area under the ROC curve of scores f[N] and labels bool[N]: how often a success (label True) outscores a failure.
 
-    Args:
-      scores: f[N].
-      labels: bool[N].
+    Ties count half. NaN without both.
     """
     _check(scores, labels)
     good, bad = np.sort(scores[labels]), np.sort(scores[~labels])

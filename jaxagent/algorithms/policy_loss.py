@@ -31,15 +31,10 @@ from jaxagent.config import ConfigError
 
 
 def sequence_mean(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> jax.Array:
-    """The mean over the masked targets of each target's own sequence, at every target of it.
+    """The mean of f32[B, R] over the targets of each target's own sequence in the mask, at every target of it.
 
-    Args:
-      values: f32[B, R]; what stands outside the mask is never read.
-      mask: bool[B, R].
-      sequence: i32[B, R] which sequence a target belongs to; equal ids stand side by side, in one row.
-
-    Returns:
-      f32[B, R]; 0 for a sequence without masked targets.
+    What stands outside the mask, bool[B, R], is never read; a sequence without masked targets has 0. `sequence`
+    i32[B, R]: which one a target belongs to; equal ids stand side by side, in one row.
     """
     _check(values, mask, sequence)
     total = _total(sequence)

@@ -93,11 +93,7 @@ def _encode_heard(conversation: UntrainedConversation) -> dict[str, Any]:
 
 
 def decode_task(row: Any, where: str) -> Task:
-    """The task.
-
-    Raises:
-      ConfigError: `row` is no task; names `where` and the column.
-    """
+    """The task. Raises ConfigError where `row` is none; names `where` and the column."""
     row = _object(row, where)
     return Task(
         id=_get(row, "id", str, where),
@@ -111,8 +107,7 @@ def decode_task(row: Any, where: str) -> Task:
 def decode_episode(row: Any, where: str) -> Episode:
     """The episode. Logs of earlier versions have no "turn_rewards" (none were kept then), and some no "text".
 
-    Raises:
-      ConfigError: `row` is no episode; names `where` and the column.
+    Raises ConfigError where `row` is none; names `where` and the column.
     """
     row = _object(row, where)
     task = decode_task(_get(row, "task", dict, where), f"{where}, task")
@@ -160,8 +155,7 @@ def _decode_heard(row: Any, where: str) -> UntrainedConversation:
 def decode_trajectory(row: Any, where: str) -> Trajectory:
     """The trajectory: of columns, or packed into a text as replay had it in bundles of earlier versions.
 
-    Raises:
-      ConfigError: `row` is no trajectory; names `where` and the column.
+    Raises ConfigError where `row` is none; names `where` and the column.
     """
     if isinstance(row, str):
         return _unpacked(row, where)
@@ -271,19 +265,14 @@ def pack(episode: Episode) -> Packed:
 
 
 def check(packed: Packed, where: str) -> None:
-    """Whether the body is whole and its result has the digest; does not look into it.
-
-    Raises:
-      ConfigError: names `where`.
-    """
+    """Raises ConfigError unless the body is whole and its result has the digest; does not look into it."""
     _lines(packed.body, packed.digest, where)
 
 
 def task_and_sample(packed: Packed, where: str) -> tuple[str, int]:
     """The task's id and the attempt's number that a result has, without the work of reading its trajectories.
 
-    Raises:
-      ConfigError: damaged, or no episode; names `where`.
+    Raises ConfigError where it is damaged, or no episode; names `where`.
     """
     first, _ = _lines(packed.body, packed.digest, where)
     text = first.decode("utf-8", "surrogatepass")
@@ -299,11 +288,7 @@ def task_and_sample(packed: Packed, where: str) -> tuple[str, int]:
 
 
 def unpack(packed: Packed, where: str) -> Episode:
-    """The episode.
-
-    Raises:
-      ConfigError: damaged, another episode's, or none at all; names `where`.
-    """
+    """The episode. Raises ConfigError for one that is damaged, another one's, or none at all; names `where`."""
     parts = [part.decode("utf-8", "surrogatepass") for part in _lines(packed.body, packed.digest, where)]
     try:
         result, rest = map(json.loads, parts)
@@ -313,11 +298,7 @@ def unpack(packed: Packed, where: str) -> Episode:
 
 
 def digest_of(body: bytes, where: str) -> str:
-    """The digest that the result in a body has, whatever was said of it.
-
-    Raises:
-      ConfigError: it is damaged; names `where`.
-    """
+    """The digest that the result in a body has, whatever was said of it. Raises ConfigError where it is damaged."""
     return hashlib.sha256(_inflated(body, where)[0]).hexdigest()
 
 

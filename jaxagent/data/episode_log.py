@@ -35,8 +35,7 @@ def read(path: str | Path) -> tuple[list[Episode], int]:
 
     The number is that of last lines that a killed process left unfinished, one per file at most: they are left out.
 
-    Raises:
-      ConfigError: no such file, no rows, or a malformed row, named by file, row and column.
+    Raises ConfigError: no such file, no rows, or a malformed row, named by file, row and column.
     """
     path = Path(path)
     files = [path]

@@ -295,11 +295,7 @@ def check(
 
 
 def row_to_store(task: types.Task, place: str) -> dict[str, Any]:
-    """`to_row`, which turns a failure into one line for the user.
-
-    Raises:
-      config.ConfigError: naming `place` (file and row) and the column.
-    """
+    """`to_row`, which turns a failure into a ConfigError that names `place` (file and row) and the column."""
     try:
         return to_row(task)
     except RowError as error:

@@ -294,11 +294,7 @@ class TaskIterator(Iterator[Task]):
         return {"next_index": int(self._places.get_state()["next_index"]), **self._identity}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position taken with `get_state`.
-
-        Raises:
-          ConfigError: the state belongs to other data, another seed or another order.
-        """
+        """Goes to a position taken with `get_state`. Raises ConfigError for one of other data or another order."""
         for key, mine in self._identity.items():
             if state.get(key) != mine:
                 raise ConfigError(
@@ -311,13 +307,7 @@ class TaskIterator(Iterator[Task]):
 def further(size: int, count: int, excluded: Collection[int], key: Sequence[int]) -> list[int]:
     """Indices of tasks for a further round of a step: a function of the key, so that the stream stays where it is.
 
-    Different ones, and others than `excluded`, as long as there are any.
-
-    Args:
-      size: tasks of the source.
-      count: of them.
-      excluded: indices of earlier rounds.
-      key: of the randomness.
+    `count` different ones of `size`, and others than `excluded` of earlier rounds, as long as there are any.
     """
     drawn = np.random.default_rng(key).choice(size, min(size, count + len(excluded)), replace=False).tolist()
     line = [i for i in drawn if i not in excluded] + [i for i in drawn if i in excluded]
