@@ -152,8 +152,7 @@ class AdaptiveGAE(TokenAdvantage):
         return Estimate(advantages, returns, path.mask)
 
 
-@dataclasses.dataclass(frozen=True)
-class VTrace(TokenAdvantage):
+class VTrace(GAE):
     """Off-policy returns, with rho_bar = min(1, rho) and c = lam min(1, rho), rho = p_old / p_behaviour of each token.
 
         delta_t = rho_bar_t (r_t + gamma V_{t+1} - V_t);   e_t = delta_t + gamma c_t e_{t+1};   return_t = V_t + e_t
@@ -163,9 +162,6 @@ class VTrace(TokenAdvantage):
     """
 
     reads_old: ClassVar[bool] = True
-    gamma: ZeroToOne = 1.0  # discount per action token
-    lam: ZeroToOne = 1.0
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
 
     def __call__(self, path: TokenPath) -> Estimate:
         gamma, lam, inside = self.gamma, self.lam, _inside(path)
@@ -185,7 +181,7 @@ class VTrace(TokenAdvantage):
 
 
 @dataclasses.dataclass(frozen=True)
-class TurnVTrace(TokenAdvantage):
+class TurnVTrace(GAE):
     """V-trace whose time step is a turn, for a critic of turns.
 
     R_k is the sum of the turn's token rewards, V_k the value of the state in which its first token was sampled, and
@@ -195,8 +191,6 @@ class TurnVTrace(TokenAdvantage):
 
     reads_old: ClassVar[bool] = True
     gamma: ZeroToOne = 1.0  # discount per turn
-    lam: ZeroToOne = 1.0
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
 
     def __call__(self, path: TokenPath) -> Estimate:
         gamma, lam, inside = self.gamma, self.lam, _inside(path)
@@ -225,19 +219,16 @@ class TurnVTrace(TokenAdvantage):
         return Estimate(advantages, returns, starts)
 
 
-@dataclasses.dataclass(frozen=True)
-class TurnGAE(TokenAdvantage):
+class TurnGAE(TurnVTrace):
     """GAE whose time step is a turn: delta_k = R_k + gamma V_{k+1} - V_k, A_k = delta_k + gamma lam A_{k+1}.
 
     `TurnVTrace` of samples that are the policy's own.
     """
 
-    gamma: ZeroToOne = 1.0  # discount per turn
-    lam: ZeroToOne = 1.0
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
+    reads_old = False
 
     def __call__(self, path: TokenPath) -> Estimate:
-        return TurnVTrace(self.gamma, self.lam)(path._replace(log_rho=jnp.zeros_like(path.log_rho)))
+        return super().__call__(path._replace(log_rho=jnp.zeros_like(path.log_rho)))
 
 
 @dataclasses.dataclass(frozen=True)
