@@ -36,41 +36,28 @@ _NAMED = 3  # tasks that a message names
 class TaskSource(Sequence[Task]):
     """Tasks of one split, by index. Deterministic, thread-safe, picklable: a grain source.
 
-    Attributes:
-      name: where it came from, for messages.
-      fingerprint: hex digest of every task's content, in order: equal data, equal fingerprint.
-      ids: of the tasks.
-      digests: hex digest of each task's content.
-      contents: of each task digests of its prompt, of prompt and answers (both without case and space, answers without
-        punctuation), and of these with its metadata.
-      left_out: what is wrong with rows that are left out.
-      not_json: what metadata are without because JSON cannot hold it (bytes): name -> one of its values.
+    `fingerprint` is a hex digest of every task's content, in order: equal data, equal fingerprint.
     """
 
     def __init__(
         self, data: files.Rows, name: str, need_answers: bool, how: rows.Reading = rows.AS_IT_IS, id_prefix: str = "row"
     ):
-        """Checks every row of `data`.
+        """Checks every row of `data`; `need_answers` refuses those without a gold answer.
 
-        Args:
-          data: the rows.
-          name: of the source.
-          need_answers: refuse rows without a gold answer.
-          how: the rows' layout.
-          id_prefix: what the ids of rows without one begin with: "train" -> "train/0", "train/1", ...
-
-        Raises:
-          ConfigError: no rows, a malformed row (file, row and column are named), or two rows with one id.
+        The ids of rows without one are "train/0", "train/1", ... where the prefix is "train". Raises ConfigError: no
+        rows, a malformed row (file, row and column are named), or two rows with one id.
         """
-        self.name = name
+        self.name = name  # where it came from, for messages
         self._rows, self._need_answers, self._how, self.id_prefix = data, need_answers, how, id_prefix
         self._numbers = range(len(data))  # of the rows that are tasks
-        self.left_out: list[str] = []
-        self.not_json: dict[str, str] = {}
+        self.left_out: list[str] = []  # what is wrong with rows that are left out
+        self.not_json: dict[str, str] = {}  # what JSON cannot hold (bytes) of metadata: name -> one of its values
         if len(data) == 0:
             raise ConfigError(f"{name} has no rows.")
         self.ids: list[str] = []
-        self.digests: list[str] = []
+        self.digests: list[str] = []  # hex digest of each task's content
+        # Digests of each task's prompt, of prompt and answers, and of these with its metadata. Prompts and answers are
+        # without case and space, answers without punctuation.
         self.contents: list[tuple[bytes, bytes, bytes]] = []
         self.fingerprint = _digest(self._distinct())
         if not self.digests:
@@ -178,16 +165,9 @@ def _check_apart(train: TaskSource, held_out: TaskSource, note: Callable[[str], 
 def load_tasks(
     path: str | os.PathLike[str], split: str = "", need_answers: bool = True, how: rows.Reading = rows.AS_IT_IS
 ) -> TaskSource:
-    """Opens and checks one split.
+    """Opens and checks one split of a file or folder as `files` describes them; "" takes the only split there is.
 
-    Args:
-      path: a file or folder as `files` describes them.
-      split: its name; "" takes the only split there is.
-      need_answers: refuse rows without a gold answer.
-      how: the rows' layout.
-
-    Raises:
-      ConfigError: one line, naming the path, and for a malformed row also row and column.
+    Raises ConfigError: one line, naming the path, and for a malformed row also row and column.
     """
     path = Path(path)
     splits = files.splits(path)
@@ -211,17 +191,10 @@ def open_train_and_held_out(
     messages: bool = True,
     note: Callable[[str], None] = lambda line: None,
 ) -> tuple[TaskSource, TaskSource]:
-    """The two sources of a run.
+    """The two sources of a run, whose held-out tasks are in `data.eval_source`; "" = the held-out split of `path`.
 
-    Args:
-      path: the dataset: `data.source`, or where a built-in one was written.
-      data: its `eval_source` says where the held-out tasks are; "" = the held-out split of `path`.
-      need_answers: see `load_tasks`.
-      messages: see `rows.Reading`.
-      note: told of rows and columns that are left out, and of held-out tasks that are training tasks.
-
-    Raises:
-      ConfigError: as `load_tasks`; also when there are no held-out tasks, or all of them are training tasks.
+    `note` is told of rows and columns that are left out, and of held-out tasks that are training tasks. Raises
+    ConfigError as `load_tasks`; also when there are no held-out tasks, or all of them are training tasks.
     """
     path = Path(path)
     how = rows.Reading(data.layout, data.columns, messages)

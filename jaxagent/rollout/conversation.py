@@ -246,11 +246,7 @@ def _mixed(touched: set[TokenKind]) -> TokenKind:
 
 
 def encode_prompt(tokenizer: Tokenizer, template: Template, messages: Sequence[Message | Spliced]) -> list[int]:
-    """The token ids of a prompt. A boundary between a text and spliced tokens is a boundary between tokens.
-
-    Raises:
-      ValueError: the template does not show a message's tokens, or shows them twice.
-    """
+    """The token ids of a prompt. A boundary between a text and spliced tokens is a boundary between tokens."""
     texts = [message for message in messages if isinstance(message, Message)]
     if len(texts) < len(messages):
         return _encode_spliced(tokenizer, template, messages)
@@ -258,7 +254,10 @@ def encode_prompt(tokenizer: Tokenizer, template: Template, messages: Sequence[M
 
 
 def _encode_spliced(tokenizer: Tokenizer, template: Template, messages: Sequence[Message | Spliced]) -> list[int]:
-    """The template renders marks, and the tokens take the marks' places as they are."""
+    """The template renders marks, and the tokens take the marks' places as they are.
+
+    Raises ValueError where the template does not show a message's tokens, or shows them twice.
+    """
     mark = _unused([message.content for message in messages])
     tokens: list[Tokens] = []
 
