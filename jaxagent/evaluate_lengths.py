@@ -227,7 +227,7 @@ def note_on_tasks(config: Config, settings: Any, length: Length, source: Any) ->
     Raises:
       ConfigError: tasks or documents that cannot be read, or none whose documents reach the length.
     """
-    from jaxagent.data.tasks import balanced_sample
+    from jaxagent.data.sources import balanced_sample
     from jaxagent.runs.checks import check
     from jaxagent.runs.evaluation import policy, run
     from jaxagent.runs.parts import open_parts

@@ -36,7 +36,7 @@ def test_an_engines_expert_and_the_policy_are_two_weights_in_one_run(tmp_path, s
     assert "Held-out solved against cost" in (tmp_path / "run/report.html").read_text()
     last = list(jsonl.read(tmp_path / "run/metrics.jsonl"))[-1]
     assert last["step"] == 10 and not last["stop/env_error"] and not last["stop/engine_error"]
-    episodes = episode_log.read(tmp_path / "run/episodes").episodes
+    episodes = episode_log.read(tmp_path / "run/episodes")[0]
     heard = [talk for episode in episodes for talk in episode.heard]
     engines = [talk.trajectory for talk in heard if talk.role == "answer-3"]
     assert engines and all(talk.trajectory is None for talk in heard if talk.role != "answer-3")

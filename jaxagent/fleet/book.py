@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.data.packing import Packed
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import episodes, events, segments, wire
 from jaxagent.fleet.admission import Answer, Batch, Coordinator, LeasedEpisode, Outcome
 from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeFiles, Key

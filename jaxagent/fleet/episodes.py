@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from jaxagent.config import ConfigError
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.io import files
 from jaxagent.types import Episode
 
@@ -71,7 +71,7 @@ class EpisodeFiles:
           ConfigError: the body is damaged, or has another digest.
           OSError: the disk is full, or failed; nothing is stored, and it may be handed in again.
         """
-        packing.check(packed, name_of(key))
+        codec.check(packed, name_of(key))
         with self._locks[hash(key) % _LOCKS]:
             there = self._digests.get(key)
             if there == packed.digest:
@@ -123,7 +123,7 @@ def read(folder: str | pathlib.Path, key: Key, digest: str) -> Episode:
     """
     path = path_of(pathlib.Path(folder) / FOLDER, key, digest)
     try:
-        return packing.unpack(Packed(digest, path.read_bytes()), str(path))
+        return codec.unpack(Packed(digest, path.read_bytes()), str(path))
     except FileNotFoundError:
         raise DamagedEpisodeError(f"{path} is not there, and the ledger has it.") from None
     except OSError as error:

@@ -16,9 +16,8 @@ from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFlo
 from jaxagent.envs import tags
 from jaxagent.rewards import length, tool_efficiency
 from jaxagent.rewards.composite import Composite, Part
-from jaxagent.rewards.format import follows
 from jaxagent.rewards.judge import Item, JudgeSettings, Rubric, judged
-from jaxagent.rewards.text import exact_match, sub_exact_match
+from jaxagent.rewards.text import exact_match, follows, sub_exact_match
 from jaxagent.rewards.view import Reward, View
 
 if TYPE_CHECKING:
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 ANSWER, INFORMATION = tags.pair("answer"), tags.pair("information")
 
-# (state, tag) -> state, see `rewards.format`. (The published check also counts opening and closing tags; no text that
-# this table accepts can fail that.)
+# (state, tag) -> state, see `rewards.text.follows`. (The published check also counts opening and closing tags; no text
+# that this table accepts can fail that.)
 MOVES = {
     ("start", "<think>"): "in_think",
     ("in_think", "</think>"): "after_think",
