@@ -162,17 +162,15 @@ class Book:
 
     # ---------------------------------------------------------------- the trainer
 
-    def publish(
-        self, version: int, digest: str, lineage: str, tasks: Tasks
-    ) -> tuple[Answer, concurrent.futures.Future[None]]:
-        """A version exists; its tasks are those of the steps that it admits. Returns the answer, and when it may leave.
+    def publish(self, version: int, digest: str, lineage: str, tasks: Tasks) -> Answer:
+        """A version exists; its tasks are those of the steps that it admits.
 
         Published again, by a trainer that replays, it must be the same in everything. In a run that was given more
         steps it also brings the tasks of those that were beyond the former end.
         """
         assignment = {"lineage": lineage, "tasks": _digest(tasks)}
         if wrong := self._wrong_tasks(version, tasks):
-            return Answer(Outcome.REFUSED, wrong), self.flush()
+            return Answer(Outcome.REFUSED, wrong)
         there = self._assigned.get(version)
         answer = self.rules.publish(version, digest)
         if answer.outcome is Outcome.DUPLICATE:
@@ -183,7 +181,7 @@ class Book:
                 self.rules.conflicts.append(reason)
                 answer = Answer(Outcome.CONFLICT, reason)
         if answer.outcome not in (Outcome.STORED, Outcome.DUPLICATE):
-            return answer, self.flush()
+            return answer
         first_step = self.rules.record.kept
         new = {step: rounds for step, rounds in sorted(tasks.items()) if step >= first_step and step not in self._tasks}
         self._tasks |= new
@@ -192,7 +190,8 @@ class Book:
         if answer.outcome is Outcome.STORED:
             self._assigned[version] = assignment
             lines.append({"kind": "assigned", "version": version, **assignment})
-        return answer, self.flush(lines)
+        self.flush(lines)
+        return answer
 
     def keep(self, step: int) -> tuple[Answer, list[Key]]:
         """What is before a step is saved. Returns the answer, and the episodes to `forget` once this is written.

@@ -21,7 +21,7 @@ from jaxagent.fleet import wire
 from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.core import Core
 from jaxagent.fleet.episodes import DamagedEpisodeError, name_of
-from jaxagent.fleet.intake import Bell, failure, reply
+from jaxagent.fleet.intake import Bell, Call, Row, failure, reply
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.status import note_damaged
 from jaxagent.fleet.wire import RefusedCallError
@@ -55,9 +55,9 @@ class Playing:
         for group in self.core.book.rules.unjudged():
             self.core.spawn(self._close(group))
 
-    async def take(self, request: web.Request) -> web.Response:
+    async def take(self, call: Call) -> Row:
         """POST: episodes to play."""
-        row = await self.core.intake.call(request)
+        row = call.row
         name, holding = wire.text(row, "name"), wire.entries(row, "holding", wire.lease)
         places = wire.whole_number(row, "places", most=100_000)
         begun = now = self.core.clock()
@@ -83,8 +83,7 @@ class Playing:
                 del asking[name]
         if not holding:
             self.core.members.waited(name, self.core.clock() - begun)
-        await self.core.on_disk()
-        return reply({"jobs": list(map(wire.job_to, jobs))})
+        return {"jobs": list(map(wire.job_to, jobs))}
 
     async def looks(self) -> None:
         """Wakes engines that wait for episodes when one of them would get some, and no others; for ever."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hmac
 import http.server
 import pathlib
 import re
@@ -25,6 +24,7 @@ from typing import Any, BinaryIO
 from jaxagent.config.command import bound_socket
 from jaxagent.fleet.weights import BASE, MANIFEST, path_of
 from jaxagent.fleet.wire import ANY, url_of
+from jaxagent.io.connections import has_token
 
 SHARED = ("probe.json",)
 MOST = 32  # answers at once
@@ -61,7 +61,7 @@ class WeightServer:
         most: int = MOST,
     ):
         self._folders = [pathlib.Path(folder) for folder in folders]
-        self._token = token.encode()
+        self.token = token.encode()
         self._places = threading.BoundedSemaphore(most)
         self._lock = threading.Lock()
         self._sent = self._refused = self._sending = 0
@@ -82,11 +82,6 @@ class WeightServer:
         with self._lock:
             sent_bytes, refused, sending = map(float, (self._sent, self._refused, self._sending))
         return {"sending": sending, "weights_sent_bytes": sent_bytes, "weights_busy": refused}
-
-    def let_in(self, authorization: str) -> bool:
-        """Whether a request carries the token."""
-        bearer = authorization.removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        return hmac.compare_digest(bearer, self._token)
 
     def find(self, path: str) -> BinaryIO | None:
         """The file that a request means, open; None: it is not here."""
@@ -177,7 +172,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """One request."""
-        if not self.weights.let_in(self.headers.get("Authorization", "")):
+        if not has_token(self.headers, self.weights.token):
             self.close_connection = True
             return self._say(401, "the token is wrong")
         with self.weights.place() as place:

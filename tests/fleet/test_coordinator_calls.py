@@ -818,7 +818,7 @@ def test_a_ledger_of_an_earlier_version_goes_on(tmp_path):
         jobs = [job for _ in range(2) for job in found.take(0.0, name, 1, [])]
         assert jobs[0].work.episode == EpisodeId(GroupId(1, 0, 0), 1)
         again = wire.tasks_of({"tasks": wire.tasks_to(tasks_of(PLAN, 1))})
-        assert found.publish(1, "w1", "lineage", again)[0].outcome is Outcome.DUPLICATE
+        assert found.publish(1, "w1", "lineage", again).outcome is Outcome.DUPLICATE
 
 
 def test_a_ledger_that_somebody_removed_takes_no_episode_with_it(served, tmp_path):
