@@ -199,10 +199,6 @@ class Coordinator:
         """The leases of a worker that is known."""
         return frozenset(self._leases.workers[name].running)
 
-    def waiting(self) -> bool:
-        """Whether an episode waits for a worker."""
-        return bool(self._leases.waiting())
-
     # ---------------------------------------------------------------- results
 
     def put(self, episode: EpisodeId, lease: str, version: int, digest: str) -> Answer:
@@ -275,10 +271,6 @@ class Coordinator:
         result = self.record.groups[episode.group].results[episode.sample]
         self._happen(EpisodeStored(episode.group, episode.sample, *result))
         self.repairs.lost.pop(episode, None)
-
-    def unjudged(self) -> list[GroupId]:
-        """Complete groups that nobody closed: what a coordinator that starts again has to judge."""
-        return self.record.unjudged()
 
     def close(self, group: GroupId, usable: bool) -> Answer:
         """A complete group was judged; `usable` is a function of its results. Opens a further round when one is due."""

@@ -52,7 +52,7 @@ class Playing:
 
     def begin(self) -> None:
         """Judges what a coordinator before this one has not."""
-        for group in self.core.book.rules.unjudged():
+        for group in self.core.book.rules.record.unjudged():
             self.core.spawn(self._close(group))
 
     async def take(self, call: Call) -> Row:

@@ -50,16 +50,6 @@ class OpenVersion:
     def __exit__(self, *failure: object) -> None:
         os.close(self._fd)
 
-    def chunk(self, chunk: Chunk) -> bytes:
-        """A chunk's bytes, compared with its digest.
-
-        Raises:
-          DamagedError: they are others, fewer or more; names the file.
-        """
-        data = bytearray(chunk.size)
-        self._fill(chunk, memoryview(data))
-        return bytes(data)
-
     def read(self) -> dict[Path, np.ndarray]:
         """All leaves, compared with their digests, in the manifest's order.
 

@@ -7,7 +7,7 @@
 
 A folder has the versions of one lineage: where a trainer's replayed steps come out with other bits, its versions from
 then on are another lineage's, in another folder. Under LoRA versions are adapters alone: `base` is the digest of the
-frozen weights that they change, which a reader has once. weight_reader.py reads, weight_copy.py copies.
+frozen weights that they change, which a reader has once. weight_reader.py reads them.
 """
 
 from __future__ import annotations

@@ -214,9 +214,9 @@ def test_a_group_is_judged_once_it_is_complete():
     coordinator = made(attempts=2)
     group = GroupId(0, 0, 0)
     assert not coordinator.put(EpisodeId(group, 1), "a", 0, "d").complete
-    assert coordinator.close(group, True).outcome is Outcome.REFUSED and coordinator.unjudged() == []
-    assert coordinator.put(EpisodeId(group, 0), "a", 0, "d").complete and coordinator.unjudged() == [group]
-    assert coordinator.close(group, True).outcome is Outcome.STORED and coordinator.unjudged() == []
+    assert coordinator.close(group, True).outcome is Outcome.REFUSED and coordinator.record.unjudged() == []
+    assert coordinator.put(EpisodeId(group, 0), "a", 0, "d").complete and coordinator.record.unjudged() == [group]
+    assert coordinator.close(group, True).outcome is Outcome.STORED and coordinator.record.unjudged() == []
     assert coordinator.close(group, True).outcome is Outcome.DUPLICATE
     assert coordinator.close(group, False).outcome is Outcome.CONFLICT
 
