@@ -33,7 +33,7 @@ from jaxagent.engine.scheduler import Scheduler
 from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.neighbours import Done
-from jaxagent.fleet.plan_of import plan_of
+from jaxagent.fleet.settings import plan_of
 from jaxagent.fleet.weight_fetch import WeightFetcher
 from jaxagent.fleet.weight_server import WeightServer
 from jaxagent.fleet.wire import Job, TaskRef

@@ -75,7 +75,6 @@ class Coordinator:
     """Who plays what, and what is trained. Not thread-safe.
 
     Args:
-      plan: the run's rules.
       initial: digest of version 0; "": the trainer publishes it, and until then there is nothing to play.
       epoch: which coordinator process of the run this is; each has its own.
       past: the events of the processes before.
@@ -119,8 +118,6 @@ class Coordinator:
         """A worker lives, and holds these leases. Returns those to give up: stored, or played by somebody else.
 
         Args:
-          now: seconds.
-          name: the worker's id.
           holding: leases of all that it plays or has not handed in.
           fetching: weights come for what it holds, and then it asks for more: it counts as one that asks.
 
@@ -137,9 +134,6 @@ class Coordinator:
         fill evenly. None is an answer, too, to be asked for again.
 
         Args:
-          now: seconds.
-          name: the worker's id.
-          places: how many more episodes it can play.
           holding: leases of all that it plays or has not handed in. Others of its leases were in an answer that it
             never got; they wait again. With `pinned` it gets no other version while it still plays what it should
             give up.
@@ -205,8 +199,6 @@ class Coordinator:
         """An episode was played. The first result of an episode stays, whoever played it under whichever lease.
 
         Args:
-          episode: which one.
-          lease: under which it was played.
           version: of its oldest token.
           digest: of the result; equal results have equal digests.
         """
@@ -251,7 +243,6 @@ class Coordinator:
         """A stored result can no longer be read: the episode waits again, where playing it gives what it was.
 
         Args:
-          episode: which one.
           digest: of the result that cannot be read. LATE: it is another one by now, or forgotten.
         """
         group = self.record.groups.get(episode.group)

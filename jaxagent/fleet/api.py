@@ -44,11 +44,6 @@ KINDS: dict[type[Exception], str] = {
 class Api:
     """The web application.
 
-    Args:
-      core: what all calls share.
-      token: the shared secret.
-      judge: see `Playing`.
-
     Raises:
       ConfigError: the token is too short, or no header can have it.
     """

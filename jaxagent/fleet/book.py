@@ -43,7 +43,6 @@ class Book:
 
     Args:
       folder: for ledger and episodes; made where there is none.
-      plan: the run's rules.
       exact: see `Coordinator`.
 
     Attributes:

@@ -59,7 +59,6 @@ class Client:
 
     Args:
       url: of the coordinator, "http://host:port".
-      token: the shared secret.
       patience_s: how long a call is repeated while it fails.
       address: the file in which a coordinator that starts again writes where it listens then, and of which run it is.
         It is not used where it names another coordinator than `url` now.
@@ -122,7 +121,6 @@ class Client:
         """Shows that the process lives.
 
         Args:
-          name: what `join` gave.
           holding: leases of all that it plays.
           phase, phase_s: what it does, and for how long.
           numbers: for people; "versions": the list of those that it serves from its "source"; "sending": how many
@@ -150,7 +148,6 @@ class Client:
         """Episodes to play: a group's attempts at most. None may come sooner than `wait_s`: then ask again.
 
         Args:
-          name: what `join` gave.
           places: how many more can be played.
           holding: leases of all that is played, or not handed in yet.
           wait_s: for so long the coordinator waits for something to play; `wire.LONGEST_POLL_S` at most.
@@ -167,9 +164,7 @@ class Client:
         """Hands a result in. When this returns, it is on disk, or the answer says why it is not wanted.
 
         Args:
-          work: what was played.
           version: of its oldest token.
-          packed: the result.
         """
         path = f"{_path(work.episode)}?lease={work.lease}&version={version}"
         seconds = wire.CALL_S + len(packed.body) / BYTES_PER_S
@@ -207,7 +202,6 @@ class Client:
 
         Args:
           version: 0 starts the run.
-          digest: of the weights.
           lineage: of all versions that this history of training makes.
           tasks: by step, those of its rounds: of the steps that the version admits, version + staleness, and with
             version 0 all up to that one. Each round has a task for each of its groups (with dynamic sampling, further

@@ -26,7 +26,7 @@ from jaxagent.fleet.intake import Bell, Call, Intake, Row
 from jaxagent.fleet.members import Member, Members
 from jaxagent.fleet.record import BoundError
 from jaxagent.fleet.status import Watch, note_damaged
-from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.vitals import WEIGHTS
 from jaxagent.fleet.wire import BadMessageError, RefusedCallError
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
@@ -44,9 +44,7 @@ class Core:
     """The state of a running coordinator. Lives on one event loop.
 
     Args:
-      book: what is on disk.
       folder: whose free space counts.
-      members: who is there.
       clock: seconds that do not run backwards.
 
     Attributes:

@@ -18,7 +18,7 @@ from jaxagent.config.command import bound_socket
 from jaxagent.fleet import restarts, server, settings, vitals
 from jaxagent.fleet.child import LOGS, Program
 from jaxagent.fleet.client import Client, url_in
-from jaxagent.fleet.plan_of import plan_of
+from jaxagent.fleet.settings import plan_of
 from jaxagent.fleet.status import played_again
 from jaxagent.fleet.supervise import Gang, Supervisor
 from jaxagent.io import files
@@ -34,7 +34,6 @@ def run(cfg: Config, argv: Sequence[str], module: str = "jaxagent.join") -> int:
     """Runs the whole command; returns its exit code.
 
     Args:
-      cfg: its config.
       argv: its command line, which every process gets.
       module: the program that every process runs.
 

@@ -42,7 +42,6 @@ class Playing:
     """Handlers.
 
     Args:
-      core: what all calls share.
       judge: whether a complete group is learnt from, a function of its episodes; called in one thread. None: always.
     """
 

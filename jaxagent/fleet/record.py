@@ -48,7 +48,6 @@ class Record:
     """What is stored, closed, trained and published.
 
     Args:
-      plan: the run's rules.
       initial: digest of version 0; "": it is published like the others, and until then nothing is admitted.
       steps: that a log of before has episodes of. More than the plan's where the run had more: these groups stay known,
         and are not wanted.

@@ -58,7 +58,6 @@ class WeightFetcher:
 
     Args:
       folder: of versions, this process's own.
-      token: of the run.
       own_url: under which this process's server is named as a source; "" = it has none.
       manifests: where servers have what it fetches: "manifest" = versions, "base" = frozen weights.
     """
@@ -278,9 +277,7 @@ def copy(value: Manifest, read: Callable[[Chunk], bytes], folder: pathlib.Path, 
     try:
         with contextlib.suppress(OSError):  # no locks on this file system: two copies do the work twice
             if not files.try_lock(fd):
-                raise WeightsError(
-                    f"{stage} is being filled by another copy: version {value.version} will be there soon."
-                )
+                raise WeightsError(f"{stage} is filled by another copy: version {value.version} will be there soon.")
         target = weights.path_of(folder, value.version)
         if target.exists():
             weights.compare(target, value)

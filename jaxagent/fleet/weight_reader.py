@@ -125,8 +125,6 @@ def hold(
     """Exactly the version that is asked for, to be read.
 
     Args:
-      folder: of all versions.
-      version, lineage: which.
       base: of adapters: the digest of the weights that the reader has; "" = full weights are wanted; None = adapters
         are wanted, to whatever weights: the reader has none yet.
       like: by path, the arrays that the reader has room for, or what has their dtype and shape (a tuple of dtypes:

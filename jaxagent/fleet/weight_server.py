@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from jaxagent.config.command import bound_socket
 from jaxagent.fleet.weights import BASE, MANIFEST, path_of
-from jaxagent.fleet.wire import ANY, url_of
+from jaxagent.fleet.wire import ANY, LOCAL, url_of
 from jaxagent.io.connections import has_token
 
 SHARED = ("probe.json",)
@@ -42,10 +42,8 @@ class WeightServer:
 
     Args:
       folders: of versions; looked through in this order.
-      token: of the run.
       host, port: where to listen; port 0 = a free one, host 0.0.0.0 = on all addresses, those of IPv6 too.
       address: the host's name as others reach it; "" = `host`.
-      most: answers at once.
 
     Raises:
       ConfigError: the address is taken, or not this machine's.
@@ -120,6 +118,11 @@ class WeightServer:
         with self._lock:
             self._sent += sent_bytes
             self._refused += not sent_bytes
+
+
+def listening_host(address: str) -> str:
+    """Where a process listens whom others reach by this name: on all addresses, unless the name is of this machine."""
+    return LOCAL if address in ("", LOCAL, "localhost") else "0.0.0.0"
 
 
 def _places(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -76,14 +76,12 @@ def publish(
     version of that when all have written: if one of them dies before, there is no such version.
 
     Args:
-      folder: of all versions.
       shares: what this process holds of each leaf; together the processes have each chunk once.
       lineage, version: what readers ask for.
       base: of adapters: the digest of the weights that they change; "" = full weights.
       merged: of adapters: a digest of what they make of these, with which a reader compares what it makes.
       tick: called after each chunk that is on disk, from threads.
       replaces: whether this version takes the place of another one that is there, of which the conflict tells.
-      rank: of this process.
       meet: waits for all processes, and gives what each of them said.
 
     Returns:
@@ -211,7 +209,6 @@ def delete(folder: str | pathlib.Path, below: int, keep: Collection[int] = (FIRS
     """Deletes versions, and what dead processes left of them; returns (deleted, kept since somebody holds them).
 
     Args:
-      folder: of all versions.
       below: this version and newer ones stay.
       keep: others that stay: by the first one, engines that come later are compared.
     """

@@ -27,8 +27,7 @@ from jaxagent.fleet.client import Client
 from jaxagent.fleet.manifest import WeightsError
 from jaxagent.fleet.neighbours import Player
 from jaxagent.fleet.plan import Rule
-from jaxagent.fleet.vitals import Vitals
-from jaxagent.fleet.whereabouts import WEIGHTS, Whereabouts
+from jaxagent.fleet.vitals import WEIGHTS, Vitals, Whereabouts
 from jaxagent.fleet.wire import Job
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ import pathlib
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,14 @@ from tests.fleet import world
 TOKEN = "a token of the tests"
 FACTS = {"config": "c0", "jaxlib": "1", "threads": 2, "host": "here"}
 WAIT_S = 60.0
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Waits for what comes true in the end."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def task_of(step: int, round_: int, index: int) -> TaskRef:

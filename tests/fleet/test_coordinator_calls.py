@@ -30,10 +30,10 @@ from jaxagent.fleet.admission import LeasedEpisode, Outcome, UnknownWorkerError
 from jaxagent.fleet.client import CallError, Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.ledger import Ledger
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
-from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.vitals import WEIGHTS
 from jaxagent.io import connections
 from jaxagent.types import Task
-from tests.fleet.served import FACTS, TOKEN, WAIT_S, Served, packed, played, task_of, tasks_of
+from tests.fleet.served import FACTS, TOKEN, WAIT_S, Served, packed, played, task_of, tasks_of, until
 
 PLAN = Plan(steps=3, groups_per_step=1, attempts=2, staleness=1)
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -170,8 +170,7 @@ def test_a_second_take_of_one_engine_ends_the_first(served):
     got = []
     waiting = threading.Thread(target=lambda: got.append(client.take(name, 1, [], wait_s=20)))
     waiting.start()
-    while not client.status()["calls"].get("take"):
-        time.sleep(0.01)
+    until(lambda: client.status()["calls"].get("take"))
     assert twin.take(name, 1, []) == []
     waiting.join(20)
     assert got == [[]]
@@ -320,7 +319,7 @@ def test_a_trainer_that_was_silent_for_a_lease_takes_no_newer_ones_place(tmp_pat
         name = old.join("trainer", FACTS).name
         assert old.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.STORED
         now[0] += 2 * PLAN.lease_s
-        _until(lambda: not served.client().status()["members"]["trainer"])
+        until(lambda: not served.client().status()["members"]["trainer"])
         new = served.client()
         newer = new.join("trainer", FACTS).name
         if restart:
@@ -341,18 +340,11 @@ def test_a_trainer_that_was_silent_and_not_replaced_goes_on_under_its_name(tmp_p
         name = trainer._name
         for away in (lambda: now.__setitem__(0, now[0] + 2 * PLAN.lease_s), lambda: served.stop() or served.start()):
             away()
-            _until(lambda: not served.client().status()["members"]["trainer"])
+            until(lambda: not served.client().status()["members"]["trainer"])
             answer = trainer.publish(0, "w0", "lineage", tasks_of(PLAN, 0))
             assert answer.outcome in (Outcome.STORED, Outcome.DUPLICATE)
             assert list(served.client().status()["members"]["trainer"]) == [name]
             assert trainer.beat(name, []).newest == 0
-
-
-def _until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_engines_that_wait_are_asked_for_when_there_is_something_and_not_before(tmp_path, monkeypatch):
@@ -376,7 +368,7 @@ def test_engines_that_wait_are_asked_for_when_there_is_something_and_not_before(
         play(client, name)
         for thread in threads:
             thread.start()
-        _until(lambda: len(set(looks)) == 13)  # each has looked once
+        until(lambda: len(set(looks)) == 13)  # each has looked once
         time.sleep(0.3)
         before = len(looks)
         for _ in range(4):
@@ -387,7 +379,7 @@ def test_engines_that_wait_are_asked_for_when_there_is_something_and_not_before(
             assert client.batch(step, wait_s=20)
             begun = time.monotonic()
             client.publish(step + 1, f"w{step + 1}", "lineage", tasks_of(plan, step + 1))
-        _until(lambda: sum(bool(jobs) for _, jobs in got) == 6)
+        until(lambda: sum(bool(jobs) for _, jobs in got) == 6)
         client.end("over")
         for thread in threads:
             thread.join(20)
@@ -446,7 +438,7 @@ def test_a_coordinator_is_reached_by_ipv6_and_by_ipv4(tmp_path):
             served.start()
             try:
                 port = address.getsockname()[1]
-                _until(lambda: (folder / server.ADDRESS).exists())
+                until(lambda: (folder / server.ADDRESS).exists())
                 told = json.loads((folder / server.ADDRESS).read_text())["url"]
                 assert told == f"http://[::1]:{port}" or "[" not in told
                 for host in hosts:
@@ -875,9 +867,7 @@ def test_what_is_kept_is_forgotten_on_disk_too_and_a_restart_knows_the_rest(tmp_
         with pytest.raises(CallError, match="404"):
             client.episode(old)
         folder = tmp_path / server.LEDGER / "episodes"
-        deadline = time.monotonic() + 60
-        while len(list(folder.rglob("*.z"))) > 8 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: len(list(folder.rglob("*.z"))) <= 8)
         before = client.status()
         served.stop()
         with Ledger(tmp_path / server.LEDGER) as log:

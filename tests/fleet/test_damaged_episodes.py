@@ -20,8 +20,7 @@ from jaxagent.fleet.members import Members
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.playing import Playing
 from jaxagent.fleet.repairs import LostEpisodeError
-from jaxagent.fleet.vitals import Vitals
-from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.vitals import WEIGHTS, Vitals
 from jaxagent.fleet.wire import Sources
 from jaxagent.runs.fleet import source
 from jaxagent.runs.fleet.sink import lacking

@@ -11,7 +11,7 @@ from jaxagent.config.model import MeshConfig
 from jaxagent.config.rl import OversampleConfig, RefillConfig, RLConfig
 from jaxagent.fleet import events
 from jaxagent.fleet.plan import GroupId, Plan
-from jaxagent.fleet.plan_of import plan_of
+from jaxagent.fleet.settings import plan_of
 
 
 @pytest.mark.parametrize(
@@ -62,5 +62,5 @@ def test_the_plan_of_a_runs_settings():
     object.__setattr__(rl, "oversample", OversampleConfig(extra_tasks=1))
     with pytest.raises(ConfigError, match="oversample"):
         plan_of(cfg)
-    with pytest.raises(ConfigError, match="fleet is None"):
+    with pytest.raises(ConfigError, match="a run of many processes needs"):
         plan_of(types.SimpleNamespace(rl=rl, fleet=None))

@@ -255,20 +255,13 @@ def command(tmp_path, started):
             [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         running.append(process)
-        waits(lambda: all((tmp_path / f"fleet/vitals/{name}.json").exists() for name in ("engine", "trainer")))
+        served.until(lambda: all((tmp_path / f"fleet/vitals/{name}.json").exists() for name in ("engine", "trainer")))
         return process
 
     yield start
     for process in running:
         process.kill()
         process.wait(DEADLINE_S)
-
-
-def waits(condition) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert condition()
 
 
 def left(tmp_path: pathlib.Path, started) -> list[int]:
@@ -319,7 +312,7 @@ def test_kill_9_of_the_supervisor_leaves_no_role_behind(tmp_path, started, comma
     process = command(DEAF)
     process.kill()
     process.wait(DEADLINE_S)
-    waits(lambda: not any(alive(pid) for pid in (*started("engine"), *started("trainer"))))
+    served.until(lambda: not any(alive(pid) for pid in (*started("engine"), *started("trainer"))))
     os.kill(int((tmp_path / "grandchild").read_text()), signal.SIGKILL)  # what an engine starts ends with its pipe
 
 
@@ -424,7 +417,7 @@ def test_a_coordinator_whose_port_is_taken_moves_and_those_who_wait_for_it_follo
         return subprocess.Popen(here.coordinator(number)[0].command, env=environment, stderr=subprocess.DEVNULL)
 
     first = start(0)
-    waits(lambda: bool(here.url()))
+    served.until(lambda: bool(here.url()))
     link = Client(here.url(), "a secret of the tests", 30.0, folder / local.ADDRESS_FILE)
     run, before = link.status()["run"], link.url
     here.trainers(0)

@@ -24,6 +24,7 @@ from jaxagent.fleet.weight_server import WeightServer
 from jaxagent.fleet.weights import publish
 from jaxagent.fleet.wire import Sources
 from jaxagent.io import files
+from tests.fleet.served import until
 
 TOKEN = "a secret of the run"
 TREE = {("a",): np.arange(500, dtype=np.int16), ("b",): np.ones(3, np.float32)}
@@ -179,13 +180,6 @@ def served(server):
         return False
 
 
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 # ------------------------------------------------------------------------------------- fetching
 
 
@@ -261,14 +255,14 @@ def test_a_server_that_is_killed_in_the_middle_costs_what_had_not_come(tmp_path,
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_one_of_two_that_copy_into_one_folder_is_sent_away_or_does_the_work_twice(
-    tmp_path, trainer, monkeypatch, locks
-):
+def test_one_of_two_copies_into_one_folder_is_sent_away_or_does_the_work_twice(tmp_path, trainer, monkeypatch, locks):
     """Two workers of a host, on a file system that has locks, or none."""
     value = manifest.decode(get(f"{trainer.url}/v1/manifest/3")[1], "it")
     chunks, folder = list(value.chunks.values()), tmp_path / "there"
     if not locks:
-        monkeypatch.setattr(files, "try_lock", lambda *of: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
+        monkeypatch.setattr(
+            files, "try_lock", lambda *of, **how: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks"))
+        )
     others, gate = [], threading.Lock()
 
     def source(chunk):
@@ -284,7 +278,6 @@ def test_one_of_two_that_copy_into_one_folder_is_sent_away_or_does_the_work_twic
 
     with contextlib.nullcontext() if locks else contextlib.suppress(FileNotFoundError):  # both filled the folder
         copy(value, read, folder, chunks)
-    monkeypatch.undo()
     with hold(folder, 3, "run") as held:
         assert equal(held.read())
     copy(value, pytest.fail, folder, chunks)

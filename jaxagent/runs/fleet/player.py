@@ -23,12 +23,13 @@ from jaxagent.data import packing
 from jaxagent.data.packing import Packed
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import EngineError
+from jaxagent.fleet import settings
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.manifest import WeightsError
 from jaxagent.fleet.neighbours import Done
 from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.weight_fetch import WeightFetcher
-from jaxagent.fleet.weight_server import WeightServer
+from jaxagent.fleet.weight_server import WeightServer, listening_host
 from jaxagent.fleet.wire import Job
 from jaxagent.fleet.worker import EngineWorker
 from jaxagent.rollout.workers import LATE, STOP_TIMEOUT_S, Rollout, guarded, no_episode
@@ -41,8 +42,6 @@ from jaxagent.types import Episode, StopReason, Task
 
 logger = logging.getLogger(__name__)
 
-FLEET, WEIGHTS, ENGINES = "fleet", "weights", "engines"  # folders: of the workdir, and below
-LOCAL_HOSTS = ("", "127.0.0.1", "localhost")
 CANCEL_S = 5.0  # for the loop of the episodes to take an order
 Facts = Callable[[jax.sharding.Mesh], Mapping[str, Any]]
 
@@ -268,12 +267,8 @@ def run(
 
     Args:
       cfg: of the run, with this process's own mesh.
-      link: to the coordinator.
-      token: of the run.
       name: of the process, and of its folder.
-      host: by which others reach it.
       facts: of the process, on its mesh.
-      watch: is told of phases and progress.
       begun: is called with the worker before it joins, so that a signal can end it.
 
     Raises:
@@ -281,17 +276,13 @@ def run(
       CoordinatorGoneError: the coordinator was away for too long.
       EngineError: generation has failed for good.
     """
-    fleet = cfg.fleet
-    assert fleet is not None
-    fleet_folder = pathlib.Path(cfg.workdir) / FLEET
-    own, trainers_folder = fleet_folder / ENGINES / name / WEIGHTS, fleet_folder / WEIGHTS
+    fleet, fleet_folder = settings.of(cfg), pathlib.Path(cfg.workdir) / settings.FOLDER
+    own, trainers_folder = fleet_folder / settings.ENGINES / name / settings.WEIGHTS, fleet_folder / settings.WEIGHTS
     own.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         parts = stack.enter_context(open_parts(cfg, lambda line: logger.info("%s", line)))
-        server = stack.enter_context(
-            WeightServer([own], token, "127.0.0.1" if host in LOCAL_HOSTS else "0.0.0.0", address=host)
-        )
+        server = stack.enter_context(WeightServer([own], token, listening_host(host), address=host))
         driver = stack.enter_context(parts.engine(blank(parts.spec, parts.mesh), -1))
         parts.roles.start()
         fetcher = WeightFetcher(own, token, server.url)

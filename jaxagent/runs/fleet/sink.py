@@ -31,8 +31,7 @@ from jaxagent.fleet.admission import Outcome
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.leaves import Path
 from jaxagent.fleet.manifest import MissingError, Share, WeightsError
-from jaxagent.fleet.vitals import Vitals
-from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.vitals import WEIGHTS, Vitals
 from jaxagent.fleet.wire import TaskRef
 from jaxagent.fleet.worker import WAITING
 from jaxagent.learner import peers
@@ -77,7 +76,6 @@ def content_of(state: TrainState, dtype: str, base: str = "") -> VersionContent:
     """What this process publishes of the trainer's state. Where others hold parts of it, each has to call this.
 
     Args:
-      state: the trainer's.
       dtype: of full weights.
       base: under LoRA, the digest of its frozen weights.
     """
@@ -343,9 +341,6 @@ def lacking(link: Client, folder: pathlib.Path, version: int, tick: Callable[[],
     """Why nobody can have a version's weights; "" where somebody can. Reads all of them where no engine has them.
 
     Args:
-      link: to the coordinator.
-      folder: of all versions, here.
-      version: which.
       tick: called again and again while they are read.
     """
     sources = link.weights(version)

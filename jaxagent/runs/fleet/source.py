@@ -24,8 +24,7 @@ from jaxagent.fleet.admission import Batch, Outcome
 from jaxagent.fleet.client import CallError, Client
 from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.repairs import WHAT_TO_DO
-from jaxagent.fleet.vitals import Vitals
-from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.vitals import WEIGHTS, Vitals
 from jaxagent.learner import peers
 from jaxagent.models import global_arrays
 from jaxagent.observe.text import duration
@@ -165,8 +164,6 @@ class Batches:
         Each of them reads its part, and has the others' from the other processes.
 
         Args:
-          step: the step.
-          batch: of the step.
           from_files: the files may be read, where they are to be seen; else the coordinator does that.
         """
         in_folder = from_files and (self.folder / episodes.FOLDER).is_dir()
@@ -176,9 +173,9 @@ class Batches:
             digest = batch.results[which].digest
             try:
                 if in_folder:
-                    return episodes.read(self.folder, (which.group, which.sample), digest)
+                    return episodes.read(self.folder, which, digest)
                 packed = self.link.episode(which)
-                where = str(episodes.path_of(self.folder / episodes.FOLDER, (which.group, which.sample), digest))
+                where = str(episodes.path_of(self.folder / episodes.FOLDER, which, digest))
                 return packing.unpack(Packed(digest, packed.body), where)
             except (ConfigError, CallError) as error:
                 wrong[which] = str(error)
@@ -216,7 +213,7 @@ class Batches:
         again = False
         lacks = dict[int, str]()  # by step: to know it, all weights of its version may be read
         for which, why in sorted(wrong.items()):
-            damage = f"step {step}: {name_of(which)} is damaged on disk ({why.rstrip('.')})"
+            damage = f"step {step}: {episodes.name_of(which)} is damaged on disk ({why.rstrip('.')})"
             if which.group.step not in lacks:
                 lacks[which.group.step] = self.lacks(which.group.step, self.signs.tick)
             if why := lacks[which.group.step]:
@@ -256,9 +253,9 @@ class Batches:
             task = self.task_of(which.group) or first_task
             if episode.task.id != task or not self._numbers_fit(which, episode.sample):
                 raise ConfigError(
-                    f"step {step}: what is stored as {name_of(which)}, of task {task!r}, is attempt {episode.sample} "
-                    f"of the run, at task {episode.task.id!r}: a process has handed in another episode's result. The "
-                    "run cannot go on from here: begin anew in another workdir."
+                    f"step {step}: what is stored as {episodes.name_of(which)}, of task {task!r}, is attempt "
+                    f"{episode.sample} of the run, at task {episode.task.id!r}: a process has handed in another "
+                    "episode's result. The run cannot go on from here: begin anew in another workdir."
                 )
 
     def _numbers_fit(self, which: EpisodeId, number: int) -> bool:
@@ -297,11 +294,6 @@ class Batches:
             numbers["fleet/engine_idle_frac"] = min(1.0, sum(idle_growth) / (len(idle_growth) * (now - self._since)))
         self._before, self._since = idle, now
         return numbers
-
-
-def name_of(which: EpisodeId) -> str:
-    """For messages."""
-    return episodes.name_of((which.group, which.sample))
 
 
 def _sha256(data: bytes) -> str:
