@@ -306,7 +306,7 @@ class Core:
         wrong = await self.in_thread(self.disk, self.book.why_damaged, which)
         answer = Answer(Outcome.LATE)
         if wrong or which in self.book.rules.record.damaged():
-            answer = self.book.damaged(which, digest)
+            answer = self.book.rules.damaged(which, digest)
         await self.on_disk()
         note_damaged(self.folder, which, wrong, answer)
         self.ring()
@@ -320,11 +320,11 @@ class Core:
             self.spawn(self._forget(forgotten))
         return wire.answer_to(answer)
 
-    async def _forget(self, keys: list[episodes.Key]) -> None:
+    async def _forget(self, digests: list[tuple[episodes.Key, str]]) -> None:
         """Files, and lines where there are many: that they are forgotten is on disk."""
         async with self._compacting:
-            await self.in_thread(self.disk, self.book.forget, keys)
-            logger.info("%d episodes are forgotten", len(keys))
+            await self.in_thread(self.disk, self.book.files.forget, digests)
+            logger.info("%d episodes are forgotten", len(digests))
             if (compacting := self.book.compact()) is None:
                 return
             try:

@@ -126,7 +126,7 @@ class Playing:
                 await self.core.in_thread(self.core.disk, self._write, which, packed)
                 answer = rules.put(which, lease, version, packed.digest)
                 if self.core.book.digest(which) != packed.digest:  # forgotten or trained while the file was written
-                    await self.core.in_thread(self.core.disk, self.core.book.forget, [which])
+                    await self.core.in_thread(self.core.disk, self.core.book.files.forget, [(which, packed.digest)])
                 if answer.complete and self._judge is None:
                     rules.close(which.group, usable=True)
                 elif answer.complete:
@@ -163,9 +163,7 @@ class Playing:
                 f"episode is not stored. Make room; it is sent again.",
             )
         try:
-            self.core.book.store(which, packed)
-        except ConfigError as error:
-            raise RefusedCallError("damaged", str(error)) from None
+            self.core.book.files.put(which, packed)
         except OSError as error:
             if error.errno in FULL:
                 raise RefusedCallError(
@@ -198,7 +196,7 @@ class Playing:
             digest = self.core.book.digest(which)
             if not wrong or digest is None:
                 continue
-            answer = self.core.book.damaged(which, digest)
+            answer = self.core.book.rules.damaged(which, digest)
             note_damaged(self.core.folder, which, wrong, answer)
             any_damaged = True
             if answer.outcome is Outcome.REFUSED:

@@ -1,6 +1,7 @@
 """Each call of the coordinator over HTTP, by hand: what it answers, what it refuses, and what it survives."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import errno
@@ -722,6 +723,30 @@ def test_a_full_disk_stores_nothing_and_goes_on_when_there_is_room(served, monke
     waiting.join(20)
     assert sent[0].outcome is Outcome.STORED
     assert client.put(other.work, 0, packed(other.work.episode, "w")).complete
+
+
+def test_one_of_two_that_come_at_once_waits_for_what_becomes_of_the_other(served, monkeypatch):
+    """The second is a duplicate only when the first is on disk; where that failed, it is stored itself."""
+    client, name = began(served)
+    (job, _) = client.take(name, 2, [])
+    good, entered, fail, put = packed(job.work.episode, "w"), threading.Event(), [True], book.EpisodeFiles.put
+
+    def slow(*of):
+        if fail.pop() if fail else False:
+            entered.set()
+            time.sleep(0.3)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(*of)
+
+    monkeypatch.setattr(book.EpisodeFiles, "put", slow)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        first = threads.submit(served.client(patience_s=0.0).put, job.work, 0, good)
+        assert entered.wait(20)
+        second = threads.submit(client.put, job.work, 0, good)
+        with pytest.raises(CoordinatorGoneError, match="507"):
+            first.result(20)
+        assert second.result(20).outcome is Outcome.STORED
+    assert client.put(job.work, 0, good).outcome is Outcome.DUPLICATE
 
 
 def test_a_ledger_that_fails_ends_the_process_and_nothing_was_promised(served, monkeypatch):
