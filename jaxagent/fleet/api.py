@@ -7,6 +7,7 @@ with {"kind": a word for the client, "error": one line}. Every answer carries it
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import shutil
@@ -170,7 +171,7 @@ class Api:
         urls, trainers = self.core.members.sources(version, request.headers.get(wire.NAME, ""))
         sources = wire.Sources(version, versions[version], self.core.book.lineage(version), tuple(urls), trainers)
         await self.core.on_disk()
-        return reply(wire.sources_to(sources))
+        return reply(dataclasses.asdict(sources))
 
     async def status(self, request: web.Request) -> web.Response:
         """GET: everything that a person asks first."""

@@ -48,13 +48,7 @@ class Intake:
         """
         body = await self._body(request, wire.MAX_CALL_BYTES, CALL_BODY_S)
         self.release(body)
-        try:
-            value = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise BadMessageError(f"the body is no JSON ({error})") from None
-        if not isinstance(value, dict):
-            raise BadMessageError("the body must be a JSON object")
-        return Call(value, request.headers)
+        return Call(wire.json_object(body), request.headers)
 
     async def _body(self, request: web.Request, most: int, seconds: float) -> bytes:
         """Raises RefusedCallError: too slow, cut off, not what was sent, or too much at once."""

@@ -175,7 +175,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """One request."""
-        if not has_token(self.headers, self.weights.token):
+        if not has_token({"Authorization": self.headers.get("Authorization", "")}, self.weights.token):
             self.close_connection = True
             return self._say(401, "the token is wrong")
         with self.weights.place() as place:

@@ -258,26 +258,6 @@ def test_other_runs_label_them(tmp_path):
         assert client.status()["members"]["engine"][name]["differs"] == {"jaxlib": ["1", "2"]}
 
 
-def test_a_trainer_that_was_replaced_is_told_so(served):
-    old, new = served.client(), served.client()
-    name = old.join("trainer", FACTS).name
-    assert old.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.STORED
-    new.join("trainer", FACTS)
-    for call in (
-        lambda: old.beat(name, []),
-        lambda: old.batch(0),
-        lambda: old.publish(0, "w0", "lineage", tasks_of(PLAN, 0)),
-        lambda: old.keep(1),
-        lambda: old.end("no"),
-    ):
-        with pytest.raises(ReplacedError, match="must end"):
-            call()
-    assert new.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.DUPLICATE
-    other = served.client()  # of the same gang, with another rank
-    other.join("trainer", FACTS | {"rank": 1})
-    assert new.batch(0) is None
-
-
 def test_who_has_not_joined_as_the_trainer_ends_nothing_and_publishes_nothing(served):
     trainer, engine, stranger = served.trainer(), served.client(), served.client()
     engine.join("engine", FACTS)
@@ -311,26 +291,35 @@ def test_a_trainer_that_finds_its_run_over_joins_to_say_so_and_nobody_is_compare
         assert engine.beat(name, []).ended == "all is trained"
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_trainer_that_was_silent_for_a_lease_takes_no_newer_ones_place(tmp_path, restart):
-    """As one that was stopped, or cut off, while a launcher started another one: by its beat or by any other call."""
+@pytest.mark.parametrize("when", ["at once", "after a lease", "after a restart"])
+def test_a_trainer_takes_no_newer_ones_place(tmp_path, when):
+    """Whether it was replaced, or stopped, or cut off while a launcher started another one: whatever it calls."""
     now = [0.0]
     with Served(tmp_path, PLAN, clock=lambda: now[0]) as served:
         old = served.client()
         name = old.join("trainer", FACTS).name
         assert old.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.STORED
-        now[0] += 2 * PLAN.lease_s
-        until(lambda: not served.client().status()["members"]["trainer"])
+        if when != "at once":
+            now[0] += 2 * PLAN.lease_s
+            until(lambda: not served.client().status()["members"]["trainer"])
         new = served.client()
         newer = new.join("trainer", FACTS).name
-        if restart:
+        if when == "after a restart":
             served.stop()
             served.start()
             assert new.batch(0) is None, "it joins again by itself"
-        for call in (lambda: old.beat(name, []), lambda: old.batch(0), lambda: old.end("no"), lambda: old.keep(1)):
-            with pytest.raises(ReplacedError, match=f"replaced by {newer}, which joined later"):
+        for call in (
+            lambda: old.beat(name, []),
+            lambda: old.batch(0),
+            lambda: old.publish(0, "w0", "lineage", tasks_of(PLAN, 0)),
+            lambda: old.keep(1),
+            lambda: old.end("no"),
+        ):
+            with pytest.raises(ReplacedError, match=f"replaced by {newer}, which joined later: it must end"):
                 call()
         assert list(served.client().status()["members"]["trainer"]) == [newer]
+        assert new.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.DUPLICATE
+        served.client().join("trainer", FACTS | {"rank": 1})  # of the same gang
         assert new.beat(newer, []).ended == "" and new.batch(0) is None
 
 
@@ -538,7 +527,7 @@ def test_results_that_nobody_may_hand_in(served):
         ("/v1/beat", {"name": "NAME", "numbers": {"sending": None}}, "'numbers' must hold numbers"),
         ("/v1/beat", {"name": "NAME", "numbers": {"sending": [3]}}, "'numbers' must hold numbers"),
         ("/v1/beat", {"name": "NAME", "numbers": {"versions": 0}}, "'numbers' must hold numbers"),
-        ("/v1/beat", {"name": "NAME", "numbers": {"tokens": float("nan")}}, "'numbers' must hold numbers"),
+        ("/v1/beat", {"name": "NAME", "numbers": {"tokens": float("nan")}}, "NaN is not a number of JSON"),
         ("/v1/keep", {"step": True}, "step"),
         ("/v1/end", {"reason": None}, "reason"),
     ],
@@ -794,16 +783,7 @@ def test_no_answer_leaves_before_its_line_is_on_disk(served, monkeypatch):
     assert len(answers) == 4
 
 
-def test_a_coordinator_that_was_taken_over_ends(served, tmp_path):
-    client, _ = began(served)
-    fence.take(tmp_path / server.LEDGER)
-    with pytest.raises(CoordinatorGoneError):
-        served.trainer(patience_s=0.1).publish(0, "w0", "lineage", tasks_of(PLAN, 0))
-    assert "epoch 2 has taken over" in str(served.ended())
-    assert client
-
-
-def test_a_coordinator_that_was_taken_over_ends_also_where_nobody_calls(served, tmp_path):
+def test_a_coordinator_that_was_taken_over_ends_where_nobody_calls(served, tmp_path):
     fence.take(tmp_path / server.LEDGER)
     began = time.monotonic()
     assert "epoch 2 has taken over" in str(served.ended()) and time.monotonic() - began < WAIT_S / 4
@@ -887,7 +867,10 @@ def test_what_is_kept_is_forgotten_on_disk_too_and_a_restart_knows_the_rest(tmp_
             assert (
                 client.publish(step + 1, f"w{step + 1}", "lineage", tasks_of(plan, step + 1)).outcome is Outcome.STORED
             )
+        assert client.keep(4).outcome is Outcome.REFUSED, "beyond the newest version"
         assert client.keep(2).outcome is Outcome.STORED and client.keep(2).outcome is Outcome.DUPLICATE
+        with pytest.raises(CallError, match="steps 2 to 3 can be"):
+            client.batch(1)
         old, new = EpisodeId(GroupId(0, 0, 0), 0), EpisodeId(GroupId(2, 0, 1), 1)
         with pytest.raises(CallError, match="404"):
             client.episode(old)

@@ -18,13 +18,10 @@ from jaxagent.fleet.settings import plan_of
     ("settings", "words"),
     [
         ({"steps": 0}, "steps"),
-        ({"staleness": -1}, "staleness"),
-        ({"rule": "newest"}, "rule"),
         ({"window": 2}, "in_flight"),
         ({"window": 2, "rule": "in_flight", "rounds": 2}, "dynamic sampling"),
         ({"window": 3, "rule": "in_flight"}, "at most"),
         ({"groups_per_round": 2}, "rounds"),
-        ({"lease_s": 0}, "lease_s"),
     ],
 )
 def test_plans_that_cannot_be_are_refused(settings, words):

@@ -337,23 +337,16 @@ def test_what_a_full_disk_swallows_is_told_by_the_supervisor(tmp_path, capfd, mo
     assert "an earlier line" not in said
 
 
-def test_what_a_kill_or_a_power_cut_leaves_of_small_files_is_no_reason_to_end(tmp_path):
-    row = {"time": "t", "process": "engine-0", "reason": "it was killed"}
-    (tmp_path / restarts.FILE).write_text(f"{json.dumps(row)}\n{json.dumps(row)[:20]}\n[]\n")
-    assert restarts.summary(tmp_path) == {
-        "restarts": {"engine-0": 1},
-        "first_reasons": {"engine-0": "it was killed"},
-    }
+def test_the_summary_has_counts_and_first_reasons_and_what_a_power_cut_leaves_is_no_reason_to_end(tmp_path):
+    assert restarts.summary(tmp_path) == {"restarts": {}, "first_reasons": {}}
+    first, second = (
+        json.dumps({"time": "", "process": "engine-0", "reason": reason}) for reason in ("first", "second")
+    )
+    (tmp_path / restarts.FILE).write_text(f"{first}\n{second}\n{first[:20]}\n[]\n")
+    assert restarts.summary(tmp_path) == {"restarts": {"engine-0": 2}, "first_reasons": {"engine-0": "first"}}
     for text in ("", "{", "[]", "{}"):
         (tmp_path / "sign.json").write_text(text)
         assert vitals.read(tmp_path / "sign.json") is None
-
-
-def test_the_summary_of_no_restarts(tmp_path):
-    assert restarts.summary(tmp_path) == {"restarts": {}, "first_reasons": {}}
-    rows = [{"time": "", "process": "engine-0", "reason": reason} for reason in ("first", "second")]
-    (tmp_path / restarts.FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert restarts.summary(tmp_path) == {"restarts": {"engine-0": 2}, "first_reasons": {"engine-0": "first"}}
 
 
 # ---------------------------------------------------------------- what is final, and what is not

@@ -46,19 +46,14 @@ class EngineVersions:
     spec: ModelSpec
     mesh: jax.sharding.Mesh  # of the engine
     link: Client  # to the coordinator
-    fetcher: WeightFetcher  # fetches into `own`
-    own: pathlib.Path  # this process's folder of versions
-    trainers_folder: pathlib.Path  # which this process may see or not
-    fetch_s: float  # longest time for fetching a version
+    reader: VersionReader
 
     def __post_init__(self) -> None:
-        of_base = self.fetcher.of_base()
-        self._fetchers = (self.fetcher, of_base)
         self._kind_of_base = None if self.cfg.model.lora else ""  # adapters to whatever weights, or full weights
         self._ahead = Ahead(self._fetch)
-        self._versions = VersionReader(self.trainers_folder, self.own, self.fetcher, self.fetch_s)
-        base = VersionReader(self.trainers_folder / weights.BASE, self.own / weights.BASE, of_base, self.fetch_s)
-        self._base = FrozenBase(self.cfg, self.spec, self.mesh, base) if self.cfg.model.lora else None
+        of_base = self.reader.of_base()
+        self._fetchers = (self.reader.fetcher, of_base.fetcher)
+        self._base = FrozenBase(self.cfg, self.spec, self.mesh, of_base) if self.cfg.model.lora else None
 
     def params(self, version: int) -> Params:
         """A version, whole, on the devices of the mesh.
@@ -72,9 +67,9 @@ class EngineVersions:
         ask = functools.partial(sources_of, self.link, version)
         with self._ahead.instead(version):
             if self._base is not None:
-                manifest, adapters = self._versions.read(ask, self._base.like, self._base.digest)
+                manifest, adapters = self.reader.read(ask, self._base.like, self._base.digest)
                 return self._base.merged(manifest, adapters, ask)
-            _, leaves = self._versions.read(ask, trees.of_floats(params.param_specs(self.spec)))
+            _, leaves = self.reader.read(ask, trees.of_floats(params.param_specs(self.spec)))
             return place(leaves, self.spec, self.mesh)
 
     def expect(self, version: int) -> None:
@@ -83,13 +78,15 @@ class EngineVersions:
 
     def _fetch(self, version: int, still_wanted: Callable[[], bool]) -> None:
         """Ahead of time: once through all sources, and whoever needs the version comes again."""
-        if not any(weights.path_of(folder, version).exists() for folder in (self.trainers_folder, self.own)):
+        if not any(
+            weights.path_of(folder, version).exists() for folder in (self.reader.trainers_folder, self.reader.own)
+        ):
             ask = functools.partial(sources_of, self.link, version)
             self._fetchers[0].fetch(ask, 0.0, self._kind_of_base, still_wanted=still_wanted)
 
     def forget(self, below: int) -> None:
         """Deletes older versions of this process's folder, but for the one by which engines are compared."""
-        weights.delete(self.own, below)
+        weights.delete(self.reader.own, below)
 
     def numbers(self) -> dict[str, Any]:
         """Versions that this process hands on, and what went over the network."""
@@ -100,10 +97,9 @@ class EngineVersions:
 
     def versions_to_hand_on(self) -> list[int]:
         """Versions of which this process has chunks to hand on; who has one of adapters has or fetches their base."""
-        if not self.own.is_dir():
-            return []
-        copying = [path.name.split("-")[1] for path in self.own.glob(".copying-*")]
-        return sorted({int(number) for number in copying} | set(weights.versions(self.own)))
+        own = self.reader.own
+        copying = [path.name.split("-")[1] for path in own.glob(".copying-*")]
+        return sorted({int(number) for number in copying} | set(weights.versions(own)))
 
 
 def place(leaves: Leaves, spec: ModelSpec, mesh: jax.sharding.Mesh) -> Params:
@@ -136,6 +132,11 @@ class VersionReader:
     own: pathlib.Path  # this process's
     fetcher: WeightFetcher  # into `own`
     fetch_s: float  # longest time for a fetch
+
+    def of_base(self) -> VersionReader:
+        """Another one, for the frozen weights that adapters change; they lie among the versions."""
+        folders = self.trainers_folder / weights.BASE, self.own / weights.BASE
+        return VersionReader(*folders, self.fetcher.of_base(), self.fetch_s)
 
     def read(
         self, ask: Callable[[], Sources], like: Mapping[Path, ArraySpec], base: str | None = ""

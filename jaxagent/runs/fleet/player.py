@@ -36,7 +36,7 @@ from jaxagent.rollout.workers import LATE, STOP_TIMEOUT_S, Rollout, guarded, no_
 from jaxagent.runs import attempts, devices
 from jaxagent.runs.checks import OPD
 from jaxagent.runs.fleet import probe
-from jaxagent.runs.fleet.engine_weights import EngineVersions, blank
+from jaxagent.runs.fleet.engine_weights import EngineVersions, VersionReader, blank
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.types import Episode, StopReason, Task
 
@@ -286,7 +286,8 @@ def run(
         driver = stack.enter_context(parts.engine(blank(parts.spec, parts.mesh), -1))
         parts.roles.start()
         fetcher = WeightFetcher(own, token, server.url)
-        versions = EngineVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, trainers_folder, fleet.hang_s / 2)
+        reader = VersionReader(trainers_folder, own, fetcher, fleet.hang_s / 2)
+        versions = EngineVersions(cfg, parts.spec, parts.mesh, link, reader)
         own_facts = {**facts(parts.mesh), "source": server.url}
         theirs = functools.partial(_trainers_probe, trainers_folder, own, link, fetcher)
         player = EnginePlayer(parts, driver, versions, theirs, own_facts, server.numbers)
