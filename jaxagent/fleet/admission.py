@@ -205,8 +205,8 @@ class Coordinator:
         if answer := self.expected(episode, lease, version, digest):
             return answer
         group = self.record.groups[episode.group]
-        there = group.results.get(episode.sample)
-        result = there if there is not None and there.digest == digest else StoredResult(digest, version, lease)
+        stored = group.results.get(episode.sample)
+        result = stored if stored is not None and stored.digest == digest else StoredResult(digest, version, lease)
         self._happen(
             EpisodeStored(episode.group, episode.sample, *result)
         )  # one that is played again stays what it was
@@ -223,17 +223,17 @@ class Coordinator:
             return Answer(Outcome.REFUSED, f"{_name(episode)} was given to nobody.")
         if not self.record.is_needed(episode.group):
             return Answer(Outcome.LATE)
-        if wrong := self._wrong_version(episode, version):
-            return Answer(Outcome.REFUSED, wrong)
-        there = group.results.get(episode.sample)
-        if there is None or (episode.sample in group.damaged and there.digest == digest):
+        if reason := self._wrong_version(episode, version):
+            return Answer(Outcome.REFUSED, reason)
+        stored = group.results.get(episode.sample)
+        if stored is None or (episode.sample in group.damaged and stored.digest == digest):
             return None
         if episode.sample not in group.damaged:
-            return self._compare(episode, there, lease, digest)
+            return self._compare(episode, stored, lease, digest)
         if self.repairs.takes_another(episode):
             return None
         difference = (
-            f"{_name(episode)} was {there.digest}, is damaged on disk, and was {digest} when it was played again."
+            f"{_name(episode)} was {stored.digest}, is damaged on disk, and was {digest} when it was played again."
         )
         self.repairs.lost[episode] = difference
         self._leases.finish(episode)
@@ -246,11 +246,11 @@ class Coordinator:
           digest: of the result that cannot be read. LATE: it is another one by now, or forgotten.
         """
         group = self.record.groups.get(episode.group)
-        there = None if group is None else group.results.get(episode.sample)
-        if group is None or there is None or there.digest != digest:
+        stored = None if group is None else group.results.get(episode.sample)
+        if group is None or stored is None or stored.digest != digest:
             return Answer(Outcome.LATE)
-        if wrong := self.repairs.refusal(episode):
-            return Answer(Outcome.REFUSED, wrong)
+        if refusal := self.repairs.refusal(episode):
+            return Answer(Outcome.REFUSED, refusal)
         if episode.sample in group.damaged:
             return Answer(Outcome.DUPLICATE)
         self._happen(EpisodeDamaged(episode.group, episode.sample))
@@ -349,14 +349,14 @@ class Coordinator:
     def _of_an_empty(self, worker: Worker, waiting: list[int]) -> int | None:
         """The step that an empty engine goes to, of those that wait."""
         share = -(-len(self._leases.workers) // (self.plan.staleness + 1))
-        helped = None
+        other = None
         for step in waiting:
             players = self._leases.players(step)
             if len(players) < share:
                 return step
-            if helped is None and all(p.free <= 0 or worker.asked_at - p.asked_at > self.plan.lease_s for p in players):
-                helped = step
-        return helped
+            if other is None and all(p.free <= 0 or worker.asked_at - p.asked_at > self.plan.lease_s for p in players):
+                other = step
+        return other
 
     def _wrong_version(self, episode: EpisodeId, version: int) -> str:
         """Why a result of this version cannot be the episode's; "" where it can."""
@@ -367,13 +367,13 @@ class Coordinator:
             return ""
         return f"{_name(episode)} has version {version}, which is none of {admitted} to {newest}."
 
-    def _compare(self, episode: EpisodeId, there: StoredResult, lease: str, digest: str) -> Answer:
+    def _compare(self, episode: EpisodeId, stored: StoredResult, lease: str, digest: str) -> Answer:
         """A second result. With `pinned` it must be equal; with `in_flight` another play is another sample."""
-        if digest == there.digest:
+        if digest == stored.digest:
             return Answer(Outcome.DUPLICATE)
-        if self.plan.rule == "in_flight" and lease != there.lease:
+        if self.plan.rule == "in_flight" and lease != stored.lease:
             return Answer(Outcome.LATE)
-        return self._conflict(f"{_name(episode)} was {there.digest}, and now is {digest} (lease {lease}).")
+        return self._conflict(f"{_name(episode)} was {stored.digest}, and now is {digest} (lease {lease}).")
 
     def _conflict(self, reason: str) -> Answer:
         self.conflicts.append(reason)

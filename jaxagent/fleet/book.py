@@ -154,12 +154,12 @@ class Book:
         steps it also brings the tasks of those that were beyond the former end.
         """
         assignment = {"lineage": lineage, "tasks": _digest(tasks)}
-        if wrong := self._wrong_tasks(version, tasks):
-            return Answer(Outcome.REFUSED, wrong)
-        there = self._assigned.get(version)
+        if refusal := self._wrong_tasks(version, tasks):
+            return Answer(Outcome.REFUSED, refusal)
+        assigned = self._assigned.get(version)
         answer = self.rules.publish(version, digest)
         if answer.outcome is Outcome.DUPLICATE:
-            other_lineage = there is None or there["lineage"] != lineage
+            other_lineage = assigned is None or assigned["lineage"] != lineage
             if other_lineage or any(self._tasks.get(step, rounds) != rounds for step, rounds in tasks.items()):
                 what = "lineage" if other_lineage else "tasks"
                 reason = f"version {version} was published with another {what}; the weights are equal."
@@ -302,11 +302,11 @@ class Book:
             else:
                 missing.discard(which)
         for which in sorted(EpisodeId(GroupId(*group), sample) for group, sample in missing):
-            wrong = f"{self.path(which, digests[which])} is gone, and the ledger has it"
+            damage = f"{self.path(which, digests[which])} is gone, and the ledger has it"
             if self.rules.repairs.at_once(which):
-                self.damage.append((which, f"{wrong}.", self.rules.damaged(which, digests[which])))
+                self.damage.append((which, f"{damage}.", self.rules.damaged(which, digests[which])))
             else:
-                self.notes.append(f"{wrong}: {episodes.name_of(which)} is played again if the trainer asks for it.")
+                self.notes.append(f"{damage}: {episodes.name_of(which)} is played again if the trainer asks for it.")
 
     def _forget_tasks(self) -> None:
         record = self.rules.record

@@ -303,12 +303,12 @@ class Core:
     async def damaged(self, call: Call) -> Row:
         """POST: an episode of a batch cannot be read. LATE: it can be read here, or is another one by now."""
         which, digest = wire.episode(call.row.get("episode")), wire.text(call.row, "digest")
-        wrong = await self.in_thread(self.disk, self.book.why_damaged, which)
+        damage = await self.in_thread(self.disk, self.book.why_damaged, which)
         answer = Answer(Outcome.LATE)
-        if wrong or which in self.book.rules.record.damaged():
+        if damage or which in self.book.rules.record.damaged():
             answer = self.book.rules.damaged(which, digest)
         await self.on_disk()
-        note_damaged(self.folder, which, wrong, answer)
+        note_damaged(self.folder, which, damage, answer)
         self.ring()
         return wire.answer_to(answer)
 

@@ -258,14 +258,14 @@ class Supervisor:
     def _pump(self, wait_s: float) -> None:
         """Shows what processes print; waits for it for so long."""
         with selectors.DefaultSelector() as selector:
-            of = {fd: child for r in self._all for child in r.children for fd in child.readable}
-            for fd in of:
+            child_of = {fd: child for r in self._all for child in r.children for fd in child.readable}
+            for fd in child_of:
                 selector.register(fd, selectors.EVENT_READ)
-            if not of:
+            if not child_of:
                 time.sleep(wait_s)
                 return
             for key, _ in selector.select(wait_s):
-                of[key.fd].pump()
+                child_of[key.fd].pump()
 
     def _write_stacks(self) -> None:
         """Of every process: where one hangs, another may be the reason.

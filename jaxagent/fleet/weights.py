@@ -181,9 +181,9 @@ def finish(folder: str | pathlib.Path, stage: pathlib.Path, value: Manifest) -> 
 def _mend(target: pathlib.Path, stage: pathlib.Path, value: Manifest) -> None:
     """Gives a version that is there its chunks anew where they are missing or damaged."""
     for chunk in value.chunks.values():
-        there = file_of(target, chunk)
-        if not (there.exists() and manifest.chunk_of(there.read_bytes()) == chunk):
-            os.replace(file_of(stage, chunk), there)
+        path = file_of(target, chunk)
+        if not (path.exists() and manifest.chunk_of(path.read_bytes()) == chunk):
+            os.replace(file_of(stage, chunk), path)
 
 
 def compare(target: pathlib.Path, value: Manifest) -> None:
@@ -193,12 +193,12 @@ def compare(target: pathlib.Path, value: Manifest) -> None:
       ConflictError: it is not; names both digests.
       DamagedError: its manifest is damaged.
     """
-    there = manifest.decode((target / MANIFEST).read_bytes(), str(target / MANIFEST))
-    if there != value:
-        kind = ConflictError if there.lineage == value.lineage else OtherRunError
+    published = manifest.decode((target / MANIFEST).read_bytes(), str(target / MANIFEST))
+    if published != value:
+        kind = ConflictError if published.lineage == value.lineage else OtherRunError
         raise kind(
-            f"{target}: version {value.version} has digest {there.digest} (lineage '{there.lineage}'), and another "
-            f"came: {value.digest} (lineage '{value.lineage}')."
+            f"{target}: version {value.version} has digest {published.digest} (lineage '{published.lineage}'), and "
+            f"another came: {value.digest} (lineage '{value.lineage}')."
         )
 
 

@@ -100,23 +100,23 @@ class EnginePlayer:
 
     def _begin(self) -> None:
         """What needs version 0: the comparison with the trainer, and roles that keep what RL begins with."""
-        theirs = self.trainers_probe()
-        if theirs is None:
+        expected = self.trainers_probe()
+        if expected is None:
             logger.warning(
                 "The trainer has left no probe: whether this process computes what it computes is not known."
             )
         else:
             try:
                 self._swap(0)
-                self._compare(theirs)
+                self._compare(expected)
             except WeightsError as failure:
                 if self._strict:
                     raise WeightsError(f"the probe needs version 0, by which engines are compared: {failure}") from None
                 logger.warning("Not compared with the trainer: %s", failure)
         self.parts.roles.freeze(lambda folder: self.parts.export(self.versions.params(0), folder))
 
-    def _compare(self, theirs: bytes) -> None:
-        differs = probe.compare(theirs, probe.probe(self.parts, self.driver), self.facts)
+    def _compare(self, expected: bytes) -> None:
+        differs = probe.compare(expected, probe.probe(self.parts, self.driver), self.facts)
         if differs and self._strict:
             raise ConfigError(
                 f"This engine does not compute what the trainer computes: {differs}. With fleet.rule='pinned' and "
@@ -289,8 +289,8 @@ def run(
         reader = VersionReader(trainers_folder, own, fetcher, fleet.hang_s / 2)
         versions = EngineVersions(cfg, parts.spec, parts.mesh, link, reader)
         own_facts = {**facts(parts.mesh), "source": server.url}
-        theirs = functools.partial(_trainers_probe, trainers_folder, own, link, fetcher)
-        player = EnginePlayer(parts, driver, versions, theirs, own_facts, server.numbers)
+        expected_probe = functools.partial(_trainers_probe, trainers_folder, own, link, fetcher)
+        player = EnginePlayer(parts, driver, versions, expected_probe, own_facts, server.numbers)
         logger.info("%s is ready after %.1f s", name, time.monotonic() - started)
         worker = EngineWorker(link, player, own_facts, fleet.rule, budget_s(cfg), watch)
         begun(worker)

@@ -85,17 +85,17 @@ class Batches:
             self._check_batch(step, batch)
             waited += time.monotonic() - poll_began
             self.signs.phase(f"trains step {step}", budget_s, done=step)
-            episodes_read, wrong = self._read(step, batch, from_files)
-            if not wrong:
+            episodes_read, unreadable = self._read(step, batch, from_files)
+            if not unreadable:
                 return self._rollouts(step, batch, episodes_read, self._numbers(waited))
             # What this process misreads may be whole: the second time the coordinator reads, and sends it.
-            if not from_files and not self._played_again(step, batch, wrong):
+            if not from_files and not self._played_again(step, batch, unreadable):
                 in_vain += 1
                 if in_vain == MOST_IN_VAIN:
                     raise ConfigError(
-                        f"step {step}: the coordinator reads what this process cannot: {next(iter(wrong.values()))} "
-                        "This machine's network, file system or memory errs: the same command goes on, elsewhere if "
-                        "that happens again."
+                        f"step {step}: the coordinator reads what this process cannot: "
+                        f"{next(iter(unreadable.values()))} This machine's network, file system or memory errs: the "
+                        "same command goes on, elsewhere if that happens again."
                     )
             from_files = False
 
@@ -167,7 +167,7 @@ class Batches:
           from_files: the files may be read, where they are to be seen; else the coordinator does that.
         """
         in_folder = from_files and (self.folder / episodes.FOLDER).is_dir()
-        wrong: dict[EpisodeId, str] = {}
+        unreadable: dict[EpisodeId, str] = {}
 
         def read_episode(which: EpisodeId) -> Episode | None:
             digest = batch.results[which].digest
@@ -178,7 +178,7 @@ class Batches:
                 where = str(episodes.path_of(self.folder / episodes.FOLDER, which, digest))
                 return packing.unpack(Packed(digest, packed.body), where)
             except (ConfigError, CallError) as error:
-                wrong[which] = str(error)
+                unreadable[which] = str(error)
                 return None
 
         ordered, rank, count = sorted(batch.results), peers.index(), peers.count()
@@ -191,28 +191,28 @@ class Batches:
             }
         if count > 1:
             data = packing.to_columns(list(read.values()))
-            reasons = {ordered.index(which): why for which, why in wrong.items()}
+            reasons = {ordered.index(which): why for which, why in unreadable.items()}
             mark = _sha256("".join(batch.results[which].digest for which in ordered).encode())
             parts = peers.meet(f"the episodes of step {step}, {mark[:8]}", [len(data), _sha256(data), reasons])
             everything = global_arrays.everyones(data, [size for size, *_ in parts])
             for other, (_, digest, reasons) in enumerate(parts):
-                wrong |= {ordered[int(number)]: why for number, why in reasons.items()}
+                unreadable |= {ordered[int(number)]: why for number, why in reasons.items()}
                 if _sha256(everything[other]) != digest:
                     raise peers.PeerError(f"What process {other} has read for step {step} came in damaged.")
                 if other != rank:
-                    readable = [which for which in ordered[other::count] if which not in wrong]
+                    readable = [which for which in ordered[other::count] if which not in unreadable]
                     read |= zip(readable, packing.of_columns(everything[other]), strict=True)
-        return {which: read[which] for which in batch.results if which in read}, wrong
+        return {which: read[which] for which in batch.results if which in read}, unreadable
 
-    def _played_again(self, step: int, batch: Batch, wrong: Mapping[EpisodeId, str]) -> bool:
+    def _played_again(self, step: int, batch: Batch, unreadable: Mapping[EpisodeId, str]) -> bool:
         """Has the coordinator have damaged episodes played again. False: it finds none of them damaged.
 
         Raises:
           ConfigError: one cannot be had again.
         """
-        again = False
+        any_again = False
         lacks = dict[int, str]()  # by step: to know it, all weights of its version may be read
-        for which, why in sorted(wrong.items()):
+        for which, why in sorted(unreadable.items()):
             damage = f"step {step}: {episodes.name_of(which)} is damaged on disk ({why.rstrip('.')})"
             if which.group.step not in lacks:
                 lacks[which.group.step] = self.lacks(which.group.step, self.signs.tick)
@@ -223,8 +223,8 @@ class Batches:
                 raise ConfigError(f"{damage}. It cannot be had again: {answer.reason}")
             if answer.outcome is Outcome.STORED:
                 self.note(f"{damage}: it is played again, and the step waits for that.")
-            again |= answer.outcome in (Outcome.STORED, Outcome.DUPLICATE)
-        return again
+            any_again |= answer.outcome in (Outcome.STORED, Outcome.DUPLICATE)
+        return any_again
 
     def _rollouts(
         self, step: int, batch: Batch, episodes_read: Mapping[EpisodeId, Episode], numbers: dict[str, float]
