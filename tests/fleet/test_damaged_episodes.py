@@ -394,7 +394,7 @@ def test_a_replay_that_comes_out_otherwise_ends_the_trainer_with_both_digests(tm
             workers[0].kill()
         path = file_of(served, WHICH)
         flip(path)
-        with engines(served.url, 1, pinned=False) as workers:  # its plays differ
+        with engines(served.url, 1, same=False) as workers:  # its plays differ
             with pytest.raises(
                 ConfigError, match=r"needs a stored episode that is lost: episode \(0, 0, 1\)/1 was .* when it was"
             ):
