@@ -140,7 +140,7 @@ class TauBench(Environment):
     def _check(self, task: Task, store: ShopStore, folder: Path) -> None:
         """Raises ConfigError for a task of another kind, or of another shop."""
         try:
-            rows.check(task.metadata, "metadata.")
+            rows.check(task.metadata, "metadata")
         except RowError as error:
             raise ConfigError(f"Task '{task.id}' is no task of config.env=tau_bench: {error}.") from None
         _check_actions(task)

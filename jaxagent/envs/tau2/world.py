@@ -16,9 +16,10 @@ from typing import Any
 
 from jaxagent.config import nearest
 from jaxagent.data.fields import RowError, show
+from jaxagent.envs.forms import shaped
 from jaxagent.envs.tau2 import mock, retail
 from jaxagent.envs.tau2.rows import AGENT, USER, Tau2Task, ToolUse
-from jaxagent.envs.tau2.tables import Originals, Tables, digest, laid_over, shaped
+from jaxagent.envs.tau2.tables import Originals, Tables, digest, laid_over
 from jaxagent.envs.tau2.toolkit import Toolkit, ToolRefusal, arguments_of
 
 Differences = Mapping[tuple[str, str, str], str]  # (side, table, key) -> the record as text

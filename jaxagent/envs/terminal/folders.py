@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxagent.config import ConfigError, nearest
+from jaxagent.data.fields import RowError
 from jaxagent.envs.terminal import endless, harbor, terminal_bench
 from jaxagent.envs.terminal.task import TerminalTask
 
@@ -32,7 +33,10 @@ def read_task(folder: Path) -> TerminalTask:
             f"holds {' and '.join(files)}" if files else f"holds no {', '.join(_READERS)} (but: {', '.join(names)})"
         )
         raise ConfigError(f"{folder} {problem}: not one terminal task.")
-    return _READERS[files[0]].read(folder)
+    try:
+        return _READERS[files[0]].read(folder)
+    except RowError as error:
+        raise ConfigError(f"{folder / files[0]}: key '{error.column}' {error.problem}.") from None
 
 
 def read_tasks(path: Path) -> list[TerminalTask]:
