@@ -63,11 +63,7 @@ def is_published(row: Mapping[str, Any]) -> bool:
 
 
 def to_task(row: Mapping[str, Any]) -> types.Task:
-    """Converts and checks a published row.
-
-    Raises:
-      RowError: naming the column.
-    """
+    """Converts and checks a published row. Raises RowError: naming the column."""
     if "expected_output_json" in row:
         name, statement, kind, about = _r2e(row)
     elif "instance_id" in row and "metadata" not in row:

@@ -21,15 +21,7 @@ FORMS: Mapping[str, Any] = {  # a user's id is its key; nobody here asks for an 
 
 
 def check(tables: Mapping[str, Any], files: Mapping[str, str]) -> None:
-    """Looks at every record.
-
-    Args:
-      tables: orders, products and users, as read.
-      files: where each of them was read, for messages.
-
-    Raises:
-      ConfigError: of the first mistake.
-    """
+    """Looks at every record. Raises ConfigError: of the first mistake."""
     for name in FORMS:
         if not isinstance(tables[name], dict) or not tables[name]:
             raise ConfigError(f"{files[name]} must be an object of {name} by their ids, got {show(tables[name])}.")

@@ -25,11 +25,7 @@ def is_published(row: Mapping[str, Any]) -> bool:
 
 
 def to_task(row: Mapping[str, Any]) -> types.Task:
-    """Converts and checks a published row.
-
-    Raises:
-      RowError: naming the column.
-    """
+    """Converts and checks a published row. Raises RowError: naming the column."""
     index = fields.get(row, "index")
     if isinstance(index, bool) or not isinstance(index, int):
         raise RowError("index", f"must be a whole number, got {fields.show(index)}")

@@ -112,11 +112,8 @@ class ShopStore:
 
     @classmethod
     def load(cls, folder: Path) -> ShopStore:
-        """Reads orders.json, products.json and users.json.
-
-        Raises:
-          ConfigError: a file is missing or no JSON, or a record is malformed; names file, key and field.
-        """
+        """Reads orders.json, products.json and users.json. Raises ConfigError: a file is missing or no JSON, or a
+        record is malformed; names file, key and field."""
         tables = {name: stock.read_json(folder / f"{name}.json") for name in TABLES}
         records.check(tables, {name: str(folder / f"{name}.json") for name in TABLES})
         return cls(tables)

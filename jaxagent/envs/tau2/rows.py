@@ -116,11 +116,7 @@ def is_published(row: Mapping[str, Any]) -> bool:
 
 
 def to_task(row: Mapping[str, Any]) -> types.Task:
-    """Converts and checks a published row.
-
-    Raises:
-      RowError: naming the column.
-    """
+    """Converts and checks a published row. Raises RowError: naming the column."""
     task = parse(row)
     return types.Task(id=task.id, prompt=task.about, answers=(), kind="", metadata={KEY: dict(row)})
 
@@ -131,11 +127,7 @@ def check(row: Any, column: str) -> None:
 
 
 def parse(row: Any, prefix: str = "") -> Tau2Task:
-    """Reads a row; `prefix` says where it stands inside of another row.
-
-    Raises:
-      RowError: naming the column.
-    """
+    """Reads a row; `prefix` says where it stands inside of another row. Raises RowError: naming the column."""
     row = shaped(row, _ROW, prefix.rstrip("."))
     if row.get("required_documents"):
         raise RowError(f"{prefix}required_documents", "tasks that need documents are not supported")

@@ -22,11 +22,7 @@ POLICY, DATABASE, USER_DATABASE = "policy.md", "db.json", "user_db.json"
 
 
 def read_policy(folder: Path) -> str:
-    """The text that the agent has to follow.
-
-    Raises:
-      ConfigError: there is none; names the file.
-    """
+    """The text that the agent has to follow. Raises ConfigError: there is none; names the file."""
     path = folder / POLICY
     try:
         text = path.read_text("utf-8")
@@ -38,11 +34,8 @@ def read_policy(folder: Path) -> str:
 
 
 def read_stock(domain: Domain, folder: Path) -> Stock:
-    """Both sides' stores, every record checked.
-
-    Raises:
-      ConfigError: a file is missing or no JSON, or a record does not fit; names file, record and field.
-    """
+    """Both sides' stores, every record checked. Raises ConfigError: a file is missing or no JSON, or a record does not
+    fit; names file, record and field."""
     forms, parts = domain[AGENT].forms, [folder / f"{name}.json" for name in domain[AGENT].forms]
     if (folder / DATABASE).is_file():
         agent = _store(_tables(read_json(folder / DATABASE), forms, folder / DATABASE), forms)

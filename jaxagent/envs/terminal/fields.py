@@ -55,11 +55,8 @@ def word(value: Any, column: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A file that must be there, as UTF-8.
-
-    Raises:
-      ConfigError: absent (naming the nearest file beside it), unreadable, or empty.
-    """
+    """A file that must be there, as UTF-8. Raises ConfigError: absent (naming the nearest file beside it), unreadable,
+    or empty."""
     if not path.is_file():
         beside = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
         raise ConfigError(f"{path} is missing.{' ' + nearest(path.name, beside) if beside else ''}")
@@ -73,11 +70,8 @@ def read_text(path: Path) -> str:
 
 
 def python_file(path: Path) -> Path:
-    """The path itself, when it holds a Python program that compiles.
-
-    Raises:
-      ConfigError: absent, empty, or with a syntax error (its line is named).
-    """
+    """The path itself, when it holds a Python program that compiles. Raises ConfigError: absent, empty, or with a
+    syntax error (its line is named)."""
     text = read_text(path)
     try:
         compile(text, str(path), "exec")

@@ -42,12 +42,8 @@ def folder_row(task: TerminalTask) -> dict[str, Any]:
 
 
 def from_task(task: Task) -> TerminalTask:
-    """The terminal task that a dataset's row describes.
-
-    Raises:
-      ConfigError: the row's metadata["terminal"] is missing or malformed, naming the task and the key; or the folder
-        that it names cannot be read.
-    """
+    """The terminal task that a dataset's row describes. Raises ConfigError: the row's metadata["terminal"] is missing
+    or malformed, naming the task and the key; or the folder that it names cannot be read."""
     about = task.metadata.get(KEY)
     if not isinstance(about, Mapping):
         raise ConfigError(f"task '{task.id}': metadata has no '{KEY}' object: it is no terminal task.")
