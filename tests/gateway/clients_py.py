@@ -213,6 +213,31 @@ def litellm_anthropic():
     return _litellm(f"anthropic/{MODEL}")
 
 
+def _openai_agents(kind):
+    import agents
+    import openai
+
+    agents.set_tracing_disabled(True)
+    model = getattr(agents, kind)(model=MODEL, openai_client=openai.AsyncOpenAI())
+    agent = agents.Agent(name="a", tools=[agents.function_tool(tool) for tool in TOOLS.values()], model=model)
+
+    async def streamed():
+        result = agents.Runner.run_streamed(agent, QUESTION)
+        async for _ in result.stream_events():
+            pass
+        return result.final_output
+
+    return asyncio.run(streamed())
+
+
+def openai_agents_chat():
+    return _openai_agents("OpenAIChatCompletionsModel")
+
+
+def openai_agents_responses():
+    return _openai_agents("OpenAIResponsesModel")
+
+
 def best_of_four():
     """Four requests at once and four samples of one request: no draw is given twice."""
     import openai

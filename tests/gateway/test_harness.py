@@ -73,20 +73,6 @@ def test_every_episode_has_a_session_and_a_sandbox_of_its_own(scene):
         world.check(scene.policy, episode.trajectories, f"t{i}", i)
 
 
-def test_the_engine_takes_new_weights_while_the_agent_works(scene):
-    def later():
-        scene.policy.version = 5
-        return "<done>"
-
-    episode = scene.play(says("<cmd>echo hello > hello.txt</cmd>", later))
-    assert episode.reward == 1.0
-    (trajectory,) = episode.trajectories
-    assert [set(trajectory.policy_versions[(trajectory.turns == t) & trajectory.action_mask]) for t in (0, 1)] == [
-        {0},
-        {5},
-    ]
-
-
 def restarting(scene, again):
     """Plays an episode whose gateway stops while its second answer is on the way; `again`: and comes back."""
 

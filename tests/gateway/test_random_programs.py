@@ -172,11 +172,13 @@ def test_contexts_and_trained_tokens_are_what_an_oracle_says(seed, monkeypatch):
 
     ours, walks, closed = world.run(scene)
     assert not policy.left_open
+    contexts = {tuple(turn.context) for turn in policy.turns}  # as the policy saw them
     for walk, trajectories in zip(walks, closed, strict=True):
         expected = [answer for answer, tools in walk.answers if tools or not walk.tools]
         trained = [turn for one in trajectories for turn in turns_of(one)]
         lost = collections.Counter(expected) - collections.Counter(trained)
         assert not lost, f"{walk.word}: {len(lost)} answers are not trained"
+        assert all(context in contexts for context, _, _ in trained)
         assert len(trained) - len(expected) <= walk.left, "what nobody was given is trained, or something twice"
         for trajectory in trajectories:
             text = world.tokenizer().decode(trajectory.tokens)

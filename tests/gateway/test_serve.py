@@ -63,59 +63,6 @@ async def post(client, **body):
         return response.status, await response.json()
 
 
-def test_text_ids_and_choices(service):
-    async def scene(client):
-        status, one = await post(client, prompt="the quick", max_tokens=12, seed=3)
-        assert status == 200
-        choice = one["choices"][0]
-        told = choice["logprobs"]
-        assert len(choice["token_ids"]) == len(told["token_logprobs"]) and max(told["token_logprobs"]) < 0
-        assert told["tokens"] == [service[2].decode([i]) for i in choice["token_ids"]]
-        assert told["text_offset"][0] == 0 and told["top_logprobs"] is None
-        assert choice["text"] == service[2].decode(choice["token_ids"])
-        assert choice["finish_reason"] == ("length" if len(choice["token_ids"]) == 12 else "stop")
-        same = await post(client, prompt=one["prompt_token_ids"], max_tokens=12, seed=3)
-        assert same[1]["choices"][0]["token_ids"] == choice["token_ids"]
-        assert same[1]["choices"][0]["logprobs"] == choice["logprobs"]
-        _, many = await post(client, prompt="the quick", max_tokens=12, seed=3, n=6)
-        assert many["choices"][0]["token_ids"] == choice["token_ids"]
-        assert len({tuple(c["token_ids"]) for c in many["choices"]}) > 1
-        _, cold = await post(client, prompt="the quick", max_tokens=40, temperature=0, seed=9)
-        _, again = await post(client, prompt="the quick", max_tokens=40, temperature=0.0, top_k=5)
-        assert cold["choices"][0]["token_ids"] == again["choices"][0]["token_ids"]
-        return many
-
-    many = talk(service, scene)
-    stopped = [c for c in many["choices"] if c["finish_reason"] == "stop"]
-    assert all(c["text"].count("e") == 1 or c["stop_string"] is None for c in stopped)
-
-
-@pytest.mark.parametrize("ping_s", [10.0, 1e-4])
-def test_streamed_pieces_are_the_answer(service, monkeypatch, ping_s):
-    monkeypatch.setattr("jaxagent.gateway.talk.PING_S", ping_s)
-
-    async def scene(client):
-        _, whole = await post(client, prompt=TEXT[:20], max_tokens=30, seed=5, top_p=0.9)
-        events = []
-        body = dict(prompt=TEXT[:20], max_tokens=30, seed=5, top_p=0.9, stream=True)
-        async with client.post("/v1/completions", json=body) as response:
-            assert response.headers["Content-Type"] == "text/event-stream"
-            async for line in response.content:
-                if line.strip():
-                    events.append(line.decode().removeprefix("data: ").strip())
-        return whole["choices"][0], events
-
-    whole, events = talk(service, scene)
-    assert events[-1] == "[DONE]"
-    pieces = [json.loads(e)["choices"][0] for e in events[:-1]]
-    assert [x for p in pieces for x in p["token_ids"]] == whole["token_ids"]
-    assert (not pieces[0]["token_ids"]) == (ping_s < 1)  # who waits for the first token hears so
-    for field in ("tokens", "token_logprobs", "text_offset"):
-        assert [x for p in pieces for x in p["logprobs"][field]] == whole["logprobs"][field]
-    assert "".join(p["text"] for p in pieces) == whole["text"]
-    assert [p["finish_reason"] for p in pieces] == [None] * (len(pieces) - 1) + [whole["finish_reason"]]
-
-
 def test_who_waits_is_bounded_and_told(folder):
     options = [f"--model={folder}", "--context=128", "--slots=1", "--tile_rows=1", "--max_waiting=1"]
     driver, tokenizer, _ = serve.open_engine(serve.arguments(options))

@@ -95,7 +95,10 @@ def test_an_answer_has_openais_form(engine):
     talk(engine, scene)
 
 
-def test_a_stop_string_cuts_the_choice_and_ends_it(engine):
+@pytest.mark.parametrize("ping_s", [10.0, 1e-4])
+def test_a_stop_string_cuts_the_choice_and_ends_it(engine, monkeypatch, ping_s):
+    monkeypatch.setattr("jaxagent.gateway.talk.PING_S", ping_s)
+
     async def scene(client):
         _, whole = await ask(client, prompt="abc", max_tokens=30, seed=1, temperature=2)
         text = whole["choices"][0]["text"]
@@ -111,13 +114,18 @@ def test_a_stop_string_cuts_the_choice_and_ends_it(engine):
                 events = [strict(line) for line in lines]
                 used = events.pop()
                 assert used["choices"] == [] and all(e["usage"] is None for e in events)
-                choice, used = completions.merged([e["choices"][0] for e in events]), used["usage"]
+                pieces, used = [e["choices"][0] for e in events], used["usage"]
+                choice = completions.merged(pieces)
+                assert (not pieces[0]["token_ids"]) == (ping_s < 1)  # who waits for the first token hears so
+                assert {piece["finish_reason"] for piece in pieces[:-1]} == {None}
             else:
                 _, answer = await ask(client, **body)
                 choice, used = answer["choices"][0], answer["usage"]
             assert (choice["text"], choice["finish_reason"], choice["stop_string"]) == (text[:end], "stop", stop)
             assert choice["token_ids"] == whole["choices"][0]["token_ids"][: end + 2]
-            assert used["completion_tokens"] == end + 2 == len(choice["logprobs"]["token_logprobs"])
+            told, all_of_it = choice["logprobs"], whole["choices"][0]["logprobs"]
+            assert used["completion_tokens"] == end + 2 == len(told["token_logprobs"])
+            assert all(told[name] == all_of_it[name][: end + 2] for name in ("tokens", "token_logprobs", "text_offset"))
             assert choice["decode_s"] is None and used["prompt_tokens_details"]["cached_tokens"] is None
         return text
 
