@@ -14,7 +14,6 @@ from jaxagent.gateway import session as sessions
 from jaxagent.gateway import talk
 from jaxagent.gateway.chat import BadRequest
 from jaxagent.gateway.renderer import Renderer
-from jaxagent.gateway.server import Gateway
 from tests.gateway import chat_templates, world
 from tests.gateway.scripted import Scripted
 from tests.gateway.world import post
@@ -81,31 +80,6 @@ def test_small_questions_that_programs_ask():
 
     world.run(scene)
     assert len(policy.turns) == 1
-
-
-def test_a_silent_stream_has_pings_after_its_headers_and_waits_before_them(monkeypatch):
-    monkeypatch.setattr(talk, "PING_S", 0.02)
-    policy = scripted(lambda context, turn: world.letters("abcdefgh"), piece=4)
-
-    async def scene():
-        async with world.serving(world.session(policy)) as (_, (token,), client):
-            policy.gate.clear()
-            work = asyncio.create_task(events(client, token, RESPONSES, input="a"))
-            while not policy.turns:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)
-            policy.gate.set()
-            while not policy.turns[0].sampled:
-                await asyncio.sleep(0)
-            policy.gate.clear()
-            await asyncio.sleep(0.2)
-            policy.gate.set()
-            return await work
-
-    status, told = world.run(scene)
-    kinds = [t["type"] for t in told]
-    assert status == 200 and kinds[0] == "response.created" and kinds[-1] == "response.completed"
-    assert "response.in_progress" in kinds[2:-1], "a real event, not a comment"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -357,15 +331,3 @@ def test_a_server_without_sessions_keeps_nothing_and_samples_as_it_is_asked():
     assert [t.sampling.temperature for t in policy.turns] == [0.5] * 3 and not policy.left_open
     keys = [(t.task_id, t.conversation) for t in policy.turns]
     assert keys[0] == keys[1] != keys[2]
-
-
-def test_a_gateway_that_ends_frees_its_port():
-    async def scene():
-        async with Gateway() as first:
-            port = int(first.url.rsplit(":", 1)[1])
-        second = Gateway()
-        await second.listen(port)
-        await second.stop()
-        assert second.url == ""
-
-    world.run(scene)
