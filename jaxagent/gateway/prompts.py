@@ -23,11 +23,7 @@ ID_BYTES = 4
 
 
 class Prompts:
-    """The turns of a session's completions.
-
-    Args:
-      tokenizer: whose ids they are.
-    """
+    """The turns of a session's completions."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

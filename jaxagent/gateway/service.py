@@ -70,48 +70,36 @@ class Completions:
         talk.check_model(ask.model, self._name)
         prompts = await self._readers.run(lambda: [self._prompt(prompt) for prompt in parsed])
         head = completions.head(Ident(secrets.token_hex(12), self._name, int(time.time())))
-        if ask.stream:
-            return await self._stream(request, ask, prompts, head)
         pieces: list[list[dict[str, Any]]] = [[] for _ in range(len(prompts) * ask.n)]
-        async with contextlib.aclosing(self._pieces(ask, prompts)) as arriving:
-            async for piece in arriving:
-                if piece is not None:
-                    pieces[piece["index"]].append(piece)
-        choices = [completions.merged(one) for one in pieces]
-        usage = _usage(ask, prompts, sum(len(c["token_ids"]) for c in choices), choices)
-        flat = prompts if len(prompts) > 1 else prompts[0]
-        return reply(head | {"choices": choices, "usage": usage, "prompt_token_ids": flat})
-
-    async def _stream(
-        self, request: web.Request, ask: Ask, prompts: list[list[int]], head: dict[str, Any]
-    ) -> web.StreamResponse:
         response = talk.event_stream()
         blank = {"usage": None} if ask.stream_usage else {}
-        ends: list[dict[str, Any]] = []
-        sampled = 0
 
         async def send(data: bytes) -> None:
+            if not response.prepared:  # what fails before the first token still has a status code
+                await response.prepare(request)
             await talk.send(request, response, b"data: " + data + b"\n\n")
 
         async with contextlib.aclosing(self._pieces(ask, prompts)) as arriving:
             try:
                 async for piece in arriving:
-                    piece = piece or completions.piece(0, "", [], [], [], [])
-                    event = dump(head | {"choices": [piece]} | blank)
-                    if not response.prepared:  # what fails before the first token still has a status code
-                        await response.prepare(request)
-                    await send(event)
-                    sampled += len(piece["token_ids"])
-                    if piece["finish_reason"] is not None:
-                        ends.append(piece)
+                    if piece is not None:
+                        pieces[piece["index"]].append(piece)
+                    if ask.stream:
+                        choice = piece or completions.piece(0, "", [], [], [], [])
+                        await send(dump(head | {"choices": [choice]} | blank))
             except (TimeoutError, EngineError) as failure:
                 if not response.prepared:
                     raise
                 message = f"no result in {self._timeout_s:g} s" if isinstance(failure, TimeoutError) else str(failure)
                 await send(dump(completions.error(message, 500)))
                 return response
+        choices = [completions.merged(one) for one in pieces]
+        usage = {"usage": _usage(ask, prompts, choices)}
+        if not ask.stream:
+            flat = prompts if len(prompts) > 1 else prompts[0]
+            return reply(head | {"choices": choices} | usage | {"prompt_token_ids": flat})
         if ask.stream_usage:
-            await send(dump(head | {"choices": [], "usage": _usage(ask, prompts, sampled, ends)}))
+            await send(dump(head | {"choices": []} | usage))
         await send(b"[DONE]")
         return response
 
@@ -241,9 +229,10 @@ class Completions:
         return web.Response(text="\n".join(lines) + "\n")
 
 
-def _usage(ask: Ask, prompts: list[list[int]], sampled: int, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _usage(ask: Ask, prompts: list[list[int]], choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts of tokens. How many of the prompts were cached is None if a choice was cut short, which reports none."""
     least: dict[int, int] = {}
+    sampled = sum(len(choice["token_ids"]) for choice in choices)
     for choice in choices:
         if (cached := choice["cached_tokens"]) is None:
             return completions.usage(sum(map(len, prompts)), sampled, None)

@@ -37,13 +37,9 @@ class StageEnd:
 
 
 def read(workdir: Path, cfg: Config, stage: str, bundles: Mapping[int, Any]) -> StageEnd:
-    """How far the stage came. Call it before the record is read, if a process may still train there.
+    """How far a stage of a run came; `bundles`: its, by step.
 
-    Args:
-      workdir: of the run.
-      cfg: its own.
-      stage: whose steps are meant.
-      bundles: of the stage, by step.
+    Call it before the record is read, if a process may still train there.
     """
     logged, later = 0, False
     for line in jsonl.read(workdir / METRICS_FILE):
@@ -114,11 +110,8 @@ def begun_alone(starts: list[Mapping[str, Any]], cfg: Config, stage: str, withou
     Its engine sampled the steps that follow with the bundle's own weights, so that from an older bundle, where there
     are older versions too, they come out differently.
 
-    Args:
-      starts: of run.json.
-      cfg: the run's.
-      stage: whose steps are meant.
-      without: by step, of the bundles that are left: whether it is a fleet's, and holds no earlier versions.
+    `starts`: of run.json; `without`: by step, of the bundles that are left: whether it is a fleet's, and holds no
+    earlier versions.
     """
     alone: set[int] = set()
     by_fleet = False  # what made the bundle that a start goes on from, where it is gone
