@@ -91,10 +91,7 @@ class Renderer:
     ) -> Context:
         """The whole conversation, up to where the assistant writes.
 
-        Args:
-          messages: the conversation.
-          tools: what is offered.
-          sampled_tokens: sampled turns by the number of their message in `messages`; they are spliced.
+        `sampled_tokens`: of turns, by the number of their message; they are spliced.
 
         Raises:
           BadRequest: the template refuses the conversation or does not show all of it.
@@ -111,11 +108,7 @@ class Renderer:
     def continuation(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], at: int, ended_by: str) -> Context:
         """What follows message number `at`, which the policy sampled last, up to where the assistant writes next.
 
-        Args:
-          messages: the conversation, from its beginning.
-          tools: what is offered.
-          at: the number of the sampled message in `messages`; its tokens are in the context already.
-          ended_by: the EOS text that it ends with, or "".
+        Its tokens are in the context already; `ended_by`: the EOS text that they end with, or "".
 
         Raises:
           BadRequest: the template refuses the conversation or does not show all of it.

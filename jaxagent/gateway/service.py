@@ -27,6 +27,7 @@ from jaxagent.gateway import talk
 from jaxagent.gateway.chat import Ask, BadRequest, Ident
 from jaxagent.gateway.forms import completions
 from jaxagent.gateway.reading import Cut
+from jaxagent.gateway.sampler import unless
 from jaxagent.gateway.talk import dump, read_body, reply
 
 MAX_SCORING = 64  # requests to /v1/score in hand
@@ -130,8 +131,7 @@ class Completions:
         self, ask: Ask, prompt: list[int], index: int, number: int, put: Callable[[dict[str, Any]], None]
     ) -> None:
         """Samples one choice, the `number`-th of its prompt, and puts its pieces; the last has the finish reason."""
-        cut, loop = Cut(ask.stops, self._tokenizer.token_bytes()), asyncio.get_running_loop()
-        stopped = loop.create_future()
+        cut, stop = Cut(ask.stops, self._tokenizer.token_bytes()), asyncio.Event()
 
         def take(sampled: SampledTokens) -> None:
             if cut.stop is not None:  # sampled before the engine heard of it
@@ -142,22 +142,17 @@ class Completions:
             texts = [self._tokenizer.decode([i]) for i in ids]
             put(completions.piece(index, text, ids, texts, logprobs, offsets))
             if cut.stop is not None:
-                stopped.set_result(None)
+                stop.set()
 
         # The prompt's own digest, so that randomness depends on what is asked and not on when.
         task = hashlib.blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=8).hexdigest()
         session = await self._driver.open(f"{task}/{ask.seed}", number, domain=ask.user)
         on_tokens = take if ask.stream or ask.stops else None
-        work = asyncio.ensure_future(
-            self._driver.generate(session, prompt, ask.max_tokens, ask.sampling, 0, self._timeout_s, on_tokens)
-        )
+        how = (ask.max_tokens, ask.sampling, 0, self._timeout_s, on_tokens)
         try:
-            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            end = await work if cut.stop is None else None
+            end = await unless(stop, self._driver.generate(session, prompt, *how))
         finally:
-            work.cancel()
             self._driver.close(session)
-            await asyncio.gather(work, return_exceptions=True)
         if end is not None and on_tokens is None:
             take(SampledTokens(end.tokens, end.logprobs, end.policy_versions))
         last = completions.piece(index, cut.flush(), [], [], [], [])

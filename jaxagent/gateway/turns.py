@@ -69,9 +69,8 @@ def fit(
     conversation rendered stretch by stretch is the conversation rendered whole.
 
     Args:
-      messages: the conversation.
+      messages, abilities: the conversation, and what its template can show.
       sampled_numbers: numbers of the assistant messages whose tokens are known.
-      abilities: the template's.
       writer: the family whose way to write calls is taken where the template does not write them.
       native: the template writes calls in the family's way itself.
       preface: more text for the first system message; "" for none.
