@@ -47,7 +47,7 @@ class Readers:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._threads = concurrent.futures.ThreadPoolExecutor(READERS, "reader")  # which begin when they are needed
+        self._threads: concurrent.futures.Executor | None = None
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """The function's result, computed in a thread.
@@ -55,12 +55,16 @@ class Readers:
         Raises:
           TimeoutError: it took too long.
         """
+        if self._threads is None:  # also of a server that listens again
+            self._threads = concurrent.futures.ThreadPoolExecutor(READERS, "reader")
         loop = asyncio.get_running_loop()
         return await asyncio.wait_for(loop.run_in_executor(self._threads, function, *args), self._timeout_s)
 
     def close(self) -> None:
         """Ends the threads; work that has not begun is dropped."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
 
 
 async def read_body(request: web.Request) -> bytes:

@@ -33,21 +33,11 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def service(folder):
-    options = serve.arguments([f"--model={folder}", "--context=128", "--slots=4", "--stop=e", "--page_tokens=16"])
-    driver, tokenizer, gauges = serve.open_engine(options)
-    assert gauges == {}
-    with driver:
-        driver.start(120)
-        yield serve.open_gateway(driver, tokenizer, 128, 30.0), driver, tokenizer
-
-
-def talk(service, scene):
-    """Runs scene(post, get) against the server on a port of its own."""
+def talk(gateway, scene):
+    """Runs scene(client) against the server on a port of its own."""
 
     async def run():
-        server = TestServer(service[0].app())
+        server = TestServer(gateway.app())
         await server.start_server()
         async with aiohttp.ClientSession(server.make_url("/")) as client:
             try:
@@ -58,14 +48,27 @@ def talk(service, scene):
     return asyncio.run(run())
 
 
+async def get(client, path):
+    async with client.get(path) as response:
+        return response.status, await response.text()
+
+
 async def post(client, **body):
     async with client.post("/v1/completions", json=body) as response:
         return response.status, await response.json()
 
 
-def test_who_waits_is_bounded_and_told(folder):
+def numbers(metrics):
+    """By name, without what all have in common."""
+    return {name.removeprefix("jaxagent_engine_"): float(value) for name, value in map(str.split, metrics.splitlines())}
+
+
+def test_who_waits_is_bounded_and_told_and_a_dead_engine_is_not_healthy(folder):
     options = [f"--model={folder}", "--context=128", "--slots=1", "--tile_rows=1", "--max_waiting=1"]
-    driver, tokenizer, _ = serve.open_engine(serve.arguments(options))
+    driver, tokenizer, gauges = serve.open_engine(serve.arguments(options))
+    gateway = serve.open_gateway(driver, tokenizer, 128, 30.0)
+    status, told = talk(gateway, lambda client: get(client, "/health"))  # it was never started
+    assert (status, gauges) == (503, {}) and "not started" in told
 
     async def scene(client):
         with driver._work:  # client and server share this thread: the engine's own takes nothing meanwhile
@@ -85,39 +88,17 @@ def test_who_waits_is_bounded_and_told(folder):
             async with client.post("/v1/completions", json=dict(prompt="a", stream=True)) as response:
                 assert response.status == 429 and response.headers["Retry-After"] == "1"
         assert [status for status, _ in await asyncio.gather(*blockers)] == [200, 200]
+        assert (await get(client, "/health"))[0] == 200
+        metrics = numbers((await get(client, "/metrics"))[1])
+        assert metrics["requests_total"] >= 5 and np.isfinite(list(metrics.values())).all()
         return two["choices"], json.loads(events[-2])["choices"][0]
 
     with driver:
         driver.start(120)
-        choices, streamed = talk((serve.open_gateway(driver, tokenizer, 128, 30.0),), scene)
+        choices, streamed = talk(gateway, scene)
     for statistics in (*choices, streamed):
         assert min(statistics["queue_s"], statistics["prefill_s"], statistics["decode_s"]) > 0
     assert choices[1]["cached_tokens"] > 0  # there is one slot: it found the first one's prompt
-
-
-def test_a_dead_engine_is_not_healthy(folder):
-    options = serve.arguments([f"--model={folder}", "--context=128", "--slots=4", "--tile_rows=4"])
-    driver, tokenizer, _ = serve.open_engine(options)  # never started
-
-    async def scene(client):
-        async with client.get("/health") as response:
-            return response.status, await response.json()
-
-    status, answer = talk((serve.open_gateway(driver, tokenizer, 128, 30.0),), scene)
-    assert status == 503 and "not started" in answer["error"]
-
-
-def test_health_and_metrics(service):
-    async def scene(client):
-        await post(client, prompt="the", max_tokens=2)
-        async with client.get("/health") as response:
-            assert response.status == 200
-        async with client.get("/metrics") as response:
-            return await response.text()
-
-    lines = dict(line.split() for line in talk(service, scene).splitlines())
-    assert float(lines["jaxagent_engine_requests_total"]) >= 1
-    assert np.isfinite([float(v) for v in lines.values()]).all()
 
 
 def test_int8(folder, capsys):
@@ -127,18 +108,16 @@ def test_int8(folder, capsys):
 
     async def scene(client):
         status, answer = await post(client, prompt="the quick", max_tokens=12, n=3)
-        async with client.get("/metrics") as response:
-            return status, answer["choices"], await response.text()
+        return status, answer["choices"], numbers((await get(client, "/metrics"))[1])
 
     with driver:
         driver.start(120)
-        status, choices, metrics = talk((serve.open_gateway(driver, tokenizer, 128, 30.0, gauges=gauges),), scene)
+        status, choices, metrics = talk(serve.open_gateway(driver, tokenizer, 128, 30.0, gauges=gauges), scene)
     assert status == 200 and len(choices) == 3
     for choice in choices:
         assert len(choice["token_ids"]) == 12 and max(choice["logprobs"]["token_logprobs"]) < 0
         assert all(0 <= token < tokenizer.vocab_size for token in choice["token_ids"])
-    lines = dict(line.split() for line in metrics.splitlines())
-    mean, most = (float(lines[f"jaxagent_engine_int8_logprob_gap_{name}"]) for name in ("mean", "max"))
+    mean, most = (metrics[f"int8_logprob_gap_{name}"] for name in ("mean", "max"))
     assert 0 < mean < most < 0.3
 
 
