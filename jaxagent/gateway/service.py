@@ -22,7 +22,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import scoring
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import EngineError, QueueFullError, SampledTokens
-from jaxagent.engine.scoring import ScoreRequest, Scoring
+from jaxagent.engine.scoring import Scoring
 from jaxagent.gateway import talk
 from jaxagent.gateway.chat import Ask, BadRequest, Ident
 from jaxagent.gateway.forms import completions
@@ -181,7 +181,11 @@ class Completions:
     async def _score(self, request: web.Request) -> web.Response:
         if self._scoring is None:
             return reply(completions.error("this server does not score (int8 matrices)", 501), 501)
-        parsed = await self._readers.run(self._score_request, await read_body(request))
+        raw, sizes = await read_body(request), (self._tokenizer.vocab_size, self._context)
+        try:
+            parsed = await self._readers.run(lambda: scoring.parse(raw.decode(), *sizes))
+        except ValueError as mistake:
+            raise BadRequest(str(mistake)) from None
         if self._being_scored >= MAX_SCORING:
             raise QueueFullError(f"{self._being_scored} requests are being scored already")
         self._being_scored += 1
@@ -194,12 +198,6 @@ class Completions:
         finally:
             given_up.set()
         return await self._readers.run(reply, {"scores": answers})
-
-    def _score_request(self, raw: bytes) -> ScoreRequest:
-        try:
-            return scoring.parse(raw.decode(), self._tokenizer.vocab_size, self._context)
-        except ValueError as mistake:
-            raise BadRequest(str(mistake)) from None
 
     def _scored(self, work: asyncio.Task) -> None:
         self._being_scored -= 1
