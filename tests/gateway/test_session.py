@@ -43,13 +43,14 @@ async def told(session, *messages, **more):
 
 
 def test_a_conversation_of_three_turns_is_one_trajectory_of_the_policys_tokens():
-    policy = scripted(lambda context, turn: ["looking " + call("ls"), call("cat a"), "  done  "][turn])
+    first_call = '<tool_call>{"name": "shell", "arguments": {"command": "ls", "n": 1.0}}</tool_call>'
+    policy = scripted(lambda context, turn: ["looking " + first_call, call("cat a"), "  done  "][turn])
 
     async def program(session):
         first = await told(session, user("fix it"), tools=True)
-        assert (first.text.strip(), first.calls[0].arguments) == ("looking", {"command": "ls"})
-        ids_differ = ChatMessage("assistant", " looking", (Call("shell", {"command": "ls"}, "other"),), reasoning="hm")
-        history = [user("fix it"), ids_differ, tool("a b")]
+        assert (first.text.strip(), first.calls[0].arguments) == ("looking", {"command": "ls", "n": 1.0})
+        other = Call("shell", {"n": 1, "command": "ls"}, "other")  # another id, and the number as JavaScript writes it
+        history = [user("fix it"), ChatMessage("assistant", " looking", (other,), reasoning="hm"), tool("a b")]
         second = await told(session, *history, tools=True)
         third = await told(session, *history, second, tool("text of a"), user("go on"), tools=True)
         assert third.text.strip() == "done" and not third.calls
@@ -65,20 +66,6 @@ def test_a_conversation_of_three_turns_is_one_trajectory_of_the_policys_tokens()
     assert session.counters["requests"] == 3 and session.counters["forks"] == 0
     assert session.counters["sampled_tokens"] == one.action_mask.sum()
     assert not policy.left_open
-
-
-def test_numbers_written_otherwise_are_the_same_call():
-    reply = '<tool_call>{"name": "shell", "arguments": {"command": "x", "n": 1.0}}</tool_call>'
-    policy = scripted(lambda context, turn: reply)
-
-    async def scene():
-        session = world.session(policy)
-        await told(session, user("go"), tools=True)
-        back = assistant("", Call("shell", {"n": 1, "command": "x"}))
-        await told(session, user("go"), back, tool("seen"), tools=True)
-        return session.close()
-
-    assert len(world.run(scene)) == 1
 
 
 # -------------------------------------------------------------------- what begins anew
@@ -300,6 +287,9 @@ def test_sampling_is_the_runs_and_every_limit_is_told():
         assert session.counters["ignored_fields"] == 2 and len(answer.tokens) == 7
         answer = await session.answer(ask(user("b"), max_tokens=1000))
         assert len(answer.tokens) == 50
+        with pytest.raises(BadRequest, match=r"prompt is too long"):
+            await session.count(ask(user("a" * 5000)))
+        assert session.stop is None, "to count a request is none"
         with pytest.raises(BadRequest, match=r"prompt is too long: .* > 200 maximum") as refused:
             await session.answer(ask(user("long " * 200)))
         assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
@@ -422,16 +412,6 @@ def test_only_the_latest_answers_are_kept_to_be_given_again():
         return len(session._turns)
 
     assert world.run(scene) == sessions.KEPT_TURNS
-
-
-def test_counting_a_request_that_has_no_room_is_no_refusal():
-    async def scene():
-        session = world.session(scripted(lambda context, turn: "a"), SessionLimits(10, 50, 10))
-        with pytest.raises(BadRequest, match="prompt is too long"):
-            await session.count(ask(user("a" * 5000)))
-        return session
-
-    assert world.run(scene).stop is None
 
 
 def test_new_weights_while_an_agent_waits_are_in_the_versions():
