@@ -62,7 +62,7 @@ def parse_argv(argv: Sequence[str]) -> Invocation:
     Raises:
       ConfigError: unknown flag or field, wrong type, missing or broken config file.
     """
-    parser = Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(prog="jaxagent.main", add_help=False, allow_abbrev=False)
     truth = functools.partial(overrides.read, bool, path="--dry_run")
     parser.add_argument("--dry_run", nargs="?", type=truth, const=True, default=False)
     parser.add_argument("--dry_run_chip", default="h100")
