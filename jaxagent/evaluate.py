@@ -134,7 +134,7 @@ def parser() -> argparse.ArgumentParser:
         help="so many, spread evenly over kinds; more tasks hold the fewer (default: data.num_eval)",
     )
     out.add_argument("--samples", type=count, help="attempts per task (default: 8; greedy: 1)")
-    out.add_argument("--k", type=_counts, help="of pass@k, with commas (default: 1,2,4,... up to the samples)")
+    out.add_argument("--k", type=counts, help="of pass@k, with commas (default: 1,2,4,... up to the samples)")
     out.add_argument(
         "--temperature", type=number(float, at_least(0)), help="0 = greedy (default: rl.sampling.temperature)"
     )
@@ -151,7 +151,8 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
-def _counts(text: str) -> tuple[int, ...]:
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers from 1 on, with commas."""
     return tuple(count(part) for part in text.split(","))
 
 
