@@ -17,6 +17,7 @@ from jaxagent.config import ConfigError, flags, overrides, relations
 from jaxagent.config.ranges import Range, at_least, between, more_than
 from jaxagent.config.run import STAGE_SECTIONS
 from jaxagent.runs import parts
+from tests.tiny_run import put
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NAN, INF = float("nan"), float("inf")
@@ -140,16 +141,6 @@ def cases(tree, path=()):
             yield from cases(below, (*path, name))
     else:
         yield from ((".".join(path), value) for value in tree)
-
-
-def put(raw: dict, path: str, value) -> None:
-    """Sets a field of a plain config; sections that are off, or that a recipe leaves to their defaults, are opened."""
-    first, _, rest = path.partition(".")
-    if rest:
-        raw[first] = raw.get(first) or {}
-        put(raw[first], rest, value)
-    else:
-        raw[first] = value
 
 
 def changed(changes: dict, recipe: str = "search_r1", chosen: Sequence[str] = ()) -> schema.Config:

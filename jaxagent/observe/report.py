@@ -65,12 +65,7 @@ _TOTALS = {"time/step_s", "time/total_s"}  # sums of the phases: not stacked on 
 
 
 def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | None = None) -> pathlib.Path:
-    """Builds the page from what the workdir holds and returns its path.
-
-    Args:
-      workdir: of a run, whatever its state.
-      results: what the run's summary will say, as far as it is known.
-    """
+    """Builds the page from what the workdir holds, and what the run's summary will say so far; returns its path."""
     workdir = pathlib.Path(workdir)
     records = list(jsonl.read(workdir / METRICS_FILE))
     config = _load(workdir / CONFIG_FILE)
@@ -117,15 +112,7 @@ def page(
     summary: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> str:
-    """The whole HTML document. Empty inputs leave their section out.
-
-    Args:
-      name: of the run.
-      records: of metrics.jsonl.
-      episodes: `report_episodes.markup`.
-      summary: as far as it is known.
-      config: the run's.
-    """
+    """The whole HTML document. Empty inputs leave their section out."""
     stages = list(dict.fromkeys(record["stage"] for record in records))
     stages.sort(key=lambda stage: stage != "rl")  # what the run is about comes first
     parts = [f"<h1>{html.escape(name)}</h1>", f'<p class="sub">{html.escape(_subtitle(config, summary))}</p>']

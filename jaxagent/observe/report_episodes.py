@@ -29,13 +29,7 @@ Record = dict[str, Any]
 
 
 def markup(pairs: Sequence[Sequence[Record]], browsed: Sequence[Record], sentence: str) -> str:
-    """Where report.js puts the chosen episodes and the list of all, and the compact records of both.
-
-    Args:
-      pairs: first and last attempt at a task; `choose`.
-      browsed: newest first.
-      sentence: the sentence that says how many of all episodes they are.
-    """
+    """Where report.js puts the chosen episodes and the list of all, and the compact records of both."""
     records = {"pairs": [[compact(record) for record in pair] for pair in pairs], "all": browsed}
     data = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
     data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")  # no tag can begin in it
