@@ -177,16 +177,18 @@ def test_a_broken_config_file_is_named(runs, monkeypatch, capsys, tmp_path, sour
     assert message in error and error.count("\n") == 1
 
 
-def test_help_lists_every_field_and_loads_no_jax():
+def test_help_and_mistakes_load_no_jax():
     code = (
-        "import sys; from jaxagent import main; main.main(['main', '--helpfull']);"
+        "import sys; from jaxagent import evaluate, main; main.main(['main', '--helpfull']);"
+        "evaluate.main(['evaluate', '--help']);"
+        f"assert main.main(['main', '{CONFIG}', '--config.rl.group_size=0']) == 2;"
         "slow = {'jax', 'flax', 'grain', 'orbax', 'transformers', 'tensorflow_datasets'} & set(sys.modules);"
         "sys.exit(f'imports {slow}' if slow else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    for field in ("--config.seed", "--config.rl.kl.coefficient", "--config.env.retriever.topk"):
-        assert field in done.stdout
+    assert done.returncode == 0 and done.stderr == "error: config.rl.group_size must be at least 1, got 0.\n"
+    for text in ("--config.seed", "--config.rl.kl.coefficient", "--config.env.retriever.topk", "--checkpoint"):
+        assert text in done.stdout
 
 
 def test_help_shows_ranges_and_meanings_and_the_values_of_a_config(capsys):
