@@ -10,16 +10,15 @@ A length is a number of tokens (--lengths), of documents (--num_docs), or a file
 the same tasks; documents are read to their end, whatever env.max_turns says, and longer ones have more time (of --rows
 all have --config.env.episode_timeout_s). All lengths and files are looked at before the first is played: a length that
 no task's documents reach is refused, and where some do not reach it, a line under the table says how many. Results go
-to WORKDIR/evaluations/lengths_<policy>..., or --out: a folder per length, lengths.json and lengths.html, the curve with
-95 % intervals; both are written after every length. The last line of stdout is one JSON object. The same command again,
-with these lengths or others too, plays only what is missing; with other weights or settings a folder is refused.
+to WORKDIR/evaluations/lengths_<policy>..., or --out: a folder per length, lengths.json and lengths.html, the curve of
+the lengths that the command names with 95 % intervals; both are written after every length. The last line of stdout is
+one JSON object. The same command again, or one with more lengths, plays only what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import html
 import json
 import math
 import sys
@@ -29,7 +28,7 @@ from typing import Any
 
 from jaxagent import evaluate
 from jaxagent.config import Config, ConfigError
-from jaxagent.config.command import count, exit_code, quiet_libraries
+from jaxagent.config.command import exit_code, quiet_libraries
 from jaxagent.io import files
 from jaxagent.runs import devices
 
@@ -60,8 +59,8 @@ def parser() -> argparse.ArgumentParser:
     """The flags of this program, which are those of evaluate and what lengths there are."""
     out = evaluate.parser()
     out.prog, out.description = "python -m jaxagent.evaluate_lengths", __doc__
-    out.add_argument("--lengths", type=_counts, help="of documents, in tokens, with commas")
-    out.add_argument("--num_docs", type=_counts, help="numbers of documents, with commas")
+    out.add_argument("--lengths", type=evaluate.counts, help="of documents, in tokens, with commas")
+    out.add_argument("--num_docs", type=evaluate.counts, help="numbers of documents, with commas")
     out.add_argument("--rows", help="files of rows with contexts (docs: data_pipelines.long_qa), with commas")
     return out
 
@@ -134,8 +133,11 @@ def _run(argv: Sequence[str]) -> int:
         note_on_tasks(length_config, settings, length, source)
         for length, length_config in zip(lengths, configs, strict=True)
     ]
-    about = {"policy": str(source), "policy_digest": source.digest, "score": config.env.score}
-    about |= {name: getattr(settings, name) for name in ("split", "temperature", "seed", "min_score")}
+    about = {
+        "policy": str(source), "policy_digest": source.digest, "split": settings.split,
+        "temperature": settings.temperature, "seed": settings.seed, "score": config.env.score,
+        "min_score": settings.min_score,
+    }  # fmt: skip
     points: list[dict[str, Any]] = []
     for length, length_config, note in zip(lengths, configs, notes, strict=True):
         try:
@@ -145,12 +147,12 @@ def _run(argv: Sequence[str]) -> int:
             print(f"error: {error}{there}", file=sys.stderr)
             return 1
         points.append(curve.point(length.name, out / length.name) | {"note": note})
-        all_points = curve.ordered(points)
-        text = "\n".join((curve.table(all_points), *filter(None, (point.get("note") for point in all_points))))
+        ordered = curve.ordered(points)
+        text = "\n".join((curve.table(ordered), *filter(None, (point["note"] for point in ordered))))
         # At once: whatever fails later, what was played for hours is there to be read.
-        files.replace(out / CURVE, _page(f"{config.workdir}: {source}", all_points, text, config.env.score))
+        files.replace(out / CURVE, curve.page(f"{config.workdir}: {source}", ordered, text, config.env.score))
         to_play = [length.name for length in lengths[len(points) :]]
-        files.replace_json(out / FILE, {**about, "lengths": all_points, "to_play": to_play})
+        files.replace_json(out / FILE, {**about, "lengths": ordered, "to_play": to_play})
     print(text)
     print(json.dumps({"checkpoint": str(source), "score": config.env.score, "lengths": points, "out": str(out)}))
     return 0
@@ -158,12 +160,6 @@ def _run(argv: Sequence[str]) -> int:
 
 def note_on_tasks(config: Config, settings: Any, length: Length, source: Any) -> str:
     """Opens what an evaluation at a length will read; returns what is to be said under the table, "" = nothing.
-
-    Args:
-      config: of the length.
-      settings: the completed options of the evaluations.
-      length: one of the lengths that the command names.
-      source: the policy.
 
     Raises:
       ConfigError: tasks or documents that cannot be read, or none whose documents reach the length.
@@ -193,24 +189,6 @@ def note_on_tasks(config: Config, settings: Any, length: Length, source: Any) ->
         )
     many = "of 1 task end" if len(short) == 1 else f"of {len(short)} tasks end"
     return f"{length.name}: the documents {many} before it, of {len(tasks)} tasks" if short else ""
-
-
-def _page(title: str, points: Sequence[dict[str, Any]], text: str, score: str) -> str:
-    from jaxagent.observe import charts, report
-    from jaxagent.runs.evaluation import lengths as curve
-
-    chart = charts.line_chart(
-        curve.TITLE, curve.series(points), unit=True, x="tokens of the document", y=score, log_x=True
-    )
-    return report.document(
-        title,
-        f'<h1>{html.escape(title)}</h1><div class="charts">{chart}</div><h2>Results</h2>'
-        f'<pre class="config">{html.escape(text)}</pre>',
-    )
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(count(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine.requests import EngineError
 from jaxagent.envs.cast import Tokens
 from jaxagent.envs.memagent import documents, prompts
-from jaxagent.observe import jsonl
 from jaxagent.rollout.conversation import Conversation, encode_prompt
 from jaxagent.rollout.templates import Plain
 from jaxagent.runs import checks
@@ -50,11 +49,7 @@ def finished(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_tiny_run(finished):
-    summary = json.loads((finished / "summary.json").read_text())
-    assert summary["compiles_after_warmup"] == 0 and summary["logprob_gap_max"] == 0.0
-    last = list(jsonl.read(finished / "metrics.jsonl"))[-1]
-    failures = ("timeout", "env_error", "engine_error", "cancelled")
-    assert last["step"] == 2 and not any(last[f"stop/{name}"] for name in failures)
+    assert tiny_run.ended(finished)[0]["logprob_gap_max"] == 0.0
 
 
 @pytest.mark.slow
@@ -107,10 +102,15 @@ def test_lengths_in_one_command(finished, tmp_path, capsys):
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert again == said
     assert evaluate_lengths.main([*command[:2], "--num_docs=1", "--greedy", "--tasks=2", "--k=2"]) == 2
-    one_more = [*command[:2], "--lengths=192", "--greedy", "--tasks=6", f"--out={out}"]
+    one_more = [*command[:2], "--lengths=192,96", "--greedy", "--tasks=6", f"--out={out}"]
     assert evaluate_lengths.main(one_more) == 0
+    more, first = json.loads(capsys.readouterr().out.splitlines()[-1])["lengths"]
+    written = json.loads((out / "lengths.json").read_text())
+    assert written["lengths"] == [first, more] == [said["lengths"][0], more] and written["to_play"] == []
+    assert "192_tokens" in (out / "lengths.html").read_text()
     assert evaluate_lengths.main([*one_more, "--seed=7"]) == 2
-    assert "192_tokens' holds attempts with seed = 0, here it is 7: set another --out." in capsys.readouterr().err
+    assert "with seed = 0, here it is 7: set another --out." in capsys.readouterr().err
+    assert json.loads((out / "lengths.json").read_text()) == written
 
 
 @pytest.fixture
@@ -153,14 +153,15 @@ def test_all_lengths_are_looked_at_before_the_first_is_played(unplayed, tmp_path
 
 @pytest.mark.slow
 def test_what_was_played_is_written_before_the_next_length(unplayed, tmp_path, capsys, monkeypatch):
-    out, ends = tmp_path / "curve", "the documents of 1 task end before it, of 2 tasks"
+    out, ends = tmp_path / "curve", "the documents end before it"
     monkeypatch.setattr(evaluate_lengths, "note_on_tasks", lambda config, done, at, source: f"{at.name}: {ends}")
     flags = ("--lengths=96,192", f"--out={out}")
     assert unplayed(*flags, fails="192_tokens") == (1, ["96_tokens", "192_tokens"])
     assert f"the engine is dead; 1 of 2 lengths are in {out}" in capsys.readouterr().err
     written = json.loads((out / "lengths.json").read_text())
     assert [point["name"] for point in written["lengths"]] == ["96_tokens"] and written["to_play"] == ["192_tokens"]
-    assert "<svg" in (page := (out / "lengths.html").read_text()) and f"96_tokens: {ends}" in page
+    page = (out / "lengths.html").read_text()
+    assert "<svg" in page and "96_tokens: the documents end before it" in page
     assert unplayed(*flags)[0] == 0
     assert json.loads((out / "lengths.json").read_text())["to_play"] == []
 

@@ -190,7 +190,7 @@ class Batches:
                 if episode is not None
             }
         if count > 1:
-            data = packing.to_columns(list(read.values()))
+            data = codec.to_columns(list(read.values()))
             reasons = {ordered.index(which): why for which, why in unreadable.items()}
             mark = _sha256("".join(batch.results[which].digest for which in ordered).encode())
             parts = peers.meet(f"the episodes of step {step}, {mark[:8]}", [len(data), _sha256(data), reasons])
@@ -201,7 +201,7 @@ class Batches:
                     raise peers.PeerError(f"What process {other} has read for step {step} came in damaged.")
                 if other != rank:
                     readable = [which for which in ordered[other::count] if which not in unreadable]
-                    read |= zip(readable, packing.of_columns(everything[other]), strict=True)
+                    read |= zip(readable, codec.of_columns(everything[other]), strict=True)
         return {which: read[which] for which in batch.results if which in read}, unreadable
 
     def _played_again(self, step: int, batch: Batch, unreadable: Mapping[EpisodeId, str]) -> bool:
