@@ -237,8 +237,8 @@ class _Hashing(io.RawIOBase):
         return data
 
 
-def _check(hash: Any, digest: str, path: str) -> None:
-    if hash.hexdigest() != digest.partition(":")[2]:
+def _check(digester: Any, digest: str, path: str) -> None:
+    if digester.hexdigest() != digest.partition(":")[2]:
         raise TarError(f"{path} does not have the digest {digest}")
 
 
