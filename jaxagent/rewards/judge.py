@@ -166,9 +166,8 @@ def messages(rubric: Rubric, material: Mapping[str, str], nonce: str, max_chars:
 def parse_reply(reply: str, rubric: Rubric, nonce: str) -> dict[str, int]:
     """The scores of one reply by item name.
 
-    Raises:
-      ReplyError: anything but one JSON object {"nonce": nonce, "reason": text, "scores": {every item: whole number in
-        low..high}}, white space around it allowed: prose, a code fence, other keys, keys twice, 1.0 or true for 1.
+    Raises ReplyError: anything but one JSON object {"nonce": nonce, "reason": text, "scores": {every item: whole number
+    in low..high}}, white space around it allowed: prose, a code fence, other keys, keys twice, 1.0 or true for 1.
     """
     try:
         value = json.loads(reply, object_pairs_hook=_object, parse_constant=_no_constant)

@@ -21,8 +21,7 @@ def required_tests(task: Task) -> tuple[str, ...]:
 
     Each is a list of names or, as in raw SWE-bench rows, a list encoded as JSON text.
 
-    Raises:
-      ConfigError: neither is there, both are empty, or one is not a list of names.
+    Raises ConfigError: neither is there, both are empty, or one is not a list of names.
     """
     names: dict[str, None] = {}
     for field in (*FIELDS, *map(str.upper, FIELDS)):
