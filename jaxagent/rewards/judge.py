@@ -215,7 +215,7 @@ def combine(
     if len(answers) < max(1, quorum):
         last = f"; the last failure: {failures[-1]}" if failures else ""
         raise JudgeError(f"{len(answers)} usable replies of {len(answers) + len(failures)}, wanted {quorum}{last}")
-    pick = {"majority": _majority, "mean": _mean}[how]
+    pick = {"majority": _majority, "mean": lambda scores: sum(scores) / len(scores)}[how]
     items = {item.name: pick([answer[item.name] for answer in answers]) for item in rubric.items}
     total = math.fsum(item.weight for item in rubric.items)
     scaled = (item.weight * (items[item.name] - rubric.low) / (rubric.high - rubric.low) for item in rubric.items)
@@ -225,10 +225,6 @@ def combine(
 def _majority(scores: list[int]) -> float:
     counts = Counter(scores)
     return float(min(counts, key=lambda score: (-counts[score], score)))
-
-
-def _mean(scores: list[int]) -> float:
-    return sum(scores) / len(scores)
 
 
 def judged(view: View) -> float:
