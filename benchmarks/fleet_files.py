@@ -27,7 +27,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxagent.data import codec
-from jaxagent.fleet import manifest, weight_copy, weight_reader, weights
+from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.episodes import EpisodeFiles
 from jaxagent.fleet.ledger import Ledger
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
@@ -132,10 +132,6 @@ def measure_weights(folder: pathlib.Path, mib: int) -> dict[str, float]:
         action()
         return count * LEAF_MIB / (time.monotonic() - begin)
 
-    def copy() -> None:
-        with weight_reader.hold(folder / "a", 1, "run") as held:
-            weight_copy.copy(held.manifest, held.chunk, folder / "b")
-
     def read() -> None:
         with weight_reader.hold(folder / "a", 1, "run", like=tree) as held:
             held.read()
@@ -143,7 +139,6 @@ def measure_weights(folder: pathlib.Path, mib: int) -> dict[str, float]:
     return {
         "publish_mib_per_s": mib_per_s(lambda: weights.publish(folder / "a", manifest.shares(tree), "run", 1)),
         "read_mib_per_s": mib_per_s(read),
-        "copy_mib_per_s": mib_per_s(copy),
     }
 
 

@@ -36,7 +36,7 @@ from jaxagent.fleet.leaves import Leaves
 from jaxagent.fleet.manifest import MismatchError, MissingError, WeightsError
 from jaxagent.fleet.neighbours import Done
 from jaxagent.fleet.plan import EpisodeId, Plan
-from jaxagent.fleet.plan_of import plan_of
+from jaxagent.fleet.settings import plan_of
 from jaxagent.fleet.vitals import Vitals, register_stacks
 from jaxagent.fleet.weight_fetch import WeightFetcher
 from jaxagent.fleet.weight_server import WeightServer

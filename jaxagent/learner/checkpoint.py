@@ -25,7 +25,8 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from jaxagent.config import ConfigError, disk
+from jaxagent.config import ConfigError
+from jaxagent.config.errors import is_full_disk
 from jaxagent.config.fleet import FOLDER as FLEET_FOLDER
 from jaxagent.learner import digests, peers
 from jaxagent.learner.state import TrainState
@@ -302,7 +303,7 @@ def _disk_errors(directory: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not disk.is_full(error):
+        if not is_full_disk(error):
             raise
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory)) from error
 

@@ -105,11 +105,7 @@ class Recorder:
         )
 
     def published(self, version: int, params: Any) -> None:
-        """The weights after `version` steps: the step before it is complete.
-
-        Raises:
-          OSError: the disk is full, or failed.
-        """
+        """The weights after `version` steps: the step before it is complete."""
         if self._keep == "none":
             return
         before, self._weights = self._weights, digests.digest(params)
@@ -148,11 +144,7 @@ class Recorder:
             ) from error
 
     def commit(self, step: int) -> None:
-        """Every step that is complete is on disk; those before `step`, which no bundle reaches, are forgotten.
-
-        Raises:
-          OSError: the disk is full, or failed.
-        """
+        """Every step that is complete is on disk; those before `step`, which no bundle reaches, are forgotten."""
         self.wait()
         if self._keep == "newest" and self._writes and step > self._forgotten:
             for number in steps(self._folder):

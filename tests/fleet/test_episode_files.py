@@ -4,9 +4,7 @@ import dataclasses
 import errno
 import hashlib
 import json
-import threading
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -118,20 +116,15 @@ def test_a_number_that_is_not_finite_is_refused():
         codec.pack(dataclasses.replace(EPISODE, reward=float("nan")))
 
 
-def test_an_episode_is_stored_once(tmp_path):
+def test_a_stored_episode_is_read_by_its_digest_and_may_be_written_again(tmp_path):
     store, packed = EpisodeFiles(tmp_path, {}), codec.pack(EPISODE)
-    assert store.put(KEY, packed) == "stored"
-    slower = codec.pack(dataclasses.replace(EPISODE, metrics={"total_s": 9.0}))
-    assert store.put(KEY, slower) == "duplicate"
+    store.put(KEY, packed)
+    store.put(KEY, codec.pack(dataclasses.replace(EPISODE, metrics={"total_s": 9.0})))
     other = codec.pack(dataclasses.replace(EPISODE, reward=0.0))
-    with pytest.raises(RuntimeError, match=f"episode 1.*step 12: {packed.digest} .*{other.digest}"):
-        store.put(KEY, other)
-    with pytest.raises(ConfigError):
-        store.put((KEY[0], 2), Packed(packed.digest, other.body))
-    assert same(store.read(KEY), EPISODE) and len(list(tmp_path.rglob("*.z"))) == 1
-    assert same(episodes.read(tmp_path, KEY, packed.digest), EPISODE)  # of a process that only reads
-    again = EpisodeFiles(tmp_path, {KEY: packed.digest})
-    assert again.put(KEY, packed) == "duplicate" and not again.removed
+    with pytest.raises(DamagedEpisodeError, match="is not there"):
+        episodes.read(tmp_path, KEY, other.digest)
+    assert len(list(tmp_path.rglob("*.z"))) == 1
+    assert episodes.read(tmp_path, KEY, packed.digest).metrics == {"total_s": 9.0}
 
 
 def test_what_the_ledger_does_not_know_is_removed_and_what_it_knows_must_be_there(tmp_path):
@@ -143,16 +136,11 @@ def test_what_the_ledger_does_not_know_is_removed_and_what_it_knows_must_be_ther
     again = EpisodeFiles(tmp_path, {KEY: packed.digest})
     assert len(again.removed) == 3 and len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
     assert not (tmp_path / "episodes/00000013").exists()
-    assert again.put((KEY[0], 2), codec.pack(dataclasses.replace(EPISODE, reward=7.0))) == "stored"  # nobody knew
-    again.forget([KEY, ((99, 0, 0), 0)])
-    with pytest.raises(KeyError):
-        again.read(KEY)
+    again.forget([(KEY, packed.digest), (((99, 0, 0), 0), packed.digest)])
     with pytest.raises(DamagedEpisodeError, match=r"12/0-3-1-\w+\.json\.z is not there"):
         episodes.read(tmp_path, KEY, packed.digest)
     again = EpisodeFiles(tmp_path, {KEY: packed.digest})
     assert again.missing == [KEY]
-    again.mark_damaged(KEY)
-    assert again.put(KEY, packed) == "stored" and same(again.read(KEY), EPISODE)
 
 
 def test_forgetting_what_is_trained_can_be_interrupted(tmp_path):
@@ -168,7 +156,7 @@ def test_forgetting_what_is_trained_can_be_interrupted(tmp_path):
             store.put(((step, 0, 0), 0), packed)
             log.append([line(step)]).result(20)
         assert log.compact(lambda record: record["group"][0] >= 2).result(20) == 2
-        store.forget([((0, 0, 0), 0)])
+        store.forget([(((0, 0, 0), 0), packed.digest)])
     with Ledger(tmp_path) as log:
         records = log.recovered()
         assert records == [line(2), line(3)]
@@ -193,30 +181,7 @@ def test_a_damaged_file_is_named(tmp_path):
     (path,) = tmp_path.rglob("*.z")
     path.write_bytes(packed.body[:-2])
     with pytest.raises(ConfigError, match=f"^{path}: damaged"):
-        store.read(KEY)
-
-
-def test_one_of_two_that_come_at_once_waits_for_what_becomes_of_the_other(tmp_path, monkeypatch):
-    """The second is a duplicate only when the first is on disk; where that failed, it is stored itself."""
-    store, packed, entered, fail = EpisodeFiles(tmp_path, {}), codec.pack(EPISODE), threading.Event(), [True]
-    replace = episodes.files.replace
-
-    def slow(path, content):
-        if fail:
-            entered.set()
-            threading.Event().wait(0.1)
-            fail.clear()
-            raise OSError(errno.ENOSPC, "No space left on device")
-        replace(path, content)
-
-    monkeypatch.setattr(episodes.files, "replace", slow)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(store.put, KEY, packed)
-        assert entered.wait(20)
-        second = pool.submit(store.put, KEY, packed)
-        with pytest.raises(OSError, match="No space"):
-            first.result(20)
-        assert second.result(20) == "stored"
+        episodes.read(tmp_path, KEY, packed.digest)
 
 
 def test_a_real_full_disk(small_disk):
@@ -229,4 +194,5 @@ def test_a_real_full_disk(small_disk):
             stored[(KEY[0], sample)] = packed.digest
     assert raised.value.errno == errno.ENOSPC and 3 < len(stored) < 40
     again = EpisodeFiles(small_disk, stored)
-    assert [again.read(key).sample for key in stored] == list(range(len(stored))) and not again.removed
+    read = [episodes.read(small_disk, key, digest).sample for key, digest in stored.items()]
+    assert read == list(range(len(stored))) and not again.removed

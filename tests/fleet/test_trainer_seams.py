@@ -308,7 +308,7 @@ def test_other_processes_do_not_wait_while_process_0_compiles_its_probe(tmp_path
     done = []
     (tmp_path / "w").mkdir()
     of = published(tmp_path, Publications(), [])
-    of._probe = lambda: done.append("probe")
+    of.probe = lambda: done.append("probe")
     of._meet = lambda what, said: done.append(what) or [said]
     of.publish(0, state(0))
     assert done == ["to write version 0", "version 0 is written", "probe"]

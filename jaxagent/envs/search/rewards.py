@@ -135,10 +135,7 @@ class Judged(ExactMatch):
 
     async def ask(self, judge: HttpJudge, view: View) -> tuple[View, Mapping[str, float]]:
         """The view with the judge's score, and what is counted; an attempt without an answer costs no call and has 0.
-
-        Raises:
-          JudgeError: too few usable replies: a failure of the episode, and no score.
-        """
+        Raises JudgeError: too few usable replies: a failure of the episode, and no score."""
         answer = extract_answer(self.answer_text(view), self.min_answers)
         if answer is None:
             return dataclasses.replace(view, judged=0.0), {}
@@ -179,16 +176,7 @@ class Shaping:
 
 @functools.lru_cache(maxsize=8)
 def shaped(outcome: Reward, shaping: Shaping | None, most_tokens: int) -> Reward:
-    """The outcome with shaping around it.
-
-    Args:
-      outcome: the configured reward.
-      shaping: what is added; None = nothing.
-      most_tokens: all that an episode can sample.
-
-    Raises:
-      ConfigError: shaping that cannot mean anything.
-    """
+    """The outcome with shaping around it. Raises ConfigError: shaping that cannot mean anything."""
     if shaping is None or not (shaping.overlong or shaping.efficiency):
         return outcome
     parts = [Part("outcome", outcome, weight=1.0, low=0.0, high=1.0)]

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import ConfigError, OfflineConfig, RLConfig, Stage
+from jaxagent.config import BatchConfig, ConfigError, OfflineConfig, RLConfig, Stage
 from jaxagent.data import episode_log
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward, programs
@@ -58,9 +58,7 @@ def train(
         and metrics. Compiles what it needs.
       keep_reference: whether the state keeps the policy that the stage began with.
     """
-    batch = parts.cfg.rl.batch
-    share = programs.sharing(parts.cfg, batch, parts.spec)
-    packer = Packer(batch, programs.action_tokens(parts.cfg), parts.row_shards, share, parts.cfg.mesh.context)
+    packer = packer_of(parts, parts.cfg.rl.batch, programs.action_tokens(parts.cfg))
     gradient_step = optimizer(parts.cfg.rl, cfg)
     with workdir.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), gradient_step, parts.mesh)
@@ -95,6 +93,12 @@ def _step(
     state, of_update = update(state, batches)
     names = ("loss/total", "policy/grad_norm")
     return state, metrics | {name: of_update[name] for name in names}
+
+
+def packer_of(parts: Parts, batch: BatchConfig, targets: int) -> Packer:
+    """Packs sequences with at most so many targets each, by the sizes of `batch`."""
+    share = programs.sharing(parts.cfg, batch, parts.spec)
+    return Packer(batch, targets, parts.row_shards, share, parts.cfg.mesh.context)
 
 
 def optimizer(rl: RLConfig, cfg: OfflineConfig) -> optax.GradientTransformation:
