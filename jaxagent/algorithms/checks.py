@@ -23,6 +23,13 @@ from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.contract import name_of
 
+_NO_KL_IN_REWARD = {  # what it would do
+    BilevelGAE: "would lose the KL of a turn's tokens for the turns before it with rl.advantage='gae_bilevel', which "
+    "reads the rewards at ends of turns",
+    MaxRL: "would make rewards negative, of which rl.advantage='maxrl' makes nothing",
+    NoReward: "does nothing with rl.advantage='no_reward'",
+}
+
 
 def check(rl: RLConfig) -> None:
     """Raises ConfigError for combinations that cannot mean anything, before any device work; it names the fields."""
@@ -32,19 +39,9 @@ def check(rl: RLConfig) -> None:
         raise ConfigError(f"rl.advantage.k must be 1 to rl.group_size ({rl.group_size}), got {advantage.k}.")
     _check_correction(rl)
     _check_on_policy(rl)
-    in_reward = rl.kl_in("reward") is not None
-    if in_reward and isinstance(advantage, BilevelGAE):
-        raise ConfigError(
-            "rl.kl.where='reward' would lose the KL of a turn's tokens for the turns before it with "
-            "rl.advantage='gae_bilevel', which reads the rewards at ends of turns: use 'loss' or 'advantage'."
-        )
-    if in_reward and isinstance(advantage, MaxRL):
-        raise ConfigError(
-            "rl.kl.where='reward' would make rewards negative, of which rl.advantage='maxrl' makes nothing: use 'loss' "
-            "or 'advantage'."
-        )
-    if in_reward and isinstance(advantage, NoReward):
-        raise ConfigError("rl.kl.where='reward' does nothing with rl.advantage='no_reward': use 'loss' or 'advantage'.")
+    for kind, what in _NO_KL_IN_REWARD.items():
+        if rl.kl_in("reward") is not None and isinstance(advantage, kind):
+            raise ConfigError(f"rl.kl.where='reward' {what}: use 'loss' or 'advantage'.")
     if isinstance(rl.objective, NoObjective):
         _check_auxiliary(rl)
     if rl.positive_nll and rl.replay and rl.replay.use == "nll":

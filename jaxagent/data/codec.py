@@ -67,6 +67,15 @@ def encode_trajectory(trajectory: Trajectory) -> dict[str, list[Any]]:
 
 def encode_episode(episode: Episode) -> dict[str, Any]:
     """An episode as a JSON object; numbers that are not finite are for the writer to refuse or replace."""
+    heard = [
+        {
+            "role": conversation.role,
+            "after": conversation.after,
+            "turns": [list(turn) for turn in conversation.turns],
+            "trajectory": None if conversation.trajectory is None else encode_trajectory(conversation.trajectory),
+        }
+        for conversation in episode.heard
+    ]
     return {
         "task": encode_task(episode.task),
         "sample": episode.sample,
@@ -79,16 +88,7 @@ def encode_episode(episode: Episode) -> dict[str, Any]:
         "error": episode.error,
         "text": episode.text,
         "trajectories": [encode_trajectory(t) for t in episode.trajectories],
-        **({"heard": [_encode_heard(conversation) for conversation in episode.heard]} if episode.heard else {}),
-    }
-
-
-def _encode_heard(conversation: UntrainedConversation) -> dict[str, Any]:
-    return {
-        "role": conversation.role,
-        "after": conversation.after,
-        "turns": [list(turn) for turn in conversation.turns],
-        "trajectory": None if conversation.trajectory is None else encode_trajectory(conversation.trajectory),
+        **({"heard": heard} if heard else {}),
     }
 
 

@@ -96,8 +96,7 @@ class Tokenizer:
     def with_template_variables(self, text: str) -> Tokenizer:
         """The same tokenizer, whose template is given the variables of a JSON object, '{"enable_thinking": false}'.
 
-        Raises:
-          ConfigError: not a JSON object, or a name that the template does not mention.
+        Raises ConfigError: not a JSON object, or a name that the template does not mention.
         """
         try:
             variables = json.loads(text)
@@ -116,8 +115,7 @@ class Tokenizer:
     def with_end_token(self, token: str) -> Tokenizer:
         """The same tokenizer, in which this token, too, ends what a policy writes.
 
-        Raises:
-          ConfigError: no token has this text.
+        Raises ConfigError: no token has this text.
         """
         added = self.id_of(token)
         if added is None:

@@ -97,8 +97,7 @@ class Checkpointer:
     def look(self) -> bool:
         """Whether no bundle is being written; takes no time.
 
-        Raises:
-          OSError: ENOSPC: the disk was full when it was written, which `save` would tell an interval later.
+        Raises OSError: ENOSPC: the disk was full when it was written, which `save` would tell an interval later.
         """
         if self._pending is None:
             return True

@@ -105,9 +105,8 @@ class ChatClient:
     ) -> Completion:
         """The one reply.
 
-        Raises:
-          CallError: no reply after all attempts, or one that is no chat completion, or without text. Its cause is the
-            `HttpError`, if there was one.
+        Raises CallError: no reply after all attempts, or one that is no chat completion, or without text. Its cause is
+        the `HttpError`, if there was one.
         """
         endpoint = self._endpoint
         body: dict[str, Any] = {"model": endpoint.model, "messages": list(messages)}

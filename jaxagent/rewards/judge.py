@@ -166,9 +166,8 @@ def messages(rubric: Rubric, material: Mapping[str, str], nonce: str, max_chars:
 def parse_reply(reply: str, rubric: Rubric, nonce: str) -> dict[str, int]:
     """The scores of one reply by item name.
 
-    Raises:
-      ReplyError: anything but one JSON object {"nonce": nonce, "reason": text, "scores": {every item: whole number in
-        low..high}}, white space around it allowed: prose, a code fence, other keys, keys twice, 1.0 or true for 1.
+    Raises ReplyError: anything but one JSON object {"nonce": nonce, "reason": text, "scores": {every item: whole number
+    in low..high}}, white space around it allowed: prose, a code fence, other keys, keys twice, 1.0 or true for 1.
     """
     try:
         value = json.loads(reply, object_pairs_hook=_object, parse_constant=_no_constant)
@@ -216,7 +215,7 @@ def combine(
     if len(answers) < max(1, quorum):
         last = f"; the last failure: {failures[-1]}" if failures else ""
         raise JudgeError(f"{len(answers)} usable replies of {len(answers) + len(failures)}, wanted {quorum}{last}")
-    pick = {"majority": _majority, "mean": _mean}[how]
+    pick = {"majority": _majority, "mean": lambda scores: sum(scores) / len(scores)}[how]
     items = {item.name: pick([answer[item.name] for answer in answers]) for item in rubric.items}
     total = math.fsum(item.weight for item in rubric.items)
     scaled = (item.weight * (items[item.name] - rubric.low) / (rubric.high - rubric.low) for item in rubric.items)
@@ -226,10 +225,6 @@ def combine(
 def _majority(scores: list[int]) -> float:
     counts = Counter(scores)
     return float(min(counts, key=lambda score: (-counts[score], score)))
-
-
-def _mean(scores: list[int]) -> float:
-    return sum(scores) / len(scores)
 
 
 def judged(view: View) -> float:

@@ -266,7 +266,7 @@ class EngineTalk:
         self._shown.append("\n".join(message.content for message in messages))
         if not self.begun:
             own = self._voice.policys_ids
-            self.conversation.add_prompt(messages if own else [_as_text(message) for message in messages])
+            self.conversation.add_prompt(messages if own else [Message(m.role, m.content) for m in messages])
             return
         (message,) = messages
         self.conversation.add_observation(Observation(((message.content, TokenKind.OBSERVATION),), message.role))
@@ -295,8 +295,3 @@ class EngineTalk:
         if self._session is not None:
             self._voice.engine.close(self._session)
             self._session = None
-
-
-def _as_text(message: Message | Spliced) -> Message:
-    """A message for a role whose tokens are not the policy's."""
-    return Message(message.role, message.content)

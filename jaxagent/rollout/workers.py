@@ -61,10 +61,7 @@ async def run_groups(
     async with asyncio.TaskGroup() as workers:
         for _ in range(min(concurrency, len(tasks) * group_size)):
             workers.create_task(work())
-    return [
-        Group(task, tuple(e or no_episode(task, s, StopReason.CANCELLED, LATE) for s, e in enumerate(row)))
-        for task, row in zip(tasks, table, strict=True)
-    ]
+    return _groups(tasks, table, LATE)
 
 
 async def guarded(rollout: Rollout, task: Task, sample: int, plays: int = 5) -> Episode:
@@ -100,6 +97,14 @@ def batch_deadline_s(episodes: int, concurrency: int, episode_timeout_s: float) 
 def no_episode(task: Task, sample: int, stop_reason: StopReason, error: str) -> Episode:
     """The empty episode that stands for an attempt that returned none."""
     return Episode(task, sample, (), 0.0, {}, stop_reason, 0, error=error)
+
+
+def _groups(tasks: Sequence[Task], table: list[list[Episode | None]], late: str) -> list[Group]:
+    """The episodes, task by task; those that are not there were cancelled."""
+    return [
+        Group(task, tuple(e or no_episode(task, s, StopReason.CANCELLED, late) for s, e in enumerate(row)))
+        for task, row in zip(tasks, table, strict=True)
+    ]
 
 
 class Workers:
@@ -254,7 +259,4 @@ async def run_until_enough(
         for job in remaining:
             job.cancel()
         await asyncio.gather(*remaining, return_exceptions=True)
-    return [
-        Group(task, tuple(e or no_episode(task, s, StopReason.CANCELLED, reason) for s, e in enumerate(row)))
-        for task, row in zip(tasks, table, strict=True)
-    ]
+    return _groups(tasks, table, reason)

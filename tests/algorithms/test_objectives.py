@@ -47,29 +47,6 @@ class ByHand(chex.TestCase, parameterized.TestCase):
             [0, 1, 1, 1, 1, 1],
             [-2.0, -1.28, 1.28, -0.8, 0.8, 1.28],
         ),
-        # -(4 / tau) sigmoid(tau (r - 1)) A, tau 1 where A > 0, else 1.05; sigmoids .5, .6224593, .6283162, .3775407,
-        # .3716838, .9589087. Gradient -4 s (1 - s) A r.
-        (
-            "sapo",
-            [-4.0, -2.4898373, 2.3935855, -1.5101627, 1.4159383, 3.6529856],
-            [0] * 6,
-            [-2.0, -1.4100223, 1.4012097, -0.4700074, 0.4670699, 0.6304446],
-        ),
-        # p_old = 1/e: p may rise or fall by 0.2, which is a ratio of 0.456 to 1.544; 4 and A < 0 is no fault
-        (
-            "dppo",
-            [2.0, -1.5 * (np.log(1.5) - 1), 1.5 * (np.log(1.5) - 1), -0.5 * (np.log(0.5) - 1),
-             0.5 * (np.log(0.5) - 1), 4.0 * (np.log(4) - 1)],
-            [0] * 6,
-            [-2.0, -1.5, 1.5, -0.5, 0.5, 4.0],
-        ),
-        ("importance_sampling", [-2.0, -1.5, 1.5, -0.5, 0.5, 4.0], [0] * 6, [-2.0, -1.5, 1.5, -0.5, 0.5, 4.0]),
-        (
-            "reinforce",
-            [2.0, 1 - np.log(1.5), np.log(1.5) - 1, 1 - np.log(0.5), np.log(0.5) - 1, np.log(4) - 1],
-            [0] * 6,
-            [-2.0, -1.0, 1.0, -1.0, 1.0, 1.0],
-        ),
         ("none", [0.0] * 6, [0] * 6, [0.0] * 6),
     )  # fmt: skip
     def test_token(self, expected, clipped, gradient):

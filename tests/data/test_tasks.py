@@ -10,25 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
-from jaxagent.data import files, sources
+from jaxagent.data import sources
 from jaxagent.types import Task
-
-
-class MemoryRows(files.Rows):
-    name = "memory"
-
-    def __init__(self, ids):
-        self._ids = list(ids)
-
-    def __len__(self):
-        return len(self._ids)
-
-    def __getitem__(self, index):
-        return {"id": self._ids[index], "prompt": "p", "answers": ["a"]}
-
-
-def source_of(count, prefix="t"):
-    return sources.TaskSource(MemoryRows(f"{prefix}{i}" for i in range(count)), "memory", True)
+from tests.data.memory import source_of
 
 
 def ids(iterator, count):
