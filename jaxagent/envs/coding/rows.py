@@ -50,7 +50,7 @@ SWE_BENCH_PYTHON = "/opt/miniconda3/envs/testbed/bin/python"  # in the published
 _DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
 _R2E_TESTS = ("run_tests.sh", "r2e_tests", "/r2e_tests")  # R2E-Gym keeps these from the agent
 _R2E_COMMAND = "[ ! -d /r2e_tests ] || ln -sfn /r2e_tests r2e_tests; bash run_tests.sh"
-_IN_PATCH = re.compile(r"^diff --git a/.+ b/(.+)$", re.MULTILINE)
+IN_PATCH = re.compile(r"^diff --git a/.+ b/(.+)$", re.MULTILINE)
 
 
 def is_published(row: Mapping[str, Any]) -> bool:
@@ -142,7 +142,7 @@ def _swe_bench(row: Mapping[str, Any], prefix: str) -> tuple[str, str, str, dict
 
 
 def _django_modules(test_patch: str) -> list[str]:
-    paths = [path for path in _IN_PATCH.findall(test_patch) if path.endswith(".py")]
+    paths = [path for path in IN_PATCH.findall(test_patch) if path.endswith(".py")]
     return sorted({path.removeprefix("tests/").removesuffix(".py").replace("/", ".") for path in paths})
 
 

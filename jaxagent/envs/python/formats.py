@@ -134,17 +134,12 @@ def find_answer(style: Format, text: str) -> str | None:
     return answers[0].strip() if answers else None
 
 
-def message_only(output: str) -> str:
-    """An output in which every traceback is only its message: "KeyError: 1"."""
-    return _FRAMES.sub("", output)
-
-
 def shortened_output(output: bytes, truncated: bool, chars: int, traceback: Literal["whole", "message"]) -> str:
     """An output as text of at most `chars` characters and a mark: its beginning and, where errors stand, its end."""
     half = len(output) // 2
     parts = [clean(part) for part in ((output[:half], output[half:]) if truncated else (output,))]
     if traceback == "message":
-        parts = [message_only(part) for part in parts]
+        parts = [_FRAMES.sub("", part) for part in parts]
     if len(parts) == 1 and len(parts[0]) <= chars:
         return parts[0]
     head, tail = chars // 2, (chars + 1) // 2

@@ -18,11 +18,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent.envs.tau import records
+from jaxagent.config import ConfigError
+from jaxagent.data.fields import RowError, show
+from jaxagent.envs.forms import shaped
 from jaxagent.envs.tau2 import shop, stock
+from jaxagent.envs.tau2.shop import ORDER, PRODUCT, USER
 from jaxagent.envs.tau2.tables import Record
 
-TABLES = ("orders", "products", "users")
+# What records must have; they may have other fields, as the published ones do.
+_FORMS: Mapping[str, Any] = {  # a user's id is its key; nobody here asks for an order's fulfillments
+    "orders": {name: form for name, form in ORDER.items() if name != "fulfillments" and name[-1] != "?"},
+    "products": PRODUCT,
+    "users": {name: form for name, form in USER.items() if name != "user_id"},
+}
+TABLES = tuple(_FORMS)
 
 
 def to_hashable(value: Any) -> Any:
@@ -114,8 +123,18 @@ class ShopStore:
     def load(cls, folder: Path) -> ShopStore:
         """Reads orders.json, products.json and users.json. Raises ConfigError: a file is missing or no JSON, or a
         record is malformed; names file, key and field."""
-        tables = {name: stock.read_json(folder / f"{name}.json") for name in TABLES}
-        records.check(tables, {name: str(folder / f"{name}.json") for name in TABLES})
+        files = {name: folder / f"{name}.json" for name in TABLES}
+        tables = {name: stock.read_json(file) for name, file in files.items()}
+        for name, file in files.items():
+            if not isinstance(tables[name], dict) or not tables[name]:
+                raise ConfigError(f"{file} must be an object of {name} by their ids, got {show(tables[name])}.")
+        for name, form in _FORMS.items():
+            for key, record in tables[name].items():
+                try:
+                    shaped(record, form, "", strict=False)
+                    _check_links(name, key, record, tables)
+                except RowError as error:
+                    raise ConfigError(f"{files[name]}, key '{key}', field '{error.column}': {error.problem}.") from None
         return cls(tables)
 
     def open(self) -> Shop:
@@ -130,3 +149,33 @@ class ShopStore:
             for name, table in sorted(self.tables.items())
         }
         return hashlib.sha256(_tuple([f"({name!r}, {text})" for name, text in tables.items()]).encode()).hexdigest()
+
+
+def _check_links(name: str, key: str, record: Any, tables: Mapping[str, Any]) -> None:
+    """Raises RowError for an id that leads nowhere. The record has its form."""
+    if name == "orders":
+        _check_id(record, "order_id", key)
+        if record["user_id"] not in tables["users"]:
+            raise RowError("user_id", f"there is no user {record['user_id']!r}")
+        if not record["payment_history"]:
+            raise RowError("payment_history", "is empty")
+        for number, item in enumerate(record["items"]):
+            if item["product_id"] not in tables["products"]:
+                raise RowError(f"items[{number}].product_id", f"there is no product {item['product_id']!r}")
+    elif name == "products":
+        _check_id(record, "product_id", key)
+        for item_id, variant in record["variants"].items():
+            _check_id(variant, "item_id", item_id, f"variants.{item_id}.")
+    else:
+        for method_id, method in record["payment_methods"].items():
+            _check_id(method, "id", method_id, f"payment_methods.{method_id}.")
+            if method["source"] == "gift_card":
+                shaped(method, {"balance": float}, f"payment_methods.{method_id}", strict=False)
+        for number, order_id in enumerate(record["orders"]):
+            if order_id not in tables["orders"]:
+                raise RowError(f"orders[{number}]", f"there is no order {order_id!r}")
+
+
+def _check_id(record: Mapping[str, Any], field: str, key: str, prefix: str = "") -> None:
+    if record[field] != key:
+        raise RowError(prefix + field, f"is {record[field]!r}, and the record stands under {key!r}")

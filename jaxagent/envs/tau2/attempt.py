@@ -168,8 +168,10 @@ class Tau2Attempt(Attempt):
             answer = read_answer(reply.text, self._user_tools)
             if self._user_tools and (answer.calls or answer.malformed):
                 self._to_user = [_text_for_user(words.result_text(self._user_results(answer.calls)))]
-                if self._over:
-                    return self._gave_up()
+                if self._errors[USER] >= self._config.max_errors:
+                    raise RoleError(f"user: {self._errors[USER]} failed calls of its tools")
+                if self._over:  # by calls of both sides
+                    return None
                 continue
             text = answer.text.strip()
             if not text:
@@ -188,11 +190,6 @@ class Tau2Attempt(Attempt):
             wrong = next((call.name for call in calls if call.name not in allowed), None)
             return [MALFORMED if wrong is None else f"Error: Tool '{wrong}' not found."]
         return self._calls(USER, calls)
-
-    def _gave_up(self) -> None:
-        """The limits were reached by the user's own calls. Raises RoleError: by these alone."""
-        if self._errors[USER] >= self._config.max_errors:
-            raise RoleError(f"user: {self._errors[USER]} failed calls of its tools")
 
 
 def _with_line_end(message: Message) -> Message:

@@ -63,7 +63,10 @@ async def verify(workspace: SandboxWorkspace, task: TerminalTask) -> float:
     if task.final_test is None:
         raise VerifierError(f"{task.id} has no final test.")
     if task.reward_from == "reward_file":  # whatever the agent wrote there is no reward
-        await _fresh_folder(workspace, _REWARD_FOLDER)
+        command = f"{removal(_REWARD_FOLDER)} && mkdir -p {_REWARD_FOLDER}"
+        result = await workspace.run(command, timeout_s=_SETUP_TIMEOUT_S)
+        if result.timed_out or result.exit_code != 0:
+            raise VerifierError(f"cannot make an empty {_REWARD_FOLDER}: it {_how(result)}")
     result = await run_script(workspace, task, task.final_test, task.limits.verifier_timeout_s, task.verifier_env)
     if result.timed_out:
         raise VerifierError(f"{task.id}: the final test {_how(result)}")
@@ -191,12 +194,6 @@ def removal(path: str) -> str:
         'if [ -d "$d" ]; then chmod u+rwx "$d"; else rm -f "$d"; fi; done; chmod u+rwx /'
     )
     return f"{{ {above}; rm -rf {quoted} || chmod -R u+rwx {quoted}; }} >/dev/null 2>&1; rm -rf {quoted}"
-
-
-async def _fresh_folder(workspace: SandboxWorkspace, path: str) -> None:
-    result = await workspace.run(f"{removal(path)} && mkdir -p {shlex.quote(path)}", timeout_s=_SETUP_TIMEOUT_S)
-    if result.timed_out or result.exit_code != 0:
-        raise VerifierError(f"cannot make an empty {path}: it {_how(result)}")
 
 
 async def _read(workspace: SandboxWorkspace, path: str, max_bytes: int) -> bytes | None:
