@@ -293,7 +293,7 @@ class Session:
             occurrence = 0  # among the session's trajectories that begin with these tokens
             while (key := conversation_key(ids, occurrence)) in self._threads:
                 occurrence += 1
-            turn.thread = thread = self._threads[key] = Thread(key, number)
+            turn.thread = thread = self._threads[key] = Thread(key)
             thread.busy = True
             sampled_places = [(turn.thread, turn.end) for turn in request.turns.values()]
             if origin := base or next(reversed(sampled_places), None):
@@ -316,7 +316,6 @@ class Session:
             raise EngineError("The log-prob of a sampled token is not finite: are the weights?")
         reading.end()
         answer = reading.answer(TrajectoryPrefix(thread.tokens, count), generation, complete=thread.handle is not None)
-        thread.latest = number
         thread.turn_numbers.append(number)
         self._commit(thread, ids, kinds, generation, request, answer)
         self.counters["malformed_calls"] += parser.malformed

@@ -109,7 +109,6 @@ class Thread:
 
     Attributes:
       key: `conversation` of its randomness.
-      first_turn, latest: numbers of the session's turns: with which it began, and its latest own one.
       tools: whether its program offered tools, or goes on with a trajectory where it did.
       line: the first trajectory of its line; None: of no line of the program's. See `trained`.
       ends, turn_numbers: of its own turns, oldest first: where each ends, and its number in the session.
@@ -119,8 +118,8 @@ class Thread:
       handle: the policy's sequence; None: not open, and all tokens are to be sent.
     """
 
-    def __init__(self, key: int, first_turn: int) -> None:
-        self.key, self.first_turn, self.latest = key, first_turn, first_turn
+    def __init__(self, key: int) -> None:
+        self.key = key
         self.tools = False
         self.line: Thread | None = None
         self.ends: list[End] = []

@@ -296,8 +296,8 @@ def conversation(messages: Iterable[ChatMessage], field: str, joins: bool = True
     talk: list[ChatMessage] = []
     names: dict[str, str] = {}  # of the tools called so far, by the call's id
     for message in messages:
-        if message.role == "tool" and not message.name:
-            message = dataclasses.replace(message, name=names.get(message.call_id, ""))
+        if message.role == "tool" and not message.name and message.call_id in names:
+            message = dataclasses.replace(message, name=names[message.call_id])
         names |= {call.id: call.name for call in message.calls}
         if joins and talk and talk[-1].role == message.role == "assistant":
             last = talk.pop()
