@@ -66,11 +66,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def lengths_of_command(options: argparse.Namespace) -> list[Length]:
-    """The lengths that a command names, each once, and takes the flags for them out of `options`.
-
-    Raises:
-      ConfigError: none of the three flags, or several; a length twice; rows that are none, or not for their split.
-    """
+    """The lengths that a command names, each once, and takes the flags for them out of `options`. Raises ConfigError:
+    none of the three flags, or several; a length twice; rows that are none, or not for their split."""
     flags = {name: options.__dict__.pop(name) for name in ("lengths", "num_docs", "rows")}
     length_flags = [name for name, value in flags.items() if value is not None]
     if len(length_flags) != 1:
@@ -167,7 +164,7 @@ def note_on_tasks(config: Config, settings: Any, length: Length, source: Any) ->
     Raises:
       ConfigError: tasks or documents that cannot be read, or none whose documents reach the length.
     """
-    from jaxagent.data.tasks import balanced_sample
+    from jaxagent.data.sources import balanced_sample
     from jaxagent.runs.checks import check
     from jaxagent.runs.evaluation import policy, run
     from jaxagent.runs.parts import open_parts

@@ -30,8 +30,8 @@ from jaxagent.config.errors import EXIT_CODES, WaitedInVainError, ending_signals
 from jaxagent.fleet import local, server, settings
 from jaxagent.fleet.child import STACKS, VITALS
 from jaxagent.fleet.client import Client, ReplacedError
-from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.restarts import CRASHED
+from jaxagent.fleet.settings import plan_of
 from jaxagent.fleet.vitals import Vitals, register_stacks
 from jaxagent.fleet.worker import EngineWorker
 from jaxagent.runs import devices

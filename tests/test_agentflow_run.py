@@ -67,7 +67,9 @@ def test_what_a_published_policy_may_write_leaves_the_verifier_room_for_a_reply(
     env, verifier, long = cfg.env, cfg.roles["verifier"], "ab " * 20_000
     action = prompts.action(PYTHON, long, long, without_middle(long, env.result_chars))
     actions = shortened_memory((action,) * env.max_turns, env.step_chars)
-    shown = prompts.verifier(env.style, "q" * 1_000, without_middle(long, env.plan_chars), actions, env.coder)
+    shown = prompts.prompt(
+        "verifier", env.style, env.coder, actions, question="q" * 1_000, plan=without_middle(long, env.plan_chars)
+    )
     assert len(shown) / 3 + verifier.reply_tokens < verifier.context_tokens
 
 

@@ -42,7 +42,6 @@ class Members:
     """Everybody who is there.
 
     Args:
-      run: the run's id.
       config: digest of the run's settings; "" = not compared.
       strict: refuses processes whose facts differ; else they are labelled.
     """

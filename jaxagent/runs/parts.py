@@ -21,8 +21,7 @@ from jaxagent.config.choice import own_class
 from jaxagent.config.errors import failure_line
 from jaxagent.data import proofs, sources, texts
 from jaxagent.data.dataset import Generated
-from jaxagent.data.sources import TaskSource
-from jaxagent.data.tasks import balanced_sample
+from jaxagent.data.sources import TaskSource, balanced_sample
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, SamplingConfig, modern, to_dict
-from jaxagent.data.tasks import balanced_sample
+from jaxagent.data.sources import balanced_sample
 from jaxagent.engine.requests import EngineError
 from jaxagent.io import files
 from jaxagent.observe import charts, report

@@ -20,7 +20,6 @@ import optax
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, ConfigError, OfflineConfig, RLConfig, Stage
 from jaxagent.data import episode_log
-from jaxagent.data.episode_log import EpisodeLog
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward, programs
 from jaxagent.learner.batching import Packer
@@ -31,6 +30,7 @@ from jaxagent.observe.files import EPISODES_FOLDER
 from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.workdir import Workdir
+from jaxagent.types import Episode
 
 Example = TypeVar("Example")
 ToStreams = Callable[[TrainState, Sequence[Example]], tuple[list[Streams], dict[str, float]]]
@@ -115,16 +115,16 @@ def order(count: int, size: int, at: tuple[int, int]) -> list[int]:
     return [int(permutations[p // count][p % count]) for p in positions]
 
 
-def read_episodes(parts: Parts, workdir: Workdir, path: str) -> EpisodeLog:
+def read_episodes(parts: Parts, workdir: Workdir, path: str) -> list[Episode]:
     """The logged episodes that a config names, or this run's own; says how many lines were dropped."""
-    log = episode_log.read(path or Path(parts.cfg.workdir) / EPISODES_FOLDER)
+    episodes, dropped = episode_log.read(path or Path(parts.cfg.workdir) / EPISODES_FOLDER)
     vocab = parts.tokenizer.vocab_size
-    largest = max((int(t.tokens.max(initial=0)) for e in log.episodes for t in e.trajectories), default=0)
+    largest = max((int(t.tokens.max(initial=0)) for e in episodes for t in e.trajectories), default=0)
     if largest >= vocab:
         raise ConfigError(f"Logged episodes hold token {largest}, the tokenizer has {vocab}: they are of another one.")
-    if log.dropped:
-        workdir.progress.note(f"logged episodes: {log.dropped} unfinished last line(s) left out")
-    return log
+    if dropped:
+        workdir.progress.note(f"logged episodes: {dropped} unfinished last line(s) left out")
+    return episodes
 
 
 def check(parts: Parts, stage: Stage) -> None:

@@ -38,7 +38,7 @@ OUTCOME_MODEL = "outcome_model"
 def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
     """Trains the model, reports held-out accuracy and AUC, and returns the policy as it came."""
     cfg = parts.cfg.outcome_model
-    episodes = supervised.distinct(offline.read_episodes(parts, workdir, cfg.episodes).episodes)
+    episodes = supervised.distinct(offline.read_episodes(parts, workdir, cfg.episodes))
     training, held_out = outcome.split(episodes, cfg.held_out_frac)
     if not held_out:
         raise ConfigError("outcome_model.held_out_frac leaves no task to measure with.")
