@@ -117,7 +117,7 @@ def rl_stage(
             state = programs.update.merged(workdir.restored(stage, state))
             experience.set_state(workdir.host["tasks"], workdir.step_of(stage))
         elif cfg.model.lora:
-            parts.keep_base(params)
+            parts.write_base(params)
         if stage == RL:  # in "opd" before it, roles without a path are still the policy
             parts.roles.freeze(functools.partial(parts.export, params))
         seams = connect(parts, workdir, driver, experience, before)

@@ -58,7 +58,7 @@ def test_every_memory_stands_in_the_next_prompt_as_it_was_sampled(finished):
     tokenizer = Tokenizer.load(finished / "tokenizer")
     style, eos = prompts.STYLES["compact"], set(tokenizer.eos_ids)
     found = documents.Documents(next(finished.glob("long_geography-*")) / documents.FILE)
-    episodes = episode_log.read(finished / "episodes").episodes
+    episodes = episode_log.read(finished / "episodes")[0]
     assert len(episodes) == 16
 
     def encoded(text):

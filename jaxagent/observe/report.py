@@ -90,8 +90,7 @@ def so_far(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for record in records:
         stage, when = record["stage"], "before" if record["step"] == 0 else "after"
         for name, value in record.items():
-            score = name.removeprefix("eval/")
-            if score != name and "/" not in score and score not in ("n", "failed", "failed_sampled"):
+            if headline.is_summarised(name):
                 results[f"{name}_{when}_{stage}"] = value
         counts = {
             stage: sum(record.get(name) or 0.0 for name in _FAILED) * (record.get("episode/count") or 0.0),

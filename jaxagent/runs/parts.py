@@ -126,7 +126,7 @@ class Parts:
         with jax.set_mesh(self.mesh):
             return params.init(self.spec, jax.random.key(self.cfg.seed), where)
 
-    def keep_base(self, policy: Params) -> None:
+    def write_base(self, policy: Params) -> None:
         """Writes the weights that LoRA freezes where `base_params` reads them, unless they lie there already."""
         if base_folder(self.cfg) != Path(self.cfg.model.path):
             hf.save(base_folder(self.cfg), policy, self.spec, self.cfg.model.param_dtype, self._assets)

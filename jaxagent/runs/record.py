@@ -90,39 +90,31 @@ class Recorder:
             path_of(folder, old).unlink()
         self._weights = ""
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "record")
-        self._packed: concurrent.futures.Future[list[list[list[Packed]]]] | None = None
+        self._packed: concurrent.futures.Future[tuple[Rounds, list[list[list[Packed]]]]] | None = None
         self._written: concurrent.futures.Future[None] | None = None
-        self._rounds: Rounds = ()
         self._forgotten = 0  # steps below
 
     def add_groups(self, rounds: Rounds) -> None:
         """The groups of a step, before they are learnt from."""
-        if self._keep == "none" or not self._writes:
-            return
-        self._rounds = rounds
-        self._packed = self._thread.submit(
-            lambda: [[[codec.pack(episode) for episode in group.episodes] for group in round_] for round_ in rounds]
-        )
+        if self._keep != "none" and self._writes:
+            self._packed = self._thread.submit(
+                lambda: (rounds, [[[*map(codec.pack, group.episodes)] for group in groups] for groups in rounds])
+            )
 
     def published(self, version: int, params: Any) -> None:
         """The weights after `version` steps: the step before it is complete."""
         if self._keep == "none":
             return
         before, self._weights = self._weights, digests.digest(params)
-        if self._packed is None:
+        packed, self._packed = self._packed, None
+        if packed is None:
             return
-        after = self._weights
-        packed, rounds, self._packed, self._rounds = self._packed, self._rounds, None, ()
         self.wait()
+        header = {"record": FORMAT, "step": version - 1, "config": self._config, "code": provenance.code_digest()}
+        header |= {"before": before, "after": self._weights, "previous": self.seal, "own_code": self._own_code}
 
         def write() -> None:
-            self.seal = _write(
-                self._folder,
-                {"record": FORMAT, "step": version - 1, "config": self._config, "code": provenance.code_digest()}
-                | {"before": before, "after": after, "previous": self.seal, "own_code": self._own_code},
-                rounds,
-                packed.result(),
-            )
+            self.seal = _write(self._folder, header, *packed.result())
 
         self._written = self._thread.submit(write)
 

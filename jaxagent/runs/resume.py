@@ -171,7 +171,7 @@ def other_rounding(
 
 def changes_line(changes: list[tuple[str, Any, Any]]) -> str:
     """ "rl.group_size 4 -> 2, rl.optimizer.learning_rate 0.001 -> 0.0003"."""
-    return ", ".join(f"{field} {_short(then)} -> {_short(now)}" for field, then, now in changes)
+    return ", ".join(f"{field} {_value_text(then)} -> {_value_text(now)}" for field, then, now in changes)
 
 
 def of_spec(spec: Any) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def of_spec(spec: Any) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(spec).items() if name not in execution}
 
 
-def _short(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None:
         return "none"
     return f"{value:g}" if isinstance(value, float) else ("''" if value == "" else str(value))
@@ -192,13 +192,13 @@ GONE = "gone"  # a field that exists no more, and had a value that no run has no
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, Any]]:
     for name in saved:
         field, before, value = f"{prefix}{name}", saved[name], now.get(name, GONE)
-        if _in_short(before) != _in_short(value):
-            yield field, _in_short(before), _in_short(value)
+        if _comparable(before) != _comparable(value):
+            yield field, _comparable(before), _comparable(value)
         elif isinstance(before, Mapping) and isinstance(value, Mapping):
             yield from _differences(before, value, f"{field}.")
 
 
-def _in_short(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     """A choice's name, "on" for a section, and any other value as JSON has it."""
     if isinstance(value, Mapping):
         return value.get("name", "on")
@@ -209,7 +209,7 @@ def _in_short(value: Any) -> Any:
 Continued = tuple[dict[str, Any], int | None, dict[str, Any], list[tuple[str, Any, Any]]]
 
 
-def find(cfg: Config, note: Callable[[str], None]) -> Continued:
+def newest_bundle(cfg: Config, note: Callable[[str], None]) -> Continued:
     """Reads what the workdir holds, and changes nothing.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.observe import charts, jsonl
+from jaxagent.observe.text import aligned
 from jaxagent.runs.evaluation import run
 from jaxagent.runs.evaluation.attempts import ATTEMPTS_FILE
 from jaxagent.runs.evaluation.results import ALL
@@ -78,8 +79,7 @@ def table(points: Sequence[dict[str, Any]]) -> str:
         interval = f"{p['low']:.3f} to {p['high']:.3f}"
         counts = [str(p["tasks"]), str(p["attempts"]), str(p["failed"]), f"{p['replies_cut']:.2f}"]
         rows.append([p["name"], *numbers, interval, *counts])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = aligned(rows)
     if dropped := [p["name"] for p in points if p["dropped_tokens"]]:
         lines.append(f"tokens were left out of the middle of documents at {', '.join(dropped)}: raise env.max_turns")
     return "\n".join(lines)

@@ -102,7 +102,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
         log = AttemptLog(out / ATTEMPTS_FILE, of_environment.score, source.stage, source.step, cost=of_environment.cost)
         with contextlib.closing(log):
             log.check_same(tasks)
-            todo = missing(tasks, options, log)
+            todo = attempts_left(tasks, options, log)
             if todo:
                 play_all(parts, options, source, todo, log, progress)
         results = summarise(tasks, options.samples, options.k, options.min_score, log.attempts)
@@ -241,7 +241,7 @@ def difference(there: Any, ours: Any, name: str = "") -> tuple[str, Any, Any] | 
     return None
 
 
-def missing(tasks: Sequence[Task], options: Options, log: AttemptLog) -> list[tuple[Task, int]]:
+def attempts_left(tasks: Sequence[Task], options: Options, log: AttemptLog) -> list[tuple[Task, int]]:
     """The attempts that are still to be played, those at one task next to each other."""
 
     def is_missing(key: Key) -> bool:
