@@ -1,7 +1,6 @@
 """The Slurm script, run by a Slurm of one machine (fake_slurm.py) that starts the real processes of a tiny run."""
 
 import os
-import pathlib
 import shlex
 import signal
 import stat
@@ -132,13 +131,6 @@ def test_what_an_srun_means_is_what_its_tasks_have_said(tmp_path):
         assert job.code(srun) == meant, (said, srun)
 
 
-def alive(pid: int) -> bool:
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.slow
 def test_a_new_workdir_first_try_and_a_job_that_goes_back_into_the_queue(tmp_path):
     """A trainer of two devices, an engine of one; SIGTERM after a version, and the same job again to the end."""
@@ -175,7 +167,7 @@ def test_a_new_workdir_first_try_and_a_job_that_goes_back_into_the_queue(tmp_pat
             job.kill()
         told = (tmp_path / "job.log").read_text()
         assert job.wait() == (0 if last else 143), told[-4000:]
-        assert ("scontrol requeue 7" in log.read_text()) and not any(map(alive, pids)), told[-4000:]
+        assert ("scontrol requeue 7" in log.read_text()) and not any(map(tiny_fleet.alive, pids)), told[-4000:]
     assert len(tiny_fleet.digests(workdir)) == 6 and (workdir / "summary.json").exists()
     token = workdir / "fleet" / "token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600 and token.read_text() not in log.read_text() + told
