@@ -81,37 +81,29 @@ def test_help_says_what_can_be_set():
 @pytest.mark.parametrize(
     ("words", "environment", "message"),
     [
-        ([RECIPE, "--config.workdir=w", "--prin"], {}, "Unknown flag '--prin'"),
-        (["--config.workdir=w"], {}, "--config=FILE is missing"),
-        ([RECIPE], {}, "--config.workdir=DIR is missing"),
-        ([RECIPE, "--config.workdir=w"], {}, "This is not a Slurm job"),
+        ("--config.workdir=w --prin", {}, "Unknown flag '--prin'"),
+        ("--config.workdir=w", {}, "This is not a Slurm job"),
+        ("", {}, "--config.workdir=DIR is missing"),
+        ("--config.workdir=w --print", {"TRAINERS": "two"}, "TRAINERS must be a whole number from 1, got 'two'"),
+        ("--config.workdir=w --print", {"ENGINES_PER_NODE": "0"}, "must be a whole number from 1, got '0'"),
+        ("--config.workdir=w --print --config.fleet.trainers=2", {}, "=2 and TRAINERS=1 (environment) differ"),
+        ("--config.workdir=w --print --config.rl.stepz=2", {}, "stepz"),
         (
-            [RECIPE, "--config.workdir=w", "--print"],
-            {"TRAINERS": "two"},
-            "TRAINERS must be a whole number from 1, got 'two'",
-        ),
-        (
-            [RECIPE, "--config.workdir=w", "--print"],
-            {"ENGINES_PER_NODE": "0"},
-            "must be a whole number from 1, got '0'",
-        ),
-        (
-            [RECIPE, "--config.workdir=w", "--print", "--config.fleet.trainers=2"],
-            {},
-            "--config.fleet.trainers=2 and TRAINERS=1 (environment) differ",
-        ),
-        ([RECIPE, "--config.workdir=w", "--print", "--config.rl.stepz=2"], {}, "stepz"),
-        (
-            [RECIPE, "--config.workdir=w", "--print", "--config.mesh.fsdp=4"],
+            "--config.workdir=w --print --config.mesh.fsdp=4",
             {"SLURM_GPUS_ON_NODE": "2"},
             "Each trainer process needs 4 devices (config.mesh), and would have 2",
         ),
     ],
 )
 def test_a_mistake_is_one_line(words, environment, message):
-    done = script(*words, **environment)
+    done = script(RECIPE, *words.split(), **environment)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_recipe_must_be_named():
+    done = script("--config.workdir=w")
+    assert done.returncode == 2 and done.stderr.startswith("error: --config=FILE is missing")
 
 
 def test_what_an_srun_means_is_what_its_tasks_have_said(tmp_path):
