@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 import ml_dtypes
 import numpy as np
 
-from jaxagent.data import packing
+from jaxagent.data import codec
 from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.episodes import EpisodeFiles
 from jaxagent.fleet.ledger import Ledger
@@ -63,7 +63,7 @@ def episode(tokens: int) -> Episode:
 
 def sized(target: int) -> Episode:
     """An episode of about so many packed bytes."""
-    return episode(int(4000 * target / len(packing.pack(episode(4000)).body)))
+    return episode(int(4000 * target / len(codec.pack(episode(4000)).body)))
 
 
 def rate(threads: int, seconds: float, action: Callable[[int], object]) -> float:
@@ -96,7 +96,7 @@ def milliseconds(action: Callable[[], object], times: int = 20) -> float:
 def measure_ledger(folder: pathlib.Path, seconds: float) -> dict[str, float]:
     """Lines and episodes."""
     played = sized(EPISODE_BYTES)
-    packed = packing.pack(played)
+    packed = codec.pack(played)
     line = {"kind": "stored", "group": [12, 0, 3], "sample": 1, "digest": packed.digest, "version": 11, "lease": "1-1"}
     with Ledger(folder) as log:
         store = EpisodeFiles(folder, {})
@@ -109,8 +109,8 @@ def measure_ledger(folder: pathlib.Path, seconds: float) -> dict[str, float]:
             log.append([line]).result(60)
 
         return {
-            "pack_ms": milliseconds(lambda: packing.pack(played)),
-            "unpack_ms": milliseconds(lambda: packing.unpack(packed, "here")),
+            "pack_ms": milliseconds(lambda: codec.pack(played)),
+            "unpack_ms": milliseconds(lambda: codec.unpack(packed, "here")),
             "append_ms": milliseconds(lambda: log.append([line]).result(60)),
             "lines_per_s": rate(1, seconds, lambda _: [f.result(60) for f in [log.append([line]) for _ in range(100)]])
             * 100,

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.slow_link_pinned import LIMIT_S, Link, beating
 from benchmarks.slow_proxy import SlowProxy
 from jaxagent.config import flags
-from jaxagent.data.packing import Packed
+from jaxagent.data.codec import Packed
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.lm import LanguageModel

@@ -140,7 +140,8 @@ def rl_stage(
         episodes = [episode for group in chosen.sampled for episode in group.episodes]
         if cfg.log_episodes:
             workdir.log_episodes(stage, step, episodes)
-        sampled |= lag.gaps(programs, state, sink.weights_of, chosen.groups, step)
+        if rl.staleness:  # else the first update says it
+            sampled |= lag.gaps(programs, state, sink.weights_of, chosen.groups, step)
         state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
         sampled |= experience.record(chosen.sampled, step)
         metrics["policy/entropy_coefficient"] = entropy.applied

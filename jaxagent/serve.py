@@ -30,8 +30,7 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from jaxagent.config import ConfigError, EngineConfig, MeshConfig
-from jaxagent.config.command import Parser, bound_socket, count, exit_code, number, port, seconds
-from jaxagent.config.ranges import at_least
+from jaxagent.config.command import Parser, amount, bound_socket, count, exit_code, port, seconds
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton, int8
 from jaxagent.engine.driver import Driver
@@ -148,12 +147,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--context", type=count, default=2048, help="tokens of the longest sequence")
     parser.add_argument("--slots", type=count, default=64, help="requests that generate at once")
-    parser.add_argument(
-        "--max_waiting", type=number(int, at_least(0)), default=256, help="requests that may wait for a slot"
-    )
+    parser.add_argument("--max_waiting", type=amount, default=256, help="requests that may wait for a slot")
     parser.add_argument(
         "--pages",
-        type=number(int, at_least(0)),
+        type=amount,
         default=0,
         help="of the cache; 0 = enough for all slots at full length",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from jaxagent.algorithms.advantages import BestOfK, Comparison, GroupAdvantage, MaxRL, NoReward
+from jaxagent.algorithms.advantages import BestOfK, GroupAdvantage, MaxRL, NoReward
 from jaxagent.algorithms.aggregate import Aggregation
 from jaxagent.algorithms.corrections import OPSM, Importance, Mask
 from jaxagent.algorithms.echo import Denominator
@@ -25,11 +25,7 @@ from jaxagent.contract import name_of
 
 
 def check(rl: RLConfig) -> None:
-    """Refuses combinations that cannot mean anything, before any device work.
-
-    Raises:
-      ConfigError: naming the fields.
-    """
+    """Raises ConfigError for combinations that cannot mean anything, before any device work; it names the fields."""
     advantage = rl.advantage
     _check_own(rl)
     if isinstance(advantage, BestOfK) and advantage.k > rl.group_size:
@@ -79,11 +75,7 @@ def _check_own(rl: RLConfig) -> None:
 
 
 def extend(chosen: Any, field: str, *bases: type, module: str = "") -> None:
-    """Refuses what is none of `bases`, which can be imported from one module: the first one's where none is named.
-
-    Raises:
-      ConfigError: names the field, the class and what it must extend.
-    """
+    """Raises ConfigError for what is none of `bases`, which one `module` has: the first one's where none is named."""
     if not isinstance(chosen, bases):
         *others, last = [base.__qualname__ for base in bases]
         names = f"{', '.join(others)} or {last}" if others else last
@@ -155,7 +147,7 @@ def _check_distill(rl: RLConfig) -> None:
             f"distill.teacher.path='{distill.teacher.path}' is an address: a server is given as "
             f"distill.teacher=http with distill.teacher.url={distill.teacher.path}."
         )
-    if isinstance(rl.advantage, Comparison) and rl.advantage.drop_zero_signal:
+    if not isinstance(rl.advantage, TokenAdvantage) and rl.advantage.drop_zero_signal:
         raise ConfigError(
             "distill needs rl.advantage.drop_zero_signal=False: where rewards are equal the teacher still judges."
         )

@@ -25,7 +25,7 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.errors import WaitedInVainError
-from jaxagent.data.packing import Packed
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import wire
 from jaxagent.fleet.admission import Answer, Batch, LeasedEpisode, Outcome, UnknownWorkerError
 from jaxagent.fleet.line import Line, Reply

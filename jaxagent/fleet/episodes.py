@@ -15,8 +15,8 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from jaxagent.config import ConfigError
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.io import files
 from jaxagent.types import Episode
 
@@ -60,7 +60,7 @@ class EpisodeFiles:
         self._making = threading.Lock()
 
     def put(self, key: Key, packed: Packed) -> None:
-        """Stores an episode that `packing.check` has seen; when this returns, it is on disk.
+        """Stores an episode that `codec.check` has seen; when this returns, it is on disk.
 
         Raises:
           OSError: the disk is full, or failed; nothing is stored, and it may be handed in again.
@@ -93,7 +93,7 @@ def read(folder: str | pathlib.Path, key: Key, digest: str) -> Episode:
     """
     path = path_of(pathlib.Path(folder) / FOLDER, key, digest)
     try:
-        return packing.unpack(Packed(digest, path.read_bytes()), str(path))
+        return codec.unpack(Packed(digest, path.read_bytes()), str(path))
     except FileNotFoundError:
         raise DamagedEpisodeError(f"{path} is not there, and the ledger has it.") from None
     except OSError as error:

@@ -15,8 +15,8 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError
 from jaxagent.config.errors import failure_line
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import wire
 from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.core import Core
@@ -234,11 +234,11 @@ def _of_another(plan: Plan, which: EpisodeId, task: str | None, packed: Packed) 
     """
     name = name_of(which)
     try:
-        packing.check(packed, name)
+        codec.check(packed, name)
     except ConfigError as error:
         raise RefusedCallError("damaged", str(error)) from None
     try:
-        played_task, number = packing.task_and_sample(packed, name)
+        played_task, number = codec.task_and_sample(packed, name)
     except ConfigError as error:
         return str(error)
     if task is not None and played_task != task:

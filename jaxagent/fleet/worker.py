@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from jaxagent.data.packing import Packed
+from jaxagent.data.codec import Packed
 from jaxagent.fleet.admission import Outcome, UnknownWorkerError
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.manifest import WeightsError

@@ -73,13 +73,11 @@ class Cut:
             self.stop = self._stops[stop]
             return self._unsure[:at]
         longest = min(len(self._unsure), max(map(len, self._stops), default=1) - 1)
-        keep = next((n for n in range(longest, 0, -1) if self._begins(self._unsure[-n:])), 0)
+        ends = (n for n in range(longest, 0, -1) for stop in self._stops if stop.startswith(self._unsure[-n:]))
+        keep = next(ends, 0)
         sure = self._unsure[: len(self._unsure) - keep]
         self._unsure = self._unsure[len(self._unsure) - keep :]
         return sure
-
-    def _begins(self, data: bytes) -> bool:
-        return any(stop.startswith(data) for stop in self._stops)
 
 
 class Reading:

@@ -102,10 +102,9 @@ def distiller(
 
 
 def check_teacher(cfg: Config, tokenizer: Tokenizer) -> None:
-    """Refuses a teacher that cannot judge the policy, before its weights are read.
+    """Raises ConfigError for a teacher that cannot judge the policy, before its weights are read.
 
-    Raises:
-      ConfigError: no such folder or server, another tokenizer, or a context that is too short.
+    No such folder or server, another tokenizer, or a context that is too short.
     """
     if cfg.rl.distill is None:
         return

@@ -55,15 +55,11 @@ class Endpoint:
 
 
 class CallError(Exception):
-    """A call has failed: the server, or what it sent. The message says how, in one line.
-
-    Attributes:
-      refused: the field of `REMEDIES` that was sent and that the refusal names; "" = none.
-    """
+    """A call has failed: the server, or what it sent. The message says how, in one line."""
 
     def __init__(self, message: str, refused: str = ""):
         super().__init__(message)
-        self.refused = refused
+        self.refused = refused  # the field of `REMEDIES` that was sent and that the refusal names; "" = none
 
 
 @dataclasses.dataclass(frozen=True)

@@ -134,17 +134,13 @@ def quote(text: str, max_chars: int) -> str:
 
 
 def messages(rubric: Rubric, material: Mapping[str, str], nonce: str, max_chars: int) -> list[dict[str, str]]:
-    """The chat messages of one call.
+    """The chat messages of one call: one of the system, one of the user.
 
     Args:
-      rubric: what is asked.
       material: name -> text, e.g. {"question": ..., "reference": ..., "answer": ...}, in this order. Texts are hostile,
         names are ours.
       nonce: fresh for this call, unknown to whoever wrote the texts.
       max_chars: of each text, at most.
-
-    Returns:
-      [{"role": "system", "content": ...}, {"role": "user", "content": ...}].
 
     Raises:
       ValueError: the nonce stands in a text, so it is not fresh, or a name is not a plain word.
@@ -212,17 +208,10 @@ def combine(
     how: Literal["majority", "mean"],
     quorum: int,
 ) -> Judgement:
-    """One judgement out of several calls.
+    """One judgement out of the scores by item of each usable reply, and a line for each call without one.
 
-    Args:
-      rubric: what was asked.
-      answers: scores by item, of each usable reply.
-      failures: one line for each call without one.
-      how: "mean" of each item, or its most frequent score, of several the lowest.
-      quorum: usable replies that are needed, at least 1.
-
-    Raises:
-      JudgeError: fewer than `quorum` replies are usable.
+    `how`: the mean of each item, or its most frequent score, of several the lowest. Raises JudgeError where fewer than
+    `quorum` replies are usable, or none.
     """
     if len(answers) < max(1, quorum):
         last = f"; the last failure: {failures[-1]}" if failures else ""
@@ -244,11 +233,7 @@ def _mean(scores: list[int]) -> float:
 
 
 def judged(view: View) -> float:
-    """The judge's score in [0, 1].
-
-    Raises:
-      ValueError: nobody was asked.
-    """
+    """The judge's score in [0, 1]. Raises ValueError where nobody was asked."""
     if view.judged is None:
         raise ValueError(f"task '{view.task.id}': the episode was not judged")
     return view.judged

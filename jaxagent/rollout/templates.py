@@ -55,10 +55,7 @@ REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeE
 class Chat:
     """A tokenizer's own jinja2 chat template, rendered in a sandbox.
 
-    Args:
-      source: the template.
-      special_strings: "bos_token", "eos_token", ... as the template expects them.
-      date: what `strftime_now` in a template sees; fixed for a run, so that prompts do not change at midnight.
+    The date, which `strftime_now` in a template sees, is fixed for a run, so that prompts do not change at midnight.
     """
 
     def __init__(self, source: str, special_strings: Mapping[str, str], date: datetime.datetime):

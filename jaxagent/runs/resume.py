@@ -120,11 +120,6 @@ def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adaptin
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], cfg: Config, host: Mapping[str, Any]) -> None:
     """Compares the contents that a run works with.
 
-    Args:
-      saved, now: what `runs.parts.Parts.identity` said then and says now.
-      cfg: the config now.
-      host: of the bundle.
-
     Raises:
       ConfigError: one is another.
     """
@@ -217,10 +212,6 @@ Continued = tuple[dict[str, Any], int | None, dict[str, Any], list[tuple[str, An
 def find(cfg: Config, note: Callable[[str], None]) -> Continued:
     """Reads what the workdir holds, and changes nothing.
 
-    Args:
-      cfg: of the run.
-      note: is told what a user should know.
-
     Raises:
       ConfigError: the run cannot be continued with this config, or from what is there.
     """
@@ -266,11 +257,6 @@ def _check_nothing_is_lost(workdir: Path, starts: dict[str, Any], note: Callable
 
 def check_processes_agree(bundle: int | None, identity: Mapping[str, Any], cfg: Config) -> None:
     """Compares what the processes of one trainer go on from; of one process nothing.
-
-    Args:
-      bundle: the newest.
-      identity: of `Parts`.
-      cfg: of the run.
 
     Raises:
       PeerError: they see another workdir, other data, or another config.

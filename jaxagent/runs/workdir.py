@@ -109,10 +109,6 @@ class Workdir:
     def begin(self, identity: Mapping[str, Any], mesh: jax.sharding.Mesh) -> None:
         """Compares what the run works with, and opens the checkpoints. Leftovers of a killed save are removed.
 
-        Args:
-          identity: of `runs.parts.Parts`.
-          mesh: that the run is on.
-
         Raises:
           ConfigError: the bundle is of other data, another tokenizer or another model.
         """
@@ -239,15 +235,7 @@ class Workdir:
             self._stage = ""
 
     def record(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One line of metrics.jsonl, TensorBoard and the progress display; what is wrong in it, once per name.
-
-        Args:
-          stage, step: where the run stands.
-          metrics: None: nothing was measured.
-
-        Raises:
-          OSError: the disk is full, now or when the newest bundle was written.
-        """
+        """One line of metrics.jsonl, TensorBoard and the progress display; what is wrong in it, once per name."""
         self._logs.metrics(stage, step, metrics)
         self.progress.update(step, metrics)
         for name, line in health.complaints(metrics).items():

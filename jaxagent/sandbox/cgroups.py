@@ -56,10 +56,6 @@ class Group:
         """Files to which a process writes "0" to enter."""
         return [str(d / "cgroup.procs") for d in self.directories]
 
-    def empty(self) -> bool:
-        """True when no process is inside."""
-        return not any(_pids(d) for d in self.directories)
-
 
 class Cgroups:
     """What can be made here, and the groups made so far.
@@ -81,7 +77,7 @@ class Cgroups:
         self._locks: list[int] = []
         self.gaps: tuple[str, ...] = ()
         self.together = Together()
-        for version, controllers, directory in own_groups(*_texts(mountinfo, membership)):
+        for version, controllers, directory in own_groups(mountinfo, membership):
             mine = _run_directory(directory, run)
             usable, lock = _usable(mine, controllers, version)
             if usable:
@@ -141,11 +137,11 @@ class Cgroups:
     def free(self, group: Group) -> None:
         """Takes back a group whose sandbox has ended; what is still inside is killed."""
         self.together.count(group.limits, -1)
-        if group.empty():
-            self._free.append(group)
-        else:
+        if any(_pids(directory) for directory in group.directories):
             for directory in group.directories:
                 remove_tree(directory)
+        else:
+            self._free.append(group)
 
     def close(self) -> None:
         """Removes all groups of this run."""
@@ -156,21 +152,18 @@ class Cgroups:
             os.close(self._locks.pop())
 
 
-def candidates(run: str, mountinfo: str | None = None, membership: str | None = None) -> list[str]:
+def candidates(run: str, *texts: str) -> list[str]:
     """The directories that `Cgroups` of this run may make here: what a sweep must look for."""
-    groups = own_groups(*_texts(mountinfo, membership))
-    return sorted({str(_run_directory(directory, run)) for _, _, directory in groups})
+    return sorted({str(_run_directory(directory, run)) for _, _, directory in own_groups(*texts)})
 
 
-def remove_abandoned(
-    has_lock_file: Callable[[str], bool], mountinfo: str | None = None, membership: str | None = None
-) -> None:
+def remove_abandoned(has_lock_file: Callable[[str], bool], *texts: str) -> None:
     """Removes empty groups of runs that live no more, and that no sweep will find, below this process's own groups.
 
     Args:
       has_lock_file: whether the run of this id has a lock file, so that sweeps look after it.
     """
-    for _, _, directory in own_groups(*_texts(mountinfo, membership)):
+    for _, _, directory in own_groups(*texts):
         for root in directory.glob("jaxagent-*"):
             name = RUN_DIRECTORY.fullmatch(root.name)
             if name is None or has_lock_file(name[1]):
@@ -202,23 +195,30 @@ def settings(limits: Limits, controllers: set[str], version: int) -> list[tuple[
     """Files and their values. Files on the sandbox's tmpfs are charged to its memory, so the two add up."""
     memory = str(limits.memory_bytes + limits.disk_bytes)
     quota = str(max(1000, int(limits.cpus * PERIOD_US)))
-    values = {
-        ("memory", 1): [
-            ("memory.limit_in_bytes", memory),
-            ("memory.memsw.limit_in_bytes", memory),
-            (SOCKETS, str(SOCKET_BYTES)),
-        ],
-        ("memory", 2): [("memory.max", memory), ("memory.swap.max", "0")],
-        ("pids", 1): [("pids.max", str(limits.processes + 2))],  # process 1 and the one outside
-        ("pids", 2): [("pids.max", str(limits.processes + 2))],
-        ("cpu", 1): [("cpu.cfs_period_us", str(PERIOD_US)), ("cpu.cfs_quota_us", quota)],
-        ("cpu", 2): [("cpu.max", f"{quota} {PERIOD_US}")],
+    processes = str(limits.processes + 2)  # process 1 and the one outside
+    files = {
+        1: {
+            "memory": {
+                "memory.limit_in_bytes": memory,
+                "memory.memsw.limit_in_bytes": memory,
+                SOCKETS: str(SOCKET_BYTES),
+            },
+            "pids": {"pids.max": processes},
+            "cpu": {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": quota},
+        },
+        2: {
+            "memory": {"memory.max": memory, SWAP[1]: "0"},
+            "pids": {"pids.max": processes},
+            "cpu": {"cpu.max": f"{quota} {PERIOD_US}"},
+        },
     }
-    return [pair for c in CONTROLLERS if c in controllers for pair in values[c, version]]
+    return [pair for c in CONTROLLERS if c in controllers for pair in files[version][c].items()]
 
 
-def own_groups(mountinfo: str, membership: str) -> list[tuple[int, set[str], Path]]:
+def own_groups(mountinfo: str | None = None, membership: str | None = None) -> list[tuple[int, set[str], Path]]:
     """(version, controllers, directory) of the groups that this process is in, as the file system shows them."""
+    mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8") if mountinfo is None else mountinfo
+    membership = Path("/proc/self/cgroup").read_text(encoding="utf-8") if membership is None else membership
     paths = {}  # controllers of a hierarchy ("" for version 2) -> path of this process's group
     for line in membership.splitlines():
         _, names, path = line.split(":", 2)
@@ -238,14 +238,6 @@ def own_groups(mountinfo: str, membership: str) -> list[tuple[int, set[str], Pat
                 if names and set(names.split(",")) <= set(options.split(",")):
                     entries.append((1, set(names.split(",")) & set(CONTROLLERS), _below(mount, root, path)))
     return [entry for entry in entries if entry[1]]
-
-
-def _texts(mountinfo: str | None, membership: str | None) -> tuple[str, str]:
-    """The two texts; this process's own where None is given."""
-    return (
-        Path("/proc/self/mountinfo").read_text(encoding="utf-8") if mountinfo is None else mountinfo,
-        Path("/proc/self/cgroup").read_text(encoding="utf-8") if membership is None else membership,
-    )
 
 
 def _run_directory(directory: Path, run: str) -> Path:

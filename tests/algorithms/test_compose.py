@@ -40,11 +40,6 @@ def test_samples_are_the_trajectories_with_an_action_each_with_its_scores(make_g
         samples(groups, ModelScores(values=values[:2]))
 
 
-def test_all_trajectories_of_an_episode_get_the_full_advantage(rl, make_group):
-    streams, _ = compose.streams([make_group(("pa paa", 1.0), ("pa", 0.0))], rl(advantage="group_mean"), 0.0)
-    assert [s.advantages.max() for s in streams[:2]] == [0.5, 0.5]
-
-
 def test_several_trajectories_by_the_three_published_rules(rl, make_group):
     group = make_group(("pa paa", 1.0), ("pa", 0.0), ("pa", 0.0))
 

@@ -78,28 +78,6 @@ def test_every_format_gives_the_same_tasks(tmp_path, dataset):
     assert len({source.fingerprint for source in opened}) == 1
 
 
-def test_search_r1_parquet(tmp_path):
-    rows = [
-        {
-            "data_source": "hotpotqa",
-            "prompt": [{"role": "user", "content": f"Answer the given question. Question: q{i}?\n"}],
-            "ability": "fact-reasoning",
-            "reward_model": {"style": "rule", "ground_truth": {"target": [f"a{i}"]}},
-            "extra_info": {"split": "train", "index": i},
-        }
-        for i in range(3)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
-    source = sources.load_tasks(tmp_path, "train")
-    assert [(t.id, t.prompt, t.answers) for t in source] == [
-        (f"hotpotqa/train/{i}", f"q{i}?", (f"a{i}",)) for i in range(3)
-    ]
-    bad = [*rows, rows[0] | {"extra_info": {"split": "train", "index": 3}, "prompt": []}]
-    pq.write_table(pa.Table.from_pylist(bad), tmp_path / "train.parquet")
-    with pytest.raises(ConfigError, match=r"train\.parquet, row 3: column 'prompt'"):
-        sources.load_tasks(tmp_path, "train")
-
-
 def test_a_split_in_several_files_is_one_sequence(tmp_path):
     for i, part in enumerate((TRAIN[:3], TRAIN[3:4], TRAIN[4:])):
         write_jsonl(tmp_path / f"train-0000{i}-of-00003.jsonl", part)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from jaxagent.config.command import bound_socket
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import server, worker
 from jaxagent.fleet.admission import Batch, Outcome
 from jaxagent.fleet.client import Client
@@ -84,7 +84,7 @@ def played(which: EpisodeId, weights: str, play: str = "") -> Episode:
 
 
 def packed(which: EpisodeId, weights: str, play: str = "") -> Packed:
-    return packing.pack(played(which, weights, play))
+    return codec.pack(played(which, weights, play))
 
 
 def usable(episodes: list[Episode]) -> bool:
@@ -280,7 +280,7 @@ class Trainer:
         """Reads the body, as a trainer on another host does."""
         body = self.client.episode(which)
         assert body.digest == digest
-        assert packing.unpack(body, "here").sample == which.sample
+        assert codec.unpack(body, "here").sample == which.sample
         return digest
 
     def _publish(self, version: int) -> None:

@@ -23,8 +23,8 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import bound_socket
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import api, book, fence, intake, ledger, members, playing, server, vitals, wire
 from jaxagent.fleet import client as calls
 from jaxagent.fleet.admission import LeasedEpisode, Outcome, UnknownWorkerError
@@ -487,7 +487,7 @@ def test_results_that_nobody_may_hand_in(served):
     assert served.client().status()["conflicts"] == []
     theirs = client.put(job.work, 0, packed(other.work.episode, "w"))
     assert theirs.outcome is Outcome.REFUSED and "attempt 1 of the run, which is another one" in theirs.reason
-    elsewhere = packing.pack(dataclasses.replace(played(job.work.episode, "w"), task=Task("task-\ud83d", "?", ("x",))))
+    elsewhere = codec.pack(dataclasses.replace(played(job.work.episode, "w"), task=Task("task-\ud83d", "?", ("x",))))
     refused = client.put(job.work, 0, elsewhere)
     assert refused.outcome is Outcome.REFUSED
     assert refused.reason.endswith("it was played at task 'task-\\ud83d', and the group's is 'task-0'.")

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxagent.config import ConfigError, flags
-from jaxagent.data import packing
+from jaxagent.data import codec
 from jaxagent.fleet import manifest, weights
 from jaxagent.fleet.admission import LeasedEpisode
 from jaxagent.fleet.plan import EpisodeId, GroupId
@@ -116,7 +116,7 @@ def test_an_engine_plays_what_a_run_of_one_process_plays_with_the_same_weights(t
                 other.hold(1)
     assert {version for _, version in results} == {1}
     every = [episode for group in expected for episode in group.episodes]
-    assert [packed.digest for packed, _ in results] == [packing.pack(episode).digest for episode in every]
+    assert [packed.digest for packed, _ in results] == [codec.pack(episode).digest for episode in every]
     assert sum(len(trajectory) for episode in every for trajectory in episode.trajectories) > 100
 
 

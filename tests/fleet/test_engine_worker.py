@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jaxagent.data.packing import Packed
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import worker as worker_module
 from jaxagent.fleet.admission import Answer, Coordinator, Outcome
 from jaxagent.fleet.manifest import WeightsError

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.data import codec, packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import episodes
 from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeFiles
 from jaxagent.fleet.ledger import Ledger
@@ -51,19 +51,19 @@ def same(one, other):
 
 
 def test_an_episode_comes_back_with_every_field():
-    packed = packing.pack(EPISODE)
-    assert same(packing.unpack(packed, "here"), EPISODE)
-    assert not same(packing.unpack(packed, "here"), dataclasses.replace(EPISODE, trajectories=(trajectory(-0.2),)))
+    packed = codec.pack(EPISODE)
+    assert same(codec.unpack(packed, "here"), EPISODE)
+    assert not same(codec.unpack(packed, "here"), dataclasses.replace(EPISODE, trajectories=(trajectory(-0.2),)))
 
 
 def test_whose_a_result_is_does_not_hang_on_how_its_json_is_written():
-    packed = packing.pack(EPISODE)
-    assert packing.task_and_sample(packed, "here") == (EPISODE.task.id, EPISODE.sample)
+    packed = codec.pack(EPISODE)
+    assert codec.task_and_sample(packed, "here") == (EPISODE.task.id, EPISODE.sample)
     first, second = zlib.decompress(packed.body).split(b"\n")
     row = json.loads(first)
     for written in (json.dumps(row).encode(), json.dumps(dict(reversed(row.items()))).encode()):
         other = Packed(hashlib.sha256(written).hexdigest(), zlib.compress(written + b"\n" + second))
-        assert packing.task_and_sample(other, "here") == (EPISODE.task.id, EPISODE.sample)
+        assert codec.task_and_sample(other, "here") == (EPISODE.task.id, EPISODE.sample)
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Episode)])
@@ -83,44 +83,44 @@ def test_the_digest_is_that_of_what_is_learnt_from(field):
         "error": "e",
         "heard": (),
     }
-    other = packing.pack(dataclasses.replace(EPISODE, **{field: others[field]}))
-    assert (other.digest == packing.pack(EPISODE).digest) == (field in ("metrics", "text", "error", "heard"))
+    other = codec.pack(dataclasses.replace(EPISODE, **{field: others[field]}))
+    assert (other.digest == codec.pack(EPISODE).digest) == (field in ("metrics", "text", "error", "heard"))
 
 
 def test_a_damaged_body_is_refused_wherever_it_is_damaged():
-    good = packing.pack(EPISODE)
+    good = codec.pack(EPISODE)
     unharmed = 0
     for at in range(len(good.body)):
         for bit in range(8):
             body = good.body[:at] + bytes([good.body[at] ^ 1 << bit]) + good.body[at + 1 :]
             try:
-                unharmed += same(packing.unpack(Packed(good.digest, body), "here"), EPISODE)
+                unharmed += same(codec.unpack(Packed(good.digest, body), "here"), EPISODE)
             except ConfigError as failure:
                 assert str(failure).startswith("here: ")
     assert unharmed < 16  # bits of zlib's that mean nothing
     for body in (b"", good.body[:-1], good.body + b"x", b"no"):
         with pytest.raises(ConfigError, match="here: damaged"):
-            packing.check(Packed(good.digest, body), "here")
+            codec.check(Packed(good.digest, body), "here")
     with pytest.raises(ConfigError, match="digest is"):
-        packing.check(Packed("0" * 64, good.body), "here")
+        codec.check(Packed("0" * 64, good.body), "here")
 
 
 def test_what_unpacks_to_too_much_is_refused(monkeypatch):
-    monkeypatch.setattr(packing, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(codec, "MOST_BYTES", 1_000)
     with pytest.raises(ConfigError, match="too long"):
-        packing.check(Packed("0" * 64, zlib.compress(bytes(100_000))), "here")
+        codec.check(Packed("0" * 64, zlib.compress(bytes(100_000))), "here")
 
 
 def test_a_number_that_is_not_finite_is_refused():
     with pytest.raises(ValueError):
-        packing.pack(dataclasses.replace(EPISODE, reward=float("nan")))
+        codec.pack(dataclasses.replace(EPISODE, reward=float("nan")))
 
 
 def test_a_stored_episode_is_read_by_its_digest_and_may_be_written_again(tmp_path):
-    store, packed = EpisodeFiles(tmp_path, {}), packing.pack(EPISODE)
+    store, packed = EpisodeFiles(tmp_path, {}), codec.pack(EPISODE)
     store.put(KEY, packed)
-    store.put(KEY, packing.pack(dataclasses.replace(EPISODE, metrics={"total_s": 9.0})))
-    other = packing.pack(dataclasses.replace(EPISODE, reward=0.0))
+    store.put(KEY, codec.pack(dataclasses.replace(EPISODE, metrics={"total_s": 9.0})))
+    other = codec.pack(dataclasses.replace(EPISODE, reward=0.0))
     with pytest.raises(DamagedEpisodeError, match="is not there"):
         episodes.read(tmp_path, KEY, other.digest)
     assert len(list(tmp_path.rglob("*.z"))) == 1
@@ -128,7 +128,7 @@ def test_a_stored_episode_is_read_by_its_digest_and_may_be_written_again(tmp_pat
 
 
 def test_what_the_ledger_does_not_know_is_removed_and_what_it_knows_must_be_there(tmp_path):
-    packed = packing.pack(EPISODE)
+    packed = codec.pack(EPISODE)
     store = EpisodeFiles(tmp_path, {})
     for key in (KEY, (KEY[0], 2), ((13, 0, 0), 0)):
         store.put(key, packed)
@@ -145,7 +145,7 @@ def test_what_the_ledger_does_not_know_is_removed_and_what_it_knows_must_be_ther
 
 def test_forgetting_what_is_trained_can_be_interrupted(tmp_path):
     """First the ledger forgets, then the files go: what a death leaves in between is removed at the next opening."""
-    packed = packing.pack(EPISODE)
+    packed = codec.pack(EPISODE)
 
     def line(step):
         return {"kind": "stored", "group": [step, 0, 0], "sample": 0, "digest": packed.digest}
@@ -170,13 +170,13 @@ def test_an_episode_is_acknowledged_when_the_names_on_its_path_are_on_disk(tmp_p
     store, synced = EpisodeFiles(tmp_path, {}), []
     sync = episodes.files.sync_folder
     monkeypatch.setattr(episodes.files, "sync_folder", lambda folder: (sync(folder), synced.append(folder.name)))
-    store.put(KEY, packing.pack(EPISODE))
-    store.put((KEY[0], 2), packing.pack(EPISODE))
+    store.put(KEY, codec.pack(EPISODE))
+    store.put((KEY[0], 2), codec.pack(EPISODE))
     assert synced == ["episodes", "00000012", "00000012"]
 
 
 def test_a_damaged_file_is_named(tmp_path):
-    store, packed = EpisodeFiles(tmp_path, {}), packing.pack(EPISODE)
+    store, packed = EpisodeFiles(tmp_path, {}), codec.pack(EPISODE)
     store.put(KEY, packed)
     (path,) = tmp_path.rglob("*.z")
     path.write_bytes(packed.body[:-2])
@@ -189,7 +189,7 @@ def test_a_real_full_disk(small_disk):
     big = dataclasses.replace(EPISODE, text=np.random.default_rng(0).bytes(60_000).hex())
     with pytest.raises(OSError) as raised:
         for sample in range(100):
-            packed = packing.pack(dataclasses.replace(big, sample=sample))
+            packed = codec.pack(dataclasses.replace(big, sample=sample))
             store.put((KEY[0], sample), packed)
             stored[(KEY[0], sample)] = packed.digest
     assert raised.value.errno == errno.ENOSPC and 3 < len(stored) < 40

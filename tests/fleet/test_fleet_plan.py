@@ -5,10 +5,9 @@ import types
 
 import pytest
 
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, OversampleConfig, RefillConfig, RLConfig
 from jaxagent.config.fleet import FleetConfig
 from jaxagent.config.model import MeshConfig
-from jaxagent.config.rl import OversampleConfig, RefillConfig, RLConfig
 from jaxagent.fleet import events
 from jaxagent.fleet.plan import GroupId, Plan
 from jaxagent.fleet.settings import plan_of

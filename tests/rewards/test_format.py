@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.envs.search.rewards import MOVES
-from jaxagent.rewards.format import follows
+from jaxagent.rewards.text import follows
 
 THINK_ANSWER = {
     ("start", "<think>"): "in_think",

@@ -10,7 +10,7 @@ from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.config import ConfigError, overrides
 from jaxagent.data import files, sources
-from jaxagent.data.tasks import TaskIterator
+from jaxagent.data.sources import TaskIterator
 from jaxagent.rollout.experience import Experience, check_tasks
 from jaxagent.types import Episode, Group, StopReason
 

@@ -136,7 +136,7 @@ def from_task(task: Task, folder: Path | None = None) -> CodingTask:
     if about is None:
         raise ConfigError(f"task '{task.id}': metadata has no '{rows.KEY}' object: it is no software task.")
     try:
-        rows.check(about, f"metadata.{rows.KEY}")
+        about = rows.check(about, f"metadata.{rows.KEY}")
     except RowError as error:
         raise ConfigError(f"task '{task.id}': {error}.") from None
 

@@ -156,11 +156,8 @@ def _is_function(make: str) -> bool:
 
 
 def seed_of(task: Task) -> int:
-    """The seed of a task, from its metadata or else from its id: below 2**31.
-
-    Raises:
-      ValueError: the metadata's seed is no such number.
-    """
+    """The seed of a task, from its metadata or else from its id: below 2**31. Raises ValueError: the metadata's seed is
+    no such number."""
     if "seed" not in task.metadata:
         return int.from_bytes(hashlib.blake2b(task.id.encode(), digest_size=4).digest(), "big") >> 1
     seed = task.metadata["seed"]

@@ -12,16 +12,14 @@ The digest is the published one: SHA-256 of how Python writes the sorted data. S
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import ConfigError
-from jaxagent.data.fields import unique
 from jaxagent.envs.tau import records
-from jaxagent.envs.tau2 import shop
+from jaxagent.envs.tau2 import shop, stock
 from jaxagent.envs.tau2.tables import Record
 
 TABLES = ("orders", "products", "users")
@@ -37,8 +35,13 @@ def to_hashable(value: Any) -> Any:
 
 
 def digest(data: Mapping[str, Any]) -> str:
-    """The published digest of whole tables, computed the long way."""
+    """The published digest of whole tables."""
     return hashlib.sha256(str(to_hashable(dict(data))).encode()).hexdigest()
+
+
+def _tuple(texts: Sequence[str]) -> str:
+    """The tuple of what is written so, as Python writes it."""
+    return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
 
 
 class Shop(shop.Shop):
@@ -89,45 +92,29 @@ class ShopStore:
 
     Attributes:
       tables: by the names in `TABLES`; of each the records by their ids, in the order of the file.
-      digest: of all of it.
     """
 
     tables: Mapping[str, Mapping[str, Record]]
-    digest: str = dataclasses.field(init=False)
-    _text: bytes = dataclasses.field(init=False, repr=False)
-    _spans: Mapping[tuple[str, str], tuple[int, int]] = dataclasses.field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        """Writes down the text that the digest is made of, and where in it each record stands."""
-        pieces, spans, length = [], {}, 0
+    @functools.cached_property
+    def _texts(self) -> Mapping[tuple[str, str], str]:
+        """Each record as the digest has it: of a changed shop only what was changed is written anew."""
+        return {
+            (name, key): str(to_hashable(record))
+            for name, table in self.tables.items()
+            for key, record in table.items()
+        }
 
-        def write(piece: str) -> None:
-            nonlocal length
-            pieces.append(piece.encode())
-            length += len(pieces[-1])
-
-        for number, (name, table) in enumerate(sorted(self.tables.items())):
-            write(f"{', ' if number else '('}({name!r}, (")
-            for place, (key, record) in enumerate(sorted(table.items())):
-                write(f"{', ' if place else ''}({key!r}, ")
-                begin = length
-                write(str(to_hashable(record)))
-                spans[name, key] = (begin, length)
-                write(")")
-            write(",))" if len(table) == 1 else "))")
-        write(",)" if len(self.tables) == 1 else ")")
-        object.__setattr__(self, "_text", b"".join(pieces))
-        object.__setattr__(self, "_spans", spans)
-        object.__setattr__(self, "digest", hashlib.sha256(self._text).hexdigest())
+    @functools.cached_property
+    def digest(self) -> str:
+        """The digest of all of it."""
+        return self.digest_with({})
 
     @classmethod
     def load(cls, folder: Path) -> ShopStore:
-        """Reads orders.json, products.json and users.json.
-
-        Raises:
-          ConfigError: a file is missing or no JSON, or a record is malformed; names file, key and field.
-        """
-        tables = {name: _read(folder / f"{name}.json") for name in TABLES}
+        """Reads orders.json, products.json and users.json. Raises ConfigError: a file is missing or no JSON, or a
+        record is malformed; names file, key and field."""
+        tables = {name: stock.read_json(folder / f"{name}.json") for name in TABLES}
         records.check(tables, {name: str(folder / f"{name}.json") for name in TABLES})
         return cls(tables)
 
@@ -137,25 +124,9 @@ class ShopStore:
 
     def digest_with(self, changed: Mapping[tuple[str, str], Record]) -> str:
         """The digest with other contents of some records, named by table and id."""
-        if not changed:
-            return self.digest
-        original = memoryview(self._text)
-        sha, at = hashlib.sha256(), 0
-        for begin, end, record in sorted((*self._spans[place], record) for place, record in changed.items()):
-            sha.update(original[at:begin])
-            sha.update(str(to_hashable(record)).encode())
-            at = end
-        sha.update(original[at:])
-        return sha.hexdigest()
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes(), object_pairs_hook=unique)
-    except FileNotFoundError:
-        files = ", ".join(f"{name}.json" for name in TABLES)
-        raise ConfigError(f"{path} is missing: a shop is a folder with {files}.") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no JSON: {error}.") from None
+        texts = {**self._texts, **{place: str(to_hashable(record)) for place, record in changed.items()}}
+        tables = {
+            name: _tuple([f"({key!r}, {texts[name, key]})" for key in sorted(table)])
+            for name, table in sorted(self.tables.items())
+        }
+        return hashlib.sha256(_tuple([f"({name!r}, {text})" for name, text in tables.items()]).encode()).hexdigest()

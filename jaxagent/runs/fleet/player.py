@@ -19,8 +19,8 @@ from typing import Any
 import jax
 
 from jaxagent.config import Config, ConfigError
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import EngineError
 from jaxagent.fleet import settings
@@ -235,10 +235,10 @@ class EnginePlayer:
 
 def _packed(episode: Episode) -> Packed:
     try:
-        return packing.pack(episode)
+        return codec.pack(episode)
     except ValueError as error:  # an environment's number that is not finite
         failed = no_episode(episode.task, episode.sample, StopReason.ENV_ERROR, f"its result cannot be sent: {error}")
-        return packing.pack(failed)
+        return codec.pack(failed)
 
 
 def _oldest(episode: Episode, begun: int) -> int:

@@ -17,8 +17,8 @@ from typing import Any
 from jaxagent.algorithms.streams import shaped
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import episodes
 from jaxagent.fleet.admission import Batch, Outcome
 from jaxagent.fleet.client import CallError, Client
@@ -176,7 +176,7 @@ class Batches:
                     return episodes.read(self.folder, which, digest)
                 packed = self.link.episode(which)
                 where = str(episodes.path_of(self.folder / episodes.FOLDER, which, digest))
-                return packing.unpack(Packed(digest, packed.body), where)
+                return codec.unpack(Packed(digest, packed.body), where)
             except (ConfigError, CallError) as error:
                 unreadable[which] = str(error)
                 return None
@@ -190,7 +190,7 @@ class Batches:
                 if episode is not None
             }
         if count > 1:
-            data = packing.to_columns(list(read.values()))
+            data = codec.to_columns(list(read.values()))
             reasons = {ordered.index(which): why for which, why in unreadable.items()}
             mark = _sha256("".join(batch.results[which].digest for which in ordered).encode())
             parts = peers.meet(f"the episodes of step {step}, {mark[:8]}", [len(data), _sha256(data), reasons])
@@ -201,7 +201,7 @@ class Batches:
                     raise peers.PeerError(f"What process {other} has read for step {step} came in damaged.")
                 if other != rank:
                     readable = [which for which in ordered[other::count] if which not in unreadable]
-                    read |= zip(readable, packing.of_columns(everything[other]), strict=True)
+                    read |= zip(readable, codec.of_columns(everything[other]), strict=True)
         return {which: read[which] for which in batch.results if which in read}, unreadable
 
     def _played_again(self, step: int, batch: Batch, unreadable: Mapping[EpisodeId, str]) -> bool:

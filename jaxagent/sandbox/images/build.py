@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.sandbox.base import FileError, Sandbox, SandboxError, Spec
+from jaxagent.sandbox.images import bases
 from jaxagent.sandbox.images.build_backend import LIMITS, BuildBackend
 from jaxagent.sandbox.images.built import TAIL_CHARS, BuildError, Built
 from jaxagent.sandbox.images.context import Item
@@ -38,19 +39,43 @@ class Steps:
     """Runs the steps of one image.
 
     Args:
-      backend: where they run.
+      backend: where they run, with or without the network.
       store: where they are kept.
+      table: what FROM may name.
       image: its name, for messages.
-      timeout_s: of the whole build, from now.
+      timeout_s: of the whole build, from now; a base that is made for it does not count.
       progress: told of every step.
     """
 
     def __init__(
-        self, backend: BuildBackend, store: Store, image: str, timeout_s: float, progress: Callable[[str], None]
+        self,
+        backend: BuildBackend,
+        store: Store,
+        table: Sequence[bases.Base],
+        image: str,
+        timeout_s: float,
+        progress: Callable[[str], None] = lambda line: None,
     ):
-        self.backend, self.store, self.image, self.progress = backend, store, image, progress
+        self.backend, self.store, self.table = backend, store, table
+        self.image, self.progress = image, progress
         self._ends_at = time.monotonic() + timeout_s
         self.number = 0
+
+    async def base(self, name: str) -> Built:
+        """What a FROM of this name gives; programs do not run yet in the folder and as the user that it names."""
+        begin = time.monotonic()
+        built = await bases.resolve(self.table, name, self.image, self.store, self.progress)
+        self._ends_at += time.monotonic() - begin
+        return built
+
+    async def begin(self, name: str) -> Built:
+        """The same with the base's own folder and user, where it names them."""
+        built = await self.base(name)
+        if built.directory != "/":
+            built = await self.workdir(built, f"the base's folder {built.directory}", built.directory)
+        if built.user in ("0", "root", "0:0", "root:root"):
+            return dataclasses.replace(built, user="root")
+        return await self.user(built, f"the base's user {built.user}", built.user)
 
     async def run(self, built: Built, text: str, argv: Sequence[str], env: Mapping[str, str]) -> Built:
         """A program that must end with status 0. `env`: beyond the image's own."""
@@ -159,34 +184,26 @@ class Steps:
         """
         self.number += 1
         key = make_key(built.key, *inputs)
-        record = self.store.find("layers", key)
-        cached = record is not None
-        if record is None:
-            self.progress(f"{self.image}: step {self.number}: {' '.join(text.split())[:150]}")
-            try:
-                record = await self._do(built, text, key, action, keep, as_root)
-            except (SandboxError, OSError) as error:
-                raise BuildError(self.image, self.number, text, f"failed: {error}") from error
-        layers = (*built.layers, record["tree"]) if record["tree"] else built.layers
-        if sum(len(layer) + 1 for layer in layers) > MAX_LAYERS_TEXT:
-            problem = f"is one layer too many ({len(layers)}): join steps, or use a folder with a shorter name"
-            raise BuildError(self.image, self.number, text, problem)
-        changes = {"built": built.built + (not cached), "cached": built.cached + cached}
-        return dataclasses.replace(built, key=key, layers=layers, **changes), record.get("data", {})
 
-    async def _do(self, built: Built, text: str, key: str, action: Action, keep: bool, as_root: bool) -> dict[str, Any]:
-        async with self.store.making(key, self.image, self._left_s(text)) as work:
-            if (existing := self.store.find("layers", key)) is not None:  # made by another process meanwhile
-                return existing
-            begin = time.monotonic()
+        async def make(work: Path) -> dict[str, Any]:
+            self.progress(f"{self.image}: step {self.number}: {' '.join(text.split())[:150]}")
             self._left_s(text)
             async with await self.backend.start(self._spec(built, as_root)) as sandbox:
                 data = await action(sandbox)
                 if keep and data is not None:
                     await self._keep(sandbox, text, work)
-            seconds = round(time.monotonic() - begin, 2)
-            record = {"step": text[:2000], "name": self.image, "seconds": seconds, "data": data or {}}
-            return self.store.finish("layers", key, work, record)
+            return {"step": text[:2000], "name": self.image, "data": data or {}}
+
+        try:
+            record = await self.store.get("layers", key, self.image, max(0.0, self._ends_at - time.monotonic()), make)
+        except (SandboxError, OSError) as error:
+            raise BuildError(self.image, self.number, text, f"failed: {error}") from error
+        layers = (*built.layers, record["tree"]) if record["tree"] else built.layers
+        if sum(len(layer) + 1 for layer in layers) > MAX_LAYERS_TEXT:
+            problem = f"is one layer too many ({len(layers)}): join steps, or use a folder with a shorter name"
+            raise BuildError(self.image, self.number, text, problem)
+        changes = {"built": built.built + (not record["cached"]), "cached": built.cached + record["cached"]}
+        return dataclasses.replace(built, key=key, layers=layers, **changes), record.get("data", {})
 
     async def _keep(self, sandbox: Sandbox, text: str, work: Path) -> None:
         try:

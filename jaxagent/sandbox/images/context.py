@@ -139,30 +139,16 @@ def _is_pattern(part: str) -> bool:
 
 def _pattern(text: str) -> str:
     """A regular expression for Go's filepath.Match, and ** for any number of folders."""
-    out, at = [], 0
-    while at < len(text):
-        char = text[at]
-        if text.startswith("**/", at):
-            out.append("(?:.*/)?")
-            at += 3
-            continue
-        if text.startswith("**", at):
-            out.append(".*")
-            at += 2
-            continue
-        if char == "\\" and at + 1 < len(text):
-            out.append(re.escape(text[at + 1]))
-            at += 2
-            continue
-        if char == "[" and (end := text.find("]", at + 2)) > 0:
-            inner = text[at + 1 : end]
-            negated, inner = inner[0] in "^!", inner.lstrip("^!") if inner[0] in "^!" else inner
-            out.append(f"[{'^/' if negated else ''}{inner.replace(chr(92), chr(92) * 2)}]")
-            at = end + 1
-            continue
-        out.append({"*": "[^/]*", "?": "[^/]"}.get(char) or re.escape(char))
-        at += 1
-    return "".join(out)
+
+    def translated(match: re.Match[str]) -> str:
+        token = match[0]
+        if token[0] == "[" and len(token) > 1:
+            negated, inner = token[1] in "^!", token[1:-1].lstrip("^!")
+            return f"[{'^/' if negated else ''}{inner.replace(chr(92), chr(92) * 2)}]"
+        wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+        return wild.get(token) or re.escape(token[-1])
+
+    return re.sub(r"\*\*/?|\[.[^\]]*\]|\\.|.", translated, text, flags=re.DOTALL)
 
 
 def _rule(line: str) -> tuple[re.Pattern[str], bool] | None:

@@ -9,104 +9,69 @@ import re
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from jaxagent.sandbox.images import bases, definition, dockerfile
+from jaxagent.sandbox.images import definition, dockerfile
 from jaxagent.sandbox.images.build import Steps
-from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
 from jaxagent.sandbox.images.context import Context, Item
 from jaxagent.sandbox.images.dockerfile import Instruction
-from jaxagent.sandbox.images.store import Store
 
+_Recipe = TypeVar("_Recipe")
 SHELL = ("/bin/sh", "-c")
 APPTAINER_ENV = "/.singularity.d/env/91-environment.sh"  # %post may append to it
 # Predefined build arguments, which need no ARG.
 PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "FTP_PROXY", "ftp_proxy", "NO_PROXY", "no_proxy")
 
 
-@dataclasses.dataclass(frozen=True)
-class Builder:
-    """Builds images on this machine.
+async def build_dockerfile(steps: Steps, path: Path, context: Path, args: Mapping[str, str] | None = None) -> Built:
+    """Builds a Dockerfile's last stage and those it stands on.
 
     Args:
-      backend: where steps run, with or without the network.
-      store: where layers are kept.
-      table: what FROM may name.
-      progress: told of every step that runs.
+      context: the folder that COPY takes from.
+      args: for ARG.
+
+    Raises:
+      BuildError: it cannot be built.
     """
+    parsed = _parsed(dockerfile.parse, path, steps.image)
+    return await _Dockerfile(steps, parsed, Context(context, _ignore(path, context)), args or {}).build()
 
-    backend: BuildBackend
-    store: Store
-    table: Sequence[bases.Base]
-    progress: Callable[[str], None] = lambda line: None
 
-    async def dockerfile(
-        self, path: Path, context: Path, name: str, timeout_s: float, args: Mapping[str, str] | None = None
-    ) -> Built:
-        """Builds a Dockerfile's last stage and those it stands on.
+async def build_definition(steps: Steps, path: Path, context: Path, directory: str = "/") -> Built:
+    """Builds an apptainer definition. Its programs run as an ordinary user, as apptainer's do, in `directory`.
 
-        Args:
-          context: the folder that COPY takes from.
-          name: for messages.
-          timeout_s: for all of it, debootstrap not included.
-          args: for ARG.
-
-        Raises:
-          BuildError: it cannot be built.
-        """
-        parsed = dockerfile.parse(_read(path, name), name)
-        return await _Dockerfile(
-            self, parsed, Context(context, _ignore(path, context)), name, timeout_s, args or {}
-        ).build()
-
-    async def definition(self, path: Path, context: Path, name: str, timeout_s: float, directory: str = "/") -> Built:
-        """Builds an apptainer definition. Its programs run as an ordinary user, as apptainer's do, in `directory`.
-
-        Raises:
-          BuildError: it cannot be built.
-        """
-        parsed = definition.parse(_read(path, name), name)
-        source = parsed.source
-        if parsed.bootstrap == "scratch":
-            source = "scratch"
-        base, _ = await bases.resolve(self.table, source, name, self.store, self.progress)
-        steps = Steps(self.backend, self.store, name, timeout_s, self.progress)
-        built = dataclasses.replace(base, directory="/")  # apptainer takes neither WORKDIR nor USER over
-        for pattern, target in parsed.files:
-            text = f"%files {pattern} {target}"
-            source = _relative(pattern, context)
-            built = await _copy(steps, built, text, Context(context), (source,), target, cp=True)
-        if parsed.post:
-            variables = {"APPTAINER_ENVIRONMENT": APPTAINER_ENV, "SINGULARITY_ENVIRONMENT": APPTAINER_ENV}
-            if "_ENVIRONMENT" in parsed.post:
-                folder = posixpath.dirname(APPTAINER_ENV)
-                built = await steps.workdir(built, f"the folder {folder}", folder)
-                built = dataclasses.replace(built, directory="/")
-            argv = (*parsed.shell, "-c", parsed.post)
-            built = await steps.run(built, f"%post\n{parsed.post}", argv, variables)
-        script = f"{parsed.environment}\n[ ! -f {APPTAINER_ENV} ] || . {APPTAINER_ENV}\n"
-        if parsed.environment or "_ENVIRONMENT" in parsed.post:
-            built = await steps.environment(built, f"%environment\n{parsed.environment}", script)
-        built = await steps.workdir(built, f"the task's folder {directory}", directory)
-        notes = tuple(f"{note} is not run" for note in parsed.notes)
-        return dataclasses.replace(built, uid=1000, user="user", home="/home/user", notes=notes)
+    Raises:
+      BuildError: it cannot be built.
+    """
+    parsed = _parsed(definition.parse, path, steps.image)
+    base = await steps.base("scratch" if parsed.bootstrap == "scratch" else parsed.source)
+    built = dataclasses.replace(base, directory="/", user="root")  # apptainer takes neither WORKDIR nor USER over
+    for pattern, target in parsed.files:
+        text = f"%files {pattern} {target}"
+        source = _relative(pattern, context)
+        built = await _copy(steps, built, text, Context(context), (source,), target, cp=True)
+    if parsed.post:
+        variables = {"APPTAINER_ENVIRONMENT": APPTAINER_ENV, "SINGULARITY_ENVIRONMENT": APPTAINER_ENV}
+        if "_ENVIRONMENT" in parsed.post:
+            folder = posixpath.dirname(APPTAINER_ENV)
+            built = await steps.workdir(built, f"the folder {folder}", folder)
+            built = dataclasses.replace(built, directory="/")
+        argv = (*parsed.shell, "-c", parsed.post)
+        built = await steps.run(built, f"%post\n{parsed.post}", argv, variables)
+    script = f"{parsed.environment}\n[ ! -f {APPTAINER_ENV} ] || . {APPTAINER_ENV}\n"
+    if parsed.environment or "_ENVIRONMENT" in parsed.post:
+        built = await steps.environment(built, f"%environment\n{parsed.environment}", script)
+    built = await steps.workdir(built, f"the task's folder {directory}", directory)
+    notes = tuple(f"{note} is not run" for note in parsed.notes)
+    return dataclasses.replace(built, uid=1000, user="user", home="/home/user", notes=notes)
 
 
 class _Dockerfile:
     """One build of a Dockerfile."""
 
-    def __init__(
-        self,
-        builder: Builder,
-        parsed: Sequence[Instruction],
-        context: Context,
-        name: str,
-        timeout_s: float,
-        args: Mapping[str, str],
-    ):
-        self._builder, self._parsed, self._context, self._name = builder, parsed, context, name
-        self._steps = Steps(builder.backend, builder.store, name, timeout_s, builder.progress)
-        self._build_args = args
+    def __init__(self, steps: Steps, parsed: Sequence[Instruction], context: Context, args: Mapping[str, str]):
+        self._steps, self._parsed, self._context, self._build_args = steps, parsed, context, args
         self._stages: dict[str, Built] = {}
         self._notes: list[str] = []
 
@@ -157,9 +122,7 @@ class _Dockerfile:
         if source.lower() in self._stages:
             built = self._stages[source.lower()]
         else:
-            builder = self._builder
-            base = await bases.resolve(builder.table, source, self._name, builder.store, builder.progress)
-            built = await begin(self._steps, *base)
+            built = await self._steps.begin(source)
         args: dict[str, str] = {}
         shell: tuple[str, ...] = SHELL
         for instruction in instructions:
@@ -242,7 +205,7 @@ class _Dockerfile:
                 args[name] = value
             elif name in globals_:
                 args[name] = globals_[name]
-            elif name in PROXIES and name in os.environ and self._builder.backend.network:
+            elif name in PROXIES and name in os.environ and self._steps.backend.network:
                 args[name] = os.environ[name]
 
     def _words(self, i: Instruction, text: str, values: Mapping[str, str], one_word: bool = False) -> list[str]:
@@ -258,7 +221,7 @@ class _Dockerfile:
             raise self._wrong(i, str(error)) from None
 
     def _wrong(self, i: Instruction, problem: str) -> BuildError:
-        return BuildError(self._name, 0, "", f"line {i.line}: {i.name} {problem}")
+        return BuildError(self._steps.image, 0, "", f"line {i.line}: {i.name} {problem}")
 
 
 async def _copy(
@@ -296,15 +259,6 @@ async def _copy(
     return await steps.copy(built, text, sources, posixpath.normpath(target), into, mode, archives)
 
 
-async def begin(steps: Steps, built: Built, user: str) -> Built:
-    """The base with its own folder and user, where it names them."""
-    if built.directory != "/":
-        built = await steps.workdir(built, f"the base's folder {built.directory}", built.directory)
-    if user in ("", "0", "root", "0:0", "root:root"):
-        return built
-    return await steps.user(built, f"the base's user {user}", user)
-
-
 def _only_heredoc(i: Instruction) -> bool:
     return len(i.heredocs) == 1 and re.fullmatch(r"""<<-?["']?[\w.-]+["']?""", i.rest) is not None
 
@@ -340,8 +294,10 @@ def _ignore(path: Path, context: Path) -> str:
     return ""
 
 
-def _read(path: Path, name: str) -> str:
+def _parsed(parse: Callable[[str], _Recipe], path: Path, name: str) -> _Recipe:
     try:
-        return path.read_text("utf-8")
+        return parse(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise BuildError(name, 0, "", f"cannot be read from {path}: {error}") from None
+    except ValueError as error:
+        raise BuildError(name, 0, "", str(error)) from None
