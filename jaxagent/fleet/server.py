@@ -59,7 +59,7 @@ def run(
       listen: HOST:PORT; port 0 = any free one; see `address_of`.
       config: digest of the run's settings, which all processes must have; "" = not compared.
       exact: numerics are exact: with rule `pinned`, processes that would sample other bits are refused.
-      judge: whether a complete group is learnt from; see `Api`.
+      judge: whether a complete group is learnt from; see `Playing`.
       alive: called once a second or more often by the event loop: for whoever watches it.
 
     Raises:

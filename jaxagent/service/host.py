@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxagent.config import ConfigError
 from jaxagent.config.errors import WaitedInVainError
@@ -36,11 +36,9 @@ BEATS_APART_S = 0.1  # phases that change quickly are told together
 PATIENCE_S = 600.0  # for a server that is away at the start, or refuses the token
 
 
-@dataclasses.dataclass
-class _SessionInProgress:
+class _SessionInProgress(NamedTuple):
     """A session in progress."""
 
-    work: Work
     phases: Phases
     task: asyncio.Task[None]
 
@@ -213,7 +211,7 @@ class Node:
             return
         phases = Phases(self.places, self._changed.set)
         task = asyncio.create_task(self._session(work, phases))
-        self._playing[work.key] = _SessionInProgress(work, phases, task)
+        self._playing[work.key] = _SessionInProgress(phases, task)
 
     async def _session(self, work: Work, phases: Phases) -> None:
         """One session, from its first place to the server's receipt."""

@@ -21,6 +21,7 @@ from jaxagent.fleet.plan import Plan
 from jaxagent.fleet.supervise import Gang, Supervisor
 from tests import tiny_run
 from tests.fleet import served
+from tests.fleet.tiny_fleet import alive
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
@@ -67,15 +68,6 @@ def gang(name: str, *bodies: str, **options) -> Gang:
 def supervisor(tmp_path: pathlib.Path, *gangs: Gang, restarts: int = 9, gone=lambda name: None) -> Supervisor:
     environment = {"FOLDER": str(tmp_path), "PYTHONPATH": str(ROOT)}
     return Supervisor(gangs, tmp_path / "fleet", environment, restarts, DEADLINE_S, gone)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie of somebody else's does not."""
-    try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
 
 
 def test_what_dies_is_started_again_and_the_end_of_the_leader_is_the_end(tmp_path, started, capfd):
