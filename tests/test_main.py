@@ -137,6 +137,8 @@ def test_config_path_after_a_space(runs):
         ([CONFIG, CONFIG], "--config is given 2 times"),
         ([CONFIG, "--config", "configs/toolrl.py"], "--config is given 2 times"),
         ([CONFIG, "--dry_runn"], "Unknown flag '--dry_runn'. Did you mean 'dry_run'?"),
+        ([CONFIG, "--dry_run=maybe"], "--dry_run must be bool, true or false, got 'maybe'."),
+        (["--config"], "No config: say --config=FILE"),
         ([CONFIG, "rl.steps=3"], "Unexpected argument 'rl.steps=3'"),
         ([CONFIG, "--dry_run", "--dry_run_chip=h20"], "Unknown chip 'h20'. Did you mean 'h200'?"),
         ([CONFIG.replace("search_r1", "serch_r1")], "does not exist. Did you mean"),

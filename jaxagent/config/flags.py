@@ -63,14 +63,13 @@ def parse_argv(argv: Sequence[str]) -> Invocation:
       ConfigError: unknown flag or field, wrong type, missing or broken config file.
     """
     parser = Parser(prog="jaxagent.main", add_help=False, allow_abbrev=False)
-    truth = functools.partial(overrides.read, bool, path="--dry_run")
-    parser.add_argument("--dry_run", nargs="?", type=truth, const=True, default=False)
+    parser.add_argument("--dry_run", nargs="?", const="true", default="false")
     parser.add_argument("--dry_run_chip", default="h100")
     options, rest = parser.parse_known_args(argv[1:])
     config = parse_config([argv[0], *rest], vars(options))
     if options.dry_run_chip not in CHIPS:
         raise ConfigError(f"Unknown chip '{options.dry_run_chip}'. {nearest(options.dry_run_chip, CHIPS)}")
-    return Invocation(config, options.dry_run, options.dry_run_chip)
+    return Invocation(config, overrides.read(bool, options.dry_run, "--dry_run"), options.dry_run_chip)
 
 
 def parse_config(
@@ -99,9 +98,9 @@ def parse_config(
         sources.append(source)
     if len(sources) > 1:
         raise ConfigError(f"--config is given {len(sources)} times, {' and '.join(map(repr, sources))}: leave one.")
-    if sources:
+    if any(sources):
         config = _config_of_file(_with_preset_file(os.path.expanduser(sources[0])))
-    elif stored_config is not None:
+    elif not sources and stored_config is not None:
         config = dict(stored_config(os.path.expanduser(dict(changes).get("workdir", ""))))
     else:
         raise ConfigError("No config: say --config=FILE[:PRESET], for example --config=configs/search_r1.py.")
