@@ -14,7 +14,6 @@ from jaxagent.config.fleet import FleetConfig
 from jaxagent.config.parse import convert, hints
 from jaxagent.engine import automaton
 from jaxagent.envs.base import Environment, check_texts
-from jaxagent.models import lora
 from jaxagent.rollout import groups
 from jaxagent.runs import roles
 
@@ -41,8 +40,6 @@ def check(cfg: Config) -> None:
     relations.check(cfg)
     algorithm.check(cfg.rl)
     _check_group_reward(cfg)
-    if cfg.model.lora:
-        lora.targets(cfg.model.lora)
     groups.check(cfg.rl)
     if OPD in cfg.stages:
         _check_opd(cfg)

@@ -39,7 +39,7 @@ step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), static_ar
         ((1, 2, 2, 2), dict(remat="layer", logprob_chunk_tokens=16, tie_embeddings=False)),
         (
             (2, 1, 1, 4),
-            dict(remat="dots", family="qwen2", qkv_bias=True, qk_norm=False, logprob_chunk_tokens=24),
+            dict(remat="dots", family="qwen2", logprob_chunk_tokens=24),
         ),
     ],
     ids=["qwen3-1118", "untied-layer-chunks-1222", "qwen2-dots-chunks-2114"],

@@ -104,7 +104,7 @@ def test_qwen3_without_head_dim(tmp_path):
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
 def test_own_model_exports_to_transformers(family, tmp_path):
     """A model born here, with a padded vocabulary, in several files."""
-    spec = tiny.spec(family=family, qkv_bias=family == "qwen2", qk_norm=family == "qwen3", tie_embeddings=False)
+    spec = tiny.spec(family=family, tie_embeddings=False)
     from jaxagent.models import params as model_params
 
     params = model_params.init(spec, jax.random.key(0))

@@ -36,7 +36,7 @@ step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), static_ar
         ((1, 1, 1), dict()),
         ((2, 2, 2), dict()),
         ((1, 4, 2), dict(remat="layer", logprob_chunk_tokens=16, tie_embeddings=False)),
-        ((2, 2, 2), dict(remat="dots", family="qwen2", qkv_bias=True, qk_norm=False, logprob_chunk_tokens=24)),
+        ((2, 2, 2), dict(remat="dots", family="qwen2", logprob_chunk_tokens=24)),
     ],
     ids=["qwen3-111", "qwen3-222", "untied-layer-chunks-142", "qwen2-dots-chunks-222"],
 )
