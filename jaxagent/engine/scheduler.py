@@ -42,7 +42,8 @@ class Scheduler:
     def __init__(self, executor: Executor, context: int) -> None:
         sizes = executor.sizes
         self._executor, self._sizes = executor, sizes
-        self.stores = [PageStore(sizes.pages, sizes.page_tokens) for _ in range(sizes.shards)]
+        splits = executor.model.splits_pages
+        self.stores = [PageStore(sizes.pages, sizes.page_tokens, splits) for _ in range(sizes.shards)]
         self.slot_table = SlotTable(sizes.all_slots, context)
         self.stats: collections.Counter[str] = collections.Counter()
         self._tables = np.zeros((sizes.all_slots, sizes.table), np.int32)
