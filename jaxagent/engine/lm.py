@@ -96,12 +96,13 @@ class LanguageModel:
         """
         if isinstance(params.layers, tuple):
             return params
-        placed = laid_out(self, params)
+        placed = self.lay_out(params)
         stacks = model_params.stacks_of(placed.layers)
         turns = range(self.spec.num_layers // len(stacks))
         layers = (_take(stack, jax.device_put(np.int32(i), jax.P())) for i in turns for stack in stacks)
         return placed.replace(layers=tuple(layers))
 
+    @functools.partial(jax.jit, static_argnums=0)
     def lay_out(self, params: model_params.Params) -> model_params.Params:
         """Weights in compute dtype, whole over fsdp, split over tensor, still stacked; such ones as they are.
 
@@ -156,12 +157,6 @@ class LanguageModel:
 
         layout = jax.tree.map(lambda pages: jax.typeof(pages).sharding.spec, cache)
         return jax.shard_map(local, in_specs=(layout, ROWS, ROWS), out_specs=layout)(cache, source, target)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def laid_out(model: LanguageModel, params: model_params.Params) -> model_params.Params:
-    """`model.lay_out`, as a program."""
-    return model.lay_out(params)
 
 
 @jax.jit

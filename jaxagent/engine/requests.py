@@ -276,22 +276,17 @@ class SlotTable:
         )
 
 
-def empty_generation() -> Generation:
-    """A turn for which the context has no room left."""
-    return Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), "length")
-
-
 def deliver(loop: asyncio.AbstractEventLoop, outcomes: Sequence[tuple[asyncio.Future, Any]]) -> None:
     """Settles futures of one loop with a result or an exception each: one wake-up, however many there are."""
+
+    def settle() -> None:
+        for future, outcome in outcomes:
+            if future.done():  # cancelled, or out of time
+                continue
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-        loop.call_soon_threadsafe(_settle, outcomes)
-
-
-def _settle(outcomes: Sequence[tuple[asyncio.Future, Any]]) -> None:
-    for future, outcome in outcomes:
-        if future.done():  # cancelled, or out of time
-            continue
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+        loop.call_soon_threadsafe(settle)

@@ -36,12 +36,10 @@ class Family:
 
     def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
         """The pattern that a parsed config.json describes; `source` is its name, for ConfigErrors."""
-        del hf, source
         return self.pattern
 
     def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
         """What `pattern_of` reads, for the config.json of an exported model."""
-        del spec
         return {}
 
 

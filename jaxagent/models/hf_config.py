@@ -7,6 +7,7 @@ computed.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -53,8 +54,12 @@ _WITHOUT_EFFECT = """_name_or_path architectures transformers_version torch_dtyp
     cross_attention_hidden_size tie_encoder_decoder"""
 
 ORIGINAL = "original_max_position_embeddings"
-
-NORM_EPS = 1e-6  # what transformers takes where a config.json says none
+DETAILS = {  # of each kind of RoPE scaling what it reads beside its factor, as config.json and `RopeScaling` name it
+    "linear": (),
+    "dynamic": (),
+    "llama3": ("low_freq_factor", "high_freq_factor"),
+    "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
+}
 
 
 def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: str) -> ModelSpec:
@@ -69,7 +74,6 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
     Raises:
       ConfigError: another architecture, an unsupported feature, or a missing key, named with its file.
     """
-
     name, stated = _need(hf, "model_type", source), getattr(model, "family", "")
     own = family_of(stated) if ":" in stated else None
     family = own or (FAMILIES.get(name) if isinstance(name, str) else None)
@@ -88,7 +92,7 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
     size = functools.partial(integer, hf, source=source)
     layers, heads, embed_dim = size("num_hidden_layers"), size("num_attention_heads"), size("hidden_size")
     types = hf.get("layer_types")
-    if types is not None and types != ["full_attention"] * layers:
+    if types not in (None, ["full_attention"] * layers) and "layer_types" not in family.reads:
         raise ConfigError(
             f"{source}: layer_types {str(types)[:80]} is not supported, only 'full_attention' for each of the {layers} "
             "layers."
@@ -107,7 +111,7 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         tie_embeddings=flag(hf, "tie_word_embeddings", source),
         rope_theta=theta,
         rope_scaling=scaling,
-        norm_eps=number(hf, "rms_norm_eps", source, NORM_EPS),
+        norm_eps=number(hf, "rms_norm_eps", source, 1e-6),
         max_position=positions,
         embed_init_std=number(hf, "initializer_range", source, 0.02),
         compute_dtype=model.compute_dtype,
@@ -164,14 +168,9 @@ def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     rope: dict[str, Any] | None = None
     if scaling is not None:
         rope = {"rope_type": scaling.kind, "factor": scaling.factor}
-        if scaling.kind in ("llama3", "yarn"):
-            rope[ORIGINAL] = scaling.original_max_position
-        if scaling.kind == "llama3":
-            rope |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-        if scaling.kind == "yarn":
-            rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-            rope |= {"attention_factor": scaling.attention_factor, "truncate": scaling.truncate}
-        if scaling.kind in ("linear", "dynamic"):  # these two read their original length from here
+        if keys := DETAILS[scaling.kind]:
+            rope |= {ORIGINAL: scaling.original_max_position} | {key: getattr(scaling, key) for key in keys}
+        else:  # linear and dynamic read their original length from here
             positions = scaling.original_max_position
     family = family_of(spec.family)
     return {
@@ -229,11 +228,11 @@ def _one_rope(hf: Mapping[str, Any], rope: Mapping[str, Any], source: str) -> tu
     if kind == "default":
         return theta, None, positions
     original = positions
-    if kind in ("llama3", "yarn"):  # as transformers: only these read it, and a length beside the section goes first
+    if DETAILS.get(kind):  # as transformers: only these read it, and a length beside the section goes first
         where = hf if hf.get(ORIGINAL) else rope
         original = integer(where, ORIGINAL, positions or None, source=source)
-    if kind not in ("linear", "dynamic", "llama3", "yarn"):
-        raise ConfigError(f"{source}: rope_type '{kind}' is not supported. Valid: linear, dynamic, llama3, yarn.")
+    if kind not in DETAILS:
+        raise ConfigError(f"{source}: rope_type '{kind}' is not supported. Valid: {', '.join(DETAILS)}.")
     if not original:
         raise ConfigError(f"{source}: rope_type '{kind}' needs max_position_embeddings.")
     # YaRN's factor may follow from the two lengths, but only where both are given.
@@ -246,21 +245,24 @@ def _one_rope(hf: Mapping[str, Any], rope: Mapping[str, Any], source: str) -> tu
 
 def _details(base: RopeScaling, rope: Mapping[str, Any], source: str) -> RopeScaling:
     """Adds what only one kind of scaling reads."""
-    fields = dict(kind=base.kind, factor=base.factor, original_max_position=base.original_max_position)
     if base.kind == "llama3":
-        for key in ("low_freq_factor", "high_freq_factor"):
-            if rope.get(key) is None:
-                raise ConfigError(f"{source}: rope_type 'llama3' has no '{key}'.")
-            fields[key] = number(rope, key, source)
-    if base.kind == "yarn":
-        for key, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):
-            fields[key] = number(rope, key, source, usual) if rope.get(key) else usual
-        for key in ("attention_factor", "mscale", "mscale_all_dim"):
-            if rope.get(key) not in (None, 0):
-                number(rope, key, source)
-        fields["attention_factor"] = yarn_attention_factor(base.factor, rope)
-        fields["truncate"] = flag(rope, "truncate", source, "truncate" not in rope)
-    return RopeScaling(**fields)
+        factors = {key: number(rope, key, source) for key in ("low_freq_factor", "high_freq_factor")}
+        return dataclasses.replace(base, **factors)
+    if base.kind != "yarn":
+        return base
+    for key in ("attention_factor", "mscale", "mscale_all_dim"):
+        if rope.get(key) not in (None, 0):
+            number(rope, key, source)
+    betas = {
+        key: number(rope, key, source, usual) if rope.get(key) else usual
+        for key, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    }
+    return dataclasses.replace(
+        base,
+        **betas,
+        attention_factor=yarn_attention_factor(base.factor, rope),
+        truncate=flag(rope, "truncate", source, "truncate" not in rope),
+    )
 
 
 def _usable(scaling: RopeScaling, positions: int) -> int:

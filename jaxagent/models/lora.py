@@ -21,7 +21,6 @@ served. Algorithms that take advantages from groups have none.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -37,7 +36,7 @@ from jaxagent.models import global_arrays, layers
 from jaxagent.models.hf import from_stored, read_json, save_file, to_stored
 from jaxagent.models.hf_config import flag, integer, number
 from jaxagent.models.layers import Adapter, LoraArray
-from jaxagent.models.params import ArraySpec, Params, param_specs
+from jaxagent.models.params import ArraySpec, Params, matrix, param_specs, stacked
 from jaxagent.models.spec import ModelSpec
 
 Adapters = dict[str, Adapter]  # by field of `Layers`; leaves as in `Params`: arrays, ArraySpecs, shardings, ...
@@ -121,34 +120,15 @@ def products(arrays: dict[str, LoraArray], dtype: str) -> dict[str, jax.Array]:
     return {name: layers.product(array, dtype) for name, array in arrays.items()}
 
 
-def _adapter(matrix: ArraySpec, rank: int) -> Adapter:
-    """Specs of the adapter of a stacked projection, whose stored tensor [outputs, inputs] says which axes are which."""
-    out_dims, in_dims = matrix.hf_dims  # without the layer axis; inputs come first in ours
-    outputs, inputs = matrix.hf_shape
-    split = 1 + len(in_dims)
-    name = "base_model.model." + matrix.hf_name.removesuffix(".weight")
-    layers = matrix.shape[0]
-    after = tuple(range(1, 1 + len(out_dims)))
-    a = dataclasses.replace(
-        matrix,
-        shape=(*matrix.shape[:split], rank),
-        dtype=ADAPTER_DTYPE,
-        axes=(*matrix.axes[:split], "rank"),
-        std=(3 * inputs) ** -0.5,
-        hf_name=f"{name}.lora_A.weight",
-        hf_dims=((len(in_dims),), in_dims),
-        hf_shape=(rank, inputs),
-    )
-    b = dataclasses.replace(
-        a,
-        shape=(layers, rank, *matrix.shape[split:]),
-        axes=("layers", "rank", *matrix.axes[split:]),
-        std=0.0,
-        hf_name=f"{name}.lora_B.weight",
-        hf_dims=(after, (0,)),
-        hf_shape=(outputs, rank),
-    )
-    return Adapter(a, b)
+def _adapter(array: ArraySpec, rank: int) -> Adapter:
+    """Specs of the adapter of a stack of projections."""
+    sizes = dict(zip(array.axes, array.shape, strict=True))
+    inputs = {array.axes[axis]: array.shape[axis] for axis in array.summed}
+    outputs = {axis: size for axis, size in sizes.items() if axis not in ("layers", *inputs)}
+    name = array.hf_name.removesuffix(".weight")
+    a = matrix(f"{name}.lora_A.weight", inputs, {"rank": rank}, std=(3 * array.hf_shape[1]) ** -0.5)
+    b = matrix(f"{name}.lora_B.weight", {"rank": rank}, outputs, std=0.0)
+    return Adapter(*(stacked(single, array.layers, ADAPTER_DTYPE, "base_model.model.") for single in (a, b)))
 
 
 def save_adapters(

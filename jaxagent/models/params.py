@@ -111,19 +111,20 @@ def matrix(name: str, inputs: dict[str, int], outputs: dict[str, int], std: floa
     return ArraySpec(tuple(sizes.values()), "", tuple(sizes), 0.0, std, name, dims, stored)
 
 
+def stacked(array: ArraySpec, layers: range, dtype: str, prefix: str) -> ArraySpec:
+    """The stack of an array of these layers, whose name has "{layer}" in it once `prefix` stands before it."""
+    shape, axes, name = (len(layers), *array.shape), ("layers", *array.axes), prefix + array.hf_name
+    return dataclasses.replace(array, shape=shape, axes=axes, dtype=dtype, hf_name=name, layers=layers)
+
+
 @functools.lru_cache(maxsize=64)
 def param_specs(spec: ModelSpec) -> Params:
     """The tree of `ArraySpec`s of a model. Shared: change nothing in it."""
 
-    def stacked(array: ArraySpec, layers: range) -> ArraySpec:
-        shape, axes = (len(layers), *array.shape), ("layers", *array.axes)
-        name = "model.layers.{layer}." + array.hf_name
-        return dataclasses.replace(array, shape=shape, axes=axes, dtype=spec.param_dtype, hf_name=name, layers=layers)
-
     def stack_of(kind: int) -> Layers:
         arrays = {name: array for block in spec.pattern[kind] for name, array in block.arrays(spec).items()}
-        layers = range(kind, spec.num_layers, len(spec.pattern))
-        return jax.tree.map(lambda array: stacked(array, layers), Layers(**arrays))
+        where = range(kind, spec.num_layers, len(spec.pattern)), spec.param_dtype, "model.layers.{layer}."
+        return jax.tree.map(lambda array: stacked(array, *where), Layers(**arrays))
 
     def table(name: str, std: float) -> ArraySpec:
         sizes = {"vocab": spec.padded_vocab_size, "embed": spec.embed_dim}
@@ -151,16 +152,16 @@ def count(spec: ModelSpec) -> int:
 
 
 def shardings(spec: ModelSpec, mesh: Mesh, rules: Rules) -> Params:
-    """The tree of NamedShardings.
-
-    Raises:
-      ConfigError: the mesh does not divide an array.
-    """
+    """`shardings_of` the model."""
     return shardings_of(param_specs(spec), mesh, rules)
 
 
 def shardings_of(specs: Any, mesh: Mesh, rules: Rules) -> Any:
-    """`shardings`, of any tree of ArraySpecs."""
+    """The NamedShardings of any tree of ArraySpecs.
+
+    Raises:
+      ConfigError: the mesh does not divide an array.
+    """
 
     def sharding_of(path, array: ArraySpec) -> NamedSharding:
         check_divisible(jax.tree_util.keystr(path, simple=True, separator="."), array.shape, array.axes, rules, mesh)
@@ -184,22 +185,20 @@ def abstract_of(specs: Any, mesh: Mesh, rules: Rules) -> Any:
 
 
 def init(spec: ModelSpec, key: jax.Array, where: Params | None = None) -> Params:
-    """Random parameters, made directly in their shardings.
+    """`init_of` the model."""
+    return init_of(param_specs(spec), key, where)
+
+
+def init_of(specs: Any, key: jax.Array, where: Any = None) -> Any:
+    """Random arrays of any tree of ArraySpecs, made directly in their shardings.
 
     The numbers depend on the key and on each array's path only: not on the mesh (but for a last bit that a compiler
     may round otherwise), and not on which other arrays exist.
 
     Args:
-      spec: the model.
       key: a typed key, `jax.random.key(seed)`.
-      where: `shardings(...)`; None leaves everything on the default device.
+      where: `shardings_of(...)`; None leaves everything on the default device.
     """
-    return init_of(param_specs(spec), key, where)
-
-
-def init_of(specs: Any, key: jax.Array, where: Any = None) -> Any:
-    """`init`, of any tree of ArraySpecs."""
-
     arrays, tree = jax.tree_util.tree_flatten_with_path(specs)
     places = [None] * len(arrays) if where is None else jax.tree.leaves(where)
     leaves = []

@@ -70,7 +70,8 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pattern", self.pattern or family_of(self.family).pattern)
-        for name in ("vocab_size", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim"):
+        sizes = ("vocab_size", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim")
+        for name in (*sizes, "logprob_chunk_tokens"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"model.{name} must be positive, got {getattr(self, name)}.")
         if self.num_heads % self.num_kv_heads:
@@ -84,8 +85,6 @@ class ModelSpec:
                 f"model.num_layers={self.num_layers} is not a multiple of the {len(self.pattern)} kinds of layers of "
                 f"{self.family}."
             )
-        if self.logprob_chunk_tokens <= 0:
-            raise ConfigError(f"model.logprob_chunk_tokens must be positive, got {self.logprob_chunk_tokens}.")
 
     @classmethod
     def from_config(cls, model: ModelConfig, vocab_size: int) -> ModelSpec:
@@ -94,26 +93,14 @@ class ModelSpec:
         Raises:
           ConfigError: `model.family` is none, or a size is impossible.
         """
+        same = {field.name for field in dataclasses.fields(cls)} & set(vars(model))
         return cls(
-            family=model.family,
             vocab_size=vocab_size,
             padded_vocab_size=round_up(vocab_size, model.vocab_multiple),
-            num_layers=model.num_layers,
-            embed_dim=model.embed_dim,
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            mlp_dim=model.mlp_dim,
-            tie_embeddings=model.tie_embeddings,
-            rope_theta=model.rope_theta,
             rope_scaling=None,
             norm_eps=family_of(model.family).norm_eps,
             max_position=0,
-            embed_init_std=model.embed_init_std,
-            compute_dtype=model.compute_dtype,
-            param_dtype=model.param_dtype,
-            remat=model.remat,
-            logprob_chunk_tokens=model.logprob_chunk_tokens,
+            **{name: getattr(model, name) for name in same},
         )
 
     def check_context(self, tokens: int) -> None:
@@ -124,6 +111,4 @@ class ModelSpec:
 
 def round_up(n: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `n`."""
-    if multiple <= 0:
-        raise ConfigError(f"config.model.vocab_multiple must be positive, got {multiple}.")
     return -(-n // multiple) * multiple

@@ -59,14 +59,13 @@ def layer_matmul_params(spec: ModelSpec) -> int:
     return sum(array.size for array in jax.tree.leaves(model_params.param_specs(spec).layers) if array.summed)
 
 
-def over_layers(spec: ModelSpec, of_block: Callable[[LayerBlock], float]) -> float:
-    """The sum over the blocks of all layers."""
+def _over_layers(spec: ModelSpec, of_block: Callable[[LayerBlock], float]) -> float:
     return spec.num_layers // len(spec.pattern) * sum(of_block(block) for kind in spec.pattern for block in kind)
 
 
 def forward_flops(spec: ModelSpec, tokens: int, keys: float, targets: int) -> float:
     """A forward pass over `tokens` tokens that each attend to `keys` keys, with logits at `targets` of them."""
-    attention = over_layers(spec, lambda block: block.flops(spec, keys))
+    attention = _over_layers(spec, lambda block: block.flops(spec, keys))
     head = 2 * spec.padded_vocab_size * spec.embed_dim * targets
     return tokens * (2.0 * layer_matmul_params(spec) + attention) + head
 
@@ -127,7 +126,7 @@ def estimate(cfg: Config, spec: ModelSpec, work: StepWork, chip: Chip) -> StepTi
     bytes_per_value = {"float32": 4, "bfloat16": 2}
     head = spec.padded_vocab_size * spec.embed_dim
     weights = (layer_matmul_params(spec) + head) * bytes_per_value[spec.compute_dtype] / cfg.mesh.tensor
-    values = over_layers(spec, lambda block: block.state_values(spec, cfg.env.context_tokens / 2))
+    values = _over_layers(spec, lambda block: block.state_values(spec, cfg.env.context_tokens / 2))
     cached = values * bytes_per_value[cfg.engine.cache_dtype] / cfg.mesh.tensor / shards
     read_s = (weights + cfg.engine.slots * cached) / (chip.bandwidth * chip.decode_bandwidth_frac)
     compute_s = work.decode_flops / max(work.decode_steps, 1) / devices / (chip.flops * chip.prefill_mfu)

@@ -10,7 +10,6 @@ from jaxagent.models.blocks.mlp import SwiGLU
 from jaxagent.models.families import Family
 from jaxagent.models.hf_config import number
 
-
 ATTENTION, MLP = Attention(qk_norm=True), SwiGLU()
 
 

@@ -81,6 +81,7 @@ def test_layers_of_two_kinds_take_turns(tmp_path):
     assert "model.layers.3.mlp.up_proj.weight" in names and "model.layers.2.mlp.up_proj.weight" not in names
 
 
+@pytest.mark.slow
 def test_the_engine_and_the_plan_ask_its_blocks():
     with test_lm.driver_for(test_lm.mesh_of(), SPEC) as driver:
         driver.start(120)

@@ -32,18 +32,20 @@ class FlatRows:
 
 @dataclasses.dataclass(frozen=True)
 class LayerBlock:
-    """One step of a layer, x -> x + block(x). Frozen and hashable: its fields are settings, its arrays are arguments.
+    """One step of a layer, x -> x + block(x). Its fields are settings, so that it can be static under jit.
 
-    At most one block of a layer keeps a decode state; the others hand on what they get. The engine keeps it in pages of
-    `page_tokens` tokens, which sequences with the same beginning share: page j of a sequence must hold all that later
-    tokens need of the page's own. So a state of fixed size is written to the page of its last token, and what it was at
-    a page's end is what the next page begins from: a snapshot, shared, counted and evicted as its page is.
+    At most one block of a layer keeps a state of sequences; the others hand on what they get. The engine keeps it in
+    pages of `page_tokens` tokens, which sequences with the same beginning share: a page must hold what later tokens
+    need of its own. So a state of fixed size is written to the page of its last token, and what it was at a page's end
+    is what the next page begins from: a snapshot that is shared, counted and evicted as its page is.
     """
 
     def arrays(self, spec: ModelSpec) -> dict[str, ArraySpec | None]:
         """The arrays of one layer by their names in `Layers`; None for one that this setting of the block leaves out.
 
-        Every matrix of two dimensions can have an adapter, under the last part of its Hugging Face name.
+        Every matrix can have an adapter, under the last part of its Hugging Face name. A projection back into the
+        residual stream starts at the scale of the embeddings: a layer then adds to what a token is without drowning it,
+        and tied embeddings can be copied from the first steps on.
         """
         raise NotImplementedError
 
@@ -55,7 +57,6 @@ class LayerBlock:
 
     def init_state(self, spec: ModelSpec, pages: int, page_tokens: int, dtype: str) -> State:
         """Zeros for one layer, pages sharded over `sharding.FLAT`, heads over tensor; None: it keeps nothing."""
-        del spec, pages, page_tokens, dtype
 
     @property
     def splits_pages(self) -> bool:
@@ -64,10 +65,8 @@ class LayerBlock:
 
     def state_values(self, spec: ModelSpec, tokens: float) -> float:
         """Numbers of its state that a token reads with `tokens` before it."""
-        del spec, tokens
         return 0
 
     def flops(self, spec: ModelSpec, keys: float) -> float:
         """Of a token's forward pass with `keys` before it, beside those of its matrices."""
-        del spec, keys
         return 0

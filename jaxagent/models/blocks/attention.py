@@ -34,6 +34,7 @@ class Attention(LayerBlock):
     def arrays(self, spec: ModelSpec) -> dict[str, ArraySpec | None]:
         """The norm, the projections, and what the settings add."""
         embed, head = {"embed": spec.embed_dim}, {"head_dim": spec.head_dim}
+        branch = spec.embed_init_std * (spec.num_heads * spec.head_dim) ** -0.5  # see `LayerBlock.arrays`
         q, kv = {"heads": spec.num_heads} | head, {"kv_heads": spec.num_kv_heads} | head
 
         def projection(name: str, outputs: dict[str, int]) -> ArraySpec:
@@ -55,9 +56,7 @@ class Attention(LayerBlock):
             "bv": bias("v", kv),
             "q_norm": head_norm("q"),
             "k_norm": head_norm("k"),
-            "wo": matrix(
-                "self_attn.o_proj.weight", q, embed, spec.embed_init_std * (spec.num_heads * spec.head_dim) ** -0.5
-            ),
+            "wo": matrix("self_attn.o_proj.weight", q, embed, branch),
         }
 
     def apply(

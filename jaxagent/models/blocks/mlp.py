@@ -34,7 +34,6 @@ class SwiGLU(LayerBlock):
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
     ) -> tuple[jax.Array, State]:
         """Row by row."""
-        del rows
         h = rms_norm(x, layer.mlp_norm, spec.norm_eps)
         gate = jax.nn.silu(contract("ne,ef->nf", h, layer.w_gate))
         hidden = gate * contract("ne,ef->nf", h, layer.w_up)
