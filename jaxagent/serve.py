@@ -30,8 +30,7 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from jaxagent.config import ConfigError, EngineConfig, MeshConfig
-from jaxagent.config.command import Parser, bound_socket, count, exit_code, number, port, seconds
-from jaxagent.config.ranges import at_least
+from jaxagent.config.command import Parser, amount, bound_socket, count, exit_code, port, seconds
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton, int8
 from jaxagent.engine.driver import Driver
@@ -148,12 +147,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--context", type=count, default=2048, help="tokens of the longest sequence")
     parser.add_argument("--slots", type=count, default=64, help="requests that generate at once")
-    parser.add_argument(
-        "--max_waiting", type=number(int, at_least(0)), default=256, help="requests that may wait for a slot"
-    )
+    parser.add_argument("--max_waiting", type=amount, default=256, help="requests that may wait for a slot")
     parser.add_argument(
         "--pages",
-        type=number(int, at_least(0)),
+        type=amount,
         default=0,
         help="of the cache; 0 = enough for all slots at full length",
     )
@@ -189,8 +186,8 @@ def serve(options: argparse.Namespace) -> None:
         with driver:
             print(f"compiling for {platform} ...", file=sys.stderr)
             driver.start(WARM_UP_TIMEOUT_S)
-            scoring = None if options.int8 else scorer(driver.model.spec, driver.mesh)  # it takes plain arrays only
-            gateway = open_gateway(driver, tokenizer, options.context, options.timeout_s, scoring, options.model, gauges)
+            scores = None if options.int8 else scorer(driver.model.spec, driver.mesh)  # it takes plain arrays only
+            gateway = open_gateway(driver, tokenizer, options.context, options.timeout_s, scores, options.model, gauges)
             if options.host not in LOOPBACK:
                 print(f"--host={options.host}: there is no token, so whoever reaches it may use it", file=sys.stderr)
             print(f"serving '{options.model}' on http://{options.host}:{options.port}", file=sys.stderr)

@@ -64,11 +64,6 @@ def copied(model: LanguageModel, params: Params, mesh: Mesh, own: Mesh) -> Param
     """Weights on this process's devices alone, in the layout of generation; every process has to call this.
 
     One program gathers what fsdp splits; what its devices then hold is taken as it is.
-
-    Args:
-      model: computes with them.
-      params: on the trainer's `mesh`.
-      own: of `own_mesh`.
     """
     with jax.set_mesh(mesh):
         gathered = model.lay_out(params)
