@@ -62,7 +62,7 @@ def family_of(name: str) -> Family:
     family = object_at(name, "config.model.family") if ":" in name else FAMILIES.get(name)
     if not isinstance(family, Family):
         raise ConfigError(
-            f"config.model.family must be one of {', '.join(FAMILIES)}, or a Family of yours as module:NAME, without a "
-            f"model.path; it is {name!r}."
+            f"config.model.family must be one of {', '.join(FAMILIES)}, or a Family of yours as package.module:NAME; "
+            f"without a model.path it cannot be left out. It is {name!r}."
         )
     return family

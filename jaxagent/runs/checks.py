@@ -14,6 +14,7 @@ from jaxagent.config.fleet import FleetConfig
 from jaxagent.config.parse import convert, hints
 from jaxagent.engine import automaton
 from jaxagent.envs.base import Environment, check_texts
+from jaxagent.models.families import family_of
 from jaxagent.rollout import groups
 from jaxagent.runs import roles
 
@@ -40,6 +41,8 @@ def check(cfg: Config) -> None:
     relations.check(cfg)
     algorithm.check(cfg.rl)
     _check_group_reward(cfg)
+    if cfg.model.family:
+        family_of(cfg.model.family)
     groups.check(cfg.rl)
     if OPD in cfg.stages:
         _check_opd(cfg)

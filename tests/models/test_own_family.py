@@ -99,5 +99,5 @@ def test_what_it_is_not_is_said(tmp_path):
         dataclasses.replace(SPEC, num_layers=3)
     with pytest.raises(ConfigError, match="layers of several kinds, which take no adapters yet"):
         lora.adapter_specs(SPEC, LoraConfig(2, 4.0, False, "all-linear"))
-    with pytest.raises(ConfigError, match=r"config.model.family must be one of .* it is 'jaxagent.models.hf:DTYPES'"):
+    with pytest.raises(ConfigError, match=r"config.model.family must be one of .* It is 'jaxagent.models.hf:DTYPES'"):
         ModelSpec.from_config(dataclasses.replace(CONFIG, family="jaxagent.models.hf:DTYPES"), 61)
