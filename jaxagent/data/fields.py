@@ -25,8 +25,8 @@ class RowError(ValueError):
     """What is wrong with a row, and in which column. The caller, who knows the file and the row, adds them."""
 
     def __init__(self, column: str, problem: str):
-        super().__init__(f"column '{column}': {problem}")
-        self.column, self.problem = column, problem
+        self.column, self.problem = column, problem.removesuffix(".")  # the caller's sentence goes on
+        super().__init__(f"column '{column}': {self.problem}")
 
 
 class EmptyRow(RowError):

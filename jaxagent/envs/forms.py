@@ -75,5 +75,5 @@ def _record(value: Mapping[str, Any], form: Mapping[str, Any], prefix: str, stri
         elif mark == "?":
             record[key] = None
         elif mark != "~":
-            raise RowError(f"{prefix}{key}", "missing")
+            fields.get(value, key, prefix)  # raises: it is missing, and what there is
     return record

@@ -58,7 +58,7 @@ def test_parquet_pads_every_action_with_the_arguments_of_all_tools_and_the_tasks
         ({"index": 0, "metadata": METADATA | {"outputs": "5"}}, "column 'metadata.outputs': must be a list"),
         ({"index": 0, "metadata": METADATA | {"outputs": [5]}}, "column 'metadata.outputs[0]'"),
         ({"index": 0, "metadata": METADATA | {"user_id": None}}, "'metadata.user_id': must be text, got NoneType"),
-        ({"index": 0, "metadata": METADATA | {"actions": [{"name": "x"}]}}, "'metadata.actions[0].kwargs': missing"),
+        ({"index": 0, "metadata": METADATA | {"actions": [{"name": "x"}]}}, "[0].kwargs': missing; the row has name."),
         ({"index": 0, "metadata": METADATA | {"actions": ["x"]}}, "column 'metadata.actions[0]': must be an object"),
         ({"index": 0, "metadata": METADATA | {"actions": None}}, "column 'metadata.actions': must be a list"),
     ],

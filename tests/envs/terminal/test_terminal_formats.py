@@ -221,13 +221,14 @@ def test_a_row_that_names_a_folder(tmp_path):
         (row(commands=[]), "terminal.commands': must be a list"),
         (row(processes="no"), "terminal.processes': must be true or false"),
         (row(level=4), "terminal.level': must be one of 1, 2, 3"),
+        (row(zzz="x"), "terminal.zzz': unknown field. Valid: setup, "),
         (row(finaltest="x"), "terminal.finaltest': unknown field. Did you mean 'final_test'?"),
     ],
 )
 def test_mistakes_in_rows(task, message):
     with pytest.raises(ConfigError) as error:
         rows.from_task(task)
-    assert message in str(error.value) and "task 't1'" in str(error.value)
+    assert message in str(error.value) and "task 't1'" in str(error.value) and ".." not in str(error.value)
 
 
 def test_all_folders_that_cannot_be_read_are_named_at_once(tmp_path):
