@@ -5,9 +5,10 @@
 The laptop preset's shape with random weights, on whatever device JAX finds. Part one lets three engines sample the
 same episodes and scores them in two packings, as `benchmarks.exactness` does; nothing is added to either program. Part
 two feeds the same tokens to one program of decode tiles and one of scoring tiles that also return what each step
-of each layer computed, from the embedding to the log-prob, and compares those bits (what a program returns can change how it is compiled, so part one has the
-last word). `--barriers` keeps XLA from fusing anything into matrix products: `products` in both programs, `weights`
-only the scoring program's weights. Set XLA_FLAGS for everything else. The last line is JSON:
+computed, from the embedding over every norm, product and attention to the log-prob, and compares those bits (what a
+program returns can change how it is compiled, so part one has the last word). `--barriers` keeps XLA from fusing
+anything into matrix products: `products` in both programs, `weights` only the scoring program's weights. Set XLA_FLAGS
+for everything else. The last line is JSON:
 
   equal         of sampled tokens: log-prob bit-equal to the trainer's
   same          of episodes: tokens and log-probs equal those of the first engine
