@@ -124,6 +124,9 @@ class ShopStore:
         """Reads orders.json, products.json and users.json. Raises ConfigError: a file is missing or no JSON, or a
         record is malformed; names file, key and field."""
         files = {name: folder / f"{name}.json" for name in TABLES}
+        if missing := [file for file in files.values() if not file.exists()]:
+            names = ", ".join(file.name for file in files.values())
+            raise ConfigError(f"{missing[0]} is missing: a shop is a folder with {names}.")
         tables = {name: stock.read_json(file) for name, file in files.items()}
         for name, file in files.items():
             if not isinstance(tables[name], dict) or not tables[name]:
