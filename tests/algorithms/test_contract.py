@@ -521,6 +521,7 @@ def test_a_retriever_is_checked(found):
         (Verdict(1.0, {"em": None}), "'em' that is None"),
         (Verdict(1.0, ["em"]), "components that is a list"),
         (Verdict(1.0, {}, (1.0, 2.0)), "2 turn rewards for 3 turns"),
+        (Verdict(1.0, {}, (1.0, 2.0, 0.0, 0.0)), "4 turn rewards for 3 turns"),
         (Verdict(1.0, {}, (1.0, float("inf"), 0.0)), r"turn_rewards\[1\] of inf"),
         (Verdict(1.0, {}, 2.0), "turn_rewards that is the float 2.0"),
     ],

@@ -348,6 +348,11 @@ def methods(data):
         ),
         (
             "orders",
+            lambda d: d["orders"]["#p"]["items"][1].update(price=True),
+            "field 'items[1].price': must be a number, got bool True",
+        ),
+        (
+            "orders",
             lambda d: d["orders"]["#d"].update(order_id="#x"),
             "field 'order_id': is '#x', and the record stands under '#d'",
         ),
