@@ -50,8 +50,7 @@ class Sizes:
         """Sizes under the mesh in use.
 
         In exact numerics every row is computed in a tile of `tile_rows` and attends on its own. In fast numerics rows
-        of prefill attend together (not on a GPU, whose kernel takes row by row), and on a CPU, whose time grows with
-        the rows, few active slots take a small tile.
+        of prefill attend together, and on a CPU, whose time grows with the rows, few active slots take a small tile.
 
         Raises:
           ConfigError: slots or pages that the mesh cannot divide, or too few pages for one sequence.
@@ -77,7 +76,7 @@ class Sizes:
             usable=cfg.slots // shards,
             tile_rows=tile,
             decode_tiles=(tile,) if exact or tile == 1 or kernels.platform() != "cpu" else (*small, tile),
-            share=1 if exact or kernels.on_gpu() else math.gcd(tile, _SHARE),
+            share=1 if exact else math.gcd(tile, _SHARE),
             prefill_tiles=max(1, -(-cfg.prefill_tokens // (shards * cfg.tile_rows))),
             pages=cfg.pages // shards + 1,
             page_tokens=cfg.page_tokens,

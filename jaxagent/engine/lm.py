@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxagent.engine.model import ROWS
-from jaxagent.models import kernels, logprobs, sharding, tpu_kernels, transformer
+from jaxagent.models import logprobs, sharding, transformer
 from jaxagent.models import params as model_params
-from jaxagent.models.attention import LayerCache, attend_pages
+from jaxagent.models.attention import LayerCache, attend_pages, write_pages
 from jaxagent.models.layers import quantise
 from jaxagent.models.spec import ModelSpec
 
@@ -66,11 +66,7 @@ def attend_cached(
         of_rows = tables if share == 1 else jnp.repeat(tables, share, axis=0)
         page = jnp.take_along_axis(of_rows, (positions // page_tokens)[:, None], axis=1)[:, 0]
         offset = positions % page_tokens
-        if kernels.paged(kernels.platform(), q.shape[-1], page_tokens).name == "mosaic":
-            keys, values = tpu_kernels.write(cache.keys, cache.values, k, v, page, offset)
-        else:
-            keys = cache.keys.at[page, :, :, offset].set(k.astype(cache.keys.dtype))
-            values = cache.values.at[page, :, offset].set(v.astype(cache.values.dtype))
+        keys, values = write_pages(cache.keys, cache.values, k, v, page, offset, page_tokens)
         out = attend_pages(q, positions, page_tokens, keys, values, tables)
         return out, LayerCache(keys, values)
 

@@ -1,9 +1,15 @@
-"""Attention on NVIDIA GPUs: over pages of keys by a kernel of our own (Pallas, through Triton), and within packed
-training rows by tokamax's flash attention.
+"""Attention on NVIDIA GPUs: over pages of keys, and writing those pages, by kernels of our own (Pallas, through
+Triton), and within packed training rows by tokamax's flash attention.
 
-The arithmetic of `attention.attend_pages`, page after page with a running softmax: a program of the grid is one row and
-one key head, also where rows share a sequence. What a row gets therefore depends on its own sequence alone, and the
-engine's cache and the trainer's packed rows can share the kernel (docs/design.md, "Exact numerics").
+The arithmetic of `attention.attend_pages`, in parts: a sequence's keys are cut into parts of `PART` tokens from its
+first one on. A program of the grid takes some parts of one sequence and one key head, each page after page with a
+running softmax, and a second kernel puts a row's parts together in their order. Which program takes which part changes
+nothing, so what a row gets depends on its own sequence alone, while few long sequences still keep the whole chip busy.
+The engine's cache and the trainer's packed rows can share the kernels (docs/design.md, "Exact numerics").
+
+Pallas' Triton back end rather than Mosaic GPU, although jax has announced its end: XLA compiles its kernels down to
+machine code without a GPU (tests/models/test_gpu_programs.py), and they can be interpreted. Where a jax has it no
+more, plain code runs (`kernels.py`).
 
 In packed rows a query's keys are those from the first of its own segment to itself, and blocks of keys outside are
 skipped. tokamax exports neither the operation's object nor its mask, hence the private import.
@@ -16,16 +22,23 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
 from jaxagent.models.layers import MASKED
 
+try:
+    from jax.experimental.pallas import triton as plgpu
+except ImportError:  # a jax that has dropped it
+    plgpu = None
+
+PART = 256  # keys of one part of a sequence, or one page where pages are longer; part of the exact numerics
 _LEAST = 16  # rows of the smallest tensor-core product, and its depth
+_MOST = {2: 64, 4: 16}  # rows of one program's, by the bytes of a number: larger ones do not fit into registers
 _WARPS, _STAGES = 4, 3  # of one program; three pages of keys and values are on their way at a time
+_PROGRAMS = 1024  # that fill a chip, several to each of its some hundred processors
 
 
 def supports_pages(head_dim: int, page_tokens: int) -> bool:
-    """Whether the kernel has tiles for these sizes: powers of two, 16 or more."""
+    """Whether the kernels have tiles for these sizes: powers of two, 16 or more."""
     return all(size >= _LEAST and size & (size - 1) == 0 for size in (head_dim, page_tokens))
 
 
@@ -39,35 +52,111 @@ def attend_pages(
     starts: jax.Array | None,
     interpret: bool = False,
 ) -> jax.Array:
-    """As `attention.attend_pages`, by a Triton kernel. `interpret` runs the kernel without a GPU, for tests."""
+    """As `attention.attend_pages`, by Triton kernels. `interpret` runs them without a GPU, for tests.
+
+    Rows that share a sequence read its pages together, as the rows of one product.
+    """
     n, h, d = q.shape
-    kv_heads = keys.shape[1]
-    group = h // kv_heads
-    rows = max(_LEAST, 1 << (group - 1).bit_length())
-    q = (q * jnp.asarray(d**-0.5, q.dtype)).reshape(n, kv_heads, group, d)
-    q = jnp.pad(q, ((0, 0), (0, 0), (0, rows - group), (0, 0)))
-    own = pl.BlockSpec((None, None, rows, d), lambda i, head: (i, head, 0, 0))
-    unblocked = pl.BlockSpec(memory_space=pl.ANY)
-    index = [positions, blocks, *([] if starts is None else [starts])]
-    out = pl.pallas_call(
-        functools.partial(_kernel, page_tokens=page_tokens, share=n // len(blocks), moving=starts is not None),
-        grid=(n, kv_heads),
-        in_specs=[own, *[unblocked] * (len(index) + 2)],
-        out_specs=own,
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype, manual_axis_type=jax.typeof(q).manual_axis_type),
-        compiler_params=plgpu.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
-        interpret=interpret,
-        name="paged_attention",
+    kv_heads, group, share = keys.shape[1], h // keys.shape[1], n // len(blocks)
+    while share % 2 == 0 and share * group > _MOST[q.dtype.itemsize]:
+        share //= 2
+    m = n // share
+    pages = max(1, PART // page_tokens)  # of one part
+    longest = blocks.shape[1] if starts is None else keys.shape[3] // page_tokens
+    parts, queries = pl.cdiv(longest, pages), share * group
+    workers = min(parts, max(1, _PROGRAMS // (m * kv_heads)))
+    tables = {"of_table": m // len(blocks), "page_tokens": page_tokens, "pages": pages, "moving": starts is not None}
+    sizes = {"group": group, "queries": queries, "rows": max(_LEAST, pl.next_power_of_2(queries))}
+    index = [positions.reshape(m, share), blocks, *([] if starts is None else [starts])]
+    run = functools.partial(_call, interpret, vma=jax.typeof(q).manual_axis_type)
+    in_parts = (m, kv_heads, parts, queries)
+    of_parts = run(
+        functools.partial(_parts, **tables, **sizes),
+        "paged_attention",
+        (workers, kv_heads, m),
+        [(in_parts, jnp.float32), (in_parts, jnp.float32), ((*in_parts, d), jnp.float32)],
     )(q, *index, keys, values)
-    return out[:, :, :group].reshape(n, h, d)
+    return run(
+        functools.partial(_join, tokens=pages * page_tokens, **sizes),
+        "paged_attention_parts",
+        (kv_heads, m),
+        [((n, h, d), q.dtype)],
+    )(index[0], *of_parts)[0]
 
 
-def _kernel(q_ref, positions_ref, blocks_ref, *refs, page_tokens: int, share: int, moving: bool) -> None:
+def write(
+    keys: jax.Array,
+    values: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    page: jax.Array,
+    offset: jax.Array,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Writes one token per row into its page, in place where the caller gives the pages up.
+
+    Args:
+      keys, values: [P, K, D, page_tokens] and [P, K, page_tokens, D].
+      k, v: [N, K, D].
+      page, offset: i32[N]. A row with a page past the last one is not written. Of rows with the same place any wins.
+      interpret: runs the kernel without a GPU, for tests.
+
+    Returns:
+      The pages.
+    """
+    n, kv_heads, _ = k.shape
+    return tuple(
+        _call(
+            interpret,
+            _write,
+            "write_pages",
+            (n, kv_heads),
+            [(keys.shape, keys.dtype), (values.shape, values.dtype)],
+            vma=jax.typeof(k).manual_axis_type,
+            input_output_aliases={4: 0, 5: 1},
+        )(page, offset, k, v, keys, values)
+    )
+
+
+def _call(interpret: bool, kernel, name: str, grid: tuple[int, ...], outputs: list, vma, **more):
+    """A call of a kernel that indexes its arrays itself; `outputs` are shapes and dtypes."""
+    unblocked = pl.BlockSpec(memory_space=pl.ANY)
+    shapes = [jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=vma) for shape, dtype in outputs]
+
+    def call(*arguments: jax.Array) -> list[jax.Array]:
+        return pl.pallas_call(
+            kernel,
+            grid=grid,
+            in_specs=[unblocked] * len(arguments),
+            out_specs=[unblocked] * len(shapes),
+            out_shape=shapes,
+            compiler_params=plgpu.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
+            interpret=interpret,
+            name=name,
+            **more,
+        )(*arguments)
+
+    return call
+
+
+def _parts(
+    q_ref, positions_ref, blocks_ref, *refs, of_table: int, page_tokens: int, pages: int, moving: bool,
+    group: int, queries: int, rows: int,
+) -> None:  # fmt: skip
+    """Program (worker, head, run of rows): the parts worker, worker + workers, ... of its sequence, each by itself."""
     starts_ref = refs[0] if moving else None
-    keys_ref, values_ref, out_ref = refs[-3:]
-    row, head = pl.program_id(0), pl.program_id(1)
-    q = q_ref[...]
-    position, sequence = positions_ref[row], row // share
+    keys_ref, values_ref, peak_ref, total_ref, acc_ref = refs[-5:]
+    worker, head, run = (pl.program_id(axis) for axis in range(3))
+    sequence = run // of_table
+    share = queries // group
+    folded, live = jnp.arange(rows), jnp.arange(rows) < queries
+    row, column = folded // group, head * group + folded % group
+    lane = jnp.arange(q_ref.shape[2])[None]
+    whole = jnp.broadcast_to(live[:, None], (rows, q_ref.shape[2]))
+    q = plgpu.load(q_ref.at[(run * share + row)[:, None], column[:, None], lane], mask=whole, other=0.0)
+    q = q * jnp.asarray(q.shape[1] ** -0.5, q.dtype)
+    position = plgpu.load(positions_ref.at[run, row], mask=live, other=0)
+    last_page = jnp.max(position) // page_tokens
     last = blocks_ref.shape[1] - 1
     precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
     dot = functools.partial(jnp.dot, precision=precision, preferred_element_type=jnp.float32)
@@ -78,7 +167,7 @@ def _kernel(q_ref, positions_ref, blocks_ref, *refs, page_tokens: int, share: in
         columns = pl.ds(starts_ref[sequence] + j * page_tokens, page_tokens) if moving else slice(None)
         keys, values = keys_ref[block, head, :, columns], values_ref[block, head, columns, :]
         scores = dot(q, keys.astype(q.dtype))
-        visible = (j * page_tokens + jnp.arange(page_tokens) <= position)[None]
+        visible = (j * page_tokens + jnp.arange(page_tokens))[None] <= position[:, None]
         scores = jnp.where(visible, scores, MASKED)
         new_peak = jnp.maximum(peak, scores.max(axis=1))
         weights = jnp.where(visible, jnp.exp(scores - new_peak[:, None]), 0.0)
@@ -86,11 +175,57 @@ def _kernel(q_ref, positions_ref, blocks_ref, *refs, page_tokens: int, share: in
         out = dot(weights.astype(q.dtype), values.astype(q.dtype))
         return new_peak, total * keep + weights.sum(axis=1), acc * keep[:, None] + out
 
-    rows, d = q.shape
-    zeros = jnp.zeros((rows, d), jnp.float32)
+    def part(turn: jax.Array, _: None) -> None:
+        i = worker + turn * pl.num_programs(0)
+        until = jnp.minimum((i + 1) * pages, last_page + 1)
+        start = (
+            jnp.full((rows,), MASKED, jnp.float32),
+            jnp.zeros((rows,), jnp.float32),
+            jnp.zeros(q.shape, jnp.float32),
+        )
+        peak, total, acc = jax.lax.fori_loop(i * pages, until, page, start)
+        plgpu.store(peak_ref.at[run, head, i, folded], peak, mask=live)
+        plgpu.store(total_ref.at[run, head, i, folded], total, mask=live)
+        plgpu.store(acc_ref.at[run, head, i, folded[:, None], lane], acc, mask=whole)
+
+    turns = pl.cdiv(last_page // pages + 1 - worker, pl.num_programs(0))
+    jax.lax.fori_loop(0, turns, part, None)
+
+
+def _join(positions_ref, peak_ref, total_ref, acc_ref, out_ref, *, tokens: int, group: int, queries: int, rows: int):
+    """Program (head, run of rows): the parts in their order; one that a row does not see adds 0."""
+    head, run = pl.program_id(0), pl.program_id(1)
+    share = queries // group
+    folded, live = jnp.arange(rows), jnp.arange(rows) < queries
+    row, column = folded // group, head * group + folded % group
+    last = jnp.max(plgpu.load(positions_ref.at[run, row], mask=live, other=0)) // tokens
+    lane = jnp.arange(out_ref.shape[2])[None]
+    whole = jnp.broadcast_to(live[:, None], (rows, out_ref.shape[2]))
+
+    def part(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        peak, total, acc = carry
+        own_peak = plgpu.load(peak_ref.at[run, head, i, folded], mask=live, other=MASKED)
+        own_total = plgpu.load(total_ref.at[run, head, i, folded], mask=live, other=1.0)
+        own_acc = plgpu.load(acc_ref.at[run, head, i, folded[:, None], lane], mask=whole, other=0.0)
+        new_peak = jnp.maximum(peak, own_peak)
+        keep, scale = jnp.exp(peak - new_peak), jnp.exp(own_peak - new_peak)
+        return new_peak, total * keep + own_total * scale, acc * keep[:, None] + own_acc * scale[:, None]
+
+    zeros = jnp.zeros((rows, out_ref.shape[-1]), jnp.float32)
     start = (jnp.full((rows,), MASKED, jnp.float32), jnp.zeros((rows,), jnp.float32), zeros)
-    _, total, acc = jax.lax.fori_loop(0, position // page_tokens + 1, page, start)
-    out_ref[...] = (acc / total[:, None]).astype(out_ref.dtype)
+    _, total, acc = jax.lax.fori_loop(0, last + 1, part, start)
+    out = (acc / total[:, None]).astype(out_ref.dtype)
+    plgpu.store(out_ref.at[(run * share + row)[:, None], column[:, None], lane], out, mask=whole)
+
+
+def _write(page_ref, offset_ref, k_ref, v_ref, keys_in, values_in, keys_ref, values_ref) -> None:
+    """Program (row, head)."""
+    del keys_in, values_in  # the same memory as what is written
+    row, head = pl.program_id(0), pl.program_id(1)
+    page, offset = page_ref[row], offset_ref[row]
+    there = jnp.broadcast_to(page < keys_ref.shape[0], k_ref.shape[2:])
+    plgpu.store(keys_ref.at[page, head, :, offset], k_ref[row, head].astype(keys_ref.dtype), mask=there)
+    plgpu.store(values_ref.at[page, head, offset], v_ref[row, head].astype(values_ref.dtype), mask=there)
 
 
 def attend(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -41,11 +41,6 @@ def over_context() -> bool:
     return jax.sharding.get_abstract_mesh().shape.get(CONTEXT, 1) > 1
 
 
-def on_gpu() -> bool:
-    """Whether the mesh in use is of NVIDIA GPUs."""
-    return platform() in _GPU
-
-
 def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
     """Chooses the kernel for rows that attend to pages of the cache."""
     if on == "tpu":
@@ -54,6 +49,8 @@ def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
         return Choice("mosaic")
     if on not in _GPU:
         return Choice("xla")
+    if gpu_kernels.plgpu is None:
+        return Choice("xla", "this version of jax has no Triton back end of Pallas")
     if not gpu_kernels.supports_pages(head_dim, page_tokens):
         return Choice("xla", f"head_dim {head_dim} and page_tokens {page_tokens} are not powers of two from 16 on")
     return Choice("triton")
