@@ -106,7 +106,7 @@ class Executor:
     """
 
     def __init__(self, model: Model, setup: EngineSetup) -> None:
-        self.model, self.truncation = model, setup.truncation
+        self.model, self.truncation = model.pinned() if setup.exact else model, setup.truncation
         self.sizes = Sizes.of(setup.cfg, setup.context, setup.exact)
         self.steps = setup.cfg.steps_per_dispatch
         self.params: Params | None = None

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxagent.engine.model import ROWS
-from jaxagent.models import logprobs, sharding, transformer
+from jaxagent.models import kernels, logprobs, sharding, transformer
 from jaxagent.models import params as model_params
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
 from jaxagent.models.layers import quantise
@@ -94,16 +94,22 @@ class LanguageModel:
 
     `cache_dtype` is the dtype of keys and values at rest; attention is computed in the model's compute dtype. With
     `int8`, placed matrices are rounded to int8, a quarter of float32's memory, and multiplied out where they are used.
+    `exact`: for exact numerics, see `kernels.products`.
     """
 
     spec: ModelSpec
     cache_dtype: str
     int8: bool = False
+    exact: bool = False
 
     @property
     def vocab_size(self) -> int:
         """V, padding included."""
         return self.spec.padded_vocab_size
+
+    def pinned(self) -> LanguageModel:
+        """The same model in exact numerics."""
+        return dataclasses.replace(self, exact=True)
 
     def place(self, params: model_params.Params) -> model_params.Params:
         """Weights in compute dtype, whole over fsdp, split over tensor, one tree per layer; placed ones as they are.
@@ -148,11 +154,13 @@ class LanguageModel:
         def attend(layer: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, LayerCache]:
             return attend_cached(layer, q, k, v, tables, positions)
 
-        return transformer.hidden(params, self.spec, tokens, positions, attend, cache, unroll=True)
+        with kernels.pinned(self.exact):
+            return transformer.hidden(params, self.spec, tokens, positions, attend, cache, unroll=True)
 
     def logits(self, params: model_params.Params, hidden: jax.Array) -> jax.Array:
         """Next-token logits f32[N, V] of the hidden states that `extend` returned."""
-        return jax.reshard(logprobs.logits(params, self.spec, hidden), jax.P(*ROWS, None))
+        with kernels.pinned(self.exact):
+            return jax.reshard(logprobs.logits(params, self.spec, hidden), jax.P(*ROWS, None))
 
     def copy_pages(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
         """Copies pages within the cache of every layer (arguments: `Model.copy_pages`)."""

@@ -30,6 +30,9 @@ class Model(Protocol):
     def vocab_size(self) -> int:
         """V: width of the logits, padding included (padding has logit -inf)."""
 
+    def pinned(self) -> Model:
+        """The same model in exact numerics: each row rounded one way, whatever program computes it."""
+
     def place(self, params: Params) -> Params:
         """Lays parameters out as `extend` and `logits` want them: jitted calls, once per weight update."""
 

@@ -16,7 +16,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxagent.models import sharding, transformer
+from jaxagent.models import kernels, sharding, transformer
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
 from jaxagent.models.logprobs import logits, row_logprobs
 from jaxagent.models.params import ArraySpec, Params, param_specs
@@ -37,6 +37,7 @@ class Tiling:
 
 
 @jax.named_scope("exact_logprobs")
+@kernels.pinned()
 def packed_logprobs(
     params: Params,
     spec: ModelSpec,

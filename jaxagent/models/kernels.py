@@ -6,13 +6,15 @@ are traced; `report` says the same in words when a run starts.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
+from collections.abc import Iterator
 
 import jax
 
-from jaxagent.models import gpu_kernels, tpu_kernels
+from jaxagent.models import gpu_kernels, gpu_products, tpu_kernels
 from jaxagent.models.sharding import CONTEXT
 from jaxagent.models.spec import ModelSpec
 
@@ -56,6 +58,22 @@ def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
     return Choice("triton")
 
 
+def products(on: str, exact: bool) -> Choice:
+    """Chooses what multiplies matrices, norms and takes log-probs in the engine and in exact scoring."""
+    if on not in _GPU or not exact:
+        return Choice("xla")
+    if gpu_products.plgpu is None:
+        return Choice("xla", "this version of jax has no Triton back end of Pallas")
+    return Choice("pinned")
+
+
+@contextlib.contextmanager
+def pinned(exact: bool = True) -> Iterator[None]:
+    """While it is traced, the model multiplies and norms by what `products` chooses."""
+    with gpu_products.pinned(products(platform(), exact).name == "pinned"):
+        yield
+
+
 def packed(on: str, dtype: str, row_tokens: int, split: bool = False) -> Choice:
     """Chooses the attention kernel for packed training rows, `split` over the mesh's context axis or not."""
     plain = "blocks" if split or row_tokens >= LONG_ROW else "xla"
@@ -96,6 +114,8 @@ def report(spec: ModelSpec, page_tokens: int, row_tokens: int, share_prefix: boo
         "pages": paged(on, spec.head_dim, page_tokens),
         "packed rows": packed(on, str(spec.compute_dtype), row_tokens, over_context()),
     }
+    if exact and on in _GPU:
+        chosen["products"] = products(on, exact)
     if share_prefix:
         chosen["prefixes"] = prefixes(on, spec, page_tokens, row_tokens, exact)
     if exact and over_context():

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import sharding
+from jaxagent.models import gpu_products, sharding
 
 TERMS = 8  # of a matrix's sum that are added while it is read and written once
 
@@ -127,6 +127,8 @@ def contract(equation: str, x: jax.Array, w: jax.Array | LoraArray, out: P | Non
         down, up = beside(equation)
         low = contract(down, x, w.a, out, dtype)
         return contract(equation, x, w.w, out, dtype) + w.scale * contract(up, low, w.b, out, dtype)
+    if gpu_products.are_pinned():
+        return gpu_products.contract(equation, x, w, dtype or x.dtype)
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
     return jnp.einsum(equation, x, w, precision=precision, preferred_element_type=dtype or x.dtype, out_sharding=out)
 
@@ -139,6 +141,8 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     """
     chex.assert_shape(scale, x.shape[-1:])
     chex.assert_type([x, scale], float)
+    if gpu_products.are_pinned():
+        return gpu_products.rms_norm(x, scale, eps)
     wide = x.astype(jnp.float32)
     inverse = lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return (wide * inverse * scale.astype(jnp.float32)).astype(x.dtype)

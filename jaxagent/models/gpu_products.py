@@ -1,0 +1,180 @@
+"""What a model computes besides attention, on NVIDIA GPUs in exact numerics: kernels that round the same everywhere.
+
+XLA times several kernels for a matrix product, program by program, splits its sum and fuses what stands around it. So
+one product is rounded in two ways in the engine's program and in the trainer's. Under `pinned` every matrix product,
+norm and log-prob of the model is a Triton kernel with a tile that its weights' shape alone decides: a row is summed in
+one order, whatever other rows there are. XLA fuses nothing into a kernel, so what is left to it (bias, rotation, silu,
+residual sums) stands between the same neighbours in all programs (tests/models/test_gpu_programs.py compares them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import math
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.sharding import PartitionSpec as P
+
+from jaxagent.models.sharding import in_mesh
+
+try:
+    from jax.experimental.pallas import triton as plgpu
+except ImportError:  # a jax that has dropped it
+    plgpu = None
+
+ROWS = 64  # of a product's tile
+# By bytes of a number: columns of a tile for many and for few columns, depth of a step, steps on their way at a time.
+_TILES = {2: (64, 32, 128, 4), 4: (32, 32, 32, 3)}
+_MANY_COLUMNS = 8192  # that fill a chip's some hundred processors with wide tiles
+_VOCABULARY = 4096  # logits that a program reads at a time
+
+_is_pinned = contextvars.ContextVar("_is_pinned", default=False)
+
+
+@contextlib.contextmanager
+def pinned(on: bool) -> Iterator[None]:
+    """While it is traced, the model's products, norms and log-probs are these kernels, if `on`."""
+    before = _is_pinned.set(on)
+    try:
+        yield
+    finally:
+        _is_pinned.reset(before)
+
+
+def are_pinned() -> bool:
+    """Whether these kernels are to be used."""
+    return _is_pinned.get()
+
+
+def contract(equation: str, x: jax.Array, w: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """einsum(equation, x, w) in `dtype`, summed in float32; over the devices that split a summed axis, too.
+
+    The summed axes stand last in `x`, and together at either end of `w`.
+    """
+    in_x, in_w = equation.split("->")[0].split(",")
+    in_x = in_x.replace("...", "ABCDEFG"[: x.ndim - len(in_x.replace("...", ""))])
+    summed = "".join(axis for axis in in_x if axis in in_w)
+    rows, columns = in_x.removesuffix(summed), in_w.replace(summed, "")
+    assert in_x == rows + summed and in_w in (summed + columns, columns + summed), equation
+    x_spec, w_spec = (jax.typeof(a).sharding.spec for a in (x, w))
+    over = [axis for axis in x_spec[len(rows) :] if axis is not None]
+    split = any(jax.sharding.get_abstract_mesh().shape[axis] > 1 for axis in over)
+
+    def local(x: jax.Array, w: jax.Array) -> jax.Array:
+        depth = math.prod(x.shape[len(rows) :])
+        flat = w.reshape(-1, depth) if in_w != summed + columns else w.reshape(depth, -1)
+        sums = product(x.reshape(-1, depth), flat, in_w != summed + columns, jnp.float32 if split else dtype)
+        sums = jax.lax.psum(sums, over).astype(dtype) if over else sums
+        of_w = w.shape[len(summed) :] if in_w == summed + columns else w.shape[: len(columns)]
+        return sums.reshape(*x.shape[: len(rows)], *of_w)
+
+    w_columns = w_spec[len(summed) :] if in_w == summed + columns else w_spec[: len(columns)]
+    return _on_each_device(local, (x_spec, w_spec), P(*x_spec[: len(rows)], *w_columns))(x, w)
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """As `layers.rms_norm`."""
+    x_spec, scale_spec = (jax.typeof(a).sharding.spec for a in (x, scale))
+
+    def local(x: jax.Array, scale: jax.Array) -> jax.Array:
+        rows = x.reshape(-1, x.shape[-1])
+        kernel = functools.partial(_rms_norm, eps=eps)
+        return _call(kernel, "rms_norm", (len(rows),), rows.shape, x.dtype, rows, scale).reshape(x.shape)
+
+    return _on_each_device(local, (x_spec, scale_spec), x_spec)(x, scale)
+
+
+def row_logprobs(scores: jax.Array, targets: jax.Array, temperature: jax.Array) -> jax.Array:
+    """As `logprobs.row_logprobs`; call it on one device."""
+    return _call(_row_logprobs, "row_logprobs", targets.shape, targets.shape, jnp.float32, scores, targets, temperature)
+
+
+def product(x: jax.Array, w: jax.Array, transposed: bool, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """[M, N] in `dtype` of x[M, K] and w[K, N], or w[N, K] where `transposed`; on one device."""
+    m, n = len(x), w.shape[0 if transposed else 1]
+    wide, narrow, depth, stages = _TILES[x.dtype.itemsize]
+    columns = wide if n >= _MANY_COLUMNS else narrow
+    kernel = functools.partial(_product, columns=columns, depth=depth, transposed=transposed)
+    # Programs of the same columns run side by side, so that their weights are read from memory once.
+    return _call(kernel, "product", (pl.cdiv(m, ROWS), pl.cdiv(n, columns)), (m, n), dtype, x, w, stages=stages)
+
+
+def _on_each_device(local: Callable[..., jax.Array], specs: tuple[P, ...], out: P) -> Callable[..., jax.Array]:
+    return jax.shard_map(local, in_specs=specs, out_specs=out, check_vma=False) if in_mesh() else local
+
+
+def _call(
+    kernel, name: str, grid: tuple[int, ...], shape: tuple[int, ...], dtype, *arguments: jax.Array,
+    stages: int = 1, interpret: bool = False,
+) -> jax.Array:  # fmt: skip
+    unblocked = pl.BlockSpec(memory_space=pl.ANY)
+    vma = jax.typeof(arguments[0]).manual_axis_type
+    return pl.pallas_call(
+        kernel,
+        grid=grid,
+        in_specs=[unblocked] * len(arguments),
+        out_specs=unblocked,
+        out_shape=jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=vma),
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=stages),
+        interpret=interpret,
+        name=name,
+    )(*arguments)
+
+
+def _load(ref, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """ref[rows, columns] for two ranges, 0 outside of the array."""
+    rows, columns = rows[:, None], columns[None]
+    inside = (rows < ref.shape[0]) & (columns < ref.shape[1])
+    return plgpu.load(ref.at[rows, columns], mask=inside, other=0.0)
+
+
+def _product(x_ref, w_ref, out_ref, *, columns: int, depth: int, transposed: bool) -> None:
+    """Program (tile of rows, tile of columns): the sum over K in steps of `depth`, from the first to the last."""
+    rows = pl.program_id(0) * ROWS + jnp.arange(ROWS)
+    columns = pl.program_id(1) * columns + jnp.arange(columns)
+    precision = jax.lax.Precision.HIGHEST if x_ref.dtype == jnp.float32 else None
+    contracted = (((1,), (1 if transposed else 0,)), ((), ()))
+
+    def step(i: jax.Array, total: jax.Array) -> jax.Array:
+        summed = i * depth + jnp.arange(depth)
+        x = _load(x_ref, rows, summed)
+        w = _load(w_ref, columns, summed) if transposed else _load(w_ref, summed, columns)
+        return total + jax.lax.dot_general(x, w, contracted, precision=precision, preferred_element_type=jnp.float32)
+
+    total = jnp.zeros((ROWS, len(columns)), jnp.float32)
+    total = jax.lax.fori_loop(0, pl.cdiv(x_ref.shape[1], depth), step, total)
+    inside = (rows < out_ref.shape[0])[:, None] & (columns < out_ref.shape[1])[None]
+    plgpu.store(out_ref.at[rows[:, None], columns[None]], total.astype(out_ref.dtype), mask=inside)
+
+
+def _rms_norm(x_ref, scale_ref, out_ref, *, eps: float) -> None:
+    """Program (row)."""
+    row, size = pl.program_id(0), x_ref.shape[1]
+    column = jnp.arange(pl.next_power_of_2(size))
+    inside = column < size
+    x = plgpu.load(x_ref.at[row, column], mask=inside, other=0.0).astype(jnp.float32)
+    scale = plgpu.load(scale_ref.at[column], mask=inside, other=0.0).astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.sum(x * x) / size + eps)
+    plgpu.store(out_ref.at[row, column], (x * inverse * scale).astype(out_ref.dtype), mask=inside)
+
+
+def _row_logprobs(scores_ref, targets_ref, temperature_ref, out_ref) -> None:
+    """Program (row): its largest logit, and then the sum of exponentials, block after block of the vocabulary."""
+    row, vocabulary = pl.program_id(0), scores_ref.shape[1]
+    temperature = temperature_ref[row]
+    blocks = pl.cdiv(vocabulary, _VOCABULARY)
+
+    def scaled(i: jax.Array) -> jax.Array:
+        column = i * _VOCABULARY + jnp.arange(_VOCABULARY)
+        return plgpu.load(scores_ref.at[row, column], mask=column < vocabulary, other=-jnp.inf) / temperature
+
+    first = jnp.full((_VOCABULARY,), -jnp.inf, jnp.float32)
+    peak = jnp.max(jax.lax.fori_loop(0, blocks, lambda i, most: jnp.maximum(most, scaled(i)), first))
+    add = lambda i, total: total + jnp.exp(scaled(i) - peak)  # noqa: E731
+    total = jnp.sum(jax.lax.fori_loop(0, blocks, add, jnp.zeros((_VOCABULARY,), jnp.float32)))
+    out_ref[row] = scores_ref[row, targets_ref[row]] / temperature - peak - jnp.log(total)
