@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxagent.config import MeshConfig
-from jaxagent.models import attention, blockwise, gpu_kernels, kernels
+from jaxagent.models import attention, blockwise, gpu_kernels, gpu_products, kernels
 from jaxagent.models.sharding import ROWS, make_mesh
 from tests.models import tiny
 
@@ -31,6 +31,16 @@ def test_gpu_kernels_and_their_conditions(monkeypatch):
     assert "head_dim 80" in kernels.paged("gpu", 80, 64).because
     assert kernels.packed("gpu", "bfloat16", 256).name == "tokamax"
     assert "float32" in kernels.packed("gpu", "float32", 256).because
+
+
+def test_a_jax_without_tritons_back_end_runs_plain_code_and_says_so(monkeypatch):
+    assert kernels.products("gpu", True).name == "pinned" and kernels.products("gpu", False) == kernels.Choice("xla")
+    monkeypatch.setattr(gpu_kernels, "plgpu", None)
+    monkeypatch.setattr(gpu_products, "plgpu", None)
+    for choice in (kernels.paged("gpu", 128, 64), kernels.products("gpu", True)):
+        assert choice.name == "xla" and "Triton" in choice.because
+    monkeypatch.setattr(kernels, "platform", lambda: "gpu")
+    assert "products xla (this version of jax" in kernels.report(tiny.spec(), 64, 256, exact=True)
 
 
 def test_tpu_kernels_and_their_conditions():
