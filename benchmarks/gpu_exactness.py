@@ -32,7 +32,7 @@ from jaxagent.configs import search_r1
 from jaxagent.engine import lm
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.model import ROWS
-from jaxagent.models import attention, exact, layers, logprobs, params, sharding, transformer
+from jaxagent.models import attention, exact, kernels, layers, logprobs, params, sharding, transformer
 from jaxagent.models.spec import ModelSpec
 
 ENGINES = ("64 slots, all at once", "7 slots, 7 at once", "K = 16, few pages")
@@ -86,6 +86,7 @@ def whole(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, weights: params
     }
 
 
+@kernels.pinned()
 def _decoded(spec: ModelSpec, cfg: Config, weights: params.Params, tokens: jax.Array) -> dict[str, jax.Array]:
     """What each step of each layer computes when tokens i32[N, T] are fed one column after the other."""
     rows, length = tokens.shape
@@ -110,6 +111,7 @@ def _decoded(spec: ModelSpec, cfg: Config, weights: params.Params, tokens: jax.A
     return {name: jnp.swapaxes(a, 0, 1) for name, a in seen.items()}
 
 
+@kernels.pinned()
 def _scored(spec: ModelSpec, cfg: Config, weights: params.Params, tokens: jax.Array) -> dict[str, jax.Array]:
     """The same for rows [N, T] that are scored tile after tile, as `models.exact` does it."""
     b, t = tokens.shape

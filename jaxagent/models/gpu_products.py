@@ -2,9 +2,9 @@
 
 XLA times several kernels for a matrix product, program by program, splits its sum and fuses what stands around it. So
 one product is rounded in two ways in the engine's program and in the trainer's. Under `pinned` every matrix product,
-norm and log-prob of the model is a Triton kernel with a tile that its weights' shape alone decides: a row is summed in
-one order, whatever other rows there are. XLA fuses nothing into a kernel, so what is left to it (bias, rotation, silu,
-residual sums) stands between the same neighbours in all programs (tests/models/test_gpu_programs.py compares them).
+norm and log-prob of the model is a Triton kernel whose tile and parts its weights' shape alone decides: a row is summed
+in one order, whatever other rows there are. XLA fuses nothing into a kernel, so what is left to it (bias, rotation,
+silu, residual sums) stands between the same neighbours in all programs: tests/models/test_gpu_programs.py.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ except ImportError:  # a jax that has dropped it
 
 ROWS = 64  # of a product's tile
 # By bytes of a number: columns of a tile for many and for few columns, depth of a step, steps on their way at a time.
-_TILES = {2: (64, 32, 128, 4), 4: (32, 32, 32, 3)}
+_TILES = {2: (64, 32, 128, 3), 4: (32, 32, 32, 3)}
 _MANY_COLUMNS = 8192  # that fill a chip's some hundred processors with wide tiles
+_PART = 2048  # terms of a sum of few columns that one program adds
+_SUM_BLOCK = 1024  # numbers whose parts one program adds
 _VOCABULARY = 4096  # logits that a program reads at a time
 
 _is_pinned = contextvars.ContextVar("_is_pinned", default=False)
@@ -96,12 +98,18 @@ def row_logprobs(scores: jax.Array, targets: jax.Array, temperature: jax.Array) 
 
 def product(x: jax.Array, w: jax.Array, transposed: bool, dtype: jax.typing.DTypeLike) -> jax.Array:
     """[M, N] in `dtype` of x[M, K] and w[K, N], or w[N, K] where `transposed`; on one device."""
-    m, n = len(x), w.shape[0 if transposed else 1]
+    (m, k), n = x.shape, w.shape[0 if transposed else 1]
     wide, narrow, depth, stages = _TILES[x.dtype.itemsize]
-    columns = wide if n >= _MANY_COLUMNS else narrow
-    kernel = functools.partial(_product, columns=columns, depth=depth, transposed=transposed)
+    columns, parts = (wide, 1) if n >= _MANY_COLUMNS else (narrow, pl.cdiv(k, _PART))
+    kernel = functools.partial(
+        _product, columns=columns, depth=depth, steps=pl.cdiv(k if parts == 1 else _PART, depth), transposed=transposed
+    )
     # Programs of the same columns run side by side, so that their weights are read from memory once.
-    return _call(kernel, "product", (pl.cdiv(m, ROWS), pl.cdiv(n, columns)), (m, n), dtype, x, w, stages=stages)
+    grid = (pl.cdiv(m, ROWS), pl.cdiv(n, columns), parts)
+    sums = _call(kernel, "product", grid, (parts, m, n), dtype if parts == 1 else jnp.float32, x, w, stages=stages)
+    if parts > 1:
+        sums = _call(_sum, "product_sum", (pl.cdiv(m * n, _SUM_BLOCK),), (m * n,), dtype, sums.reshape(parts, m * n))
+    return sums.reshape(m, n)
 
 
 def _on_each_device(local: Callable[..., jax.Array], specs: tuple[P, ...], out: P) -> Callable[..., jax.Array]:
@@ -133,10 +141,11 @@ def _load(ref, rows: jax.Array, columns: jax.Array) -> jax.Array:
     return plgpu.load(ref.at[rows, columns], mask=inside, other=0.0)
 
 
-def _product(x_ref, w_ref, out_ref, *, columns: int, depth: int, transposed: bool) -> None:
-    """Program (tile of rows, tile of columns): the sum over K in steps of `depth`, from the first to the last."""
+def _product(x_ref, w_ref, out_ref, *, columns: int, depth: int, steps: int, transposed: bool) -> None:
+    """Program (tile of rows, tile of columns, part of K): a sum in steps of `depth`, from the first to the last."""
     rows = pl.program_id(0) * ROWS + jnp.arange(ROWS)
     columns = pl.program_id(1) * columns + jnp.arange(columns)
+    part = pl.program_id(2)
     precision = jax.lax.Precision.HIGHEST if x_ref.dtype == jnp.float32 else None
     contracted = (((1,), (1 if transposed else 0,)), ((), ()))
 
@@ -146,10 +155,20 @@ def _product(x_ref, w_ref, out_ref, *, columns: int, depth: int, transposed: boo
         w = _load(w_ref, columns, summed) if transposed else _load(w_ref, summed, columns)
         return total + jax.lax.dot_general(x, w, contracted, precision=precision, preferred_element_type=jnp.float32)
 
-    total = jnp.zeros((ROWS, len(columns)), jnp.float32)
-    total = jax.lax.fori_loop(0, pl.cdiv(x_ref.shape[1], depth), step, total)
-    inside = (rows < out_ref.shape[0])[:, None] & (columns < out_ref.shape[1])[None]
-    plgpu.store(out_ref.at[rows[:, None], columns[None]], total.astype(out_ref.dtype), mask=inside)
+    until = jnp.minimum((part + 1) * steps, pl.cdiv(x_ref.shape[1], depth))
+    total = jax.lax.fori_loop(part * steps, until, step, jnp.zeros((ROWS, len(columns)), jnp.float32))
+    inside = (rows < out_ref.shape[1])[:, None] & (columns < out_ref.shape[2])[None]
+    plgpu.store(out_ref.at[part, rows[:, None], columns[None]], total.astype(out_ref.dtype), mask=inside)
+
+
+def _sum(parts_ref, out_ref) -> None:
+    """Program (block of numbers): the first part, then the second, and so on."""
+    at = pl.program_id(0) * _SUM_BLOCK + jnp.arange(_SUM_BLOCK)
+    inside = at < parts_ref.shape[1]
+    total = jnp.zeros((_SUM_BLOCK,), jnp.float32)
+    for part in range(parts_ref.shape[0]):
+        total += plgpu.load(parts_ref.at[part, at], mask=inside, other=0.0)
+    plgpu.store(out_ref.at[at], total.astype(out_ref.dtype), mask=inside)
 
 
 def _rms_norm(x_ref, scale_ref, out_ref, *, eps: float) -> None:
