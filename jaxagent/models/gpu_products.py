@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -53,30 +54,46 @@ def are_pinned() -> bool:
     return _is_pinned.get()
 
 
-def contract(equation: str, x: jax.Array, w: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """einsum(equation, x, w) in `dtype`, summed in float32; over the devices that split a summed axis, too.
-
-    The summed axes stand last in `x`, and together at either end of `w`.
-    """
+def is_matrix_product(equation: str) -> bool:
+    """Whether the summed axes stand last in x, and together at either end of w; `contract` takes no other equation."""
     in_x, in_w = equation.split("->")[0].split(",")
-    in_x = in_x.replace("...", "ABCDEFG"[: x.ndim - len(in_x.replace("...", ""))])
     summed = "".join(axis for axis in in_x if axis in in_w)
-    rows, columns = in_x.removesuffix(summed), in_w.replace(summed, "")
-    assert in_x == rows + summed and in_w in (summed + columns, columns + summed), equation
-    x_spec, w_spec = (jax.typeof(a).sharding.spec for a in (x, w))
-    over = [axis for axis in x_spec[len(rows) :] if axis is not None]
+    return bool(summed) and in_x.endswith(summed) and (in_w.startswith(summed) or in_w.endswith(summed))
+
+
+def contract(equation: str, x: jax.Array, w: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """einsum(equation, x, w) in `dtype`, summed in float32; over the devices that split a summed axis, too."""
+    in_x, in_w = equation.split("->")[0].split(",")
+    summed = [axis for axis in in_x if axis in in_w]
+    of_x, count = x.ndim - len(summed), len(summed)
+    last = not in_w.startswith("".join(summed))
+    columns = slice(-count) if last else slice(count, None)
+    x_spec, w_spec = (tuple(jax.typeof(a).sharding.spec) for a in (x, w))
+    over = [axis for axis in x_spec[of_x:] if axis is not None]
     split = any(jax.sharding.get_abstract_mesh().shape[axis] > 1 for axis in over)
 
     def local(x: jax.Array, w: jax.Array) -> jax.Array:
-        depth = math.prod(x.shape[len(rows) :])
-        flat = w.reshape(-1, depth) if in_w != summed + columns else w.reshape(depth, -1)
-        sums = product(x.reshape(-1, depth), flat, in_w != summed + columns, jnp.float32 if split else dtype)
+        depth = math.prod(x.shape[of_x:])
+        flat = w.reshape(-1, depth) if last else w.reshape(depth, -1)
+        sums = product(x.reshape(-1, depth), [flat], last, jnp.float32 if split else dtype)
         sums = jax.lax.psum(sums, over).astype(dtype) if over else sums
-        of_w = w.shape[len(summed) :] if in_w == summed + columns else w.shape[: len(columns)]
-        return sums.reshape(*x.shape[: len(rows)], *of_w)
+        return sums.reshape(*x.shape[:of_x], *w.shape[columns])
 
-    w_columns = w_spec[len(summed) :] if in_w == summed + columns else w_spec[: len(columns)]
-    return _on_each_device(local, (x_spec, w_spec), P(*x_spec[: len(rows)], *w_columns))(x, w)
+    return _on_each_device(local, (P(*x_spec), P(*w_spec)), P(*x_spec[:of_x], *w_spec[columns]))(x, w)
+
+
+def contract_each(x: jax.Array, weights: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """x[N, E] times each w[E, ...], in the dtype of `x`, by one kernel."""
+    specs = [tuple(jax.typeof(a).sharding.spec) for a in (x, *weights)]
+
+    def local(x: jax.Array, *weights: jax.Array) -> tuple[jax.Array, ...]:
+        sums = product(x, [w.reshape(len(w), -1) for w in weights], False, x.dtype)
+        ends = itertools.accumulate(math.prod(w.shape[1:]) for w in weights)
+        parts = jnp.split(sums, list(ends)[:-1], axis=1)
+        return tuple(part.reshape(len(x), *w.shape[1:]) for part, w in zip(parts, weights, strict=True))
+
+    outs = tuple(P(specs[0][0], *spec[1:]) for spec in specs[1:])
+    return _on_each_device(local, tuple(P(*spec) for spec in specs), outs)(x, *weights)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -96,23 +113,24 @@ def row_logprobs(scores: jax.Array, targets: jax.Array, temperature: jax.Array) 
     return _call(_row_logprobs, "row_logprobs", targets.shape, targets.shape, jnp.float32, scores, targets, temperature)
 
 
-def product(x: jax.Array, w: jax.Array, transposed: bool, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """[M, N] in `dtype` of x[M, K] and w[K, N], or w[N, K] where `transposed`; on one device."""
-    (m, k), n = x.shape, w.shape[0 if transposed else 1]
+def product(x: jax.Array, weights: Sequence[jax.Array], transposed: bool, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """[M, N1 + N2 + ..] in `dtype` of x[M, K] and each w[K, Ni], or w[Ni, K] where `transposed`; on one device."""
+    (m, k), widths = x.shape, [w.shape[0 if transposed else 1] for w in weights]
     wide, narrow, depth, stages = _TILES[x.dtype.itemsize]
-    columns, parts = (wide, 1) if n >= _MANY_COLUMNS else (narrow, pl.cdiv(k, _PART))
+    columns, parts = (wide, 1) if sum(widths) >= _MANY_COLUMNS else (narrow, pl.cdiv(k, _PART))
     kernel = functools.partial(
         _product, columns=columns, depth=depth, steps=pl.cdiv(k if parts == 1 else _PART, depth), transposed=transposed
     )
     # Programs of the same columns run side by side, so that their weights are read from memory once.
-    grid = (pl.cdiv(m, ROWS), pl.cdiv(n, columns), parts)
-    sums = _call(kernel, "product", grid, (parts, m, n), dtype if parts == 1 else jnp.float32, x, w, stages=stages)
+    grid = (pl.cdiv(m, ROWS), sum(pl.cdiv(width, columns) for width in widths), parts)
+    shape, partial = (parts, m, sum(widths)), dtype if parts == 1 else jnp.float32
+    sums = _call(kernel, "product", grid, shape, partial, x, *weights, stages=stages).reshape(parts, -1)
     if parts > 1:
-        sums = _call(_sum, "product_sum", (pl.cdiv(m * n, _SUM_BLOCK),), (m * n,), dtype, sums.reshape(parts, m * n))
-    return sums.reshape(m, n)
+        sums = _call(_sum, "product_sum", (pl.cdiv(sums.shape[1], _SUM_BLOCK),), sums.shape[1:], dtype, sums)
+    return sums.reshape(m, -1)
 
 
-def _on_each_device(local: Callable[..., jax.Array], specs: tuple[P, ...], out: P) -> Callable[..., jax.Array]:
+def _on_each_device(local: Callable, specs: tuple, out: P | tuple[P, ...]) -> Callable:
     return jax.shard_map(local, in_specs=specs, out_specs=out, check_vma=False) if in_mesh() else local
 
 
@@ -141,24 +159,39 @@ def _load(ref, rows: jax.Array, columns: jax.Array) -> jax.Array:
     return plgpu.load(ref.at[rows, columns], mask=inside, other=0.0)
 
 
-def _product(x_ref, w_ref, out_ref, *, columns: int, depth: int, steps: int, transposed: bool) -> None:
+def _product(x_ref, *refs, columns: int, depth: int, steps: int, transposed: bool) -> None:
     """Program (tile of rows, tile of columns, part of K): a sum in steps of `depth`, from the first to the last."""
+    weight_refs, out_ref = refs[:-1], refs[-1]
     rows = pl.program_id(0) * ROWS + jnp.arange(ROWS)
-    columns = pl.program_id(1) * columns + jnp.arange(columns)
-    part = pl.program_id(2)
+    tile, part = pl.program_id(1), pl.program_id(2)
     precision = jax.lax.Precision.HIGHEST if x_ref.dtype == jnp.float32 else None
     contracted = (((1,), (1 if transposed else 0,)), ((), ()))
-
-    def step(i: jax.Array, total: jax.Array) -> jax.Array:
-        summed = i * depth + jnp.arange(depth)
-        x = _load(x_ref, rows, summed)
-        w = _load(w_ref, columns, summed) if transposed else _load(w_ref, summed, columns)
-        return total + jax.lax.dot_general(x, w, contracted, precision=precision, preferred_element_type=jnp.float32)
-
     until = jnp.minimum((part + 1) * steps, pl.cdiv(x_ref.shape[1], depth))
-    total = jax.lax.fori_loop(part * steps, until, step, jnp.zeros((ROWS, len(columns)), jnp.float32))
-    inside = (rows < out_ref.shape[1])[:, None] & (columns < out_ref.shape[2])[None]
-    plgpu.store(out_ref.at[part, rows[:, None], columns[None]], total.astype(out_ref.dtype), mask=inside)
+
+    def add(w_ref, first_tile: jax.Array | int, first_column: int) -> None:
+        own = (tile - first_tile) * columns + jnp.arange(columns)
+
+        def step(i: jax.Array, total: jax.Array) -> jax.Array:
+            summed = i * depth + jnp.arange(depth)
+            x = _load(x_ref, rows, summed)
+            w = _load(w_ref, own, summed) if transposed else _load(w_ref, summed, own)
+            sums = jax.lax.dot_general(x, w, contracted, precision=precision, preferred_element_type=jnp.float32)
+            return total + sums
+
+        total = jax.lax.fori_loop(part * steps, until, step, jnp.zeros((ROWS, columns), jnp.float32))
+        inside = (rows < out_ref.shape[1])[:, None] & (own < w_ref.shape[0 if transposed else 1])[None]
+        at = out_ref.at[part, rows[:, None], (first_column + own)[None]]
+        plgpu.store(at, total.astype(out_ref.dtype), mask=inside)
+
+    first_tile = first_column = 0
+    for w_ref in weight_refs:
+        width = w_ref.shape[0 if transposed else 1]
+        end = first_tile + pl.cdiv(width, columns)
+        if len(weight_refs) == 1:
+            add(w_ref, first_tile, first_column)
+        else:
+            pl.when((tile >= first_tile) & (tile < end))(functools.partial(add, w_ref, first_tile, first_column))
+        first_tile, first_column = end, first_column + width
 
 
 def _sum(parts_ref, out_ref) -> None:

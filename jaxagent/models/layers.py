@@ -127,10 +127,13 @@ def contract(equation: str, x: jax.Array, w: jax.Array | LoraArray, out: P | Non
         down, up = beside(equation)
         low = contract(down, x, w.a, out, dtype)
         return contract(equation, x, w.w, out, dtype) + w.scale * contract(up, low, w.b, out, dtype)
-    if gpu_products.are_pinned():
+    pinned = gpu_products.are_pinned()
+    if pinned and gpu_products.is_matrix_product(equation):
         return gpu_products.contract(equation, x, w, dtype or x.dtype)
+    x, w = lax.optimization_barrier((x, w)) if pinned else (x, w)  # nothing fused in, so one kernel for one shape
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
-    return jnp.einsum(equation, x, w, precision=precision, preferred_element_type=dtype or x.dtype, out_sharding=out)
+    y = jnp.einsum(equation, x, w, precision=precision, preferred_element_type=dtype or x.dtype, out_sharding=out)
+    return lax.optimization_barrier(y) if pinned else y
 
 
 @jax.named_scope("norm")

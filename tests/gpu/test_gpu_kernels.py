@@ -105,9 +105,9 @@ def test_exact_numerics_round_a_row_alike_among_any_others(dtype):
 
     @jax.jit
     def run(x, temperature):
-        scores = gpu_products.product(x, head, True, jnp.float32)
+        scores = gpu_products.product(x, [head], True, jnp.float32)
         logprobs = gpu_products.row_logprobs(scores, jnp.zeros(len(x), jnp.int32), temperature)
-        return gpu_products.product(x, w, False, dtype), gpu_products.rms_norm(x, scale, 1e-6), scores, logprobs
+        return gpu_products.product(x, [w], False, dtype), gpu_products.rms_norm(x, scale, 1e-6), scores, logprobs
 
     whole = run(x, temperature)
     for rows in (1, 2, 7, 64, 65, 200):

@@ -30,7 +30,7 @@ def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> jax.Array:
 def test_products_of_any_size(monkeypatch, dtype, transposed):
     monkeypatch.setattr(gpu_products, "_PART", 128)  # two parts, the second one shorter
     x, w = normal(70, 200, dtype=dtype), normal(*((45, 200) if transposed else (200, 45)), dtype=dtype, seed=1)
-    actual = jax.jit(gpu_products.product, static_argnums=(2, 3))(x, w, transposed, jnp.float32)
+    actual = jax.jit(gpu_products.product, static_argnums=(2, 3))(x, [w], transposed, jnp.float32)
     expected = np.float32(x) @ (np.float32(w).T if transposed else np.float32(w))
     np.testing.assert_allclose(actual, expected, atol=1e-4)
 
@@ -43,7 +43,7 @@ def test_a_rows_bits_do_not_depend_on_other_rows(monkeypatch):
     @jax.jit
     def run(x, scores, targets, temperature):
         return (
-            gpu_products.product(x, w, False, jnp.float32),
+            gpu_products.product(x, [w], False, jnp.float32),
             gpu_products.rms_norm(x, scale, 1e-6),
             gpu_products.row_logprobs(scores, targets, temperature),
         )
@@ -80,6 +80,22 @@ def test_every_product_of_a_model_on_a_mesh(equation):
         x, w = jax.device_put(x, of_x), jax.device_put(w, of_w)
         actual = jax.jit(lambda x, w: layers.contract(equation, x, w))(x, w)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_several_products_by_one_kernel_on_a_mesh():
+    x, weights = normal(6, 24), [normal(24, *shape, seed=i) for i, shape in enumerate([(8, 6), (2, 6), (2, 6), (10,)])]
+    with jax.set_mesh(make_mesh(MeshConfig(1, 2, 1, 2))):
+        placed = [jax.device_put(w, P(None, "tensor", *(None,) * (w.ndim - 2))) for w in weights]
+        actual = jax.jit(gpu_products.contract_each)(jax.device_put(x, P(ROWS, None)), placed)
+    for y, w in zip(actual, weights, strict=True):
+        np.testing.assert_allclose(y, jnp.tensordot(x, w, 1), atol=1e-5)
+
+
+def test_other_equations_than_matrix_products_stay_with_xla():
+    assert all(map(gpu_products.is_matrix_product, [*EQUATIONS, "ne,er->nr", "nr,rhd->nhd"]))
+    x, w = normal(3, 4, 5), normal(3, 5, 6, seed=1)
+    with gpu_products.pinned(True):
+        np.testing.assert_allclose(layers.contract("bcd,bde->bce", x, w), x @ w, atol=1e-5)
 
 
 @pytest.mark.slow
