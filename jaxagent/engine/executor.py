@@ -49,7 +49,7 @@ class Sizes:
     def of(cls, cfg: EngineConfig, context: int, exact: bool) -> Sizes:
         """Sizes under the mesh in use.
 
-        In exact numerics every row is computed in a tile of `tile_rows` and attends on its own. In fast numerics rows
+        In exact numerics every row is computed in a tile of one size and attends on its own. In fast numerics rows
         of prefill attend together, and on a CPU, whose time grows with the rows, few active slots take a small tile.
 
         Raises:
@@ -68,7 +68,7 @@ class Sizes:
                 f"config.engine.pages: {cfg.pages} pages of {cfg.page_tokens} tokens over {shards} shards cannot hold "
                 f"one sequence of {context} tokens; at least {table * shards} are needed."
             )
-        tile = cfg.tile_rows
+        tile = kernels.tile_rows(cfg.tile_rows, cfg.slots // shards, exact)
         small = [1, *(tile // f for f in (8, 4, 2) if tile // f >= _LEAST_TILE and tile % f == 0)]
         return cls(
             shards=shards,
@@ -77,7 +77,7 @@ class Sizes:
             tile_rows=tile,
             decode_tiles=(tile,) if exact or tile == 1 or kernels.platform() != "cpu" else (*small, tile),
             share=1 if exact else math.gcd(tile, _SHARE),
-            prefill_tiles=max(1, -(-cfg.prefill_tokens // (shards * cfg.tile_rows))),
+            prefill_tiles=max(1, -(-cfg.prefill_tokens // (shards * tile))),
             pages=cfg.pages // shards + 1,
             page_tokens=cfg.page_tokens,
             table=table,

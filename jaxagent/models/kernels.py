@@ -19,6 +19,7 @@ from jaxagent.models.sharding import CONTEXT
 from jaxagent.models.spec import ModelSpec
 
 _GPU = ("gpu", "cuda")
+MOST_TILE_ROWS = 256  # of a GPU's, where products begin to take as long as reading their weights
 LONG_ROW = 2048  # tokens from which plain code's scores of whole rows are what memory goes into
 
 
@@ -65,6 +66,17 @@ def products(on: str, exact: bool) -> Choice:
     if gpu_products.plgpu is None:
         return Choice("xla", "this version of jax has no Triton back end of Pallas")
     return Choice("pinned")
+
+
+def tile_rows(configured: int, rows: int, exact: bool) -> int:
+    """Rows that are computed together where a device has `rows` of them, `configured` of them at least.
+
+    A GPU reads all weights once for a tile, however many rows it has, and its own kernels round a row alike in any.
+    """
+    on = platform()
+    if on not in _GPU or (exact and products(on, exact).name != "pinned"):
+        return configured
+    return max(1, -(-min(rows, MOST_TILE_ROWS) // configured)) * configured
 
 
 @contextlib.contextmanager

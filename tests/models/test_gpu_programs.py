@@ -132,7 +132,7 @@ def compiled(exact_numerics: bool, family: str, dtype: str) -> dict[str, Compile
     sizes = dict(vocab_size=2000, padded_vocab_size=2048, embed_dim=512, num_heads=8, head_dim=64, mlp_dim=4096)
     spec = tiny.spec(family=family, qkv_bias=bias, qk_norm=not bias, compute_dtype=dtype, num_layers=LAYERS, **sizes)
     raw = search_r1.get_config()
-    raw.engine.update(slots=64, tile_rows=64, page_tokens=64, pages=PAGES - 1, prefill_tokens=256, cache_dtype=dtype)
+    raw.engine.update(slots=256, tile_rows=64, page_tokens=64, pages=PAGES - 1, prefill_tokens=256, cache_dtype=dtype)
     cfg = parse(raw).engine
     mesh, _ = topology.mesh_for(MeshConfig(1, 1, 1, 1), "h100")
     model = LanguageModel(spec, dtype, exact=exact_numerics)
@@ -148,7 +148,7 @@ def compiled(exact_numerics: bool, family: str, dtype: str) -> dict[str, Compile
         state = jax.eval_shape(lambda: functions.init_state(model, s.all_slots, s.pages, s.page_tokens))
         stops = functions.StopTables(array(64, 2048, dtype=jnp.int16), array(2048, dtype=jnp.bool_))
         tables, rows = array(s.all_slots, s.table), array(s.prefill_tiles, s.tile_rows)
-        own, lanes = array(s.prefill_tiles, s.tile_rows // s.share), array(1, 64)
+        own, lanes = array(s.prefill_tiles, s.tile_rows // s.share), array(s.slots // s.tile_rows, s.tile_rows)
         lowered = {
             "generate": programs.generate.lower(model, placed, stops, state, tables, lanes, array(), STEPS, False),
             "prefill": programs.prefill.lower(model, placed, state, tables, rows, rows, own, array()),

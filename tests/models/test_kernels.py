@@ -43,6 +43,14 @@ def test_a_jax_without_tritons_back_end_runs_plain_code_and_says_so(monkeypatch)
     assert "products xla (this version of jax" in kernels.report(tiny.spec(), 64, 256, exact=True)
 
 
+def test_a_tile_of_a_gpu_holds_all_slots(monkeypatch):
+    assert kernels.tile_rows(64, 512, exact=True) == 64  # a CPU's time grows with the rows
+    monkeypatch.setattr(kernels, "platform", lambda: "gpu")
+    assert [kernels.tile_rows(64, slots, exact=True) for slots in (8, 64, 130, 512)] == [64, 64, 192, 256]
+    monkeypatch.setattr(gpu_products, "plgpu", None)  # XLA picks its kernels by the tile
+    assert [kernels.tile_rows(64, 512, exact) for exact in (True, False)] == [64, 256]
+
+
 def test_tpu_kernels_and_their_conditions():
     assert kernels.paged("tpu", 128, 128).name == "mosaic"
     assert "page_tokens 64" in kernels.paged("tpu", 128, 64).because
