@@ -7,10 +7,6 @@ running softmax, and a second kernel puts a row's parts together in their order.
 nothing, so what a row gets depends on its own sequence alone, while few long sequences still keep the whole chip busy.
 The engine's cache and the trainer's packed rows can share the kernels (docs/design.md, "Exact numerics").
 
-Pallas' Triton back end rather than Mosaic GPU, although jax has announced its end: XLA compiles its kernels down to
-machine code without a GPU (tests/models/test_gpu_programs.py), and they can be interpreted. Where a jax has it no
-more, plain code runs (`kernels.py`).
-
 In packed rows a query's keys are those from the first of its own segment to itself, and blocks of keys outside are
 skipped. tokamax exports neither the operation's object nor its mask, hence the private import.
 """
@@ -23,17 +19,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from jaxagent.models import gpu_calls
 from jaxagent.models.layers import MASKED
-
-try:
-    from jax.experimental.pallas import triton as plgpu
-except ImportError:  # a jax that has dropped it
-    plgpu = None
 
 PART = 256  # keys of one part of a sequence, or one page where pages are longer; part of the exact numerics
 _LEAST = 16  # rows of the smallest tensor-core product, and its depth
 _MOST = {2: 64, 4: 16}  # rows of one program's, by the bytes of a number: larger ones do not fit into registers
-_WARPS, _STAGES = 4, 3  # of one program; three pages of keys and values are on their way at a time
+_STAGES = 3  # pages of keys and values that are on their way to a program at a time
 _PROGRAMS = 1024  # that fill a chip, several to each of its some hundred processors
 
 
@@ -50,9 +42,8 @@ def attend_pages(
     values: jax.Array,
     blocks: jax.Array,
     starts: jax.Array | None,
-    interpret: bool = False,
 ) -> jax.Array:
-    """As `attention.attend_pages`, by Triton kernels. `interpret` runs them without a GPU, for tests.
+    """As `attention.attend_pages`, by Triton kernels.
 
     Rows that share a sequence read its pages together, as the rows of one product.
     """
@@ -68,30 +59,31 @@ def attend_pages(
     tables = {"of_table": m // len(blocks), "page_tokens": page_tokens, "pages": pages, "moving": starts is not None}
     sizes = {"group": group, "queries": queries, "rows": max(_LEAST, pl.next_power_of_2(queries))}
     index = [positions.reshape(m, share), blocks, *([] if starts is None else [starts])]
-    run = functools.partial(_call, interpret, vma=jax.typeof(q).manual_axis_type)
     in_parts = (m, kv_heads, parts, queries)
-    of_parts = run(
-        functools.partial(_parts, **tables, **sizes),
-        "paged_attention",
-        (workers, kv_heads, m),
-        [(in_parts, jnp.float32), (in_parts, jnp.float32), ((*in_parts, d), jnp.float32)],
-    )(q, *index, keys, values)
-    return run(
-        functools.partial(_join, tokens=pages * page_tokens, **sizes),
-        "paged_attention_parts",
-        (kv_heads, m),
-        [((n, h, d), q.dtype)],
-    )(index[0], *of_parts)[0]
+    of_parts = gpu_calls.call(
+        q,
+        *index,
+        keys,
+        values,
+        kernel=_paged_attention,
+        grid=(workers, kv_heads, m),
+        outputs=((in_parts, jnp.float32), (in_parts, jnp.float32), ((*in_parts, d), jnp.float32)),
+        settings=tuple((tables | sizes).items()),
+        stages=_STAGES,
+    )
+    return gpu_calls.call(
+        index[0],
+        *of_parts,
+        kernel=_paged_attention_parts,
+        grid=(kv_heads, m),
+        outputs=(((n, h, d), q.dtype),),
+        settings=(("tokens", pages * page_tokens), *sizes.items()),
+        stages=_STAGES,
+    )[0]
 
 
 def write(
-    keys: jax.Array,
-    values: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    page: jax.Array,
-    offset: jax.Array,
-    interpret: bool = False,
+    keys: jax.Array, values: jax.Array, k: jax.Array, v: jax.Array, page: jax.Array, offset: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Writes one token per row into its page, in place where the caller gives the pages up.
 
@@ -99,47 +91,16 @@ def write(
       keys, values: [P, K, D, page_tokens] and [P, K, page_tokens, D].
       k, v: [N, K, D].
       page, offset: i32[N]. A row with a page past the last one is not written. Of rows with the same place any wins.
-      interpret: runs the kernel without a GPU, for tests.
 
     Returns:
       The pages.
     """
-    n, kv_heads, _ = k.shape
-    return tuple(
-        _call(
-            interpret,
-            _write,
-            "write_pages",
-            (n, kv_heads),
-            [(keys.shape, keys.dtype), (values.shape, values.dtype)],
-            vma=jax.typeof(k).manual_axis_type,
-            input_output_aliases={4: 0, 5: 1},
-        )(page, offset, k, v, keys, values)
-    )
+    outputs, same = ((keys.shape, keys.dtype), (values.shape, values.dtype)), ((4, 0), (5, 1))
+    arrays = (page, offset, k, v, keys, values)
+    return tuple(gpu_calls.call(*arrays, kernel=_write_pages, grid=k.shape[:2], outputs=outputs, in_place=same))
 
 
-def _call(interpret: bool, kernel, name: str, grid: tuple[int, ...], outputs: list, vma, **more):
-    """A call of a kernel that indexes its arrays itself; `outputs` are shapes and dtypes."""
-    unblocked = pl.BlockSpec(memory_space=pl.ANY)
-    shapes = [jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=vma) for shape, dtype in outputs]
-
-    def call(*arguments: jax.Array) -> list[jax.Array]:
-        return pl.pallas_call(
-            kernel,
-            grid=grid,
-            in_specs=[unblocked] * len(arguments),
-            out_specs=[unblocked] * len(shapes),
-            out_shape=shapes,
-            compiler_params=plgpu.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
-            interpret=interpret,
-            name=name,
-            **more,
-        )(*arguments)
-
-    return call
-
-
-def _parts(
+def _paged_attention(
     q_ref, positions_ref, blocks_ref, *refs, of_table: int, page_tokens: int, pages: int, moving: bool,
     group: int, queries: int, rows: int,
 ) -> None:  # fmt: skip
@@ -153,9 +114,9 @@ def _parts(
     row, column = folded // group, head * group + folded % group
     lane = jnp.arange(q_ref.shape[2])[None]
     whole = jnp.broadcast_to(live[:, None], (rows, q_ref.shape[2]))
-    q = plgpu.load(q_ref.at[(run * share + row)[:, None], column[:, None], lane], mask=whole, other=0.0)
+    q = gpu_calls.load(q_ref.at[(run * share + row)[:, None], column[:, None], lane], whole, 0.0)
     q = q * jnp.asarray(q.shape[1] ** -0.5, q.dtype)
-    position = plgpu.load(positions_ref.at[run, row], mask=live, other=0)
+    position = gpu_calls.load(positions_ref.at[run, row], live, 0)
     last_page = jnp.max(position) // page_tokens
     last = blocks_ref.shape[1] - 1
     precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
@@ -178,54 +139,54 @@ def _parts(
     def part(turn: jax.Array, _: None) -> None:
         i = worker + turn * pl.num_programs(0)
         until = jnp.minimum((i + 1) * pages, last_page + 1)
-        start = (
-            jnp.full((rows,), MASKED, jnp.float32),
-            jnp.zeros((rows,), jnp.float32),
-            jnp.zeros(q.shape, jnp.float32),
-        )
-        peak, total, acc = jax.lax.fori_loop(i * pages, until, page, start)
-        plgpu.store(peak_ref.at[run, head, i, folded], peak, mask=live)
-        plgpu.store(total_ref.at[run, head, i, folded], total, mask=live)
-        plgpu.store(acc_ref.at[run, head, i, folded[:, None], lane], acc, mask=whole)
+        peak, total, acc = jax.lax.fori_loop(i * pages, until, page, _nothing_seen(q.shape))
+        gpu_calls.store(peak_ref.at[run, head, i, folded], peak, live)
+        gpu_calls.store(total_ref.at[run, head, i, folded], total, live)
+        gpu_calls.store(acc_ref.at[run, head, i, folded[:, None], lane], acc, whole)
 
     turns = pl.cdiv(last_page // pages + 1 - worker, pl.num_programs(0))
     jax.lax.fori_loop(0, turns, part, None)
 
 
-def _join(positions_ref, peak_ref, total_ref, acc_ref, out_ref, *, tokens: int, group: int, queries: int, rows: int):
+def _paged_attention_parts(
+    positions_ref, peak_ref, total_ref, acc_ref, out_ref, *, tokens: int, group: int, queries: int, rows: int
+):
     """Program (head, run of rows): the parts in their order; one that a row does not see adds 0."""
     head, run = pl.program_id(0), pl.program_id(1)
     share = queries // group
     folded, live = jnp.arange(rows), jnp.arange(rows) < queries
     row, column = folded // group, head * group + folded % group
-    last = jnp.max(plgpu.load(positions_ref.at[run, row], mask=live, other=0)) // tokens
+    last = jnp.max(gpu_calls.load(positions_ref.at[run, row], live, 0)) // tokens
     lane = jnp.arange(out_ref.shape[2])[None]
     whole = jnp.broadcast_to(live[:, None], (rows, out_ref.shape[2]))
 
     def part(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         peak, total, acc = carry
-        own_peak = plgpu.load(peak_ref.at[run, head, i, folded], mask=live, other=MASKED)
-        own_total = plgpu.load(total_ref.at[run, head, i, folded], mask=live, other=1.0)
-        own_acc = plgpu.load(acc_ref.at[run, head, i, folded[:, None], lane], mask=whole, other=0.0)
+        own_peak = gpu_calls.load(peak_ref.at[run, head, i, folded], live, MASKED)
+        own_total = gpu_calls.load(total_ref.at[run, head, i, folded], live, 1.0)
+        own_acc = gpu_calls.load(acc_ref.at[run, head, i, folded[:, None], lane], whole, 0.0)
         new_peak = jnp.maximum(peak, own_peak)
         keep, scale = jnp.exp(peak - new_peak), jnp.exp(own_peak - new_peak)
         return new_peak, total * keep + own_total * scale, acc * keep[:, None] + own_acc * scale[:, None]
 
-    zeros = jnp.zeros((rows, out_ref.shape[-1]), jnp.float32)
-    start = (jnp.full((rows,), MASKED, jnp.float32), jnp.zeros((rows,), jnp.float32), zeros)
-    _, total, acc = jax.lax.fori_loop(0, last + 1, part, start)
+    _, total, acc = jax.lax.fori_loop(0, last + 1, part, _nothing_seen((rows, out_ref.shape[2])))
     out = (acc / total[:, None]).astype(out_ref.dtype)
-    plgpu.store(out_ref.at[(run * share + row)[:, None], column[:, None], lane], out, mask=whole)
+    gpu_calls.store(out_ref.at[(run * share + row)[:, None], column[:, None], lane], out, whole)
 
 
-def _write(page_ref, offset_ref, k_ref, v_ref, keys_in, values_in, keys_ref, values_ref) -> None:
+def _nothing_seen(shape: tuple[int, int]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Peak and total of each row, and its weighted sum, of a running softmax that begins."""
+    return jnp.full(shape[:1], MASKED, jnp.float32), jnp.zeros(shape[:1], jnp.float32), jnp.zeros(shape, jnp.float32)
+
+
+def _write_pages(page_ref, offset_ref, k_ref, v_ref, keys_in, values_in, keys_ref, values_ref) -> None:
     """Program (row, head)."""
     del keys_in, values_in  # the same memory as what is written
     row, head = pl.program_id(0), pl.program_id(1)
     page, offset = page_ref[row], offset_ref[row]
     there = jnp.broadcast_to(page < keys_ref.shape[0], k_ref.shape[2:])
-    plgpu.store(keys_ref.at[page, head, :, offset], k_ref[row, head].astype(keys_ref.dtype), mask=there)
-    plgpu.store(values_ref.at[page, head, offset], v_ref[row, head].astype(values_ref.dtype), mask=there)
+    gpu_calls.store(keys_ref.at[page, head, :, offset], k_ref[row, head].astype(keys_ref.dtype), there)
+    gpu_calls.store(values_ref.at[page, head, offset], v_ref[row, head].astype(values_ref.dtype), there)
 
 
 def attend(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -21,14 +21,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
+from jaxagent.models import gpu_calls
 from jaxagent.models.sharding import in_mesh
 
-try:
-    from jax.experimental.pallas import triton as plgpu
-except ImportError:  # a jax that has dropped it
-    plgpu = None
-
-ROWS = 64  # of a product's tile
+_ROWS = 64  # of a product's tile
 # By bytes of a number: columns of a tile for many and for few columns, depth of a step, steps on their way at a time.
 _TILES = {2: (64, 32, 128, 3), 4: (32, 32, 32, 3)}
 _MANY_COLUMNS = 8192  # that fill a chip's some hundred processors with wide tiles
@@ -61,39 +57,29 @@ def is_matrix_product(equation: str) -> bool:
     return bool(summed) and in_x.endswith(summed) and (in_w.startswith(summed) or in_w.endswith(summed))
 
 
-def contract(equation: str, x: jax.Array, w: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """einsum(equation, x, w) in `dtype`, summed in float32; over the devices that split a summed axis, too."""
+def contract(
+    equation: str, x: jax.Array, weights: Sequence[jax.Array], dtype: jax.typing.DTypeLike
+) -> tuple[jax.Array, ...]:
+    """einsum(equation, x, w) of each w in `dtype`, by one kernel; summed in float32, over devices, too."""
     in_x, in_w = equation.split("->")[0].split(",")
-    summed = [axis for axis in in_x if axis in in_w]
-    of_x, count = x.ndim - len(summed), len(summed)
-    last = not in_w.startswith("".join(summed))
-    columns = slice(-count) if last else slice(count, None)
-    x_spec, w_spec = (tuple(jax.typeof(a).sharding.spec) for a in (x, w))
-    over = [axis for axis in x_spec[of_x:] if axis is not None]
+    count = sum(axis in in_w for axis in in_x)
+    last = not in_w.startswith(in_x[-count:])
+    rows, columns = slice(x.ndim - count), slice(-count) if last else slice(count, None)
+    x_spec, *w_specs = (tuple(jax.typeof(a).sharding.spec) for a in (x, *weights))
+    over = [axis for axis in x_spec[-count:] if axis is not None]
     split = any(jax.sharding.get_abstract_mesh().shape[axis] > 1 for axis in over)
 
-    def local(x: jax.Array, w: jax.Array) -> jax.Array:
-        depth = math.prod(x.shape[of_x:])
-        flat = w.reshape(-1, depth) if last else w.reshape(depth, -1)
-        sums = product(x.reshape(-1, depth), [flat], last, jnp.float32 if split else dtype)
-        sums = jax.lax.psum(sums, over).astype(dtype) if over else sums
-        return sums.reshape(*x.shape[:of_x], *w.shape[columns])
-
-    return _on_each_device(local, (P(*x_spec), P(*w_spec)), P(*x_spec[:of_x], *w_spec[columns]))(x, w)
-
-
-def contract_each(x: jax.Array, weights: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    """x[N, E] times each w[E, ...], in the dtype of `x`, by one kernel."""
-    specs = [tuple(jax.typeof(a).sharding.spec) for a in (x, *weights)]
-
     def local(x: jax.Array, *weights: jax.Array) -> tuple[jax.Array, ...]:
-        sums = product(x, [w.reshape(len(w), -1) for w in weights], False, x.dtype)
-        ends = itertools.accumulate(math.prod(w.shape[1:]) for w in weights)
-        parts = jnp.split(sums, list(ends)[:-1], axis=1)
-        return tuple(part.reshape(len(x), *w.shape[1:]) for part, w in zip(parts, weights, strict=True))
+        depth = math.prod(x.shape[-count:])
+        flat = [w.reshape(-1, depth) if last else w.reshape(depth, -1) for w in weights]
+        sums = product(x.reshape(-1, depth), flat, last, jnp.float32 if split else dtype)
+        sums = jax.lax.psum(sums, over).astype(dtype) if over else sums
+        ends = list(itertools.accumulate(math.prod(w.shape[columns]) for w in weights))
+        parts = zip(jnp.split(sums, ends[:-1], axis=1), weights, strict=True)
+        return tuple(part.reshape(*x.shape[rows], *w.shape[columns]) for part, w in parts)
 
-    outs = tuple(P(specs[0][0], *spec[1:]) for spec in specs[1:])
-    return _on_each_device(local, tuple(P(*spec) for spec in specs), outs)(x, *weights)
+    outs = tuple(P(*x_spec[rows], *w_spec[columns]) for w_spec in w_specs)
+    return _on_each_device(local, (P(*x_spec), *(P(*w_spec) for w_spec in w_specs)), outs)(x, *weights)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -102,15 +88,17 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
 
     def local(x: jax.Array, scale: jax.Array) -> jax.Array:
         rows = x.reshape(-1, x.shape[-1])
-        kernel = functools.partial(_rms_norm, eps=eps)
-        return _call(kernel, "rms_norm", (len(rows),), rows.shape, x.dtype, rows, scale).reshape(x.shape)
+        outputs, settings = ((rows.shape, x.dtype),), (("eps", eps),)
+        normed = gpu_calls.call(rows, scale, kernel=_rms_norm, grid=(len(rows),), outputs=outputs, settings=settings)
+        return normed[0].reshape(x.shape)
 
     return _on_each_device(local, (x_spec, scale_spec), x_spec)(x, scale)
 
 
 def row_logprobs(scores: jax.Array, targets: jax.Array, temperature: jax.Array) -> jax.Array:
     """As `logprobs.row_logprobs`; call it on one device."""
-    return _call(_row_logprobs, "row_logprobs", targets.shape, targets.shape, jnp.float32, scores, targets, temperature)
+    outputs = ((targets.shape, jnp.float32),)
+    return gpu_calls.call(scores, targets, temperature, kernel=_row_logprobs, grid=targets.shape, outputs=outputs)[0]
 
 
 def product(x: jax.Array, weights: Sequence[jax.Array], transposed: bool, dtype: jax.typing.DTypeLike) -> jax.Array:
@@ -118,15 +106,20 @@ def product(x: jax.Array, weights: Sequence[jax.Array], transposed: bool, dtype:
     (m, k), widths = x.shape, [w.shape[0 if transposed else 1] for w in weights]
     wide, narrow, depth, stages = _TILES[x.dtype.itemsize]
     columns, parts = (wide, 1) if sum(widths) >= _MANY_COLUMNS else (narrow, pl.cdiv(k, _PART))
-    kernel = functools.partial(
-        _product, columns=columns, depth=depth, steps=pl.cdiv(k if parts == 1 else _PART, depth), transposed=transposed
-    )
+    steps = pl.cdiv(k if parts == 1 else _PART, depth)
     # Programs of the same columns run side by side, so that their weights are read from memory once.
-    grid = (pl.cdiv(m, ROWS), sum(pl.cdiv(width, columns) for width in widths), parts)
-    shape, partial = (parts, m, sum(widths)), dtype if parts == 1 else jnp.float32
-    sums = _call(kernel, "product", grid, shape, partial, x, *weights, stages=stages).reshape(parts, -1)
+    sums = gpu_calls.call(
+        x,
+        *weights,
+        kernel=_product,
+        grid=(pl.cdiv(m, _ROWS), sum(pl.cdiv(width, columns) for width in widths), parts),
+        outputs=(((parts, m, sum(widths)), dtype if parts == 1 else jnp.float32),),
+        settings=(("columns", columns), ("depth", depth), ("steps", steps), ("transposed", transposed)),
+        stages=stages,
+    )[0].reshape(parts, -1)
     if parts > 1:
-        sums = _call(_sum, "product_sum", (pl.cdiv(sums.shape[1], _SUM_BLOCK),), sums.shape[1:], dtype, sums)
+        grid, outputs = (pl.cdiv(sums.shape[1], _SUM_BLOCK),), ((sums.shape[1:], dtype),)
+        sums = gpu_calls.call(sums, kernel=_product_sum, grid=grid, outputs=outputs)[0]
     return sums.reshape(m, -1)
 
 
@@ -134,35 +127,17 @@ def _on_each_device(local: Callable, specs: tuple, out: P | tuple[P, ...]) -> Ca
     return jax.shard_map(local, in_specs=specs, out_specs=out, check_vma=False) if in_mesh() else local
 
 
-def _call(
-    kernel, name: str, grid: tuple[int, ...], shape: tuple[int, ...], dtype, *arguments: jax.Array,
-    stages: int = 1, interpret: bool = False,
-) -> jax.Array:  # fmt: skip
-    unblocked = pl.BlockSpec(memory_space=pl.ANY)
-    vma = jax.typeof(arguments[0]).manual_axis_type
-    return pl.pallas_call(
-        kernel,
-        grid=grid,
-        in_specs=[unblocked] * len(arguments),
-        out_specs=unblocked,
-        out_shape=jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=vma),
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=stages),
-        interpret=interpret,
-        name=name,
-    )(*arguments)
-
-
 def _load(ref, rows: jax.Array, columns: jax.Array) -> jax.Array:
     """ref[rows, columns] for two ranges, 0 outside of the array."""
     rows, columns = rows[:, None], columns[None]
     inside = (rows < ref.shape[0]) & (columns < ref.shape[1])
-    return plgpu.load(ref.at[rows, columns], mask=inside, other=0.0)
+    return gpu_calls.load(ref.at[rows, columns], inside, 0.0)
 
 
 def _product(x_ref, *refs, columns: int, depth: int, steps: int, transposed: bool) -> None:
     """Program (tile of rows, tile of columns, part of K): a sum in steps of `depth`, from the first to the last."""
     weight_refs, out_ref = refs[:-1], refs[-1]
-    rows = pl.program_id(0) * ROWS + jnp.arange(ROWS)
+    rows = pl.program_id(0) * _ROWS + jnp.arange(_ROWS)
     tile, part = pl.program_id(1), pl.program_id(2)
     precision = jax.lax.Precision.HIGHEST if x_ref.dtype == jnp.float32 else None
     contracted = (((1,), (1 if transposed else 0,)), ((), ()))
@@ -178,10 +153,10 @@ def _product(x_ref, *refs, columns: int, depth: int, steps: int, transposed: boo
             sums = jax.lax.dot_general(x, w, contracted, precision=precision, preferred_element_type=jnp.float32)
             return total + sums
 
-        total = jax.lax.fori_loop(part * steps, until, step, jnp.zeros((ROWS, columns), jnp.float32))
+        total = jax.lax.fori_loop(part * steps, until, step, jnp.zeros((_ROWS, columns), jnp.float32))
         inside = (rows < out_ref.shape[1])[:, None] & (own < w_ref.shape[0 if transposed else 1])[None]
         at = out_ref.at[part, rows[:, None], (first_column + own)[None]]
-        plgpu.store(at, total.astype(out_ref.dtype), mask=inside)
+        gpu_calls.store(at, total.astype(out_ref.dtype), inside)
 
     first_tile = first_column = 0
     for w_ref in weight_refs:
@@ -194,14 +169,14 @@ def _product(x_ref, *refs, columns: int, depth: int, steps: int, transposed: boo
         first_tile, first_column = end, first_column + width
 
 
-def _sum(parts_ref, out_ref) -> None:
+def _product_sum(parts_ref, out_ref) -> None:
     """Program (block of numbers): the first part, then the second, and so on."""
     at = pl.program_id(0) * _SUM_BLOCK + jnp.arange(_SUM_BLOCK)
     inside = at < parts_ref.shape[1]
     total = jnp.zeros((_SUM_BLOCK,), jnp.float32)
     for part in range(parts_ref.shape[0]):
-        total += plgpu.load(parts_ref.at[part, at], mask=inside, other=0.0)
-    plgpu.store(out_ref.at[at], total.astype(out_ref.dtype), mask=inside)
+        total += gpu_calls.load(parts_ref.at[part, at], inside, 0.0)
+    gpu_calls.store(out_ref.at[at], total.astype(out_ref.dtype), inside)
 
 
 def _rms_norm(x_ref, scale_ref, out_ref, *, eps: float) -> None:
@@ -209,10 +184,10 @@ def _rms_norm(x_ref, scale_ref, out_ref, *, eps: float) -> None:
     row, size = pl.program_id(0), x_ref.shape[1]
     column = jnp.arange(pl.next_power_of_2(size))
     inside = column < size
-    x = plgpu.load(x_ref.at[row, column], mask=inside, other=0.0).astype(jnp.float32)
-    scale = plgpu.load(scale_ref.at[column], mask=inside, other=0.0).astype(jnp.float32)
+    x = gpu_calls.load(x_ref.at[row, column], inside, 0.0).astype(jnp.float32)
+    scale = gpu_calls.load(scale_ref.at[column], inside, 0.0).astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.sum(x * x) / size + eps)
-    plgpu.store(out_ref.at[row, column], (x * inverse * scale).astype(out_ref.dtype), mask=inside)
+    gpu_calls.store(out_ref.at[row, column], (x * inverse * scale).astype(out_ref.dtype), inside)
 
 
 def _row_logprobs(scores_ref, targets_ref, temperature_ref, out_ref) -> None:
@@ -223,7 +198,7 @@ def _row_logprobs(scores_ref, targets_ref, temperature_ref, out_ref) -> None:
 
     def scaled(i: jax.Array) -> jax.Array:
         column = i * _VOCABULARY + jnp.arange(_VOCABULARY)
-        return plgpu.load(scores_ref.at[row, column], mask=column < vocabulary, other=-jnp.inf) / temperature
+        return gpu_calls.load(scores_ref.at[row, column], column < vocabulary, -jnp.inf) / temperature
 
     first = jnp.full((_VOCABULARY,), -jnp.inf, jnp.float32)
     peak = jnp.max(jax.lax.fori_loop(0, blocks, lambda i, most: jnp.maximum(most, scaled(i)), first))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import jax
 
-from jaxagent.models import gpu_kernels, gpu_products, tpu_kernels
+from jaxagent.models import gpu_calls, gpu_kernels, gpu_products, tpu_kernels
 from jaxagent.models.sharding import CONTEXT
 from jaxagent.models.spec import ModelSpec
 
@@ -52,7 +52,7 @@ def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
         return Choice("mosaic")
     if on not in _GPU:
         return Choice("xla")
-    if gpu_kernels.plgpu is None:
+    if not gpu_calls.AVAILABLE:
         return Choice("xla", "this version of jax has no Triton back end of Pallas")
     if not gpu_kernels.supports_pages(head_dim, page_tokens):
         return Choice("xla", f"head_dim {head_dim} and page_tokens {page_tokens} are not powers of two from 16 on")
@@ -63,7 +63,7 @@ def products(on: str, exact: bool) -> Choice:
     """Chooses what multiplies matrices, norms and takes log-probs in the engine and in exact scoring."""
     if on not in _GPU or not exact:
         return Choice("xla")
-    if gpu_products.plgpu is None:
+    if not gpu_calls.AVAILABLE:
         return Choice("xla", "this version of jax has no Triton back end of Pallas")
     return Choice("pinned")
 

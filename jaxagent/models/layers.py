@@ -129,7 +129,7 @@ def contract(equation: str, x: jax.Array, w: jax.Array | LoraArray, out: P | Non
         return contract(equation, x, w.w, out, dtype) + w.scale * contract(up, low, w.b, out, dtype)
     pinned = gpu_products.are_pinned()
     if pinned and gpu_products.is_matrix_product(equation):
-        return gpu_products.contract(equation, x, w, dtype or x.dtype)
+        return gpu_products.contract(equation, x, [w], dtype or x.dtype)[0]
     x, w = lax.optimization_barrier((x, w)) if pinned else (x, w)  # nothing fused in, so one kernel for one shape
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
     y = jnp.einsum(equation, x, w, precision=precision, preferred_element_type=dtype or x.dtype, out_sharding=out)

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxagent.config import MeshConfig
-from jaxagent.models import gpu_kernels, gpu_products, kernels, layers, logprobs
+from jaxagent.models import gpu_calls, gpu_products, kernels, layers, logprobs
 from jaxagent.models.exact import Tiling, packed_logprobs
 from jaxagent.models.sharding import ROWS, make_mesh
 from tests.models import tiny
@@ -18,7 +18,7 @@ from tests.models import tiny
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
-    monkeypatch.setattr(gpu_products, "_call", functools.partial(gpu_products._call, interpret=True))
+    monkeypatch.setattr(gpu_calls, "call", functools.partial(gpu_calls.call, interpret=True))
 
 
 def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> jax.Array:
@@ -83,10 +83,11 @@ def test_every_product_of_a_model_on_a_mesh(equation):
 
 
 def test_several_products_by_one_kernel_on_a_mesh():
-    x, weights = normal(6, 24), [normal(24, *shape, seed=i) for i, shape in enumerate([(8, 6), (2, 6), (2, 6), (10,)])]
+    x, weights = normal(6, 24), [normal(24, heads, 6, seed=i) for i, heads in enumerate((8, 2, 2))]
     with jax.set_mesh(make_mesh(MeshConfig(1, 2, 1, 2))):
-        placed = [jax.device_put(w, P(None, "tensor", *(None,) * (w.ndim - 2))) for w in weights]
-        actual = jax.jit(gpu_products.contract_each)(jax.device_put(x, P(ROWS, None)), placed)
+        placed = [jax.device_put(w, P(None, "tensor", None)) for w in weights]
+        run = jax.jit(lambda x, placed: gpu_products.contract("ne,ehd->nhd", x, placed, x.dtype))
+        actual = run(jax.device_put(x, P(ROWS, None)), placed)
     for y, w in zip(actual, weights, strict=True):
         np.testing.assert_allclose(y, jnp.tensordot(x, w, 1), atol=1e-5)
 
@@ -124,8 +125,6 @@ def test_exact_scoring_runs_these_kernels_and_computes_what_plain_code_does(monk
 
     plain = score([[0, 1], [2]], 34)
     monkeypatch.setattr(kernels, "platform", lambda: "gpu")
-    for name in ("attend_pages", "write"):
-        monkeypatch.setattr(gpu_kernels, name, functools.partial(getattr(gpu_kernels, name), interpret=True))
     # Interpreted, a kernel's own arrays have no type that says over which devices they vary.
     monkeypatch.setattr(jax, "shard_map", functools.partial(jax.shard_map, check_vma=False))
     calls = []

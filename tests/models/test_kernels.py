@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxagent.config import MeshConfig
-from jaxagent.models import attention, blockwise, gpu_kernels, gpu_products, kernels
+from jaxagent.models import attention, blockwise, gpu_calls, gpu_kernels, kernels
 from jaxagent.models.sharding import ROWS, make_mesh
 from tests.models import tiny
 
@@ -35,8 +35,7 @@ def test_gpu_kernels_and_their_conditions(monkeypatch):
 
 def test_a_jax_without_tritons_back_end_runs_plain_code_and_says_so(monkeypatch):
     assert kernels.products("gpu", True).name == "pinned" and kernels.products("gpu", False) == kernels.Choice("xla")
-    monkeypatch.setattr(gpu_kernels, "plgpu", None)
-    monkeypatch.setattr(gpu_products, "plgpu", None)
+    monkeypatch.setattr(gpu_calls, "AVAILABLE", False)
     for choice in (kernels.paged("gpu", 128, 64), kernels.products("gpu", True)):
         assert choice.name == "xla" and "Triton" in choice.because
     monkeypatch.setattr(kernels, "platform", lambda: "gpu")
@@ -47,7 +46,7 @@ def test_a_tile_of_a_gpu_holds_all_slots(monkeypatch):
     assert kernels.tile_rows(64, 512, exact=True) == 64  # a CPU's time grows with the rows
     monkeypatch.setattr(kernels, "platform", lambda: "gpu")
     assert [kernels.tile_rows(64, slots, exact=True) for slots in (8, 64, 130, 512)] == [64, 64, 192, 256]
-    monkeypatch.setattr(gpu_products, "plgpu", None)  # XLA picks its kernels by the tile
+    monkeypatch.setattr(gpu_calls, "AVAILABLE", False)  # XLA picks its kernels by the tile
     assert [kernels.tile_rows(64, 512, exact) for exact in (True, False)] == [64, 256]
 
 

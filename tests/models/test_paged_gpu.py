@@ -1,19 +1,28 @@
 """The GPU's and the TPU's kernels of paged attention, interpreted: against the loop of every other platform."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.models import attention, gpu_kernels, tpu_kernels
+from jaxagent.models import attention, gpu_calls, gpu_kernels, tpu_kernels
 
 PAGE, D = 16, 32
 KERNELS = pytest.mark.parametrize("kernels", [gpu_kernels, tpu_kernels], ids=lambda kernels: kernels.__name__[-11:])
 
 
+@pytest.fixture(autouse=True)
+def without_a_gpu(monkeypatch):
+    monkeypatch.setattr(gpu_calls, "call", functools.partial(gpu_calls.call, interpret=True))
+
+
 def interpreted(kernels):
+    how = {"interpret": True} if kernels is tpu_kernels else {}
+
     def run(q, positions, keys, values, tables, starts=None):
-        return kernels.attend_pages(q, positions, PAGE, keys, values, tables, starts, interpret=True)
+        return kernels.attend_pages(q, positions, PAGE, keys, values, tables, starts, **how)
 
     return run
 
@@ -107,7 +116,7 @@ def test_tokens_are_written_into_their_pages():
     k, v = rng.normal(size=(4, 3, D)), rng.normal(size=(4, 3, D))
     arrays = [jnp.asarray(x, jnp.bfloat16) for x in (keys, values, k, v)]
     page, offset = jnp.asarray([4, 0, 2, 5]), jnp.asarray([3, 15, 0, 1])  # the last one is past the end
-    actual = gpu_kernels.write(*arrays, page, offset, interpret=True)
+    actual = gpu_kernels.write(*arrays, page, offset)
     for new, expected in zip(actual, attention.write_pages(*arrays, page, offset, PAGE), strict=True):
         np.testing.assert_array_equal(np.float32(new), np.float32(expected))
     np.testing.assert_array_equal(np.float32(actual[0][2, :, :, 0]), np.float32(arrays[2][2]))
