@@ -10,9 +10,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxagent.config import MeshConfig
+from jaxagent.engine.lm import LanguageModel
 from jaxagent.models import gpu_calls, gpu_products, kernels, layers, logprobs
 from jaxagent.models.exact import Tiling, packed_logprobs
-from jaxagent.models.sharding import ROWS, make_mesh
+from jaxagent.models.sharding import FLAT, ROWS, make_mesh
 from tests.models import tiny
 
 
@@ -101,7 +102,7 @@ def test_other_equations_than_matrix_products_stay_with_xla():
 
 @pytest.mark.slow
 def test_exact_scoring_runs_these_kernels_and_computes_what_plain_code_does(monkeypatch):
-    """Two packings of the same sequences, as a GPU would score them: the bits of plain code to rounding, and equal."""
+    """Sequences in two packings, and one as the engine prefills it: equal bits, and those of plain code to rounding."""
     spec = dataclasses.replace(tiny.spec(), head_dim=16, embed_dim=24)
     weights, tiling, rng = tiny.random_params(spec), Tiling(16, 16, "float32"), np.random.default_rng(0)
     sequences = [rng.integers(1, 61, n).astype(np.int32) for n in (23, 9, 30)]
@@ -133,3 +134,18 @@ def test_exact_scoring_runs_these_kernels_and_computes_what_plain_code_does(monk
     assert len(calls) == 7 * spec.num_layers + 1
     np.testing.assert_allclose(pinned, plain, atol=2e-5)
     np.testing.assert_array_equal(score([[2, 1, 0]], 63), pinned)
+
+    model, tokens = LanguageModel(spec, "float32").pinned(), sequences[2]
+
+    @jax.jit
+    def prefilled(weights, tokens, positions, tables, targets, temperature):
+        hidden, _ = model.extend(weights, model.init_cache(5, 16), tokens, positions, tables)
+        of_rows = jax.shard_map(logprobs.row_logprobs, in_specs=(P(FLAT, None), P(FLAT), P(FLAT)), out_specs=P(FLAT))
+        return of_rows(model.logits(weights, hidden), targets, temperature)
+
+    n = len(tokens)
+    rows = (tokens, np.arange(n, dtype=np.int32), np.full((n, 2), [4, 2], np.int32), np.roll(tokens, -1))
+    with jax.set_mesh(make_mesh(MeshConfig(1, 1, 1, 1))):
+        placed = [jax.device_put(a, P(FLAT)) for a in (*rows, np.full(n, 0.7, np.float32))]
+        by_engine = prefilled(model.place(weights), *placed)
+    np.testing.assert_array_equal(by_engine, pinned[-n:])

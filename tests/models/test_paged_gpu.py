@@ -62,15 +62,17 @@ def test_which_sizes_it_takes():
 
 
 @KERNELS
-def test_rows_that_share_a_sequence(kernels):
+def test_rows_that_share_a_sequence(monkeypatch, kernels):
+    monkeypatch.setattr(gpu_kernels, "_MOST", {4: 4})  # so that two programs of a GPU share a sequence, too
     rng = np.random.default_rng(2)
     keys = jnp.asarray(rng.normal(size=(5, 2, D, PAGE)), jnp.float32)
     values = jnp.asarray(rng.normal(size=(5, 2, PAGE, D)), jnp.float32)
-    q = jnp.asarray(rng.normal(size=(6, 4, D)), jnp.float32)
-    positions, tables = jnp.asarray([3, 4, 20, 30, 31, 8], jnp.int32), jnp.asarray([[1, 2], [4, 3]], jnp.int32)
+    q = jnp.asarray(rng.normal(size=(8, 4, D)), jnp.float32)
+    positions = jnp.asarray([3, 4, 20, 21, 30, 31, 8, 9], jnp.int32)
+    tables = jnp.asarray([[1, 2], [4, 3]], jnp.int32)
     run = jax.jit(interpreted(kernels))
     alone, shared = (
-        run(q, positions, keys, values, np.repeat(tables, 3, axis=0)),
+        run(q, positions, keys, values, np.repeat(tables, 4, axis=0)),
         run(q, positions, keys, values, tables),
     )
     np.testing.assert_allclose(shared, alone, atol=2e-6)
