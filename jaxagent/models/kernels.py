@@ -44,6 +44,11 @@ def over_context() -> bool:
     return jax.sharding.get_abstract_mesh().shape.get(CONTEXT, 1) > 1
 
 
+def on_gpu() -> bool:
+    """Whether the mesh in use is of NVIDIA GPUs."""
+    return platform() in _GPU
+
+
 def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
     """Chooses the kernel for rows that attend to pages of the cache."""
     if on == "tpu":

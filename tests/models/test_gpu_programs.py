@@ -39,8 +39,9 @@ FREE = ("parameter", "get-tuple-element", "tuple", "bitcast", "constant")  # lau
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """One program: the instructions of each of its computations, and which computations loops run."""
+    """One program: its text, the instructions of each of its computations, and which computations loops run."""
 
+    text: str
     computations: dict[str, list[str]]
     bodies: set[str]
 
@@ -53,7 +54,7 @@ class Compiled:
                 lines = computations.setdefault(started[1], [])
             elif " = " in line:
                 lines.append(line.strip())
-        return cls(computations, set(re.findall(r"body=%?([\w.-]+)", text)))
+        return cls(text, computations, set(re.findall(r"body=%?([\w.-]+)", text)))
 
     def launched(self, scope: str = "") -> list[str]:
         """The instructions in loops that launch a kernel, of those that stand in `scope`."""
@@ -220,6 +221,11 @@ def test_a_layer_of_decode_launches_few_kernels_and_copies_no_cache(fast_program
 def test_a_layer_of_exact_decode_launches_few_kernels_and_copies_no_cache(exact_programs):
     """Each product is apart, 7 of them, one in parts, and both sums; on q and k are norms where v has no bias."""
     _check_launches(exact_programs["generate"], 20)
+
+
+def test_the_host_reads_nothing_between_two_tokens(fast_programs):
+    """XLA knows how often the loop over tokens turns, and so launches all of them without asking the GPU."""
+    assert f'"known_trip_count":{{"n":"{STEPS}"}}' in fast_programs["generate"].text.replace(" ", "")
 
 
 def test_exact_numerics_leave_nothing_to_autotuning(exact_programs):
