@@ -18,7 +18,7 @@ class EngineConfig:
     prefill_tokens: PositiveInt  # cached between two dispatches, at most: long prompts do not stall those who generate
     pages: PositiveInt  # of the key/value cache
     page_tokens: PositiveInt  # per page; part of the numerics: the trainer's exact log-probs go page by page too
-    tile_rows: PositiveInt  # rows computed together (on a GPU at least); part of the numerics likewise
+    tile_rows: PositiveInt  # rows computed together; part of the numerics likewise
     kv_on_update: Literal["keep", "recompute"]  # what sessions in progress have cached when weights change
     cache_dtype: Literal["float32", "bfloat16"]
     request_timeout_s: Seconds
