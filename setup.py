@@ -24,7 +24,7 @@ TEST = [
     "pydantic",
     TORCH,
 ]
-TEST += ["anthropic", "openai-agents", "transformers>=5", *DENSE, *GGUF]
+TEST += ["anthropic", "openai", "transformers>=5", *DENSE, *GGUF]
 # Folders beside jaxagent/ that are its subpackages: see jaxagent/__init__.py.
 BESIDE = ("configs", "launch", "data_pipelines")
 NATIVE = "jaxagent/sandbox/native"
@@ -128,7 +128,8 @@ setup(
         "filelock",  # jax bounds its folder of compiled programs with it
     ],
     extras_require={
-        "cuda": ["jax[cuda12]", "tokamax"],  # tokamax: attention of packed rows, see jaxagent/models/kernels.py
+        # tokamax: attention of packed rows (models/kernels.py). Earlier ones mask wrongly; it wants Python 3.12.
+        "cuda": ["jax[cuda12]", "tokamax>=0.0.13; python_version>='3.12'"],
         # Compiles for a GPU on a machine without one (--dry_run). Compiler and plug-in only, no CUDA libraries.
         "cuda-plan": ["jax-cuda12-pjrt", "jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12"],
         "tpu": ["jax[tpu]"],

@@ -7,7 +7,7 @@ HTTP, around work that only waits: an episode is three turns whose environment t
 1), an update takes 2 s. Six engines with room for a whole step each, equal groups in every run, staleness 0 against
 1, 2 and 4, rule `pinned`; wall-clock of all steps without the start of processes. So this is the gain of overlap alone:
 engines do not slow down with what they hold. Beside it stands what the model in virtual time
-(`fleet/simulate.py`) says, for three more runs, too, with fewer engines and other waits.
+(`async_simulation.py`) says, for three more runs, too, with fewer engines and other waits.
 
 **Processes.** A tiny real run (one layer, 8 episodes a step) with staleness 0, by one process and by coordinator,
 trainer and one engine: the median step of the second over the first, where every episode waits 3 s and where none does.

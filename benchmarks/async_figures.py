@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks import async_processes as processes
 from benchmarks.async_processes import Setup
-from jaxagent.fleet import simulate, vitals
-from jaxagent.fleet.simulate import Costs, Layout
+from benchmarks.async_simulation import Costs, Layout, simulate
+from jaxagent.fleet import vitals
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOOK_S = 0.02
@@ -59,10 +59,10 @@ def between(marks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def modelled(setup: Setup) -> Run:
-    """The same run in virtual time (`fleet/simulate.py`): the same waits, and processes that cost nothing."""
+    """The same run in virtual time (`async_simulation.py`): the same waits, and processes that cost nothing."""
     turns = setup.turns * setup.groups * setup.attempts  # of a step, each of one token
     costs = Costs(decode_s=TOKEN_S, sequence_s=0.0, prefill_device_s=0.0, update_device_s=setup.train_s / turns)
-    report = simulate.simulate(
+    report = simulate(
         setup.plan,
         Layout(setup.engines, 1),
         costs,

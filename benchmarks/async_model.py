@@ -4,7 +4,7 @@
 
 Synchronous is all devices sampling, then all devices training, switched for nothing. Asynchronous is devices split into
 engines and a trainer, for each workload the best of an eighth, a quarter and three eighths for the trainer at the
-smallest staleness; the three are printed first. The inputs are stated constants (`jaxagent/fleet/simulate.py`: Costs,
+smallest staleness; the three are printed first. The inputs are stated constants (`async_simulation.py`: Costs,
 and the workloads below), not measurements of a machine: what can be trusted is the order of the rules, not the second
 digit.
 
@@ -26,8 +26,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks.async_simulation import Costs, Layout, Report, Turns, simulate
 from jaxagent.fleet.plan import EpisodeId, Plan, Rule
-from jaxagent.fleet.simulate import Costs, Layout, Report, Turns, simulate
 
 ATTEMPTS = 8
 SPLITS = (1 / 8, 1 / 4, 3 / 8)  # of the devices, for the trainer

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from jaxagent.config.errors import ConfigError
-from jaxagent.data.packing import Packed
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import local, settings
 from jaxagent.fleet.admission import Batch
 from jaxagent.fleet.child import VITALS, Program

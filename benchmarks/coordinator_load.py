@@ -33,7 +33,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxagent.data.packing import Packed
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import server
 from jaxagent.fleet.admission import Outcome
 from jaxagent.fleet.client import Client

@@ -26,8 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 import ml_dtypes
 import numpy as np
 
-from jaxagent.data import packing
-from jaxagent.fleet import manifest, weight_copy, weight_reader, weights
+from jaxagent.data import codec
+from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.episodes import EpisodeFiles
 from jaxagent.fleet.ledger import Ledger
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
@@ -63,7 +63,7 @@ def episode(tokens: int) -> Episode:
 
 def sized(target: int) -> Episode:
     """An episode of about so many packed bytes."""
-    return episode(int(4000 * target / len(packing.pack(episode(4000)).body)))
+    return episode(int(4000 * target / len(codec.pack(episode(4000)).body)))
 
 
 def rate(threads: int, seconds: float, action: Callable[[int], object]) -> float:
@@ -96,7 +96,7 @@ def milliseconds(action: Callable[[], object], times: int = 20) -> float:
 def measure_ledger(folder: pathlib.Path, seconds: float) -> dict[str, float]:
     """Lines and episodes."""
     played = sized(EPISODE_BYTES)
-    packed = packing.pack(played)
+    packed = codec.pack(played)
     line = {"kind": "stored", "group": [12, 0, 3], "sample": 1, "digest": packed.digest, "version": 11, "lease": "1-1"}
     with Ledger(folder) as log:
         store = EpisodeFiles(folder, {})
@@ -109,8 +109,8 @@ def measure_ledger(folder: pathlib.Path, seconds: float) -> dict[str, float]:
             log.append([line]).result(60)
 
         return {
-            "pack_ms": milliseconds(lambda: packing.pack(played)),
-            "unpack_ms": milliseconds(lambda: packing.unpack(packed, "here")),
+            "pack_ms": milliseconds(lambda: codec.pack(played)),
+            "unpack_ms": milliseconds(lambda: codec.unpack(packed, "here")),
             "append_ms": milliseconds(lambda: log.append([line]).result(60)),
             "lines_per_s": rate(1, seconds, lambda _: [f.result(60) for f in [log.append([line]) for _ in range(100)]])
             * 100,
@@ -132,10 +132,6 @@ def measure_weights(folder: pathlib.Path, mib: int) -> dict[str, float]:
         action()
         return count * LEAF_MIB / (time.monotonic() - begin)
 
-    def copy() -> None:
-        with weight_reader.hold(folder / "a", 1, "run") as held:
-            weight_copy.copy(held.manifest, held.chunk, folder / "b")
-
     def read() -> None:
         with weight_reader.hold(folder / "a", 1, "run", like=tree) as held:
             held.read()
@@ -143,7 +139,6 @@ def measure_weights(folder: pathlib.Path, mib: int) -> dict[str, float]:
     return {
         "publish_mib_per_s": mib_per_s(lambda: weights.publish(folder / "a", manifest.shares(tree), "run", 1)),
         "read_mib_per_s": mib_per_s(read),
-        "copy_mib_per_s": mib_per_s(copy),
     }
 
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from jaxagent.config import Config
 from jaxagent.config.errors import EXIT_CODES
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import manifest, settings, weight_reader, weights, worker
 from jaxagent.fleet.admission import Answer, LeasedEpisode, Outcome, UnknownWorkerError
 from jaxagent.fleet.child import STACKS, VITALS
@@ -36,7 +36,7 @@ from jaxagent.fleet.leaves import Leaves
 from jaxagent.fleet.manifest import MismatchError, MissingError, WeightsError
 from jaxagent.fleet.neighbours import Done
 from jaxagent.fleet.plan import EpisodeId, Plan
-from jaxagent.fleet.plan_of import plan_of
+from jaxagent.fleet.settings import plan_of
 from jaxagent.fleet.vitals import Vitals, register_stacks
 from jaxagent.fleet.weight_fetch import WeightFetcher
 from jaxagent.fleet.weight_server import WeightServer
@@ -85,7 +85,7 @@ def played(which: EpisodeId, chain: str) -> Packed:
     tokens = np.frombuffer(text, np.uint8).astype(np.int32)
     trajectory = Trajectory(tokens, kinds, logprobs, versions, np.zeros(32, np.int32))
     task = Task(task_of(which.group.step, which.group.number).id, "What?", ("x",))
-    return packing.pack(Episode(task, which.sample, (trajectory,), float(text[0] % 3 == 0), {}, StopReason.ANSWER, 1))
+    return codec.pack(Episode(task, which.sample, (trajectory,), float(text[0] % 3 == 0), {}, StopReason.ANSWER, 1))
 
 
 def tasks_of(plan: Plan, version: int) -> dict[int, list[list[TaskRef]]]:
@@ -278,7 +278,7 @@ def train(cfg: Config, name: str, url: str, token: str, signs: Vitals) -> None:
             results = {which: found.digest for which, found in batch.results.items() if which.group in batch.groups}
             for which, digest in results.items():
                 body = link.episode(which)
-                assert body.digest == digest and packing.unpack(body, "here").sample == which.sample
+                assert body.digest == digest and codec.unpack(body, "here").sample == which.sample
             while step >= int((workdir / PACE).read_text(encoding="utf-8") or 0):
                 time.sleep(0.1)
                 signs.tick()

@@ -33,6 +33,8 @@ from jaxagent.engine import lm
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.model import ROWS
 from jaxagent.models import attention, exact, kernels, layers, logprobs, params, sharding, transformer
+from jaxagent.models.blocks import attention as attention_block
+from jaxagent.models.blocks import mlp
 from jaxagent.models.spec import ModelSpec
 
 ENGINES = ("64 slots, all at once", "7 slots, 7 at once", "K = 16, few pages")
@@ -50,19 +52,21 @@ def add_barriers(kind: str) -> None:
             x, w = jax.lax.optimization_barrier((x, w))
             return jax.lax.optimization_barrier(plain(equation, x, w, *rest, **more))
 
-        layers.contract = transformer.contract = logprobs.contract = contract
+        layers.contract = attention_block.contract = mlp.contract = logprobs.contract = contract
     if kind in ("products", "weights"):
         as_generation = exact._as_generation
         exact._as_generation = lambda *arguments: jax.lax.optimization_barrier(as_generation(*arguments))
 
 
-def whole(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, weights: params.Params, count: int) -> dict[str, Any]:
+def whole(
+    cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, weights: params.Params, count: int, engines: int
+) -> dict[str, Any]:
     """Part one: equal, same, largest and how many log-probs were compared."""
     rng = np.random.default_rng(0)
     episodes = workloads.ragged(0, count, exactness.PROMPT, spec.vocab_size, max_turns=3)
     first: list[exactness.Played] = []
     differences, same = [], []
-    for name in ENGINES:
+    for name in ENGINES[:engines]:
         changes, concurrency = exactness.ENGINES[name]
         engine = dataclasses.replace(cfg.engine, **changes)
         played, _ = exactness.play(
@@ -175,6 +179,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--barriers", choices=("none", "weights", "products"), default="none")
     parser.add_argument("--episodes", type=int, default=32)
+    parser.add_argument("--engines", type=int, default=len(ENGINES), help="how many of the engines sample")
     args = parser.parse_args()
     add_barriers(args.barriers)
     raw = search_r1.get_config()
@@ -186,7 +191,7 @@ def main() -> None:
         weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
     first = by_layer(cfg, spec, mesh, weights)
     result = {"device": jax.devices()[0].device_kind, "dtype": args.dtype, "barriers": args.barriers, "first": first}
-    print(json.dumps(result | whole(cfg, spec, mesh, weights, args.episodes)))
+    print(json.dumps(result | whole(cfg, spec, mesh, weights, args.episodes, args.engines)))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.slow_link_pinned import LIMIT_S, Link, beating
 from benchmarks.slow_proxy import SlowProxy
 from jaxagent.config import flags
-from jaxagent.data.packing import Packed
+from jaxagent.data.codec import Packed
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.lm import LanguageModel
@@ -33,14 +33,14 @@ from jaxagent.engine.scheduler import Scheduler
 from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.neighbours import Done
-from jaxagent.fleet.plan_of import plan_of
+from jaxagent.fleet.settings import plan_of
 from jaxagent.fleet.weight_fetch import WeightFetcher
 from jaxagent.fleet.weight_server import WeightServer
 from jaxagent.fleet.wire import Job, TaskRef
 from jaxagent.fleet.worker import EngineWorker
 from jaxagent.models.params import Params
 from jaxagent.runs.fleet import trees
-from jaxagent.runs.fleet.engine_weights import EngineVersions, blank, place
+from jaxagent.runs.fleet.engine_weights import EngineVersions, VersionReader, blank, place
 from jaxagent.runs.fleet.player import EnginePlayer
 from jaxagent.runs.parts import Parts, open_parts
 from tests import tiny_run
@@ -145,7 +145,8 @@ def engine(parts: Parts, driver: Driver, client: Client, folder: pathlib.Path) -
     own.mkdir()
     with WeightServer([own], TOKEN) as server:
         fetcher = WeightFetcher(own, TOKEN, server.url)
-        versions = EngineVersions(parts.cfg, parts.spec, parts.mesh, client, fetcher, own, folder / "none", LIMIT_S)
+        reader = VersionReader(folder / "none", own, fetcher, LIMIT_S)
+        versions = EngineVersions(parts.cfg, parts.spec, parts.mesh, client, reader)
         player = Player(parts, driver, versions, lambda: None, {}, server.numbers)
         facts = {"process": "engine", "source": server.url}
         worker = EngineWorker(client, player, facts, "in_flight", LIMIT_S)

@@ -14,6 +14,7 @@ Written by the source `arithmetic_plans`: splits as `arithmetic` has them, full.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Iterator, Mapping
@@ -55,6 +56,7 @@ def demonstration(row: Mapping[str, Any], estimate_frac: float, steps: int, role
       role_rows: with what executor and verifier say.
     """
     chance = random.Random(f"plan/{row['id']}")
+    prompt = functools.partial(prompts.prompt, style="compact", coder=False)
     whole, parts = expressions(row["metadata"]["program"])
     question, operations = row["prompt"], [WORDS[sign] for part in parts for sign in WORDS if f" {sign} " in part]
     if len(parts) == 1:
@@ -66,19 +68,19 @@ def demonstration(row: Mapping[str, Any], estimate_frac: float, steps: int, role
     else:
         todo = [(part, chance.choice((PYTHON, GENERATOR))) for part in parts]
     plan = f" {', '.join(operations)}"
-    said = [("planner", prompts.plan("compact", question, False), plan)]
+    said = [("planner", prompt("plan", question=question), plan)]
     memory: prompts.Memory = ()
     result = ""
     for number, (sub_goal, tool) in enumerate(todo, 1):
-        asked = prompts.step("compact", question, plan, memory, number, steps, False)
+        asked = prompt("step", memory=memory, question=question, plan=plan, number=number, steps=steps)
         said.append(("planner", asked, f"Context:\nSub-Goal: {sub_goal}\nTool Name: {tool}"))
         command = arithmetic_team.command(sub_goal, tool)
-        said.append(("executor", prompts.executor("compact", question, "", sub_goal, tool, False), command))
+        said.append(("executor", prompt("executor", sub_goal=sub_goal, tool=tool), command))
         result = _result(sub_goal, tool)
         memory += (prompts.action(tool, sub_goal, command, result),)
-        asked = prompts.verifier("compact", question, plan, memory, False)
+        asked = prompt("verifier", memory=memory, question=question)
         said.append(("verifier", asked, arithmetic_team.conclusion(question, asked)))
-    asked = prompts.final("compact", question, plan, memory, "boxed")
+    asked = prompt("final", memory=memory, question=question)
     said.append(("planner", asked, f" \\boxed{{{result}}}"))
     return [
         {

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.envs.terminal.task import TerminalTask
-from jaxagent.envs.terminal.verify import ScriptResult, VerifierError
+from jaxagent.envs.terminal.verify import VerifierError
+from jaxagent.sandbox.base import CommandResult
 
 PROGRAMS = ("sh", "python3", "git", "tar", "gzip", "awk", "sed", "grep", "find", "sort", "comm", "sha256sum")
 OUTPUT_BYTES = 100_000  # kept of a command's output: its beginning
@@ -49,13 +50,13 @@ class HomeWorkspace:
 
     async def run(
         self, command: str, *, timeout_s: float, cwd: str = "", env: Mapping[str, str] | None = None
-    ) -> ScriptResult:
+    ) -> CommandResult:
         """As `SandboxWorkspace` has it."""
         environment = {"HOME": str(self.folder), "PATH": _PATH, "LANG": "C.UTF-8", **(env or {})}
         script = f"{_LIMITS}; umask 022; {f'cd {shlex.quote(cwd)} && ' if cwd else ''}exec sh -c {shlex.quote(command)}"
         return await asyncio.to_thread(self._run, script, environment, timeout_s)
 
-    def _run(self, script: str, environment: Mapping[str, str], timeout_s: float) -> ScriptResult:
+    def _run(self, script: str, environment: Mapping[str, str], timeout_s: float) -> CommandResult:
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
                 ("sh", "-c", script),
@@ -82,7 +83,7 @@ class HomeWorkspace:
                 os.close(descriptor)
             status = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
             output.seek(0)
-            return ScriptResult(status, output.read(OUTPUT_BYTES).decode("utf-8", "replace"), timed_out)
+            return CommandResult(output.read(OUTPUT_BYTES), status, timed_out)
 
     async def copy_in(self, source: Path, path: str) -> None:
         """Refused."""

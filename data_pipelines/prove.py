@@ -30,8 +30,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags as absl_flags
-
 from jaxagent.config import Config, ConfigError, flags
 from jaxagent.config.command import Parser, count, exit_code
 from jaxagent.config.errors import failure_line
@@ -193,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options, rest = parser.parse_known_args(argv[1:])
         if options.out is not None and not options.out.is_dir():
             raise ConfigError(f"--out={options.out} must be a folder that is there.")
-        config = flags.parse_config([argv[0], *rest], absl_flags.FlagValues())
+        config = flags.parse_config([argv[0], *rest])
         return run(config, options, lambda line: print(line, flush=True))
 
     return exit_code(command)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxagent.config import ConfigError
+from jaxagent.envs.terminal.environment import own_image
 from jaxagent.envs.terminal.sandbox_workspace import SandboxWorkspace
 from jaxagent.envs.terminal.task import TerminalTask
 from jaxagent.envs.terminal.verify import VerifierError
@@ -18,7 +19,7 @@ from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox, SandboxError, Spec
 from jaxagent.sandbox.images import bases
 from jaxagent.sandbox.images.built import BuildError
-from jaxagent.sandbox.images.many import Images, TaskImage
+from jaxagent.sandbox.images.many import Images
 from jaxagent.sandbox.images.store import Store
 from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.pool import Pool
@@ -102,20 +103,11 @@ class ImageWorkspaces:
             if self._images is None:
                 self._backend = await choose.choose_backend(self._owner)
                 self._images = Images(self._backend, self._store, self._table, self._network, print)
-        image, limits = task.image, task.limits
-        wanted = TaskImage(
-            id=task.id,
-            dockerfile=image.dockerfile,
-            definition=image.definition,
-            name=image.name,
-            context=image.context or Path(),
-            timeout_s=limits.build_timeout_s,
-            directory=task.workdir or "/",
-        )
         try:
-            built = await self._images.get(wanted)
+            built = await self._images.get(own_image(task))
         except BuildError as error:
             raise VerifierError(str(error)) from error
+        limits = task.limits
         size = Limits(limits.memory_mb * MIB, limits.storage_mb * MIB, cpus=limits.cpus)
         return await self._backend.start(built.spec(size))
 

@@ -119,7 +119,7 @@ async def _attempt(task: TerminalTask, open_workspace: Open, works: bool) -> tup
     workspace = await open_workspace(task)
     try:
         await prepare(workspace, task)
-        said = (await solve(workspace, task)).output if works else ""
+        said = (await solve(workspace, task)).output.decode("utf-8", "replace") if works else ""
         if not await workspace.before_verification(task):
             raise VerifierError(f"{task.id}: no shell starts, or nothing can be written, after the solution.")
         return await verify(workspace, task), said

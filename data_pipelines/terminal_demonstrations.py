@@ -95,6 +95,6 @@ def _in_a_home(number: int, about: Mapping[str, Any]) -> str:
 async def _run(command: str) -> str:
     workspace = HomeWorkspace()
     try:
-        return (await workspace.run(command, timeout_s=_TIMEOUT_S)).output
+        return (await workspace.run(command, timeout_s=_TIMEOUT_S)).output.decode("utf-8", "replace")
     finally:
         await workspace.close()

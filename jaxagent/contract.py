@@ -111,6 +111,20 @@ def factors(chosen: Any, *arguments: Any) -> np.ndarray:
     return numbers(chosen, call(chosen, *arguments), expected, least=0.0, of=arguments[:1])
 
 
+def check_arrays(*arrays: Any, types: Any, rank: int | None = None) -> None:
+    """Refuses with an AssertionError arrays of several shapes, or of another rank or type: they would broadcast.
+
+    `types`: float, bool or int, of all arrays or of each; None = any.
+    """
+    import chex  # loads JAX, which a config is read without
+
+    if rank is not None:
+        chex.assert_rank(arrays, rank)
+    chex.assert_equal_shape(arrays)
+    if types is not None:
+        chex.assert_type(arrays, types)
+
+
 def number(chosen: Any, answer: Any, name: str, method: str = "__call__", above: float = -math.inf) -> float:
     """An answer that is to be one finite real number, more than `above`, of Python's, NumPy's or JAX's."""
     shape, dtype = getattr(answer, "shape", ()), getattr(answer, "dtype", None)

@@ -24,9 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags as absl_flags
-
-from jaxagent.config import Config, ConfigError, FleetConfig, flags, modern, nearest, parse
+from jaxagent.config import Config, ConfigError, FleetConfig, flags, modern, parse
 from jaxagent.config.command import Parser, count, exit_code, number, quiet_libraries
 from jaxagent.config.learner import RateConfig, RowsConfig
 from jaxagent.config.parse import missing_fields
@@ -75,11 +73,7 @@ def read_config(argv: Sequence[str]) -> Config:
     Raises:
       ConfigError: as `flags.parse_config`; also a flag that is none of this program's.
     """
-    for arg in argv[1:]:
-        name = arg.lstrip("-").partition("=")[0]
-        if arg.startswith("-") and name.partition(".")[0] != "config":
-            raise ConfigError(f"Unknown flag '{arg}'. {nearest(name, _names())}")
-    return flags.parse_config(argv, absl_flags.FlagValues(), stored_config)
+    return flags.parse_config(argv, vars(parser().parse_args([])), stored_config)
 
 
 def stored_config(workdir: str) -> Mapping[str, Any]:
@@ -140,7 +134,7 @@ def parser() -> argparse.ArgumentParser:
         help="so many, spread evenly over kinds; more tasks hold the fewer (default: data.num_eval)",
     )
     out.add_argument("--samples", type=count, help="attempts per task (default: 8; greedy: 1)")
-    out.add_argument("--k", type=_counts, help="of pass@k, with commas (default: 1,2,4,... up to the samples)")
+    out.add_argument("--k", type=counts, help="of pass@k, with commas (default: 1,2,4,... up to the samples)")
     out.add_argument(
         "--temperature", type=number(float, at_least(0)), help="0 = greedy (default: rl.sampling.temperature)"
     )
@@ -157,11 +151,8 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
-def _names() -> list[str]:
-    return [*vars(parser().parse_args([])), "config"]
-
-
-def _counts(text: str) -> tuple[int, ...]:
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers from 1 on, with commas."""
     return tuple(count(part) for part in text.split(","))
 
 

@@ -10,18 +10,15 @@ A length is a number of tokens (--lengths), of documents (--num_docs), or a file
 the same tasks; documents are read to their end, whatever env.max_turns says, and longer ones have more time (of --rows
 all have --config.env.episode_timeout_s). All lengths and files are looked at before the first is played: a length that
 no task's documents reach is refused, and where some do not reach it, a line under the table says how many. Results go
-to WORKDIR/evaluations/lengths_<policy>..., or --out: a folder per length, lengths.json and lengths.html, the curve with
-95 % intervals; both are written after every length, and lengths of earlier commands stay in them, unless they are of
-other weights or counted otherwise: then the command is refused. The last line of stdout is one JSON object. The same
-command again plays only what is missing.
+to WORKDIR/evaluations/lengths_<policy>..., or --out: a folder per length, lengths.json and lengths.html, the curve of
+the lengths that the command names with 95 % intervals; both are written after every length. The last line of stdout is
+one JSON object. The same command again, or one with more lengths, plays only what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import html
 import json
 import math
 import sys
@@ -31,14 +28,13 @@ from typing import Any
 
 from jaxagent import evaluate
 from jaxagent.config import Config, ConfigError
-from jaxagent.config.command import count, exit_code, quiet_libraries
+from jaxagent.config.command import exit_code, quiet_libraries
 from jaxagent.io import files
 from jaxagent.runs import devices
 
 NO_END = 1_000_000  # turns: a document is read to its end
 DOCUMENT_TOKENS = 256  # of one document, rather too many: only an episode's time follows from it
 FILE, CURVE = "lengths.json", "lengths.html"
-DIGEST = "policy_digest"  # in the file: of the weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,18 +59,15 @@ def parser() -> argparse.ArgumentParser:
     """The flags of this program, which are those of evaluate and what lengths there are."""
     out = evaluate.parser()
     out.prog, out.description = "python -m jaxagent.evaluate_lengths", __doc__
-    out.add_argument("--lengths", type=_counts, help="of documents, in tokens, with commas")
-    out.add_argument("--num_docs", type=_counts, help="numbers of documents, with commas")
+    out.add_argument("--lengths", type=evaluate.counts, help="of documents, in tokens, with commas")
+    out.add_argument("--num_docs", type=evaluate.counts, help="numbers of documents, with commas")
     out.add_argument("--rows", help="files of rows with contexts (docs: data_pipelines.long_qa), with commas")
     return out
 
 
 def lengths_of_command(options: argparse.Namespace) -> list[Length]:
-    """The lengths that a command names, each once, and takes the flags for them out of `options`.
-
-    Raises:
-      ConfigError: none of the three flags, or several; a length twice; rows that are none, or not for their split.
-    """
+    """The lengths that a command names, each once, and takes the flags for them out of `options`. Raises ConfigError:
+    none of the three flags, or several; a length twice; rows that are none, or not for their split."""
     flags = {name: options.__dict__.pop(name) for name in ("lengths", "num_docs", "rows")}
     length_flags = [name for name, value in flags.items() if value is not None]
     if len(length_flags) != 1:
@@ -141,11 +134,10 @@ def _run(argv: Sequence[str]) -> int:
         for length, length_config in zip(lengths, configs, strict=True)
     ]
     about = {
-        "policy": str(source), DIGEST: source.digest, "split": settings.split, "temperature": settings.temperature,
-        "seed": settings.seed, "score": config.env.score, "min_score": settings.min_score,
+        "policy": str(source), "policy_digest": source.digest, "split": settings.split,
+        "temperature": settings.temperature, "seed": settings.seed, "score": config.env.score,
+        "min_score": settings.min_score,
     }  # fmt: skip
-    names = [length.name for length in lengths]
-    earlier = points_of_earlier_commands(out, about, names)
     points: list[dict[str, Any]] = []
     for length, length_config, note in zip(lengths, configs, notes, strict=True):
         try:
@@ -155,79 +147,24 @@ def _run(argv: Sequence[str]) -> int:
             print(f"error: {error}{there}", file=sys.stderr)
             return 1
         points.append(curve.point(length.name, out / length.name) | {"note": note})
-        earlier = [point for point in earlier if point["name"] != length.name]
-        all_points = curve.ordered([*earlier, *points])
-        text = "\n".join((curve.table(all_points), *filter(None, (point.get("note") for point in all_points))))
+        ordered = curve.ordered(points)
+        text = "\n".join((curve.table(ordered), *filter(None, (point["note"] for point in ordered))))
         # At once: whatever fails later, what was played for hours is there to be read.
-        files.replace(out / CURVE, _page(f"{config.workdir}: {source}", all_points, text, config.env.score))
-        files.replace_json(out / FILE, {**about, "lengths": all_points, "to_play": names[len(points) :]})
+        files.replace(out / CURVE, curve.page(f"{config.workdir}: {source}", ordered, text, config.env.score))
+        to_play = [length.name for length in lengths[len(points) :]]
+        files.replace_json(out / FILE, {**about, "lengths": ordered, "to_play": to_play})
     print(text)
     print(json.dumps({"checkpoint": str(source), "score": config.env.score, "lengths": points, "out": str(out)}))
     return 0
 
 
-def points_of_earlier_commands(out: Path, about: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
-    """The points that earlier commands have written to a folder, less those that this one must count anew.
-
-    Args:
-      out: the folder.
-      about: what all its points have in common, as this command has it.
-      names: of the lengths of this command.
-
-    Raises:
-      ConfigError: they are of something else, or their file cannot be read.
-    """
-    from jaxagent.runs.evaluation import lengths as curve
-
-    path = out / FILE
-    if not path.is_file():
-        return []
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-        points = curve.ordered(before["lengths"])
-        curve.table(points)  # all that is needed of them is there
-        curve.series(points)
-        stored_facts = {name: before[name] for name in about if name in before}
-        points_and_facts = [(point, _facts_of_folder(out / point["name"]) | stored_facts) for point in points]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"'{path}' cannot be read: remove it, or set another --out.") from error
-    kept_points = []
-    for point, there in points_and_facts:
-        named = [name for name in about if name != "policy" or DIGEST not in there]  # a folder may go by two names
-        name = next((name for name in named if there.get(name, about[name]) != about[name]), None)
-        if name is None:
-            kept_points.append(point)
-        elif name != "min_score" or point["name"] not in names:  # else the same attempts are counted by the new one
-            of = f"{name} = {there[name]!r}, here it is {about[name]!r}"
-            raise ConfigError(f"'{path}' is of {of}: set another --out.")
-    return kept_points
-
-
-def _facts_of_folder(folder: Path) -> dict[str, Any]:
-    """What the folder of a length says of it: files of lengths did not say all of it at first."""
-    from jaxagent.runs.evaluation.run import EVALUATION_FILE
-
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        record = json.loads((folder / EVALUATION_FILE).read_text(encoding="utf-8"))
-        same = {name: record["evaluated"][name] for name in ("split", "temperature", "seed", "score")}
-        digest, least = record["evaluated"]["checkpoint"]["digest"], record["asked"]["min_score"]
-        return {**same, DIGEST: digest, "min_score": least}
-    return {}
-
-
 def note_on_tasks(config: Config, settings: Any, length: Length, source: Any) -> str:
     """Opens what an evaluation at a length will read; returns what is to be said under the table, "" = nothing.
-
-    Args:
-      config: of the length.
-      settings: the completed options of the evaluations.
-      length: one of the lengths that the command names.
-      source: the policy.
 
     Raises:
       ConfigError: tasks or documents that cannot be read, or none whose documents reach the length.
     """
-    from jaxagent.data.tasks import balanced_sample
+    from jaxagent.data.sources import balanced_sample
     from jaxagent.runs.checks import check
     from jaxagent.runs.evaluation import policy, run
     from jaxagent.runs.parts import open_parts
@@ -252,24 +189,6 @@ def note_on_tasks(config: Config, settings: Any, length: Length, source: Any) ->
         )
     many = "of 1 task end" if len(short) == 1 else f"of {len(short)} tasks end"
     return f"{length.name}: the documents {many} before it, of {len(tasks)} tasks" if short else ""
-
-
-def _page(title: str, points: Sequence[dict[str, Any]], text: str, score: str) -> str:
-    from jaxagent.observe import charts, report
-    from jaxagent.runs.evaluation import lengths as curve
-
-    chart = charts.line_chart(
-        curve.TITLE, curve.series(points), unit=True, x="tokens of the document", y=score, log_x=True
-    )
-    return report.document(
-        title,
-        f'<h1>{html.escape(title)}</h1><div class="charts">{chart}</div><h2>Results</h2>'
-        f'<pre class="config">{html.escape(text)}</pre>',
-    )
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(count(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

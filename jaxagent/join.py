@@ -24,15 +24,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from jaxagent.config import Config, ConfigError, disk, flags
-from jaxagent.config.command import Parser, count, exit_code, number, path_error, quiet_libraries
-from jaxagent.config.errors import EXIT_CODES, WaitedInVainError, ending_signals
-from jaxagent.config.ranges import at_least
+from jaxagent.config import Config, ConfigError, flags
+from jaxagent.config.command import Parser, amount, count, exit_code, path_error, quiet_libraries
+from jaxagent.config.errors import EXIT_CODES, WaitedInVainError, ending_signals, is_full_disk
 from jaxagent.fleet import local, server, settings
 from jaxagent.fleet.child import STACKS, VITALS
 from jaxagent.fleet.client import Client, ReplacedError
-from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.restarts import CRASHED
+from jaxagent.fleet.settings import plan_of
 from jaxagent.fleet.vitals import Vitals, register_stacks
 from jaxagent.fleet.worker import EngineWorker
 from jaxagent.runs import devices
@@ -64,7 +63,7 @@ def _unless_for_now(argv: Sequence[str]) -> None:
             raise
         raise WaitedInVainError(str(error)) from error
     except OSError as error:
-        if disk.is_full(error) or (line := path_error(error)) is None:
+        if is_full_disk(error) or (line := path_error(error)) is None:
             raise
         raise WaitedInVainError(line) from error
 
@@ -177,7 +176,7 @@ def _parser() -> Parser:
     parser.add_argument("--name", default="", help="of the process, in logs and messages; an engine's own folder, too")
     parser.add_argument("--host", default="127.0.0.1", help="by which other machines reach this process")
     parser.add_argument("--meet", default="", help="HOST:PORT where several trainer processes meet")
-    parser.add_argument("--rank", type=number(int, at_least(0)), default=0, help="of a trainer process")
+    parser.add_argument("--rank", type=amount, default=0, help="of a trainer process")
     parser.add_argument("--processes", type=count, default=1, help="trainer processes that meet")
     return parser
 

@@ -117,7 +117,7 @@ def rl_stage(
             state = programs.update.merged(workdir.restored(stage, state))
             experience.set_state(workdir.host["tasks"], workdir.step_of(stage))
         elif cfg.model.lora:
-            parts.keep_base(params)
+            parts.write_base(params)
         if stage == RL:  # in "opd" before it, roles without a path are still the policy
             parts.roles.freeze(functools.partial(parts.export, params))
         seams = connect(parts, workdir, driver, experience, before)
@@ -140,7 +140,8 @@ def rl_stage(
         episodes = [episode for group in chosen.sampled for episode in group.episodes]
         if cfg.log_episodes:
             workdir.log_episodes(stage, step, episodes)
-        sampled |= lag.gaps(programs, state, sink.weights_of, chosen.groups, step)
+        if rl.staleness:  # else the first update says it
+            sampled |= lag.gaps(programs, state, sink.weights_of, chosen.groups, step)
         state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
         sampled |= experience.record(chosen.sampled, step)
         metrics["policy/entropy_coefficient"] = entropy.applied

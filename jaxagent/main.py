@@ -52,12 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def help_text(config: Config | None = None, full: bool = False) -> str:
-    """The commands, the flags, and fields with their types, ranges, meanings, and values of a config.
-
-    Args:
-      config: whose values are shown.
-      full: every field, as `--helpfull` shows them; else those of `MATTER`.
-    """
+    """The commands, the flags, and fields with their types, ranges, meanings, and values of a config."""
     fields = [(field, _value(config, field)) for field in flags.fields()]
     if not full:  # of a field that several environments have the one with a value
         fields = [

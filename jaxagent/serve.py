@@ -30,14 +30,13 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from jaxagent.config import ConfigError, EngineConfig, MeshConfig
-from jaxagent.config.command import Parser, bound_socket, count, exit_code, number, port, seconds
-from jaxagent.config.ranges import at_least
+from jaxagent.config.command import Parser, amount, bound_socket, count, exit_code, port, seconds
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton, int8
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.requests import EngineSetup
-from jaxagent.engine.scoring import Scoring
+from jaxagent.engine.scoring import AnswerScores, scorer
 from jaxagent.gateway.chat import Ask, BadRequest
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
@@ -109,7 +108,7 @@ def open_gateway(
     tokenizer: Tokenizer,
     context: int,
     timeout_s: float,
-    scorer: Scoring | None = None,
+    scoring: AnswerScores | None = None,
     name: str = "policy",
     gauges: Mapping[str, float] | None = None,
 ) -> Gateway:
@@ -129,7 +128,7 @@ def open_gateway(
         task = f"conversation/{ask.seed}"  # the context itself is in the key of a session's randomness
         return Session(driver, renderer, tokenizer, limits, None, task, 0, 1, ask.user, timeout_s, patient=False)
 
-    completions = Completions(driver, tokenizer, context, timeout_s, scorer, name, gauges)
+    completions = Completions(driver, tokenizer, context, timeout_s, scoring, name, gauges)
     return Gateway(name, strict_name=True, one_shot=one_shot, also=completions, timeout_s=timeout_s)
 
 
@@ -148,12 +147,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--context", type=count, default=2048, help="tokens of the longest sequence")
     parser.add_argument("--slots", type=count, default=64, help="requests that generate at once")
-    parser.add_argument(
-        "--max_waiting", type=number(int, at_least(0)), default=256, help="requests that may wait for a slot"
-    )
+    parser.add_argument("--max_waiting", type=amount, default=256, help="requests that may wait for a slot")
     parser.add_argument(
         "--pages",
-        type=number(int, at_least(0)),
+        type=amount,
         default=0,
         help="of the cache; 0 = enough for all slots at full length",
     )
@@ -189,8 +186,8 @@ def serve(options: argparse.Namespace) -> None:
         with driver:
             print(f"compiling for {platform} ...", file=sys.stderr)
             driver.start(WARM_UP_TIMEOUT_S)
-            scorer = None if options.int8 else Scoring(driver.model.spec, driver.mesh)  # it takes plain arrays only
-            gateway = open_gateway(driver, tokenizer, options.context, options.timeout_s, scorer, options.model, gauges)
+            scores = None if options.int8 else scorer(driver.model.spec, driver.mesh)  # it takes plain arrays only
+            gateway = open_gateway(driver, tokenizer, options.context, options.timeout_s, scores, options.model, gauges)
             if options.host not in LOOPBACK:
                 print(f"--host={options.host}: there is no token, so whoever reaches it may use it", file=sys.stderr)
             print(f"serving '{options.model}' on http://{options.host}:{options.port}", file=sys.stderr)

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from jaxagent.config import Config, ConfigError, flags, nearest
 from jaxagent.config.command import Parser
 from jaxagent.fleet import local
-from jaxagent.fleet.plan_of import plan_of
-from jaxagent.fleet.settings import TOKEN_VARIABLE
+from jaxagent.fleet.settings import TOKEN_VARIABLE, plan_of
 
 TOKEN = TOKEN_VARIABLE  # the environment variable that holds the secret of a run
 JOIN = "python -m jaxagent.join"

@@ -1,7 +1,5 @@
 """The AgentFlow recipe end to end, in a run of seconds: scripted roles, and two weights on one mesh."""
 
-import json
-
 import pytest
 
 from configs import agentflow
@@ -11,7 +9,6 @@ from jaxagent.config import ConfigError
 from jaxagent.envs.agentflow import prompts
 from jaxagent.envs.agentflow.prompts import shortened_memory, without_middle
 from jaxagent.envs.agentflow.reading import PYTHON
-from jaxagent.observe import jsonl
 from jaxagent.runs import checks
 from tests import tiny_run
 
@@ -33,12 +30,8 @@ def test_a_tiny_run(tmp_path, sandbox, preset):
     if preset == "laptop-engines":
         flags += [f"--config.roles.{name}.context_tokens=256" for name in ("executor", "verifier")]
     assert cli.main(tiny_run.argv(tmp_path / "run", *flags, config="agentflow", preset=preset)) == 0
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["compiles_after_warmup"] == 0 and summary["eval/n"] == 8
-    last = list(jsonl.read(tmp_path / "run/metrics.jsonl"))[-1]
-    failures = ("timeout", "env_error", "engine_error", "cancelled")
-    assert last["step"] == 2 and not any(last[f"stop/{name}"] for name in failures)
-    assert last["logprob_gap/max"] == 0.0
+    summary, last = tiny_run.ended(tmp_path / "run")
+    assert summary["eval/n"] == 8 and last["logprob_gap/max"] == 0.0
     assert last["episode/trajectories"] >= 3 and last["episode/executor_replies"] >= 1
 
 
@@ -74,7 +67,9 @@ def test_what_a_published_policy_may_write_leaves_the_verifier_room_for_a_reply(
     env, verifier, long = cfg.env, cfg.roles["verifier"], "ab " * 20_000
     action = prompts.action(PYTHON, long, long, without_middle(long, env.result_chars))
     actions = shortened_memory((action,) * env.max_turns, env.step_chars)
-    shown = prompts.verifier(env.style, "q" * 1_000, without_middle(long, env.plan_chars), actions, env.coder)
+    shown = prompts.prompt(
+        "verifier", env.style, env.coder, actions, question="q" * 1_000, plan=without_middle(long, env.plan_chars)
+    )
     assert len(shown) / 3 + verifier.reply_tokens < verifier.context_tokens
 
 

@@ -13,21 +13,12 @@ from jaxagent.runs.evaluation import run as evaluation
 from tests.algorithms import test_compose, test_distill
 from tests.models import test_lora
 from tests.rollout import test_strategies
+from tests.tiny_run import put
 
 
 def under(prefix, changes):
     """{"kl__where": "loss"} by dotted names under a prefix."""
     return {f"{prefix}.{name.replace('__', '.')}": value for name, value in changes.items()}
-
-
-def put(raw, path, value):
-    """Sets a field of a plain config; sections that are off are opened."""
-    first, _, rest = path.partition(".")
-    if rest:
-        raw[first] = raw.get(first) or {}
-        put(raw[first], rest, value)
-    else:
-        raw[first] = {} if value == "on" else value
 
 
 ADAPTERS = {"model.lora.rank": 2}
@@ -74,7 +65,7 @@ def test_rows_may_lack_the_last_token_alone():
 def test_refused_by_every_command(changes, tmp_path, monkeypatch):
     raw = get_config().to_dict()
     for path, value in ({"workdir": str(tmp_path / "run")} | changes).items():
-        put(raw, path, value)
+        put(raw, path, {} if value == "on" else value)
     cfg = config.parse(raw)
     with pytest.raises(ConfigError) as refused:
         checks.check(cfg)

@@ -11,7 +11,7 @@ from jaxagent import config as schema
 from jaxagent.config import flags
 from jaxagent.config.parse import build
 from jaxagent.config.run import STAGE_SECTIONS
-from tests.tiny_run import ROOT
+from tests.tiny_run import ROOT, put
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +76,6 @@ def test_what_is_wrong_in_a_sequence_is_named(value, message):
         build(Sizes, {"sizes": value}, "config")
 
 
-def _set(raw: dict, path: str, value) -> None:
-    *sections, leaf = path.split(".")
-    for section in sections:
-        raw = raw.setdefault(section, {})
-    raw[leaf] = value
-
-
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
@@ -106,7 +99,7 @@ def _set(raw: dict, path: str, value) -> None:
 )
 def test_what_is_wrong_is_named_with_its_path(path, value, message):
     raw = _raw()
-    _set(raw, path, value)
+    put(raw, path, value)
     with pytest.raises(schema.ConfigError) as error:
         schema.parse(raw)
     assert message in str(error.value)

@@ -34,9 +34,9 @@ def group(*trajectories: Trajectory) -> Group:
 class Programs:
     """Score with whatever weights they are given, which are a version's number, off by `error`."""
 
-    def __init__(self, staleness=2, every=1, error=0.0):
+    def __init__(self, every=1, error=0.0):
         self.rl = types.SimpleNamespace(
-            staleness=staleness, rescore_every=every, rescores=staleness > 0 and every > 0, temperature=None,
+            rescore_every=every, rescores=every > 0, temperature=None,
             sampling=types.SimpleNamespace(temperature=1.0), steps=20,
         )  # fmt: skip
         self.update = types.SimpleNamespace(merged=lambda state: state)
@@ -55,8 +55,8 @@ class State(types.SimpleNamespace):
 
 def gaps(programs, *groups, held=lambda version: version, step=STEP):
     found = lag.gaps(programs, State(params=step), held, groups, step)
-    assert not found or tuple(found) == lag.METRICS
-    return [found[name] for name in lag.METRICS[:3]] if found else []
+    assert tuple(found) == lag.METRICS
+    return [found[name] for name in lag.METRICS[:3]]
 
 
 MIXED = group(trajectory(5, 5, None, 6), trajectory(7, None)), group(trajectory(None), trajectory(6, 7))
@@ -87,11 +87,6 @@ def test_what_is_not_scored_is_null_and_not_0():
         programs = Programs(every=every)
         found = gaps(programs, group(trajectory(step)), step=step)
         assert bool(programs.calls) == scored and found == ([0.0, 0.0, 1.0] if scored else [None] * 3)
-
-
-def test_on_policy_nothing_is_scored_again():
-    programs = Programs(staleness=0)
-    assert gaps(programs, *MIXED) == [] and not programs.calls
 
 
 def test_ages_by_hand():

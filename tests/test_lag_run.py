@@ -12,7 +12,8 @@ from jaxagent import main as cli
 from jaxagent.envs.search.environment import SearchAttempt
 from jaxagent.learner import checkpoint
 from tests import tiny_run
-from tests.test_sampling_run import FLAGS, by_length, numbers
+from tests.test_sampling_run import FLAGS, by_length
+from tests.tiny_run import numbers
 
 STALENESS, KEPT = 2, 2  # steps that the second run finds done
 

@@ -25,6 +25,7 @@ from jaxagent.runs.evaluation import policy as policies
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.types import TokenKind
 from tests import tiny_run
+from tests.tiny_run import numbers
 
 pytestmark = pytest.mark.slow  # whole runs, or what takes as long to prepare
 
@@ -34,15 +35,6 @@ STEPS = [("warm_start", s) for s in range(1, 7)] + [("rl", s) for s in range(5)]
 
 def steps(workdir: pathlib.Path) -> list[tuple[str, int]]:
     return [(record["stage"], record["step"]) for record in jsonl.read(workdir / "metrics.jsonl")]
-
-
-def numbers(workdir: pathlib.Path) -> list[dict]:
-    """Every record without what depends on the clock or on how turns were scheduled."""
-    apart = ("time/", "engine/", "tokens_per_s", "episode/cached_tokens")
-    return [
-        {name: value for name, value in record.items() if not name.startswith(apart) and not name.endswith("_s")}
-        for record in jsonl.read(workdir / "metrics.jsonl")
-    ]
 
 
 def summary(workdir: pathlib.Path) -> dict:

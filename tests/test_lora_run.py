@@ -16,7 +16,8 @@ from jaxagent.observe import jsonl
 from jaxagent.runs.evaluation import policy as policies
 from jaxagent.runs.parts import open_parts
 from tests import tiny_run
-from tests.test_loop import numbers, summary
+from tests.test_loop import summary
+from tests.tiny_run import numbers
 
 FLAGS = (
     "--config.warm_start.max_steps=2", "--config.warm_start.curriculum_steps=1", "--config.rl.steps=4",

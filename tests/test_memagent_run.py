@@ -17,7 +17,6 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine.requests import EngineError
 from jaxagent.envs.cast import Tokens
 from jaxagent.envs.memagent import documents, prompts
-from jaxagent.observe import jsonl
 from jaxagent.rollout.conversation import Conversation, encode_prompt
 from jaxagent.rollout.templates import Plain
 from jaxagent.runs import checks
@@ -50,11 +49,7 @@ def finished(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_tiny_run(finished):
-    summary = json.loads((finished / "summary.json").read_text())
-    assert summary["compiles_after_warmup"] == 0 and summary["logprob_gap_max"] == 0.0
-    last = list(jsonl.read(finished / "metrics.jsonl"))[-1]
-    failures = ("timeout", "env_error", "engine_error", "cancelled")
-    assert last["step"] == 2 and not any(last[f"stop/{name}"] for name in failures)
+    assert tiny_run.ended(finished)[0]["logprob_gap_max"] == 0.0
 
 
 @pytest.mark.slow
@@ -63,7 +58,7 @@ def test_every_memory_stands_in_the_next_prompt_as_it_was_sampled(finished):
     tokenizer = Tokenizer.load(finished / "tokenizer")
     style, eos = prompts.STYLES["compact"], set(tokenizer.eos_ids)
     found = documents.Documents(next(finished.glob("long_geography-*")) / documents.FILE)
-    episodes = episode_log.read(finished / "episodes").episodes
+    episodes = episode_log.read(finished / "episodes")[0]
     assert len(episodes) == 16
 
     def encoded(text):
@@ -107,82 +102,15 @@ def test_lengths_in_one_command(finished, tmp_path, capsys):
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert again == said
     assert evaluate_lengths.main([*command[:2], "--num_docs=1", "--greedy", "--tasks=2", "--k=2"]) == 2
-    one_more = [*command[:2], "--lengths=192", "--greedy", "--tasks=6", f"--out={out}"]
+    one_more = [*command[:2], "--lengths=192,96", "--greedy", "--tasks=6", f"--out={out}"]
     assert evaluate_lengths.main(one_more) == 0
-    (more,) = json.loads(capsys.readouterr().out.splitlines()[-1])["lengths"]
-    kept = json.loads((out / "lengths.json").read_text())
-    assert kept["lengths"] == [said["lengths"][0], more, said["lengths"][1]] and kept["to_play"] == []
+    more, first = json.loads(capsys.readouterr().out.splitlines()[-1])["lengths"]
+    written = json.loads((out / "lengths.json").read_text())
+    assert written["lengths"] == [first, more] == [said["lengths"][0], more] and written["to_play"] == []
     assert "192_tokens" in (out / "lengths.html").read_text()
     assert evaluate_lengths.main([*one_more, "--seed=7"]) == 2
-    assert "is of seed = 0, here it is 7: set another --out." in capsys.readouterr().err
-    assert json.loads((out / "lengths.json").read_text()) == kept
-    (tmp_path / "lengths.json").write_text('{"lengths": [7]}')
-    assert evaluate_lengths.main([*one_more[:-1], f"--out={tmp_path}"]) == 2
-    assert "lengths.json' cannot be read: remove it, or set another --out." in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_curve_keeps_its_lines_and_its_lengths_until_others_replace_them(unplayed, tmp_path, capsys, monkeypatch):
-    out = tmp_path / "curve"
-    ends = "the documents of 1 task end before it, of 2 tasks"
-    monkeypatch.setattr(evaluate_lengths, "note_on_tasks", lambda config, done, at, source: f"{at.name}: {ends}")
-    assert unplayed("--lengths=96,192", f"--out={out}")[0] == 0
-    before = json.loads((out / "lengths.json").read_text())
-    assert unplayed("--lengths=48", f"--out={out}")[0] == 0
-    page = (out / "lengths.html").read_text()
-    assert all(f"{name}_tokens: {ends}" in page for name in (48, 96, 192))
-    assert unplayed("--lengths=96,192", f"--out={out}", fails="192_tokens")[0] == 1
-    written = json.loads((out / "lengths.json").read_text())
-    assert written["lengths"][1:] == before["lengths"] and written["to_play"] == ["192_tokens"]
-    # What counts as solved may change where all lengths are counted again, and nowhere else.
-    capsys.readouterr()
-    assert unplayed("--lengths=48", "--min_score=0.5", f"--out={out}") == (2, [])
-    assert "is of min_score = 1.0, here it is 0.5: set another --out." in capsys.readouterr().err
-    assert unplayed("--lengths=48,96,192", "--min_score=0.5", f"--out={out}")[0] == 0
-    assert json.loads((out / "lengths.json").read_text())["min_score"] == 0.5
-
-
-POINT = {"name": "96_tokens", "document_tokens": 90.0, "chunks": 2.0, "dropped_tokens": 0.0, "replies_cut": 0.0,
-         "accuracy": 0.5, "low": 0.4, "high": 0.6, "tasks": 6, "attempts": 6, "failed": 0}  # fmt: skip
-ABOUT = {"policy": "rl step 4 (bundle 5)", "policy_digest": "ab", "split": "held_out", "temperature": 0.0, "seed": 0,
-         "score": "sub_em", "min_score": 1.0}  # fmt: skip
-
-
-def test_lengths_of_other_weights_are_refused_and_those_of_an_older_file_looked_up(tmp_path):
-    def said(**changes):
-        row = {name: value for name, value in (ABOUT | changes).items() if value is not None}
-        (tmp_path / "lengths.json").write_text(json.dumps(row | {"lengths": [POINT]}))
-
-    said()
-    assert evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT, ["384_tokens"]) == [POINT]
-    assert evaluate_lengths.points_of_earlier_commands(
-        tmp_path, ABOUT | {"policy": "the same folder, by another path"}, []
-    ) == [POINT]
-    for name, value in (("policy_digest", "cd"), ("seed", 7), ("split", "train"), ("score", "em"), ("temperature", 1)):
-        said(**{name: value})
-        with pytest.raises(ConfigError, match=f"is of {name} = .*{value}.*: set another --out"):
-            evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT, ["96_tokens"])
-    old = dict.fromkeys(name for name in ABOUT if name != "policy")
-    said(**old)
-    assert evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT, []) == [POINT]
-    with pytest.raises(ConfigError, match="is of policy = 'rl step 4"):
-        evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT | {"policy": "rl step 8 (bundle 9)"}, [])
-    evaluated = {"checkpoint": {"digest": "ab"}, "split": "held_out", "temperature": 0.0, "seed": 7, "score": "sub_em"}
-    (tmp_path / "96_tokens").mkdir()
-    (tmp_path / "96_tokens/evaluation.json").write_text(
-        json.dumps({"evaluated": evaluated, "asked": {"min_score": 1.0}})
-    )
-    with pytest.raises(ConfigError, match="is of seed = 7, here it is 0"):
-        evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT, [])
-    assert evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT | {"seed": 7}, []) == [POINT]
-
-
-@pytest.mark.parametrize("missing", [name for name in POINT if name != "name"])
-def test_a_damaged_file_of_lengths_is_told_before_anything_is_played(tmp_path, missing):
-    point = {name: value for name, value in POINT.items() if name != missing}
-    (tmp_path / "lengths.json").write_text(json.dumps(ABOUT | {"lengths": [point]}))
-    with pytest.raises(ConfigError, match=r"lengths.json' cannot be read: remove it, or set another --out"):
-        evaluate_lengths.points_of_earlier_commands(tmp_path, ABOUT, [])
+    assert "with seed = 0, here it is 7: set another --out." in capsys.readouterr().err
+    assert json.loads((out / "lengths.json").read_text()) == written
 
 
 @pytest.fixture
@@ -224,14 +152,16 @@ def test_all_lengths_are_looked_at_before_the_first_is_played(unplayed, tmp_path
 
 
 @pytest.mark.slow
-def test_what_was_played_is_written_before_the_next_length(unplayed, tmp_path, capsys):
-    out = tmp_path / "curve"
+def test_what_was_played_is_written_before_the_next_length(unplayed, tmp_path, capsys, monkeypatch):
+    out, ends = tmp_path / "curve", "the documents end before it"
+    monkeypatch.setattr(evaluate_lengths, "note_on_tasks", lambda config, done, at, source: f"{at.name}: {ends}")
     flags = ("--lengths=96,192", f"--out={out}")
     assert unplayed(*flags, fails="192_tokens") == (1, ["96_tokens", "192_tokens"])
     assert f"the engine is dead; 1 of 2 lengths are in {out}" in capsys.readouterr().err
     written = json.loads((out / "lengths.json").read_text())
     assert [point["name"] for point in written["lengths"]] == ["96_tokens"] and written["to_play"] == ["192_tokens"]
-    assert "<svg" in (out / "lengths.html").read_text()
+    page = (out / "lengths.html").read_text()
+    assert "<svg" in page and "96_tokens: the documents end before it" in page
     assert unplayed(*flags)[0] == 0
     assert json.loads((out / "lengths.json").read_text())["to_play"] == []
 

@@ -5,8 +5,6 @@ import functools
 import importlib
 import pathlib
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
@@ -17,6 +15,7 @@ from jaxagent.config import ConfigError, flags, overrides, relations
 from jaxagent.config.ranges import Range, at_least, between, more_than
 from jaxagent.config.run import STAGE_SECTIONS
 from jaxagent.runs import parts
+from tests.tiny_run import put
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NAN, INF = float("nan"), float("inf")
@@ -142,16 +141,6 @@ def cases(tree, path=()):
         yield from ((".".join(path), value) for value in tree)
 
 
-def put(raw: dict, path: str, value) -> None:
-    """Sets a field of a plain config; sections that are off, or that a recipe leaves to their defaults, are opened."""
-    first, _, rest = path.partition(".")
-    if rest:
-        raw[first] = raw.get(first) or {}
-        put(raw[first], rest, value)
-    else:
-        raw[first] = value
-
-
 def changed(changes: dict, recipe: str = "search_r1", chosen: Sequence[str] = ()) -> schema.Config:
     raw = importlib.import_module(f"configs.{recipe}").get_config().to_dict()
     raw = overrides.apply(raw, [tuple(choice.split("=", 1)) for choice in chosen])
@@ -269,13 +258,3 @@ def test_ranges(allowed, inside, outside, said):
     assert all(number in allowed for number in inside)
     assert not any(number in allowed for number in (*outside, NAN))
     assert str(allowed) == said
-
-
-def test_refused_before_jax_is_loaded():
-    code = (
-        "import sys; from jaxagent import main;"
-        "code = main.main(['main', '--config=configs/search_r1.py', '--config.rl.group_size=0']);"
-        "sys.exit(code if 'jax' not in sys.modules else 'jax was loaded')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, "error: config.rl.group_size must be at least 1, got 0.\n")

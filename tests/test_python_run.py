@@ -1,16 +1,12 @@
 """The Python recipes end to end in real sandboxes, in runs of seconds; and the presets too large to run."""
 
-import json
-
 import pytest
 
 from configs import code_agent, gsm8k_python
 from jaxagent import config as schema
 from jaxagent import main as cli
 from jaxagent.algorithms.objectives import OBJECTIVES
-from jaxagent.config import ConfigError
 from jaxagent.envs import Python
-from jaxagent.observe import jsonl
 from jaxagent.runs import checks
 from tests import tiny_run
 
@@ -24,13 +20,9 @@ def test_a_tiny_run(tmp_path, sandbox, config, family, capsys):
     flags = tiny_run.PYTHON_FLAGS.split()
     assert cli.main(tiny_run.argv(tmp_path / "run", *flags, config=config)) == 0
     assert "sandbox back end: " in capsys.readouterr().out
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["compiles_after_warmup"] == 0 and summary["eval/n"] == 8
-    assert summary["eval/solved_before_rl"] == summary["eval/solved_after_rl"] == 0.0
+    summary, _ = tiny_run.ended(tmp_path / "run")
+    assert summary["eval/n"] == 8 and summary["eval/solved_before_rl"] == summary["eval/solved_after_rl"] == 0.0
     assert f"eval/solved_{family}_after_rl" in summary and "eval/programs_after_rl" in summary
-    last = list(jsonl.read(tmp_path / "run/metrics.jsonl"))[-1]
-    failures = ("timeout", "env_error", "engine_error", "cancelled")
-    assert last["step"] == 2 and not any(last[f"stop/{name}"] for name in failures)
 
 
 @pytest.mark.parametrize(
@@ -53,15 +45,3 @@ def test_presets(config, preset):
     assert cfg.env.format == ("plain" if preset.startswith("laptop") else "fenced")
     assert cfg.stages == (("rl",) if preset.startswith("qwen") else ("warm_start", "rl"))
     assert type(cfg.rl.objective) is OBJECTIVES["gspo" if "gspo" in preset else "ppo_clip"]
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_an_unknown_preset_is_named(config):
-    with pytest.raises(ConfigError, match=r"has no preset 'labtop'\. Did you mean 'laptop'\?"):
-        CONFIGS[config].get_config("labtop")
-
-
-def test_tasks_of_another_family_are_refused(tmp_path, capsys):
-    flags = ("--config.env=python", "--config.env.judge=tests", "--config.stages=rl")
-    assert cli.main(tiny_run.argv(tmp_path / "run", *flags)) == 2
-    assert "makes tasks for the environment 'search', and config.env is 'python'" in capsys.readouterr().err

@@ -8,8 +8,8 @@ import pytest
 from jaxagent import main as cli
 from jaxagent.envs.base import Verdict
 from jaxagent.envs.search.environment import SearchAttempt
-from jaxagent.observe import jsonl
 from tests import tiny_run
+from tests.tiny_run import numbers
 
 FLAGS = tuple(
     f"--config.{flag}"
@@ -28,14 +28,6 @@ async def by_length(self, transcript):
     """A verifier that a random policy sometimes pleases, so that groups have signal and successes exist."""
     reward = float(len(transcript.response) % 2)
     return Verdict(reward, {"em": reward})
-
-
-def numbers(workdir):
-    apart = ("time/", "engine/", "tokens_per_s", "episode/cached_tokens")
-    return [
-        {name: value for name, value in record.items() if not name.startswith(apart) and not name.endswith("_s")}
-        for record in jsonl.read(workdir / "metrics.jsonl")
-    ]
 
 
 @pytest.mark.slow

@@ -73,6 +73,16 @@ def test_adapters_are_trained_last(tmp_path, capsys):
     assert "'rl' must be the last stage" in refused(capsys, tmp_path / "run", *flags)
 
 
+@pytest.mark.parametrize(
+    ("env", "source", "own"),
+    [("terminal", "search", ()), ("python", "search", ("--config.env.judge=tests",)), ("search", "coding", ())],
+)
+def test_tasks_of_another_family_are_refused(tmp_path, capsys, env, source, own):
+    made = ["--config.data.source=fixes"] if source == "coding" else []
+    line = refused(capsys, tmp_path / "run", f"--config.env={env}", *own, *made, "--config.stages=rl")
+    assert f"makes tasks for the environment '{source}', and config.env is '{env}'" in line
+
+
 def test_a_second_process_on_one_workdir_changes_nothing(tmp_path, capsys):
     """Least of all what the first is writing just now: a bundle without its final name."""
     half = tmp_path / "run/checkpoints/5.orbax-checkpoint-tmp-1"

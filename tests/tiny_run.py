@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
 import sys
+
+from jaxagent.observe import jsonl
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -68,6 +71,38 @@ def argv(workdir: pathlib.Path, *extra: str, preset: str = "laptop", config: str
     if "warm_start" not in stages:
         every = [flag for flag in every if not flag.startswith("--config.warm_start.")]
     return ["main", file, f"--config.workdir={workdir}", *every]
+
+
+def ended(workdir: pathlib.Path, step: int = 2, *failures: str) -> tuple[dict, dict]:
+    """The summary and the last record of a run that has come to `step`, compiled nothing late, and failed no attempt.
+
+    `failures` are the reasons that may not occur, by default all.
+    """
+    summary = json.loads((workdir / "summary.json").read_text())
+    last = list(jsonl.read(workdir / "metrics.jsonl"))[-1]
+    failures = failures or ("timeout", "env_error", "engine_error", "cancelled")
+    assert summary["compiles_after_warmup"] == 0
+    assert last["step"] == step and not any(last[f"stop/{name}"] for name in failures)
+    return summary, last
+
+
+def numbers(workdir: pathlib.Path) -> list[dict]:
+    """Every record without what depends on the clock or on how turns were scheduled."""
+    apart = ("time/", "engine/", "tokens_per_s", "episode/cached_tokens")
+    return [
+        {name: value for name, value in record.items() if not name.startswith(apart) and not name.endswith("_s")}
+        for record in jsonl.read(workdir / "metrics.jsonl")
+    ]
+
+
+def put(raw: dict, path: str, value) -> None:
+    """Sets a field of a plain config; sections that are off, or that a recipe leaves to their defaults, are opened."""
+    first, _, rest = path.partition(".")
+    if rest:
+        raw[first] = raw.get(first) or {}
+        put(raw[first], rest, value)
+    else:
+        raw[first] = value
 
 
 def start(workdir: pathlib.Path, *extra: str) -> subprocess.Popen:

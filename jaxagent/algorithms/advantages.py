@@ -14,6 +14,7 @@ import dataclasses
 from typing import Any, Literal
 
 from jaxagent.config.ranges import PositiveInt
+from jaxagent.contract import check_arrays
 
 Array = Any  # numpy.ndarray or jax.Array
 
@@ -23,19 +24,12 @@ WHITEN_EPSILON = 1e-8  # added to the variance, as verl does
 
 def check_groups(rewards: Array, mask: Array) -> None:
     """Refuses with an AssertionError what is not float[N, G] and bool[N, G]: other shapes would broadcast."""
-    import chex  # loads jax, which a config is read without
-
-    chex.assert_rank([rewards, mask], 2)
-    chex.assert_equal_shape([rewards, mask])
-    chex.assert_type([rewards, mask], [float, bool])
+    check_arrays(rewards, mask, types=[float, bool], rank=2)
 
 
 def alone(mask: Array) -> Array:
     """bool[N, 1]: groups planned with several attempts of which at most one counts. Args: mask as above."""
-    import chex
-
-    chex.assert_rank(mask, 2)
-    chex.assert_type(mask, bool)
+    check_arrays(mask, types=bool, rank=2)
     xp = mask.__array_namespace__()
     return (xp.sum(mask, axis=1, keepdims=True) < 2) & (mask.shape[1] > 1)
 
@@ -60,10 +54,7 @@ def whiten(values: Array, mask: Array) -> Array:
 
     Fewer than two of them, or equal ones, become 0.
     """
-    import chex
-
-    chex.assert_equal_shape([values, mask])
-    chex.assert_type([values, mask], [float, bool])
+    check_arrays(values, mask, types=[float, bool])
     xp = values.__array_namespace__()
     values = xp.where(mask, values, 0.0)
     count = xp.sum(mask)
@@ -103,19 +94,13 @@ def group_mean_std(rewards: Array, mask: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-    """What is common to advantages that compare the attempts of a group."""
-
-    drop_zero_signal: bool = False  # leave out groups whose rewards are all equal
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupAdvantage(Comparison):
+class GroupAdvantage:
     """One number per attempt: rewards float[N, G] and mask bool[N, G] of those that count -> float[N, G], 0 elsewhere.
 
     Runs on NumPy.
     """
 
+    drop_zero_signal: bool = False  # leave out groups whose rewards are all equal
     multi_trajectory: Literal["full", "divide", "statistics"] = "full"  # an episode of several: see estimate.py
 
     def __call__(self, rewards: Array, mask: Array) -> Array:

@@ -28,17 +28,11 @@ class Aggregation:
     """The factor of every token of a sequence is 1 / `divisor`."""
 
     def __call__(self, counts: Array, episodes: Array | None = None) -> Array:
-        """The factors float[n]; 0 for a sequence without tokens.
+        """The factors float[n] of sequences with so many tokens in the mask, int or float [n]; 0 where none are.
 
-        Args:
-          counts: int or float [n], tokens in the mask of each sequence.
-          episodes: int [n], the episode of each sequence; None: each has one of its own.
+        `episodes` int [n]: the episode of each sequence; None: each has one of its own.
         """
-        import chex  # loads jax, which a config is read without
-
-        chex.assert_rank(counts, 1)
-        if episodes is not None:
-            chex.assert_equal_shape([counts, episodes])
+        contract.check_arrays(counts, *(() if episodes is None else (episodes,)), types=None, rank=1)
         xp = counts.__array_namespace__()
         sequences = xp.maximum(xp.sum(counts > 0), 1)
         divisor = contract.call(self, counts, sequences, episodes, method="divisor")
@@ -100,15 +94,9 @@ AGGREGATIONS: dict[str, type] = {
 
 
 def normalise(streams: Sequence[Streams], names: Sequence[str], aggregation: Aggregation) -> list[Streams]:
-    """Scales relative weights to the factors of the loss.
+    """All sequences of ONE optimiser update, with the relative weights named scaled to the factors of the loss.
 
-    Args:
-      streams: all sequences of ONE optimiser update.
-      names: the weight streams to scale, each over its own non-zero tokens.
-      aggregation: one of `AGGREGATIONS`.
-
-    Returns:
-      The same sequences in the same order with the named weights scaled (float64 inside, float32 out).
+    Each is scaled over its own non-zero tokens (float64 inside, float32 out).
     """
     # Sequences that belong to no episode get one of their own.
     episodes = np.array([s.episode if s.episode >= 0 else -1 - i for i, s in enumerate(streams)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from jaxagent.algorithms.advantages import BestOfK, Comparison, GroupAdvantage, MaxRL, NoReward
+from jaxagent.algorithms.advantages import BestOfK, GroupAdvantage, MaxRL, NoReward
 from jaxagent.algorithms.aggregate import Aggregation
 from jaxagent.algorithms.corrections import OPSM, Importance, Mask
 from jaxagent.algorithms.echo import Denominator
@@ -23,32 +23,25 @@ from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.contract import name_of
 
+_NO_KL_IN_REWARD = {  # what it would do
+    BilevelGAE: "would lose the KL of a turn's tokens for the turns before it with rl.advantage='gae_bilevel', which "
+    "reads the rewards at ends of turns",
+    MaxRL: "would make rewards negative, of which rl.advantage='maxrl' makes nothing",
+    NoReward: "does nothing with rl.advantage='no_reward'",
+}
+
 
 def check(rl: RLConfig) -> None:
-    """Refuses combinations that cannot mean anything, before any device work.
-
-    Raises:
-      ConfigError: naming the fields.
-    """
+    """Raises ConfigError for combinations that cannot mean anything, before any device work; it names the fields."""
     advantage = rl.advantage
     _check_own(rl)
     if isinstance(advantage, BestOfK) and advantage.k > rl.group_size:
         raise ConfigError(f"rl.advantage.k must be 1 to rl.group_size ({rl.group_size}), got {advantage.k}.")
     _check_correction(rl)
     _check_on_policy(rl)
-    in_reward = rl.kl_in("reward") is not None
-    if in_reward and isinstance(advantage, BilevelGAE):
-        raise ConfigError(
-            "rl.kl.where='reward' would lose the KL of a turn's tokens for the turns before it with "
-            "rl.advantage='gae_bilevel', which reads the rewards at ends of turns: use 'loss' or 'advantage'."
-        )
-    if in_reward and isinstance(advantage, MaxRL):
-        raise ConfigError(
-            "rl.kl.where='reward' would make rewards negative, of which rl.advantage='maxrl' makes nothing: use 'loss' "
-            "or 'advantage'."
-        )
-    if in_reward and isinstance(advantage, NoReward):
-        raise ConfigError("rl.kl.where='reward' does nothing with rl.advantage='no_reward': use 'loss' or 'advantage'.")
+    for kind, what in _NO_KL_IN_REWARD.items():
+        if rl.kl_in("reward") is not None and isinstance(advantage, kind):
+            raise ConfigError(f"rl.kl.where='reward' {what}: use 'loss' or 'advantage'.")
     if isinstance(rl.objective, NoObjective):
         _check_auxiliary(rl)
     if rl.positive_nll and rl.replay and rl.replay.use == "nll":
@@ -79,11 +72,7 @@ def _check_own(rl: RLConfig) -> None:
 
 
 def extend(chosen: Any, field: str, *bases: type, module: str = "") -> None:
-    """Refuses what is none of `bases`, which can be imported from one module: the first one's where none is named.
-
-    Raises:
-      ConfigError: names the field, the class and what it must extend.
-    """
+    """Raises ConfigError for what is none of `bases`, which one `module` has: the first one's where none is named."""
     if not isinstance(chosen, bases):
         *others, last = [base.__qualname__ for base in bases]
         names = f"{', '.join(others)} or {last}" if others else last
@@ -155,7 +144,7 @@ def _check_distill(rl: RLConfig) -> None:
             f"distill.teacher.path='{distill.teacher.path}' is an address: a server is given as "
             f"distill.teacher=http with distill.teacher.url={distill.teacher.path}."
         )
-    if isinstance(rl.advantage, Comparison) and rl.advantage.drop_zero_signal:
+    if not isinstance(rl.advantage, TokenAdvantage) and rl.advantage.drop_zero_signal:
         raise ConfigError(
             "distill needs rl.advantage.drop_zero_signal=False: where rewards are equal the teacher still judges."
         )

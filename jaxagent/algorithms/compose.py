@@ -37,16 +37,10 @@ from jaxagent.types import Group
 def streams(
     groups: Sequence[Group], rl: RLConfig, progress: float, scores: ModelScores = NO_SCORES
 ) -> tuple[list[Streams], dict[str, float | None]]:
-    """Runs the configured algorithm on one rollout batch.
+    """Runs the configured algorithm on one rollout batch; `progress` is the steps done over those planned.
 
-    Args:
-      groups: finished groups.
-      rl: the stage's config.
-      progress: steps done / steps planned.
-      scores: what models say of `sampled_trajectories(groups)`, as far as a choice reads it.
-
-    Returns:
-      Streams with relative weights (only sequences that take part), and counts for the metrics; of no groups neither.
+    `scores`: what models say of `sampled_trajectories(groups)`, as far as a choice reads it. Returns streams with
+    relative weights (only sequences that take part), and counts for the metrics; of no groups neither.
     """
     if not groups:
         return [], {}
@@ -81,15 +75,8 @@ def mini_batches(sequences: Sequence[Streams], rl: RLConfig, seed: Sequence[int]
 
     The trajectories of an episode stay together. Episodes that the policy term learns from and those that are there for
     an auxiliary term alone (ECHO's of silent groups, replayed successes) are parted evenly each for itself: since every
-    update normalises on its own, a token would otherwise weigh the more, the fewer of the former its update has.
-
-    Args:
-      sequences: what `streams` gave.
-      rl: the stage's config.
-      seed: of the shuffle, e.g. (run seed, step).
-
-    Yields:
-      Sequences whose weights are normalised over that update. Empty parts are left out.
+    update normalises on its own, a token would otherwise weigh the more, the fewer of the former its update has. Empty
+    parts are left out. `seed`: of the shuffle, e.g. (run seed, step).
     """
     by_episode = itertools.groupby(enumerate(sequences), lambda at: at[1].episode if at[1].episode >= 0 else -1 - at[0])
     episodes = [[sequence for _, sequence in members] for _, members in by_episode]
@@ -211,13 +198,7 @@ class EntropyControl:
 def next_coefficient(coefficient: float, entropy: float, config: EntropyControlConfig) -> tuple[float, bool]:
     """c + step where entropy < target, c - step where entropy > target, kept in [0, maximum]; and entropy <= target.
 
-    Args:
-      coefficient: c.
-      entropy: measured, nats per token.
-      config: target, step, maximum.
-
-    Returns:
-      The next coefficient, and whether the bonus is applied at all.
+    The entropy is measured in nats per token. The second result is whether the bonus is applied at all.
     """
     change = config.step * ((entropy < config.target) - (entropy > config.target))
     return min(max(coefficient + change, 0.0), config.maximum), entropy <= config.target

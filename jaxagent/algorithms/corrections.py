@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 
 from jaxagent import contract
+from jaxagent.algorithms.late import jax, jnp
 from jaxagent.config.ranges import NonNegativeFloat, ZeroToOne, at_least
 
 if TYPE_CHECKING:
-    import jax
-
     from jaxagent.algorithms.policy_loss import Tokens
     from jaxagent.algorithms.streams import Sample
 
@@ -105,11 +104,7 @@ class Mask(Importance):
 
 
 def _log_ratio(old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.ndarray:
-    import chex  # loads jax, which a config is read without
-
-    chex.assert_rank([old_logprobs, behaviour_logprobs], 1)
-    chex.assert_equal_shape([old_logprobs, behaviour_logprobs])
-    chex.assert_type([old_logprobs, behaviour_logprobs], float)
+    contract.check_arrays(old_logprobs, behaviour_logprobs, types=float, rank=1)
     return old_logprobs.astype(np.float64) - behaviour_logprobs.astype(np.float64)
 
 
@@ -164,8 +159,6 @@ class OPSM:
 
     def __call__(self, tokens: Tokens) -> jax.Array:
         """The factors of the per-token loss, f32[...]."""
-        import jax.numpy as jnp
-
         drift = tokens.sequence_mean(tokens.old_logprobs - tokens.logprobs)
         return jnp.where((tokens.advantages < 0) & (drift > self.delta), 0.0, 1.0)
 

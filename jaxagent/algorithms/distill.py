@@ -21,12 +21,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import chex
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxagent import contract
+from jaxagent.algorithms.late import jax, jnp
 from jaxagent.types import Trajectory
 
 Array = Any  # numpy.ndarray or jax.Array
@@ -51,32 +49,22 @@ class Support(NamedTuple):
 
 
 def sampled_advantages(student_logprobs: Array, teacher_logprobs: Array, mask: Array) -> Array:
-    """log q - log p of the sampled tokens: an advantage, without a gradient of its own.
+    """log q - log p, float[T], of the tokens that the student sampled, an advantage without a gradient of its own.
 
-    Args:
-      student_logprobs, teacher_logprobs: float[T], anything outside the mask.
-      mask: bool[T] tokens that the student sampled.
-
-    Returns:
-      float[T], 0 outside the mask. Runs on NumPy and JAX arrays.
+    0 outside the mask, bool[T], where the log-probs may be anything. Runs on NumPy and JAX arrays.
     """
-    chex.assert_equal_shape([student_logprobs, teacher_logprobs, mask])
-    chex.assert_type([student_logprobs, teacher_logprobs, mask], [float, float, bool])
+    contract.check_arrays(student_logprobs, teacher_logprobs, mask, types=[float, float, bool])
     xp = student_logprobs.__array_namespace__()
     difference = xp.where(mask, teacher_logprobs, 0.0) - xp.where(mask, student_logprobs, 0.0)
     return difference if xp is np else jax.lax.stop_gradient(difference)
 
 
 def renormalise(scores: jax.Array, support: jax.Array, temperature: float) -> jax.Array:
-    """log softmax(scores / temperature) over the support, f32[..., V]; 0 outside it.
+    """log softmax(scores / temperature) over the support, f32[..., V]; 0 outside it, and where it is empty.
 
-    Args:
-      scores: float[..., V] logits, or log-probs (then the temperature is 1); anything (inf, nan) outside the support.
-      support: bool[..., V]; where it is empty everything is 0.
-      temperature: positive.
+    `scores` are logits, or log-probs (then the temperature is 1); anything (inf, nan) outside the support.
     """
-    chex.assert_equal_rank([scores, support])  # a support of [..., 1] is a live token's whole vocabulary
-    chex.assert_type([scores, support], [float, bool])
+    _check_support(support, scores)
     # Double where: what is not in the support must give neither a value nor a gradient, whatever it holds.
     scores = jnp.where(support, scores.astype(jnp.float32), 0.0) / temperature
     return jnp.where(support, jax.nn.log_softmax(jnp.where(support, scores, _EXCLUDED)), 0.0)
@@ -84,10 +72,14 @@ def renormalise(scores: jax.Array, support: jax.Array, temperature: float) -> ja
 
 def kl(a: jax.Array, b: jax.Array, support: jax.Array) -> jax.Array:
     """KL(a || b) = sum exp(a) (a - b) over the support, f32[...], of log-probs f32[..., V] that `renormalise` gave."""
-    chex.assert_equal_shape([a, b])
-    chex.assert_equal_rank([a, support])
-    chex.assert_type([a, b, support], [float, float, bool])
+    _check_support(support, a, b)
     return jnp.sum(jnp.where(support, jnp.exp(a) * (a - b), 0.0), axis=-1)
+
+
+def _check_support(support: jax.Array, *scores: jax.Array) -> None:
+    """A support of [..., 1] is a live token's whole vocabulary."""
+    contract.check_arrays(*scores, types=float)
+    contract.check_arrays(support, types=bool, rank=scores[0].ndim)
 
 
 def divergences(divergence: Any, student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
@@ -99,20 +91,14 @@ def divergences(divergence: Any, student: jax.Array, teacher: jax.Array, support
 
 
 def support_of(which: str, teacher: Scores, student_ids: np.ndarray) -> Support:
-    """The support of one trajectory, with the teacher's log-probs in it.
+    """The support of one trajectory, with the teacher's log-probs in it: [T, C], [T, K] or [T, C + K].
 
-    Args:
-      which: "student" (its top-k tokens), "teacher" (its own) or "union".
-      teacher: its scores; the candidates it was asked about are `student_ids`.
-      student_ids: i32[T, C] the student's most likely tokens; not read for "teacher".
-
-    Returns:
-      i32 and f32 [T, C], [T, K] or [T, C + K]. A token that is in both top-k's counts once.
+    `which`: "student", whose most likely tokens are `student_ids` i32[T, C], the candidates that the teacher was asked
+    about; "teacher" (its own top-k); or "union", where a token that is in both counts once.
     """
     if which == "teacher":
         return Support(teacher.top_ids, teacher.top_logprobs)
-    chex.assert_rank([student_ids, teacher.top_ids], 2)
-    chex.assert_equal_shape([student_ids, teacher.candidate_logprobs])
+    contract.check_arrays(student_ids, teacher.candidate_logprobs, types=[int, float], rank=2)
     if which == "student":
         return Support(student_ids, teacher.candidate_logprobs)
     twice = (teacher.top_ids[:, :, None] == student_ids[:, None, :]).any(axis=2)

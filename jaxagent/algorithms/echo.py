@@ -20,6 +20,7 @@ import dataclasses
 import numpy as np
 
 from jaxagent.config.ranges import PositiveFloat
+from jaxagent.contract import check_arrays
 from jaxagent.types import TokenKind
 
 _EPSILON = 1e-3  # published; keeps an empty denominator harmless
@@ -33,20 +34,12 @@ _TARGET_KINDS = {
 
 
 def target_mask(kinds: np.ndarray, targets: str, max_tokens: int) -> np.ndarray:
-    """Which tokens are predicted.
+    """Which tokens are predicted, bool[T], of kinds u8[T]; never the first, which nothing predicts.
 
-    Args:
-      kinds: u8[T], TokenKind of each token.
-      targets: "env_only", "full_observation" (everything inside an observation), "warning_only" or "warning_plus_env".
-      max_tokens: the first so many targets of the sequence are kept; 0 = all.
-
-    Returns:
-      bool[T]; never True for the first token, which nothing predicts.
+    `targets`: "env_only", "full_observation" (everything inside an observation), "warning_only" or "warning_plus_env".
+    `max_tokens`: the first so many targets of the sequence are kept; 0 = all.
     """
-    import chex  # loads jax, which a config is read without
-
-    chex.assert_rank(kinds, 1)
-    chex.assert_type(kinds, int)
+    check_arrays(kinds, types=int, rank=1)
     mask = np.isin(kinds, _TARGET_KINDS[targets])
     mask[:1] = False
     if max_tokens > 0:
@@ -79,14 +72,9 @@ class Denominator:
     def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
         """The factor of every target of a sequence, f64[n], before the coefficient.
 
-        Args:
-          targets: f64[n] of each sequence of the update.
-          observed: f64[n] observation tokens of each, warnings included.
+        From the targets of each sequence of the update, and its observation tokens, warnings included: f64[n].
         """
-        import chex
-
-        chex.assert_rank([targets, observed], 1)
-        chex.assert_equal_shape([targets, observed])
+        check_arrays(targets, observed, types=float, rank=1)
         return 1.0 / self.divisor(targets, observed, max(len(targets), 1))
 
     def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:

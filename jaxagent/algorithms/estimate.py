@@ -30,7 +30,7 @@ import jax
 import numpy as np
 
 from jaxagent import contract
-from jaxagent.algorithms.advantages import Comparison, GroupAdvantage, alone, whiten, zero_signal
+from jaxagent.algorithms.advantages import GroupAdvantage, alone, whiten, zero_signal
 from jaxagent.algorithms.distill import sampled_advantages
 from jaxagent.algorithms.estimators import Estimate, TokenAdvantage, TokenPath, TurnAdvantage
 from jaxagent.algorithms.policy_loss import kl_estimate
@@ -212,7 +212,7 @@ _ROWS = 64  # trajectories per call: a static shape, so that nothing compiles tw
 
 
 def compared(
-    advantage: Comparison, rewards: np.ndarray, mask: np.ndarray, read: np.ndarray, *states: Any
+    advantage: GroupAdvantage | TurnAdvantage, rewards: np.ndarray, mask: np.ndarray, read: np.ndarray, *states: Any
 ) -> np.ndarray:
     """What an advantage that compares attempts says of them: float as `rewards`, finite where bool `read`.
 

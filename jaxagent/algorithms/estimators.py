@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxagent.algorithms.advantages import GroupAdvantage as GroupAdvantage
 from jaxagent.algorithms.advantages import (
-    Comparison,
     GroupMean,
     GroupMeanBatchStd,
     GroupMeanStd,
@@ -32,7 +32,6 @@ from jaxagent.algorithms.advantages import (
     alone,
     group_mean_std,
 )
-from jaxagent.algorithms.advantages import GroupAdvantage as GroupAdvantage
 from jaxagent.algorithms.gae import (
     GAE,
     AdaptiveGAE,
@@ -49,12 +48,13 @@ from jaxagent.algorithms.gae import Estimate as Estimate
 from jaxagent.algorithms.gae import TokenAdvantage as TokenAdvantage
 from jaxagent.algorithms.gae import TokenPath as TokenPath
 from jaxagent.config.ranges import NonNegativeFloat, ZeroToOne
+from jaxagent.contract import check_arrays
 
 Array = Any  # numpy.ndarray or jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class TurnAdvantage(Comparison):
+class TurnAdvantage:
     """One number per turn: rewards float[N, G, K] and mask bool[N, G, K] -> float[N, G, K], 0 where masked out.
 
     The episode's reward is in its last turn's. One that reads states is called with them too, i64[N, G, K]: turns of a
@@ -62,6 +62,7 @@ class TurnAdvantage(Comparison):
     """
 
     reads_states: ClassVar[bool] = False
+    drop_zero_signal: bool = False  # leave out groups whose rewards are all equal
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
         raise NotImplementedError
@@ -114,11 +115,7 @@ class GiGPO(TurnAdvantage):
 
 
 def _check_turns(*arrays: Array) -> None:
-    import chex
-
-    chex.assert_rank(arrays, 3)
-    chex.assert_equal_shape(arrays)
-    chex.assert_type(arrays, [float, bool, int][: len(arrays)])
+    check_arrays(*arrays, types=[float, bool, int][: len(arrays)], rank=3)
 
 
 ADVANTAGES: dict[str, type] = {

@@ -9,37 +9,26 @@ No jax before an entry is called: a config is read without it. Axis letter: T to
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
+from jaxagent.algorithms.late import jax, jnp
 from jaxagent.algorithms.value_losses import Squared
 from jaxagent.config.choice import Choice
 from jaxagent.config.learner import OptimizerConfig
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ZeroToOne
-
-if TYPE_CHECKING:
-    import jax
+from jaxagent.contract import check_arrays
 
 Array = Any  # numpy.ndarray or jax.Array
 
 
 def check_tokens(mask: jax.Array, *streams: jax.Array) -> None:
     """Refuses with an AssertionError what is not bool[T] and float[T]: other shapes would broadcast."""
-    import chex  # loads jax, which a config is read without
-
-    chex.assert_rank(mask, 1)
-    chex.assert_equal_shape([mask, *streams])
-    chex.assert_type([mask, *streams], [bool, *[float] * len(streams)])
+    check_arrays(mask, *streams, types=[bool, *[float] * len(streams)], rank=1)
 
 
 def turn_starts(mask: jax.Array, turns: jax.Array) -> jax.Array:
     """bool[T]: the first action token of each turn. Reversed arguments, reversed result: the last ones."""
-    import chex
-    import jax
-    import jax.numpy as jnp
-
-    check_tokens(mask)
-    chex.assert_equal_shape([mask, turns])
-    chex.assert_type(turns, int)
+    check_arrays(mask, turns, types=[bool, int], rank=1)
 
     def step(before: jax.Array, token: tuple) -> tuple:
         is_action, turn = token
@@ -54,21 +43,11 @@ def gae(
     """delta_k = r_k + gamma v_{k+1} - v_k;  A_k = delta_k + gamma lam A_{k+1}, over action tokens k, and v_end = 0.
 
     See "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (Schulman et al.,
-    arXiv 1506.02438), eq. 16.
-
-    Args:
-      rewards: f32[T], the reward of emitting each token.
-      values: f32[T], the value of the state each token was sampled in.
-      mask: bool[T], True for action tokens. What stands elsewhere in the inputs is never read.
-      gamma: discount per action token.
-      lam: lambda of the exponential average, a number or f32[].
+    arXiv 1506.02438), eq. 16. Arguments as in `TokenPath`; `lam` may be f32[].
 
     Returns:
       advantages and returns (advantages + values), f32[T], 0 outside the mask.
     """
-    import jax
-    import jax.numpy as jnp
-
     check_tokens(mask, rewards, values)
 
     def step(carry: tuple, token: tuple) -> tuple:
@@ -138,8 +117,6 @@ class Return(TokenAdvantage):
     gamma: ZeroToOne = 1.0  # discount per action token
 
     def __call__(self, path: TokenPath) -> Estimate:
-        import jax.numpy as jnp
-
         return Estimate(*gae(path.rewards, jnp.zeros_like(path.rewards), path.mask, self.gamma, 1.0), path.mask)
 
 
@@ -168,8 +145,6 @@ class AdaptiveGAE(TokenAdvantage):
     critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
 
     def __call__(self, path: TokenPath) -> Estimate:
-        import jax.numpy as jnp
-
         length = jnp.maximum(jnp.sum(path.mask), 1)
         lam = jnp.maximum(1.0 - 1.0 / (self.alpha * length), 0.0)
         advantages, _ = gae(path.rewards, path.values, path.mask, self.gamma, lam)
@@ -177,8 +152,7 @@ class AdaptiveGAE(TokenAdvantage):
         return Estimate(advantages, returns, path.mask)
 
 
-@dataclasses.dataclass(frozen=True)
-class VTrace(TokenAdvantage):
+class VTrace(GAE):
     """Off-policy returns, with rho_bar = min(1, rho) and c = lam min(1, rho), rho = p_old / p_behaviour of each token.
 
         delta_t = rho_bar_t (r_t + gamma V_{t+1} - V_t);   e_t = delta_t + gamma c_t e_{t+1};   return_t = V_t + e_t
@@ -188,14 +162,8 @@ class VTrace(TokenAdvantage):
     """
 
     reads_old: ClassVar[bool] = True
-    gamma: ZeroToOne = 1.0  # discount per action token
-    lam: ZeroToOne = 1.0
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
 
     def __call__(self, path: TokenPath) -> Estimate:
-        import jax
-        import jax.numpy as jnp
-
         gamma, lam, inside = self.gamma, self.lam, _inside(path)
         rho = jnp.exp(jnp.minimum(inside.log_rho, 0.0))
 
@@ -213,7 +181,7 @@ class VTrace(TokenAdvantage):
 
 
 @dataclasses.dataclass(frozen=True)
-class TurnVTrace(TokenAdvantage):
+class TurnVTrace(GAE):
     """V-trace whose time step is a turn, for a critic of turns.
 
     R_k is the sum of the turn's token rewards, V_k the value of the state in which its first token was sampled, and
@@ -223,13 +191,8 @@ class TurnVTrace(TokenAdvantage):
 
     reads_old: ClassVar[bool] = True
     gamma: ZeroToOne = 1.0  # discount per turn
-    lam: ZeroToOne = 1.0
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
 
     def __call__(self, path: TokenPath) -> Estimate:
-        import jax
-        import jax.numpy as jnp
-
         gamma, lam, inside = self.gamma, self.lam, _inside(path)
         starts = turn_starts(path.mask, path.turns)
 
@@ -256,21 +219,16 @@ class TurnVTrace(TokenAdvantage):
         return Estimate(advantages, returns, starts)
 
 
-@dataclasses.dataclass(frozen=True)
-class TurnGAE(TokenAdvantage):
+class TurnGAE(TurnVTrace):
     """GAE whose time step is a turn: delta_k = R_k + gamma V_{k+1} - V_k, A_k = delta_k + gamma lam A_{k+1}.
 
     `TurnVTrace` of samples that are the policy's own.
     """
 
-    gamma: ZeroToOne = 1.0  # discount per turn
-    lam: ZeroToOne = 1.0
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
+    reads_old = False
 
     def __call__(self, path: TokenPath) -> Estimate:
-        import jax.numpy as jnp
-
-        return TurnVTrace(self.gamma, self.lam)(path._replace(log_rho=jnp.zeros_like(path.log_rho)))
+        return super().__call__(path._replace(log_rho=jnp.zeros_like(path.log_rho)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,9 +248,6 @@ class BilevelGAE(TokenAdvantage):
     critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
 
     def __call__(self, path: TokenPath) -> Estimate:
-        import jax
-        import jax.numpy as jnp
-
         gamma, lam, turn_gamma, inside = self.gamma, self.lam, self.turn_gamma, _inside(path)
         ends = turn_starts(path.mask[::-1], path.turns[::-1])[::-1]
 
@@ -313,8 +268,6 @@ class BilevelGAE(TokenAdvantage):
 
 def _inside(path: TokenPath) -> TokenPath:
     """The path, checked, with 0 outside the mask."""
-    import jax.numpy as jnp
-
     check_tokens(path.mask, path.rewards, path.values, path.log_rho)
     rewards, values, log_rho = (jnp.where(path.mask, x, 0.0) for x in (path.rewards, path.values, path.log_rho))
     return TokenPath(rewards, values, path.mask, path.turns, log_rho)

@@ -19,6 +19,7 @@ import numpy as np
 from jaxagent.algorithms.advantages import group_mean_std
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import FiniteFloat
+from jaxagent.contract import check_arrays
 from jaxagent.types import Group
 
 PREFERENCES = "preferences"  # of a task's metadata: feature -> weight
@@ -31,12 +32,9 @@ class Preferences:
     A task has weights of its own in metadata["preferences"]: {"accuracy": 1, "cost": 0.5, "search": -0.2}, of these
     three and of whatever its environment counts as "calls_NAME". The weights here hold where a task has none, and no
     tool has one then. The environment must count "cost" and "latency_s".
-
-    Attributes:
-      weighs: the counters that the weights here are for.
     """
 
-    weighs: ClassVar[Sequence[str]] = ("cost", "latency_s")
+    weighs: ClassVar[Sequence[str]] = ("cost", "latency_s")  # the counters that the weights here are for
 
     accuracy: FiniteFloat = 1.0
     cost: FiniteFloat = 0.5
@@ -99,17 +97,12 @@ class Decoupled:
 
 
 def normalised(features: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Each feature, scaled to [0, 1] between its least and its largest value in the group.
+    """Each feature of f64[G, K], scaled to [0, 1] between its least and its largest value in the group, f64[G, K].
 
-    f64[G, K] features and bool[G] of the attempts that count -> f64[G, K].
-    A feature that is the same in all attempts that count is 0: it says nothing. So is an attempt that does not count,
-    which changes no minimum and no maximum.
+    `mask` bool[G] is of the attempts that count. A feature that is the same in all of these is 0: it says nothing. So
+    is an attempt that does not count, which changes no minimum and no maximum.
     """
-    import chex  # loads jax, which a config is read without
-
-    chex.assert_rank([features, mask], [2, 1])
-    chex.assert_equal_shape_prefix([features, mask], 1)
-    chex.assert_type([features, mask], [float, bool])
+    check_arrays(features[..., 0], mask, types=[float, bool], rank=1)
     if not mask.any():
         return np.zeros_like(features)
     low, high = features[mask].min(axis=0), features[mask].max(axis=0)
@@ -123,20 +116,10 @@ def preferred(features: np.ndarray, weights: np.ndarray, correct: np.ndarray, ma
     "ToolOrchestra" (Su et al., arXiv 2511.21689), the section on rewards: the vector of an attempt is its outcome, its
     cost and its latency (both negative, so that less is more) and how often it used each tool; the weights are the
     user's preferences. Its published code gives cost and latency a plus in the last step, by which more is better;
-    this is the paper's.
-
-    Args:
-      features: f64[G, K].
-      weights: f64[K] of the features.
-      correct: bool[G].
-      mask: bool[G] attempts that count.
+    this is the paper's. Features f64[G, K], weights f64[K] of them, and bool[G]: correct, and attempts that count.
     """
-    import chex
-
-    chex.assert_rank([weights, correct], 1)
-    chex.assert_equal_shape([correct, mask])
-    chex.assert_equal(features.shape[1:], weights.shape)
-    chex.assert_type([weights, correct], [float, bool])
+    check_arrays(features[0], weights, types=float, rank=1)
+    check_arrays(features[..., 0], correct, mask, types=[float, bool, bool], rank=1)
     return np.where(correct & mask, normalised(features, mask) @ weights, 0.0)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
+from jaxagent.algorithms.late import jax, jnp
 from jaxagent.config.ranges import NonNegativeFloat, PositiveFloat, ZeroToOne, more_than
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ class PPOClip:
     clip_high: NonNegativeFloat = 0.2
 
     def __call__(self, tokens: Tokens) -> Losses:
-        import jax.numpy as jnp
-
         plain = -tokens.ratio * tokens.advantages
         clipped = -jnp.clip(tokens.ratio, 1.0 - self.clip_low, 1.0 + self.clip_high) * tokens.advantages
         return jnp.maximum(plain, clipped), (clipped > plain).astype(jnp.float32)
@@ -48,8 +47,6 @@ class DualClip(PPOClip):
     clip_dual: Annotated[float, more_than(1)] = 3.0  # the loss is at most so many times the advantage's size
 
     def __call__(self, tokens: Tokens) -> Losses:
-        import jax.numpy as jnp
-
         loss, clipped = super().__call__(tokens)
         bound = -self.clip_dual * tokens.advantages
         capped = (tokens.advantages < 0) & (loss > bound)
@@ -70,9 +67,6 @@ class GSPO:
     clip_high: NonNegativeFloat = 4e-4
 
     def __call__(self, tokens: Tokens) -> Losses:
-        import jax
-        import jax.numpy as jnp
-
         own = tokens.logprobs - jax.lax.stop_gradient(tokens.logprobs)  # 0, with the gradient of log p
         mean = tokens.sequence_mean(tokens.logprobs - tokens.old_logprobs)
         mean = jnp.clip(jax.lax.stop_gradient(mean), -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
@@ -94,9 +88,6 @@ class GMPO:
     clip_high: NonNegativeFloat = 0.4
 
     def __call__(self, tokens: Tokens) -> Losses:
-        import jax
-        import jax.numpy as jnp
-
         log_ratio, positive = tokens.logprobs - tokens.old_logprobs, tokens.advantages > 0
         bounded = jnp.where(positive, jnp.minimum(log_ratio, self.clip_high), jnp.maximum(log_ratio, -self.clip_low))
         mean = jnp.clip(jax.lax.stop_gradient(tokens.sequence_mean(bounded)), -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
@@ -118,9 +109,6 @@ class DPPO:
     cap: PositiveFloat = 20.0  # of the ratio, as a number
 
     def __call__(self, tokens: Tokens) -> Losses:
-        import jax
-        import jax.numpy as jnp
-
         moved = jax.lax.stop_gradient(jnp.exp(tokens.logprobs) - jnp.exp(tokens.old_logprobs))
         ratio = jax.lax.stop_gradient(jnp.minimum(tokens.ratio, self.cap))
         outside = jnp.where(tokens.advantages > 0, moved > self.high, moved < -self.low)
@@ -138,9 +126,6 @@ class CISPO:
     clip_high: NonNegativeFloat = 0.28
 
     def __call__(self, tokens: Tokens) -> Losses:
-        import jax
-        import jax.numpy as jnp
-
         ratio = jax.lax.stop_gradient(tokens.ratio)
         bounded = jnp.clip(ratio, 1.0 - self.clip_low, 1.0 + self.clip_high)
         return -bounded * tokens.advantages * tokens.logprobs, (bounded != ratio).astype(jnp.float32)
@@ -158,9 +143,6 @@ class SoftGate:
     tau_negative: PositiveFloat = 1.05  # and elsewhere
 
     def __call__(self, tokens: Tokens) -> Losses:
-        import jax
-        import jax.numpy as jnp
-
         tau = jnp.where(tokens.advantages > 0, self.tau_positive, self.tau_negative)
         gate = jax.nn.sigmoid(tau * (tokens.ratio - 1.0)) * (4.0 / tau)
         return -gate * tokens.advantages, jnp.zeros_like(gate)
@@ -171,8 +153,6 @@ class ImportanceSampling:
     """-r A: the policy gradient corrected for the policy that sampled, with no bound on how far it goes."""
 
     def __call__(self, tokens: Tokens) -> Losses:
-        import jax.numpy as jnp
-
         return -tokens.ratio * tokens.advantages, jnp.zeros_like(tokens.logprobs)
 
 
@@ -181,8 +161,6 @@ class Reinforce:
     """-A log p (Williams, 1992): no ratio, so that of a step's updates only the first is exact."""
 
     def __call__(self, tokens: Tokens) -> Losses:
-        import jax.numpy as jnp
-
         return -tokens.advantages * tokens.logprobs, jnp.zeros_like(tokens.logprobs)
 
 
@@ -191,8 +169,6 @@ class NoObjective:
     """0: auxiliary terms alone are trained."""
 
     def __call__(self, tokens: Tokens) -> Losses:
-        import jax.numpy as jnp
-
         return jnp.zeros_like(tokens.logprobs), jnp.zeros_like(tokens.logprobs)
 
 

@@ -17,12 +17,12 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 
-import chex
 import jax
 import numpy as np
 
 from jaxagent.algorithms.streams import Streams, action_mask
 from jaxagent.algorithms.supervised import Pair
+from jaxagent.contract import check_arrays
 from jaxagent.types import Episode, TokenKind, Trajectory
 
 # z f32[...], y f32[...] -> loss f32[...] per episode, before its weight.
@@ -72,11 +72,9 @@ def split(episodes: Sequence[Episode], held_out_frac: float) -> tuple[list[Episo
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Area under the ROC curve: how often a success (label True) outscores a failure, ties half. NaN without both.
+    """Area under the ROC curve of scores f[N] and labels bool[N]: how often a success (label True) outscores a failure.
 
-    Args:
-      scores: f[N].
-      labels: bool[N].
+    Ties count half. NaN without both.
     """
     _check(scores, labels)
     good, bad = np.sort(scores[labels]), np.sort(scores[~labels])
@@ -101,9 +99,7 @@ def best_threshold(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _check(scores: np.ndarray, labels: np.ndarray) -> None:
-    chex.assert_rank([scores, labels], 1)
-    chex.assert_equal_shape([scores, labels])
-    chex.assert_type([scores, labels], [float, bool])
+    check_arrays(scores, labels, types=[float, bool], rank=1)
 
 
 def _at_end(trajectory: Trajectory, weight: float, label: float) -> Streams:

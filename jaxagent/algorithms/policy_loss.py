@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -32,15 +31,10 @@ from jaxagent.config import ConfigError
 
 
 def sequence_mean(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> jax.Array:
-    """The mean over the masked targets of each target's own sequence, at every target of it.
+    """The mean of f32[B, R] over the targets of each target's own sequence in the mask, at every target of it.
 
-    Args:
-      values: f32[B, R]; what stands outside the mask is never read.
-      mask: bool[B, R].
-      sequence: i32[B, R] which sequence a target belongs to; equal ids stand side by side, in one row.
-
-    Returns:
-      f32[B, R]; 0 for a sequence without masked targets.
+    What stands outside the mask, bool[B, R], is never read; a sequence without masked targets has 0. `sequence`
+    i32[B, R]: which one a target belongs to; equal ids stand side by side, in one row.
     """
     _check(values, mask, sequence)
     total = _total(sequence)
@@ -55,9 +49,7 @@ def sequence_sum(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> jax
 
 
 def _check(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> None:
-    chex.assert_rank([values, mask, sequence], 2)
-    chex.assert_equal_shape([values, mask, sequence])
-    chex.assert_type([values, mask, sequence], [float, bool, int])
+    contract.check_arrays(values, mask, sequence, types=[float, bool, int], rank=2)
 
 
 def _total(sequence: jax.Array) -> Callable[[jax.Array], jax.Array]:
@@ -140,8 +132,8 @@ def tokens_of(
     **more: jax.Array | None,
 ) -> Tokens:
     """The tokens of packed rows, f32[B, R] each; mask and sequence as of `segments.sequence_sum`."""
-    chex.assert_equal_shape([logprobs, old_logprobs, advantages, mask, sequence])  # others would broadcast
-    chex.assert_type([logprobs, old_logprobs, advantages, mask, sequence], [float, float, float, bool, int])
+    types = [float, float, float, bool, int]
+    contract.check_arrays(logprobs, old_logprobs, advantages, mask, sequence, types=types)
     old_logprobs, advantages, more = jax.lax.stop_gradient((old_logprobs, advantages, more))
 
     def mean(values: jax.Array) -> jax.Array:
@@ -165,8 +157,7 @@ def kl_estimate(logprobs: Array, reference_logprobs: Array, estimator: str) -> A
     Raises:
       ValueError: unknown estimator.
     """
-    chex.assert_equal_shape([logprobs, reference_logprobs])
-    chex.assert_type([logprobs, reference_logprobs], float)
+    contract.check_arrays(logprobs, reference_logprobs, types=float)
     xp = logprobs.__array_namespace__()
     d = logprobs - reference_logprobs
     match estimator:

@@ -164,15 +164,10 @@ PUBLISHED: dict[str, PublishedAlgorithm] = {
 
 
 def apply(config: ConfigDict, name: str, critic: ConfigDict) -> None:
-    """Makes the `rl` section of a config file that of `PUBLISHED[name]`.
+    """Makes the `rl` section of a run's config that of `PUBLISHED[name]`. Raises ConfigError for an unknown name.
 
-    Args:
-      config: of the whole run: Dr. GRPO's constant is the most tokens that an episode of it can sample.
-      name: of the algorithm.
-      critic: the run's, for an algorithm that has one, where `config` has none.
-
-    Raises:
-      ConfigError: unknown name.
+    Dr. GRPO's constant is the most tokens that an episode can sample. `critic`: for an algorithm that has one, where
+    `config` has none.
     """
     if name not in PUBLISHED:
         raise ConfigError(f"No published algorithm '{name}'. {nearest(name, PUBLISHED)}")

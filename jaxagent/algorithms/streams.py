@@ -64,11 +64,7 @@ class Sample:
 
 
 def samples(groups: Sequence[Group], scores: ModelScores) -> list[Sample]:
-    """The samples of a batch, in the order of `sampled_trajectories(groups)`.
-
-    Raises:
-      ValueError: scores that are not one per trajectory.
-    """
+    """The samples of a batch, in the order of `sampled_trajectories(groups)`; scores are one per trajectory."""
     walked = list(_walk(groups))
     columns = (scores.reference, scores.old, scores.values, scores.teacher, scores.students)
     rows = zip(*([None] * len(walked) if column is None else column for column in columns), strict=True)
@@ -188,8 +184,7 @@ class Streams:
     ) -> Streams:  # fmt: skip
         """Streams of a trajectory; those not named are 0, corrections 1, old log-probs those recorded when sampled.
 
-        Raises:
-          ValueError: a stream that is not a vector as long as the trajectory.
+        Raises ValueError for a stream that is not a vector as long as the trajectory.
         """
         length = len(trajectory)
         for name, stream in streams.items():

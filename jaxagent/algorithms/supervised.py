@@ -33,12 +33,9 @@ from jaxagent.types import Episode, Group, TokenKind, Trajectory
 
 
 def sft(demonstrations: Sequence[Trajectory], observations: bool, mode: str = "token_mean") -> list[Streams]:
-    """Mean cross-entropy over the demonstrated tokens of one optimiser update.
+    """Mean cross-entropy, by tokens or by sequences, over the demonstrated tokens of one optimiser update.
 
-    Args:
-      demonstrations: all sequences of the update.
-      observations: also train on observation and warning tokens (the warm start's curriculum).
-      mode: "token_mean" or "sequence_mean".
+    `observations`: also over those that the environment wrote (the warm start's curriculum).
     """
     kinds = [TokenKind.ACTION, TokenKind.OBSERVATION, TokenKind.WARNING] if observations else [TokenKind.ACTION]
     streams = []
@@ -72,12 +69,9 @@ def distinct(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def pairs(groups: Sequence[Group], per_task: int, min_gap: float) -> list[Pair]:
-    """The best attempt with the worst, the second best with the second worst, ...
+    """The best attempt at a task with the worst, the second best with the second worst, ...: at most `per_task` pairs.
 
-    Args:
-      groups: attempts by task.
-      per_task: most pairs of one task.
-      min_gap: least difference of rewards; whatever it is, equal rewards make no pair.
+    Rewards differ by `min_gap` or more; whatever it is, equal rewards make no pair.
     """
     chosen = []
     for group in groups:
@@ -97,18 +91,10 @@ def dpo_streams(
     length_normalised: bool,
     nll_coefficient: float,
 ) -> tuple[list[Streams], dict[str, float]]:
-    """The weighted NLL that has DPO's gradient, and DPO's own metrics.
+    """The weighted NLL that has DPO's gradient, normalised streams per trajectory of one update's pairs; and metrics.
 
-    Args:
-      batch: P pairs, all of one optimiser update.
-      logprobs: f32[T] per trajectory of the pairs in order: under the parameters that the update starts from.
-      reference: the same under the reference.
-      beta: how dear it is to leave the reference.
-      length_normalised: divide an episode's sum by its action tokens.
-      nll_coefficient: alpha.
-
-    Returns:
-      Streams per trajectory, normalised, and "dpo/loss", "dpo/nll", "dpo/accuracy" (pairs with m > 0), "dpo/margin".
+    `logprobs`: f32[T] per trajectory of the pairs in order, under the parameters that the update starts from;
+    `reference`: the same under the reference. `nll_coefficient` is alpha. "dpo/accuracy": pairs with m > 0.
     """
     masks = [action_mask(t).astype(np.float64) for pair in batch for t in pair.trajectories]
     for of_trajectory in zip(masks, logprobs, reference, strict=True):

@@ -6,13 +6,14 @@ The formulas are in `distill.py`. No jax before a loss is called: a config is re
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import numpy as np
+
+from jaxagent.algorithms.distill import kl
+from jaxagent.algorithms.late import jax, jnp
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, Seconds, between
-
-if TYPE_CHECKING:
-    import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +90,6 @@ class ReverseKL(Divergence):
     """KL(student || teacher): the student keeps to what the teacher finds likely (MiniLLM, arXiv 2306.08543)."""
 
     def __call__(self, student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
-        import jax
-
-        from jaxagent.algorithms.distill import kl
-
         return kl(student, jax.lax.stop_gradient(teacher), support)
 
 
@@ -100,10 +97,6 @@ class ForwardKL(Divergence):
     """KL(teacher || student): the student covers all that the teacher does."""
 
     def __call__(self, student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
-        import jax
-
-        from jaxagent.algorithms.distill import kl
-
         return kl(jax.lax.stop_gradient(teacher), student, support)
 
 
@@ -118,12 +111,6 @@ class JSD(Divergence):
     beta: Annotated[float, between(0, 1, without="both")] = 0.5  # the teacher's share of the mixture
 
     def __call__(self, student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
-        import jax
-        import jax.numpy as jnp
-        import numpy as np
-
-        from jaxagent.algorithms.distill import kl
-
         teacher = jax.lax.stop_gradient(teacher)
         mixture = jnp.logaddexp(teacher + np.log(self.beta), student + np.log1p(-self.beta))
         return self.beta * kl(teacher, mixture, support) + (1.0 - self.beta) * kl(student, mixture, support)

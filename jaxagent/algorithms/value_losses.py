@@ -9,12 +9,11 @@ No jax before an entry is called: a config is read without it. Axis letter: N bi
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
+from jaxagent.algorithms.late import jax, jnp
 from jaxagent.config.ranges import FiniteFloat, NonNegativeFloat, PositiveFloat, at_least
-
-if TYPE_CHECKING:
-    import jax
+from jaxagent.contract import check_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +28,7 @@ class Squared:
     value_clip: NonNegativeFloat = 0.5  # in units of reward; 0 = not clipped
 
     def __call__(self, outputs: jax.Array, old_values: jax.Array, returns: jax.Array) -> tuple[jax.Array, jax.Array]:
-        import chex
-        import jax
-        import jax.numpy as jnp
-
-        chex.assert_equal_shape([outputs, old_values, returns])
-        chex.assert_type([outputs, old_values, returns], float)
+        check_arrays(outputs, old_values, returns, types=float)
         old_values, returns = jax.lax.stop_gradient((old_values, returns))
         plain = 0.5 * jnp.square(outputs - returns)
         if self.value_clip == 0:
@@ -81,22 +75,15 @@ class Categorical:
         raise NotImplementedError
 
     def __call__(self, outputs: jax.Array, old_values: jax.Array, returns: jax.Array) -> tuple[jax.Array, jax.Array]:
-        import chex
-        import jax
-        import jax.numpy as jnp
-
-        chex.assert_shape(outputs, (*returns.shape, self.bins))
-        chex.assert_type([outputs, returns], float)
         goal = jax.lax.stop_gradient(self.target(returns))
+        check_arrays(outputs, goal, types=float)
+        check_arrays(returns, types=float)
         own = jnp.where(goal > 0, goal * jnp.log(jnp.where(goal > 0, goal, 1.0)), 0.0)
         loss = jnp.sum(own - goal * jax.nn.log_softmax(outputs, axis=-1), axis=-1)
         return loss, jnp.zeros_like(returns)
 
     def values(self, outputs: jax.Array) -> jax.Array:
         """The expectations, f32[...]: the mean of the bins' centres. 0 logits: the middle."""
-        import jax
-        import jax.numpy as jnp
-
         return jax.nn.softmax(outputs, axis=-1) @ (self.low + self.width * (jnp.arange(self.bins) + 0.5))
 
 
@@ -111,12 +98,9 @@ class HLGauss(Categorical):
     sigma: PositiveFloat = 0.75  # standard deviation of the target, in bin widths
 
     def target(self, returns: jax.Array) -> jax.Array:
-        import jax.numpy as jnp
-        from jax.scipy.special import erf
-
         edges = self.low + self.width * jnp.arange(self.bins + 1)
         returns = jnp.clip(returns, self.low, self.high)[..., None]
-        below = erf((edges - returns) / (jnp.sqrt(2.0) * self.sigma * self.width))  # 2 F - 1
+        below = jax.lax.erf((edges - returns) / (jnp.sqrt(2.0) * self.sigma * self.width))  # 2 F - 1
         return (below[..., 1:] - below[..., :-1]) / (below[..., -1:] - below[..., :1])
 
 
@@ -127,8 +111,6 @@ class TwoHot(Categorical):
     """
 
     def target(self, returns: jax.Array) -> jax.Array:
-        import jax.numpy as jnp
-
         at = jnp.clip((returns - self.low) / self.width - 0.5, 0.0, self.bins - 1.0)[..., None]
         return jnp.maximum(1.0 - jnp.abs(at - jnp.arange(self.bins)), 0.0)
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from jaxagent.config import disk
-from jaxagent.config.errors import WAITED, ConfigError, Stopped, WaitedInVainError
+from jaxagent.config.errors import WAITED, ConfigError, Stopped, WaitedInVainError, is_full_disk
 from jaxagent.config.ranges import SECONDS, Range, at_least, between
 
 
@@ -106,7 +105,7 @@ def _exit_code(command: Callable[[], int | None]) -> int:
         print(f"error: {error} The same command goes on.", file=sys.stderr)
         return WAITED
     except Exception as error:
-        if not disk.is_full(error):
+        if not is_full_disk(error):
             if not isinstance(error, OSError) or (line := path_error(error)) is None:
                 raise
             print(f"error: {line}", file=sys.stderr)

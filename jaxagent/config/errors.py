@@ -1,9 +1,10 @@
-"""A mistake of the user's, and the nearest valid name. On the lowest floor: every room raises these."""
+"""What ends a command, and the nearest valid name for a wrong one. On the lowest floor: every room raises these."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
 import os
 import signal
 import textwrap
@@ -111,3 +112,21 @@ class Stopped(SystemExit):
 
     def __str__(self) -> str:
         return self._text
+
+
+_DISK_CODES = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full_disk(error: BaseException | None) -> bool:
+    """Whether the error, or one that it was raised from, says that a disk or a quota is full.
+
+    tensorstore raises a ValueError, safetensors an error of its own; both errors carry the operating system's message.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            if error.errno in _DISK_CODES:
+                return True
+        elif any(os.strerror(code) in str(error) for code in _DISK_CODES):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

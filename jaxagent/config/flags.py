@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.machinery
 import importlib.util
 import inspect
 import os
 import pathlib
 import re
+import sys
 import traceback
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
-
 from jaxagent.config import MODEL_SHAPE, Config, ConfigError, nearest, overrides, parse, relations
+from jaxagent.config.command import Parser
 from jaxagent.config.parse import default, hints, kind
 from jaxagent.config.run import STAGE_SECTIONS
 
@@ -31,9 +31,9 @@ CHIPS = ("cpu", "a100", "h100", "h200", "v5e", "v5p", "v6e")  # what --dry_run_c
 HELP = ("--help", "-h", "-help", "--helpfull")
 
 _OVERRIDE = re.compile(r"--?config\.([^=]+)")
-_FILE = re.compile(r"--?config=(.*)")
 # Of a field, in the schema's source: the comment behind it, on its own line or on one that goes on with it.
 _MEANING = re.compile(r"^    (\w+): (?:.*\n(?!    [\w#@]|$))*?.*?  # (.*)$", re.MULTILINE)
+_MODULE = "config_config"  # of the config file: where config.json finds a class that the file itself defines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,56 +62,49 @@ def parse_argv(argv: Sequence[str]) -> Invocation:
     Raises:
       ConfigError: unknown flag or field, wrong type, missing or broken config file.
     """
-    values = flags.FlagValues()
-    flags.DEFINE_bool("dry_run", False, "Compile only and print a plan.", flag_values=values)
-    flags.DEFINE_string("dry_run_chip", "h100", "Chip whose step time is estimated.", flag_values=values)
-    config = parse_config(argv, values)
-    if values.dry_run_chip not in CHIPS:
-        raise ConfigError(f"Unknown chip '{values.dry_run_chip}'. {nearest(values.dry_run_chip, CHIPS)}")
-    return Invocation(config, values.dry_run, values.dry_run_chip)
+    parser = Parser(prog="jaxagent.main", add_help=False, allow_abbrev=False)
+    truth = functools.partial(overrides.read, bool, path="--dry_run")
+    parser.add_argument("--dry_run", nargs="?", type=truth, const=True, default=False)
+    parser.add_argument("--dry_run_chip", default="h100")
+    options, rest = parser.parse_known_args(argv[1:])
+    config = parse_config([argv[0], *rest], vars(options))
+    if options.dry_run_chip not in CHIPS:
+        raise ConfigError(f"Unknown chip '{options.dry_run_chip}'. {nearest(options.dry_run_chip, CHIPS)}")
+    return Invocation(config, options.dry_run, options.dry_run_chip)
 
 
 def parse_config(
-    argv: Sequence[str], values: flags.FlagValues, stored_config: Callable[[str], Mapping[str, Any]] | None = None
+    argv: Sequence[str],
+    other_flags: Iterable[str] = (),
+    stored_config: Callable[[str], Mapping[str, Any]] | None = None,
 ) -> Config:
-    """The config of a command line, `--config=FILE` and overrides; other flags go into `values`.
+    """The config of a command line that holds nothing but `--config=FILE` and overrides.
 
     Args:
       argv: argv[0] is the program.
-      values: with the program's other flags defined.
+      other_flags: that the program has and has read, for advice.
       stored_config: given when `--config` may be left out: `--config.workdir` ("" = none) -> a config to override.
 
     Raises:
       ConfigError: as `parse_argv`.
     """
-    argv, changes = _split([_with_preset_file(arg) for arg in _joined(argv)])
-    sources = [m[1] for m in map(_FILE.fullmatch, argv[1:]) if m]
+    rest, changes = _split(_joined(argv[1:]))
+    sources = []
+    for arg in rest:
+        name, _, source = arg.lstrip("-").partition("=")
+        if not arg.startswith("-"):
+            raise ConfigError(f"Unexpected argument '{arg}': fields are set as --config.section.field=value.")
+        if name != "config":
+            raise ConfigError(f"Unknown flag '{arg}'. {nearest(name, [*other_flags, 'config'])}")
+        sources.append(source)
     if len(sources) > 1:
         raise ConfigError(f"--config is given {len(sources)} times, {' and '.join(map(repr, sources))}: leave one.")
-    source = next(iter(sources), None)
-    if source is not None:
-        _check_file(source.split(":")[0])
-        config_flags.DEFINE_config_file("config", None, "FILE[:PRESET]", flag_values=values, sys_argv=argv)
-    elif stored_config is None:
-        raise ConfigError("No config: say --config=FILE[:PRESET], for example --config=configs/search_r1.py.")
-    try:
-        rest = values(argv)
-    except Exception as error:  # whatever the user's own config file raises
-        if isinstance(own := _of_the_file(error), ConfigError):
-            raise own from None
-        if isinstance(own, flags.Error):
-            raise ConfigError(" ".join(str(own).split())) from error
-        raise ConfigError(_blame(own, source or "the stored config")) from error
-    if len(rest) > 1:
-        raise ConfigError(f"Unexpected argument '{rest[1]}': fields are set as --config.section.field=value.")
-    if source is None and stored_config is not None:
+    if sources:
+        config = _config_of_file(_with_preset_file(os.path.expanduser(sources[0])))
+    elif stored_config is not None:
         config = dict(stored_config(os.path.expanduser(dict(changes).get("workdir", ""))))
-    elif isinstance(values.config, ConfigDict):
-        config = values.config.to_dict()
     else:
-        if isinstance(failure := getattr(values.config, "_error", None), OSError):  # ml_collections puts it off
-            raise ConfigError(_blame(failure, str(source))) from failure
-        raise ConfigError(f"get_config() of {source} must return a ConfigDict, got {type(values.config).__name__}.")
+        raise ConfigError("No config: say --config=FILE[:PRESET], for example --config=configs/search_r1.py.")
     parsed = parse(_with_its_own_shape(overrides.apply(config, changes), {field for field, _ in changes}))
     for field, _ in changes:
         stage = field.split(".")[0]
@@ -210,18 +203,15 @@ def _joined(argv: Sequence[str]) -> list[str]:
     return out
 
 
-def _with_preset_file(arg: str) -> str:
-    """`--config=search_r1:laptop` with the path of the package's own file; any other argument as it is."""
-    match = _FILE.fullmatch(arg)
-    if match and match[1].startswith("~"):
-        return f"--config={os.path.expanduser(match[1])}"
-    name, colon, preset = match[1].partition(":") if match else ("", "", "")
+def _with_preset_file(source: str) -> str:
+    """ "search_r1:laptop" with the path of the package's own file; any other FILE[:PRESET] as it is."""
+    name, colon, preset = source.partition(":")
     if not name.isidentifier() or pathlib.Path(name).is_file():
-        return arg
+        return source
     files = {file.stem: file for file in preset_files()}
     if name not in files:
         raise ConfigError(f"There is no config '{name}'. {nearest(name, files)}")
-    return f"--config={files[name]}{colon}{preset}"
+    return f"{files[name]}{colon}{preset}"
 
 
 def preset_files() -> list[pathlib.Path]:
@@ -231,34 +221,43 @@ def preset_files() -> list[pathlib.Path]:
     return sorted(file for folder in folders for file in pathlib.Path(folder).glob("[!_]*.py"))
 
 
-def _check_file(path: str) -> None:
+def _config_of_file(source: str) -> dict[str, Any]:
+    """What `get_config` of FILE[:PRESET] returns, as a plain dict.
+
+    Raises:
+      ConfigError: there is no such file or function, or the user's code raises.
+    """
+    path, colon, preset = source.partition(":")
     file = pathlib.Path(path)
-    if file.is_file():
-        file.open("rb").close()  # an unreadable one is told as such
-        return
     if file.is_dir():
         raise ConfigError(f"Config '{path}' is a folder, not a Python file.")
-    names = [*sorted(str(p) for p in file.parent.glob("[!_]*.py")), *(p.stem for p in preset_files())]
-    raise ConfigError(f"Config file '{path}' does not exist. {nearest(path, names)}")
+    if not file.is_file():
+        names = [*sorted(str(p) for p in file.parent.glob("[!_]*.py")), *(p.stem for p in preset_files())]
+        raise ConfigError(f"Config file '{path}' does not exist. {nearest(path, names)}")
+    file.open("rb").close()  # an unreadable one is told as such
+    loader = importlib.machinery.SourceFileLoader(_MODULE, path)
+    module = sys.modules[_MODULE] = importlib.util.module_from_spec(
+        importlib.machinery.ModuleSpec(_MODULE, loader, origin=path)
+    )
+    module.__file__ = path
+    try:
+        loader.exec_module(module)
+        if not hasattr(module, "get_config"):
+            raise ConfigError(f"{source} defines no get_config().")
+        config = module.get_config(preset) if colon else module.get_config()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(_blame(error, source)) from error
+    if not hasattr(config, "to_dict"):
+        raise ConfigError(f"get_config() of {source} must return a ConfigDict, got {type(config).__name__}.")
+    return config.to_dict()
 
 
-def _of_the_file(error: BaseException) -> BaseException:
-    """What the user's config file raised, out of what ml_collections and absl wrap around it; else `error` itself."""
-    wrapped: BaseException | None = error
-    while wrapped is not None:
-        if str(wrapped).startswith(("Error whilst parsing config file", "Configuration is not available")):
-            return wrapped.__cause__ or wrapped.__context__ or error
-        wrapped = wrapped.__cause__ or wrapped.__context__
-    return error
-
-
-def _blame(error: BaseException, source: str) -> str:
-    if isinstance(error, AttributeError) and "get_config" in str(error):
-        return f"{source} defines no get_config()."
-    frames = traceback.extract_tb(error.__traceback__)
-    path = source.partition(":")[0]
-    where = [frame for frame in frames if frame.filename == path][-1:] or frames[-1:]
-    if isinstance(error, SyntaxError) or not where:  # its message names the line
-        return f"{path}: {type(error).__name__}: {' '.join(str(error).split())}"
-    (where,) = where
-    return f"{source} failed at {where.filename}:{where.lineno}: {type(error).__name__}: {' '.join(str(error).split())}"
+def _blame(error: Exception, source: str) -> str:
+    """What a config file raised, and the last of its lines on the way there."""
+    path, what = source.partition(":")[0], f"{type(error).__name__}: {' '.join(str(error).split())}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    if isinstance(error, SyntaxError) or not frames:  # its message names the line
+        return f"{path}: {what}"
+    return f"{source} failed at {path}:{frames[-1].lineno}: {what}"

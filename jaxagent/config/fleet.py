@@ -26,7 +26,7 @@ class FleetEngineConfig:
 class FleetConfig:
     """Who plays and who trains. How far apart they may be is `rl.staleness`: see docs/asynchronous.md."""
 
-    plan = "jaxagent.fleet.plan_of:plan_of"  # no field: what makes a plan of a config, and refuses what cannot be one
+    plan = "jaxagent.fleet.settings:plan_of"  # no field: what makes a plan of a config, and refuses what cannot be one
 
     # Which weights an episode has: one version from its beginning to its end, or the newest at every dispatch.
     rule: Literal["pinned", "in_flight"] = "pinned"

@@ -15,7 +15,6 @@ from jaxagent.config.ranges import (
     ZeroToOne,
     between,
 )
-from jaxagent.config.rl import DistillConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +108,3 @@ class OutcomeModelConfig(OfflineConfig):
     loss: Literal["binary", "bradley_terry"]
     min_reward: FiniteFloat  # from which an attempt is a success
     held_out_frac: Annotated[float, between(0, 1, without="both")]  # of the tasks: they measure accuracy and AUC
-
-
-@dataclasses.dataclass(frozen=True)
-class OPDConfig:
-    """The stage "opd", on-policy distillation: `rl` with a teacher in place of its reward."""
-
-    steps: NonNegativeInt
-    learning_rate: PositiveFloat  # in place of rl.optimizer.learning_rate: exact divergences bear more than rewards
-    distill: DistillConfig | None = None  # the stage's teacher, in place of rl.distill

@@ -1,16 +1,26 @@
-"""The one codec: `types.Task`, `Trajectory` and `Episode` <-> values of JSON, with nothing lost.
+"""The one codec: `types.Task`, `Trajectory` and `Episode` <-> values of JSON, and episodes <-> bytes; nothing is lost.
 
 Logs of episodes and replay's part of a bundle hold what `encode_*` give; `decode_*` check every column. Log-probs and
 policy versions are those of action tokens alone, since elsewhere they are always 0 and -1. Log-probs are float32
 numbers, written so that they are read back bit for bit. Axis letters: T tokens of one trajectory, A its action tokens.
+
+What is sent between processes, and lies in records, is an episode that is `pack`ed where it was played and `unpack`ed
+where it is learnt: two lines of JSON, compressed, its result, then the rest. The result is what another play of the
+episode must give again, token by token: the task, all trajectories, rewards and the reason of its end. Its SHA-256 is
+the episode's digest. The rest (counters, times, text for people) may differ from play to play.
 """
 
 from __future__ import annotations
 
 import base64
+import dataclasses
+import hashlib
+import itertools
+import json
+import re
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +29,11 @@ from jaxagent.config import ConfigError
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory, UntrainedConversation
 
 LARGEST_LOGPROB = float(np.finfo(np.float32).max)
+REST = ("metrics", "text", "error", "heard")  # columns of an episode that are no part of its result
+_TASK, _SAMPLE = '{"task":{', re.compile(r',"sample":(\d+)[,}]')  # how a result begins
+COLUMNS = {"tokens": "<i4", "kinds": "u1", "logprobs": "<f4", "policy_versions": "<i4", "turns": "<i4"}
+LEVEL = 1  # zlib's: level 6 takes several times as long for a tenth less
+MOST_BYTES = 1 << 28  # of one unpacked episode
 
 
 def encode_task(task: Task) -> dict[str, Any]:
@@ -52,6 +67,15 @@ def encode_trajectory(trajectory: Trajectory) -> dict[str, list[Any]]:
 
 def encode_episode(episode: Episode) -> dict[str, Any]:
     """An episode as a JSON object; numbers that are not finite are for the writer to refuse or replace."""
+    heard = [
+        {
+            "role": conversation.role,
+            "after": conversation.after,
+            "turns": [list(turn) for turn in conversation.turns],
+            "trajectory": None if conversation.trajectory is None else encode_trajectory(conversation.trajectory),
+        }
+        for conversation in episode.heard
+    ]
     return {
         "task": encode_task(episode.task),
         "sample": episode.sample,
@@ -64,25 +88,12 @@ def encode_episode(episode: Episode) -> dict[str, Any]:
         "error": episode.error,
         "text": episode.text,
         "trajectories": [encode_trajectory(t) for t in episode.trajectories],
-        **({"heard": [_encode_heard(conversation) for conversation in episode.heard]} if episode.heard else {}),
-    }
-
-
-def _encode_heard(conversation: UntrainedConversation) -> dict[str, Any]:
-    return {
-        "role": conversation.role,
-        "after": conversation.after,
-        "turns": [list(turn) for turn in conversation.turns],
-        "trajectory": None if conversation.trajectory is None else encode_trajectory(conversation.trajectory),
+        **({"heard": heard} if heard else {}),
     }
 
 
 def decode_task(row: Any, where: str) -> Task:
-    """The task.
-
-    Raises:
-      ConfigError: `row` is no task; names `where` and the column.
-    """
+    """The task. Raises ConfigError where `row` is none; names `where` and the column."""
     row = _object(row, where)
     return Task(
         id=_get(row, "id", str, where),
@@ -96,8 +107,7 @@ def decode_task(row: Any, where: str) -> Task:
 def decode_episode(row: Any, where: str) -> Episode:
     """The episode. Logs of earlier versions have no "turn_rewards" (none were kept then), and some no "text".
 
-    Raises:
-      ConfigError: `row` is no episode; names `where` and the column.
+    Raises ConfigError where `row` is none; names `where` and the column.
     """
     row = _object(row, where)
     task = decode_task(_get(row, "task", dict, where), f"{where}, task")
@@ -145,8 +155,7 @@ def _decode_heard(row: Any, where: str) -> UntrainedConversation:
 def decode_trajectory(row: Any, where: str) -> Trajectory:
     """The trajectory: of columns, or packed into a text as replay had it in bundles of earlier versions.
 
-    Raises:
-      ConfigError: `row` is no trajectory; names `where` and the column.
+    Raises ConfigError where `row` is none; names `where` and the column.
     """
     if isinstance(row, str):
         return _unpacked(row, where)
@@ -178,17 +187,22 @@ def _unpacked(text: str, where: str) -> Trajectory:
         raw = zlib.decompress(base64.b64decode(text, validate=True))
     except (ValueError, zlib.error) as error:
         raise ConfigError(f"{where}: not a packed trajectory ({error}).") from None
-    dtypes = {"tokens": "<i4", "kinds": "u1", "logprobs": "<f4", "policy_versions": "<i4", "turns": "<i4"}
-    length, rest = divmod(len(raw), sum(np.dtype(dtype).itemsize for dtype in dtypes.values()))
+    length, rest = divmod(len(raw), sum(np.dtype(dtype).itemsize for dtype in COLUMNS.values()))
     if rest:
         raise ConfigError(f"{where}: not a packed trajectory ({rest} bytes are left over).")
-    at, columns = 0, {}
-    for name, dtype in dtypes.items():
-        columns[name] = np.frombuffer(raw, dtype, length, at).astype(np.dtype(dtype).newbyteorder("="))
-        at += columns[name].nbytes
+    columns = _columns(raw, 0, length)
     if columns["kinds"].max(initial=0) > max(TokenKind):
         raise ConfigError(f"{where}: column 'kinds' must hold integers from 0 to {max(TokenKind)}.")
     return Trajectory(**columns)
+
+
+def _columns(raw: bytes, at: int, length: int) -> dict[str, np.ndarray]:
+    """The columns of `length` tokens, which lie one after the other."""
+    columns = {}
+    for name, dtype in COLUMNS.items():
+        columns[name] = np.frombuffer(raw, dtype, length, at).astype(np.dtype(dtype).newbyteorder("="))
+        at += np.dtype(dtype).itemsize * length
+    return columns
 
 
 def _object(row: Any, where: str) -> Mapping[str, Any]:
@@ -228,3 +242,116 @@ def _integers(row: Mapping[str, Any], column: str, where: str, low: int, high: i
     if not all(type(value) is int and low <= value <= high for value in values):
         raise ConfigError(f"{where}: column '{column}' must hold integers from {low} to {high}.")
     return np.array(values, np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """An episode's bytes, with the digest of its result."""
+
+    digest: str
+    body: bytes
+
+
+def pack(episode: Episode) -> Packed:
+    """The other way is `unpack`. Raises ValueError: a number is not finite."""
+    row = encode_episode(episode)
+    result = {name: value for name, value in row.items() if name not in REST}
+    rest = {name: row[name] for name in REST if name in row}
+    first, second = (
+        json.dumps(part, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        for part in (result, rest)
+    )
+    return Packed(hashlib.sha256(first).hexdigest(), zlib.compress(first + b"\n" + second, LEVEL))
+
+
+def check(packed: Packed, where: str) -> None:
+    """Raises ConfigError unless the body is whole and its result has the digest; does not look into it."""
+    _lines(packed.body, packed.digest, where)
+
+
+def task_and_sample(packed: Packed, where: str) -> tuple[str, int]:
+    """The task's id and the attempt's number that a result has, without the work of reading its trajectories.
+
+    Raises ConfigError where it is damaged, or no episode; names `where`.
+    """
+    first, _ = _lines(packed.body, packed.digest, where)
+    text = first.decode("utf-8", "surrogatepass")
+    try:
+        if text.startswith(_TASK):  # as `pack` writes it: trajectories come later, and are long
+            task, end = json.JSONDecoder().raw_decode(text, len(_TASK) - 1)
+            if sample := _SAMPLE.match(text, end):
+                return str(task["id"]), int(sample[1])
+        row = json.loads(text)
+        return str(row["task"]["id"]), int(row["sample"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{where}: not an episode ({type(error).__name__}: {error}).") from None
+
+
+def unpack(packed: Packed, where: str) -> Episode:
+    """The episode. Raises ConfigError for one that is damaged, another one's, or none at all; names `where`."""
+    parts = [part.decode("utf-8", "surrogatepass") for part in _lines(packed.body, packed.digest, where)]
+    try:
+        result, rest = map(json.loads, parts)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not an episode ({error}).") from None
+    return decode_episode(result | rest, where)
+
+
+def digest_of(body: bytes, where: str) -> str:
+    """The digest that the result in a body has, whatever was said of it. Raises ConfigError where it is damaged."""
+    return hashlib.sha256(_inflated(body, where)[0]).hexdigest()
+
+
+def to_columns(episodes: Sequence[Episode]) -> bytes:
+    """Checked episodes for another process of the same trainer, which need not read a number of them as text again.
+
+    A line of JSON with all but the trajectories, then these, column by column. The other way is `of_columns`.
+    """
+    slim = [encode_episode(dataclasses.replace(episode, trajectories=())) for episode in episodes]
+    trajectories = [list(episode.trajectories) for episode in episodes]
+    header = json.dumps([slim, [list(map(len, each)) for each in trajectories]]).encode()
+    columns = [
+        getattr(trajectory, name).astype(dtype).tobytes()
+        for name, dtype in COLUMNS.items()
+        for each in trajectories
+        for trajectory in each
+    ]
+    return b"".join([header, b"\n", *columns])
+
+
+def of_columns(data: bytes) -> list[Episode]:
+    """The episodes that `to_columns` was given."""
+    at = data.index(b"\n") + 1
+    slim, lengths = json.loads(data[:at])
+    columns = _columns(data, at, sum(map(sum, lengths)))
+    ends = itertools.accumulate(itertools.chain(*lengths), initial=0)
+    parts = itertools.starmap(slice, itertools.pairwise(ends))
+    return [
+        dataclasses.replace(
+            decode_episode(row, "an episode of another process"),
+            trajectories=tuple(
+                Trajectory(**{name: column[part] for name, column in columns.items()})
+                for part in itertools.islice(parts, len(own))
+            ),
+        )
+        for row, own in zip(slim, lengths, strict=True)
+    ]
+
+
+def _lines(body: bytes, digest: str, where: str) -> tuple[bytes, bytes]:
+    first, second = _inflated(body, where)
+    if (actual_digest := hashlib.sha256(first).hexdigest()) != digest:
+        raise ConfigError(f"{where}: the result's digest is {actual_digest}, and not {digest}.")
+    return first, second
+
+
+def _inflated(body: bytes, where: str) -> tuple[bytes, bytes]:
+    inflate = zlib.decompressobj()
+    try:
+        content = inflate.decompress(body, MOST_BYTES)
+    except zlib.error as error:
+        raise ConfigError(f"{where}: damaged ({error}).") from None
+    if not inflate.eof or inflate.unused_data:
+        raise ConfigError(f"{where}: damaged (it is cut off, has more behind its end, or is too long).")
+    first, _, second = content.partition(b"\n")
+    return first, second

@@ -67,14 +67,9 @@ CURRICULA: dict[str, type] = {"target": Target, "failed": Failed, "learnability"
 
 
 def weights(success: np.ndarray, cfg: BySuccess) -> np.ndarray:
-    """Chances of being drawn first.
+    """Chances of being drawn first, f64[N] of sum 1, of success rates in [0, 1].
 
-    Args:
-      success: float[N] success rates in [0, 1].
-      cfg: which curriculum; `explore` of the chance is spread evenly over all tasks.
-
-    Returns:
-      f64[N], sum 1. Even, where the curriculum gives no task any weight.
+    `explore` of the chance is spread evenly over all tasks; all of it where the curriculum gives no task any weight.
     """
     raw = contract.factors(cfg, success)
     total, even = raw.sum(), np.full(len(raw), 1.0 / len(raw))
@@ -85,15 +80,7 @@ def draw(chances: np.ndarray, count: int, key: Sequence[int]) -> list[int]:
     """`count` different indices, one after the other in proportion to the chances of those that are left.
 
     Gumbel top-k (Kool et al., arXiv 1903.06059): the order of log chance + Gumbel noise is that of such a draw. Indices
-    of chance 0 come last, in a random order too.
-
-    Args:
-      chances: float[N], not negative.
-      count: at most N.
-      key: of the randomness.
-
-    Raises:
-      ValueError: `count` is larger than N.
+    of chance 0 come last, in a random order too. `key` is of the randomness. Raises ValueError for more than there are.
     """
     if count > len(chances):
         raise ValueError(f"{count} different tasks of {len(chances)}")
@@ -130,8 +117,7 @@ class Curriculum:
     def take(self, count: int, step: int, number: int, excluded: Collection[int] = ()) -> list[int]:
         """Indices of different tasks for round `number` of a step, others than `excluded` as long as there are any.
 
-        Raises:
-          ConfigError: more tasks than the source has.
+        Raises ConfigError where more are asked for than the source has.
         """
         check_enough(self._source, count)
         chances, key = weights(self.success, self._cfg), [self._seed, step, number]
@@ -143,12 +129,7 @@ class Curriculum:
         return drawn
 
     def record(self, groups: Sequence[Group], indices: Mapping[str, int]) -> None:
-        """Counts the attempts of groups; failed ones say nothing.
-
-        Args:
-          groups: of one step.
-          indices: where each task is in the source, by its id.
-        """
+        """Counts the attempts of a step's groups; failed ones say nothing. `indices`: places in the source, by id."""
         for group in groups:
             index, valid = indices[group.task.id], group.valid
             if valid:
@@ -175,11 +156,7 @@ class Curriculum:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from statistics taken with `get_state`.
-
-        Raises:
-          ConfigError: they are of other data.
-        """
+        """Continues from statistics taken with `get_state`. Raises ConfigError where they are of other data."""
         if state["fingerprint"] != self._source.fingerprint:
             raise ConfigError(
                 f"The checkpoint's success statistics are of other data than {self._source.name}. Restore the data, "

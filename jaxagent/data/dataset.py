@@ -55,13 +55,10 @@ class Generated(SourceConfig):
             )
 
     def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
-        """Makes the data set.
+        """Makes the data set: train.jsonl and heldout.jsonl in a folder, and for a warm start full.jsonl.
 
-        Args:
-          folder: where; does not exist yet, and is moved to its place when it is complete. Makes train.jsonl and
-            heldout.jsonl in it, and for a warm start full.jsonl.
-          seed: data.seed; with the settings it decides every row.
-          env: the environment's settings, for demonstrations.
+        The folder does not exist yet, and is moved to its place when it is complete. The seed (data.seed) and the
+        settings decide every row. `env`: the environment's settings, for demonstrations.
         """
         raise NotImplementedError
 

@@ -5,9 +5,8 @@ In: episodes -> records for `<workdir>/episodes/<name>.jsonl` (written by `run.R
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,12 @@ from jaxagent.types import Episode, Group
 EVALUATION = ".eval.jsonl"  # how the names of logs of held-out episodes end: nothing may train on those
 
 
-@dataclasses.dataclass(frozen=True)
-class EpisodeLog:
-    """The content of one log, or of several."""
-
-    episodes: Sequence[Episode]
-    dropped: int  # last lines that a killed process left unfinished, one per file at most
-
-    def groups(self) -> list[Group]:
-        """The attempts at each task, in the order in which tasks first appear."""
-        by_task: dict[str, list[Episode]] = {}
-        for episode in self.episodes:
-            by_task.setdefault(episode.task.id, []).append(episode)
-        return [Group(attempts[0].task, tuple(attempts)) for attempts in by_task.values()]
+def by_task(episodes: Iterable[Episode]) -> list[Group]:
+    """The attempts at each task, in the order in which tasks first appear."""
+    attempts_by_id: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        attempts_by_id.setdefault(episode.task.id, []).append(episode)
+    return [Group(attempts[0].task, tuple(attempts)) for attempts in attempts_by_id.values()]
 
 
 def record(episode: Episode, stage: str, step: int) -> dict[str, Any]:
@@ -38,11 +30,12 @@ def record(episode: Episode, stage: str, step: int) -> dict[str, Any]:
     return {"stage": stage, "step": step, **codec.encode_episode(episode)}
 
 
-def read(path: str | Path) -> EpisodeLog:
-    """Reads one log, or every log of training episodes in a folder, in the order of their names.
+def read(path: str | Path) -> tuple[list[Episode], int]:
+    """The episodes of one log, or of every log of training episodes in a folder, in the order of their names.
 
-    Raises:
-      ConfigError: no such file, no rows, or a malformed row, named by file, row and column.
+    The number is that of last lines that a killed process left unfinished, one per file at most: they are left out.
+
+    Raises ConfigError: no such file, no rows, or a malformed row, named by file, row and column.
     """
     path = Path(path)
     files = [path]
@@ -66,4 +59,4 @@ def read(path: str | Path) -> EpisodeLog:
                 episodes.append(codec.decode_episode(row, where))
     if not episodes:
         raise ConfigError(f"'{path}' holds no complete episode.")
-    return EpisodeLog(episodes, dropped)
+    return episodes, dropped

@@ -105,8 +105,7 @@ def texts_of_list(text: str, column: str) -> list[str] | None:
 def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON in which no key stands twice, for `json.loads(..., object_pairs_hook=unique)`.
 
-    Raises:
-      ValueError: one does; the later would silently take the earlier's place.
+    Raises ValueError: one does; the later would silently take the earlier's place.
     """
     unique_keys = dict(pairs)
     if len(unique_keys) < len(pairs):

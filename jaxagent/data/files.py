@@ -183,11 +183,7 @@ def _saved_splits(folder: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def open_rows(path: Path, split: str) -> Rows:
-    """The rows of a split that `splits(path)` names.
-
-    Raises:
-      ConfigError: it names none such: a folder, say, where one file is meant.
-    """
+    """The rows of a split that `splits(path)` names. Raises ConfigError for another: a folder where a file is meant."""
     by_split = splits(path)
     if split not in by_split:
         meant = (

@@ -42,11 +42,7 @@ class Rows(abc.ABC):
 
     @abc.abstractmethod
     def __getitem__(self, index: int) -> Any:
-        """One row as plain Python values.
-
-        Raises:
-          ConfigError: the file cannot be decoded there.
-        """
+        """One row as plain Python values. Raises ConfigError where the file cannot be decoded there."""
 
     def place(self, index: int) -> str:
         """Where row `index` stands, for messages."""
@@ -112,13 +108,7 @@ class TableRows(Rows):
 
 
 class ListRows(Rows):
-    """Rows that are in memory.
-
-    Args:
-      name: of the file, for messages.
-      rows: a list.
-      numbers: of the rows of it that count, in their order; None = all.
-    """
+    """Rows that are in memory, a list; `numbers`: of those that count, in their order; None = all."""
 
     def __init__(self, name: str, rows: Any, numbers: Sequence[int] | None = None):
         if not isinstance(rows, list):

@@ -23,8 +23,7 @@ def place(dataset: Path) -> Path:
 def read(path: Path) -> dict[str, Mapping[str, Any]]:
     """What is known of tasks, by the digests of their rows. A last line that a kill has cut off says nothing.
 
-    Raises:
-      ConfigError: another line is none of a proof.
+    Raises ConfigError where another line is none of a proof.
     """
     latest: dict[str, Mapping[str, Any]] = {}
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True) if path.is_file() else [], 1):
@@ -46,8 +45,7 @@ def is_proven(proof: Mapping[str, Any] | None) -> bool:
 def check(train: TaskSource, held_out: TaskSource, datasets: Sequence[Path], only_proven: bool) -> str:
     """What to say of tasks that no proof beside or in `datasets` proves; "" = nothing: all are proven.
 
-    Raises:
-      ConfigError: a task is not proven and `only_proven` is set.
+    Raises ConfigError where there are such and `only_proven` is set.
     """
     proofs: dict[str, Mapping[str, Any]] = {}
     for dataset in datasets:

@@ -56,17 +56,11 @@ _VERL_AND_MORE = ("toolrl", "long_text")  # verl's columns, and what tells them 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How the rows of a source are read.
+    """How the rows of a source are read."""
 
-    Attributes:
-      layout: "ours", "verl", "flashrag" or a name of `LAYOUTS`; "auto" = the one whose columns a row has.
-      columns: what a source of other people's calls the columns of our layout; None: our own names.
-      messages: whether who plays begins with the messages before the last one; where not, such a row is refused.
-    """
-
-    layout: str = "auto"
-    columns: Columns | None = None
-    messages: bool = True
+    layout: str = "auto"  # "ours", "verl", "flashrag" or a name of `LAYOUTS`; "auto" = the one whose columns a row has
+    columns: Columns | None = None  # what other people call the columns of our layout; None: our own names
+    messages: bool = True  # whether who plays begins with the messages before the last one; else such a row is refused
 
 
 AS_IT_IS = Reading()
@@ -77,16 +71,11 @@ class LeftOut(config.ConfigError):
 
 
 def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS, made_id: str = "") -> types.Task:
-    """Converts and checks one row.
+    """Converts and checks one row of plain Python values, strings decoded.
 
-    Args:
-      row: plain Python values, strings decoded.
-      need_answers: refuse a row without a gold answer: its reward could only ever be 0.
-      how: the layout, and other people's names of columns.
-      made_id: "split/number", the id of a row that has none, of verl's for what extra_info lacks; "" refuses it.
-
-    Raises:
-      RowError: a column is missing, empty, of the wrong type or unknown; or the row has several layouts.
+    `need_answers`: refuse a row without a gold answer, whose reward could only ever be 0. `made_id`: "split/number",
+    the id of a row that has none, of verl's for what extra_info lacks; "" refuses it. Raises RowError: a column is
+    missing, empty, of the wrong type or unknown; or the row has several layouts.
     """
     if not isinstance(row, Mapping):
         raise RowError("*", f"a row must be an object with columns, got {fields.show(row)}")
@@ -295,11 +284,7 @@ def check(
 
 
 def row_to_store(task: types.Task, place: str) -> dict[str, Any]:
-    """`to_row`, which turns a failure into one line for the user.
-
-    Raises:
-      config.ConfigError: naming `place` (file and row) and the column.
-    """
+    """`to_row`, which turns a failure into a ConfigError that names `place` (file and row) and the column."""
     try:
         return to_row(task)
     except RowError as error:

@@ -2,6 +2,10 @@
 
 All rows are looked at once when a source opens, so that a malformed row is an error before any device work and not
 after an hour of training. Tasks themselves stay on disk (or in Arrow memory) and are decoded when asked for.
+
+A stage draws from an endless, shuffled, resumable stream of them (`TaskIterator`), an evaluation from a fixed sample.
+The order depends on the seed alone: epoch e is its own permutation of all tasks, so no task is seen twice before every
+task was seen once. The position is one integer; it goes into the checkpoint.
 """
 
 from __future__ import annotations
@@ -10,10 +14,14 @@ import hashlib
 import json
 import operator
 import os
+import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from jaxagent.config import ConfigError, DataConfig, nearest
 from jaxagent.data import files, rows
@@ -28,41 +36,28 @@ _NAMED = 3  # tasks that a message names
 class TaskSource(Sequence[Task]):
     """Tasks of one split, by index. Deterministic, thread-safe, picklable: a grain source.
 
-    Attributes:
-      name: where it came from, for messages.
-      fingerprint: hex digest of every task's content, in order: equal data, equal fingerprint.
-      ids: of the tasks.
-      digests: hex digest of each task's content.
-      contents: of each task digests of its prompt, of prompt and answers (both without case and space, answers without
-        punctuation), and of these with its metadata.
-      left_out: what is wrong with rows that are left out.
-      not_json: what metadata are without because JSON cannot hold it (bytes): name -> one of its values.
+    `fingerprint` is a hex digest of every task's content, in order: equal data, equal fingerprint.
     """
 
     def __init__(
         self, data: files.Rows, name: str, need_answers: bool, how: rows.Reading = rows.AS_IT_IS, id_prefix: str = "row"
     ):
-        """Checks every row of `data`.
+        """Checks every row of `data`; `need_answers` refuses those without a gold answer.
 
-        Args:
-          data: the rows.
-          name: of the source.
-          need_answers: refuse rows without a gold answer.
-          how: the rows' layout.
-          id_prefix: what the ids of rows without one begin with: "train" -> "train/0", "train/1", ...
-
-        Raises:
-          ConfigError: no rows, a malformed row (file, row and column are named), or two rows with one id.
+        The ids of rows without one are "train/0", "train/1", ... where the prefix is "train". Raises ConfigError: no
+        rows, a malformed row (file, row and column are named), or two rows with one id.
         """
-        self.name = name
+        self.name = name  # where it came from, for messages
         self._rows, self._need_answers, self._how, self.id_prefix = data, need_answers, how, id_prefix
         self._numbers = range(len(data))  # of the rows that are tasks
-        self.left_out: list[str] = []
-        self.not_json: dict[str, str] = {}
+        self.left_out: list[str] = []  # what is wrong with rows that are left out
+        self.not_json: dict[str, str] = {}  # what JSON cannot hold (bytes) of metadata: name -> one of its values
         if len(data) == 0:
             raise ConfigError(f"{name} has no rows.")
         self.ids: list[str] = []
-        self.digests: list[str] = []
+        self.digests: list[str] = []  # hex digest of each task's content
+        # Digests of each task's prompt, of prompt and answers, and of these with its metadata. Prompts and answers are
+        # without case and space, answers without punctuation.
         self.contents: list[tuple[bytes, bytes, bytes]] = []
         self.fingerprint = _digest(self._distinct())
         if not self.digests:
@@ -170,16 +165,9 @@ def _check_apart(train: TaskSource, held_out: TaskSource, note: Callable[[str], 
 def load_tasks(
     path: str | os.PathLike[str], split: str = "", need_answers: bool = True, how: rows.Reading = rows.AS_IT_IS
 ) -> TaskSource:
-    """Opens and checks one split.
+    """Opens and checks one split of a file or folder as `files` describes them; "" takes the only split there is.
 
-    Args:
-      path: a file or folder as `files` describes them.
-      split: its name; "" takes the only split there is.
-      need_answers: refuse rows without a gold answer.
-      how: the rows' layout.
-
-    Raises:
-      ConfigError: one line, naming the path, and for a malformed row also row and column.
+    Raises ConfigError: one line, naming the path, and for a malformed row also row and column.
     """
     path = Path(path)
     splits = files.splits(path)
@@ -203,17 +191,10 @@ def open_train_and_held_out(
     messages: bool = True,
     note: Callable[[str], None] = lambda line: None,
 ) -> tuple[TaskSource, TaskSource]:
-    """The two sources of a run.
+    """The two sources of a run, whose held-out tasks are in `data.eval_source`; "" = the held-out split of `path`.
 
-    Args:
-      path: the dataset: `data.source`, or where a built-in one was written.
-      data: its `eval_source` says where the held-out tasks are; "" = the held-out split of `path`.
-      need_answers: see `load_tasks`.
-      messages: see `rows.Reading`.
-      note: told of rows and columns that are left out, and of held-out tasks that are training tasks.
-
-    Raises:
-      ConfigError: as `load_tasks`; also when there are no held-out tasks, or all of them are training tasks.
+    `note` is told of rows and columns that are left out, and of held-out tasks that are training tasks. Raises
+    ConfigError as `load_tasks`; also when there are no held-out tasks, or all of them are training tasks.
     """
     path = Path(path)
     how = rows.Reading(data.layout, data.columns, messages)
@@ -241,3 +222,89 @@ def corpus_of(path: str | os.PathLike[str]) -> Path | None:
     """The dataset's own passages (corpus.jsonl inside its folder), or None."""
     place = Path(path) / files.CORPUS
     return place if place.is_file() else None
+
+
+class TaskIterator(Iterator[Task]):
+    """Tasks without end. Not thread-safe: the loop owns it."""
+
+    def __init__(self, source: TaskSource, seed: int, shuffle: bool):
+        self._source = source
+        # What decides the order. On resume it must be the same, or `next_index` would mean another task.
+        self._identity = {"fingerprint": source.fingerprint, "num_tasks": len(source), "seed": seed, "shuffle": shuffle}
+        import grain  # a second
+
+        places = grain.MapDataset.source(range(len(source))).seed(seed)
+        if shuffle:
+            places = places.shuffle()
+        # No read-ahead threads, so the state is exactly the number of tasks handed out.
+        options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        self._places = iter(places.repeat(None).to_iter_dataset(options))
+
+    def __next__(self) -> Task:
+        return self._source[int(next(self._places))]
+
+    def take(self, count: int) -> list[Task]:
+        """The next `count` tasks, no two alike while there are as many."""
+        return [self._source[index] for index in self.take_indices(count)]
+
+    def take_indices(self, count: int) -> list[int]:
+        """Where in the source the next `count` tasks are.
+
+        Where one epoch ends and the next begins a task could come twice; its second coming is left out, so that as many
+        as there are tasks are all different. Where more are asked for, the same holds of every further so many.
+        """
+        task_numbers: list[int] = []
+        while len(task_numbers) < count:
+            distinct: dict[str, int] = {}
+            while len(distinct) < min(count - len(task_numbers), len(self._source)):
+                index = int(next(self._places))
+                distinct.setdefault(self._source[index].id, index)
+            task_numbers += distinct.values()
+        return task_numbers
+
+    def get_state(self) -> dict[str, Any]:
+        """Position and identity, as JSON values."""
+        return {"next_index": int(self._places.get_state()["next_index"]), **self._identity}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes to a position taken with `get_state`. Raises ConfigError for one of other data or another order."""
+        for key, mine in self._identity.items():
+            if state.get(key) != mine:
+                raise ConfigError(
+                    f"The checkpoint's task position was taken with {key}={state.get(key)!r}, but {self._source.name} "
+                    f"now has {key}={mine!r}. Restore the data, or use a new workdir."
+                )
+        self._places.set_state({"next_index": int(state["next_index"])})
+
+
+def further(size: int, count: int, excluded: Collection[int], key: Sequence[int]) -> list[int]:
+    """Indices of tasks for a further round of a step: a function of the key, so that the stream stays where it is.
+
+    `count` different ones of `size`, and others than `excluded` of earlier rounds, as long as there are any.
+    """
+    drawn = np.random.default_rng(key).choice(size, min(size, count + len(excluded)), replace=False).tolist()
+    line = [i for i in drawn if i not in excluded] + [i for i in drawn if i in excluded]
+    return [line[place % len(line)] for place in range(count)]
+
+
+def balanced_sample(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
+    """At most `count` tasks, spread evenly over kinds, and over the families of kinds before that.
+
+    "one_hop/capital" is of family "one_hop": with the families one_hop and two_hop, half of the sample is each, and
+    inside a family every kind has its equal share, as far as there are enough tasks. Deterministic in (tasks, seed).
+    """
+    families: dict[str, dict[str, list[Task]]] = {}
+    for task in tasks:
+        families.setdefault(task.kind.partition("/")[0], {}).setdefault(task.kind, []).append(task)
+    rng = random.Random(f"balanced_sample/{seed}")
+    lines = []
+    for family in sorted(families):
+        kinds = [rng.sample(families[family][kind], len(families[family][kind])) for kind in sorted(families[family])]
+        lines.append(_alternate(kinds))
+    return _alternate(lines)[:count]
+
+
+def _alternate(lines: Sequence[Sequence[Task]]) -> list[Task]:
+    """First of each line, then second of each, ...; lines that have ended are skipped."""
+    longest = max(map(len, lines), default=0)
+    return [line[i] for i in range(longest) for line in lines if i < len(line)]

@@ -17,16 +17,10 @@ MOST_ROWS = 50_000  # of tasks and of passages, the first ones: more change a vo
 def of_dataset(
     dataset: Path, tasks: Iterable[Task], prompt: Callable[[str], Iterable[str]], corpus: Path | None
 ) -> Iterator[str]:
-    """Yields texts, in an order that depends on the data alone.
+    """Yields texts, in an order that depends on the data alone. Raises ConfigError for a malformed row, and names it.
 
-    Args:
-      dataset: file or folder of tasks; only its own `texts.jsonl` is read, where it has one.
-      tasks: the training tasks.
-      prompt: a task's prompt -> the texts that the policy is shown for it.
-      corpus: jsonl of passages, or None.
-
-    Raises:
-      ConfigError: a malformed row, named by file, row and column.
+    Of a dataset with a `texts.jsonl` only that is read. `prompt`: a task's prompt -> the texts that the policy is shown
+    for it; `corpus`: jsonl of passages.
     """
     if (own := dataset / TEXTS).is_file():
         yield from _column(own, "text")

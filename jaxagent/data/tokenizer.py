@@ -39,17 +39,7 @@ MORE_TEMPLATES = "additional_chat_templates"  # a folder of named ones, NAME.jin
 
 
 class Tokenizer:
-    """A byte-level BPE tokenizer with the facts that stand beside it: EOS ids, prompt prefix, chat template.
-
-    Attributes:
-      vocab_size: highest id + 1, added tokens included; a model needs at least this many rows.
-      eos_ids: ids that end a generation, from generation_config.json and tokenizer_config.json; may be empty.
-      prefix_ids: what a *plain* prompt starts with (usually nothing or one BOS). Chat templates write their own.
-      chat_template: jinja2 source, "" when there is none.
-      tool_template: of conversations in which tools are offered, where the folder has one of its own; else "".
-      special_strings: {"bos_token": "...", "eos_token": "...", ...} as chat templates expect them.
-      template_variables: what a chat template is given besides, {"enable_thinking": False}.
-    """
+    """A byte-level BPE tokenizer with the facts that stand beside it: EOS ids, prompt prefix, chat template."""
 
     def __init__(self, backend: tokenizers.Tokenizer, files: Mapping[str, str]):
         """`files` maps names of CONFIG_FILES to their text; see `load` and `train`, which build it."""
@@ -58,13 +48,15 @@ class Tokenizer:
         self._files = dict(files)
         config = json.loads(files.get("tokenizer_config.json", "{}"))
         generation = json.loads(files.get("generation_config.json", "{}"))
+        # Added tokens included; a model needs at least this many rows.
         self.vocab_size: int = 1 + max(backend.get_vocab(with_added_tokens=True).values())
+        # {"bos_token": "...", "eos_token": "...", ...} as chat templates expect them.
         self.special_strings = {name: _content(config[name]) for name in SPECIAL_STRINGS if config.get(name)}
-        self.eos_ids: tuple[int, ...] = self._find_eos(generation)
-        self.prefix_ids: tuple[int, ...] = self._find_prefix(config)
+        self.eos_ids: tuple[int, ...] = self._find_eos(generation)  # that end a generation; may be empty
+        self.prefix_ids: tuple[int, ...] = self._find_prefix(config)  # of a *plain* prompt; usually nothing or one BOS
         templates = _chat_templates(config, files)
-        self.chat_template: str = templates.get("default", "")
-        self.tool_template: str = templates.get("tool_use", "")
+        self.chat_template: str = templates.get("default", "")  # jinja2
+        self.tool_template: str = templates.get("tool_use", "")  # of conversations in which tools are offered; or ""
         self.template_variables: dict[str, Any] = json.loads(files.get(VARIABLES, "{}"))
         self._remembered = functools.lru_cache(maxsize=REMEMBERED)(self._encode)
 
@@ -104,8 +96,7 @@ class Tokenizer:
     def with_template_variables(self, text: str) -> Tokenizer:
         """The same tokenizer, whose template is given the variables of a JSON object, '{"enable_thinking": false}'.
 
-        Raises:
-          ConfigError: not a JSON object, or a name that the template does not mention.
+        Raises ConfigError: not a JSON object, or a name that the template does not mention.
         """
         try:
             variables = json.loads(text)
@@ -124,8 +115,7 @@ class Tokenizer:
     def with_end_token(self, token: str) -> Tokenizer:
         """The same tokenizer, in which this token, too, ends what a policy writes.
 
-        Raises:
-          ConfigError: no token has this text.
+        Raises ConfigError: no token has this text.
         """
         added = self.id_of(token)
         if added is None:

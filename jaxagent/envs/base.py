@@ -127,6 +127,11 @@ class Attempt(Protocol):
         """Releases everything. Called exactly once, also when `start` failed."""
 
 
+def folder_of(place: Path) -> Path:
+    """The folder of a dataset that is one, or of its file."""
+    return place if place.is_dir() else place.parent
+
+
 def check_texts(name: str, texts: Any) -> None:
     """Raises ValueError unless `texts`, an environment's `name`, are several texts with at least a character each.
 

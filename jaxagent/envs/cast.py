@@ -28,7 +28,7 @@ import dataclasses
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from jaxagent.config.roles import RoleConfig
+from jaxagent.config import RoleConfig
 from jaxagent.envs.base import Message, Verdict
 from jaxagent.types import StopReason, Task
 

@@ -16,13 +16,6 @@ async def ask_judge(talk: Talk, rubric: Rubric, material: Mapping[str, str], max
     The nonce that quotes the material is a digest of all that is judged: it stands in none of it, and a run repeats
     with the same one.
 
-    Args:
-      talk: a new conversation with the judge.
-      rubric: what it is asked.
-      material: name -> text.
-      max_chars: of each text that it is shown.
-      key: goes into the nonce, too.
-
     Raises:
       RoleError: the reply is not of the form that was asked for: a failure of the episode, and no score.
       TimeoutError: there was none in its time.

@@ -75,7 +75,6 @@ class Coordinator:
     """Who plays what, and what is trained. Not thread-safe.
 
     Args:
-      plan: the run's rules.
       initial: digest of version 0; "": the trainer publishes it, and until then there is nothing to play.
       epoch: which coordinator process of the run this is; each has its own.
       past: the events of the processes before.
@@ -119,8 +118,6 @@ class Coordinator:
         """A worker lives, and holds these leases. Returns those to give up: stored, or played by somebody else.
 
         Args:
-          now: seconds.
-          name: the worker's id.
           holding: leases of all that it plays or has not handed in.
           fetching: weights come for what it holds, and then it asks for more: it counts as one that asks.
 
@@ -137,9 +134,6 @@ class Coordinator:
         fill evenly. None is an answer, too, to be asked for again.
 
         Args:
-          now: seconds.
-          name: the worker's id.
-          places: how many more episodes it can play.
           holding: leases of all that it plays or has not handed in. Others of its leases were in an answer that it
             never got; they wait again. With `pinned` it gets no other version while it still plays what it should
             give up.
@@ -199,26 +193,20 @@ class Coordinator:
         """The leases of a worker that is known."""
         return frozenset(self._leases.workers[name].running)
 
-    def waiting(self) -> bool:
-        """Whether an episode waits for a worker."""
-        return bool(self._leases.waiting())
-
     # ---------------------------------------------------------------- results
 
     def put(self, episode: EpisodeId, lease: str, version: int, digest: str) -> Answer:
         """An episode was played. The first result of an episode stays, whoever played it under whichever lease.
 
         Args:
-          episode: which one.
-          lease: under which it was played.
           version: of its oldest token.
           digest: of the result; equal results have equal digests.
         """
         if answer := self.expected(episode, lease, version, digest):
             return answer
         group = self.record.groups[episode.group]
-        there = group.results.get(episode.sample)
-        result = there if there is not None and there.digest == digest else StoredResult(digest, version, lease)
+        stored = group.results.get(episode.sample)
+        result = stored if stored is not None and stored.digest == digest else StoredResult(digest, version, lease)
         self._happen(
             EpisodeStored(episode.group, episode.sample, *result)
         )  # one that is played again stays what it was
@@ -235,17 +223,17 @@ class Coordinator:
             return Answer(Outcome.REFUSED, f"{_name(episode)} was given to nobody.")
         if not self.record.is_needed(episode.group):
             return Answer(Outcome.LATE)
-        if wrong := self._wrong_version(episode, version):
-            return Answer(Outcome.REFUSED, wrong)
-        there = group.results.get(episode.sample)
-        if there is None or (episode.sample in group.damaged and there.digest == digest):
+        if reason := self._wrong_version(episode, version):
+            return Answer(Outcome.REFUSED, reason)
+        stored = group.results.get(episode.sample)
+        if stored is None or (episode.sample in group.damaged and stored.digest == digest):
             return None
         if episode.sample not in group.damaged:
-            return self._compare(episode, there, lease, digest)
+            return self._compare(episode, stored, lease, digest)
         if self.repairs.takes_another(episode):
             return None
         difference = (
-            f"{_name(episode)} was {there.digest}, is damaged on disk, and was {digest} when it was played again."
+            f"{_name(episode)} was {stored.digest}, is damaged on disk, and was {digest} when it was played again."
         )
         self.repairs.lost[episode] = difference
         self._leases.finish(episode)
@@ -255,15 +243,14 @@ class Coordinator:
         """A stored result can no longer be read: the episode waits again, where playing it gives what it was.
 
         Args:
-          episode: which one.
           digest: of the result that cannot be read. LATE: it is another one by now, or forgotten.
         """
         group = self.record.groups.get(episode.group)
-        there = None if group is None else group.results.get(episode.sample)
-        if group is None or there is None or there.digest != digest:
+        stored = None if group is None else group.results.get(episode.sample)
+        if group is None or stored is None or stored.digest != digest:
             return Answer(Outcome.LATE)
-        if wrong := self.repairs.refusal(episode):
-            return Answer(Outcome.REFUSED, wrong)
+        if refusal := self.repairs.refusal(episode):
+            return Answer(Outcome.REFUSED, refusal)
         if episode.sample in group.damaged:
             return Answer(Outcome.DUPLICATE)
         self._happen(EpisodeDamaged(episode.group, episode.sample))
@@ -275,10 +262,6 @@ class Coordinator:
         result = self.record.groups[episode.group].results[episode.sample]
         self._happen(EpisodeStored(episode.group, episode.sample, *result))
         self.repairs.lost.pop(episode, None)
-
-    def unjudged(self) -> list[GroupId]:
-        """Complete groups that nobody closed: what a coordinator that starts again has to judge."""
-        return self.record.unjudged()
 
     def close(self, group: GroupId, usable: bool) -> Answer:
         """A complete group was judged; `usable` is a function of its results. Opens a further round when one is due."""
@@ -366,14 +349,14 @@ class Coordinator:
     def _of_an_empty(self, worker: Worker, waiting: list[int]) -> int | None:
         """The step that an empty engine goes to, of those that wait."""
         share = -(-len(self._leases.workers) // (self.plan.staleness + 1))
-        helped = None
+        other = None
         for step in waiting:
             players = self._leases.players(step)
             if len(players) < share:
                 return step
-            if helped is None and all(p.free <= 0 or worker.asked_at - p.asked_at > self.plan.lease_s for p in players):
-                helped = step
-        return helped
+            if other is None and all(p.free <= 0 or worker.asked_at - p.asked_at > self.plan.lease_s for p in players):
+                other = step
+        return other
 
     def _wrong_version(self, episode: EpisodeId, version: int) -> str:
         """Why a result of this version cannot be the episode's; "" where it can."""
@@ -384,13 +367,13 @@ class Coordinator:
             return ""
         return f"{_name(episode)} has version {version}, which is none of {admitted} to {newest}."
 
-    def _compare(self, episode: EpisodeId, there: StoredResult, lease: str, digest: str) -> Answer:
+    def _compare(self, episode: EpisodeId, stored: StoredResult, lease: str, digest: str) -> Answer:
         """A second result. With `pinned` it must be equal; with `in_flight` another play is another sample."""
-        if digest == there.digest:
+        if digest == stored.digest:
             return Answer(Outcome.DUPLICATE)
-        if self.plan.rule == "in_flight" and lease != there.lease:
+        if self.plan.rule == "in_flight" and lease != stored.lease:
             return Answer(Outcome.LATE)
-        return self._conflict(f"{_name(episode)} was {there.digest}, and now is {digest} (lease {lease}).")
+        return self._conflict(f"{_name(episode)} was {stored.digest}, and now is {digest} (lease {lease}).")
 
     def _conflict(self, reason: str) -> Answer:
         self.conflicts.append(reason)

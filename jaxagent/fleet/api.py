@@ -7,6 +7,8 @@ with {"kind": a word for the client, "error": one line}. Every answer carries it
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 import logging
 import shutil
 from collections.abc import Awaitable, Callable
@@ -19,11 +21,12 @@ from jaxagent.config.errors import failure_line
 from jaxagent.fleet import wire
 from jaxagent.fleet.admission import UnknownWorkerError
 from jaxagent.fleet.core import CoordinatorError, Core
-from jaxagent.fleet.intake import failure, has_token, reply
+from jaxagent.fleet.intake import Call, Row, failure, reply
 from jaxagent.fleet.playing import Judge, Playing
 from jaxagent.fleet.repairs import LostEpisodeError
 from jaxagent.fleet.status import metrics, status
 from jaxagent.fleet.wire import BadMessageError, RefusedCallError
+from jaxagent.io import connections
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -42,11 +45,6 @@ KINDS: dict[type[Exception], str] = {
 class Api:
     """The web application.
 
-    Args:
-      core: what all calls share.
-      token: the shared secret.
-      judge: see `Playing`.
-
     Raises:
       ConfigError: the token is too short, or no header can have it.
     """
@@ -59,22 +57,23 @@ class Api:
 
     def app(self) -> web.Application:
         """The routes."""
-        app = web.Application(middlewares=[self._guard])
+        app, call = web.Application(middlewares=[self._guard]), self._call
+        of_trainer = functools.partial(call, of_trainer=True)
         episode_route = r"/v1/episodes/{step:\d+}/{round:\d+}/{number:\d+}/{sample:\d+}"
         app.add_routes(
             [
-                web.post("/v1/join", self.core.join),
-                web.post("/v1/beat", self.core.beat),
-                web.post("/v1/leave", self.core.leave),
-                web.post("/v1/drain", self.core.drain),
-                web.post("/v1/take", self._playing.take),
+                web.post("/v1/join", call(self.core.join)),
+                web.post("/v1/beat", call(self.core.beat)),
+                web.post("/v1/leave", call(self.core.leave)),
+                web.post("/v1/drain", call(self.core.drain)),
+                web.post("/v1/take", call(self._playing.take)),
                 web.put(episode_route, self._playing.put),
                 web.get(episode_route, self._playing.episode),
-                web.post("/v1/batch", self.core.batch),
-                web.post("/v1/publish", self.core.publish),
-                web.post("/v1/damaged", self.core.damaged),
-                web.post("/v1/keep", self.core.keep),
-                web.post("/v1/end", self.core.end),
+                web.post("/v1/batch", of_trainer(self.core.batch)),
+                web.post("/v1/publish", of_trainer(self.core.publish)),
+                web.post("/v1/damaged", of_trainer(self.core.damaged)),
+                web.post("/v1/keep", of_trainer(self.core.keep)),
+                web.post("/v1/end", of_trainer(self.core.end)),
                 web.get(r"/v1/weights/{version:\d+}", self.weights),
                 web.get("/v1/status", self.status),
                 web.get("/metrics", self.metrics),
@@ -83,6 +82,20 @@ class Api:
         app.cleanup_ctx.append(self._lifetime)
         app.on_shutdown.append(self._shut)
         return app
+
+    def _call(self, answer_of: Callable[[Call], Awaitable[Row]], of_trainer: bool = False) -> Handler:
+        """A handler that reads a call, and sends its answer when everything that happened by then is on disk."""
+
+        @functools.wraps(answer_of)
+        async def handler(request: web.Request) -> web.Response:
+            call = await self.core.intake.call(request)
+            if of_trainer:
+                self.core.check_trainer(request.path, request.headers)
+            row = await answer_of(call)
+            await self.core.on_disk()
+            return reply(row)
+
+        return handler
 
     async def _lifetime(self, app: web.Application):
         forever = self.core.sweeps(), self._playing.looks(), self.core.watch.measure(), self.core.watch_fence()
@@ -115,7 +128,7 @@ class Api:
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         counts = self.core.watch.counts
-        if not has_token(request, self._token):
+        if not connections.has_token(request.headers, self._token):
             counts["wrong_tokens"] += 1
             refused = failure("token", "the token is wrong: send 'Authorization: Bearer TOKEN'", 401)
             refused.force_close()  # a stranger's connection is not kept
@@ -158,7 +171,7 @@ class Api:
         urls, trainers = self.core.members.sources(version, request.headers.get(wire.NAME, ""))
         sources = wire.Sources(version, versions[version], self.core.book.lineage(version), tuple(urls), trainers)
         await self.core.on_disk()
-        return reply(wire.sources_to(sources))
+        return reply(dataclasses.asdict(sources))
 
     async def status(self, request: web.Request) -> web.Response:
         """GET: everything that a person asks first."""

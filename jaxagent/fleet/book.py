@@ -24,7 +24,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.data.packing import Packed
 from jaxagent.fleet import episodes, events, segments, wire
 from jaxagent.fleet.admission import Answer, Batch, Coordinator, LeasedEpisode, Outcome
 from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeFiles, Key
@@ -39,16 +38,16 @@ LEAST_DEAD, DEAD_PART = 1000, 0.3  # forgotten lines from which the ledger is co
 
 
 class Book:
-    """An open coordinator. Its own thread is the only one that may use it, but for `store` and `read`.
+    """An open coordinator. Its own thread is the only one that may use it, but for `files` and `read`.
 
     Args:
       folder: for ledger and episodes; made where there is none.
-      plan: the run's rules.
       exact: see `Coordinator`.
 
     Attributes:
       run: the run's id, made with its ledger.
       epoch: of this process.
+      files: of the episodes. A result that `rules.expected` wants is put there, and then told by `rules.put`.
       notes: for people: what was found.
       damage: episodes whose files were gone when it was opened and that are played again, what is wrong with each, and
         what came of it.
@@ -88,7 +87,7 @@ class Book:
             self._without_tasks = {group.step for group in groups} - self._tasks.keys()
             digests = dict(self._stored_digests())
             self._dead = sum(isinstance(event, events.EpisodeStored) for event in past) - len(digests)
-            self._files = EpisodeFiles(folder, digests)
+            self.files = EpisodeFiles(folder, digests)
             self.damage: list[tuple[EpisodeId, str, Answer]] = []
             self._look_for_damaged(digests)
         except BaseException:
@@ -96,8 +95,8 @@ class Book:
             raise
         if past:
             self.notes.append(f"{len(past)} events were read; version {self.rules.record.published} is the newest.")
-        if self._files.removed:
-            self.notes.append(f"{len(self._files.removed)} episode files that no line names were removed.")
+        if self.files.removed:
+            self.notes.append(f"{len(self.files.removed)} episode files that no line names were removed.")
 
     def close(self) -> None:
         """Writes what waits."""
@@ -126,64 +125,48 @@ class Book:
         step, round_, index = work.episode.group
         return Job(work, self._tasks[step][round_][index])
 
-    def store(self, episode: EpisodeId, packed: Packed) -> None:
-        """Writes a result that `rules.expected` wants; `rules.put` comes next. For any thread.
-
-        Raises:
-          ConfigError: the body is damaged, or has another digest.
-          OSError: the disk is full, or failed; nothing is stored.
-        """
-        self._files.put(episode, packed)
-
     def read(self, group: GroupId) -> list[Episode]:
         """The stored attempts of a group, in order. For any thread.
 
         Raises:
           DamagedEpisodeError: names the file.
         """
-        return [self._files.read(EpisodeId(group, sample)) for sample in range(self.plan.attempts)]
+        results = self.rules.record.groups[group].results
+        return [
+            episodes.read(self._folder, (group, sample), results[sample].digest) for sample in range(self.plan.attempts)
+        ]
 
     def why_damaged(self, episode: EpisodeId) -> str:
         """What is wrong with a stored result's file; "" where it is whole, or not stored. For any thread."""
-        try:
-            self._files.read(episode)
-        except DamagedEpisodeError as error:
-            return str(error)
-        except KeyError:  # forgotten in the meantime, or known as damaged
-            pass
+        if (digest := self.digest(episode)) is not None:
+            try:
+                episodes.read(self._folder, episode, digest)
+            except DamagedEpisodeError as error:
+                return str(error)
         return ""
-
-    def damaged(self, episode: EpisodeId, digest: str) -> Answer:
-        """A stored result cannot be read: where that helps it is played again, and written over the file."""
-        answer = self.rules.damaged(episode, digest)
-        if answer.outcome is Outcome.STORED:
-            self._files.mark_damaged(episode)
-        return answer
 
     # ---------------------------------------------------------------- the trainer
 
-    def publish(
-        self, version: int, digest: str, lineage: str, tasks: Tasks
-    ) -> tuple[Answer, concurrent.futures.Future[None]]:
-        """A version exists; its tasks are those of the steps that it admits. Returns the answer, and when it may leave.
+    def publish(self, version: int, digest: str, lineage: str, tasks: Tasks) -> Answer:
+        """A version exists; its tasks are those of the steps that it admits.
 
         Published again, by a trainer that replays, it must be the same in everything. In a run that was given more
         steps it also brings the tasks of those that were beyond the former end.
         """
         assignment = {"lineage": lineage, "tasks": _digest(tasks)}
-        if wrong := self._wrong_tasks(version, tasks):
-            return Answer(Outcome.REFUSED, wrong), self.flush()
-        there = self._assigned.get(version)
+        if refusal := self._wrong_tasks(version, tasks):
+            return Answer(Outcome.REFUSED, refusal)
+        assigned = self._assigned.get(version)
         answer = self.rules.publish(version, digest)
         if answer.outcome is Outcome.DUPLICATE:
-            other_lineage = there is None or there["lineage"] != lineage
+            other_lineage = assigned is None or assigned["lineage"] != lineage
             if other_lineage or any(self._tasks.get(step, rounds) != rounds for step, rounds in tasks.items()):
                 what = "lineage" if other_lineage else "tasks"
                 reason = f"version {version} was published with another {what}; the weights are equal."
                 self.rules.conflicts.append(reason)
                 answer = Answer(Outcome.CONFLICT, reason)
         if answer.outcome not in (Outcome.STORED, Outcome.DUPLICATE):
-            return answer, self.flush()
+            return answer
         first_step = self.rules.record.kept
         new = {step: rounds for step, rounds in sorted(tasks.items()) if step >= first_step and step not in self._tasks}
         self._tasks |= new
@@ -192,27 +175,28 @@ class Book:
         if answer.outcome is Outcome.STORED:
             self._assigned[version] = assignment
             lines.append({"kind": "assigned", "version": version, **assignment})
-        return answer, self.flush(lines)
+        self.flush(lines)
+        return answer
 
-    def keep(self, step: int) -> tuple[Answer, list[Key]]:
-        """What is before a step is saved. Returns the answer, and the episodes to `forget` once this is written.
+    def keep(self, step: int) -> tuple[Answer, list[tuple[Key, str]]]:
+        """What is before a step is saved. Returns the answer, and the results to `forget` once this is written.
 
         A death in between leaves files that nobody knows, which the next opening removes.
         """
-        batches = self.rules.record.batches
-        groups = [
-            group
-            for earlier in range(self.rules.record.kept, step)
-            if earlier in batches
-            for group in (*batches[earlier].groups, *batches[earlier].left_out)
+        record = self.rules.record
+        trained = [record.batches[earlier] for earlier in range(record.kept, step) if earlier in record.batches]
+        digests: list[tuple[Key, str]] = [
+            (EpisodeId(group, sample), result.digest)
+            for batch in trained
+            for group in (*batch.groups, *batch.left_out)
+            for sample, result in record.groups[group].results.items()
         ]
         answer = self.rules.keep(step)
         if answer.outcome is not Outcome.STORED:
             return answer, []
         self._forget_tasks()
-        keys: list[Key] = [EpisodeId(group, sample) for group in groups for sample in range(self.plan.attempts)]
-        self._dead += len(keys)
-        return answer, keys
+        self._dead += len(digests)
+        return answer, digests
 
     def compact(self) -> concurrent.futures.Future[int] | None:
         """Drops the ledger's lines of what is forgotten; None: too few of them are, since this reads all lines."""
@@ -227,10 +211,6 @@ class Book:
             return line["kind"] != "tasks" or line["step"] in steps
 
         return self._ledger.compact(is_live)
-
-    def forget(self, keys: Iterable[Key]) -> None:
-        """Removes files. For any thread."""
-        self._files.forget(keys)
 
     def batch(self, step: int) -> Batch | None:
         """What a step trains on; None: not all of it is there yet."""
@@ -314,20 +294,19 @@ class Book:
 
         Of what nobody may need again the trainer tells, if it replays (`Repairs.at_once`).
         """
-        missing = set(self._files.missing)
+        missing = set(self.files.missing)
         for which in self.rules.record.damaged():
             if which not in missing and not self.why_damaged(which):
                 self.rules.found_again(which)
                 self.notes.append(f"{episodes.name_of(which)} was damaged, and its file is whole again.")
             else:
-                self._files.mark_damaged(which)
                 missing.discard(which)
         for which in sorted(EpisodeId(GroupId(*group), sample) for group, sample in missing):
-            wrong = f"{self.path(which, digests[which])} is gone, and the ledger has it"
+            damage = f"{self.path(which, digests[which])} is gone, and the ledger has it"
             if self.rules.repairs.at_once(which):
-                self.damage.append((which, f"{wrong}.", self.damaged(which, digests[which])))
+                self.damage.append((which, f"{damage}.", self.rules.damaged(which, digests[which])))
             else:
-                self.notes.append(f"{wrong}: {episodes.name_of(which)} is played again if the trainer asks for it.")
+                self.notes.append(f"{damage}: {episodes.name_of(which)} is played again if the trainer asks for it.")
 
     def _forget_tasks(self) -> None:
         record = self.rules.record

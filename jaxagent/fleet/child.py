@@ -49,7 +49,6 @@ class Child:
     """A process that runs, or has ended.
 
     Args:
-      program: what is started now.
       folder: for logs and signs of life.
       environment: beside this process's own.
       start_s: its budget until its first sign of life.

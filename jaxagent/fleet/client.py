@@ -25,7 +25,7 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.errors import WaitedInVainError
-from jaxagent.data.packing import Packed
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import wire
 from jaxagent.fleet.admission import Answer, Batch, LeasedEpisode, Outcome, UnknownWorkerError
 from jaxagent.fleet.line import Line, Reply
@@ -59,7 +59,6 @@ class Client:
 
     Args:
       url: of the coordinator, "http://host:port".
-      token: the shared secret.
       patience_s: how long a call is repeated while it fails.
       address: the file in which a coordinator that starts again writes where it listens then, and of which run it is.
         It is not used where it names another coordinator than `url` now.
@@ -106,7 +105,7 @@ class Client:
         """
         row = {"role": role, "facts": dict(facts), "holding": wire.holding_to(holding), "wire": wire.WIRE}
         row |= {"run": self._run, "was": self._name}
-        joined = wire.joined_of(_object(self._ask("POST", "/v1/join", _body(row), wire.CALL_S).body))
+        joined = wire.plain(Joined, wire.json_object(self._ask("POST", "/v1/join", _body(row), wire.CALL_S).body))
         self._run, self._name, self._key = joined.run, joined.name, joined.key
         self._trains = facts if role == "trainer" else None
         return joined
@@ -122,7 +121,6 @@ class Client:
         """Shows that the process lives.
 
         Args:
-          name: what `join` gave.
           holding: leases of all that it plays.
           phase, phase_s: what it does, and for how long.
           numbers: for people; "versions": the list of those that it serves from its "source"; "sending": how many
@@ -134,7 +132,7 @@ class Client:
         """
         row = {"name": name, "holding": list(holding), "phase": phase, "phase_s": phase_s}
         row["numbers"] = {**(numbers or {}), "damaged_answers": self._damaged}
-        return wire.beat_of(self._call("POST", "/v1/beat", row))
+        return wire.plain(Beat, self._call("POST", "/v1/beat", row))
 
     def leave(self, name: str) -> bool:
         """A process ends, or was seen to end. False: nobody has the name."""
@@ -150,7 +148,6 @@ class Client:
         """Episodes to play: a group's attempts at most. None may come sooner than `wait_s`: then ask again.
 
         Args:
-          name: what `join` gave.
           places: how many more can be played.
           holding: leases of all that is played, or not handed in yet.
           wait_s: for so long the coordinator waits for something to play; `wire.LONGEST_POLL_S` at most.
@@ -167,13 +164,13 @@ class Client:
         """Hands a result in. When this returns, it is on disk, or the answer says why it is not wanted.
 
         Args:
-          work: what was played.
           version: of its oldest token.
-          packed: the result.
         """
         path = f"{_path(work.episode)}?lease={work.lease}&version={version}"
         seconds = wire.CALL_S + len(packed.body) / BYTES_PER_S
-        return wire.answer_of(_object(self._ask("PUT", path, packed.body, seconds, {wire.DIGEST: packed.digest}).body))
+        return wire.answer_of(
+            wire.json_object(self._ask("PUT", path, packed.body, seconds, {wire.DIGEST: packed.digest}).body)
+        )
 
     # ---------------------------------------------------------------- the trainer
 
@@ -207,7 +204,6 @@ class Client:
 
         Args:
           version: 0 starts the run.
-          digest: of the weights.
           lineage: of all versions that this history of training makes.
           tasks: by step, those of its rounds: of the steps that the version admits, version + staleness, and with
             version 0 all up to that one. Each round has a task for each of its groups (with dynamic sampling, further
@@ -241,18 +237,18 @@ class Client:
     def weights(self, version: int) -> Sources | None:
         """Where a version's weights are; None: it is not published."""
         reply = self._ask("GET", f"/v1/weights/{version}", b"", wire.CALL_S, also=(404,))
-        return None if reply.status == 404 else wire.sources_of(_object(reply.body))
+        return None if reply.status == 404 else wire.plain(Sources, wire.json_object(reply.body))
 
     def status(self) -> dict[str, Any]:
         """What the coordinator tells people."""
-        return _object(self._ask("GET", "/v1/status", b"", wire.CALL_S).body)
+        return wire.json_object(self._ask("GET", "/v1/status", b"", wire.CALL_S).body)
 
     # ---------------------------------------------------------------- inside
 
     def _call(self, method: str, path: str, row: Mapping[str, Any], wait_s: float = 0.0) -> dict[str, Any]:
         key = self._key
         try:
-            return _object(self._ask(method, path, _body(row), wire.CALL_S + wait_s).body)
+            return wire.json_object(self._ask(method, path, _body(row), wire.CALL_S + wait_s).body)
         except UnknownWorkerError:
             if self._trains is None:
                 raise
@@ -323,7 +319,7 @@ class Client:
     def ask(self, method: str, path: str, row: Mapping[str, Any] | None, seconds: float) -> dict[str, Any]:
         """Any call, whose answer is waited for no longer than so."""
         body = b"" if row is None else json.dumps(row).encode()
-        return _object(self._ask(method, path, body, seconds).body)
+        return wire.json_object(self._ask(method, path, body, seconds).body)
 
     def _go_to(self, url: str) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -407,18 +403,10 @@ def _path(which: EpisodeId) -> str:
     return "/v1/episodes/" + "/".join(map(str, wire.flat(which)))
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(body)
-        if isinstance(value, dict):
-            return value
-    raise BadMessageError(f"the coordinator sent no JSON object: {body[:80]!r}")
-
-
 def _refusal(reply: Reply) -> tuple[str, str]:
     """The kind and the line of a refusal."""
     with contextlib.suppress(BadMessageError):
-        row = _object(reply.body)
+        row = wire.json_object(reply.body)
         return str(row.get("kind", "")), " ".join(str(row.get("error", "")).split())[:2000]
     return "", "".join(c if c.isprintable() else "?" for c in reply.body[:200].decode("utf-8", "replace"))
 

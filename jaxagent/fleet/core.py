@@ -1,7 +1,7 @@
 """The coordinator's state, and its calls of who is there and of the trainer; playing.py has those of engines.
 
-**An answer leaves only when everything that happened by then is on disk**: `on_disk`. The trainer's calls are for who
-has joined as the trainer, and was not replaced since.
+Each gives what is answered. **An answer leaves only when everything that happened by then is on disk**: api.py waits
+for that (`on_disk`). The trainer's calls are for who has joined as the trainer, and was not replaced since.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ import logging
 import pathlib
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
-
-from aiohttp import web
 
 from jaxagent.config.errors import failure_line
 from jaxagent.fleet import episodes, wire
 from jaxagent.fleet.admission import Answer, Outcome, UnknownWorkerError
 from jaxagent.fleet.book import Book
 from jaxagent.fleet.fence import FencedError
-from jaxagent.fleet.intake import Bell, Intake, reply
+from jaxagent.fleet.intake import Bell, Call, Intake, Row
 from jaxagent.fleet.members import Member, Members
 from jaxagent.fleet.record import BoundError
 from jaxagent.fleet.status import Watch, note_damaged
-from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.vitals import WEIGHTS
 from jaxagent.fleet.wire import BadMessageError, RefusedCallError
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
@@ -46,9 +44,7 @@ class Core:
     """The state of a running coordinator. Lives on one event loop.
 
     Args:
-      book: what is on disk.
       folder: whose free space counts.
-      members: who is there.
       clock: seconds that do not run backwards.
 
     Attributes:
@@ -96,14 +92,14 @@ class Core:
         if (asking := self.asking.get(name)) is not None:
             asking.set()
 
-    async def on_disk(self, writing: concurrent.futures.Future[None] | None = None) -> None:
+    async def on_disk(self) -> None:
         """Waits until what happened is on disk.
 
         Raises:
           CoordinatorError: it will not be; the process ends.
         """
         try:
-            waiting = asyncio.wrap_future(self.book.flush() if writing is None else writing)
+            waiting = asyncio.wrap_future(self.book.flush())
             waiting.add_done_callback(self._look)
             await asyncio.shield(waiting)
         except asyncio.CancelledError:
@@ -173,9 +169,9 @@ class Core:
             self.stirred.set()
         return member is not None
 
-    async def join(self, request: web.Request) -> web.Response:
+    async def join(self, call: Call) -> Row:
         """POST: a process begins, or comes back."""
-        row = await self.intake.call(request)
+        row = call.row
         role, facts = wire.text(row, "role"), wire.table(row, "facts")
         holding = wire.entries(row, "holding", wire.holding_of)
         try:
@@ -185,7 +181,7 @@ class Core:
             raise
         now, rules, was = self.clock(), self.book.rules, wire.text(row, "was", "")
         name, cancel, newest = "", (), rules.record.published
-        key = request.headers.get(wire.KEY, "") or secrets.token_hex(16)
+        key = call.headers.get(wire.KEY, "") or secrets.token_hex(16)
         if role == "trainer":
             name = self.members.name_of_trainer(self.book.epoch, was, wire.whole_number(facts, "rank", 0), key)
             self.end_reason = ""  # one that comes back goes on
@@ -200,14 +196,13 @@ class Core:
         labels = f", differs: {member.differs}" if member.differs else ""
         logger.info("%s %s joins from %s, holding %d%s", role, name, facts.get("host", "?"), len(holding), labels)
         self.stirred.set()
-        await self.on_disk()
         book, why_over = self.book, self.why_over
         joined = wire.Joined(name, book.epoch, book.run, book.plan.lease_s, newest, cancel, why_over, member.key)
-        return reply(dataclasses.asdict(joined))
+        return dataclasses.asdict(joined)
 
-    async def beat(self, request: web.Request) -> web.Response:
+    async def beat(self, call: Call) -> Row:
         """POST: a process lives."""
-        row = await self.intake.call(request)
+        row = call.row
         name, now = wire.text(row, "name"), self.clock()
         member = self.member(name, now)
         cancel: tuple[str, ...] = ()
@@ -217,27 +212,24 @@ class Core:
             fetching = member.phase == WEIGHTS and member.phase_s < self.book.plan.lease_s
             cancel = self.book.rules.beat(now, name, holding, fetching)
         member.numbers = wire.numbers(row, "numbers")
-        await self.on_disk()
         rules = self.book.rules
-        beat = wire.Beat(rules.record.published, cancel, self.why_over, member.drain, rules.soon(name))
-        return reply(dataclasses.asdict(beat))
+        return dataclasses.asdict(
+            wire.Beat(rules.record.published, cancel, self.why_over, member.drain, rules.soon(name))
+        )
 
-    async def leave(self, request: web.Request) -> web.Response:
+    async def leave(self, call: Call) -> Row:
         """POST: a process ends, or was seen to end."""
-        name = wire.text(await self.intake.call(request), "name")
-        was_member = self.remove(name, "leaves")
-        await self.on_disk()
-        return reply({"left": was_member})
+        return {"left": self.remove(wire.text(call.row, "name"), "leaves")}
 
-    async def drain(self, request: web.Request) -> web.Response:
+    async def drain(self, call: Call) -> Row:
         """POST: a process is to finish what it has."""
-        name = wire.text(await self.intake.call(request), "name")
+        name = wire.text(call.row, "name")
         member = self.members.get(name)
         if member is not None:
             member.drain = True
             self.look_again(name)
             logger.info("%s %s is to finish what it has and leave", member.role, name)
-        return reply({"drains": member is not None})
+        return {"drains": member is not None}
 
     def _differs(self, name: str) -> str:
         member = self.members.get(name)
@@ -258,23 +250,21 @@ class Core:
 
     # ---------------------------------------------------------------- the trainer
 
-    def _trainer(self, request: web.Request) -> str:
-        """The name of the trainer that calls. Raises UnknownWorkerError; RefusedCallError: it is none."""
-        name, key = request.headers.get(wire.NAME, ""), request.headers.get(wire.KEY, "")
+    def check_trainer(self, path: str, headers: Mapping[str, str]) -> None:
+        """Raises UnknownWorkerError; RefusedCallError: who calls is no trainer."""
+        name, key = headers.get(wire.NAME, ""), headers.get(wire.KEY, "")
         member = self.member(name, self.clock()) if name else None
         if member is None or member.role != "trainer":
             who = f"{member.role} {name}" if member else "a process that has not joined"
-            raise RefusedCallError("refused", f"{who} asks for {request.path}, which is the trainer's alone.")
+            raise RefusedCallError("refused", f"{who} asks for {path}, which is the trainer's alone.")
         if not hmac.compare_digest(member.key.encode(), key.encode("utf-8", "replace")):
             raise UnknownWorkerError(f"this process is not {name}: join.")
-        return name
 
-    async def batch(self, request: web.Request) -> web.Response:
+    async def batch(self, call: Call) -> Row:
         """POST: what a step trains on."""
-        row = await self.intake.call(request)
-        name, step = self._trainer(request), wire.whole_number(row, "step")
+        step = wire.whole_number(call.row, "step")
         begun = now = self.clock()
-        end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
+        end = now + min(wire.LONGEST_POLL_S, wire.number(call.row, "wait_s", 0))
         while True:
             try:
                 batch = self.book.batch(step)
@@ -288,20 +278,17 @@ class Core:
             await self.news.rings(end - now)
             now = self.clock()
         waited = self.clock() - begun
-        self.members.waited(name, waited)
+        self.members.waited(call.headers[wire.NAME], waited)
         if batch is not None:
             self.watch.formed(batch, waited)
-        await self.on_disk()
-        return reply({"batch": None if batch is None else wire.batch_to(batch)})
+        return {"batch": None if batch is None else wire.batch_to(batch)}
 
-    async def publish(self, request: web.Request) -> web.Response:
+    async def publish(self, call: Call) -> Row:
         """POST: a version's weights can be fetched."""
-        row = await self.intake.call(request)
-        self._trainer(request)
+        row = call.row
         version, digest = wire.whole_number(row, "version"), wire.text(row, "digest")
-        lineage = wire.text(row, "lineage")
-        answer, writing = self.book.publish(version, digest, lineage, wire.tasks_of(row))
-        await self.on_disk(writing)
+        answer = self.book.publish(version, digest, wire.text(row, "lineage"), wire.tasks_of(row))
+        await self.on_disk()
         if answer.outcome is Outcome.STORED:
             logger.info("%s", self.watch.published(version, self.members))
             self.ring()
@@ -311,37 +298,33 @@ class Core:
             logger.error("%s: %s", answer.outcome.name, answer.reason)
         versions = self.book.rules.record.versions
         digest_row = {"digest": versions[version]} if version < len(versions) else {}
-        return reply(wire.answer_to(answer) | digest_row)
+        return wire.answer_to(answer) | digest_row
 
-    async def damaged(self, request: web.Request) -> web.Response:
+    async def damaged(self, call: Call) -> Row:
         """POST: an episode of a batch cannot be read. LATE: it can be read here, or is another one by now."""
-        row = await self.intake.call(request)
-        self._trainer(request)
-        which, digest = wire.episode(row.get("episode")), wire.text(row, "digest")
-        wrong = await self.in_thread(self.disk, self.book.why_damaged, which)
+        which, digest = wire.episode(call.row.get("episode")), wire.text(call.row, "digest")
+        damage = await self.in_thread(self.disk, self.book.why_damaged, which)
         answer = Answer(Outcome.LATE)
-        if wrong or which in self.book.rules.record.damaged():
-            answer = self.book.damaged(which, digest)
+        if damage or which in self.book.rules.record.damaged():
+            answer = self.book.rules.damaged(which, digest)
         await self.on_disk()
-        note_damaged(self.folder, which, wrong, answer)
+        note_damaged(self.folder, which, damage, answer)
         self.ring()
-        return reply(wire.answer_to(answer))
+        return wire.answer_to(answer)
 
-    async def keep(self, request: web.Request) -> web.Response:
+    async def keep(self, call: Call) -> Row:
         """POST: the trainer's state is saved."""
-        row = await self.intake.call(request)
-        self._trainer(request)
-        answer, forgotten = self.book.keep(wire.whole_number(row, "step"))
+        answer, forgotten = self.book.keep(wire.whole_number(call.row, "step"))
         await self.on_disk()
         if forgotten:
             self.spawn(self._forget(forgotten))
-        return reply(wire.answer_to(answer))
+        return wire.answer_to(answer)
 
-    async def _forget(self, keys: list[episodes.Key]) -> None:
+    async def _forget(self, digests: list[tuple[episodes.Key, str]]) -> None:
         """Files, and lines where there are many: that they are forgotten is on disk."""
         async with self._compacting:
-            await self.in_thread(self.disk, self.book.forget, keys)
-            logger.info("%d episodes are forgotten", len(keys))
+            await self.in_thread(self.disk, self.book.files.forget, digests)
+            logger.info("%d episodes are forgotten", len(digests))
             if (compacting := self.book.compact()) is None:
                 return
             try:
@@ -350,12 +333,9 @@ class Core:
             except Exception as error:  # a full disk leaves the ledger as it was; all else ends the next append
                 logger.warning("the ledger is not compacted: %s", failure_line(error))
 
-    async def end(self, request: web.Request) -> web.Response:
+    async def end(self, call: Call) -> Row:
         """POST: the run is over."""
-        row = await self.intake.call(request)
-        self._trainer(request)
-        self.end_reason = wire.text(row, "reason") or "the trainer has ended"
+        self.end_reason = wire.text(call.row, "reason") or "the trainer has ended"
         logger.info("the run is over: %s", self.end_reason)
         self.ring()
-        await self.on_disk()
-        return reply({"ended": self.end_reason})
+        return {"ended": self.end_reason}

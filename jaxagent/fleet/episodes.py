@@ -13,18 +13,16 @@ import contextlib
 import pathlib
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 from jaxagent.config import ConfigError
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.io import files
 from jaxagent.types import Episode
 
 Group = tuple[int, int, int]  # step, round, index within the round
 Key = tuple[Group, int]  # of one attempt
 FOLDER = "episodes"
-_LOCKS = 64  # writers of different episodes wait for each other with one chance in so many
 
 
 class DamagedEpisodeError(ConfigError):
@@ -32,7 +30,7 @@ class DamagedEpisodeError(ConfigError):
 
 
 class EpisodeFiles:
-    """The stored episodes of a folder. Every method may be called from several threads at once.
+    """The files of a folder's stored episodes. Every method may be called from several threads at once.
 
     Attributes:
       removed: files that were of no known episode.
@@ -48,8 +46,6 @@ class EpisodeFiles:
         """
         self._folder = pathlib.Path(folder) / FOLDER
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._digests = dict(digests)
-        self._locks = [threading.Lock() for _ in range(_LOCKS)]
         keys_by_path = {path_of(self._folder, key, digest): key for key, digest in digests.items()}
         there = {path for path in self._folder.rglob("*") if not path.is_dir()}
         self.missing = sorted(keys_by_path[path] for path in keys_by_path.keys() - there)
@@ -63,56 +59,30 @@ class EpisodeFiles:
         self._steps = set(self._folder.iterdir())  # folders whose names are on disk
         self._making = threading.Lock()
 
-    def put(self, key: Key, packed: Packed) -> Literal["stored", "duplicate"]:
-        """Stores an episode; when this returns, it is on disk. The same again is a duplicate, and changes nothing.
+    def put(self, key: Key, packed: Packed) -> None:
+        """Stores an episode that `codec.check` has seen; when this returns, it is on disk.
 
         Raises:
-          RuntimeError: another result of the episode is stored, and stays; names both digests.
-          ConfigError: the body is damaged, or has another digest.
           OSError: the disk is full, or failed; nothing is stored, and it may be handed in again.
         """
-        packing.check(packed, name_of(key))
-        with self._locks[hash(key) % _LOCKS]:
-            there = self._digests.get(key)
-            if there == packed.digest:
-                return "duplicate"
-            if there is not None:
-                raise RuntimeError(f"{name_of(key)}: {there} is stored, and {packed.digest} was handed in.")
-            path = path_of(self._folder, key, packed.digest)
-            with self._making:
-                if path.parent not in self._steps:
-                    path.parent.mkdir(exist_ok=True)
-                    files.sync_folder(self._folder)
-                    self._steps.add(path.parent)
-            files.replace(path, packed.body)
-            files.sync_folder(path.parent)
-            self._digests[key] = packed.digest
-            return "stored"
+        path = path_of(self._folder, key, packed.digest)
+        with self._making:
+            if path.parent not in self._steps:
+                path.parent.mkdir(exist_ok=True)
+                files.sync_folder(self._folder)
+                self._steps.add(path.parent)
+        files.replace(path, packed.body)
+        files.sync_folder(path.parent)
 
-    def read(self, key: Key) -> Episode:
-        """A stored episode, checked.
+    def forget(self, digests: Iterable[tuple[Key, str]]) -> None:
+        """Removes results that no step will read again, after the ledger says so (its `kept` line, or a compaction).
 
-        Raises:
-          DamagedEpisodeError: names the file.
-          KeyError: it is not stored.
+        In this order a death in between leaves files that nobody knows, which the next opening removes, as it does with
+        what cannot be removed now.
         """
-        return read(self._folder.parent, key, self._digests[key])
-
-    def mark_damaged(self, key: Key) -> None:
-        """An episode's file is damaged: what is handed in next takes its place."""
-        with self._locks[hash(key) % _LOCKS]:
-            self._digests.pop(key, None)
-
-    def forget(self, keys: Iterable[Key]) -> None:
-        """Removes episodes that no step will read again, after the ledger says so (its `kept` line, or a compaction).
-
-        In this order a death in between leaves files that nobody knows, which the next opening removes. Those that are
-        not there are not missed.
-        """
-        for key in keys:
-            with self._locks[hash(key) % _LOCKS]:
-                if (digest := self._digests.pop(key, None)) is not None:
-                    path_of(self._folder, key, digest).unlink(missing_ok=True)
+        for key, digest in digests:
+            with contextlib.suppress(OSError):
+                path_of(self._folder, key, digest).unlink()
 
 
 def read(folder: str | pathlib.Path, key: Key, digest: str) -> Episode:
@@ -123,7 +93,7 @@ def read(folder: str | pathlib.Path, key: Key, digest: str) -> Episode:
     """
     path = path_of(pathlib.Path(folder) / FOLDER, key, digest)
     try:
-        return packing.unpack(Packed(digest, path.read_bytes()), str(path))
+        return codec.unpack(Packed(digest, path.read_bytes()), str(path))
     except FileNotFoundError:
         raise DamagedEpisodeError(f"{path} is not there, and the ledger has it.") from None
     except OSError as error:

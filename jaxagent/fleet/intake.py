@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from aiohttp import web
 
@@ -16,6 +15,14 @@ from jaxagent.fleet.wire import BadMessageError, RefusedCallError
 
 MOST_IN_MEMORY = 2**30  # bytes of all bodies that are being read or stored
 CALL_BODY_S = 20.0  # longest time for a body of JSON
+Row: TypeAlias = dict[str, Any]  # a JSON object
+
+
+class Call(NamedTuple):
+    """A call that came in."""
+
+    row: Row  # its body
+    headers: Mapping[str, str]
 
 
 class Intake:
@@ -32,8 +39,8 @@ class Intake:
         """The body is no longer in memory."""
         self.bytes_in_memory -= len(body)
 
-    async def call(self, request: web.Request) -> dict[str, Any]:
-        """The object of a call.
+    async def call(self, request: web.Request) -> Call:
+        """A call with a JSON object.
 
         Raises:
           BadMessageError: no JSON object.
@@ -41,13 +48,7 @@ class Intake:
         """
         body = await self._body(request, wire.MAX_CALL_BYTES, CALL_BODY_S)
         self.release(body)
-        try:
-            value = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise BadMessageError(f"the body is no JSON ({error})") from None
-        if not isinstance(value, dict):
-            raise BadMessageError("the body must be a JSON object")
-        return value
+        return Call(wire.json_object(body), request.headers)
 
     async def _body(self, request: web.Request, most: int, seconds: float) -> bytes:
         """Raises RefusedCallError: too slow, cut off, not what was sent, or too much at once."""
@@ -78,12 +79,6 @@ class Intake:
         finally:
             if not complete:
                 self.bytes_in_memory -= len(body)
-
-
-def has_token(request: web.Request, token: bytes) -> bool:
-    """Whether a request carries the server's token; it takes as long to find out for every token."""
-    bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-    return hmac.compare_digest(bearer, token)
 
 
 def reply(data: Mapping[str, Any], status: int = 200, indent: int | None = None) -> web.Response:

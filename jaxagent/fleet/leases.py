@@ -28,8 +28,7 @@ class Leases:
     """Waiting and running episodes.
 
     Args:
-      plan: the run's rules.
-      done: whether an episode needs no player: it is stored, or its group is gone.
+      needs_no_player: whether an episode is stored, or its group is gone.
       epoch: of the coordinator process; leases and worker ids of two processes differ.
     """
 

@@ -27,7 +27,6 @@ class Line:
     """A connection. One thread at a time.
 
     Args:
-      host, port: of the server.
       quiet_s: in which something must come, or go, and the connection be there.
     """
 
@@ -40,7 +39,6 @@ class Line:
         """Sends a request and reads the answer.
 
         Args:
-          method, path, body, headers: of the request.
           seconds: for all of it.
           most: bytes of an answer.
 

@@ -18,7 +18,7 @@ from jaxagent.config.command import bound_socket
 from jaxagent.fleet import restarts, server, settings, vitals
 from jaxagent.fleet.child import LOGS, Program
 from jaxagent.fleet.client import Client, url_in
-from jaxagent.fleet.plan_of import plan_of
+from jaxagent.fleet.settings import plan_of
 from jaxagent.fleet.status import played_again
 from jaxagent.fleet.supervise import Gang, Supervisor
 from jaxagent.io import files
@@ -34,7 +34,6 @@ def run(cfg: Config, argv: Sequence[str], module: str = "jaxagent.join") -> int:
     """Runs the whole command; returns its exit code.
 
     Args:
-      cfg: its config.
       argv: its command line, which every process gets.
       module: the program that every process runs.
 
@@ -163,14 +162,14 @@ def devices_of(cfg: Config, gpu_names: Sequence[str]) -> dict[str, dict[str, str
 
     Where there are too few they share what there is, and its memory.
     """
-    of = needs(cfg)
+    devices = needs(cfg)
     if not gpu_names:
         return {}
-    if sum(of.values()) > len(gpu_names):
-        share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / len(of):.3f}"}
-        return {} if "XLA_PYTHON_CLIENT_MEM_FRACTION" in os.environ else dict.fromkeys(of, share)
+    if sum(devices.values()) > len(gpu_names):
+        share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / len(devices):.3f}"}
+        return {} if "XLA_PYTHON_CLIENT_MEM_FRACTION" in os.environ else dict.fromkeys(devices, share)
     environments, start = {}, 0
-    for name, count in of.items():
+    for name, count in devices.items():
         environments[name] = {"CUDA_VISIBLE_DEVICES": ",".join(gpu_names[start : start + count])}
         start += count
     return environments
@@ -202,11 +201,12 @@ def errors_of_engine(cfg: Config) -> Iterator[None]:
 
 def sharing(cfg: Config, gpu_names: Sequence[str]) -> Iterator[str]:
     """Yields what to tell where processes share GPUs, or leave some idle."""
-    of = needs(cfg)
-    if gpu_names and (idle := len(gpu_names) - sum(of.values())):
-        counts = ", ".join(f"{name} {count}" for name, count in of.items())
+    devices = needs(cfg)
+    total = sum(devices.values())
+    if gpu_names and (idle := len(gpu_names) - total):
+        counts = ", ".join(f"{name} {count}" for name, count in devices.items())
         how = f"{idle} stay idle" if idle > 0 else "they share them, and their memory"
-        yield f"this machine has {len(gpu_names)} GPUs, and its processes want {sum(of.values())} ({counts}): {how}."
+        yield f"this machine has {len(gpu_names)} GPUs, and its processes want {total} ({counts}): {how}."
 
 
 def token_of(folder: pathlib.Path) -> str:

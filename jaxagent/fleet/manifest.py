@@ -145,8 +145,6 @@ def manifest(lineage: str, version: int, tree_leaves: Iterable[Leaf], base: str 
     """The manifest of leaves.
 
     Args:
-      lineage, version: of the weights.
-      tree_leaves: each leaf once.
       base: of an adapter: the digest of what it changes.
       merged: of an adapter: a digest of what it makes of that.
 

@@ -42,7 +42,6 @@ class Members:
     """Everybody who is there.
 
     Args:
-      run: the run's id.
       config: digest of the run's settings; "" = not compared.
       strict: refuses processes whose facts differ; else they are labelled.
     """
@@ -62,30 +61,30 @@ class Members:
         Raises:
           RefusedCallError: it does not.
         """
+        if why := self._why_not(role, facts, run, version):
+            raise RefusedCallError("refused", why)
+
+    def _why_not(self, role: str, facts: Mapping[str, Any], run: str, version: int) -> str:
+        """Why a process does not belong to this run; "" where it does."""
         if version != wire.WIRE:
-            raise RefusedCallError(
-                "refused", f"it speaks version {version} of the calls, this coordinator {wire.WIRE}: use one code."
-            )
+            return f"it speaks version {version} of the calls, this coordinator {wire.WIRE}: use one code."
         if role not in ROLES:
-            raise RefusedCallError("refused", f"role '{role}' is neither of {', '.join(ROLES)}.")
+            return f"role '{role}' is neither of {', '.join(ROLES)}."
         if run and run != self._run:
-            raise RefusedCallError(
-                "refused", f"it is of run {run}; this coordinator's is {self._run}: it has another folder."
-            )
+            return f"it is of run {run}; this coordinator's is {self._run}: it has another folder."
         if self._config and facts.get("config") != self._config:
-            raise RefusedCallError(
-                "refused",
+            return (
                 f"its settings have the digest {facts.get('config')}, this run's {self._config}: start all processes "
-                f"with the same config file and the same flags.",
+                "with the same config file and the same flags."
             )
         differs = self._differences(role, facts)
-        if differs and self._strict and not (role == "trainer" and not self._led):
-            pairs = "; ".join(f"{name} is {theirs!r}, not {ours!r}" for name, (ours, theirs) in differs.items())
-            raise RefusedCallError(
-                "refused",
-                f"tokens would not be equal to the bit, which rule 'pinned' with numerics='exact' needs: {pairs}. "
-                f"Compared with the trainer, or the engine that came first.",
-            )
+        if not differs or not self._strict or (role == "trainer" and not self._led):
+            return ""
+        pairs = "; ".join(f"{name} is {theirs!r}, not {ours!r}" for name, (ours, theirs) in differs.items())
+        return (
+            f"tokens would not be equal to the bit, which rule 'pinned' with numerics='exact' needs: {pairs}. "
+            "Compared with the trainer, or the engine that came first."
+        )
 
     @property
     def _led(self) -> bool:

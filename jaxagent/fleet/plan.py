@@ -32,7 +32,7 @@ class EpisodeId(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What of a run's settings decides who may play what.
+    """What of a run's settings, each of which the config has checked, decides who may play what.
 
     Raises:
       ConfigError: values that exclude each other.
@@ -52,10 +52,6 @@ class Plan:
         for name in ("steps", "groups_per_step", "attempts", "window", "rounds"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} ({getattr(self, name)}) must be 1 or more.")
-        if self.staleness < 0:
-            raise ConfigError(f"staleness ({self.staleness}) must be 0 or more.")
-        if self.rule not in ("pinned", "in_flight"):
-            raise ConfigError(f"rule '{self.rule}' is neither 'pinned' nor 'in_flight'.")
         if self.window > 1 and self.rule == "pinned":
             raise ConfigError("window > 1 lets groups overtake by time: it needs the rule 'in_flight'.")
         if self.window > 1 and self.rounds > 1:
@@ -67,8 +63,6 @@ class Plan:
             )
         if self.groups_per_round and self.rounds == 1:
             raise ConfigError("groups_per_round is of dynamic sampling: rounds must be 2 or more.")
-        if self.lease_s <= 0:
-            raise ConfigError(f"lease_s ({self.lease_s}) must be more than 0.")
 
     @property
     def first_round(self) -> int:

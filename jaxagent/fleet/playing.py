@@ -15,13 +15,13 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError
 from jaxagent.config.errors import failure_line
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import wire
 from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.core import Core
 from jaxagent.fleet.episodes import DamagedEpisodeError, name_of
-from jaxagent.fleet.intake import Bell, failure, reply
+from jaxagent.fleet.intake import Bell, Call, Row, failure, reply
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.status import note_damaged
 from jaxagent.fleet.wire import RefusedCallError
@@ -42,7 +42,6 @@ class Playing:
     """Handlers.
 
     Args:
-      core: what all calls share.
       judge: whether a complete group is learnt from, a function of its episodes; called in one thread. None: always.
     """
 
@@ -52,39 +51,38 @@ class Playing:
 
     def begin(self) -> None:
         """Judges what a coordinator before this one has not."""
-        for group in self.core.book.rules.unjudged():
+        for group in self.core.book.rules.record.unjudged():
             self.core.spawn(self._close(group))
 
-    async def take(self, request: web.Request) -> web.Response:
+    async def take(self, call: Call) -> Row:
         """POST: episodes to play."""
-        row = await self.core.intake.call(request)
+        row = call.row
         name, holding = wire.text(row, "name"), wire.entries(row, "holding", wire.lease)
         places = wire.whole_number(row, "places", most=100_000)
         begun = now = self.core.clock()
         end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
         member, jobs = self.core.member(name, now), list[wire.Job]()
-        asking, mine = self.core.asking, Bell()
+        asking, poll = self.core.asking, Bell()
         self.core.look_again(name)  # the newest `take` of a worker is the one that counts
-        asking[name] = mine
+        asking[name] = poll
         leases = frozenset(holding)
         try:
-            while not self.core.closing and asking.get(name) is mine:
+            while not self.core.closing and asking.get(name) is poll:
                 if self.core.why_over or member.drain:  # which it learns with its next beat
                     await asyncio.sleep(min(end - now, OVER_S))
                     break
                 jobs = self.core.book.take(now, name, places, holding)
-                less = self.core.book.rules.leases_of(name) & leases != leases
-                if jobs or now >= end or (less and now > begun):  # it holds less than it said: it asks anew
+                holds_less = self.core.book.rules.leases_of(name) & leases != leases
+                if jobs or now >= end or (holds_less and now > begun):  # it holds less than it said: it asks anew
                     break
-                await mine.rings(end - now)
+                await poll.rings(end - now)
                 now = self.core.clock()
         finally:
-            if asking.get(name) is mine:
+            if asking.get(name) is poll:
                 del asking[name]
         if not holding:
             self.core.members.waited(name, self.core.clock() - begun)
-        await self.core.on_disk()
-        return reply({"jobs": list(map(wire.job_to, jobs))})
+        return {"jobs": list(map(wire.job_to, jobs))}
 
     async def looks(self) -> None:
         """Wakes engines that wait for episodes when one of them would get some, and no others; for ever."""
@@ -120,15 +118,15 @@ class Playing:
         rules = self.core.book.rules
         try:
             task = self.core.book.task(which.group)
-            wrong = await self.core.in_thread(self.core.disk, _of_another, self.core.book.plan, which, task, packed)
-            again = which in rules.record.damaged()
-            answer = Answer(Outcome.REFUSED, wrong) if wrong else None
+            refusal = await self.core.in_thread(self.core.disk, _of_another, self.core.book.plan, which, task, packed)
+            was_damaged = which in rules.record.damaged()
+            answer = Answer(Outcome.REFUSED, refusal) if refusal else None
             answer = answer or rules.expected(which, lease, version, packed.digest)
             if answer is None:
                 await self.core.in_thread(self.core.disk, self._write, which, packed)
                 answer = rules.put(which, lease, version, packed.digest)
                 if self.core.book.digest(which) != packed.digest:  # forgotten or trained while the file was written
-                    await self.core.in_thread(self.core.disk, self.core.book.forget, [which])
+                    await self.core.in_thread(self.core.disk, self.core.book.files.forget, [(which, packed.digest)])
                 if answer.complete and self._judge is None:
                     rules.close(which.group, usable=True)
                 elif answer.complete:
@@ -138,7 +136,7 @@ class Playing:
             self.core.intake.release(packed.body)
             del self._storing[which]
         self.core.watch.counts[answer.outcome.value] += 1
-        if again:
+        if was_damaged:
             self._played_again(which, answer)
         if answer.outcome is Outcome.CONFLICT:
             logger.error("CONFLICT: %s", answer.reason)
@@ -165,9 +163,7 @@ class Playing:
                 f"episode is not stored. Make room; it is sent again.",
             )
         try:
-            self.core.book.store(which, packed)
-        except ConfigError as error:
-            raise RefusedCallError("damaged", str(error)) from None
+            self.core.book.files.put(which, packed)
         except OSError as error:
             if error.errno in FULL:
                 raise RefusedCallError(
@@ -196,15 +192,15 @@ class Playing:
         any_damaged = False
         for sample in range(self.core.book.plan.attempts):
             which = EpisodeId(group, sample)
-            wrong = await self.core.in_thread(self.core.disk, self.core.book.why_damaged, which)
+            damage = await self.core.in_thread(self.core.disk, self.core.book.why_damaged, which)
             digest = self.core.book.digest(which)
-            if not wrong or digest is None:
+            if not damage or digest is None:
                 continue
-            answer = self.core.book.damaged(which, digest)
-            note_damaged(self.core.folder, which, wrong, answer)
+            answer = self.core.book.rules.damaged(which, digest)
+            note_damaged(self.core.folder, which, damage, answer)
             any_damaged = True
             if answer.outcome is Outcome.REFUSED:
-                self.core.fail(f"group {tuple(group)} cannot be judged: {wrong} {answer.reason}")
+                self.core.fail(f"group {tuple(group)} cannot be judged: {damage} {answer.reason}")
         await self.core.on_disk()
         self.core.ring()
         return any_damaged
@@ -238,11 +234,11 @@ def _of_another(plan: Plan, which: EpisodeId, task: str | None, packed: Packed) 
     """
     name = name_of(which)
     try:
-        packing.check(packed, name)
+        codec.check(packed, name)
     except ConfigError as error:
         raise RefusedCallError("damaged", str(error)) from None
     try:
-        played_task, number = packing.task_and_sample(packed, name)
+        played_task, number = codec.task_and_sample(packed, name)
     except ConfigError as error:
         return str(error)
     if task is not None and played_task != task:

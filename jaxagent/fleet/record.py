@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxagent.fleet.events import (
     BatchFormed,
@@ -48,7 +48,6 @@ class Record:
     """What is stored, closed, trained and published.
 
     Args:
-      plan: the run's rules.
       initial: digest of version 0; "": it is published like the others, and until then nothing is admitted.
       steps: that a log of before has episodes of. More than the plan's where the run had more: these groups stay known,
         and are not wanted.
@@ -169,21 +168,6 @@ class Record:
                 f"Step {batch.step} would train on tokens of {max(ages)} versions ago; the bound is {self.plan.bound}."
             )
         return dict(sorted(ages.items()))
-
-    def snapshot(self) -> dict[str, Any]:
-        """All of it as plain values: two records with equal snapshots behave alike."""
-        return {
-            "versions": list(self.versions),
-            "groups": {
-                group: (record.usable, sorted(record.results.items()), sorted(record.damaged))
-                for group, record in sorted(self.groups.items())
-            },
-            "batches": sorted((step, batch.groups, batch.left_out) for step, batch in self.batches.items()),
-            "rounds": sorted(self._rounds.items()),
-            "untrained": sorted(self._untrained),
-            "formed": self.formed,
-            "kept": self.kept,
-        }
 
     # ---------------------------------------------------------------- how groups come to be
 

@@ -27,7 +27,6 @@ class Repairs:
     """Of the damaged episodes of a record. What it knows itself may be lost: it comes to the same again.
 
     Args:
-      record: the run's.
       exact: numerics are exact: with `pinned`, another play must be equal.
     """
 

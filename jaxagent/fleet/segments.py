@@ -124,7 +124,6 @@ def _lines(path: pathlib.Path, end: int | None, notes: list[str]) -> list[Ledger
     """The lines of a segment, header first.
 
     Args:
-      path: of the segment.
       end: bytes that count; None: all but the rest of a write that was cut off.
       notes: gets one for bytes that do not count.
     """

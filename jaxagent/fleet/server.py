@@ -56,12 +56,10 @@ def run(
 
     Args:
       folder: of the run's fleet; made where there is none.
-      plan: the run's rules.
-      token: the shared secret, 16 characters at least.
       listen: HOST:PORT; port 0 = any free one; see `address_of`.
       config: digest of the run's settings, which all processes must have; "" = not compared.
       exact: numerics are exact: with rule `pinned`, processes that would sample other bits are refused.
-      judge: whether a complete group is learnt from; see `Api`.
+      judge: whether a complete group is learnt from; see `Playing`.
       alive: called once a second or more often by the event loop: for whoever watches it.
 
     Raises:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from jaxagent.config import Config, ConfigError, to_dict
 from jaxagent.config.fleet import FOLDER as FOLDER
 from jaxagent.config.fleet import FleetConfig
+from jaxagent.fleet.plan import Plan
 
 WEIGHTS = "weights"  # of that folder: the versions that the trainer has published
 ENGINES = "engines"  # of that folder: what each engine process keeps
@@ -52,3 +53,38 @@ def notes(cfg: Config) -> Iterator[str]:
         )
     if fleet.rule == "pinned" and cfg.numerics != "exact":
         yield "numerics='fast': tokens depend on what an engine computes beside them, and the run is not reproducible."
+
+
+def plan_of(cfg: Config) -> Plan:
+    """The plan of a run with `config.fleet`.
+
+    Raises:
+      ConfigError: the settings exclude each other, or the run has no fleet.
+    """
+    rl, fleet = cfg.rl, of(cfg)
+    if rl.oversample is not None:
+        raise ConfigError(
+            "config.rl.oversample stops attempts by the clock; with config.fleet every attempt that is begun is "
+            "trained. Set one of them to None."
+        )
+    devices, trainers = cfg.mesh.devices, fleet.trainers
+    if devices % trainers:
+        raise ConfigError(
+            f"fleet.trainers ({trainers}) must divide the devices of config.mesh ({devices}): each process has as many."
+        )
+    if devices // trainers % cfg.mesh.tensor:
+        raise ConfigError(
+            f"config.mesh.tensor ({cfg.mesh.tensor}) must divide the devices of each trainer process: with "
+            f"fleet.trainers={trainers} these are {devices // trainers}."
+        )
+    return Plan(
+        steps=rl.steps,
+        groups_per_step=rl.tasks_per_step,
+        attempts=rl.group_size,
+        staleness=rl.staleness,
+        rule=fleet.rule,
+        window=fleet.window,
+        rounds=rl.refill.max_rounds if rl.refill is not None else 1,
+        groups_per_round=rl.refill.tasks_per_round if rl.refill is not None else 0,
+        lease_s=fleet.lease_s,
+    )

@@ -160,13 +160,13 @@ def metrics(row: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def note_damaged(folder: pathlib.Path, which: EpisodeId, wrong: str, answer: Answer) -> None:
+def note_damaged(folder: pathlib.Path, which: EpisodeId, damage: str, answer: Answer) -> None:
     """Tells people that a stored episode is damaged, in the log and in a file that stays, and what follows."""
     if answer.outcome not in (Outcome.STORED, Outcome.REFUSED):
         return
     follows = answer.reason or PLAYED_AGAIN
-    logger.error("%s is damaged: %s %s", name_of(which), wrong, follows)
-    row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "episode": wire.flat(which), "why": wrong, "then": follows}
+    logger.error("%s is damaged: %s %s", name_of(which), damage, follows)
+    row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "episode": wire.flat(which), "why": damage, "then": follows}
     with contextlib.suppress(OSError), open(folder / DAMAGED_FILE, "a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
 

@@ -55,46 +55,36 @@ class _Running:
     over: bool = False  # it will not be started again
 
 
+@dataclasses.dataclass(eq=False)
 class Supervisor:
     """Runs gangs until the leading one has ended; where none leads, the last one.
 
-    Args:
-      gangs: in the order of their start.
-      folder: for logs, signs of life and the list of restarts.
-      environment: of all processes, beside this one's own.
-      restarts: of one gang.
-      start_s: budget of a process until its first sign of life.
-      gone: told the name of every process whose end was seen.
-      grace_s: for the leading gang to end after a signal; then all is ended at once.
-      begin: starts a program, and gives what has the methods of a `Child`.
 
     Attributes:
       asked: the signal that asked for the end.
       newest_code: that of the process which was, or would have been, started again last; negative for a signal.
     """
 
-    def __init__(
-        self,
-        gangs: Sequence[Gang],
-        folder: pathlib.Path,
-        environment: Mapping[str, str],
-        restarts: int,
-        start_s: float,
-        on_end: Callable[[str], None] = lambda name: None,
-        grace_s: float = math.inf,
-        begin: Callable[[Program], Child] | None = None,
-    ):
-        self._all = [_Running(gang, Lives(restarts, gang.leads)) for gang in gangs]
+    gangs: Sequence[Gang]  # in the order of their start
+    folder: pathlib.Path  # for logs, signs of life and the list of restarts
+    environment: Mapping[str, str]  # of all processes, beside this one's own
+    restarts: int  # of one gang
+    start_s: float  # budget of a process until its first sign of life
+    on_end: Callable[[str], None] = lambda name: None  # told the name of every process whose end was seen
+    grace_s: float = math.inf  # for the leading gang to end after a signal; then all is ended at once
+    begin: Callable[[Program], Child] | None = None  # starts a program, and gives what has the methods of a `Child`
+
+    def __post_init__(self) -> None:
+        self._all = [_Running(gang, Lives(self.restarts, gang.leads)) for gang in self.gangs]
         self._leader = next((running for running in self._all if running.gang.leads), self._all[-1])
-        self._folder, self._on_end, self._grace_s = folder, on_end, grace_s
-        self._begin = begin or (lambda program: Child(program, folder, environment, start_s))
+        self._begin = self.begin or (lambda program: Child(program, self.folder, self.environment, self.start_s))
         self._until = math.inf  # from a signal on
         self.newest_code = 0
         self._silences: dict[str, float] = {}  # process -> the sign since which it is silent, when that was told
         self.asked: signal.Signals | None = None
         self._interrupts, self._sent = 0, False
         self._code: int | None = None  # the run's, once it is decided
-        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        (self.folder / LOGS).mkdir(parents=True, exist_ok=True)
 
     def run(self) -> int:
         """Returns the exit code of the run. When it returns, or raises, no process is left."""
@@ -191,13 +181,13 @@ class Supervisor:
             return
         pause_s, never = running.lives.next_start(code, lived_s, progress)
         if never:
-            self._say(f"{reason}. It is not started again, {never}; see {self._folder / LOGS}.")
+            self._say(f"{reason}. It is not started again, {never}; see {self.folder / LOGS}.")
             running.over = True
             if running.gang.leads or running.gang.needed or self._no_engines():
                 self._code = code if code == rules.MISTAKE else 1
             return
         running.not_before = time.monotonic() + pause_s
-        rules.note(self._folder, running.gang.name, reason)
+        rules.note(self.folder, running.gang.name, reason)
         when, lives = f" in {pause_s:.3g} s" if pause_s else "", running.lives
         self._say(f"{reason}: {running.gang.name} starts again{when} ({lives.starts} of {lives.restarts} times).")
 
@@ -207,7 +197,7 @@ class Supervisor:
         if self.asked is None:
             return
         if self._interrupts > 1 or time.monotonic() > self._until:
-            why = "interrupted twice" if self._interrupts > 1 else f"it has not ended within {self._grace_s:g} s"
+            why = "interrupted twice" if self._interrupts > 1 else f"it has not ended within {self.grace_s:g} s"
             self._say(f"{why}: ended at once; the same command continues from the last checkpoint.")
             self._code = EXIT_CODES[self.asked]
             self._interrupts = 2
@@ -243,7 +233,7 @@ class Supervisor:
         for child in running.children:
             child.kill()  # the process, and what it began
             child.close()
-            self._on_end(child.program.name)
+            self.on_end(child.program.name)
         running.children = []
 
     @contextlib.contextmanager
@@ -261,21 +251,21 @@ class Supervisor:
         first = self.asked is None
         self.asked = self.asked or signal.Signals(signum)
         if first:
-            self._until = time.monotonic() + self._grace_s
+            self._until = time.monotonic() + self.grace_s
 
     # ---------------------------------------------------------------- telling
 
     def _pump(self, wait_s: float) -> None:
         """Shows what processes print; waits for it for so long."""
         with selectors.DefaultSelector() as selector:
-            of = {fd: child for r in self._all for child in r.children for fd in child.readable}
-            for fd in of:
+            child_of = {fd: child for r in self._all for child in r.children for fd in child.readable}
+            for fd in child_of:
                 selector.register(fd, selectors.EVENT_READ)
-            if not of:
+            if not child_of:
                 time.sleep(wait_s)
                 return
             for key, _ in selector.select(wait_s):
-                of[key.fd].pump()
+                child_of[key.fd].pump()
 
     def _write_stacks(self) -> None:
         """Of every process: where one hangs, another may be the reason.
@@ -301,7 +291,7 @@ class Supervisor:
                 if child.exit_code() is None
                 and (newest_bytes[child] <= first_bytes[child] or now - changed[child] < STILL_S)
             ]
-        self._say(f"stacks of all processes: {self._folder / LOGS}/*.stacks")
+        self._say(f"stacks of all processes: {self.folder / LOGS}/*.stacks")
         for child in first_bytes:
             if child.stacks_bytes() <= first_bytes[child] and child.exit_code() is None:
                 self._say(f"{child.program.name} has written no stacks within {STACKS_S:g} s; {child.state()}.")
@@ -310,7 +300,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"fleet: {line}\n")
             sys.stderr.flush()
-        with contextlib.suppress(OSError), open(self._folder / LOGS / "supervisor.log", "a", encoding="utf-8") as file:
+        with contextlib.suppress(OSError), open(self.folder / LOGS / "supervisor.log", "a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 

@@ -5,11 +5,13 @@ processes. For every chunk a hash makes one of the engines responsible, this one
 what it is responsible for, from one of the trainer's processes, over which another hash spreads the chunks, and then
 the rest from those who are responsible for it. So the trainer sends each chunk a few times at most, however many
 engines there are; and a source that does not have a chunk (404), lies, breaks off or is gone costs an attempt at
-another one.
+another one. Chunks that
+came are kept when a fetch fails or its process dies: the next one asks for the others.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import hashlib
 import http.client
@@ -26,9 +28,9 @@ from typing import Any
 from jaxagent.fleet import manifest, weight_reader, weights
 from jaxagent.fleet.line import Line, Reply
 from jaxagent.fleet.manifest import Chunk, DamagedError, Manifest, WeightsError
-from jaxagent.fleet.weight_copy import copy
 from jaxagent.fleet.weights import ConflictError
 from jaxagent.fleet.wire import Sources
+from jaxagent.io import files
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,6 @@ class WeightFetcher:
 
     Args:
       folder: of versions, this process's own.
-      token: of the run.
       own_url: under which this process's server is named as a source; "" = it has none.
       manifests: where servers have what it fetches: "manifest" = versions, "base" = frozen weights.
     """
@@ -247,6 +248,49 @@ def _reply_of(line: Line, path: str, headers: Mapping[str, str], most: int, seco
         if not line.used or isinstance(failure, TimeoutError):
             raise
     return line.ask("GET", path, b"", headers, seconds, most)
+
+
+def copy(value: Manifest, read: Callable[[Chunk], bytes], folder: pathlib.Path, chunks: Sequence[Chunk]) -> None:
+    """Makes the version in `folder` what the manifest says, going on where an earlier copy broke off.
+
+    Args:
+      value: compared with what was asked for (`weight_reader.check`).
+      read: gives a chunk's bytes, compared with its digest, or raises; called from several threads at once.
+      folder: of all versions; this one appears there when all of it is there.
+      chunks: the manifest's, as they are to be read.
+
+    Raises:
+      WeightsError: another process, or thread, is copying the version into this folder: look for it again later.
+      ConflictError: the version is there, and differs.
+      OSError: the disk is full, or failed.
+      Exception: what `read` raised first.
+    """
+    stage = folder / f".copying-{value.version:08d}-{value.digest[:16]}"
+    stage.mkdir(parents=True, exist_ok=True)
+
+    def fetch(chunk: Chunk) -> None:
+        path = weights.file_of(stage, chunk)
+        if not (path.exists() and manifest.chunk_of(path.read_bytes()) == chunk):
+            files.replace(path, read(chunk))
+
+    fd = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # no locks on this file system: two copies do the work twice
+            if not files.try_lock(fd):
+                raise WeightsError(f"{stage} is filled by another copy: version {value.version} will be there soon.")
+        target = weights.path_of(folder, value.version)
+        if target.exists():
+            weights.compare(target, value)
+            shutil.rmtree(stage, ignore_errors=True)
+            return
+        for path in set(stage.iterdir()) - {weights.file_of(stage, chunk) for chunk in chunks}:
+            path.unlink()  # begun by a process that was killed
+        with weights.threads() as pool:
+            for future in concurrent.futures.as_completed([pool.submit(fetch, chunk) for chunk in chunks]):
+                future.result()
+        weights.finish(folder, stage, value)
+    finally:
+        os.close(fd)
 
 
 class _AbsentError(SourceError):

@@ -50,16 +50,6 @@ class OpenVersion:
     def __exit__(self, *failure: object) -> None:
         os.close(self._fd)
 
-    def chunk(self, chunk: Chunk) -> bytes:
-        """A chunk's bytes, compared with its digest.
-
-        Raises:
-          DamagedError: they are others, fewer or more; names the file.
-        """
-        data = bytearray(chunk.size)
-        self._fill(chunk, memoryview(data))
-        return bytes(data)
-
     def read(self) -> dict[Path, np.ndarray]:
         """All leaves, compared with their digests, in the manifest's order.
 
@@ -135,8 +125,6 @@ def hold(
     """Exactly the version that is asked for, to be read.
 
     Args:
-      folder: of all versions.
-      version, lineage: which.
       base: of adapters: the digest of the weights that the reader has; "" = full weights are wanted; None = adapters
         are wanted, to whatever weights: the reader has none yet.
       like: by path, the arrays that the reader has room for, or what has their dtype and shape (a tuple of dtypes:

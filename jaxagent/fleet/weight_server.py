@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hmac
 import http.server
 import pathlib
 import re
@@ -24,7 +23,8 @@ from typing import Any, BinaryIO
 
 from jaxagent.config.command import bound_socket
 from jaxagent.fleet.weights import BASE, MANIFEST, path_of
-from jaxagent.fleet.wire import ANY, url_of
+from jaxagent.fleet.wire import ANY, LOCAL, url_of
+from jaxagent.io.connections import has_token
 
 SHARED = ("probe.json",)
 MOST = 32  # answers at once
@@ -42,10 +42,8 @@ class WeightServer:
 
     Args:
       folders: of versions; looked through in this order.
-      token: of the run.
       host, port: where to listen; port 0 = a free one, host 0.0.0.0 = on all addresses, those of IPv6 too.
       address: the host's name as others reach it; "" = `host`.
-      most: answers at once.
 
     Raises:
       ConfigError: the address is taken, or not this machine's.
@@ -61,7 +59,7 @@ class WeightServer:
         most: int = MOST,
     ):
         self._folders = [pathlib.Path(folder) for folder in folders]
-        self._token = token.encode()
+        self.token = token.encode()
         self._places = threading.BoundedSemaphore(most)
         self._lock = threading.Lock()
         self._sent = self._refused = self._sending = 0
@@ -82,11 +80,6 @@ class WeightServer:
         with self._lock:
             sent_bytes, refused, sending = map(float, (self._sent, self._refused, self._sending))
         return {"sending": sending, "weights_sent_bytes": sent_bytes, "weights_busy": refused}
-
-    def let_in(self, authorization: str) -> bool:
-        """Whether a request carries the token."""
-        bearer = authorization.removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        return hmac.compare_digest(bearer, self._token)
 
     def find(self, path: str) -> BinaryIO | None:
         """The file that a request means, open; None: it is not here."""
@@ -125,6 +118,11 @@ class WeightServer:
         with self._lock:
             self._sent += sent_bytes
             self._refused += not sent_bytes
+
+
+def listening_host(address: str) -> str:
+    """Where a process listens whom others reach by this name: on all addresses, unless the name is of this machine."""
+    return LOCAL if address in ("", LOCAL, "localhost") else "0.0.0.0"
 
 
 def _places(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -177,7 +175,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """One request."""
-        if not self.weights.let_in(self.headers.get("Authorization", "")):
+        if not has_token({"Authorization": self.headers.get("Authorization", "")}, self.weights.token):
             self.close_connection = True
             return self._say(401, "the token is wrong")
         with self.weights.place() as place:

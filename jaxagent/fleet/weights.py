@@ -7,7 +7,7 @@
 
 A folder has the versions of one lineage: where a trainer's replayed steps come out with other bits, its versions from
 then on are another lineage's, in another folder. Under LoRA versions are adapters alone: `base` is the digest of the
-frozen weights that they change, which a reader has once. weight_reader.py reads, weight_copy.py copies.
+frozen weights that they change, which a reader has once. weight_reader.py reads them.
 """
 
 from __future__ import annotations
@@ -76,14 +76,12 @@ def publish(
     version of that when all have written: if one of them dies before, there is no such version.
 
     Args:
-      folder: of all versions.
       shares: what this process holds of each leaf; together the processes have each chunk once.
       lineage, version: what readers ask for.
       base: of adapters: the digest of the weights that they change; "" = full weights.
       merged: of adapters: a digest of what they make of these, with which a reader compares what it makes.
       tick: called after each chunk that is on disk, from threads.
       replaces: whether this version takes the place of another one that is there, of which the conflict tells.
-      rank: of this process.
       meet: waits for all processes, and gives what each of them said.
 
     Returns:
@@ -183,9 +181,9 @@ def finish(folder: str | pathlib.Path, stage: pathlib.Path, value: Manifest) -> 
 def _mend(target: pathlib.Path, stage: pathlib.Path, value: Manifest) -> None:
     """Gives a version that is there its chunks anew where they are missing or damaged."""
     for chunk in value.chunks.values():
-        there = file_of(target, chunk)
-        if not (there.exists() and manifest.chunk_of(there.read_bytes()) == chunk):
-            os.replace(file_of(stage, chunk), there)
+        path = file_of(target, chunk)
+        if not (path.exists() and manifest.chunk_of(path.read_bytes()) == chunk):
+            os.replace(file_of(stage, chunk), path)
 
 
 def compare(target: pathlib.Path, value: Manifest) -> None:
@@ -195,12 +193,12 @@ def compare(target: pathlib.Path, value: Manifest) -> None:
       ConflictError: it is not; names both digests.
       DamagedError: its manifest is damaged.
     """
-    there = manifest.decode((target / MANIFEST).read_bytes(), str(target / MANIFEST))
-    if there != value:
-        kind = ConflictError if there.lineage == value.lineage else OtherRunError
+    published = manifest.decode((target / MANIFEST).read_bytes(), str(target / MANIFEST))
+    if published != value:
+        kind = ConflictError if published.lineage == value.lineage else OtherRunError
         raise kind(
-            f"{target}: version {value.version} has digest {there.digest} (lineage '{there.lineage}'), and another "
-            f"came: {value.digest} (lineage '{value.lineage}')."
+            f"{target}: version {value.version} has digest {published.digest} (lineage '{published.lineage}'), and "
+            f"another came: {value.digest} (lineage '{value.lineage}')."
         )
 
 
@@ -211,7 +209,6 @@ def delete(folder: str | pathlib.Path, below: int, keep: Collection[int] = (FIRS
     """Deletes versions, and what dead processes left of them; returns (deleted, kept since somebody holds them).
 
     Args:
-      folder: of all versions.
       below: this version and newer ones stay.
       keep: others that stay: by the first one, engines that come later are compared.
     """

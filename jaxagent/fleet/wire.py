@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
@@ -163,6 +164,21 @@ class Sources:
 # -------------------------------------------------------------------- values
 
 
+def json_object(raw: bytes) -> dict[str, Any]:
+    """A body. Raises BadMessageError: no JSON object of finite numbers."""
+
+    def refused(name: str) -> None:
+        raise ValueError(f"{name} is not a number of JSON")
+
+    try:
+        row = json.loads(raw, parse_constant=refused)
+    except (ValueError, RecursionError) as error:
+        raise BadMessageError(f"the body is not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise BadMessageError(f"the body must be a JSON object, not {type(row).__name__}")
+    return row
+
+
 def whole_number(row: Mapping[str, Any], name: str, default: int | None = None, most: int = 2**53) -> int:
     """A whole number from 0, also as the digits that an address has."""
     value = row.get(name, default)
@@ -304,6 +320,21 @@ def rounds_of(value: Any) -> Rounds:
 
 # -------------------------------------------------------------------- answers
 
+# How a field is read, by its type.
+_READERS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
+    "str": text,
+    "int": lambda row, name: -1 if row.get(name) == -1 else whole_number(row, name),  # -1: no version
+    "float": number,
+    "bool": lambda row, name: row.get(name) is True,
+    "tuple[str, ...]": lambda row, name: entries(row, name, lambda value: text({name: value}, name)),
+}
+
+
+def plain(kind: type[T], row: Mapping[str, Any]) -> T:
+    """Reads a dataclass of plain fields, such as `Joined`, from the JSON that `dataclasses.asdict` has made of it."""
+    fields = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
+    return kind(**{field.name: _READERS[str(field.type)](row, field.name) for field in fields})
+
 
 def job_to(job: Job) -> dict[str, Any]:
     """A job as JSON."""
@@ -362,42 +393,6 @@ def batch_of(row: Mapping[str, Any]) -> Batch:
     )
 
 
-def joined_of(row: Mapping[str, Any]) -> Joined:
-    """Reads the answer to `join` from its JSON."""
-    return Joined(
-        name=text(row, "name"),
-        epoch=whole_number(row, "epoch"),
-        run=text(row, "run"),
-        lease_s=number(row, "lease_s"),
-        newest=_version(row),
-        cancel=entries(row, "cancel", lease),
-        ended=text(row, "ended"),
-        key=text(row, "key"),
-    )
-
-
-def beat_of(row: Mapping[str, Any]) -> Beat:
-    """Reads the answer to `beat` from its JSON."""
-    cancel, drain = entries(row, "cancel", lease), row.get("drain") is True
-    return Beat(_version(row), cancel, text(row, "ended"), drain, _version(row, "soon"))
-
-
-def sources_to(sources: Sources) -> dict[str, Any]:
-    """Where weights are, as JSON."""
-    return dataclasses.asdict(sources)
-
-
-def sources_of(row: Mapping[str, Any]) -> Sources:
-    """Reads the sources of a version from their JSON."""
-    urls = entries(row, "urls", lambda value: text({"urls": value}, "urls"))
-    version, trainers = whole_number(row, "version"), whole_number(row, "trainers", default=1)
-    return Sources(version, text(row, "digest"), text(row, "lineage"), urls, trainers)
-
-
 def holding_to(holding: Iterable[tuple[str, EpisodeId]]) -> list[list[Any]]:
     """What a process plays, as JSON; `holding_of` reads an entry."""
     return [[name, *flat(which)] for name, which in holding]
-
-
-def _version(row: Mapping[str, Any], name: str = "newest") -> int:
-    return -1 if row.get(name) == -1 else whole_number(row, name)

@@ -21,14 +21,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from jaxagent.data.packing import Packed
+from jaxagent.data.codec import Packed
 from jaxagent.fleet.admission import Outcome, UnknownWorkerError
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.manifest import WeightsError
 from jaxagent.fleet.neighbours import Player
 from jaxagent.fleet.plan import Rule
-from jaxagent.fleet.vitals import Vitals
-from jaxagent.fleet.whereabouts import WEIGHTS, Whereabouts
+from jaxagent.fleet.vitals import WEIGHTS, Vitals, Whereabouts
 from jaxagent.fleet.wire import Job
 
 logger = logging.getLogger(__name__)
@@ -57,30 +56,20 @@ class _JobInHand:
     unwanted: bool = False
 
 
+@dataclasses.dataclass(eq=False)
 class EngineWorker:
-    """The loop. `run` returns when the run has ended or the worker was told to end.
+    """The loop. `run` returns when the run has ended or the worker was told to end."""
 
-    Args:
-      link: the coordinator.
-      player: plays.
-      facts: what `join` tells of this process.
-      rule: of the run.
-      budget_s: without progress for so long, a phase counts as a hang; more than the link waits for a coordinator.
-      watch: is told of phases and progress; None: nobody.
-    """
+    link: Client  # to the coordinator
+    player: Player
+    facts: Mapping[str, Any]  # what `join` tells of this process
+    rule: Rule
+    # Without progress for so long, a phase counts as a hang; more than the link waits for a coordinator.
+    budget_s: float
+    watch: Vitals | None = None  # is told of phases and progress; None: nobody
 
-    def __init__(
-        self,
-        link: Client,
-        player: Player,
-        facts: Mapping[str, Any],
-        rule: Rule,
-        budget_s: float,
-        watch: Vitals | None = None,
-    ):
-        self._link, self._player, self._facts = link, player, facts
-        self._rule = rule
-        self._stands = Whereabouts(PHASES, budget_s, watch)
+    def __post_init__(self) -> None:
+        self._stands = Whereabouts(PHASES, self.budget_s, self.watch)
         self._joining = threading.Lock()
         self._changed = threading.Condition()  # guards all below
         self._name, self._lease_s = "", 1.0
@@ -110,7 +99,7 @@ class EngineWorker:
         """
         self._join("")
         loops: list[Callable[[], None]] = [self._beating, self._taking, *[self._sending] * SENDERS]
-        if self._rule == "in_flight":
+        if self.rule == "in_flight":
             loops.append(self._renewing)
         threads = [threading.Thread(target=self._guarded, args=(loop,), daemon=True) for loop in loops]
         for thread in threads:
@@ -153,7 +142,7 @@ class EngineWorker:
 
     def numbers(self) -> dict[str, Any]:
         """What every beat tells."""
-        numbers, places = self._player.numbers(), float(self._player.places())
+        numbers, places = self.player.numbers(), float(self.player.places())
         with self._changed:
             self._account()
             states = [job_in_hand.state for job_in_hand in self._in_hand.values()]
@@ -178,13 +167,13 @@ class EngineWorker:
             self._stands.progress(numbers.get("progress", 0.0))
             name = self._name
             try:
-                beat = self._link.beat(name, self._leases(), *self._stands.now(), numbers)
+                beat = self.link.beat(name, self._leases(), *self._stands.now(), numbers)
             except UnknownWorkerError:
                 self._join(name)
                 continue
             self._learn(beat.newest, beat.cancel, beat.ended)
             if beat.soon >= 0 and not beat.drain:
-                self._player.expect(beat.soon)
+                self.player.expect(beat.soon)
             if beat.drain:
                 self.end("the coordinator wants fewer engines", None)
 
@@ -198,7 +187,7 @@ class EngineWorker:
             name = self._name
             try:
                 with self._stands.phase(ASKING):
-                    jobs = self._link.take(name, free, self._leases(), LONG_POLL_S)
+                    jobs = self.link.take(name, free, self._leases(), LONG_POLL_S)
             except UnknownWorkerError:
                 self._join(name)
                 continue
@@ -221,7 +210,7 @@ class EngineWorker:
                 if not self._results:
                     return
                 lease, packed, version = self._results.popleft()
-            answer = self._link.put(self._in_hand[lease].job.work, version, packed)
+            answer = self.link.put(self._in_hand[lease].job.work, version, packed)
             with self._changed:
                 self._counts["episodes"] += answer.outcome is Outcome.STORED
                 self._counts["late"] += answer.outcome is Outcome.LATE
@@ -279,11 +268,11 @@ class EngineWorker:
                 playing.__exit__(None, None, None)
                 self._finish(lease, packed, version)
 
-            self._player.play(job, report)
+            self.player.play(job, report)
 
     def _hold(self, version: int) -> None:
         """Has the version that `pinned` names; with `in_flight`, one that is not older. Or the work is to end."""
-        if self._rule == "in_flight":
+        if self.rule == "in_flight":
             with self._changed:
                 self._newest = max(self._newest, version)  # the renewing thread is at it
                 self._changed.notify_all()
@@ -300,7 +289,7 @@ class EngineWorker:
         started = time.monotonic()
         try:
             with self._stands.phase(WEIGHTS):
-                self._player.hold(version)
+                self.player.hold(version)
         finally:
             with self._changed:
                 self._seconds["weights_s"] += time.monotonic() - started
@@ -337,7 +326,7 @@ class EngineWorker:
             with self._changed:
                 holding = [(lease, job_in_hand.job.work.episode) for lease, job_in_hand in self._in_hand.items()]
             with self._stands.phase(JOINING):
-                joined = self._link.join(ROLE, self._facts, holding)
+                joined = self.link.join(ROLE, self.facts, holding)
             with self._changed:
                 self._name, self._lease_s = joined.name, joined.lease_s
                 self._counts["joins"] += 1
@@ -356,7 +345,7 @@ class EngineWorker:
                     stop += [lease] if job_in_hand.state == "playing" else []
             self._changed.notify_all()
         for lease in stop:
-            self._player.cancel(lease)
+            self.player.cancel(lease)
         if why_over:
             self.end(f"the run has ended: {why_over}", 0.0)
 
@@ -384,12 +373,12 @@ class EngineWorker:
                 self._changed.wait(LOOK_S if self._grace_s is None else min(LOOK_S, self._grace_s))
             running = [lease for lease, job_in_hand in self._in_hand.items() if job_in_hand.state == "playing"]
         for lease in running:
-            self._player.cancel(lease)
+            self.player.cancel(lease)
         self._left = True
 
         def leave() -> None:
             with contextlib.suppress(Exception):  # then the lease runs out
-                self._link.leave(self._name)
+                self.link.leave(self._name)
 
         leaving = threading.Thread(target=leave, daemon=True)
         leaving.start()
@@ -407,7 +396,7 @@ class EngineWorker:
 
     def _free(self) -> int:
         """Places to fill; fewer where results cannot be sent, so that what is in memory has a bound."""
-        places = self._player.places()
+        places = self.player.places()
         with self._changed:
             unsent = sum(job_in_hand.state == "unsent" for job_in_hand in self._in_hand.values())
             return max(0, places - (len(self._in_hand) - unsent) - max(0, unsent - places))

@@ -16,18 +16,14 @@ import numpy as np
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.gateway.chat import Answer, BadRequest
 from jaxagent.gateway.renderer import Context
-from jaxagent.gateway.threads import DIGEST_BYTES, End, Thread, ends_here
+from jaxagent.gateway.threads import DIGEST_BYTES, End, Thread, idle_or_first
 from jaxagent.types import TokenKind
 
 ID_BYTES = 4
 
 
 class Prompts:
-    """The turns of a session's completions.
-
-    Args:
-      tokenizer: whose ids they are.
-    """
+    """The turns of a session's completions."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -54,7 +50,7 @@ class Prompts:
             places = self._places.get((text, digest.digest()), ())
             ends = [(thread, end) for thread, end, is_closed in places if size < len(data) or not is_closed]
             if ends:
-                base = next((one for one in reversed(ends) if ends_here(*one)), ends[0])
+                base = idle_or_first(ends)
         return base
 
     def add(self, thread: Thread, end: End, prompt: str | tuple[int, ...], answer: Answer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -31,15 +31,16 @@ class Cut:
 
     The engine's automaton knows the stop strings it was started with. Those of a request are found here, between two
     dispatches, and what was sampled beyond one is thrown away. A stop string's own text is left out, as OpenAI does;
-    its tokens are kept.
+    its tokens are kept. Tokens that are `silent`, such as EOS, have no text.
 
     Attributes:
       stop: the stop string that was found; None: none yet.
       characters: of all tokens so far.
     """
 
-    def __init__(self, stops: Sequence[str], token_bytes: Sequence[bytes]) -> None:
+    def __init__(self, stops: Sequence[str], token_bytes: Sequence[bytes], silent: Collection[int] = ()) -> None:
         self.stop: str | None = None
+        self._silent = silent
         self._stops = {stop.encode(): stop for stop in stops}
         self._token_bytes = token_bytes
         self._unsure = b""  # might be the beginning of a stop string
@@ -53,7 +54,8 @@ class Cut:
             if self.stop is not None:
                 break
             # Ids without an entry (padded vocabulary rows) have no bytes.
-            data = self._token_bytes[token] if token < len(self._token_bytes) else b""
+            seen = token < len(self._token_bytes) and token not in self._silent
+            data = self._token_bytes[token] if seen else b""
             offsets.append(self.characters)
             self.characters += len(self._all.decode(data))
             text += self._text.decode(self._advance(data))
@@ -73,13 +75,11 @@ class Cut:
             self.stop = self._stops[stop]
             return self._unsure[:at]
         longest = min(len(self._unsure), max(map(len, self._stops), default=1) - 1)
-        keep = next((n for n in range(longest, 0, -1) if self._begins(self._unsure[-n:])), 0)
+        ends = (n for n in range(longest, 0, -1) for stop in self._stops if stop.startswith(self._unsure[-n:]))
+        keep = next(ends, 0)
         sure = self._unsure[: len(self._unsure) - keep]
         self._unsure = self._unsure[len(self._unsure) - keep :]
         return sure
-
-    def _begins(self, data: bytes) -> bool:
-        return any(stop.startswith(data) for stop in self._stops)
 
 
 class Reading:
@@ -91,9 +91,6 @@ class Reading:
       stops: of the request.
       call_key: what the ids of calls are made of: other turns have others.
       tell: called with what the tokens add to the answer.
-
-    Attributes:
-      taken: how many tokens belong to the turn: all, up to the one that completes a stop string.
     """
 
     def __init__(
@@ -106,11 +103,15 @@ class Reading:
     ) -> None:
         self._tokenizer, self._parser, self._call_key, self._tell = tokenizer, parser, call_key, tell
         self.stops = tuple(stops)
-        self._cut = Cut(stops, tokenizer.token_bytes())
+        self._cut = Cut(stops, tokenizer.token_bytes(), tokenizer.eos_ids)
         self._text, self._reasoning = [], []
         self._calls: list[Call] = []
         self._offsets: list[int] = []
-        self.taken = 0
+
+    @property
+    def taken(self) -> int:
+        """How many tokens belong to the turn: all, up to the one that completes a stop string."""
+        return len(self._offsets)
 
     @property
     def stop(self) -> str | None:
@@ -118,17 +119,9 @@ class Reading:
         return self._cut.stop
 
     def feed(self, ids: Sequence[int]) -> None:
-        """Reads more tokens. The one that ends a turn has no text; behind a stop string, none counts."""
-        if self.stop is not None:  # sampled before the engine heard of it
-            return
-        text = ""
-        for token in ids:
-            self.taken += 1
-            self._offsets.append(self._cut.characters)
-            if token not in self._tokenizer.eos_ids:
-                text += self._cut.feed([token])[0]
-                if self.stop is not None:
-                    break
+        """Reads more tokens. Behind a stop string none counts: it was sampled before the engine heard of that."""
+        text, offsets = self._cut.feed(ids)
+        self._offsets += offsets
         if text:
             self._take(self._parser.feed(text))
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxagent.gateway.chat import APPENDED, Answer, Ask, Call, ChatMessage
 from jaxagent.gateway.renderer import Context, Renderer, SampledTokens
-from jaxagent.gateway.threads import End, RequestDigests, Thread, chain_digest, message_digest
+from jaxagent.gateway.threads import End, RequestDigests, Thread, chain_digest, idle_or_first, message_digest
 from jaxagent.types import TokenKind
 
 OWN_ID = re.compile("[0-9a-f]{24}")  # of a call, as `reading` makes it; dialects and programs put prefixes before it
@@ -92,10 +92,9 @@ class Recall:
         self._by_digest: dict[bytes, SampledTurn] = {}  # the first that said so
         self._behind: dict[bytes, list[SampledTurn]] = {}  # by the digest of the conversation in front of them
 
-    def add(
-        self, thread: Thread, end: End, chain: bytes, digest: bytes, answer: Answer, sampled: Sequence[int], text: str
-    ) -> None:
-        """`chain`: of the conversation in front of the turn; `digest`: of its message; `text`: of all its tokens."""
+    def add(self, thread: Thread, end: End, chain: bytes, answer: Answer, sampled: Sequence[int], text: str) -> None:
+        """`chain`: of the conversation in front of the turn; `text`: of all its tokens."""
+        digest = message_digest(ChatMessage("assistant", answer.text, answer.calls))
         calls = {own: call for call in answer.calls if (own := _own_id(call))}
         spellings = {answer.text, answer.text.strip()} if answer.text.strip() else set()
         texts = spellings | {text + answer.stop_string for text in spellings if answer.stop_string}
@@ -143,6 +142,20 @@ class Recall:
                 put(ChatMessage(APPENDED, added), message_digest(ChatMessage(APPENDED, added)))
         ask = dataclasses.replace(ask, messages=tuple(messages))
         return KnownRequest(ask, RequestDigests(tuple(message_digests), tuple(chain), digests.digest), turns)
+
+    def match(self, request: KnownRequest) -> tuple[Thread, End] | None:
+        """The longest beginning of a request that ends with an assistant message of a trajectory.
+
+        Of several trajectories, the one comes first that has sampled this very message, as the ids of its calls say,
+        then one that ends there and is idle, and of these the youngest.
+        """
+        for number in range(len(request.digests.messages) - 1, -1, -1):
+            digest, turns = request.digests.messages[number], self._behind.get(request.digests.chain[number], ())
+            if ends := [(turn.thread, turn.end) for turn in turns if turn.digest == digest]:
+                named = request.turns.get(number)
+                own = [one for one in ends if named is not None and named.calls and one[0] is named.thread]
+                return idle_or_first(own or ends)
+        return None
 
     def _turn(
         self, message: ChatMessage, digest: bytes, chain: bytes, stops: Sequence[str]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -91,10 +92,7 @@ class Renderer:
     ) -> Context:
         """The whole conversation, up to where the assistant writes.
 
-        Args:
-          messages: the conversation.
-          tools: what is offered.
-          sampled_tokens: sampled turns by the number of their message in `messages`; they are spliced.
+        `sampled_tokens`: of turns, by the number of their message; they are spliced.
 
         Raises:
           BadRequest: the template refuses the conversation or does not show all of it.
@@ -111,11 +109,7 @@ class Renderer:
     def continuation(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], at: int, ended_by: str) -> Context:
         """What follows message number `at`, which the policy sampled last, up to where the assistant writes next.
 
-        Args:
-          messages: the conversation, from its beginning.
-          tools: what is offered.
-          at: the number of the sampled message in `messages`; its tokens are in the context already.
-          ended_by: the EOS text that it ends with, or "".
+        Its tokens are in the context already; `ended_by`: the EOS text that they end with, or "".
 
         Raises:
           BadRequest: the template refuses the conversation or does not show all of it.
@@ -171,28 +165,20 @@ class Renderer:
     def _encode(self, pieces: Iterator[Spans | SampledTokens] | Sequence[Spans | SampledTokens]) -> Context:
         ids: list[int] = []
         kinds: list[int] = []
-        run: Spans = []  # spans between two stored turns are encoded together
-
-        def encode_run() -> None:
-            try:
-                "".join(text for text, _ in run).encode()
-            except UnicodeEncodeError as error:
-                raise BadRequest(
-                    "messages: a text has half of a surrogate pair, which is no text.", "messages"
-                ) from error
-            more, of = encode_spans(self._tokenizer, run)
+        for kind, group in itertools.groupby(pieces, type):  # spans between two stored turns are encoded together
+            if kind is SampledTokens:
+                more = [token for piece in group for token in piece.ids]
+                of = [int(TokenKind.PROMPT)] * len(more)
+            else:
+                run = [span for piece in group for span in piece]
+                try:
+                    "".join(text for text, _ in run).encode()
+                except UnicodeEncodeError as error:
+                    why = "messages: a text has half of a surrogate pair, which is no text."
+                    raise BadRequest(why, "messages") from error
+                more, of = encode_spans(self._tokenizer, run)
             ids.extend(more)
             kinds.extend(of)
-            run.clear()
-
-        for piece in pieces:
-            if isinstance(piece, SampledTokens):
-                encode_run()
-                ids.extend(piece.ids)
-                kinds.extend([int(TokenKind.PROMPT)] * len(piece.ids))
-            else:
-                run.extend(piece)
-        encode_run()
         return Context(ids, kinds)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from jaxagent.config import SamplingConfig
@@ -48,15 +48,9 @@ class Sampler:
     async def sample(
         self, thread: Thread, ids: Sequence[int], most: int, sampling: SamplingConfig, reading: Reading, live: bool
     ) -> Generation:
-        """Samples behind the trajectory's tokens and `ids`, and has the reading read all of it.
+        """Samples `most` tokens behind the trajectory's and `ids`, the context that the policy has not seen.
 
-        Args:
-          thread: the trajectory.
-          ids: context that the policy has not seen.
-          most: tokens to sample at most.
-          sampling: the distribution.
-          reading: reads the tokens; it finds the request's stop strings, too.
-          live: has it read them while they are sampled, as a stream needs it.
+        `reading` reads all of them, and finds the request's stop strings; `live`: while they are sampled.
 
         Raises:
           TimeoutError, EngineError: there is no turn.
@@ -83,30 +77,21 @@ class Sampler:
     ) -> Generation:
         """`stops` are those at which the engine ends the turn; None: its own. Others end it once they are read."""
         pieces: list[SampledTokens] = []
-        stop_read = asyncio.Event()
+        stop = asyncio.Event()
 
         def take(sampled: SampledTokens) -> None:
-            if not stop_read.is_set():
-                pieces.append(sampled)
-                reading.feed(sampled.tokens.tolist())
-                if reading.stop is not None:
-                    stop_read.set()
+            pieces.append(sampled)
+            reading.feed(sampled.tokens.tolist())
+            if reading.stop is not None and stops is None:
+                stop.set()
 
-        work = asyncio.ensure_future(self._generate(take if live else None, stops, thread, *turn))
-        stopped = asyncio.ensure_future(stop_read.wait())
-        try:
-            await asyncio.wait({work, stopped} if stops is None else {work}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.stop is None or stops is not None:
-                generation = await work
-                if not live:
-                    take(SampledTokens(generation.tokens, generation.logprobs, generation.policy_versions))
-                if reading.taken == len(generation.tokens):
-                    return generation
-            self.shut(thread)  # the engine has sampled beyond the stop string, or is about to
-        finally:
-            for task in (work, stopped):
-                task.cancel()
-            await asyncio.gather(work, stopped, return_exceptions=True)
+        generation = await unless(stop, self._generate(take if live else None, stops, thread, *turn))
+        if generation is not None:
+            if not live:
+                take(SampledTokens(generation.tokens, generation.logprobs, generation.policy_versions))
+            if reading.taken == len(generation.tokens):
+                return generation
+        self.shut(thread)  # the engine has sampled beyond the stop string
         return generation_of(pieces, reading.taken)
 
     async def _generate(
@@ -134,6 +119,18 @@ class Sampler:
             if thread.handle is handle:
                 thread.handle = None
             raise
+
+
+async def unless(stop: asyncio.Event, generation: Coroutine[Any, Any, Generation]) -> Generation | None:
+    """The generation; None where it was to stop before, and was cancelled."""
+    tasks = asyncio.ensure_future(generation), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return None if stop.is_set() else await tasks[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Pending:

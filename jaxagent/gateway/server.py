@@ -88,7 +88,6 @@ class Gateway:
         self._readers = talk.Readers(timeout_s)
         self._timeout_s = timeout_s
         self._by_token: dict[str, _Entry] = {}
-        self._by_id: dict[str, _Entry] = {}
         self._stack = contextlib.AsyncExitStack()
         self.url = ""  # while it listens
 
@@ -97,14 +96,12 @@ class Gateway:
     def add(self, session: Session) -> str:
         """Lets a program in. Returns the token that it has to send; nobody can guess it."""
         entry = _Entry(secrets.token_hex(8), secrets.token_urlsafe(32), session)
-        self._by_token[entry.token] = self._by_id[entry.id] = entry
+        self._by_token[entry.token] = entry
         return entry.token
 
     def remove(self, token: str) -> None:
         """Knows the session no more. It is not closed; what runs in it goes on. Twice is harmless."""
-        entry = self._by_token.pop(token, None)
-        if entry is not None:
-            del self._by_id[entry.id]
+        self._by_token.pop(token, None)
 
     @property
     def sessions(self) -> int:
@@ -223,7 +220,8 @@ class Gateway:
 
     def _entry_of_id(self, request: web.Request) -> _Entry:
         self._admit(request)
-        entry = self._by_id.get(request.match_info["id"])
+        named = request.match_info["id"]
+        entry = next((entry for entry in self._by_token.values() if entry.id == named), None)
         if entry is None:
             raise BadRequest("there is no such session", status=404, code="session_not_found")
         return entry

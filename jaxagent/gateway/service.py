@@ -22,11 +22,12 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import scoring
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import EngineError, QueueFullError, SampledTokens
-from jaxagent.engine.scoring import ScoreRequest, Scoring
+from jaxagent.engine.scoring import AnswerScores
 from jaxagent.gateway import talk
 from jaxagent.gateway.chat import Ask, BadRequest, Ident
 from jaxagent.gateway.forms import completions
 from jaxagent.gateway.reading import Cut
+from jaxagent.gateway.sampler import unless
 from jaxagent.gateway.talk import dump, read_body, reply
 
 MAX_SCORING = 64  # requests to /v1/score in hand
@@ -42,7 +43,7 @@ class Completions:
         tokenizer: Tokenizer,
         context: int,
         timeout_s: float,
-        scoring: Scoring | None = None,
+        scoring: AnswerScores | None = None,
         name: str = "policy",
         gauges: Mapping[str, float] | None = None,
     ) -> None:
@@ -70,48 +71,36 @@ class Completions:
         talk.check_model(ask.model, self._name)
         prompts = await self._readers.run(lambda: [self._prompt(prompt) for prompt in parsed])
         head = completions.head(Ident(secrets.token_hex(12), self._name, int(time.time())))
-        if ask.stream:
-            return await self._stream(request, ask, prompts, head)
         pieces: list[list[dict[str, Any]]] = [[] for _ in range(len(prompts) * ask.n)]
-        async with contextlib.aclosing(self._pieces(ask, prompts)) as arriving:
-            async for piece in arriving:
-                if piece is not None:
-                    pieces[piece["index"]].append(piece)
-        choices = [completions.merged(one) for one in pieces]
-        usage = _usage(ask, prompts, sum(len(c["token_ids"]) for c in choices), choices)
-        flat = prompts if len(prompts) > 1 else prompts[0]
-        return reply(head | {"choices": choices, "usage": usage, "prompt_token_ids": flat})
-
-    async def _stream(
-        self, request: web.Request, ask: Ask, prompts: list[list[int]], head: dict[str, Any]
-    ) -> web.StreamResponse:
         response = talk.event_stream()
         blank = {"usage": None} if ask.stream_usage else {}
-        ends: list[dict[str, Any]] = []
-        sampled = 0
 
         async def send(data: bytes) -> None:
+            if not response.prepared:  # what fails before the first token still has a status code
+                await response.prepare(request)
             await talk.send(request, response, b"data: " + data + b"\n\n")
 
         async with contextlib.aclosing(self._pieces(ask, prompts)) as arriving:
             try:
                 async for piece in arriving:
-                    piece = piece or completions.piece(0, "", [], [], [], [])
-                    event = dump(head | {"choices": [piece]} | blank)
-                    if not response.prepared:  # what fails before the first token still has a status code
-                        await response.prepare(request)
-                    await send(event)
-                    sampled += len(piece["token_ids"])
-                    if piece["finish_reason"] is not None:
-                        ends.append(piece)
+                    if piece is not None:
+                        pieces[piece["index"]].append(piece)
+                    if ask.stream:
+                        choice = piece or completions.piece(0, "", [], [], [], [])
+                        await send(dump(head | {"choices": [choice]} | blank))
             except (TimeoutError, EngineError) as failure:
                 if not response.prepared:
                     raise
                 message = f"no result in {self._timeout_s:g} s" if isinstance(failure, TimeoutError) else str(failure)
                 await send(dump(completions.error(message, 500)))
                 return response
+        choices = [completions.merged(one) for one in pieces]
+        usage = {"usage": _usage(ask, prompts, choices)}
+        if not ask.stream:
+            flat = prompts if len(prompts) > 1 else prompts[0]
+            return reply(head | {"choices": choices} | usage | {"prompt_token_ids": flat})
         if ask.stream_usage:
-            await send(dump(head | {"choices": [], "usage": _usage(ask, prompts, sampled, ends)}))
+            await send(dump(head | {"choices": []} | usage))
         await send(b"[DONE]")
         return response
 
@@ -142,8 +131,7 @@ class Completions:
         self, ask: Ask, prompt: list[int], index: int, number: int, put: Callable[[dict[str, Any]], None]
     ) -> None:
         """Samples one choice, the `number`-th of its prompt, and puts its pieces; the last has the finish reason."""
-        cut, loop = Cut(ask.stops, self._tokenizer.token_bytes()), asyncio.get_running_loop()
-        stopped = loop.create_future()
+        cut, stop = Cut(ask.stops, self._tokenizer.token_bytes()), asyncio.Event()
 
         def take(sampled: SampledTokens) -> None:
             if cut.stop is not None:  # sampled before the engine heard of it
@@ -154,22 +142,17 @@ class Completions:
             texts = [self._tokenizer.decode([i]) for i in ids]
             put(completions.piece(index, text, ids, texts, logprobs, offsets))
             if cut.stop is not None:
-                stopped.set_result(None)
+                stop.set()
 
         # The prompt's own digest, so that randomness depends on what is asked and not on when.
         task = hashlib.blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=8).hexdigest()
         session = await self._driver.open(f"{task}/{ask.seed}", number, domain=ask.user)
         on_tokens = take if ask.stream or ask.stops else None
-        work = asyncio.ensure_future(
-            self._driver.generate(session, prompt, ask.max_tokens, ask.sampling, 0, self._timeout_s, on_tokens)
-        )
+        how = (ask.max_tokens, ask.sampling, 0, self._timeout_s, on_tokens)
         try:
-            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            end = await work if cut.stop is None else None
+            end = await unless(stop, self._driver.generate(session, prompt, *how))
         finally:
-            work.cancel()
             self._driver.close(session)
-            await asyncio.gather(work, return_exceptions=True)
         if end is not None and on_tokens is None:
             take(SampledTokens(end.tokens, end.logprobs, end.policy_versions))
         last = completions.piece(index, cut.flush(), [], [], [], [])
@@ -198,7 +181,11 @@ class Completions:
     async def _score(self, request: web.Request) -> web.Response:
         if self._scoring is None:
             return reply(completions.error("this server does not score (int8 matrices)", 501), 501)
-        parsed = await self._readers.run(self._score_request, await read_body(request))
+        raw, sizes = await read_body(request), (self._tokenizer.vocab_size, self._context)
+        try:
+            parsed = await self._readers.run(lambda: scoring.parse(raw.decode(), *sizes))
+        except ValueError as mistake:
+            raise BadRequest(str(mistake)) from None
         if self._being_scored >= MAX_SCORING:
             raise QueueFullError(f"{self._being_scored} requests are being scored already")
         self._being_scored += 1
@@ -211,12 +198,6 @@ class Completions:
         finally:
             given_up.set()
         return await self._readers.run(reply, {"scores": answers})
-
-    def _score_request(self, raw: bytes) -> ScoreRequest:
-        try:
-            return scoring.parse(raw.decode(), self._tokenizer.vocab_size, self._context)
-        except ValueError as mistake:
-            raise BadRequest(str(mistake)) from None
 
     def _scored(self, work: asyncio.Task) -> None:
         self._being_scored -= 1
@@ -241,9 +222,10 @@ class Completions:
         return web.Response(text="\n".join(lines) + "\n")
 
 
-def _usage(ask: Ask, prompts: list[list[int]], sampled: int, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _usage(ask: Ask, prompts: list[list[int]], choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts of tokens. How many of the prompts were cached is None if a choice was cut short, which reports none."""
     least: dict[int, int] = {}
+    sampled = sum(len(choice["token_ids"]) for choice in choices)
     for choice in choices:
         if (cached := choice["cached_tokens"]) is None:
             return completions.usage(sum(map(len, prompts)), sampled, None)

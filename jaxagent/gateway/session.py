@@ -17,7 +17,7 @@ from jaxagent.config import SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine.requests import EngineError
 from jaxagent.gateway import prompts
-from jaxagent.gateway.chat import Answer, Ask, BadRequest, ChatMessage
+from jaxagent.gateway.chat import Answer, Ask, BadRequest
 from jaxagent.gateway.reading import Begun, Event, Reading
 from jaxagent.gateway.recall import KnownRequest, Recall
 from jaxagent.gateway.renderer import Context, Renderer
@@ -26,11 +26,9 @@ from jaxagent.gateway.threads import (
     End,
     RequestDigests,
     Thread,
-    Threads,
     TrajectoryPrefix,
-    chain_digest,
+    conversation_key,
     ends_here,
-    message_digest,
     request_digests,
 )
 from jaxagent.gateway.trained import Lines, TrainingRules
@@ -99,7 +97,8 @@ class Session:
         attempt = task_id, sample, group_size, domain
         self._sampler = Sampler(policy, attempt, request_timeout_s, patient, sampling is not None)
         self._call_key, self._timeout_s = f"{task_id}\0{sample}", request_timeout_s
-        self._threads, self._prompts = Threads(), prompts.Prompts(tokenizer)
+        self._threads: dict[int, Thread] = {}  # by key
+        self._prompts = prompts.Prompts(tokenizer)
         self._recall, self._lines = Recall(), Lines(rules)
         self._turns: list[Pending] = []  # the latest ones, in the order in which they began
         self._begun = self._number = 0
@@ -176,10 +175,10 @@ class Session:
         if self._trajectories is None:
             for turn in list(self._turns):
                 self._give_up(turn, BadRequest("the session is closed", status=401, code="session_closed"))
-            for thread in self._threads.all:
+            for thread in self._threads.values():
                 self._sampler.shut(thread)
             # The order does not depend on arrival.
-            threads = sorted(self._threads.all, key=lambda thread: (thread.began, thread.key))
+            threads = sorted(self._threads.values(), key=lambda thread: (thread.began, thread.key))
             trained, foreign, side_requests = self._lines.select(threads)
             self._trajectories = tuple(thread.trajectory() for thread in trained)
             self.counters |= {"side_requests": float(side_requests), "foreign_conversations": float(foreign)}
@@ -226,8 +225,8 @@ class Session:
         if turn.thread is not None:
             self._sampler.shut(turn.thread)
             turn.thread.busy = False
-            self._threads.forget(turn.thread)
-            if not turn.thread.turns:
+            if not turn.thread.turns:  # it has not sampled anything, and is none
+                del self._threads[turn.thread.key]
                 self._lines.leave(turn.thread)
 
     # ---------------------------------------------------------------- a turn
@@ -291,7 +290,10 @@ class Session:
         if thread is None:
             self.counters["forks"] += base is not None
             ids, kinds = [*context.copied, *ids], [int(TokenKind.PROMPT)] * len(context.copied) + kinds
-            turn.thread = thread = self._threads.open(ids, number)
+            occurrence = 0  # among the session's trajectories that begin with these tokens
+            while (key := conversation_key(ids, occurrence)) in self._threads:
+                occurrence += 1
+            turn.thread = thread = self._threads[key] = Thread(key)
             thread.busy = True
             sampled_places = [(turn.thread, turn.end) for turn in request.turns.values()]
             if origin := base or next(reversed(sampled_places), None):
@@ -314,7 +316,6 @@ class Session:
             raise EngineError("The log-prob of a sampled token is not finite: are the weights?")
         reading.end()
         answer = reading.answer(TrajectoryPrefix(thread.tokens, count), generation, complete=thread.handle is not None)
-        thread.latest = number
         thread.turn_numbers.append(number)
         self._commit(thread, ids, kinds, generation, request, answer)
         self.counters["malformed_calls"] += parser.malformed
@@ -336,12 +337,9 @@ class Session:
         end = End(len(digests.messages) + 1, len(thread) + len(ids) + len(sampled), ended_by)
         thread.add(ids, kinds, generation, end)
         thread.busy = False
-        self._threads.keep(thread)
         if request.ask.prompt is None:
-            digest, chain = message_digest(ChatMessage("assistant", answer.text, answer.calls)), digests.chain[-1]
-            self._threads.add(thread, end, chain_digest(chain, digest))
             text = self._tokenizer.decode(sampled[: len(sampled) - at_eos])
-            self._recall.add(thread, end, chain, digest, answer, sampled, text)
+            self._recall.add(thread, end, digests.chain[-1], answer, sampled, text)
             self._lines.note(thread, answer)
         else:
             self._prompts.add(thread, end, request.ask.prompt, answer)
@@ -353,10 +351,8 @@ class Session:
 
     def _base(self, request: KnownRequest) -> tuple[Thread, End] | None:
         """The stored turn that this request continues, or branches from."""
-        if request.ask.prompt is not None:
-            return self._prompts.match(request.ask.prompt)
-        named = {number: turn.thread for number, turn in request.turns.items() if turn.calls}
-        return self._threads.match(request.digests, named)
+        prompt = request.ask.prompt
+        return self._recall.match(request) if prompt is None else self._prompts.match(prompt)
 
     async def _context(self, request: KnownRequest, base: tuple[Thread, End] | None) -> Context:
         """The tokens of a request. Large ones are made in a thread, while other requests are served."""

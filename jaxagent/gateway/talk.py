@@ -43,11 +43,7 @@ RETRY_HEADER = "x-stainless-retry-count"  # of the OpenAI and Anthropic SDKs
 
 
 class Readers:
-    """A few threads for what takes long with megabytes of text.
-
-    Args:
-      timeout_s: longest wait for a result.
-    """
+    """A few threads for what takes long with megabytes of text. `timeout_s`: the longest wait for a result."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -59,7 +55,7 @@ class Readers:
         Raises:
           TimeoutError: it took too long.
         """
-        if self._threads is None:
+        if self._threads is None:  # also of a server that listens again
             self._threads = concurrent.futures.ThreadPoolExecutor(READERS, "reader")
         loop = asyncio.get_running_loop()
         return await asyncio.wait_for(loop.run_in_executor(self._threads, function, *args), self._timeout_s)
@@ -129,12 +125,7 @@ def check_model(name: str | None, own: str) -> None:
 async def read_request(
     request: web.Request, form: ModuleType, readers: Readers, history: AnswerHistory | None = None
 ) -> tuple[Ask, RequestDigests]:
-    """The body of a request, and its digests.
-
-    Args:
-      request, form: what is read, and in which dialect.
-      readers: threads for what takes long.
-      history: what its session answered, for the dialect whose requests refer to that; None: nothing.
+    """The body of a request in a dialect, and its digests. `history`: what its session answered; None: nothing.
 
     Raises:
       BadRequest: a mistake of the client's.

@@ -1,8 +1,8 @@
-"""A session's trajectories as they grow: what a request continues, and what it begins anew.
+"""A session's trajectories as they grow, and the digests by which requests are compared with them.
 
-Messages are compared by digest: role, text without outer blanks, calls by name and argument values. `RequestDigests`
-has one digest per message and one per beginning of the conversation, tools included, so that finding the longest
-beginning that some trajectory has is a look-up per message. See docs/gateway.md for the rules.
+Messages are compared by role, text without outer blanks, calls by name and argument values. `RequestDigests` has one
+digest per message and one per beginning of the conversation, tools included, so that finding the longest beginning
+that some trajectory has is a look-up per message. See docs/gateway.md for the rules.
 """
 
 from __future__ import annotations
@@ -109,7 +109,6 @@ class Thread:
 
     Attributes:
       key: `conversation` of its randomness.
-      first_turn, latest: numbers of the session's turns: with which it began, and its latest own one.
       tools: whether its program offered tools, or goes on with a trajectory where it did.
       line: the first trajectory of its line; None: of no line of the program's. See `trained`.
       ends, turn_numbers: of its own turns, oldest first: where each ends, and its number in the session.
@@ -119,8 +118,8 @@ class Thread:
       handle: the policy's sequence; None: not open, and all tokens are to be sent.
     """
 
-    def __init__(self, key: int, first_turn: int) -> None:
-        self.key, self.first_turn, self.latest = key, first_turn, first_turn
+    def __init__(self, key: int) -> None:
+        self.key = key
         self.tools = False
         self.line: Thread | None = None
         self.ends: list[End] = []
@@ -159,52 +158,14 @@ class Thread:
         return self._columns.trajectory(self.ends[self.trained - 1].tokens)
 
 
-class Threads:
-    """All trajectories of a session."""
-
-    def __init__(self) -> None:
-        self.all: list[Thread] = []
-        self._ends: dict[bytes, list[tuple[Thread, End]]] = {}  # by the digest of the conversation up to there
-        self._keys: set[int] = set()
-
-    def match(self, digests: RequestDigests, named: Mapping[int, Thread]) -> tuple[Thread, End] | None:
-        """The longest beginning of a request that ends with an assistant message of a trajectory.
-
-        Of several trajectories, the one comes first that has sampled this very message (`named`, by the message's
-        number), then one that ends there and is idle, and of these the youngest.
-        """
-        for count in range(len(digests.messages), 0, -1):
-            if ends := self._ends.get(digests.chain[count]):
-                own = [one for one in ends if one[0] is named.get(count - 1)] or ends
-                return next((one for one in reversed(own) if ends_here(*one)), own[0])
-        return None
-
-    def open(self, context: Sequence[int], first_turn: int) -> Thread:
-        """A trajectory that begins with these tokens, at this turn of the session. Its key is taken until `forget`."""
-        occurrence = 0
-        while (key := conversation_key(context, occurrence)) in self._keys:
-            occurrence += 1
-        self._keys.add(key)
-        return Thread(key, first_turn)
-
-    def forget(self, thread: Thread) -> None:
-        """A trajectory that has not sampled anything is none."""
-        if not thread.turns:
-            self._keys.discard(thread.key)
-
-    def keep(self, thread: Thread) -> None:
-        """A trajectory that has sampled something is one."""
-        if thread.turns == 1:
-            self.all.append(thread)
-
-    def add(self, thread: Thread, end: End, chain: bytes) -> None:
-        """Notes where an assistant message ends."""
-        self._ends.setdefault(chain, []).append((thread, end))
-
-
 def ends_here(thread: Thread, end: End) -> bool:
     """Whether the trajectory ends there and nothing continues it yet."""
     return not thread.busy and thread.ends[-1].tokens == end.tokens
+
+
+def idle_or_first(ends: Sequence[tuple[Thread, End]]) -> tuple[Thread, End]:
+    """Of several trajectories that a request may go on with: the youngest that ends there and is idle, or the first."""
+    return next((one for one in reversed(ends) if ends_here(*one)), ends[0])
 
 
 def conversation_key(context: Sequence[int], occurrence: int) -> int:

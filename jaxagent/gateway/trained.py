@@ -119,7 +119,8 @@ class Lines:
 
         def ours(thread: Thread) -> bool:
             talk = [other for other in threads if other.line is thread.line and other not in side]
-            around = thread not in side and any(other.first_turn < thread.first_turn < other.latest for other in talk)
+            first = thread.turn_numbers[0]
+            around = thread not in side and any(one.turn_numbers[0] < first < one.turn_numbers[-1] for one in talk)
             return thread.line is not None and not around
 
         own = [thread for thread in trained if ours(thread)]

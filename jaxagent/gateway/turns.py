@@ -69,9 +69,8 @@ def fit(
     conversation rendered stretch by stretch is the conversation rendered whole.
 
     Args:
-      messages: the conversation.
+      messages, abilities: the conversation, and what its template can show.
       sampled_numbers: numbers of the assistant messages whose tokens are known.
-      abilities: the template's.
       writer: the family whose way to write calls is taken where the template does not write them.
       native: the template writes calls in the family's way itself.
       preface: more text for the first system message; "" for none.
@@ -184,8 +183,7 @@ def locate(text: str, frame: str, bodies: Sequence[tuple[str, str]]) -> list[tup
     at = n = 0
     for i, (body, _) in enumerate(bodies):
         if body:
-            place = _place_in_frame(text, at, between[n], body, between[n + 1]) or _next_place(text, at, body)
-            if place is None:
+            if (place := _place(text, at, between[n], body, between[n + 1])) is None:
                 raise _missing(i, body)
             n, at = n + 1, place[1]
             places.append(place)
@@ -194,23 +192,15 @@ def locate(text: str, frame: str, bodies: Sequence[tuple[str, str]]) -> list[tup
     return places
 
 
-def _place_in_frame(text: str, at: int, before: str, body: str, behind: str) -> tuple[int, int] | None:
-    if not text.startswith(before, at):
-        return None
-    start = at + len(before)
-    for form in _shown_forms(body):
-        end = start + len(form)
-        if text.startswith(form, start) and text.startswith(behind, end):
-            return start, end
-    return None
-
-
-def _next_place(text: str, at: int, body: str) -> tuple[int, int] | None:
-    for form in _shown_forms(body):
-        start = text.find(form, at)
-        if start >= 0:
-            return start, start + len(form)
-    return None
+def _place(text: str, at: int, before: str, body: str, behind: str) -> tuple[int, int] | None:
+    """Where a body stands between the template's texts; else the next place that has it."""
+    forms, start = _shown_forms(body), at + len(before)
+    if text.startswith(before, at):
+        for form in forms:
+            if text.startswith(form, start) and text.startswith(behind, start + len(form)):
+                return start, start + len(form)
+    found = ((text.find(form, at), form) for form in forms)
+    return next(((start, start + len(form)) for start, form in found if start >= 0), None)
 
 
 def _shown_forms(body: str) -> list[str]:

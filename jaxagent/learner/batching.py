@@ -43,19 +43,16 @@ class Packer:
         context: int = 1,
         reads: Sequence[str] = (),
     ):
-        """Fixes the shapes.
+        """Fixes the shapes. Raises ConfigError for rows that cannot be split evenly, or sizes that are not positive.
 
         Args:
           config: row length, rows per micro-batch, multiple of R.
           longest_targets: most targets one sequence can have (from the config's turn limits). Where nearly every token
             is a target (ECHO, SFT on observations) give `row_tokens`, or targets run out before a row is full.
           row_shards: devices over which rows are split (data * fsdp).
-          reads: what of `policy_loss.READABLE` the objective wants beside the streams.
-          context: devices over which the targets of a row are split, and its tokens (models/context.py).
           sharing: the common beginning of sequences is stored once per row; None = every sequence is stored whole.
-
-        Raises:
-          ConfigError: rows that cannot be split evenly, or sizes that are not positive.
+          context: devices over which the targets of a row are split, and its tokens (models/context.py).
+          reads: what of `policy_loss.READABLE` the objective wants beside the streams.
         """
         if config.row_tokens < 1 or config.micro_rows < 1 or config.targets_multiple < 1:
             raise ConfigError("batch.row_tokens, micro_rows and targets_multiple must be at least 1.")
@@ -148,15 +145,9 @@ class Packer:
 
 
 def unpack(batches: Sequence[Batch], values: Sequence[np.ndarray], streams: Sequence[Streams]) -> list[np.ndarray]:
-    """Scatters per-target values back to sequences.
+    """Scatters values [B, R, ...] of each of the batches that `Packer.pack(streams)` gave back to its sequences.
 
-    Args:
-      batches: as `Packer.pack(streams)` returned them.
-      values: [B, R, ...] of each batch, at least one where there are streams.
-      streams: the packed sequences.
-
-    Returns:
-      [T, ...] per sequence, 0 where the token was no target.
+    [T, ...] per sequence, 0 where the token was no target.
     """
     shape, dtype = (values[0].shape[2:], values[0].dtype) if len(values) else ((), np.float32)
     out = [np.zeros((len(s.trajectory), *shape), dtype) for s in streams]
@@ -215,15 +206,9 @@ class _Row:
 
 
 def shared_rows(elements: Sequence[Element], row_tokens: int, row_targets: int, multiple: int) -> list[Element]:
-    """Packs sequences into rows, each where it adds the fewest tokens.
+    """Packs sequences that fit a row into rows, each where it adds the fewest tokens; `multiple` is of `Sharing`.
 
-    Args:
-      elements: sequences that fit a row, at least one.
-      row_tokens, row_targets: what a row holds.
-      multiple: of `Sharing`.
-
-    Returns:
-      Rows of arrays [row_tokens] ("tokens", "positions", "segments", "ends") and [row_targets] (all others).
+    Arrays of a row are [row_tokens] ("tokens", "positions", "segments", "ends") or [row_targets] (all others).
     """
     # As big-endian bytes tokens sort like lists of numbers. Sorted, a sequence has most in common with the one before.
     elements = sorted(elements, key=lambda element: element["tokens"].astype(">u4").tobytes())

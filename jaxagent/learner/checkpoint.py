@@ -25,7 +25,8 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from jaxagent.config import ConfigError, disk
+from jaxagent.config import ConfigError
+from jaxagent.config.errors import is_full_disk
 from jaxagent.config.fleet import FOLDER as FLEET_FOLDER
 from jaxagent.learner import digests, peers
 from jaxagent.learner.state import TrainState
@@ -78,12 +79,8 @@ class Checkpointer:
 
         Weights under LoRA adapters (`state.frozen`) are left out: they do not change, and lie in a folder of their own.
 
-        A step that is saved already is left alone (SIGTERM right after a periodic save).
-
-        Args:
-          step: the bundle's number.
-          state, host: what it holds.
-          past: what was trained of earlier versions (`TrainState.params`), by version; left out where there is none.
+        A step that is saved already is left alone (SIGTERM right after a periodic save). `past`: what was trained of
+        earlier versions (`TrainState.params`), by version.
 
         Raises:
           OSError: ENOSPC: the disk is full, or was when the bundle before was written.
@@ -100,8 +97,7 @@ class Checkpointer:
     def look(self) -> bool:
         """Whether no bundle is being written; takes no time.
 
-        Raises:
-          OSError: ENOSPC: the disk was full when it was written, which `save` would tell an interval later.
+        Raises OSError: ENOSPC: the disk was full when it was written, which `save` would tell an interval later.
         """
         if self._pending is None:
             return True
@@ -113,8 +109,7 @@ class Checkpointer:
     def host(self, step: int | None = None) -> Host:
         """The host's part of the bundle of `step` (None = newest), which says what state to expect.
 
-        Raises:
-          ConfigError: there is no bundle, or it is damaged.
+        Raises ConfigError where there is no bundle, or it is damaged.
         """
         step = self._verified_step(step)
         with _reading(self._directory, step):
@@ -145,12 +140,7 @@ class Checkpointer:
     def past(self, like: Any, step: int | None = None) -> dict[int, Any]:
         """What was trained of earlier versions, by version, oldest first; {} in a bundle without.
 
-        Args:
-          like: tree of arrays with the shardings to restore into.
-          step: None = newest.
-
-        Raises:
-          ConfigError: there is no bundle, or it is damaged, or of another model.
+        `like`: tree of arrays with the shardings to restore into. Raises as `restore` does.
         """
         step = self._verified_step(step)
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
@@ -164,11 +154,7 @@ class Checkpointer:
             return {int(version): loaded[version] for version in sorted(loaded, key=int)}
 
     def wait(self) -> None:
-        """Blocks until the bundle being written is complete.
-
-        Raises:
-          OSError: ENOSPC: the disk is full.
-        """
+        """Blocks until the bundle being written is complete. Raises OSError (ENOSPC) where the disk is full."""
         with _disk_errors(self._directory):
             pending, self._pending = self._pending, None
             if pending is not None:
@@ -241,13 +227,8 @@ def has_past(directory: str | pathlib.Path, number: int) -> bool:
 def read_field(directory: str | pathlib.Path, number: int, field: str, target: Any) -> Any:
     """One field of the `TrainState` in a bundle, such as "params"; the others are not read. As `read_host`.
 
-    Args:
-      directory, number: of the bundle.
-      field: of `TrainState`.
-      target: tree of `jax.ShapeDtypeStruct`s with the shardings to restore into (of any mesh).
-
-    Raises:
-      ConfigError: the bundle cannot be read, or holds arrays of other shapes; names the first that differs.
+    `target`: tree of `jax.ShapeDtypeStruct`s with the shardings to restore into (of any mesh). Raises ConfigError for
+    a bundle that cannot be read, or holds arrays of other shapes; names the first that differs.
     """
     path = pathlib.Path(directory).absolute() / str(number)
     with _reading(path.parent, number):
@@ -260,11 +241,7 @@ def read_field(directory: str | pathlib.Path, number: int, field: str, target: A
 def check(directory: str | pathlib.Path, number: int) -> bool:
     """Compares a bundle's files with their digests. Only reads, as `read_host`.
 
-    Returns:
-      False where an older version of this code left no digests.
-
-    Raises:
-      ConfigError: a file is missing or differs.
+    False where an older version of this code left no digests. Raises ConfigError where a file is missing or differs.
     """
     directory = pathlib.Path(directory).absolute()
     try:
@@ -326,7 +303,7 @@ def _disk_errors(directory: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not disk.is_full(error):
+        if not is_full_disk(error):
             raise
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory)) from error
 

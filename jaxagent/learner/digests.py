@@ -74,32 +74,21 @@ _THREADS = 4
 
 
 def write_digests(folder: pathlib.Path, leave_out: Collection[str] = ()) -> None:
-    """Writes `folder`/digests.json.
-
-    Args:
-      folder: its files are complete, but for those left out.
-      leave_out: paths inside the folder that go on changing.
-    """
+    """Writes `folder`/digests.json. `leave_out`: paths inside the folder that go on changing."""
     digests = _digests(folder, [name for name in _files(folder) if name not in leave_out])
     (folder / FILE).write_text(json.dumps(digests, indent=0, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def file_digests(folder: pathlib.Path) -> dict[str, str]:
-    """The SHA-256 file_digests every file in a folder, by its path inside."""
+    """The SHA-256 of every file in a folder, by its path inside."""
     return _digests(folder, _files(folder))
 
 
 def check_files(folder: pathlib.Path, leave_out: Collection[str] = ()) -> bool:
-    """Compares every file with its digest.
+    """Compares every file with its digest; False where the folder has none. `leave_out` as of `write_digests`.
 
-    Args:
-      leave_out: see `write_digests`.
-
-    Returns:
-      False where the folder has no digests, so that nothing could be compared.
-
-    Raises:
-      ConfigError: says in a few words, without the folder's name, which file is missing, differs or has no digest.
+    Raises ConfigError, which says in a few words, without the folder's name, which file is missing, differs or has no
+    digest.
     """
     try:
         expected = json.loads((folder / FILE).read_text(encoding="utf-8"))

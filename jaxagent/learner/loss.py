@@ -74,10 +74,7 @@ def policy_loss(
     Args:
       logprobs: f32[B, R] of the targets; anything (even inf or nan) at targets without weight.
       entropy: f32[B, R] of the distributions the targets were drawn from.
-      batch: streams, [B, R] each.
       extras: what the z-loss ("PaLM", arXiv 2204.02311, section 5) and distillation read, where these are on.
-      objective: of algorithms/objectives.py; without one auxiliary terms alone are trained.
-      kl_estimator: of algorithms/policy_loss.py.
       opsm: off-policy sequence masking; None: no sequence is masked.
 
     Returns:
@@ -138,15 +135,9 @@ def policy_loss(
 
 @jax.named_scope("value_loss")
 def value_loss(outputs: jax.Array, batch: Batch, loss_of: Squared | Categorical) -> tuple[jax.Array, Tally]:
-    """The critic's term of a micro-batch.
+    """The critic's term of a micro-batch: f32[] share of the update's loss, and its tally.
 
-    Args:
-      outputs: of the critic's head, f32[B, R], or f32[B, R, N] where `loss_of` has N bins.
-      batch: streams, [B, R] each.
-      loss_of: of algorithms/value_losses.py.
-
-    Returns:
-      f32[] share of the update's loss, and its tally.
+    `outputs`: of the critic's head, f32[B, R], or f32[B, R, N] where `loss_of` (algorithms/value_losses.py) has N bins.
     """
     check_batch(batch)
     chex.assert_shape(outputs, (*batch.targets.shape, loss_of.heads) if loss_of.heads else batch.targets.shape)
@@ -212,10 +203,8 @@ def value_metrics(tally: Tally) -> dict[str, float]:
 def over_updates(updates: list[dict[str, float]], staleness: int = 0) -> dict[str, float]:
     """Means over a step's updates; the difference to the engine's log-probs is the first's: no weight has moved then.
 
-    Args:
-      updates: their metrics.
-      staleness: of the rollouts. Where there is any, the difference is how far the policy has gone since it sampled,
-        "policy/drift_*"; where there is none, how far the engine is from the trainer, "logprob_gap/*".
+    Where rollouts have any staleness, it is how far the policy has gone since it sampled, "policy/drift_*"; else how
+    far the engine is from the trainer, "logprob_gap/*".
     """
     if not updates:
         return {}

@@ -45,19 +45,12 @@ class MissingPeerError(PeerError, WaitedInVainError):
 
 @dataclasses.dataclass
 class Meetings:
-    """The meetings of one process with the trainer's other processes.
+    """The meetings of one process, `index` of `count`, with the trainer's other processes."""
 
-    Attributes:
-      client: of the coordination service: a store of texts by key, whose reading waits.
-      index: this process's number.
-      count: of processes.
-      space: under which their texts are stored: other meetings at the same time have another one.
-    """
-
-    client: Any
+    client: Any  # of the coordination service: a store of texts by key, whose reading waits
     index: int
     count: int
-    space: str = "jaxagent"
+    space: str = "jaxagent"  # under which their texts are stored: other meetings at the same time have another one
     numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # the same in every process
 
     def meet(self, what: str, message: Any, timeout_s: float) -> list[Any]:
@@ -159,11 +152,7 @@ def is_first() -> bool:
 
 
 def agree(what: str, digest: str, timeout_s: float = MEETING_S) -> None:
-    """Waits for all, and compares their digests.
-
-    Raises:
-      PeerError: digests differ, or a process is missing.
-    """
+    """Waits for all, and compares their digests. Raises PeerError where they differ, or a process is missing."""
     digests = meet(what, digest, timeout_s)
     if others := [i for i, other in enumerate(digests) if other != digests[0]]:
         raise PeerError(
@@ -189,8 +178,7 @@ def meet(what: str, message: T = None, timeout_s: float = MEETING_S) -> list[T]:
 def meetings_of(thread: str) -> Callable[[str, Any, float], list[Any]]:
     """A `meet` for another thread than the main one: its meetings do not wait for those of the main thread.
 
-    Args:
-      thread: a name that no other thread has, the same in all processes.
+    The name of the thread is no other's, and the same in all processes.
     """
     if _own is None:
         return meet
@@ -198,15 +186,9 @@ def meetings_of(thread: str) -> Callable[[str, Any, float], list[Any]]:
 
 
 def share(what: str, make: Callable[[], T], timeout_s: float) -> T:
-    """What process 0 makes, for all: a decision that must be the same everywhere, or work that one does for all.
+    """What process 0 makes, a JSON value, for all: a decision that must be the same everywhere, or work done once.
 
-    Args:
-      what: its name, for messages.
-      make: called in process 0 alone; gives a JSON value. Of a failure the others are told, and end too.
-      timeout_s: for making it.
-
-    Raises:
-      PeerError: process 0 failed, or took too long.
+    Of a failure the others are told, and end too: they raise PeerError, also where it takes longer than `timeout_s`.
     """
     return make() if _own is None else _own.share(what, make, timeout_s)
 
@@ -214,8 +196,7 @@ def share(what: str, make: Callable[[], T], timeout_s: float) -> T:
 def connect(process: int, processes: int, address: str) -> None:
     """Connects this process to the others; `runs.devices.distributed` is the way to call it.
 
-    Raises:
-      PeerError: the others did not come in `INIT_S`.
+    Raises PeerError where they did not come in `INIT_S`.
     """
     global _own
     import jax

@@ -113,16 +113,9 @@ def make_programs(
     policy: Tree,
     teacher: Weights | HttpTeacher | None = None,
 ) -> tuple[Programs, TrainState]:
-    """Compiles everything an RL step runs on the device.
+    """Compiles everything an RL step runs on the device; gives also the stage's state before its first update.
 
-    Args:
-      cfg: the run's config.
-      spec, mesh: of the policy.
-      policy: its parameters, in training shardings.
-      teacher: opened, with rl.distill.
-
-    Returns:
-      The programs, and the stage's state before its first update.
+    `policy`: its parameters, in training shardings; `teacher`: opened, with rl.distill.
     """
     programs = describe(cfg, spec, mesh, teacher)
     with jax.set_mesh(mesh):

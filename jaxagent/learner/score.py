@@ -88,10 +88,7 @@ def policy_scorer(
 ) -> Scorer:
     """Scores (log-probs, entropies) of action tokens under whatever parameters it is called with.
 
-    Args:
-      forward: of forward.py.
-      temperature: of calls that name none.
-      packer, mesh: as the update's.
+    `forward` is of forward.py; `temperature` that of calls which name none.
     """
     return Scorer(mesh, packer, jax.jit(forward), temperature)
 
@@ -118,10 +115,7 @@ def top_scorer(spec: ModelSpec, packer: Packer, mesh: jax.sharding.Mesh, k: int,
 def with_support(batches: Sequence[Batch], supports: Sequence[Support], width: int) -> list[Batch]:
     """The batches with `support` and `teacher_logprobs` i32 and f32 [B, R, width]; padding has no entry that counts.
 
-    Args:
-      batches: what `Packer.pack` gave.
-      supports: [T, width] of each sequence that was packed.
-      width: K.
+    `supports`: [T, width] of each sequence that was packed.
     """
     starts = np.cumsum([0, *(len(support.ids) for support in supports)])
     ids = np.concatenate([np.zeros((0, width), np.int32), *(support.ids for support in supports)])

@@ -114,16 +114,20 @@ def init_state(
 ) -> TrainState:
     """A state before its first update. Call under `jax.set_mesh`: moments inherit the shardings of `params`.
 
-    The reference is a copy, so that neither tree's buffers can disappear under the other.
+    Moments are float32 whatever the weights are, as gradients are: the first update would make them so, and the second
+    would compile again. The reference is a copy, so that neither tree's buffers can disappear under the other.
     """
+
+    def wide(params: Tree) -> Tree:
+        return jax.tree.map(lambda p: p.astype(jnp.float32), params)
 
     @jax.jit
     def init(params: Tree, critic: Tree | None) -> TrainState:
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             params=None,
-            opt_state=optimizer.init(params),
-            critic_opt_state=None if critic is None else critic_optimizer.init(critic),
+            opt_state=optimizer.init(wide(params)),
+            critic_opt_state=None if critic is None else critic_optimizer.init(wide(critic)),
             reference=jax.tree.map(jnp.copy, params) if keep_reference else None,
         )
 

@@ -61,7 +61,11 @@ class Distiller:
         """Adds the supports of the packed `streams`; one that is not distilled (a replayed attempt) has none."""
         if not self.width:
             return batches
-        supports = [s.support or _no_support(len(s.trajectory), self.width) for s in streams]
+        none = [(len(s.trajectory), self.width) for s in streams]
+        supports = [
+            s.support or Support(np.zeros(shape, np.int32), np.full(shape, -np.inf, np.float32))
+            for s, shape in zip(streams, none, strict=True)
+        ]
         return with_support(batches, supports, self.width)
 
     def warm_up(self, policy: Tree) -> None:
@@ -102,10 +106,9 @@ def distiller(
 
 
 def check_teacher(cfg: Config, tokenizer: Tokenizer) -> None:
-    """Refuses a teacher that cannot judge the policy, before its weights are read.
+    """Raises ConfigError for a teacher that cannot judge the policy, before its weights are read.
 
-    Raises:
-      ConfigError: no such folder or server, another tokenizer, or a context that is too short.
+    No such folder or server, another tokenizer, or a context that is too short.
     """
     if cfg.rl.distill is None:
         return
@@ -148,10 +151,6 @@ def open_teacher(cfg: Config, mesh: jax.sharding.Mesh) -> Weights | HttpTeacher 
     spec = _spec(cfg, teacher.path)
     where = params.shardings(spec, mesh, sharding.TRAIN)
     return spec, hf.load(teacher.path, spec, where)
-
-
-def _no_support(length: int, width: int) -> Support:
-    return Support(np.zeros((length, width), np.int32), np.full((length, width), -np.inf, np.float32))
 
 
 def _http(server: Server) -> HttpTeacher:

@@ -33,11 +33,7 @@ class TeacherError(RuntimeError):
 class HttpTeacher:
     """Scores trajectories. Calls block: they run in the loop's own thread, which has nothing else to do meanwhile.
 
-    Args:
-      url: the server's address, e.g. "http://127.0.0.1:8001".
-      timeout_s: longest wait for one attempt.
-      retries: further attempts after the first.
-      request_tokens: of one request, at most; one longer trajectory is a request of its own.
+    Settings as of `teachers.Server`.
     """
 
     def __init__(self, url: str, timeout_s: float, retries: int, request_tokens: int) -> None:
@@ -71,16 +67,9 @@ class HttpTeacher:
         top_k: int,
         temperature: float,
     ) -> list[Scores]:
-        """Scores of the action tokens of each trajectory.
+        """Scores of the action tokens of each trajectory, with K = `top_k`, as a `teacher.Teacher` gives them.
 
-        Args:
-          trajectories: T tokens each.
-          candidates: i32[T, C] of each, tokens to score beside the sampled one; None: C is 0.
-          top_k: K, the teacher's most likely tokens.
-          temperature: of the distribution.
-
-        Raises:
-          TeacherError: no good answer after all attempts.
+        Raises TeacherError where there is no good answer after all attempts.
         """
         at = [np.flatnonzero(action_mask(t)) for t in trajectories]
         width = 0 if candidates is None or not candidates else candidates[0].shape[1]

@@ -59,10 +59,7 @@ class Update:
           train_policy: False for the critic's warm-up.
           temperature: at which the update's policy targets were sampled. It is a run-time argument, so changing it
             compiles nothing. None = the objective's temperature, for runs in which it never changes.
-          teacher: the weights of another model that the policy's loss runs; None = the loss runs no other model.
-
-        Returns:
-          The next state and the update's metrics as Python floats.
+          teacher: the weights of another model that the policy's loss runs.
         """
         same_plan("an update", batches)
         with jax.set_mesh(self.mesh), jax.transfer_guard("disallow"):
@@ -147,11 +144,7 @@ def make_update(
     Args:
       forward: params, batch, temperature, frozen, teacher -> log-probs and entropies f32[B, R] of the targets, and
         `loss.Extras` where the loss reads more (forward.py).
-      optimizer: of the policy.
-      mesh: with axes data, fsdp, tensor.
-      policy_loss: `loss.policy_loss`, with the choices of the RL stage where it has any.
       temperature: of updates that name none.
-      critic: given when there is one.
       merge: given when the policy's params are LoRA adapters: base, adapters -> the weights to serve.
     """
 

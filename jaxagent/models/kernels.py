@@ -11,12 +11,15 @@ import dataclasses
 import functools
 import importlib.util
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import jax
 
 from jaxagent.models import gpu_calls, gpu_kernels, gpu_products, tpu_kernels
 from jaxagent.models.sharding import CONTEXT
-from jaxagent.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from jaxagent.models.spec import ModelSpec
 
 _GPU = ("gpu", "cuda")
 MOST_TILE_ROWS = 256  # of a GPU's, where products begin to take as long as reading their weights

@@ -16,6 +16,12 @@ def score_of(names: Iterable[str]) -> str:
     return next((name.removeprefix(EVAL) for name in names if name.startswith(EVAL)), "")
 
 
+def is_summarised(name: str) -> bool:
+    """Whether a metric is a number of an evaluation that its summary has: not of a single kind, and no count."""
+    score = name.removeprefix(EVAL)
+    return score != name and "/" not in score and score not in ("n", "failed", "failed_sampled")
+
+
 def held_out(names: Iterable[str], score: str) -> list[str]:
     """The score's metrics among `names`: greedy, sampled, then greedy by family of kinds."""
     if not score:

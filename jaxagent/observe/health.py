@@ -14,11 +14,7 @@ _UPDATES = {"policy/grad_norm": "policy/update_applied", "critic/grad_norm": "cr
 
 
 def complaints(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Name of a metric -> one line about it; {} for a healthy step.
-
-    Args:
-      metrics: of one step, as they are before they become JSON.
-    """
+    """Name of a metric -> one line about it; {} for a healthy step."""
     lines = {}
     for name, value in metrics.items():
         if isinstance(value, (int, float)) and not math.isfinite(value):

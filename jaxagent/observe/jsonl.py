@@ -23,11 +23,7 @@ class JsonlLog:
     """One open log file. `position` is the number of records in it."""
 
     def __init__(self, path: str | os.PathLike[str], position: int | None = 0):
-        """Opens `path`, keeping its first `position` records and dropping the rest, a torn last line included.
-
-        Args:
-          path: of the file; made with its folders where it is not there.
-          position: None = as many as there are.
+        """Opens `path`, keeping its first `position` records (None: all); the rest, a torn last line too, goes.
 
         Raises:
           ConfigError: another process has the file open as its log, or the file holds fewer than `position` records,
@@ -92,11 +88,6 @@ def count(path: str | os.PathLike[str]) -> int:
 
 def check(path: str | os.PathLike[str], position: int, parse: bool) -> None:
     """Whether a log can be opened at `position`; changes nothing.
-
-    Args:
-      path: of the file.
-      position: records that must be there.
-      parse: also look whether each of them is a record.
 
     Raises:
       ConfigError: there are fewer, or one is damaged; names file and line.

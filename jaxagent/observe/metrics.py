@@ -31,11 +31,7 @@ class MetricsWriter:
     """Writes records to both logs. Checkpoints keep `position`, and a resumed run passes it to `__init__`."""
 
     def __init__(self, workdir: str | os.PathLike[str], position: int = 0):
-        """Opens the workdir's logs at `position` records; what an interrupted run wrote after it is dropped.
-
-        Raises:
-          ConfigError: `metrics.jsonl` holds fewer than `position` records.
-        """
+        """Opens the workdir's logs at `position` records; what an interrupted run wrote after it is dropped."""
         workdir = pathlib.Path(workdir)
         self._log = jsonl.JsonlLog(workdir / METRICS_FILE, position)
         # Event files cannot be cut: they are written anew from the records that stay.
@@ -54,11 +50,7 @@ class MetricsWriter:
         return self._log.position
 
     def write(self, stage: str, step: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one record of scalars (Python, NumPy or JAX).
-
-        Raises:
-          OSError: the disk is full, or failed.
-        """
+        """Appends one record of scalars (Python, NumPy or JAX)."""
         record = {"stage": stage, "step": int(step), **metrics}
         self._log.append(record)
         self._show(record)

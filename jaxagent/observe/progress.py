@@ -139,7 +139,7 @@ class Progress:
         self._alive(self._stage)
         self._line(text)
 
-    def keep(self, path: pathlib.Path) -> None:
+    def append_lines_to(self, path: pathlib.Path) -> None:
         """Appends all lines to a file, too, those before this call included."""
         self._file = path
         self._write()

@@ -1,4 +1,4 @@
-// Values under the pointer, for curves and for tokens, and the list of all episodes. The rest is complete without it.
+// Values under the pointer, for curves and for tokens, and episodes. The rest is complete without it.
 const tip = document.getElementById("tip");
 function show(event, text) {
   tip.textContent = text;
@@ -38,11 +38,11 @@ document.addEventListener("pointermove", (event) => {
   show(event, lines.join("\n"));
 });
 
-// All episodes: filters, a row for each, its tokens when it is opened.
+// Episodes: those that were chosen; and all, with filters, a row for each, its tokens when it is opened.
 const browser = document.getElementById("browser");
 if (browser) {
   const PAGE = 50, HEAD = 60, TAIL = 240, SURPRISE = 3;
-  const episodes = JSON.parse(document.getElementById("episodes").textContent);
+  const { pairs, all: episodes } = JSON.parse(document.getElementById("episodes").textContent);
   const rows = browser.querySelector(".rows"), count = browser.querySelector(".count"), more = browser.querySelector(".more");
   const make = (tag, css, text) => {
     const element = document.createElement(tag);
@@ -129,6 +129,24 @@ if (browser) {
     talks.append(...e.heard.filter((h) => h.after >= last).map(heard));
     return [talks];
   };
+  const attempt = (e) => {
+    const block = make("div", "attempt"), title = make("h4", "", `${e.stage}, step ${e.step} `);
+    const rewards = Object.entries(e.rewards).map(([name, v]) => `${name} ${format(v)}`).join(", ");
+    const reward = e.reward === null ? "failed" : `reward ${format(e.reward)}`;
+    title.append(make("span", e.reward > 0 ? "win" : "loss", reward), " ");
+    title.append(make("i", "", [rewards, `${e.turns} turns`, e.stop_reason, e.error].filter(Boolean).join(" · ")));
+    block.append(title, ...conversations(e));
+    return block;
+  };
+  const task = (attempts) => {
+    const article = make("article", "episode"), head = make("header"), pair = make("div", "pair"), [e] = attempts;
+    head.append(make("b", "", e.prompt), make("span", "", e.kind), make("span", "", `gold: ${e.answers.join(", ")}`));
+    pair.append(...attempts.map(attempt));
+    article.append(head, pair);
+    return article;
+  };
+  for (const e of pairs.flat()) e.heard ??= [];
+  document.getElementById("pairs")?.replaceChildren(...pairs.map(task));
   const row = (e) => {
     const item = make("details", "row"), head = make("summary");
     const reward = e.reward === null ? "failed" : format(e.reward);

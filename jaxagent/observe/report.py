@@ -4,7 +4,7 @@
 
 Reads metrics.jsonl, episodes.jsonl, episodes/, summary.json and config.json of the workdir (whichever exist) and writes
 report.html beside them. Works on a running or killed run as well as on a finished one; a run writes it itself after
-every evaluation and at its end. What long logs hold is shown up to a size (report_logs.py), which the page says.
+every evaluation and at its end. What long logs hold is shown up to a size (report_episodes.py), which the page says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.config.command import exit_code
 from jaxagent.io import files
-from jaxagent.observe import charts, headline, jsonl, report_episodes, report_logs
+from jaxagent.observe import charts, headline, jsonl, report_episodes
 from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from jaxagent.observe.text import duration, number
 
@@ -65,12 +65,7 @@ _TOTALS = {"time/step_s", "time/total_s"}  # sums of the phases: not stacked on 
 
 
 def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | None = None) -> pathlib.Path:
-    """Builds the page from what the workdir holds and returns its path.
-
-    Args:
-      workdir: of a run, whatever its state.
-      results: what the run's summary will say, as far as it is known.
-    """
+    """Builds the page from what the workdir holds, and what the run's summary will say so far; returns its path."""
     workdir = pathlib.Path(workdir)
     records = list(jsonl.read(workdir / METRICS_FILE))
     config = _load(workdir / CONFIG_FILE)
@@ -81,9 +76,10 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
     counts = [each["failed_episodes"] for each in (stored_summary, measured) if "failed_episodes" in each]
     if results is None and counts:  # records lack some failures (a gate's, dropped attempts), an older summary others
         summary["failed_episodes"] = {where: max(c.get(where, 0) for c in counts) for where in counts[0] | counts[-1]}
-    pairs = report_episodes.choose(report_logs.evaluations(workdir), _EPISODES)
+    pairs = report_episodes.choose(report_episodes.evaluations(workdir), _EPISODES)
+    episodes = report_episodes.markup(pairs, *report_episodes.browsed(workdir, config))
     path = workdir / REPORT_FILE
-    files.replace(path, page(workdir.name, records, pairs, report_logs.browsed(workdir, config), summary, config))
+    files.replace(path, page(workdir.name, records, episodes, summary, config))
     return path
 
 
@@ -94,8 +90,7 @@ def so_far(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for record in records:
         stage, when = record["stage"], "before" if record["step"] == 0 else "after"
         for name, value in record.items():
-            score = name.removeprefix("eval/")
-            if score != name and "/" not in score and score not in ("n", "failed", "failed_sampled"):
+            if headline.is_summarised(name):
                 results[f"{name}_{when}_{stage}"] = value
         counts = {
             stage: sum(record.get(name) or 0.0 for name in _FAILED) * (record.get("episode/count") or 0.0),
@@ -112,37 +107,18 @@ def so_far(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def page(
     name: str,
     records: Sequence[Mapping[str, Any]],
-    pairs: Sequence[Sequence[Mapping[str, Any]]],
-    browsed: tuple[Sequence[Mapping[str, Any]], str],
+    episodes: str,
     summary: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> str:
-    """The whole HTML document. Empty inputs leave their section out.
-
-    Args:
-      name: of the run.
-      records: of metrics.jsonl.
-      pairs: evaluation episodes, first and last of a task; `report_episodes.choose`.
-      browsed: `report_logs.browsed`.
-      summary: as far as it is known.
-      config: the run's.
-    """
+    """The whole HTML document. Empty inputs leave their section out."""
     stages = list(dict.fromkeys(record["stage"] for record in records))
     stages.sort(key=lambda stage: stage != "rl")  # what the run is about comes first
     parts = [f"<h1>{html.escape(name)}</h1>", f'<p class="sub">{html.escape(_subtitle(config, summary))}</p>']
     parts.append(_tiles(summary))
     for stage in stages:
         parts.append(_stage(stage, [record for record in records if record["stage"] == stage]))
-    if pairs:
-        parts.append("<h2>Episodes</h2>")
-        parts.append(
-            '<p class="note">The same held-out question, first and last time it was tried. The darker a sampled '
-            "token, the less sure the policy was of it; point at a token for its log-prob. The middle of what is long "
-            "is folded.</p>"
-        )
-        parts.append(report_episodes.section(pairs))
-    if browsed[0]:
-        parts.append("<h2>All episodes</h2>" + report_episodes.browser(*browsed))
+    parts.append(episodes)
     if summary:
         parts.append("<h2>Summary</h2>" + _summary_table(summary))
     if config:

@@ -1,24 +1,60 @@
-"""Episodes as HTML: the same question before and after training, token by token, and all of them to be looked through.
+"""The episodes that a report shows: which of a workdir's logs, however long these have grown, and their markup.
 
-Records of `episodes.jsonl` (see episodes.py) in -> HTML. A token's background says how unsure the policy was. What is
-long is folded in its middle: where an episode ends can always be seen.
+Evaluation episodes come from `episodes.jsonl` (episodes.py), training episodes, where `log_episodes` kept them, from
+`episodes/<stage>.jsonl` (data/episode_log.py), whose tokens get their text from the run's tokenizer. Only the two ends
+of a log are read. The page holds them as JSON (`compact`), and report.js shows them, token by token.
 """
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxagent.types import StopReason
+from jaxagent.config import ConfigError
+from jaxagent.data.episode_log import EVALUATION
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.observe.episodes import report_record
+from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER
+from jaxagent.types import StopReason, TokenKind
 
-_SURPRISE = 3.0  # nats of -log p at which the background is darkest
-_HEAD, _TAIL = 60, 240  # tokens shown of a trajectory that is longer than both and some more
-_HEAD_CHARS, _TAIL_CHARS = 400, 800  # characters shown of a longer text that another role saw or said
-_KINDS = ("prompt", "action (sampled, trained)", "observation", "warning")
+READ_BYTES = 16_000_000  # of a log, from its beginning and its end together
+SHOWN_BYTES = 6_000_000  # of all episodes that can be browsed, as they stand in the page
+_KINDS = (("prompt", "var(--prompt)"), ("action (sampled, trained)", "rgb(var(--action))"))
+_KINDS += (("observation", "var(--observation)"), ("warning", "var(--warning)"))
 
-Record = Mapping[str, Any]
+Record = dict[str, Any]
+
+
+def markup(pairs: Sequence[Sequence[Record]], browsed: Sequence[Record], sentence: str) -> str:
+    """Where report.js puts the chosen episodes and the list of all, and the compact records of both."""
+    records = {"pairs": [[compact(record) for record in pair] for pair in pairs], "all": browsed}
+    data = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
+    data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")  # no tag can begin in it
+    key = "".join(f'<span class="key" style="--c:{colour}">{name}</span>' for name, colour in _KINDS)
+    choices = "".join(
+        f'<label>{title}<select data-by="{name}"><option value="">all</option></select></label>'
+        for name, title in (
+            ("stage", "stage"), ("split", "split"), ("step", "step"), ("kind", "kind"), ("stop_reason", "ended by"),
+            ("result", "reward"),
+        )
+    )  # fmt: skip
+    chosen = (
+        '<h2>Episodes</h2><p class="note">The same held-out question, first and last time it was tried. The darker a '
+        "sampled token, the less sure the policy was of it; point at a token for its log-prob. The middle of what is "
+        f'long is folded.</p><div class="kinds">{key}</div><div id="pairs">This needs JavaScript.</div>'
+    )
+    browser = (
+        f'<h2>All episodes</h2><p class="note">{html.escape(sentence)}</p><div id="browser">'
+        f'<form class="filters">{choices}'
+        '<label class="wide">text<input type="search" data-by="text" placeholder="prompt, answer, tokens"></label>'
+        '</form><p class="note count">This list needs JavaScript.</p><div class="rows"></div>'
+        '<button type="button" class="more" hidden>more</button></div>'
+        f'<script type="application/json" id="episodes">{data}</script>'
+    )
+    return (chosen if pairs else "") + (browser if browsed else "")
 
 
 def choose(records: Iterable[Record], limit: int) -> list[list[Record]]:
@@ -39,112 +75,106 @@ def choose(records: Iterable[Record], limit: int) -> list[list[Record]]:
     return pairs[: limit * 2 // 3] + worst
 
 
-def section(pairs: Sequence[Sequence[Record]]) -> str:
-    """The HTML of all chosen tasks, with a key of the colours."""
-    colours = ("var(--prompt)", "rgb(var(--action))", "var(--observation)", "var(--warning)")
-    key = "".join(f'<span class="key" style="--c:{c}">{name}</span>' for c, name in zip(colours, _KINDS, strict=True))
-    return f'<div class="kinds">{key}</div>' + "".join(_task(pair) for pair in pairs)
+def evaluations(workdir: pathlib.Path, limit: int = READ_BYTES) -> list[Record]:
+    """Evaluation episodes in the order of the log: all, or the first and the last `limit` bytes' worth together."""
+    path = workdir / EPISODES_FILE
+    return [report_record(json.loads(line)) for line in _ends(path, limit)]
 
 
-def _task(pair: Sequence[Record]) -> str:
-    first = pair[0]
-    answers = ", ".join(first["answers"])
-    return (
-        f'<article class="episode"><header><b>{html.escape(first["prompt"])}</b>'
-        f"<span>{html.escape(first['kind'])}</span><span>gold: {html.escape(answers)}</span></header>"
-        f'<div class="pair">{"".join(_attempt(record) for record in pair)}</div></article>'
-    )
+def browsed(workdir: pathlib.Path, config: Mapping[str, Any], limit: int = SHOWN_BYTES) -> tuple[list[Record], str]:
+    """The episodes that the page can browse, newest first, and a sentence that says how many of all they are.
 
-
-def _attempt(record: Record) -> str:
-    rewards = "".join(f"{name} {value:g}, " for name, value in record["rewards"].items()).removesuffix(", ")
-    failed = StopReason(record["stop_reason"]).is_failure
-    mark = "loss" if failed or record["reward"] <= 0 else "win"
-    reward = "failed" if failed else f"reward {record['reward']:g}"
-    error = f" · {html.escape(record['error'])}" if record.get("error") else ""
-    bodies = _conversations(record)
-    return (
-        f'<div class="attempt"><h4>{html.escape(record["stage"])}, step {record["step"]} '
-        f'<span class="{mark}">{reward}</span> '
-        f"<i>{html.escape(rewards)} · {record['turns']} turns · {html.escape(record['stop_reason'])}{error}</i></h4>"
-        f"{bodies}</div>"
-    )
-
-
-def _conversations(record: Record) -> str:
-    """What was said: one sequence as it is; of several conversations each with whose it is, in the order they began."""
-    tokens = [f'<div class="tokens">{_folded(_spans(t))}</div>' for t in record["trajectories"]]
-    untrained = list(record.get("heard", ()))
-    if not untrained and len(tokens) <= 1:
-        return "".join(tokens)
-    talks = []
-    for number, body in enumerate(tokens):
-        talks += [_untrained_conversation(talk) for talk in untrained if talk["after"] == number]
-        name = f"policy, conversation {number + 1}" if len(tokens) > 1 else "policy"
-        talks.append(f'<section class="talk"><h5>{name} <i>trained</i></h5>{body}</section>')
-    talks += [_untrained_conversation(talk) for talk in untrained if talk["after"] >= len(tokens)]
-    return f'<div class="talks">{"".join(talks)}</div>'
-
-
-def _untrained_conversation(talk: Mapping[str, Any]) -> str:
-    """A conversation that carries no gradient: what its role was shown, and what it said."""
-    turns = "".join(
-        f'<p class="shown">{_text(observation)}</p><p class="said">{_text(reply)}</p>'
-        for observation, reply in talk["turns"]
-    )
-    return f'<section class="talk heard"><h5>{html.escape(talk["role"])} <i>not trained</i></h5>{turns}</section>'
-
-
-def _text(text: str) -> str:
-    """A text with its line ends; of a long one the middle is folded away."""
-    if len(text) <= _HEAD_CHARS + _TAIL_CHARS + 200:
-        return html.escape(text)
-    head, middle, tail = text[:_HEAD_CHARS], text[_HEAD_CHARS:-_TAIL_CHARS], text[-_TAIL_CHARS:]
-    folded = f"<details><summary>{len(middle)} characters</summary>{html.escape(middle)}</details>"
-    return f"{html.escape(head)}{folded}{html.escape(tail)}"
-
-
-def browser(records: Sequence[Record], sentence: str) -> str:
-    """The markup of the list that report.js makes of compact records (report_logs.py), and the records themselves.
-
-    Args:
-      records: newest first.
-      sentence: the sentence that says how many of all episodes they are.
+    Evaluation episodes have at least half of `limit`; see `compact` for the form.
     """
-    data = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
-    data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")  # no tag can begin in it
-    choices = "".join(
-        f'<label>{title}<select data-by="{name}"><option value="">all</option></select></label>'
-        for name, title in (
-            ("stage", "stage"), ("split", "split"), ("step", "step"), ("kind", "kind"), ("stop_reason", "ended by"),
-            ("result", "reward"),
-        )
-    )  # fmt: skip
-    return (
-        f'<p class="note">{html.escape(sentence)}</p><div id="browser"><form class="filters">{choices}'
-        '<label class="wide">text<input type="search" data-by="text" placeholder="prompt, answer, tokens"></label>'
-        '</form><p class="note count">This list needs JavaScript.</p><div class="rows"></div>'
-        '<button type="button" class="more" hidden>more</button></div>'
-        f'<script type="application/json" id="episodes">{data}</script>'
+    logs = sorted(
+        path
+        for path in (workdir / EPISODES_FOLDER).glob("*.jsonl")
+        if not path.name.endswith(EVALUATION)  # these stand in EPISODES_FILE too
     )
+    records, complete, bytes_so_far = _newest(workdir / EPISODES_FILE, limit // 2 if logs else limit, None)
+    table = _token_table(workdir, config) if logs else []
+    for index, path in enumerate(logs):
+        more, all_of_it, bytes_used = _newest(path, (limit - bytes_so_far) // (len(logs) - index), table)
+        records, complete, bytes_so_far = records + more, complete and all_of_it, bytes_so_far + bytes_used
+    names = ", ".join([EPISODES_FILE, *(f"{EPISODES_FOLDER}/{path.name}" for path in logs)])
+    sentence = f"All {len(records):,} logged episodes"
+    if not complete:
+        sentence = f"The newest {len(records):,} logged episodes: this page takes {limit / 1e6:g} MB of them"
+    by_number = " Tokens of training episodes are shown by number: the run's tokenizer is not there."
+    return records, f"{sentence}. Everything lies in {names}.{by_number if table is None else ''}"
 
 
-def _folded(spans: Sequence[str]) -> str:
-    """The whole text, or its beginning and end with the middle folded away."""
-    if len(spans) <= _HEAD + _TAIL + 40:
-        return "".join(spans)
-    head, middle, tail = spans[:_HEAD], spans[_HEAD:-_TAIL], spans[-_TAIL:]
-    return f"{''.join(head)}<details><summary>{len(middle)} tokens</summary>{''.join(middle)}</details>{''.join(tail)}"
+def compact(record: Mapping[str, Any]) -> Record:
+    """A report's record, smaller: equal values as run lengths, log-probs of sampled tokens only."""
+    keys = ("split", "task", "kind", "prompt", "answers", "stage", "step", "sample", "rewards", "stop_reason", "error")
+    return {
+        **{key: record[key] for key in (*keys, "turns")},
+        "reward": None if StopReason(record["stop_reason"]).is_failure else record["reward"],
+        "trajectories": [_compact(t) for t in record["trajectories"]],
+        **({"heard": record["heard"]} if record.get("heard") else {}),
+    }
 
 
-def _spans(trajectory: Mapping[str, Sequence[Any]]) -> list[str]:
-    out = []
-    columns = (trajectory[name] for name in ("text", "kind", "logprob", "turn", "version"))
-    for text, kind, logprob, turn, version in zip(*columns, strict=True):
-        sampled = ""
-        if logprob is not None:
-            surprise = min(1.0, -logprob / _SURPRISE)
-            sampled = f' data-p="{logprob:.4g}" data-v="{version}" style="--s:{surprise:.2f}"'
-        escaped = html.escape(text).replace("\n", "↵\n")
-        out.append(f'<span class="k{kind}" data-k="{kind}" data-t="{turn}"{sampled}>{escaped}</span>')
+def _compact(columns: Mapping[str, Any]) -> Record:
+    at = [i for i, kind in enumerate(columns["kind"]) if kind == TokenKind.ACTION]
+    logprobs = [columns["logprob"][i] for i in at]  # None: it was not finite
+    return {
+        "text": columns["text"],
+        "kind": "".join(map(str, columns["kind"])),
+        "turn": _runs(columns["turn"]),
+        "logprob": [None if value is None else round(value, 3) for value in logprobs],
+        "version": _runs([columns["version"][i] for i in at]),
+    }
+
+
+def _token_table(workdir: pathlib.Path, config: Mapping[str, Any]) -> list[bytes] | None:
+    """Bytes of the run's tokens; None where its tokenizer is not found."""
+    named = [config.get(section, {}).get("path", "") for section in ("tokenizer", "model")]
+    for folder in (*filter(None, named), workdir / "tokenizer", workdir / "policy"):
+        try:
+            return Tokenizer.load(folder).token_bytes()
+        except (ConfigError, OSError):
+            continue
+    return None
+
+
+def _newest(path: pathlib.Path, limit: int, table: Sequence[bytes] | None) -> tuple[list[Record], bool, int]:
+    """(records, newest first, whether that is the whole log, bytes used). `table[id]` are a token's bytes."""
+    shown_records, bytes_so_far = [], 0
+    lines = list(_ends(path, READ_BYTES, tail_only=True)) if path.is_file() else []
+    for line in reversed(lines):
+        record = compact(report_record(json.loads(line), table))
+        size = len(json.dumps(record, separators=(",", ":")))
+        if bytes_so_far + size > limit:
+            return shown_records, False, bytes_so_far
+        shown_records.append(record)
+        bytes_so_far += size
+    return shown_records, not path.is_file() or path.stat().st_size <= READ_BYTES, bytes_so_far
+
+
+def _ends(path: pathlib.Path, limit: int, tail_only: bool = False) -> Iterator[bytes]:
+    """Complete lines of the first and last `limit` / 2 bytes, or of the last `limit`; of a small file all."""
+    if not path.is_file():
+        return
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        if size > limit:
+            if not tail_only:
+                head = file.read(limit // 2)
+                yield from head[: head.rfind(b"\n") + 1].splitlines()
+            file.seek(size - (limit if tail_only else limit // 2))
+            file.readline()  # the rest of a line
+        for line in file:
+            if line.endswith(b"\n"):  # a process that is writing, or was killed, leaves a part of one
+                yield line
+
+
+def _runs(values: Sequence[int]) -> list[int]:
+    """[count, value, count, value, ...]"""
+    out: list[int] = []
+    for value in values:
+        if out and out[-1] == value:
+            out[-2] += 1
+        else:
+            out += [1, value]
     return out

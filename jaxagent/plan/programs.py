@@ -26,7 +26,7 @@ from jaxagent.learner.programs import Programs, first_state
 from jaxagent.models import hf, lora, sharding
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
-from jaxagent.runs.roles import FrozenEngine
+from jaxagent.runs.roles import frozen_engines
 
 Tree = Any  # a pytree of jax.ShapeDtypeStructs with shardings
 
@@ -76,16 +76,15 @@ def resident_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dic
 def _frozen_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dict[str, int]:
     """Weights and caches of the engines that play roles."""
     sizes = {}
-    for path, engine_of in FrozenEngine.all_of(cfg).items():
+    for path, (names, config, context) in frozen_engines(cfg).items():
         frozen = hf.read_spec(path, cfg.model) if path else spec
-        frozen.check_context(engine_of.context)
-        model = LanguageModel(frozen, engine_of.config.cache_dtype)
+        frozen.check_context(context)
+        model = LanguageModel(frozen, config.cache_dtype)
         weights = jax.eval_shape(model.place, model_params.abstract(frozen, mesh, sharding.TRAIN))
-        called = f"roles {', '.join(engine_of.names)}"
+        called = f"roles {', '.join(names)}"
         sizes[f"{called}: parameters"] = device_bytes(weights)
-        sizes[f"{called}: kv cache"] = device_bytes(
-            _decode_state(engine_of.config, engine_of.context, cfg.numerics == "exact", model).cache
-        )
+        decode = _decode_state(config, context, cfg.numerics == "exact", model)
+        sizes[f"{called}: kv cache"] = device_bytes(decode.cache)
     return sizes
 
 

@@ -141,47 +141,44 @@ def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:
 
 def tables(result: Plan) -> list[Table]:
     """The plan for people."""
-    memory = Table(title=f"Memory of one device ({result.devices} devices, compiled for {result.compiled_for})")
-    memory.add_column("what")
-    memory.add_column("GB", justify="right")
-    for name, size in result.resident_bytes.items():
-        if size:
-            memory.add_row(name, _gb(size))
     worst = max(result.programs, key=lambda p: transient_bytes(p, result.resident_bytes))
-    memory.add_row(f"largest program ({worst.name})", _gb(transient_bytes(worst, result.resident_bytes)))
-    memory.add_section()
     fits = "fits" if result.peak_bytes < 0.92 * result.chip_memory_bytes else "DOES NOT FIT"
-    memory.add_row(
-        f"[bold]peak[/] ({fits} in {result.chip_memory_bytes / _GB:.0f} GB of {result.chip})", _gb(result.peak_bytes)
-    )
+    memory = [[name, _gb(size)] for name, size in result.resident_bytes.items() if size]
+    memory += [[f"largest program ({worst.name})", _gb(transient_bytes(worst, result.resident_bytes))], []]
+    whole = f"[bold]peak[/] ({fits} in {result.chip_memory_bytes / _GB:.0f} GB of {result.chip})"
+    title = f"Memory of one device ({result.devices} devices, compiled for {result.compiled_for})"
+    out = [_table(title, ["what"], ["GB"], [*memory, [whole, _gb(result.peak_bytes)]])]
 
-    compiled = Table(title="Programs, one device")
-    for column in ("program", "arguments GB", "activations GB", "outputs GB", "compiled in s"):
-        compiled.add_column(column, justify="left" if column == "program" else "right")
-    for p in result.programs:
-        compiled.add_row(
-            p.name, _gb(p.argument_bytes), _gb(p.temp_bytes), _gb(p.output_bytes - p.alias_bytes), f"{p.compile_s:.1f}"
-        )
+    programs = [
+        [p.name, *map(_gb, (p.argument_bytes, p.temp_bytes, p.output_bytes - p.alias_bytes)), f"{p.compile_s:.1f}"]
+        for p in result.programs
+    ]
+    numbers = ["arguments GB", "activations GB", "outputs GB", "compiled in s"]
+    out.append(_table("Programs, one device", ["program"], numbers, programs))
 
     work, times = result.work, result.times
-    step = Table(
-        title=f"One RL step of {work.episodes} episodes, {result.parameters / 1e6:,.1f}M parameters, on {result.chip}"
-    )
-    for column in ("phase", "what", "FLOPs", "seconds"):
-        step.add_column(column, justify="left" if column in ("phase", "what") else "right")
-    step.add_row(
-        "prefill", f"{work.prefill_tokens} tokens per episode", f"{work.prefill_flops:.2e}", _s(times.prefill_s)
-    )
     decode = f"{work.sampled_tokens} tokens per episode, {times.decode_step_s * 1e3:.2f} ms per token"
-    step.add_row("decode", decode, f"{work.decode_flops:.2e}", _s(times.decode_s))
-    if work.score_flops:
-        step.add_row("score", "reference, values", f"{work.score_flops:.2e}", _s(times.score_s))
-    train = f"{work.micro_batches} micro-batches, {work.passes} pass(es)"
-    step.add_row("train", train, f"{work.train_flops:.2e}", _s(times.train_s))
-    step.add_section()
-    total = work.prefill_flops + work.decode_flops + work.score_flops + work.train_flops
-    step.add_row("[bold]step", "", f"{total:.2e}", f"[bold]{_s(times.total_s)}")
-    return [memory, compiled, step]
+    phases = [
+        ("prefill", f"{work.prefill_tokens} tokens per episode", work.prefill_flops, times.prefill_s),
+        ("decode", decode, work.decode_flops, times.decode_s),
+        *([("score", "reference, values", work.score_flops, times.score_s)] if work.score_flops else []),
+        ("train", f"{work.micro_batches} micro-batches, {work.passes} pass(es)", work.train_flops, times.train_s),
+    ]
+    total = sum(flops for _, _, flops, _ in phases)
+    step = [[phase, what, f"{flops:.2e}", _s(seconds)] for phase, what, flops, seconds in phases]
+    step += [[], ["[bold]step", "", f"{total:.2e}", f"[bold]{_s(times.total_s)}"]]
+    title = f"One RL step of {work.episodes} episodes, {result.parameters / 1e6:,.1f}M parameters, on {result.chip}"
+    return [*out, _table(title, ["phase", "what"], ["FLOPs", "seconds"], step)]
+
+
+def _table(title: str, words: list[str], numbers: list[str], rows: list[list[str]]) -> Table:
+    """Columns of words, then of numbers; an empty row is a line across."""
+    table = Table(title=title)
+    for column in (*words, *numbers):
+        table.add_column(column, justify="left" if column in words else "right")
+    for row in rows:
+        table.add_row(*row) if row else table.add_section()
+    return table
 
 
 def to_dict(result: Plan) -> dict[str, Any]:

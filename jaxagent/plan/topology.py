@@ -18,7 +18,6 @@ from jax.sharding import AxisType
 
 from jaxagent.config import ConfigError, MeshConfig
 from jaxagent.models import sharding
-from jaxagent.runs.devices import count
 
 # By chip: its name, and what XLA's description of it says beside what all have.
 _GPUS = {
@@ -34,7 +33,7 @@ def mesh_for(mesh: MeshConfig, chip: str) -> tuple[jax.sharding.Mesh, str]:
     """The mesh to compile on, and what it is made of: the chip's name or "virtual CPU devices"."""
     if chip in _GPUS and cuda_compiler_installed():
         topology = topologies.get_topology_desc(
-            platform="cuda", target_config=target_config(chip), topology=f"1x1x{count(mesh)}"
+            platform="cuda", target_config=target_config(chip), topology=f"1x1x{mesh.devices}"
         )
         device_mesh = topologies.make_mesh(topology, sharding.sizes_of(mesh), sharding.AXES)
         explicit = jax.sharding.Mesh(
@@ -53,11 +52,11 @@ def _tpu_mesh(mesh: MeshConfig, chip: str) -> jax.sharding.Mesh:
       ConfigError: no slice is that large.
     """
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU host to ask
-    shape = next((shape for shape in _TPU_SLICES[chip] if math.prod(shape) >= count(mesh)), None)
+    shape = next((shape for shape in _TPU_SLICES[chip] if math.prod(shape) >= mesh.devices), None)
     if shape is None:
-        raise ConfigError(f"config.mesh: {count(mesh)} devices are more than the largest {chip} slice known here.")
+        raise ConfigError(f"config.mesh: {mesh.devices} devices are more than the largest {chip} slice known here.")
     topology = topologies.get_topology_desc(f"{chip}:{'x'.join(map(str, shape))}", platform="tpu")
-    devices = np.array(topology.devices[: count(mesh)]).reshape(sharding.sizes_of(mesh))
+    devices = np.array(topology.devices[: mesh.devices]).reshape(sharding.sizes_of(mesh))
     return jax.sharding.Mesh(devices, sharding.AXES, axis_types=(AxisType.Explicit,) * len(sharding.AXES))
 
 

@@ -31,23 +31,17 @@ def certificate(
 ) -> dict[str, Any]:
     """The certificate as JSON values.
 
-    Args:
-      workdir: of the run.
-      findings: of the replay.
-      selection: what was asked for: a step, or how many, and how they were drawn.
-      identity: of the run's parts: model, data, tokenizer.
-      request: what was made again.
+    `selection`: what was asked for, a step, or how many, and how they were drawn; `identity`: of the run's parts.
     """
     differences = findings.differences
     exact = workdir.cfg.numerics == "exact"
     newest = workdir.headers[max(workdir.headers)]
     policy = _policy(workdir, findings) if request.verifies else {}
     why = [f"rewards and the reasons of ends were not made again: {request.recorded}"] if request.recorded else []
-    why += (
-        ["the trained policy was not compared: of its version no later bundle and no export is there, or no record"]
-        if request.verifies and not policy["compared"]
-        else []
-    )
+    if request.verifies and not policy["compared"]:
+        why += [
+            "the trained policy was not compared: of its version no later bundle and no export is there, or no record"
+        ]
     return {
         "certificate": 2,
         "verdict": "failed" if differences else "incomplete" if why and request.verifies else "passed",

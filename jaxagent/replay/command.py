@@ -24,8 +24,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from absl import flags as absl_flags
-
 from jaxagent.config import Config, ConfigError, flags, nearest
 from jaxagent.config.command import Parser, count, exit_code, number, quiet_libraries
 from jaxagent.config.ranges import at_least, between
@@ -77,7 +75,7 @@ def read_config(argv: Sequence[str]) -> Config:
             raise ConfigError(f"--{name}: a replay has the run's own config, of which nothing but the workdir is said.")
         if arg.startswith("-") and name != WORKDIR:
             raise ConfigError(f"Unknown flag '{arg}'. {nearest(name, [*vars(parser().parse_args([])), WORKDIR])}")
-    return flags.parse_config(argv, absl_flags.FlagValues(), stored_config)
+    return flags.parse_config(argv, (), stored_config)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -37,13 +37,9 @@ class EpisodeDiff:
 
 
 def compare(logged: Episode, again: Episode, place: str, recorded: bool = False) -> EpisodeDiff:
-    """Compares two plays of an episode: log-probs bit for bit.
+    """Compares two plays of an episode, which messages call `place`: log-probs bit for bit.
 
-    Args:
-      logged: as it was recorded.
-      again: as it is now.
-      place: its name.
-      recorded: the environment's side was taken from the record: what it says of the episode is not compared.
+    `recorded`: the environment's side was taken from the record, and what it says of the episode is not compared.
     """
     tokens = logprobs = 0
     gap, first = 0.0, None
@@ -97,22 +93,18 @@ def largest_gap(logged: Trajectory, again: Trajectory) -> float:
 
 def _beside_tokens(logged: Episode, again: Episode, place: str, recorded: bool) -> Iterator[Difference]:
     """All else that an episode's result is."""
-    if len(logged.trajectories) != len(again.trajectories):
-        yield Difference(place, "trajectories", str(len(logged.trajectories)), str(len(again.trajectories)))
-    if recorded:
-        return
-    for name in ("stop_reason", "turns", "reward"):
-        old, new = getattr(logged, name), getattr(again, name)
+    both = logged, again
+    values = [("trajectories", [len(e.trajectories) for e in both])]
+    if not recorded:
+        values += [(name, [getattr(e, name) for e in both]) for name in ("stop_reason", "turns", "reward")]
+        names = sorted({*logged.rewards, *again.rewards})
+        values += [(f"rewards.{name}", [e.rewards.get(name) for e in both]) for name in names]
+        values += [("turn_rewards", [list(e.turn_rewards) for e in both]), ("heard", [len(e.heard) for e in both])]
+    for name, (old, new) in values:
         if old != new:
             yield Difference(place, name, str(old), str(new))
-    for name in sorted({*logged.rewards, *again.rewards}):
-        old, new = logged.rewards.get(name), again.rewards.get(name)
-        if old != new:
-            yield Difference(place, f"rewards.{name}", str(old), str(new))
-    if tuple(logged.turn_rewards) != tuple(again.turn_rewards):
-        yield Difference(place, "turn_rewards", str(list(logged.turn_rewards)), str(list(again.turn_rewards)))
-    if len(logged.heard) != len(again.heard):
-        yield Difference(place, "heard", str(len(logged.heard)), str(len(again.heard)))
+    if recorded:
+        return
     for number, (old, new) in enumerate(zip(logged.heard, again.heard, strict=False)):
         where = f"{place}, heard {number} ({old.role})"
         if old.trajectory is not None and new.trajectory is not None:

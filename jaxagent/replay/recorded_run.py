@@ -170,12 +170,9 @@ def open_workdir(cfg: Config, stage: str) -> RecordedRun:
     starts = provenance.read(workdir / RUN_FILE)["starts"]
     notes, broken = _notes(starts, headers, provenance.own_code(cfg)), _broken(headers)
     broken += [Difference(f"step {step}", "the record's file", "a step", why) for step, why in damaged.items()]
-    for differences, lines in (
-        stage_end.begins_late(cfg, headers, hosts, numbers),
-        stage_end.cut_off(came, headers, hosts),
-    ):
-        broken += differences
-        notes += lines
+    ends = stage_end.begins_late(cfg, headers, hosts, numbers), stage_end.cut_off(came, headers, hosts)
+    broken += [end for end in ends if isinstance(end, Difference)]
+    notes += [end for end in ends if isinstance(end, str)]
     without = {step: _without_past(directory, number, host) for step, (number, host) in own.items()}
     configs = [*record.configs(folder), *(host["config"] for _, host in bundles)]
     return RecordedRun(

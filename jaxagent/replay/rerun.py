@@ -275,7 +275,7 @@ class RecordedSource:
             for group, task in zip(groups, tasks, strict=True):
                 for episode in group.episodes:
                     place = place_of(step, episode)
-                    if not self._selected(episode):
+                    if self.request.episode not in ("", episode.task.id, name_of(episode)):
                         continue
                     if codec.encode_task(task) != codec.encode_task(episode.task):
                         result.differences.append(Difference(place, "task", "one row of data", "another of that id"))
@@ -295,10 +295,6 @@ class RecordedSource:
         counts = f"{result.episodes} episodes, {result.tokens} tokens, {result.logprobs} log-probs"
         equal = "equal" if not result.differences else f"{len(result.differences)} episodes differ"
         self.note(f"step {step}: {counts}: {equal}")
-
-    def _selected(self, episode: Episode) -> bool:
-        name = self.request.episode
-        return not name or name in (episode.task.id, name_of(episode))
 
     def _rollout(self, step: int, logged: Sequence[Episode]) -> Any:
         rl = self.parts.cfg.rl

@@ -96,11 +96,9 @@ def turns(trajectory: Trajectory) -> list[tuple[int, int]]:
 
 
 def conversations(episode: Episode, player: type) -> list[int]:
-    """The number that keys the randomness of each trajectory.
+    """The number that keys the randomness of each trajectory, which are in the order of their beginning.
 
-    Args:
-      episode: with its trajectories in the order of their beginning.
-      player: the class of the rollout.
+    `player`: the class of the rollout.
     """
     if issubclass(player, MultiTurn):
         return [OWN_CONVERSATION]
@@ -121,13 +119,7 @@ def conversations(episode: Episode, player: type) -> list[int]:
 
 
 def play(parts: Parts, rollout: Rollout, episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes, made again, in their order.
-
-    Args:
-      parts: of the run.
-      rollout: plays one.
-      episodes: with the run's own tasks.
-    """
+    """The episodes, which have the run's own tasks, made again, in their order."""
     places = asyncio.Semaphore(parts.cfg.concurrent_episodes)
 
     async def play_one(episode: Episode) -> Episode:

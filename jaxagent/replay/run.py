@@ -30,12 +30,7 @@ StageRun = Callable[..., Params]  # loop.rl_stage
 
 
 def run(cfg: Config, options: argparse.Namespace, rl_stage: StageRun) -> dict[str, Any]:
-    """Replays, prints the certificate, and returns it; `--verify` writes it too.
-
-    Args:
-      cfg: the run's own.
-      options: the flags of the command, see `command.parser`.
-      rl_stage: of the loop.
+    """Replays, prints the certificate, and returns it; `--verify` writes it too. `options`: see `command.parser`.
 
     Raises:
       ConfigError: the run cannot be replayed, or not there; says why.

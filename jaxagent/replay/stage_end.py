@@ -37,13 +37,9 @@ class StageEnd:
 
 
 def read(workdir: Path, cfg: Config, stage: str, bundles: Mapping[int, Any]) -> StageEnd:
-    """How far the stage came. Call it before the record is read, if a process may still train there.
+    """How far a stage of a run came; `bundles`: its, by step.
 
-    Args:
-      workdir: of the run.
-      cfg: its own.
-      stage: whose steps are meant.
-      bundles: of the stage, by step.
+    Call it before the record is read, if a process may still train there.
     """
     logged, later = 0, False
     for line in jsonl.read(workdir / METRICS_FILE):
@@ -70,38 +66,34 @@ def _run_has_ended(workdir: Path, cfg: Config) -> bool:
     return False
 
 
-def cut_off(reach: StageEnd, headers: Headers, hosts: Hosts) -> tuple[list[Difference], list[str]]:
-    """What is missing at the end of a record, and what is to be told of it."""
+def cut_off(reach: StageEnd, headers: Headers, hosts: Hosts) -> Difference | str | None:
+    """What is missing at the end of a record, or, where that is no damage, what is to be told of it."""
     recorded = max(headers) + 1
     if hosts and _replay(hosts[max(hosts)]) == "none":
         most = max(reach.logged, reach.bundled)
         off = f"recording was off at the end: the record has {recorded} steps, and the stage {most}"
-        return [], [off] if most > recorded else []
+        return off if most > recorded else None
     if reach.bundled > recorded:
-        return [Difference(_PLACE, "steps", str(recorded), f"{reach.bundled} in its newest bundle")], []
+        return Difference(_PLACE, "steps", str(recorded), f"{reach.bundled} in its newest bundle")
     if reach.over and reach.steps > recorded:
-        return [Difference(_PLACE, "steps", str(recorded), f"{reach.steps} by {METRICS_FILE} and config")], []
+        return Difference(_PLACE, "steps", str(recorded), f"{reach.steps} by {METRICS_FILE} and config")
     if reach.logged <= recorded:
-        return [], []
+        return None
     if reach.logged == recorded + 1 or recorded == reach.bundled:
-        behind = f"the record has {recorded} steps and {METRICS_FILE} {reach.logged}, as where a run was killed"
-        return [], [behind]
-    return [Difference(_PLACE, "steps", str(recorded), f"{reach.logged} by {METRICS_FILE}")], []
+        return f"the record has {recorded} steps and {METRICS_FILE} {reach.logged}, as where a run was killed"
+    return Difference(_PLACE, "steps", str(recorded), f"{reach.logged} by {METRICS_FILE}")
 
 
-def begins_late(
-    cfg: Config, headers: Headers, hosts: Hosts, numbers: Mapping[int, int]
-) -> tuple[list[Difference], list[str]]:
-    """What is missing at the beginning of a record, and what is to be told of it."""
-    first = min(headers)
-    if not first:
-        return [], []
+def begins_late(cfg: Config, headers: Headers, hosts: Hosts, numbers: Mapping[int, int]) -> Difference | str | None:
+    """What is missing at the beginning of a record, or, where that is no damage, what is to be told of it."""
+    if not (first := min(headers)):
+        return None
     # Every bundle says "all", and that the stage began so: its first bundle is pinned then.
     pinned = (numbers[step] - step in host.get("pinned", ()) for step, host in hosts.items())
     if cfg.checkpoint.replay == "all" and hosts and all(pinned) and {*map(_replay, hosts.values())} == {"all"}:
         before = headers[first]["previous"][:16] or "there"
-        return [Difference(f"step {first - 1}", "the record's file", before, "not there")], []
-    return [], [f"the record begins with step {first}: the steps before it were forgotten, or not recorded"]
+        return Difference(f"step {first - 1}", "the record's file", before, "not there")
+    return f"the record begins with step {first}: the steps before it were forgotten, or not recorded"
 
 
 def _replay(host: Mapping[str, Any]) -> str:
@@ -114,11 +106,8 @@ def begun_alone(starts: list[Mapping[str, Any]], cfg: Config, stage: str, withou
     Its engine sampled the steps that follow with the bundle's own weights, so that from an older bundle, where there
     are older versions too, they come out differently.
 
-    Args:
-      starts: of run.json.
-      cfg: the run's.
-      stage: whose steps are meant.
-      without: by step, of the bundles that are left: whether it is a fleet's, and holds no earlier versions.
+    `starts`: of run.json; `without`: by step, of the bundles that are left: whether it is a fleet's, and holds no
+    earlier versions.
     """
     alone: set[int] = set()
     by_fleet = False  # what made the bundle that a start goes on from, where it is gone

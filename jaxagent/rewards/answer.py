@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from jaxagent.rewards import text
@@ -15,36 +15,24 @@ class ExactMatch:
     """1 where the answer is one of the gold answers after normalisation, else 0."""
 
     needs_answers: ClassVar[bool] = True
+    score: ClassVar[Callable[[View], float]] = staticmethod(text.em)
 
     def __call__(self, view: View) -> Mapping[str, float]:
         """The reward, beside "answered" and "sub_em"."""
-        return _scores(view, text.em(view))
+        answered = float(view.answer is not None)
+        return {"reward": self.score(view), "answered": answered, "sub_em": text.sub_em(view)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Contains:
+class Contains(ExactMatch):
     """1 where a gold answer stands inside the answer. It also pays for answers that list everything."""
 
-    needs_answers: ClassVar[bool] = True
-
-    def __call__(self, view: View) -> Mapping[str, float]:
-        """The reward, beside "answered" and "sub_em"."""
-        return _scores(view, text.sub_em(view))
+    score = staticmethod(text.sub_em)
 
 
-@dataclasses.dataclass(frozen=True)
-class TokenF1:
+class TokenF1(ExactMatch):
     """F1 of the answer's words, the best over the gold answers."""
 
-    needs_answers: ClassVar[bool] = True
-
-    def __call__(self, view: View) -> Mapping[str, float]:
-        """The reward, beside "answered" and "sub_em"."""
-        return _scores(view, text.f1(view))
+    score = staticmethod(text.f1)
 
 
 REWARDS: dict[str, type] = {"em": ExactMatch, "sub_em": Contains, "f1": TokenF1}
-
-
-def _scores(view: View, reward: float) -> dict[str, float]:
-    return {"reward": reward, "answered": float(view.answer is not None), "sub_em": text.sub_em(view)}

@@ -55,15 +55,11 @@ class Endpoint:
 
 
 class CallError(Exception):
-    """A call has failed: the server, or what it sent. The message says how, in one line.
-
-    Attributes:
-      refused: the field of `REMEDIES` that was sent and that the refusal names; "" = none.
-    """
+    """A call has failed: the server, or what it sent. The message says how, in one line."""
 
     def __init__(self, message: str, refused: str = ""):
         super().__init__(message)
-        self.refused = refused
+        self.refused = refused  # the field of `REMEDIES` that was sent and that the refusal names; "" = none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +105,8 @@ class ChatClient:
     ) -> Completion:
         """The one reply.
 
-        Raises:
-          CallError: no reply after all attempts, or one that is no chat completion, or without text. Its cause is the
-            `HttpError`, if there was one.
+        Raises CallError: no reply after all attempts, or one that is no chat completion, or without text. Its cause is
+        the `HttpError`, if there was one.
         """
         endpoint = self._endpoint
         body: dict[str, Any] = {"model": endpoint.model, "messages": list(messages)}

@@ -134,17 +134,13 @@ def quote(text: str, max_chars: int) -> str:
 
 
 def messages(rubric: Rubric, material: Mapping[str, str], nonce: str, max_chars: int) -> list[dict[str, str]]:
-    """The chat messages of one call.
+    """The chat messages of one call: one of the system, one of the user.
 
     Args:
-      rubric: what is asked.
       material: name -> text, e.g. {"question": ..., "reference": ..., "answer": ...}, in this order. Texts are hostile,
         names are ours.
       nonce: fresh for this call, unknown to whoever wrote the texts.
       max_chars: of each text, at most.
-
-    Returns:
-      [{"role": "system", "content": ...}, {"role": "user", "content": ...}].
 
     Raises:
       ValueError: the nonce stands in a text, so it is not fresh, or a name is not a plain word.
@@ -170,9 +166,8 @@ def messages(rubric: Rubric, material: Mapping[str, str], nonce: str, max_chars:
 def parse_reply(reply: str, rubric: Rubric, nonce: str) -> dict[str, int]:
     """The scores of one reply by item name.
 
-    Raises:
-      ReplyError: anything but one JSON object {"nonce": nonce, "reason": text, "scores": {every item: whole number in
-        low..high}}, white space around it allowed: prose, a code fence, other keys, keys twice, 1.0 or true for 1.
+    Raises ReplyError: anything but one JSON object {"nonce": nonce, "reason": text, "scores": {every item: whole number
+    in low..high}}, white space around it allowed: prose, a code fence, other keys, keys twice, 1.0 or true for 1.
     """
     try:
         value = json.loads(reply, object_pairs_hook=_object, parse_constant=_no_constant)
@@ -212,22 +207,15 @@ def combine(
     how: Literal["majority", "mean"],
     quorum: int,
 ) -> Judgement:
-    """One judgement out of several calls.
+    """One judgement out of the scores by item of each usable reply, and a line for each call without one.
 
-    Args:
-      rubric: what was asked.
-      answers: scores by item, of each usable reply.
-      failures: one line for each call without one.
-      how: "mean" of each item, or its most frequent score, of several the lowest.
-      quorum: usable replies that are needed, at least 1.
-
-    Raises:
-      JudgeError: fewer than `quorum` replies are usable.
+    `how`: the mean of each item, or its most frequent score, of several the lowest. Raises JudgeError where fewer than
+    `quorum` replies are usable, or none.
     """
     if len(answers) < max(1, quorum):
         last = f"; the last failure: {failures[-1]}" if failures else ""
         raise JudgeError(f"{len(answers)} usable replies of {len(answers) + len(failures)}, wanted {quorum}{last}")
-    pick = {"majority": _majority, "mean": _mean}[how]
+    pick = {"majority": _majority, "mean": lambda scores: sum(scores) / len(scores)}[how]
     items = {item.name: pick([answer[item.name] for answer in answers]) for item in rubric.items}
     total = math.fsum(item.weight for item in rubric.items)
     scaled = (item.weight * (items[item.name] - rubric.low) / (rubric.high - rubric.low) for item in rubric.items)
@@ -239,16 +227,8 @@ def _majority(scores: list[int]) -> float:
     return float(min(counts, key=lambda score: (-counts[score], score)))
 
 
-def _mean(scores: list[int]) -> float:
-    return sum(scores) / len(scores)
-
-
 def judged(view: View) -> float:
-    """The judge's score in [0, 1].
-
-    Raises:
-      ValueError: nobody was asked.
-    """
+    """The judge's score in [0, 1]. Raises ValueError where nobody was asked."""
     if view.judged is None:
         raise ValueError(f"task '{view.task.id}': the episode was not judged")
     return view.judged

@@ -23,8 +23,7 @@ from jaxagent.rewards.judge import Judgement, JudgeSettings, ReplyError, Rubric,
 class HttpJudge:
     """A judge behind HTTP. Must be used and closed on one asyncio loop.
 
-    Raises:
-      ConfigError: the token's file cannot be read.
+    Raises ConfigError: the token's file cannot be read.
     """
 
     def __init__(self, settings: JudgeSettings):

@@ -12,8 +12,7 @@ from jaxagent.rewards.view import View
 def sampled_tokens(view: View) -> int:
     """Sampled tokens of all turns.
 
-    Raises:
-      ValueError: the view has not one count per turn; a missing count must not look like a short episode.
+    Raises ValueError: the view has not one count per turn; a missing count must not look like a short episode.
     """
     if len(view.action_tokens) != len(view.turns):
         raise ValueError(f"{len(view.turns)} turns with {len(view.action_tokens)} token counts")

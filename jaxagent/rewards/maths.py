@@ -10,7 +10,6 @@ than `MAX_ANSWER_CHARS` equals only itself).
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from fractions import Fraction
 
@@ -54,14 +53,6 @@ ANSWERS = re.compile(r"[0-9]|\\[A-Za-z]")
 MAX_BARE_CHARS = 200
 TOKEN = re.compile(r"\\sqrt(?![A-Za-z])(?:\s*\[[^][{}]*\])?|\\[A-Za-z]+|\\.|\s+|.", re.DOTALL)
 VARIABLE = re.compile(r"[A-Za-z]{1,2}\s*=(?!=)\s*")
-
-
-@dataclasses.dataclass(frozen=True)
-class Number:
-    """An exact value; `percent` remembers that 1/2 was written as 50%."""
-
-    value: Fraction
-    percent: bool = False
 
 
 def last_boxed(text: str) -> str | None:
@@ -130,7 +121,7 @@ def with_braces(text: str) -> str:
     return "".join(parts)
 
 
-def parse_number(text: str) -> Number | None:
+def parse_number(text: str) -> Fraction | None:
     r"""The number a tidied text is, or None: 12, -1,000.5, .5, 3/4, \frac34, 1 1/2, 1\frac{1}{2}, 3\times10^5, 50\%."""
     if not 0 < len(text) <= MAX_NUMBER_CHARS:
         return None
@@ -140,9 +131,7 @@ def parse_number(text: str) -> Number | None:
         body = body[:-1].rstrip().removesuffix("\\").rstrip()
     sign = -1 if body.startswith("-") else 1
     value = _unsigned(body[1:].lstrip() if body[:1] in "+-" else body) if body else None
-    if value is None:
-        return None
-    return Number(sign * value / (100 if percent else 1), percent)
+    return None if value is None else sign * value / (100 if percent else 1)
 
 
 def _unsigned(body: str) -> Fraction | None:
@@ -195,9 +184,8 @@ def _same(a: str, b: str) -> bool:
     if x is None or y is None:
         a, b = "".join(a.split()), "".join(b.split())
         return a == b != "" and x is None and y is None
-    if x.value == y.value:
-        return True
-    return x.percent != y.percent and (100 * x.value == y.value if x.percent else 100 * y.value == x.value)
+    x_percent, y_percent = a.endswith("%"), b.endswith("%")
+    return x == y or (x_percent != y_percent and (100 * x == y if x_percent else 100 * y == x))
 
 
 def _elements(text: str) -> list[str] | None:

@@ -1,4 +1,4 @@
-"""Rewards that compare an answer with gold answers as text: exact match, substring, token F1 (SQuAD's normalisation).
+"""Rewards that compare an answer with gold answers as text: exact match, substring, token F1; and the format of a text.
 
 Rajpurkar et al., "SQuAD" (https://arxiv.org/abs/1606.05250). Every comparison takes the best of several gold answers.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxagent.rewards.view import View
 
@@ -67,3 +67,29 @@ def sub_em(view: View) -> float:
 def f1(view: View) -> float:
     """Token F1 in [0, 1]; no answer is 0."""
     return 0.0 if view.answer is None else token_f1(view.answer, view.task.answers)
+
+
+Moves = Mapping[tuple[str, str], str]
+
+
+def follows(moves: Moves, text: str, *, start: str = "start", end: str = "end") -> bool:
+    """Whether a text has a format: whether its tags move a finite-state machine from `start` to `end`.
+
+        MOVES = {("start", "<think>"): "in_think", ("in_think", "</think>"): "after_think", ...}
+        follows(MOVES, "<think>hm</think><answer>7</answer>")
+
+    The tags are those that the table (state, tag) -> state names; anything else, "<b>" too, is text, which is white
+    space but in states whose names start with "in_". What has no move is not in the format: nested, unclosed, repeated
+    and missing tags need no rules of their own.
+    """
+    tags = sorted({tag for _, tag in moves}, key=lambda tag: (-len(tag), tag))  # of two tags that fit, the longer one
+    state, at = start, 0
+    for tag in re.finditer("|".join(map(re.escape, tags)), text):
+        if not _allowed(text[at : tag.start()], state) or (state, tag[0]) not in moves:
+            return False
+        state, at = moves[state, tag[0]], tag.end()
+    return _allowed(text[at:], state) and state == end
+
+
+def _allowed(text: str, state: str) -> bool:
+    return state.startswith("in_") or not text.strip()

@@ -8,25 +8,9 @@ sensible because the world changes between the calls, name the tool in `repeatab
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
-from jaxagent.rewards.view import ToolCall, View
-
-
-def duplicate_calls(calls: Sequence[ToolCall], repeatable: Collection[str] = ()) -> int:
-    """Calls that repeat an earlier one; three identical calls are two duplicates."""
-    calls_to_count = [(c.name, json.dumps(c.arguments, sort_keys=True)) for c in calls if c.name not in repeatable]
-    return len(calls_to_count) - len(set(calls_to_count))
-
-
-def unknown_calls(calls: Sequence[ToolCall], tools: Collection[str]) -> int:
-    """Calls of tools that are not in `tools`."""
-    return sum(call.name not in tools for call in calls)
-
-
-def calls_over(calls: Sequence[ToolCall], budget: int) -> int:
-    """Calls beyond the budget."""
-    return max(0, len(calls) - budget)
+from jaxagent.rewards.view import View
 
 
 def tool_efficiency(
@@ -39,9 +23,11 @@ def tool_efficiency(
     """
     if not 0.0 <= penalty <= 1.0:
         raise ValueError(f"penalty {penalty} is not in [0, 1]")
+    calls = view.tool_calls
+    once = [(call.name, json.dumps(call.arguments, sort_keys=True)) for call in calls if call.name not in repeatable]
     counts = {
-        "duplicates": float(duplicate_calls(view.tool_calls, repeatable)),
-        "unknown": float(unknown_calls(view.tool_calls, tools)),
-        "over": float(calls_over(view.tool_calls, budget)),
+        "duplicates": float(len(once) - len(set(once))),  # three identical calls are two
+        "unknown": float(sum(call.name not in tools for call in calls)),
+        "over": float(max(0, len(calls) - budget)),
     }
     return {"reward": -min(1.0, penalty * sum(counts.values())), **counts}

@@ -7,7 +7,7 @@ by skipping or deleting one. A report that does not exist is an error, never 0: 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from jaxagent.config import ConfigError
 from jaxagent.rewards.view import View
@@ -21,8 +21,7 @@ def required_tests(task: Task) -> tuple[str, ...]:
 
     Each is a list of names or, as in raw SWE-bench rows, a list encoded as JSON text.
 
-    Raises:
-      ConfigError: neither is there, both are empty, or one is not a list of names.
+    Raises ConfigError: neither is there, both are empty, or one is not a list of names.
     """
     names: dict[str, None] = {}
     for field in (*FIELDS, *map(str.upper, FIELDS)):
@@ -45,18 +44,12 @@ def _names(task: Task, field: str) -> list[str]:
     return list(value)
 
 
-def pass_fraction(tests: Mapping[str, str], required: Sequence[str]) -> float:
-    """Passed tests as a fraction of the required ones, in [0, 1]; tests outside `required` do not matter."""
-    if not required:
-        raise ValueError("A score needs at least one required test.")
-    return sum(tests.get(name) == "passed" for name in required) / len(required)
-
-
 def passed_frac(view: View) -> float:
     """The fraction of the task's tests that passed: a reward with partial credit."""
     if view.tests is None:
         raise ValueError(f"task '{view.task.id}': there is no test report")
-    return pass_fraction(view.tests, required_tests(view.task))
+    required = required_tests(view.task)
+    return sum(view.tests.get(name) == "passed" for name in required) / len(required)
 
 
 def all_passed(view: View) -> float:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxagent.config.engine import SamplingConfig
+from jaxagent.config import RoleConfig, SamplingConfig
 from jaxagent.config.ranges import PositiveInt
-from jaxagent.config.roles import RoleConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

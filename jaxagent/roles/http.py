@@ -62,18 +62,17 @@ class Http(TextRole):
 
     @contextlib.contextmanager
     def open(self, name: str, run: Run, note: Callable[[str], None]) -> Iterator[Callable[[Task, int, int], HttpTalk]]:
-        """Asks the endpoint one question and yields the function that begins a conversation.
-
-        Raises:
-          ConfigError: the endpoint does not answer as it must; names config.roles.<name> and what to do.
-        """
-        chat = _Chat(name, self, self._token(name))
+        """Asks the endpoint one question and yields the function that begins a conversation. Raises ConfigError: the
+        endpoint does not answer as it must; names config.roles.<name> and what to do."""
+        client = ChatClient(Endpoint.of(self, self._token(name)), self.calls)
         try:
-            run(chat.check(), self.timeout_s + CLOSE_S)
+            run(HttpTalk(name, self, client, "").check(), self.timeout_s + CLOSE_S)
             note(f"role {name}: {self.model} at {self.url}")
-            yield lambda task, sample, number: HttpTalk(chat, f"{self.seed}\0{task.id}\0{sample}\0{number}")
+            yield lambda task, sample, number: HttpTalk(
+                name, self, client, f"{self.seed}\0{task.id}\0{sample}\0{number}"
+            )
         finally:
-            run(chat.client.close(), CLOSE_S)
+            run(client.close(), CLOSE_S)
 
     def _token(self, name: str) -> str:
         if not self.token_file:
@@ -90,14 +89,31 @@ class Http(TextRole):
         return token
 
 
-class _Chat:
-    """What all conversations of a role share."""
+class HttpTalk:
+    """One conversation with a role behind HTTP; `client` is the role's, `key` the conversation's own."""
 
-    def __init__(self, name: str, role: Http, token: str):
-        self.name, self.role = name, role
-        self.client = ChatClient(Endpoint.of(role, token), role.calls)
+    def __init__(self, name: str, role: Http, client: ChatClient, key: str):
+        self._name, self._role, self._client, self._key = name, role, client, key
 
-    async def ask(self, messages: Sequence[Message], max_tokens: int, seed: int) -> Completion:
+    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
+        """Answers the conversation so far.
+
+        Raises:
+          CallError: the endpoint gave no reply that can be used.
+          NoRoom: it says that the conversation is too long.
+          TimeoutError: it gave none in time.
+        """
+        turn = sum(message.role == "assistant" for message in messages)
+        try:
+            reply = await self._ask(messages, max_tokens, _seed(f"{self._key}\0{turn}"))
+        except CallError as failure:
+            if _is_too_long(failure):
+                raise NoRoom(str(failure)) from failure
+            raise
+        finish = "length" if reply.finish == "length" else "eos"
+        return Reply(reply.text, finish, reply.prompt_tokens, reply.reply_tokens)
+
+    async def _ask(self, messages: Sequence[Message], max_tokens: int, seed: int) -> Completion:
         """The role's reply to a conversation.
 
         Raises:
@@ -105,32 +121,28 @@ class _Chat:
           TimeoutError: there is none in time.
         """
         chat_messages = [{"role": message.role, "content": message.content} for message in messages]
-        sampling = {"temperature": self.role.temperature, "max_tokens": max_tokens, "seed": seed}
+        sampling = {"temperature": self._role.temperature, "max_tokens": max_tokens, "seed": seed}
         try:
-            reply = await self.client.ask(chat_messages, **sampling)
+            reply = await self._client.ask(chat_messages, **sampling)
         except CallError as failure:
             if isinstance(failure.__cause__, HttpTimeout):
                 raise TimeoutError(str(failure)) from failure
             if _status(failure) == 429:
-                raise CallError(f"{failure}. {_less_often(self.name)}") from failure.__cause__
+                raise CallError(f"{failure}. {_less_often(self._name)}") from failure.__cause__
             raise
         if not reply.text.strip() and reply.finish != "length":
-            raise CallError(f"{self.role.url} gave a reply without text")
+            raise CallError(f"{self._role.url} gave a reply without text")
         return reply
 
     async def check(self) -> None:
-        """Asks one question.
-
-        Raises:
-          ConfigError: no answer with text, and what to do about it.
-        """
-        where = f"config.roles.{self.name}"
+        """Asks one question. Raises ConfigError: no answer with text, and what to do about it."""
+        where = f"config.roles.{self._name}"
         try:
-            async with asyncio.timeout(self.role.timeout_s):
-                reply = await self.ask(GREETING, self.role.reply_tokens, 0)
+            async with asyncio.timeout(self._role.timeout_s):
+                reply = await self._ask(GREETING, self._role.reply_tokens, 0)
         except TimeoutError as failure:
             raise ConfigError(
-                f"{where}.url: {self.role.url} gave no reply in {self.role.timeout_s:g} s. Start a server there, or "
+                f"{where}.url: {self._role.url} gave no reply in {self._role.timeout_s:g} s. Start a server there, or "
                 f"set {where}.timeout_s."
             ) from failure
         except CallError as failure:
@@ -138,7 +150,7 @@ class _Chat:
             raise ConfigError(f"{where}: {failure}{advice}") from failure
         if not reply.text.strip():
             raise ConfigError(
-                f"{where}.reply_tokens={self.role.reply_tokens} are over before {self.role.url} has said "
+                f"{where}.reply_tokens={self._role.reply_tokens} are over before {self._role.url} has said "
                 "a word. Raise them."
             )
 
@@ -184,31 +196,6 @@ def _other_field(where: str, field: str) -> str:
         return f"{advice}."
     value = "temperature" if field == "temperature" else "reply_tokens"
     return f"{advice}, or, if only its value is refused, {where}.{value}."
-
-
-class HttpTalk:
-    """One conversation with a role behind HTTP."""
-
-    def __init__(self, chat: _Chat, key: str):
-        self._chat, self._key = chat, key
-
-    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
-        """Answers the conversation so far.
-
-        Raises:
-          CallError: the endpoint gave no reply that can be used.
-          NoRoom: it says that the conversation is too long.
-          TimeoutError: it gave none in time.
-        """
-        turn = sum(message.role == "assistant" for message in messages)
-        try:
-            reply = await self._chat.ask(messages, max_tokens, _seed(f"{self._key}\0{turn}"))
-        except CallError as failure:
-            if _is_too_long(failure):
-                raise NoRoom(str(failure)) from failure
-            raise
-        finish = "length" if reply.finish == "length" else "eos"
-        return Reply(reply.text, finish, reply.prompt_tokens, reply.reply_tokens)
 
 
 def _seed(key: str) -> int:

@@ -31,25 +31,16 @@ SpeakerAt = Callable[[Task, int, int], Speaker]
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """Who plays in the episodes of a run, beside the policy.
+    """Who plays in the episodes of a run, beside the policy."""
 
-    Attributes:
-      roles: `config.roles`.
-      voices: what plays each: an engine of this run, or a function that begins a speaker's conversation.
-    """
-
-    roles: Mapping[str, RoleConfig]
-    voices: Mapping[str, SpeakerSettings | SpeakerAt]
+    roles: Mapping[str, RoleConfig]  # `config.roles`
+    voices: Mapping[str, SpeakerSettings | SpeakerAt]  # an engine of this run, or what begins a speaker's conversation
 
 
 class EpisodeCast:
     """Everybody who plays in one episode; implements `envs.cast.Cast`.
 
-    Args:
-      company: of the run.
-      policy: the voice of the policy that is trained.
-      task, sample, group_size: of the episode.
-      first: number of the first conversation; lower ones are the rollout's own.
+    `first`: number of the first conversation; lower ones are the rollout's own.
     """
 
     def __init__(
@@ -173,11 +164,7 @@ class EpisodeCast:
         stop_strings: Sequence[str],
         max_tokens: int | None,
     ) -> Iterator[None]:
-        """One question in a conversation: refuses misuse, one at a time; a conversation that breaks off is over.
-
-        Raises:
-          ValueError: the question is a misuse.
-        """
+        """One question at a time in a conversation; one that breaks off is over. Raises ValueError for a misuse."""
         mistake = misuse(messages, talk.begun, self._policy.tokenizer.vocab_size, stop_strings, max_tokens)
         if self.closed:
             mistake = "the episode is over, and nobody speaks any more"
@@ -279,7 +266,7 @@ class EngineTalk:
         self._shown.append("\n".join(message.content for message in messages))
         if not self.begun:
             own = self._voice.policys_ids
-            self.conversation.add_prompt(messages if own else [_as_text(message) for message in messages])
+            self.conversation.add_prompt(messages if own else [Message(m.role, m.content) for m in messages])
             return
         (message,) = messages
         self.conversation.add_observation(Observation(((message.content, TokenKind.OBSERVATION),), message.role))
@@ -308,8 +295,3 @@ class EngineTalk:
         if self._session is not None:
             self._voice.engine.close(self._session)
             self._session = None
-
-
-def _as_text(message: Message | Spliced) -> Message:
-    """A message for a role whose tokens are not the policy's."""
-    return Message(message.role, message.content)

@@ -24,10 +24,7 @@ from jaxagent.types import Generation, TokenKind, Trajectory
 class Conversation:
     """One growing token sequence. `add_prompt` once, then actions and observations in turn.
 
-    Args:
-      tokenizer: encodes prompts and observations.
-      template: how messages and observations become text.
-      observation_tokens: an observation is cut to this many tokens, its head kept; template text does not count.
+    An observation is cut to `observation_tokens`, its head kept; template text does not count.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: Template, observation_tokens: int):
@@ -89,11 +86,8 @@ class Conversation:
     def force(self, text: str, room: int) -> bool:
         """Begins the next action with words that the policy did not choose; False, and nothing, if they need `room`.
 
-        They are context of kind PROMPT: no log-prob, no loss. The text of the action begins with them all the same.
-
-        Args:
-          text: the words.
-          room: tokens that are free; one of them must stay for the policy.
+        They are context of kind PROMPT: no log-prob, no loss. The text of the action begins with them all the same. Of
+        `room` free tokens one must stay for the policy.
         """
         ids = self._tokenizer.encode(text)
         if len(ids) >= room:
@@ -166,11 +160,7 @@ class Conversation:
 
 
 class Columns:
-    """What a trajectory is made of, token by token, as it grows.
-
-    Attributes:
-      tokens, kinds, logprobs, versions, turns: one entry per token each, see `types.Trajectory`.
-    """
+    """What a trajectory is made of, as it grows: one entry per token of each column, see `types.Trajectory`."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -256,11 +246,7 @@ def _mixed(touched: set[TokenKind]) -> TokenKind:
 
 
 def encode_prompt(tokenizer: Tokenizer, template: Template, messages: Sequence[Message | Spliced]) -> list[int]:
-    """The token ids of a prompt. A boundary between a text and spliced tokens is a boundary between tokens.
-
-    Raises:
-      ValueError: the template does not show a message's tokens, or shows them twice.
-    """
+    """The token ids of a prompt. A boundary between a text and spliced tokens is a boundary between tokens."""
     texts = [message for message in messages if isinstance(message, Message)]
     if len(texts) < len(messages):
         return _encode_spliced(tokenizer, template, messages)
@@ -268,7 +254,10 @@ def encode_prompt(tokenizer: Tokenizer, template: Template, messages: Sequence[M
 
 
 def _encode_spliced(tokenizer: Tokenizer, template: Template, messages: Sequence[Message | Spliced]) -> list[int]:
-    """The template renders marks, and the tokens take the marks' places as they are."""
+    """The template renders marks, and the tokens take the marks' places as they are.
+
+    Raises ValueError where the template does not show a message's tokens, or shows them twice.
+    """
     mark = _unused([message.content for message in messages])
     tokens: list[Tokens] = []
 

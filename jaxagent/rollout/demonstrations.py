@@ -20,11 +20,7 @@ from jaxagent.types import Trajectory
 
 
 def load(path: str | Path) -> list[dict[str, Any]]:
-    """Reads and checks a file of demonstrations.
-
-    Raises:
-      ConfigError: no file, no rows, or a malformed row, named by file, row and column.
-    """
+    """The rows of a file of demonstrations. Raises ConfigError: no file or rows, a malformed row; names its column."""
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"There is no file '{path}' of demonstrations.")
@@ -43,10 +39,7 @@ def load(path: str | Path) -> list[dict[str, Any]]:
 def trajectory(row: dict[str, Any], conversation: Conversation, environment: Environment) -> Trajectory:
     """One demonstration as the trajectory that an episode with these texts would have been, token by token.
 
-    Args:
-      row: as `load` gives it. A question becomes the environment's prompt; messages are taken as they stand.
-      conversation: an empty one.
-      environment: says the prompt, the observations, and where an action ends.
+    A question becomes the environment's prompt; messages are taken as they stand. The conversation is an empty one.
     """
     prompt = row["prompt"]
     if isinstance(prompt, str):

@@ -113,31 +113,19 @@ NEVER = ForcedTools(0.0, 0)
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeRollout:
-    """A rollout with everything that is the same for all episodes. `await rollout(task, sample)`.
+    """A rollout with everything that is the same for all episodes. `await rollout(task, sample)`."""
 
-    Attributes:
-      playing: the class of an attempt that is played.
-      begin: task -> a fresh attempt of the environment; where others play beside the policy, (task, cast).
-      policy: the engine, or anything that generates.
-      tokenizer, template: how text becomes tokens.
-      config: turn, observation and context budgets, and the episode's deadline.
-      sampling: the distribution that the policy samples from.
-      request_timeout_s: longest wait for one generation.
-      group_size: attempts at a task that are wanted together, for the engine's order.
-      forced: turns that begin with a random tool call.
-    """
+    playing: ClassVar[type[Playing]]  # of an attempt
 
-    playing: ClassVar[type[Playing]]
-
-    begin: Callable[..., Any]
+    begin: Callable[..., Any]  # task -> a fresh attempt of the environment; with others beside the policy (task, cast)
     policy: Engine
     tokenizer: Tokenizer
     template: Template
-    config: EnvConfig
-    sampling: SamplingConfig
-    request_timeout_s: float
-    group_size: int = dataclasses.field(default=1, kw_only=True)
-    forced: ForcedTools = dataclasses.field(default=NEVER, kw_only=True)
+    config: EnvConfig  # turn, observation and context budgets, and the episode's deadline
+    sampling: SamplingConfig  # the distribution that the policy samples from
+    request_timeout_s: float  # longest wait for one generation
+    group_size: int = dataclasses.field(default=1, kw_only=True)  # wanted together, for the engine's order
+    forced: ForcedTools = dataclasses.field(default=NEVER, kw_only=True)  # turns that begin with a random tool call
 
     @property
     def voice(self) -> SpeakerSettings:
@@ -161,9 +149,7 @@ class EpisodeRollout:
 class Playing:
     """The state of one attempt that is played. A subclass says how it is, and what its episode holds.
 
-    Args:
-      rollout, task, sample: of the attempt.
-      metrics: names of what it measures.
+    `metrics`: names of what it measures.
     """
 
     def __init__(self, rollout: Any, task: Task, sample: int, *metrics: str) -> None:
@@ -262,8 +248,7 @@ async def sample_turn(
 ) -> Generation:
     """The next turn of a conversation, of at most `budget` tokens, as an engine of this run samples it.
 
-    Raises:
-      ValueError: a log-prob is not finite; also whatever the engine raises.
+    Raises ValueError where a log-prob is not finite; also whatever the engine raises.
     """
     generation = await voice.engine.generate(
         session,
@@ -289,8 +274,7 @@ def add_engine_times(metrics: dict[str, float], generation: Generation) -> None:
 async def verdict_of(attempt: Any, turns: int, *arguments: Any) -> Verdict:
     """What an attempt's `verify` says of an episode of so many turns, with Python's floats (NumPy's cannot be logged).
 
-    Raises:
-      ConfigError: no Verdict of finite numbers, or turn rewards for another number of turns; names the class.
+    Raises ConfigError: no Verdict of finite numbers, or turn rewards for another number of turns; names the class.
     """
     verdict = await contract.awaited(attempt, "verify", *arguments, expected=Verdict)
     if not isinstance(paid := verdict.turn_rewards, (tuple, list)) or len(paid) not in (0, turns):

@@ -16,19 +16,13 @@ import numpy as np
 
 from jaxagent.config import Config, RLConfig
 from jaxagent.data.curriculum import Curriculum, check_enough, weights
-from jaxagent.data.sources import TaskSource
-from jaxagent.data.tasks import TaskIterator, further
+from jaxagent.data.sources import TaskIterator, TaskSource, further
 from jaxagent.rollout.replay import ReplayBuffer
 from jaxagent.types import Group, Task
 
 
 class Experience:
-    """Where tasks come from and what is remembered of them. Owned by the loop.
-
-    Args:
-      source: training tasks.
-      cfg: the run's.
-    """
+    """Where tasks come from and what is remembered of them. Owned by the loop."""
 
     def __init__(self, source: TaskSource, cfg: Config):
         rl = self._rl = cfg.rl
@@ -90,8 +84,7 @@ class Experience:
     def set_state(self, state: Mapping[str, Any], step: int) -> None:
         """Goes on at a step from its bundle. A strategy that was off when it was taken starts empty.
 
-        Raises:
-          ConfigError: the bundle is of other data.
+        Raises ConfigError for a bundle of other data.
         """
         self._stream.set_state(state)
         if self._curriculum is not None and "curriculum" in state:
@@ -155,11 +148,7 @@ def round_size(rl: RLConfig) -> int:
 
 
 def check_tasks(source: TaskSource, rl: RLConfig) -> None:
-    """Refuses a curriculum over too few tasks for a round, or without chances, which a step alone would tell.
-
-    Raises:
-      ConfigError: naming the field.
-    """
+    """Raises ConfigError for a curriculum of too few tasks for a round, or without chances, as a step would tell."""
     if rl.curriculum is not None:
         check_enough(source, round_size(rl))
         weights(np.linspace(0.0, 1.0, 7), rl.curriculum)

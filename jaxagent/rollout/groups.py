@@ -46,11 +46,7 @@ def refill(play: Callable[[int, int], list[Group]], groups_needed: int, cfg: Ref
     Without, one round is played, and what was played is what is learnt from. With it, groups whose counted rewards are
     all equal are left out; a round plays `tasks_per_round` tasks, or as many as are missing where that is 0. The first
     `groups_needed` groups with signal are kept. After `max_rounds` rounds the step goes on with as many as there are.
-
-    Args:
-      play: (round, tasks) -> their groups, in task order.
-      groups_needed: groups to learn from.
-      cfg: the bound; None: without.
+    `play`: (round, tasks) -> their groups, in task order.
     """
     if cfg is None:
         groups = play(0, groups_needed)
@@ -128,11 +124,7 @@ def selects(rl: RLConfig) -> bool:
 
 
 def check(rl: RLConfig) -> None:
-    """Refuses combinations that cannot work, before any device work.
-
-    Raises:
-      ConfigError: naming the fields.
-    """
+    """Raises ConfigError for combinations that cannot work, before any device work; it names the fields."""
     over = rl.oversample
     if over is not None and not (over.extra_tasks or over.extra_attempts):
         raise ConfigError("rl.oversample must have extra_tasks or extra_attempts, or be none.")
@@ -187,9 +179,8 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
 def by_kind(episodes: Iterable[Episode], score: str) -> dict[str, float | None]:
     """Means of a component of the verdict, such as "em" or "solved": over all, per family of kinds and per kind.
 
-    Returns:
-      {"em": ..., "em_one_hop": ..., "em/one_hop/capital": ...}; failed episodes are left out and counted in "failed".
-      None where all failed.
+    {"em": ..., "em_one_hop": ..., "em/one_hop/capital": ...}; failed episodes are left out and counted in "failed".
+    None where all failed.
     """
     episodes = list(episodes)
     valid = [e for e in episodes if not e.stop_reason.is_failure]
@@ -206,11 +197,7 @@ def by_kind(episodes: Iterable[Episode], score: str) -> dict[str, float | None]:
 
 
 def component(rewards: Mapping[str, float], score: str) -> float:
-    """The component of a verdict that is the environment's score.
-
-    Raises:
-      ConfigError: it has none of this name.
-    """
+    """The component of a verdict that is the environment's score. Raises ConfigError where it has none such."""
     if score not in rewards:
         raise ConfigError(
             f"config.env has the score '{score}', and its verdicts have {', '.join(rewards) or 'no components'}: "
@@ -255,19 +242,13 @@ class Failures:
 
 
 class FailedEpisodes:
-    """One run's.
+    """One run's, which is over after `max_steps` of nothing else (`env.max_failed_steps`); `note` prints a line.
 
-    Args:
-      max_steps: `env.max_failed_steps`.
-      results: of the run, for the summary: "failed_episodes" gets counts by place, "first_failure" place and reason.
-      note: prints a line.
-
-    Attributes:
-      stuck: why the run is to save and end; "" while it is not.
+    `results` are of the run, for the summary: "failed_episodes" gets counts by place, "first_failure" place and reason.
     """
 
     def __init__(self, max_steps: int, results: MutableMapping[str, Any], note: Callable[[str], None]):
-        self.stuck = ""
+        self.stuck = ""  # why the run is to save and end; "" while it is not
         self._max_steps = max_steps
         self._results = results
         self._note = note
@@ -277,10 +258,7 @@ class FailedEpisodes:
     def tell(self, where: str, step: int, failures: Failures) -> None:
         """Counts failed episodes, and prints a line for every kind of failure that has none yet.
 
-        Args:
-          where: "rl", "rl.eval", "warm_start.gate", ...
-          step: when it was.
-          failures: of one batch of episodes.
+        `where`: "rl", "rl.eval", "warm_start.gate", ...
         """
         if not failures.failed:
             return

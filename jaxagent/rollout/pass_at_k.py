@@ -27,8 +27,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     Computed as the chance that k attempts, drawn one after the other without putting back, all miss: a product of k
     numbers in [0, 1], in which no binomial coefficient can overflow.
 
-    Raises:
-      ValueError: k < 1, fewer than k attempts (the estimator does not exist), or c outside [0, n].
+    Raises ValueError: k < 1, fewer than k attempts (the estimator does not exist), or c outside [0, n].
     """
     if k < 1:
         raise ValueError(f"pass@k needs k of 1 or more, got {k}.")

@@ -58,12 +58,9 @@ class ReplayBuffer:
         return len(self._kept)
 
     def record(self, groups: Sequence[Group], step: int, advantage: Any) -> None:
-        """Keeps the successes of a step, in task order.
+        """Keeps the successes among all groups of a step, in task order.
 
-        Args:
-          groups: all that were played.
-          step: the RL step.
-          advantage: `rl.advantage`; attempts have one of their own only where it is one from groups.
+        Attempts have an advantage of their own only where `rl.advantage` is one from groups.
         """
         advantages = np.zeros((0, 0))
         if isinstance(advantage, GroupAdvantage) and groups:
@@ -93,13 +90,9 @@ class ReplayBuffer:
         correction: Importance | None,
         beside: Sequence[Streams],
     ) -> tuple[list[Streams], dict[str, float]]:
-        """Streams of the past successes that a step learns from, beside those of its own samples, and metrics.
+        """Streams of the past successes that a step learns from, `beside` those of its own samples, and metrics.
 
-        Args:
-          step: the RL step.
-          policy: trajectories -> f32[T] each, their log-probs under the policy before the step's first update.
-          correction: of the use "policy".
-          beside: the streams of the step's samples.
+        `policy`: trajectories -> f32[T] each, their log-probs under the policy before the step's first update.
         """
         chosen, scored = choose(self.candidates(step), policy, self._cfg)
         unused = 1 + max((s.episode for s in beside), default=-1)
@@ -124,12 +117,7 @@ class ReplayBuffer:
 
 
 def token_probability(success: Success, logprobs: Sequence[np.ndarray]) -> float:
-    """1 / perplexity: exp of the mean log-prob of an attempt's action tokens.
-
-    Args:
-      success: the attempt.
-      logprobs: f32[T] per trajectory, under the policy that is asked.
-    """
+    """1 / perplexity: exp of the mean log-prob of an attempt's action tokens; f32[T] per trajectory."""
     action_logprobs = [x[action_mask(t) > 0] for t, x in zip(success.trajectories, logprobs, strict=True)]
     return float(np.exp(np.mean(np.concatenate(action_logprobs).astype(np.float64))))
 
@@ -139,12 +127,8 @@ def choose(
 ) -> tuple[list[ScoredSuccess], int]:
     """The first `per_step` candidates with low < 1 / perplexity <= high, and how many were looked at.
 
-    They are scored 2 * `per_step` at a time, until there are enough: a full buffer costs no more than it must.
-
-    Args:
-      candidates: in random order.
-      score: trajectories -> f32[T] each, their log-probs under the policy as it is now.
-      cfg: the window.
+    They are scored 2 * `per_step` at a time, until there are enough: a full buffer costs no more than it must. `score`:
+    trajectories -> f32[T] each, their log-probs under the policy as it is now.
     """
     chosen: list[ScoredSuccess] = []
     size = 2 * cfg.per_step
@@ -161,13 +145,9 @@ def choose(
 def streams(
     chosen: Sequence[ScoredSuccess], cfg: ReplayConfig, correction: Importance | None, first_episode: int
 ) -> list[Streams]:
-    """Streams of replayed attempts, with relative weights.
+    """Streams of replayed attempts, with relative weights; log-probs are those before this step's first update.
 
-    Args:
-      chosen: attempts in the window, with their log-probs under the policy before this step's first update.
-      cfg: their use.
-      correction: of "policy".
-      first_episode: a number that no episode of the rollout batch has, nor any after it.
+    `first_episode`: a number that no episode of the rollout batch has, nor any after it.
     """
     out = []
     for number, (success, scores) in enumerate(chosen):

@@ -8,6 +8,7 @@ placeholder and keeps the text behind it. What the policy wrote never passes thr
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 from collections.abc import Mapping, Sequence
@@ -55,10 +56,7 @@ REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeE
 class Chat:
     """A tokenizer's own jinja2 chat template, rendered in a sandbox.
 
-    Args:
-      source: the template.
-      special_strings: "bos_token", "eos_token", ... as the template expects them.
-      date: what `strftime_now` in a template sees; fixed for a run, so that prompts do not change at midnight.
+    The date, which `strftime_now` in a template sees, is fixed for a run, so that prompts do not change at midnight.
     """
 
     def __init__(self, source: str, special_strings: Mapping[str, str], date: datetime.datetime):
@@ -104,23 +102,13 @@ class Chat:
     def _frame(self, role: str) -> tuple[str, str, str]:
         """(role the template knows, text before a body, text after it), cached."""
         if role not in self._frames:
-            frame = self._try_frame(role)
-            if frame is None and role != "user":
-                frame = self._frame("user")
-            if frame is None:
+            header = shown = footer = ""
+            with contextlib.nullcontext() if role == "user" else contextlib.suppress(ConfigError):
+                header, shown, footer = self._after_action({"role": role, "content": BODY}).partition(BODY)
+            if not shown and role == "user":
                 raise ConfigError("The chat template does not show assistant and user messages; it cannot be used.")
-            self._frames[role] = frame
+            self._frames[role] = (role, header, footer) if shown else self._frame("user")
         return self._frames[role]
-
-    def _try_frame(self, role: str) -> tuple[str, str, str] | None:
-        try:
-            after = self._after_action({"role": role, "content": BODY})
-        except ConfigError:
-            if role == "user":
-                raise
-            return None
-        header, separator, footer = after.partition(BODY)
-        return (role, header, footer) if separator else None
 
     def _after_action(self, message: dict[str, str]) -> str:
         """What the template writes after the policy's message, up to where the policy's next message begins."""

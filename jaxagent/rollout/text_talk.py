@@ -93,12 +93,9 @@ def misuse(
     stop_strings: Sequence[str],
     max_tokens: int | None,
 ) -> str:
-    """What is wrong with a question; "" = nothing.
+    """What is wrong with a question, asked as `envs.cast.Talk.say` says; "" = nothing.
 
-    Args:
-      messages, stop_strings, max_tokens: as `envs.cast.Talk.say` has them.
-      begun: whether the conversation has a reply.
-      vocab_size: of the policy's tokenizer, whose ids spliced tokens are.
+    `begun`: whether the conversation has a reply. Spliced tokens are ids of the policy's tokenizer, of `vocab_size`.
     """
     if not messages or (begun and len(messages) != 1):
         return "a conversation begins with one message or more, and goes on with one"

@@ -61,10 +61,7 @@ async def run_groups(
     async with asyncio.TaskGroup() as workers:
         for _ in range(min(concurrency, len(tasks) * group_size)):
             workers.create_task(work())
-    return [
-        Group(task, tuple(e or no_episode(task, s, StopReason.CANCELLED, LATE) for s, e in enumerate(row)))
-        for task, row in zip(tasks, table, strict=True)
-    ]
+    return _groups(tasks, table, LATE)
 
 
 async def guarded(rollout: Rollout, task: Task, sample: int, plays: int = 5) -> Episode:
@@ -102,12 +99,19 @@ def no_episode(task: Task, sample: int, stop_reason: StopReason, error: str) -> 
     return Episode(task, sample, (), 0.0, {}, stop_reason, 0, error=error)
 
 
+def _groups(tasks: Sequence[Task], table: list[list[Episode | None]], late: str) -> list[Group]:
+    """The episodes, task by task; those that are not there were cancelled."""
+    return [
+        Group(task, tuple(e or no_episode(task, s, StopReason.CANCELLED, late) for s, e in enumerate(row)))
+        for task, row in zip(tasks, table, strict=True)
+    ]
+
+
 class Workers:
     """The background loop and its synchronous door. A context manager; `collect` may be called from any thread.
 
-    Args:
-      concurrency: episodes running at once. With the engine's number of slots nobody waits for a slot while the clock
-        of its episode ticks; with more, slots do not stand empty while episodes wait for tools and other roles.
+    With a `concurrency` of the engine's number of slots nobody waits for a slot while the clock of its episode ticks;
+    with more, slots do not stand empty while episodes wait for tools and other roles.
     """
 
     def __init__(self, concurrency: int):
@@ -131,11 +135,7 @@ class Workers:
             self._loop.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Runs a coroutine on the loop and waits for it, e.g. `run(retriever.close(), 5.0)`.
-
-        Raises:
-          OverdueError: it took longer than that of this process's own time (`result_of`); it has been cancelled.
-        """
+        """Runs a coroutine on the loop and waits for it as `result_of` does, e.g. `run(retriever.close(), 5.0)`."""
         what = getattr(coroutine, "__qualname__", "a coroutine").replace(".<locals>", "")
         return result_of(asyncio.run_coroutine_threadsafe(coroutine, self._loop), timeout_s, what)
 
@@ -169,18 +169,10 @@ class OverdueError(WaitedInVainError, TimeoutError):
 
 
 def result_of(future: concurrent.futures.Future[T], timeout_s: float, what: str) -> T:
-    """The future's result; its exception is raised.
+    """The result of a coroutine's future, or its exception. Raises OverdueError where it took longer, and cancels it.
 
     Time in which this process was stopped (SIGSTOP, a machine that paused) does not count: the loop was stopped, too,
     and what it has in hand ends by limits of its own as soon as both go on.
-
-    Args:
-      future: of a coroutine.
-      timeout_s: of time in which this process ran; more than the limits of all that the coroutine waits for.
-      what: its name, for the message.
-
-    Raises:
-      OverdueError: it took longer; it has been cancelled.
     """
     left_s = timeout_s
     while left_s > 0:
@@ -215,16 +207,8 @@ async def run_until_enough(
 
     A group is complete when `group_size` of its `attempts` attempts ended without failing; then its others are
     cancelled. When `enough` groups are complete everything is. What was cancelled, or never began, comes back
-    CANCELLED, so every group has `attempts` episodes and `Group.valid` is its real size.
-
-    Args:
-      tasks: in the order in which they start.
-      attempts: started per task, at least `group_size`.
-      group_size: attempts that make a group complete.
-      enough: complete groups that end the round.
-      rollout: runs one attempt.
-      concurrency: attempts running at once.
-      deadline_s: seconds after which the round ends in any case.
+    CANCELLED, so every group has `attempts` episodes (at least `group_size`) and `Group.valid` is its real size. After
+    `deadline_s` seconds the round ends in any case.
     """
     table: list[list[Episode | None]] = [[None] * attempts for _ in tasks]
     running: dict[tuple[int, int], asyncio.Task[Episode]] = {}
@@ -275,7 +259,4 @@ async def run_until_enough(
         for job in remaining:
             job.cancel()
         await asyncio.gather(*remaining, return_exceptions=True)
-    return [
-        Group(task, tuple(e or no_episode(task, s, StopReason.CANCELLED, reason) for s, e in enumerate(row)))
-        for task, row in zip(tasks, table, strict=True)
-    ]
+    return _groups(tasks, table, reason)

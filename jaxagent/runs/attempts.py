@@ -40,14 +40,7 @@ def of_a_group(rl: RLConfig) -> int:
 
 
 def first(rl: RLConfig, step: int, number: int, steps_before: int) -> int:
-    """The first attempt's number in round `number` of a step: no two steps, stages or rounds share randomness.
-
-    Args:
-      rl: the run's.
-      step: of the stage.
-      number: of the round; more than 0 with dynamic sampling.
-      steps_before: steps of an earlier stage that samples in the same way.
-    """
+    """The first attempt's number in round `number` of a step: no two steps, stages or rounds share randomness."""
     rounds = rl.refill.max_rounds if rl.refill else 1
     return ((steps_before + step) * rounds + number) * of_a_group(rl)
 
@@ -84,11 +77,6 @@ def of_step(parts: Parts, driver: Driver, step: int) -> Rollout:
 def ahead(place: int, tasks: int, attempts: int) -> int:
     """How much further the attempts of a round's group are numbered: where a round has more groups than there are
     tasks, each task comes again after `tasks` places, and its attempts are no copies of the earlier ones.
-
-    Args:
-      place: of the group in its round.
-      tasks: that there are.
-      attempts: that a step begins at each.
     """
     return place // tasks * attempts * 2**32  # more than any run has
 
@@ -141,12 +129,8 @@ def collect(parts: Parts, driver: Driver, experience: Experience, step: int, ste
         begin, each_step = first(rl, step, number, steps_before), first(rl, 1, 0, 0)
         attempt = numbered_on(rollout, begin, tasks, experience.num_tasks, each_step)
         if over is None:
-            deadline = group_deadline_s(attempts, at_once, timeout_s)
-            return parts.workers.collect(tasks, attempts, attempt, deadline)
-        deadline = batch_deadline_s(
-            len(tasks) * attempts, parts.cfg.concurrent_episodes, parts.cfg.env.episode_timeout_s
-        )
-        enough = len(tasks) - over.extra_tasks
+            return parts.workers.collect(tasks, attempts, attempt, group_deadline_s(attempts, at_once, timeout_s))
+        deadline, enough = batch_deadline_s(len(tasks) * attempts, at_once, timeout_s), len(tasks) - over.extra_tasks
         groups = run_until_enough(tasks, attempts, rl.group_size, enough, attempt, at_once, deadline)
         return parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
 
@@ -179,15 +163,7 @@ def rollouts_of_step(rl: RLConfig, experience: Experience, step: int, play: Play
 
 
 def rollouts(rl: RLConfig, step: int, chosen: Selection, rounds: list[list[Group]], more: dict[str, float]) -> Rollouts:
-    """What a step trains on, whoever has played it, with its metrics.
-
-    Args:
-      rl: the run's.
-      step: of the stage.
-      chosen: shaped groups.
-      rounds: all groups as they were played, round by round.
-      more: metrics of the playing.
-    """
+    """What a step trains on, whoever has played it, with its metrics."""
     chosen = dataclasses.replace(chosen, groups=keep_most_varied(chosen.groups, rl.keep_groups_frac))
     metrics = episode_metrics(chosen.sampled) | more
     if selects(rl):

@@ -27,13 +27,8 @@ _FOR_MESH: dict[str, str] = {}  # variables of XLA's that this process has set, 
 LEAST_COMPILE_S = 0.2  # what compiles faster is not worth a file
 
 
-def count(mesh: MeshConfig) -> int:
-    """Number of devices the mesh uses."""
-    return mesh.devices
-
-
 def provide(mesh: MeshConfig, exact: bool = False) -> None:
-    """Makes `count(mesh)` devices available, virtual ones where the machine has no accelerator.
+    """Makes as many devices available as the mesh has, virtual ones where the machine has no accelerator.
 
     Inside `distributed` they are those of all processes, of each equally many. `exact`: for exact numerics.
 
@@ -43,12 +38,12 @@ def provide(mesh: MeshConfig, exact: bool = False) -> None:
     processes = peers.count()
     if exact:
         _fix_gpu_products()
-    _split_cpu(-(-count(mesh) // processes), processes)
+    _split_cpu(-(-mesh.devices // processes), processes)
     devices = available()
-    if len(devices) < count(mesh):
+    if len(devices) < mesh.devices:
         where = "this machine has" if processes == 1 else f"the {processes} trainer processes have"
         raise ConfigError(
-            f"config.mesh needs {count(mesh)} devices (data {mesh.data} x fsdp {mesh.fsdp} x context "
+            f"config.mesh needs {mesh.devices} devices (data {mesh.data} x fsdp {mesh.fsdp} x context "
             f"{mesh.context} x tensor {mesh.tensor}), {where} {len(devices)} ({devices[0].platform})."
         )
 
@@ -199,11 +194,11 @@ def threads(explicit: bool = False) -> int:
 
 
 def use_virtual_cpus(mesh: MeshConfig) -> None:
-    """Points jax at `count(mesh)` virtual CPU devices, whatever the machine has: a dry run needs no chip."""
+    """Points jax at as many virtual CPU devices as the mesh has, whatever the machine has: a dry run needs no chip."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")
-    _split_cpu(count(mesh))
+    _split_cpu(mesh.devices)
 
 
 def _split_cpu(devices: int, processes: int = 1) -> None:

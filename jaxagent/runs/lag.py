@@ -29,23 +29,16 @@ METRICS = tuple(f"logprob_gap/{name}" for name in ("max", "mean", "scored_frac",
 def gaps(
     programs: Programs, state: TrainState, params_of: Callable[[int], Params | None], groups: Sequence[Group], step: int
 ) -> dict[str, float | None]:
-    """Scores a step's tokens again, each under the version that sampled it.
+    """Scores the tokens that a step trains on again, each under the version that sampled it.
 
-    Args:
-      programs: of the stage.
-      state: before the step's first update.
-      params_of: gives what was trained of an earlier version; None where it is not kept.
-      groups: that the step trains on.
-      step: trains version `step` into the next one.
+    `params_of` gives what was trained of an earlier version, None where that is not kept; `state` is the step's first.
 
     Returns:
       "logprob_gap/max" and "logprob_gap/mean" of the tokens that were scored, "logprob_gap/scored_frac", their part of
       all, and "logprob_gap/rescore_s", the seconds it took. None each in a step that `rl.rescore_every` leaves out, and
-      the first two where no version is held. Nothing without staleness, where the first update says it.
+      the first two where no version is held.
     """
     rl = programs.rl
-    if not rl.staleness:
-        return {}
     if not rl.rescores or step % rl.rescore_every:
         return dict.fromkeys(METRICS)
     started = time.monotonic()
@@ -94,11 +87,6 @@ def summary(gaps_of_versions: Sequence[np.ndarray], trajectories: Sequence[Traje
 
 def ages(groups: Sequence[Group], step: int, bound: int) -> dict[str, float | None]:
     """The ages of a step's sampled tokens as metrics; none where nothing may be older than the step's own version.
-
-    Args:
-      groups: that the step trains on.
-      step: trains version `step` into the next one.
-      bound: the largest age allowed.
 
     Returns:
       "staleness/mean" and "staleness/max" in versions (None without tokens), and for every age 0..bound

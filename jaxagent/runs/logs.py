@@ -21,12 +21,7 @@ from jaxagent.types import Episode
 
 
 class Logs:
-    """Closed until `open`, which drops what the files hold beyond the bundle.
-
-    Args:
-      workdir: of the run.
-      host: what the newest bundle says; {} for a new run.
-    """
+    """Closed until `open`, which drops what the files hold beyond the bundle."""
 
     def __init__(self, workdir: Path, host: Mapping[str, Any]):
         self._workdir = workdir
@@ -61,11 +56,7 @@ class Logs:
         }
 
     def metrics(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One line of metrics.jsonl, and of TensorBoard's events.
-
-        Raises:
-          OSError: the disk is full.
-        """
+        """One line of metrics.jsonl, and of TensorBoard's events."""
         if self._metrics:
             self._metrics.write(stage, step, metrics)
 

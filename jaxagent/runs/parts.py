@@ -21,8 +21,7 @@ from jaxagent.config.choice import own_class
 from jaxagent.config.errors import failure_line
 from jaxagent.data import proofs, sources, texts
 from jaxagent.data.dataset import Generated
-from jaxagent.data.sources import TaskSource
-from jaxagent.data.tasks import balanced_sample
+from jaxagent.data.sources import TaskSource, balanced_sample
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
@@ -42,7 +41,7 @@ from jaxagent.rollout.prompts import check_prompts, check_role_prompts, some
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template, unended_messages
 from jaxagent.rollout.workers import Rollout, Workers
 from jaxagent.runs import replica, resume
-from jaxagent.runs.roles import WARM_UP_TIMEOUT_S, Own, RunRoles, check_folders, open_roles
+from jaxagent.runs.roles import WARM_UP_TIMEOUT_S, RunRoles, check_folders, open_roles
 from jaxagent.types import Task
 
 
@@ -127,7 +126,7 @@ class Parts:
         with jax.set_mesh(self.mesh):
             return params.init(self.spec, jax.random.key(self.cfg.seed), where)
 
-    def keep_base(self, policy: Params) -> None:
+    def write_base(self, policy: Params) -> None:
         """Writes the weights that LoRA freezes where `base_params` reads them, unless they lie there already."""
         if base_folder(self.cfg) != Path(self.cfg.model.path):
             hf.save(base_folder(self.cfg), policy, self.spec, self.cfg.model.param_dtype, self._assets)
@@ -160,7 +159,7 @@ class Parts:
 
     @property
     def _assets(self) -> str | Path:
-        return self.cfg.model.path or _tokenizer_folder(self.cfg)
+        return self.cfg.model.path or tokenizer_folder(self.cfg)
 
     @contextlib.contextmanager
     def engine(self, policy: Params, version: int) -> Iterator[Driver]:
@@ -265,7 +264,7 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
         (Workers if peers.count() == 1 else replica.PlayedByFirst)(cfg.concurrent_episodes) as workers,
         _shared(environment, workers, note) as shared,
         open_environment(environment, context_of(workers.run)) as attempt,
-        open_roles(cfg, Own(spec, tokenizer, template, plays_on), workers.run, note) as roles,
+        open_roles(cfg, spec, tokenizer, template, plays_on, workers.run, note) as roles,
     ):
         _try_attempt(environment, attempt, heldout, workers, note)
         yield Parts(
@@ -372,11 +371,8 @@ def base_folder(cfg: Config) -> Path:
 def _tokenizer(
     cfg: Config, dataset: Path, train: TaskSource, environment: Environment, note: Callable[[str], None]
 ) -> Tokenizer:
-    path = cfg.tokenizer.path or cfg.model.path
-    if path:
-        return Tokenizer.load(path)
-    folder = _tokenizer_folder(cfg)
-    if not (folder / "tokenizer.json").is_file():
+    folder = tokenizer_folder(cfg)
+    if not (cfg.tokenizer.path or cfg.model.path or (folder / "tokenizer.json").is_file()):
         note(f"training a tokenizer of {cfg.tokenizer.vocab_size} tokens")
         corpus = texts.of_dataset(
             dataset,
@@ -390,8 +386,9 @@ def _tokenizer(
     return Tokenizer.load(folder)
 
 
-def _tokenizer_folder(cfg: Config) -> Path:
-    return Path(cfg.tokenizer.path) if cfg.tokenizer.path else Path(cfg.workdir) / "tokenizer"
+def tokenizer_folder(cfg: Config) -> Path:
+    """Where the config says that the tokenizer is; a tokenizer trained by the run lies in its workdir."""
+    return Path(cfg.tokenizer.path or cfg.model.path or Path(cfg.workdir) / "tokenizer")
 
 
 def _spec(cfg: Config, tokenizer: Tokenizer) -> ModelSpec:
@@ -401,4 +398,6 @@ def _spec(cfg: Config, tokenizer: Tokenizer) -> ModelSpec:
         spec = ModelSpec.from_config(cfg.model, tokenizer.vocab_size)
     tokenizer.check_fits(spec.vocab_size)
     spec.check_context(cfg.env.context_tokens)
+    if cfg.model.lora:
+        lora.targets(cfg.model.lora, spec)
     return spec

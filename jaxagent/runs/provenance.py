@@ -41,13 +41,7 @@ _JAX_SETTINGS = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION")
 
 
 def start(used_devices: Sequence[Any], resumed_at: Mapping[str, Any] | None, own: Mapping[str, str]) -> dict[str, Any]:
-    """One entry of "starts".
-
-    Args:
-      used_devices: the `jax.Device`s that the run uses.
-      resumed_at: {"stage", "step", "checkpoint"} that it goes on from; None for a run that begins.
-      own: `own_code` of its config.
-    """
+    """One entry of "starts"."""
     kinds = [device.device_kind for device in used_devices]
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -81,9 +75,6 @@ def rounding(device: Any) -> dict[str, Any]:
     """What of a machine decides how the bits of a run come out, but for the mesh, which the config says.
 
     How many threads the virtual devices of a CPU get is the mesh's business, too.
-
-    Args:
-      device: one of the `jax.Device`s that the run uses.
     """
     this_machine = machine()
     facts = {name: this_machine["packages"][name] for name in ("jax", "jaxlib")} | {"device": device.device_kind}
@@ -221,11 +212,7 @@ def _imported(content: bytes, path: Path, root: Path, only: str) -> Iterator[Pat
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
-    """SHA-256 of what in a config decides the numbers of a step: not where it runs, nor what it writes down.
-
-    Args:
-      config: as `to_dict` makes it, or as JSON has it.
-    """
+    """SHA-256 of what in a config decides the numbers of a step: not where it runs, nor what it writes down."""
     deciding = {name: value for name, value in config.items() if name not in UNREAD}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 

@@ -3,7 +3,7 @@
     <workdir>/record/rl/<digest>.json      a config that steps were made under, by its digest
     <workdir>/record/rl/00000012.step      step 12, whole or not at all
         {"record": 1, "step": 12, ..., "seal": "..."}      one line of JSON, the header
-        episodes, packed (data/packing.py), one after the other in the order of rounds, groups, attempts
+        episodes, packed (data/codec.py), one after the other in the order of rounds, groups, attempts
 
 Groups are kept as they were played, before rewards that compare a group's attempts, selection and filters: those are
 functions of them. The header has the digest of every episode, and the digests of the policy's weights before and after
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxagent.config import ConfigError
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.io import files
 from jaxagent.learner import digests
 from jaxagent.runs import provenance
@@ -90,43 +90,31 @@ class Recorder:
             path_of(folder, old).unlink()
         self._weights = ""
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "record")
-        self._packed: concurrent.futures.Future[list[list[list[Packed]]]] | None = None
+        self._packed: concurrent.futures.Future[tuple[Rounds, list[list[list[Packed]]]]] | None = None
         self._written: concurrent.futures.Future[None] | None = None
-        self._rounds: Rounds = ()
         self._forgotten = 0  # steps below
 
     def add_groups(self, rounds: Rounds) -> None:
         """The groups of a step, before they are learnt from."""
-        if self._keep == "none" or not self._writes:
-            return
-        self._rounds = rounds
-        self._packed = self._thread.submit(
-            lambda: [[[packing.pack(episode) for episode in group.episodes] for group in round_] for round_ in rounds]
-        )
+        if self._keep != "none" and self._writes:
+            self._packed = self._thread.submit(
+                lambda: (rounds, [[[*map(codec.pack, group.episodes)] for group in groups] for groups in rounds])
+            )
 
     def published(self, version: int, params: Any) -> None:
-        """The weights after `version` steps: the step before it is complete.
-
-        Raises:
-          OSError: the disk is full, or failed.
-        """
+        """The weights after `version` steps: the step before it is complete."""
         if self._keep == "none":
             return
         before, self._weights = self._weights, digests.digest(params)
-        if self._packed is None:
+        packed, self._packed = self._packed, None
+        if packed is None:
             return
-        after = self._weights
-        packed, rounds, self._packed, self._rounds = self._packed, self._rounds, None, ()
         self.wait()
+        header = {"record": FORMAT, "step": version - 1, "config": self._config, "code": provenance.code_digest()}
+        header |= {"before": before, "after": self._weights, "previous": self.seal, "own_code": self._own_code}
 
         def write() -> None:
-            self.seal = _write(
-                self._folder,
-                {"record": FORMAT, "step": version - 1, "config": self._config, "code": provenance.code_digest()}
-                | {"before": before, "after": after, "previous": self.seal, "own_code": self._own_code},
-                rounds,
-                packed.result(),
-            )
+            self.seal = _write(self._folder, header, *packed.result())
 
         self._written = self._thread.submit(write)
 
@@ -148,11 +136,7 @@ class Recorder:
             ) from error
 
     def commit(self, step: int) -> None:
-        """Every step that is complete is on disk; those before `step`, which no bundle reaches, are forgotten.
-
-        Raises:
-          OSError: the disk is full, or failed.
-        """
+        """Every step that is complete is on disk; those before `step`, which no bundle reaches, are forgotten."""
         self.wait()
         if self._keep == "newest" and self._writes and step > self._forgotten:
             for number in steps(self._folder):
@@ -282,6 +266,6 @@ def _header(path: Path) -> dict[str, Any]:
 def _unpacked(body: bytes, digest: str, where: str) -> tuple[Episode, bool]:
     """The episode, and whether it has the digest."""
     try:
-        return packing.unpack(Packed(digest, body), where), True
+        return codec.unpack(Packed(digest, body), where), True
     except ConfigError:
-        return packing.unpack(Packed(packing.digest_of(body, where), body), where), False
+        return codec.unpack(Packed(codec.digest_of(body, where), body), where), False

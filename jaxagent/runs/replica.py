@@ -17,7 +17,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jaxagent.config import ConfigError
 from jaxagent.data import codec
-from jaxagent.engine import lm
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.learner import peers
@@ -65,14 +64,9 @@ def copied(model: LanguageModel, params: Params, mesh: Mesh, own: Mesh) -> Param
     """Weights on this process's devices alone, in the layout of generation; every process has to call this.
 
     One program gathers what fsdp splits; what its devices then hold is taken as it is.
-
-    Args:
-      model: computes with them.
-      params: on the trainer's `mesh`.
-      own: of `own_mesh`.
     """
     with jax.set_mesh(mesh):
-        gathered = lm.laid_out(model, params)
+        gathered = model.lay_out(params)
 
     def to_own_mesh(x: jax.Array) -> jax.Array:
         parts = {part.device: part.data for part in x.addressable_shards}

@@ -120,11 +120,6 @@ def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adaptin
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], cfg: Config, host: Mapping[str, Any]) -> None:
     """Compares the contents that a run works with.
 
-    Args:
-      saved, now: what `runs.parts.Parts.identity` said then and says now.
-      cfg: the config now.
-      host: of the bundle.
-
     Raises:
       ConfigError: one is another.
     """
@@ -176,16 +171,17 @@ def other_rounding(
 
 def changes_line(changes: list[tuple[str, Any, Any]]) -> str:
     """ "rl.group_size 4 -> 2, rl.optimizer.learning_rate 0.001 -> 0.0003"."""
-    return ", ".join(f"{field} {_short(then)} -> {_short(now)}" for field, then, now in changes)
+    return ", ".join(f"{field} {_value_text(then)} -> {_value_text(now)}" for field, then, now in changes)
 
 
 def of_spec(spec: Any) -> dict[str, Any]:
     """What of a model's spec decides the function that its weights compute, as JSON values."""
     execution = ("embed_init_std", "compute_dtype", "param_dtype", "remat", "logprob_chunk_tokens", "max_position")
-    return {name: value for name, value in dataclasses.asdict(spec).items() if name not in execution}
+    fields = dataclasses.asdict(spec) | {"pattern": str(spec.pattern)}
+    return {name: value for name, value in fields.items() if name not in execution}
 
 
-def _short(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None:
         return "none"
     return f"{value:g}" if isinstance(value, float) else ("''" if value == "" else str(value))
@@ -197,13 +193,13 @@ GONE = "gone"  # a field that exists no more, and had a value that no run has no
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, Any]]:
     for name in saved:
         field, before, value = f"{prefix}{name}", saved[name], now.get(name, GONE)
-        if _in_short(before) != _in_short(value):
-            yield field, _in_short(before), _in_short(value)
+        if _comparable(before) != _comparable(value):
+            yield field, _comparable(before), _comparable(value)
         elif isinstance(before, Mapping) and isinstance(value, Mapping):
             yield from _differences(before, value, f"{field}.")
 
 
-def _in_short(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     """A choice's name, "on" for a section, and any other value as JSON has it."""
     if isinstance(value, Mapping):
         return value.get("name", "on")
@@ -214,12 +210,8 @@ def _in_short(value: Any) -> Any:
 Continued = tuple[dict[str, Any], int | None, dict[str, Any], list[tuple[str, Any, Any]]]
 
 
-def find(cfg: Config, note: Callable[[str], None]) -> Continued:
+def newest_bundle(cfg: Config, note: Callable[[str], None]) -> Continued:
     """Reads what the workdir holds, and changes nothing.
-
-    Args:
-      cfg: of the run.
-      note: is told what a user should know.
 
     Raises:
       ConfigError: the run cannot be continued with this config, or from what is there.
@@ -266,11 +258,6 @@ def _check_nothing_is_lost(workdir: Path, starts: dict[str, Any], note: Callable
 
 def check_processes_agree(bundle: int | None, identity: Mapping[str, Any], cfg: Config) -> None:
     """Compares what the processes of one trainer go on from; of one process nothing.
-
-    Args:
-      bundle: the newest.
-      identity: of `Parts`.
-      cfg: of the run.
 
     Raises:
       PeerError: they see another workdir, other data, or another config.

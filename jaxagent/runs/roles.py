@@ -37,6 +37,8 @@ SECONDS = tuple(f"{of}_s" for of in ("env", "engine", "open", "queue", "prefill"
 START = ""  # the `path` of weights that RL begins with
 WARM_UP_TIMEOUT_S = 1800.0  # compiling a large model's engine can take long, but not for ever
 START_FOLDER = Path("roles") / "start"  # of the workdir
+# An engine, how text becomes its tokens, and whether these are the policy's.
+Voice = tuple[Driver, Tokenizer, Template, bool]
 
 
 def check(cfg: Config, environment: Environment) -> None:
@@ -72,23 +74,19 @@ def check(cfg: Config, environment: Environment) -> None:
             raise ConfigError(
                 f"config.roles.{name}: {type(role).__qualname__} must extend jaxagent.roles.base.TextRole."
             )
-    for engine in FrozenEngine.all_of(cfg).values():
-        _check_size(cfg, engine)
-
-
-def _check_size(cfg: Config, engine: FrozenEngine) -> None:
-    name, shards = engine.names[0], cfg.mesh.data * cfg.mesh.fsdp * cfg.mesh.context
-    for field, size in (("slots", engine.config.slots), ("pages", engine.config.pages)):
-        if size % shards:
+    shards = cfg.mesh.data * cfg.mesh.fsdp * cfg.mesh.context
+    for (name, *_), engine, context in frozen_engines(cfg).values():
+        for field, size in (("slots", engine.slots), ("pages", engine.pages)):
+            if size % shards:
+                raise ConfigError(
+                    f"config.roles.{name}.{field}={size} does not divide over mesh.data x fsdp x context = {shards}."
+                )
+        needed = -(-context // engine.page_tokens) * shards
+        if engine.pages < needed:
             raise ConfigError(
-                f"config.roles.{name}.{field}={size} does not divide over mesh.data x fsdp x context = {shards}."
+                f"config.roles.{name}.pages={engine.pages} cannot hold one conversation of context_tokens={context}; "
+                f"at least {needed} are needed."
             )
-    needed = -(-engine.context // engine.config.page_tokens) * shards
-    if engine.config.pages < needed:
-        raise ConfigError(
-            f"config.roles.{name}.pages={engine.config.pages} cannot hold one conversation of context_tokens="
-            f"{engine.context}; at least {needed} are needed."
-        )
 
 
 def _check_engine_role(cfg: Config, name: str, role: FrozenRole | PolicyRole) -> None:
@@ -116,88 +114,62 @@ def check_folders(cfg: Config) -> None:
             raise ConfigError(f"config.roles.{name}.path='{role.path}' is no model folder: it has no config.json.")
 
 
-@dataclasses.dataclass(frozen=True)
-class FrozenEngine:
-    """What the engine of one model folder is built for: the largest of what the roles with this path want."""
+def frozen_engines(cfg: Config) -> dict[str, tuple[list[str], EngineConfig, int]]:
+    """By the path of a model folder: the roles with its weights, and the sizes and the context of their one engine.
 
-    names: tuple[str, ...]  # the roles
-    path: str
-    config: EngineConfig
-    context: int
-
-    @classmethod
-    def all_of(cls, cfg: Config) -> dict[str, FrozenEngine]:
-        """Those of a run, by path."""
-        by_path: dict[str, dict[str, FrozenRole]] = {}
-        for name, role in cfg.roles.items():
-            if isinstance(role, FrozenRole):
-                by_path.setdefault(role.path, {})[name] = role
-        return {path: cls._of(cfg.engine, path, roles) for path, roles in sorted(by_path.items())}
-
-    @classmethod
-    def _of(cls, engine: EngineConfig, path: str, roles: Mapping[str, FrozenRole]) -> FrozenEngine:
-        config = dataclasses.replace(
-            engine,
-            slots=max(role.slots or 0 for role in roles.values()) or engine.slots,
-            pages=max(role.pages or 0 for role in roles.values()) or engine.pages,
-        )
-        return cls(tuple(roles), path, config, max(role.context_tokens for role in roles.values()))
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    """An engine with frozen weights, and how text becomes its tokens."""
-
-    driver: Driver
-    tokenizer: Tokenizer
-    template: Template
-    policys_ids: bool = True  # whether its token ids are the policy's
-
-
-@dataclasses.dataclass(frozen=True)
-class Own:
-    """What the policy's own engine works with."""
-
-    spec: ModelSpec
-    tokenizer: Tokenizer
-    template: Template
-    mesh: jax.sharding.Mesh
+    Sizes are the largest of what these roles want.
+    """
+    by_path: dict[str, dict[str, FrozenRole]] = {}
+    for name, role in cfg.roles.items():
+        if isinstance(role, FrozenRole):
+            by_path.setdefault(role.path, {})[name] = role
+    engines = {}
+    for path, roles in sorted(by_path.items()):
+        slots = max(role.slots or 0 for role in roles.values()) or cfg.engine.slots
+        pages = max(role.pages or 0 for role in roles.values()) or cfg.engine.pages
+        context = max(role.context_tokens for role in roles.values())
+        engines[path] = [*roles], dataclasses.replace(cfg.engine, slots=slots, pages=pages), context
+    return engines
 
 
 class RunRoles:
-    """The roles of a run. Made by `open_roles`.
+    """The roles of a run. Made by `open_roles`."""
 
-    Args:
-      cfg: of the run.
-      speakers: of the roles that speak text.
-      own: of the policy.
-    """
-
-    def __init__(self, cfg: Config, speakers: Mapping[str, SpeakerAt], own: Own) -> None:
-        self._cfg, self._speakers, self._own = cfg, dict(speakers), own
+    def __init__(
+        self,
+        cfg: Config,
+        speakers: Mapping[str, SpeakerAt],
+        spec: ModelSpec,
+        tokenizer: Tokenizer,
+        template: Template,
+        mesh: jax.sharding.Mesh,
+    ) -> None:
+        self._cfg, self._speakers, self._spec, self._mesh = cfg, dict(speakers), spec, mesh
+        self._tokenizer, self._template = tokenizer, template
         self.turns = Turns()  # of all engines of the run: they share its mesh
-        self._engines = FrozenEngine.all_of(cfg)
-        self._frozen: dict[str, Frozen] = {}  # by path
+        self._engines = frozen_engines(cfg)
+        self._frozen: dict[str, Voice] = {}  # by path
         self._opened = contextlib.ExitStack()
 
     def company(self, driver: Driver) -> Roles:
         """Who plays beside the policy, which `driver` serves."""
         voices: dict[str, SpeakerSettings | SpeakerAt] = dict(self._speakers)
-        policy = Frozen(driver, self._own.tokenizer, self._own.template)
+        policy: Voice = driver, self._tokenizer, self._template, True
         for name, role in self._cfg.roles.items():
             if not isinstance(role, FrozenRole | PolicyRole):
                 continue
             by = self._frozen.get(role.path, policy) if isinstance(role, FrozenRole) else policy
+            engine, tokenizer, template, policys_ids = by
             voices[name] = SpeakerSettings(
-                engine=by.driver,
-                tokenizer=by.tokenizer,
-                template=by.template,
+                engine=engine,
+                tokenizer=tokenizer,
+                template=template,
                 sampling=role.sampling,
                 turn_tokens=role.reply_tokens,
                 context_tokens=role.context_tokens,
                 observation_tokens=role.context_tokens,
                 timeout_s=role.timeout_s,
-                policys_ids=by.policys_ids,
+                policys_ids=policys_ids,
             )
         return Roles(self._cfg.roles, voices)
 
@@ -231,35 +203,42 @@ class RunRoles:
     def _start_folder(self) -> Path:
         return Path(self._cfg.workdir) / START_FOLDER
 
-    def _open(self, path: str) -> Frozen:
-        cfg, own = self._cfg, self._own
-        folder = Path(path) if path else self._start_folder
-        spec, tokenizer, template = own.spec, own.tokenizer, own.template
+    def _open(self, path: str) -> Voice:
+        cfg, folder = self._cfg, Path(path) if path else self._start_folder
+        spec, tokenizer, template = self._spec, self._tokenizer, self._template
         if path:
             spec = hf.read_spec(folder, cfg.model)
             if (folder / "tokenizer.json").is_file():
                 tokenizer = Tokenizer.load(folder)
                 template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)
             tokenizer.check_fits(spec.vocab_size)
-        engine = self._engines[path]
-        spec.check_context(engine.context)
-        model = LanguageModel(spec, engine.config.cache_dtype)
+        _, engine, context = self._engines[path]
+        spec.check_context(context)
+        model = LanguageModel(spec, engine.cache_dtype)
         setup = EngineSetup(
-            cfg=engine.config,
-            context=engine.context,
+            cfg=engine,
+            context=context,
             stops=automaton.build((), tokenizer.token_bytes(), model.vocab_size),
             eos_ids=tokenizer.eos_ids,
             exact=cfg.numerics == "exact",
             seed=cfg.seed,
         )
-        weights = hf.load(folder, spec, params.shardings(spec, own.mesh, sharding.TRAIN))
-        driver = self._opened.enter_context(Driver(model, weights, 0, setup, own.mesh, self.turns))
+        weights = hf.load(folder, spec, params.shardings(spec, self._mesh, sharding.TRAIN))
+        driver = self._opened.enter_context(Driver(model, weights, 0, setup, self._mesh, self.turns))
         driver.start(WARM_UP_TIMEOUT_S)
-        return Frozen(driver, tokenizer, template, tokenizer.digest() == own.tokenizer.digest())
+        return driver, tokenizer, template, tokenizer.digest() == self._tokenizer.digest()
 
 
 @contextlib.contextmanager
-def open_roles(cfg: Config, own: Own, run: Run, note: Callable[[str], None]) -> Iterator[RunRoles]:
+def open_roles(
+    cfg: Config,
+    spec: ModelSpec,
+    tokenizer: Tokenizer,
+    template: Template,
+    mesh: jax.sharding.Mesh,
+    run: Run,
+    note: Callable[[str], None],
+) -> Iterator[RunRoles]:
     """Opens the roles that speak text; engines are started later, by `start` and `freeze`.
 
     Raises:
@@ -275,6 +254,6 @@ def open_roles(cfg: Config, own: Own, run: Run, note: Callable[[str], None]) -> 
                     raise
                 except Exception as error:  # a class of the user's own
                     raise ConfigError(f"config.roles.{name}: {failure_line(error)}.") from error
-        roles = RunRoles(cfg, speakers, own)
+        roles = RunRoles(cfg, speakers, spec, tokenizer, template, mesh)
         stack.callback(roles.close)
         yield roles

@@ -98,15 +98,7 @@ def one_process(parts: Parts, workdir: Workdir, driver: Driver, experience: Expe
 def publish_past(
     sink: Sink, workdir: Workdir, stage: str, state: TrainState, merged: Callable[[TrainState], TrainState]
 ) -> None:
-    """Publishes what the bundle of a stage that goes on holds of earlier versions, for rollouts still to be made.
-
-    Args:
-      sink: says which it needs.
-      workdir: the run; says it where its bundle does not hold them all.
-      stage: its name.
-      state: restored.
-      merged: multiplies a state's adapters out.
-    """
+    """Publishes what the bundle of a stage that goes on holds of earlier versions, for rollouts still to be made."""
     step = workdir.step_of(stage)
     missing = sink.missing(step)
     if not missing:

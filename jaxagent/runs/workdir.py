@@ -72,7 +72,7 @@ class Workdir:
         self._stopping = stopping
         self._stack = contextlib.ExitStack()
         self._ending = False
-        self._starts, self._bundle, self.host, self.changed = resume.find(cfg, progress.note)
+        self._starts, self._bundle, self.host, self.changed = resume.newest_bundle(cfg, progress.note)
         self._logs = Logs(self.path, self.host)
         self.results: dict[str, Any] = self.host.get("results", {})
         self.stage_seconds: dict[str, float] = self.host.get("stage_seconds", {})
@@ -109,10 +109,6 @@ class Workdir:
     def begin(self, identity: Mapping[str, Any], mesh: jax.sharding.Mesh) -> None:
         """Compares what the run works with, and opens the checkpoints. Leftovers of a killed save are removed.
 
-        Args:
-          identity: of `runs.parts.Parts`.
-          mesh: that the run is on.
-
         Raises:
           ConfigError: the bundle is of other data, another tokenizer or another model.
         """
@@ -147,7 +143,7 @@ class Workdir:
         else:
             self._starts = {"checkpointed": False, "starts": []}
         if peers.is_first():  # process 0 writes what all have in common
-            self.progress.keep(self.path / CONSOLE_FILE)
+            self.progress.append_lines_to(self.path / CONSOLE_FILE)
             start = provenance.start(self._devices, resumed_at, self._own_code)
             self._starts["starts"].append(start | {"other_rounding": self.other_rounding})
             files.replace_json(self.path / RUN_FILE, jsonl.plain(self._starts))
@@ -235,19 +231,11 @@ class Workdir:
             self.host = {}  # the next stage begins at its own step 0
         finally:
             self._stopping.training = False
-            self._clock()
+            self._count_seconds()
             self._stage = ""
 
     def record(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One line of metrics.jsonl, TensorBoard and the progress display; what is wrong in it, once per name.
-
-        Args:
-          stage, step: where the run stands.
-          metrics: None: nothing was measured.
-
-        Raises:
-          OSError: the disk is full, now or when the newest bundle was written.
-        """
+        """One line of metrics.jsonl, TensorBoard and the progress display; what is wrong in it, once per name."""
         self._logs.metrics(stage, step, metrics)
         self.progress.update(step, metrics)
         for name, line in health.complaints(metrics).items():
@@ -294,7 +282,7 @@ class Workdir:
 
     def _save(self, stage: str, step: int, state: TrainState, tasks: Mapping[str, Any], past: Any = None) -> None:
         """Starts writing a bundle; on SIGTERM or Ctrl-C, waits until it is complete and ends the run."""
-        self._clock()
+        self._count_seconds()
         host = {
             "stage": stage,
             "step": step,
@@ -412,7 +400,7 @@ class Workdir:
         """Closes the logs, and waits for a bundle that is being written."""
         self._stack.close()
 
-    def _clock(self) -> None:
+    def _count_seconds(self) -> None:
         if self._stage:
             now = time.monotonic()
             self.stage_seconds[self._stage] = self.stage_seconds.get(self._stage, 0.0) + now - self._since

@@ -48,5 +48,5 @@ class Apptainer(LocalBackend):
             raise ConfigError("apptainer starts sandboxes from a spec's 'image' or 'root', without layers")
         env = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
         return await self.begin(
-            spec, lambda _: (self.arguments(spec), self.describe_inside(spec)), entering=True, env=env
+            spec, lambda: (self.arguments(spec), self.describe_inside(spec)), entering=True, env=env
         )

@@ -13,9 +13,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from jaxagent.sandbox import wire
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
-from jaxagent.sandbox.cgroups import Group
 from jaxagent.sandbox.local import NETWORK_SETTINGS, NO_TERMINAL_LIMIT, WRITABLE, LocalBackend, check_root
 from jaxagent.sandbox.owner import Owner
 
@@ -78,9 +76,8 @@ class Bubblewrap(LocalBackend):
         uids = self.owner.uids if not spec.root else None
         uid = uids.take() if uids is not None else self.uid
 
-        def command(group: Group | None) -> tuple[list[str], wire.Directives]:
-            directives = self.describe_inside(spec)
-            self.describe_settings(directives, network=False)
+        def command() -> tuple[list[str], list[bytes]]:
+            directives = [*self.describe_inside(spec), *self.describe_settings(network=False)]
             return [self._bwrap, *self._arguments(spec)], directives
 
         on_closed = functools.partial(uids.free, uid) if uids is not None else lambda: None

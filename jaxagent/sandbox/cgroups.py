@@ -3,12 +3,16 @@
 Groups are made below this process's own group, so that limits it lives under go on to hold. A group whose sandbox has
 ended is used again for the next one with the same limits, since making one is a third of a start. A living run holds a
 file lock on its groups' directories.
+
+Files in memory belong to no process, so on a full host the kernel would kill the trainer. Instead the group of the
+whole run has three quarters of the host's memory and process ids; beyond that, processes of sandboxes end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import re
 import signal
@@ -18,9 +22,11 @@ from pathlib import Path
 
 from jaxagent.io.files import try_lock
 from jaxagent.sandbox.base import Limits
-from jaxagent.sandbox.together import Together
 
+logger = logging.getLogger(__name__)
 CONTROLLERS = ("memory", "pids", "cpu")
+SHARE = 0.75  # of the host, for the run; the rest is the trainer's and the host's own
+UNITS = {"memory": (2**30, "GiB of memory and disk"), "pids": (1, "processes")}
 PERIOD_US = 100_000
 REMOVE_TIMEOUT_S = 20.0
 MAKE_TRIES = 1000
@@ -30,6 +36,10 @@ SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")  # swap accounting may
 SOCKETS = "memory.kmem.tcp.limit_in_bytes"  # TCP and UDP; version 2 counts them as memory, version 1 only by themselves
 SOCKET_BYTES = 16 * 2**20
 OPTIONAL = (*SWAP, SOCKETS)
+RUN_FILES = {  # version: controller: files; the second is missing where swap is not accounted for
+    1: {"memory": ("memory.limit_in_bytes", SWAP[0]), "pids": ("pids.max",)},
+    2: {"memory": ("memory.max",), "pids": ("pids.max",)},
+}
 RUN_DIRECTORY = re.compile(r"jaxagent-([0-9a-f]{12})")
 
 
@@ -56,10 +66,6 @@ class Group:
         """Files to which a process writes "0" to enter."""
         return [str(d / "cgroup.procs") for d in self.directories]
 
-    def empty(self) -> bool:
-        """True when no process is inside."""
-        return not any(_pids(d) for d in self.directories)
-
 
 class Cgroups:
     """What can be made here, and the groups made so far.
@@ -70,7 +76,7 @@ class Cgroups:
 
     Attributes:
       gaps: in words, what the controllers that work here do not limit.
-      together: limits of all sandboxes of the run.
+      most: bytes or processes of all sandboxes of the run together, by controller.
     """
 
     def __init__(self, run: str, mountinfo: str | None = None, membership: str | None = None):
@@ -80,15 +86,17 @@ class Cgroups:
         self._last_number = 0
         self._locks: list[int] = []
         self.gaps: tuple[str, ...] = ()
-        self.together = Together()
-        for version, controllers, directory in own_groups(*_texts(mountinfo, membership)):
+        self.most: dict[str, int] = {}
+        self._sums = dict.fromkeys(UNITS, 0)  # what the running sandboxes may take by their own limits
+        self._has_warned = False
+        for version, controllers, directory in own_groups(mountinfo, membership):
             mine = _run_directory(directory, run)
             usable, lock = _usable(mine, controllers, version)
             if usable:
                 self._version = version
                 self._roots.update(dict.fromkeys(usable, mine))
                 self._locks.append(lock)
-                self.gaps += self.together.bound(directory, mine, usable, version)
+                self.gaps += self._bound(directory, mine, usable, version)
                 if "memory" in usable and not any((mine / name).exists() for name in SWAP):
                     self.gaps += ("swap is not limited (control groups do not account for it here)",)
                 if "memory" in usable and version == 1 and not (mine / SOCKETS).exists():
@@ -110,7 +118,7 @@ class Cgroups:
         if not self._roots:
             return None
         group = self._make(limits)
-        self.together.count(limits, 1)
+        self._count(limits, 1)
         return group
 
     def _make(self, limits: Limits) -> Group:
@@ -140,12 +148,43 @@ class Cgroups:
 
     def free(self, group: Group) -> None:
         """Takes back a group whose sandbox has ended; what is still inside is killed."""
-        self.together.count(group.limits, -1)
-        if group.empty():
-            self._free.append(group)
-        else:
+        self._count(group.limits, -1)
+        if any(_pids(directory) for directory in group.directories):
             for directory in group.directories:
                 remove_tree(directory)
+        else:
+            self._free.append(group)
+
+    def _bound(self, own: Path, group: Path, controllers: set[str], version: int) -> tuple[str, ...]:
+        """Limits the run's group, which is below this process's own; returns what cannot be limited, in words."""
+        for controller in sorted(controllers & RUN_FILES[version].keys()):
+            name, *more = RUN_FILES[version][controller]
+            most = int(host_has(controller, own, name) * SHARE)
+            try:
+                for path in (group / name, *(group / other for other in more if (group / other).exists())):
+                    path.write_text(str(most), encoding="utf-8")
+            except OSError as failure:
+                return (f"the sandboxes together are not limited ({controller}: {failure.strerror})",)
+            self.most[controller] = most
+        return ()
+
+    def _count(self, limits: Limits, sign: int) -> None:
+        """A sandbox starts (1) or has ended (-1). Says once when they may take more than there is."""
+        self._sums["memory"] += sign * (limits.memory_bytes + limits.disk_bytes)
+        self._sums["pids"] += sign * limits.processes
+        over = [name for name, most in self.most.items() if self._sums[name] > most]
+        if not over or self._has_warned:
+            return
+        self._has_warned = True
+        words = []
+        for name in over:
+            unit, noun = UNITS[name]
+            words.append(f"{self._sums[name] / unit:.4g} {noun}, and all of them have {self.most[name] / unit:.4g}")
+        logger.warning(
+            "the limits of the sandboxes that run now add up to %s: where that is used up, the kernel ends processes "
+            "of any of them. Lower each one's limits, or start fewer at once.",
+            "; ".join(words),
+        )
 
     def close(self) -> None:
         """Removes all groups of this run."""
@@ -156,21 +195,30 @@ class Cgroups:
             os.close(self._locks.pop())
 
 
-def candidates(run: str, mountinfo: str | None = None, membership: str | None = None) -> list[str]:
+def host_has(controller: str, own: Path, name: str) -> int:
+    """Bytes of memory, or processes, that this process's own group and those above it leave of the host's."""
+    if controller == "memory":
+        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        most = min(int(Path("/proc/sys/kernel", limit).read_bytes()) for limit in ("pid_max", "threads-max"))
+    for directory in (own, *own.parents):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            most = min(most, int((directory / name).read_text(encoding="utf-8")))
+    return most
+
+
+def candidates(run: str, *texts: str) -> list[str]:
     """The directories that `Cgroups` of this run may make here: what a sweep must look for."""
-    groups = own_groups(*_texts(mountinfo, membership))
-    return sorted({str(_run_directory(directory, run)) for _, _, directory in groups})
+    return sorted({str(_run_directory(directory, run)) for _, _, directory in own_groups(*texts)})
 
 
-def remove_abandoned(
-    has_lock_file: Callable[[str], bool], mountinfo: str | None = None, membership: str | None = None
-) -> None:
+def remove_abandoned(has_lock_file: Callable[[str], bool], *texts: str) -> None:
     """Removes empty groups of runs that live no more, and that no sweep will find, below this process's own groups.
 
     Args:
       has_lock_file: whether the run of this id has a lock file, so that sweeps look after it.
     """
-    for _, _, directory in own_groups(*_texts(mountinfo, membership)):
+    for _, _, directory in own_groups(*texts):
         for root in directory.glob("jaxagent-*"):
             name = RUN_DIRECTORY.fullmatch(root.name)
             if name is None or has_lock_file(name[1]):
@@ -202,23 +250,30 @@ def settings(limits: Limits, controllers: set[str], version: int) -> list[tuple[
     """Files and their values. Files on the sandbox's tmpfs are charged to its memory, so the two add up."""
     memory = str(limits.memory_bytes + limits.disk_bytes)
     quota = str(max(1000, int(limits.cpus * PERIOD_US)))
-    values = {
-        ("memory", 1): [
-            ("memory.limit_in_bytes", memory),
-            ("memory.memsw.limit_in_bytes", memory),
-            (SOCKETS, str(SOCKET_BYTES)),
-        ],
-        ("memory", 2): [("memory.max", memory), ("memory.swap.max", "0")],
-        ("pids", 1): [("pids.max", str(limits.processes + 2))],  # process 1 and the one outside
-        ("pids", 2): [("pids.max", str(limits.processes + 2))],
-        ("cpu", 1): [("cpu.cfs_period_us", str(PERIOD_US)), ("cpu.cfs_quota_us", quota)],
-        ("cpu", 2): [("cpu.max", f"{quota} {PERIOD_US}")],
+    processes = str(limits.processes + 2)  # process 1 and the one outside
+    files = {
+        1: {
+            "memory": {
+                "memory.limit_in_bytes": memory,
+                "memory.memsw.limit_in_bytes": memory,
+                SOCKETS: str(SOCKET_BYTES),
+            },
+            "pids": {"pids.max": processes},
+            "cpu": {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": quota},
+        },
+        2: {
+            "memory": {"memory.max": memory, SWAP[1]: "0"},
+            "pids": {"pids.max": processes},
+            "cpu": {"cpu.max": f"{quota} {PERIOD_US}"},
+        },
     }
-    return [pair for c in CONTROLLERS if c in controllers for pair in values[c, version]]
+    return [pair for c in CONTROLLERS if c in controllers for pair in files[version][c].items()]
 
 
-def own_groups(mountinfo: str, membership: str) -> list[tuple[int, set[str], Path]]:
+def own_groups(mountinfo: str | None = None, membership: str | None = None) -> list[tuple[int, set[str], Path]]:
     """(version, controllers, directory) of the groups that this process is in, as the file system shows them."""
+    mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8") if mountinfo is None else mountinfo
+    membership = Path("/proc/self/cgroup").read_text(encoding="utf-8") if membership is None else membership
     paths = {}  # controllers of a hierarchy ("" for version 2) -> path of this process's group
     for line in membership.splitlines():
         _, names, path = line.split(":", 2)
@@ -238,14 +293,6 @@ def own_groups(mountinfo: str, membership: str) -> list[tuple[int, set[str], Pat
                 if names and set(names.split(",")) <= set(options.split(",")):
                     entries.append((1, set(names.split(",")) & set(CONTROLLERS), _below(mount, root, path)))
     return [entry for entry in entries if entry[1]]
-
-
-def _texts(mountinfo: str | None, membership: str | None) -> tuple[str, str]:
-    """The two texts; this process's own where None is given."""
-    return (
-        Path("/proc/self/mountinfo").read_text(encoding="utf-8") if mountinfo is None else mountinfo,
-        Path("/proc/self/cgroup").read_text(encoding="utf-8") if membership is None else membership,
-    )
 
 
 def _run_directory(directory: Path, run: str) -> Path:

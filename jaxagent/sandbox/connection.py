@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import secrets
 import signal
@@ -28,7 +27,6 @@ from jaxagent.sandbox.base import (
     SandboxError,
     Spec,
 )
-from jaxagent.sandbox.passing import taking
 from jaxagent.sandbox.relay import MOST_PORTS, Relay, check_port, close_all, listener
 
 LATE_S = 10.0  # what the inside may take beyond a deadline before the sandbox is given up
@@ -38,66 +36,145 @@ END_TIMEOUT_S = 2.0  # for the inside to end by itself
 KILL_TIMEOUT_S = 20.0
 MAX_STDERR_BYTES = MAX_GAPS_CHARS = 4096
 OOM_SCORE = 500  # of a sandbox's process 1; its programs' is higher still
+MOST_DESCRIPTORS = 4  # taken from one message; the kernel drops the others
+READ_BYTES = 2**18
 DIED, CLOSED = "the sandbox died", "the sandbox is closed"
 
 
-class _Frames(asyncio.Protocol):
-    """Splits what arrives into frames; completes the one waiting future."""
+class _Frames:
+    """The host's end of the socket: sends a request, and gets the frame that answers it."""
 
-    def __init__(self):
+    def __init__(self, sock: socket.socket):
+        sock.setblocking(False)
         self.is_lost = False
-        self.waiting: asyncio.Future | None = None
+        self._socket = sock
         self._buffer = bytearray()
+        self._answer: asyncio.Future[tuple[str, int, bytes] | None] | None = None
+        self._descriptors: list[int] | None = None
+        asyncio.get_running_loop().add_reader(sock, self._read)
 
-    def data_received(self, data: bytes) -> None:
+    async def ask(self, data: bytes, descriptors: list[int] | None = None) -> tuple[str, int, bytes]:
+        """Sends bytes and waits for a frame: its kind, number and data.
+
+        Args:
+          descriptors: those that come with the answer are added to it, and the caller closes them; others are dropped.
+
+        Raises:
+          SandboxClosed: the other end is gone.
+        """
+        loop = asyncio.get_running_loop()
+        self._answer, self._descriptors = loop.create_future(), descriptors
+        try:
+            if not self.is_lost:
+                await loop.sock_sendall(self._socket, data)
+                if (answer := await self._answer) is not None:
+                    return answer
+        except OSError as failure:
+            raise SandboxClosed(DIED) from failure
+        finally:
+            self._descriptors = None
+        raise SandboxClosed(DIED)
+
+    def lose(self) -> None:
+        """Ends the connection: who waits for an answer gets an error."""
+        self.is_lost = True
+        asyncio.get_running_loop().remove_reader(self._socket)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # whoever sends meanwhile sees it
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(None)
+
+    def close(self) -> None:
+        """Frees the socket, after `lose`."""
+        self._socket.close()
+
+    def _read(self) -> None:
+        # Without room for descriptors, the kernel drops them.
+        space = 0 if self._descriptors is None else socket.CMSG_SPACE(4 * MOST_DESCRIPTORS)
+        try:
+            data, control, _, _ = self._socket.recvmsg(READ_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data, control = b"", []
+        if self._descriptors is not None:
+            self._descriptors += wire.descriptors(control)
         self._buffer += data
+        if not data or not self._take_frames():
+            self.lose()
+
+    def _take_frames(self) -> bool:
+        """Gives complete frames to whoever waits. False where one is too large."""
         while len(self._buffer) >= wire.HEADER.size:
             size, kind, number = wire.HEADER.unpack_from(self._buffer)
             if size > wire.MAX_FRAME_BYTES:
-                return self.connection_lost(None)
+                return False
             end = wire.HEADER.size + size
             if len(self._buffer) < end:
-                return None
+                break
             body = bytes(memoryview(self._buffer)[wire.HEADER.size : end])
             del self._buffer[:end]
-            if self.waiting is not None and not self.waiting.done():
-                self.waiting.set_result((chr(kind), number, body))
-        return None
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_lost = True
-        if self.waiting is not None and not self.waiting.done():
-            self.waiting.set_exception(SandboxClosed(DIED))
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result((chr(kind), number, body))
+        return True
 
 
 class LocalSandbox(Sandbox):
-    """A sandbox on this host, behind the socket of the program inside. Made by `start_sandbox`."""
+    """A sandbox on this host, behind the socket of the program inside.
+
+    Args:
+      process, sock, side: as `spawn` gives them.
+      on_closed: called once when all of it has ended.
+      remove: called in a thread before the process is waited for.
+      oom_kills: what `Sandbox.oom_kills` returns while it lives.
+      own_network: False where it has the host's, in which ports may be taken: `open_port` then takes any free one.
+    """
 
     def __init__(
         self,
         spec: Spec,
         process: subprocess.Popen,
+        sock: socket.socket,
+        side: socket.socket,
         on_closed: Callable[[], None],
-        remove: Callable[[], None] | None = None,
-        oom_kills: Callable[[], int | None] = lambda: None,
-        own_network: bool = True,
+        remove: Callable[[], None] | None,
+        oom_kills: Callable[[], int | None],
+        own_network: bool,
     ):
-        self._spec = spec
-        self._own_network = own_network
-        self._relay = Relay()
-        self._process = process
-        self._on_closed = on_closed
-        self._remove = remove
-        self._count_oom_kills = oom_kills
+        self._spec, self._process, self._own_network = spec, process, own_network
+        self._relay, self._frames = Relay(), _Frames(sock)
+        self._on_closed, self._remove, self._count_oom_kills = on_closed, remove, oom_kills
         self._oom_kills: int | None = None  # at the end
-        self._frames = _Frames()
-        self._transport: asyncio.Transport | None = None
         self._lock = asyncio.Lock()
         self._closing: asyncio.Task | None = None
         self._number = 0
-        self._auxiliary: socket.socket | None = None
+        self._side: socket.socket | None = side
         self._upper = -1
-        self.gaps: tuple[str, ...] = ()  # protections that its start could not make, in words
+
+    async def begin(self, directives: bytes, timeout_s: float, keeps_layers: bool) -> tuple[str, ...]:
+        """Tells the program inside what to make, and waits until it is ready; closed where it raises SandboxError.
+
+        Returns:
+          protections that it could not make, in words.
+        """
+        mortal = _make_mortal(self._process.pid)  # before it reads, so before any other process is there
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer, _, body = await self._frames.ask(directives)
+        except BaseException as failure:
+            text = _stderr(self._side) if self._side is not None and not keeps_layers else ""
+            await self.close()
+            if isinstance(failure, TimeoutError | SandboxClosed):
+                why = f"no answer in {timeout_s:g} s" if isinstance(failure, TimeoutError) else "it ended"
+                raise SandboxError(f"the sandbox did not start: {text or why}") from failure
+            raise
+        if answer != "H":
+            await self.close()
+            raise SandboxError(f"the sandbox did not start: {_error_text(body)}")
+        if not keeps_layers and self._side is not None:
+            self._side.close()
+            self._side = None
+        return (*mortal, *filter(None, body.decode("utf-8", "replace")[:MAX_GAPS_CHARS].split("; ")))
 
     async def run(self, command: str, deadline_s: float, output_bytes: int) -> CommandResult:
         """Asks the program inside to run it in the shell (R)."""
@@ -146,11 +223,11 @@ class LocalSandbox(Sandbox):
 
     async def snapshot(self, directory: str) -> str:
         """Copies the upper directory, which the launcher has handed out, in a thread."""
-        if self._auxiliary is None:
+        if self._side is None:
             raise SandboxError("this back end has no copy-on-write layer to keep")
         await self.stop_processes()
         if self._upper < 0:
-            self._upper = snapshot.receive_directory(self._auxiliary)
+            self._upper = snapshot.receive_directory(self._side)
         stop, upper, most = threading.Event(), os.dup(self._upper), self._spec.limits.disk_bytes
         saving = asyncio.create_task(asyncio.to_thread(snapshot.save, upper, directory, most, stop))
         try:
@@ -225,18 +302,14 @@ class LocalSandbox(Sandbox):
           refused: raised then.
           descriptors: those that come with the answer are added to it, also where this raises.
         """
-        async with self._lock, contextlib.AsyncExitStack() as receiving:
-            if self._closing is not None or self._frames.is_lost or self._transport is None:
+        async with self._lock:
+            if self._closing is not None or self._frames.is_lost:
                 raise SandboxClosed(CLOSED if self._closing is not None else DIED)
             self._number += 1
-            self._frames.waiting = asyncio.get_running_loop().create_future()
-            if descriptors is not None:
-                on_lost = functools.partial(self._frames.connection_lost, None)
-                receiving.enter_context(taking(self._transport, self._frames.data_received, on_lost, descriptors))
-            self._transport.write(wire.frame(kind, data, self._number))
             try:
                 async with asyncio.timeout(timeout_s):
-                    answer, number, body = await self._frames.waiting
+                    request = wire.frame(kind, data, self._number)
+                    answer, number, body = await self._frames.ask(request, descriptors)
             except BaseException as failure:  # a cancelled operation leaves an unknown state inside
                 await self.close()
                 if isinstance(failure, TimeoutError):
@@ -251,14 +324,14 @@ class LocalSandbox(Sandbox):
         raise SandboxClosed(message)
 
     async def _close(self) -> None:
+        self._frames.lose()
         await self._relay.close()
-        if self._transport is not None:
-            self._transport.abort()
         if self._remove is not None:  # what lives elsewhere, in an engine, ends first
             await asyncio.to_thread(self._remove)
         await end_process(self._process)
-        if self._auxiliary is not None:
-            self._auxiliary.close()
+        self._frames.close()
+        if self._side is not None:
+            self._side.close()
         if self._upper >= 0:
             os.close(self._upper)
             self._upper = -1
@@ -276,38 +349,20 @@ def _error_text(body: bytes) -> str:
     return body[4:].decode("utf-8", "replace")[:500] or "the sandbox sent a malformed answer"
 
 
-async def start_sandbox(
-    argv: Sequence[str],
-    directives: bytes,
-    spec: Spec,
-    timeout_s: float,
-    on_closed: Callable[[], None] = lambda: None,
-    executable: str | None = None,
-    auxiliary: bool = False,
-    user: int | None = None,
-    enter: Callable[[int], None] | None = None,
-    remove: Callable[[], None] | None = None,
-    env: Mapping[str, str] | None = None,
-    oom_kills: Callable[[], int | None] = lambda: None,
-    own_network: bool = True,
-) -> LocalSandbox:
-    """Starts a process that runs the program inside on its standard input and output, and waits until it is ready.
+def spawn(
+    argv: Sequence[str], executable: str | None, user: int | None, env: Mapping[str, str], keeps_layers: bool
+) -> tuple[subprocess.Popen, socket.socket, socket.socket]:
+    """Starts the outermost process: it, the socket of its standard input and output, and that of its standard error.
 
     Args:
-      auxiliary: standard error is a socket over which it sends its upper directory; else it is an error text.
-      user: user and group id to start the process as.
-      env: of that process.
-      remove: called in a thread before the process is waited for.
-      enter: called with the process id; the process waits for a line of input until that is done.
-      on_closed: called once when all of it has ended, also when the start fails.
-      oom_kills: what `Sandbox.oom_kills` returns while it lives.
-      own_network: False where it has the host's, in which ports may be taken: `open_port` then takes any free one.
+      user: user and group id to start it as.
+      keeps_layers: standard error is for the descriptor of its upper directory; else it is for an error text.
 
     Raises:
-      SandboxError: it did not become ready.
+      SandboxError: it does not start.
     """
     mine, theirs = socket.socketpair()
-    side, other_side = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM if auxiliary else socket.SOCK_STREAM)
+    side, other_side = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM if keeps_layers else socket.SOCK_STREAM)
     try:
         process = subprocess.Popen(
             list(argv),
@@ -316,47 +371,17 @@ async def start_sandbox(
             stdout=theirs,
             stderr=other_side,
             cwd="/",
-            env=dict(env or {}),  # /proc/1/environ shows what is put here
+            env=dict(env),  # /proc/1/environ shows what is put here
             start_new_session=True,
             **({} if user is None else {"user": user, "group": user, "extra_groups": []}),
         )
     except OSError as failure:
-        mine.close(), side.close(), on_closed()
+        mine.close(), side.close()
         raise SandboxError(f"{executable or argv[0]} does not start: {failure}") from failure
     finally:
         theirs.close(), other_side.close()
-    mortal = _make_mortal(process.pid)  # before it has read a directive, so before any other process is there
-    sandbox = LocalSandbox(spec, process, on_closed, remove, oom_kills, own_network)
-    mine.setblocking(False)
     side.setblocking(False)
-    sandbox._auxiliary = side
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(timeout_s):
-            sandbox._frames.waiting = loop.create_future()
-            sandbox._transport, _ = await loop.create_connection(lambda: sandbox._frames, sock=mine)
-            if enter is not None:
-                enter(process.pid)
-                sandbox._transport.write(b"\n")
-            sandbox._transport.write(directives)
-            answer, _, body = await sandbox._frames.waiting
-    except BaseException as failure:
-        text = "" if auxiliary else _stderr(side)
-        await sandbox.close()
-        if isinstance(failure, TimeoutError | SandboxClosed):
-            why = f"no answer in {timeout_s:g} s" if isinstance(failure, TimeoutError) else "it ended"
-            raise SandboxError(f"the sandbox did not start: {text or why}") from failure
-        if isinstance(failure, OSError):
-            raise SandboxError(f"the sandbox did not start: {failure}") from failure
-        raise
-    if answer != "H":
-        await sandbox.close()
-        raise SandboxError(f"the sandbox did not start: {_error_text(body)}")
-    sandbox.gaps = (*mortal, *filter(None, body.decode("utf-8", "replace")[:MAX_GAPS_CHARS].split("; ")))
-    if not auxiliary:
-        sandbox._auxiliary = None
-        side.close()
-    return sandbox
+    return process, mine, side
 
 
 def _make_mortal(pid: int) -> tuple[str, ...]:

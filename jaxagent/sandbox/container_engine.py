@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import resource
 import shutil
@@ -45,7 +46,7 @@ class ContainerEngine(LocalBackend):
         if not shutil.which(command[0]):
             raise SandboxError(f"{command[0]} is not installed")
         self._command = command
-        self._roots_by_uid: dict[int, Roots] = {}
+        self._host_roots = functools.cache(self._make_roots)
         names = "{{.SecurityOptions}}" if self.name == "docker" else "{{.Host.Security.Rootless}}"
         security = self.call("info", "--format", names)
         self.own_users = any(word in security for word in ("rootless", "userns", "true"))
@@ -88,16 +89,8 @@ class ContainerEngine(LocalBackend):
         words = ["create", "--interactive", "--label", f"{LABEL}={self.owner.id}", "--network", "none"]
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{spec.uid}:{spec.uid}"]
         words += ["--hostname", spec.hostname, "--workdir", "/", "--entrypoint", "", "--log-driver", "none"]
-        words += [
-            "--oom-score-adj",
-            str(OOM_SCORE),
-            "--memory",
-            memory,
-            "--memory-swap",
-            memory,
-            "--pids-limit",
-            str(limits.processes + 1),
-        ]
+        words += ["--oom-score-adj", str(OOM_SCORE), "--pids-limit", str(limits.processes + 1)]
+        words += ["--memory", memory, "--memory-swap", memory]
         words += ["--cpus", f"{limits.cpus:g}", "--shm-size", str(limits.disk_bytes // WRITABLE["/dev/shm"])]
         words += ["--ulimit", f"nofile={limits.open_files}:{limits.open_files}", "--ulimit", f"core={cores}:{cores}"]
         # Counted over all containers of a user, so not a limit of one: that is --pids-limit. It must be named, since
@@ -125,14 +118,12 @@ class ContainerEngine(LocalBackend):
         volumes = [word for source, target in root.binds for word in ("--volume", f"{source}:{target}:ro")]
         return [*volumes, "--rootfs", f"{root.layers[-1]}:O"]
 
-    def _host_roots(self, uid: int) -> Roots:
+    def _make_roots(self, uid: int) -> Roots:
         """Base layers that belong to this user, as images do: programs own only what lies on a tmpfs."""
-        if uid not in self._roots_by_uid:
-            directory = self.owner.path / f"engine-{uid}"
-            directory.mkdir(mode=0o755, exist_ok=True)
-            directory.chmod(0o755)
-            self._roots_by_uid[uid] = Roots(directory, os.geteuid())
-        return self._roots_by_uid[uid]
+        directory = self.owner.path / f"engine-{uid}"
+        directory.mkdir(mode=0o755, exist_ok=True)
+        directory.chmod(0o755)
+        return Roots(directory, os.geteuid())
 
     async def start(self, spec: Spec) -> Sandbox:
         """Creates a container, and attaches to it as it starts."""
@@ -145,14 +136,12 @@ class ContainerEngine(LocalBackend):
 
         def remove() -> None:
             with contextlib.suppress(SandboxError):
-                self.call("rm", "--force", "--time", "0", container) if self.name == "podman" else self.call(
-                    "rm", "--force", container
-                )
+                self.call("rm", "--force", *(["--time", "0"] if self.name == "podman" else []), container)
 
         command = [*self._command, "start", "--attach", "--interactive", container]
         return await self.begin(
             spec,
-            lambda _: (command, self.describe_inside(spec, processes=False)),
+            lambda: (command, self.describe_inside(spec, processes=False)),
             grouped=False,
             remove=remove,
             env=os.environ,  # the engine's client runs on this host; the container gets none of it

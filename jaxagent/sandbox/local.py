@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import resource
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox import init_program, seccomp, wire
 from jaxagent.sandbox.base import Backend, Limits, Sandbox, SandboxError, Spec
-from jaxagent.sandbox.cgroups import CONTROLLERS, Group
-from jaxagent.sandbox.connection import LocalSandbox, start_sandbox
+from jaxagent.sandbox.cgroups import CONTROLLERS
+from jaxagent.sandbox.connection import LocalSandbox, spawn
 from jaxagent.sandbox.owner import Owner, sandbox_uid
 from jaxagent.sandbox.root import Roots
 
@@ -74,24 +74,23 @@ class LocalBackend(Backend):
             gaps.append("no system call filter for this processor")
         return gaps
 
-    def describe_inside(self, spec: Spec, processes: bool = True) -> wire.Directives:
+    def describe_inside(self, spec: Spec, processes: bool = True) -> list[bytes]:
         """Environment, resource limits and filter: what the program inside applies to itself in every back end."""
-        directives = wire.Directives()
-        for name, value in spec.environment().items():
-            directives.text("e", f"{name}={value}")
-        directives.text("w", spec.directory)
         per_process = "memory" not in self.owner.cgroups.controllers
-        for kind, value in resource_limits(spec.limits, per_process).items():
-            directives.limit(kind, value)
+        limits = resource_limits(spec.limits, per_process)
         if processes:  # counted inside the user namespace
-            directives.limit(resource.RLIMIT_NPROC, spec.limits.processes)
-        directives.filter(self.filter if spec.uid else self.filter_of_root)
-        return directives
+            limits[resource.RLIMIT_NPROC] = spec.limits.processes
+        return [
+            *(wire.texts("e", f"{name}={value}") for name, value in spec.environment().items()),
+            wire.texts("w", spec.directory),
+            *(wire.limit(kind, value) for kind, value in limits.items()),
+            wire.frame("s", self.filter if spec.uid else self.filter_of_root),
+        ]
 
-    def describe_settings(self, directives: wire.Directives, network: bool) -> None:
+    def describe_settings(self, network: bool) -> list[bytes]:
         """Settings of the namespaces. `network`: the sandbox has one of its own."""
-        for path, value in (SETTINGS | (NETWORK_SETTINGS if network else {})).items():
-            directives.text("k", path, value)
+        settings = SETTINGS | (NETWORK_SETTINGS if network else {})
+        return [wire.texts("k", path, value) for path, value in settings.items()]
 
     def public_program(self) -> Path:
         """A copy of the program that serves a sandbox, which the sandboxes' user can read and run."""
@@ -103,60 +102,74 @@ class LocalBackend(Backend):
             part.rename(path)
         return path
 
+    def miss(self, *gaps: str) -> None:
+        """Adds protections, in words, to those that are missing, and tells of new ones."""
+        if lacking := [gap for gap in gaps if gap not in self.missing]:
+            self.missing = (*self.missing, *lacking)
+            logger.warning("%s", self.describe())
+
     async def begin(
         self,
         spec: Spec,
-        command: Callable[[Group | None], tuple[Sequence[str], wire.Directives]],
+        command: Callable[[], tuple[Sequence[str], Sequence[bytes]]],
         on_ended: Callable[[], None] = lambda: None,
+        *,
+        executable: str | None = None,
+        user: int | None = None,
+        env: Mapping[str, str] | None = None,
         grouped: bool = True,
         entering: bool = False,
         after: Callable[[int], tuple[str, ...]] = lambda pid: (),
-        **more: Any,
+        remove: Callable[[], None] | None = None,
+        keeps_layers: bool = False,
+        own_network: bool = True,
     ) -> Sandbox:
         """Starts a sandbox in a control group of its own, and tells once what its start could not protect.
 
         Args:
-          command: of the group, what starts the program inside, and what that is told.
+          command: what starts the program inside, and what that is told.
           on_ended: called when all of the sandbox has ended, also where it does not start.
+          env: of the outermost process.
           grouped: False where something else limits it.
           entering: the host puts the command into the group before it does anything; else it enters by itself.
           after: makes what is missing once the outermost process runs; returns what cannot be made, in words.
-          more: see `connection.start_sandbox`.
+          executable, user, remove, keeps_layers, own_network: see `connection`.
 
         Raises:
           SandboxError: no group can be made, or the sandbox does not become ready.
         """
-        try:
-            group = self.owner.cgroups.make(spec.limits) if grouped else None
-        except OSError as failure:
-            on_ended()
-            raise SandboxError(f"no control group can be made: {failure}") from failure
-
-        def on_closed() -> None:
+        group = None
+        with contextlib.ExitStack() as ending:
+            ending.callback(on_ended)
+            try:
+                group = self.owner.cgroups.make(spec.limits) if grouped else None
+            except OSError as failure:
+                raise SandboxError(f"no control group can be made: {failure}") from failure
             if group is not None:
-                self.owner.cgroups.free(group)
-            on_ended()
-
+                ending.callback(self.owner.cgroups.free, group)
+            argv, directives = command()
+            procs = group.procs() if group is not None else []
+            if entering:
+                argv, executable = ["sh", "-c", ENTER, *argv], "/bin/sh"
+            else:
+                directives = [*directives, *(wire.texts("g", path) for path in procs)]
+            process, sock, side = spawn(argv, executable, user, env or {}, keeps_layers)
+            on_closed = ending.pop_all().close
+        oom_kills = group.oom_kills if group is not None else lambda: None
+        sandbox = LocalSandbox(spec, process, sock, side, on_closed, remove, oom_kills, own_network)
         try:
-            argv, directives = command(group)
-        except BaseException:
-            on_closed()
-            raise
-        if entering:
-            argv = ["sh", "-c", ENTER, *argv]
-            more |= {"executable": "/bin/sh", "enter": lambda pid: enter_group(group, pid)}
-        if group is not None:
-            more["oom_kills"] = group.oom_kills
-        try:
-            sandbox = await start_sandbox(argv, directives.encode(), spec, START_TIMEOUT_S, on_closed=on_closed, **more)
+            for path in procs if entering else ():
+                Path(path).write_text(str(process.pid), encoding="utf-8")
+            told = b"".join((b"\n" * entering, *directives, wire.frame("z")))
+            gaps = await sandbox.begin(told, START_TIMEOUT_S, keeps_layers)
+        except OSError as failure:
+            await sandbox.close()
+            raise SandboxError(f"the sandbox did not start: {failure}") from failure
         except SandboxError as failure:
             if self.serves_from_root and init_program.is_dynamic(self.program):
                 raise SandboxError(f"{failure} ({init_program.ONE_LIBRARY})") from failure
             raise
-        sandbox.gaps += after(sandbox.pid)
-        if lacking := [gap for gap in sandbox.gaps if gap not in self.missing]:
-            self.missing = (*self.missing, *lacking)
-            logger.warning("%s", self.describe())
+        self.miss(*gaps, *after(sandbox.pid))
         self._running = {s for s in self._running if not s.is_closed} | {sandbox}
         return sandbox
 
@@ -177,12 +190,6 @@ def _cores_are_piped() -> bool:
         return Path("/proc/sys/kernel/core_pattern").read_text(encoding="utf-8").startswith("|")
     except OSError:
         return False
-
-
-def enter_group(group: Group | None, pid: int) -> None:
-    """Puts a process into a control group. Raises OSError."""
-    for procs in group.procs() if group else []:
-        Path(procs).write_text(str(pid), encoding="utf-8")
 
 
 def resource_limits(limits: Limits, memory: bool) -> dict[int, int]:

@@ -8,18 +8,15 @@ outermost process dies with the thread that started it.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 
 from jaxagent.sandbox import wire
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
-from jaxagent.sandbox.cgroups import Group
 from jaxagent.sandbox.local import LocalBackend, check_root
 from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.root import OPEN
 
-logger = logging.getLogger(__name__)
 NOT_MAPPED = "id-mapped layers"  # what the launcher says
 ONE_USER = "sandboxes share a host user id (layers that cannot be id-mapped here), and with it what a user may use"
 
@@ -57,49 +54,40 @@ class Namespaces(LocalBackend):
         # The kernel is too old for it, or the layers lie on a file system that cannot do it.
         sandbox = await self._start(spec, self.uid, lambda: None)
         self._not_mapped.add((spec.root, spec.layers))
-        if ONE_USER not in self.missing:
-            self.missing = (*self.missing, ONE_USER)
-            logger.warning("%s", self.describe())
+        self.miss(ONE_USER)
         return sandbox
 
     async def _start(self, spec: Spec, uid: int, on_ended: Callable[[], None]) -> Sandbox:
         name = self.owner.process_name
         argv = [name, "launch", name]  # what shows inside does not name the program's place on the host
+        return await self.begin(
+            spec,
+            lambda: (argv, self.describe_outside(spec, uid)),
+            on_ended,
+            executable=str(self.program),
+            keeps_layers=True,
+        )
 
-        def command(group: Group | None) -> tuple[list[str], wire.Directives]:
-            return argv, self.describe_outside(spec, group.procs() if group else [], uid)
-
-        return await self.begin(spec, command, on_ended, executable=str(self.program), auxiliary=True)
-
-    def describe_outside(self, spec: Spec, groups: list[str], uid: int) -> wire.Directives:
-        """Everything that the launcher is told.
-
-        Args:
-          groups: the control groups' lists of processes.
-          uid: on the host.
-        """
-        limits, directives = spec.limits, self.describe_inside(spec)
+    def describe_outside(self, spec: Spec, uid: int) -> list[bytes]:
+        """Everything that the launcher is told, but for control groups. `uid`: on the host."""
+        limits = spec.limits
         root = self.roots.named(self.roots.root(spec.root, spec.layers, spec.uid), spec.hostname)
         if self.protects and spec.uid != 0:
             root = self.roots.protected(root)
-        directives.number("p", os.getpid())
-        if os.geteuid() == 0:
-            directives.number("u", uid)
-            directives.number("d", self.uid)
-        directives.number("i", spec.uid)
-        for procs in groups:
-            directives.text("g", procs)
-        directives.text("m", str(self._mount_point))
-        directives.text("t", f"size={limits.disk_bytes},nr_inodes={limits.inodes},mode=0755")
-        directives.text("l", ":".join(reversed(root.layers)))
-        for source, target in root.binds:
-            directives.text("b", source, target)
-        for source, target in root.read_only:
-            directives.text("o", source, target)
         own = {spec.directory, spec.environment()["HOME"]} if root.read_only else set()
-        for path in sorted(path for path in own if path.startswith(OPEN) and ".." not in path):
-            directives.text("a", path)
-        directives.text("h", spec.hostname)
-        directives.number("n", int(self.network))
-        self.describe_settings(directives, network=not self.network)
-        return directives
+        as_root = os.geteuid() == 0
+        return [
+            *self.describe_inside(spec),
+            wire.number("p", os.getpid()),
+            *([wire.number("u", uid), wire.number("d", self.uid)] if as_root else []),
+            wire.number("i", spec.uid),
+            wire.texts("m", str(self._mount_point)),
+            wire.texts("t", f"size={limits.disk_bytes},nr_inodes={limits.inodes},mode=0755"),
+            wire.texts("l", ":".join(reversed(root.layers))),
+            *(wire.texts("b", source, target) for source, target in root.binds),
+            *(wire.texts("o", source, target) for source, target in root.read_only),
+            *(wire.texts("a", path) for path in sorted(own) if path.startswith(OPEN) and ".." not in path),
+            wire.texts("h", spec.hostname),
+            wire.number("n", int(self.network)),
+            *self.describe_settings(network=not self.network),
+        ]

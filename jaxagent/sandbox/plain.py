@@ -31,7 +31,7 @@ class Plain(LocalBackend):
         spec = dataclasses.replace(spec, directory=str(directory))
         return await self.begin(
             spec,
-            lambda _: ((program, "serve", self.owner.process_name), self.describe_inside(spec, processes=False)),
+            lambda: ((program, "serve", self.owner.process_name), self.describe_inside(spec, processes=False)),
             lambda: shutil.rmtree(directory, ignore_errors=True),
             entering=True,
             own_network=False,

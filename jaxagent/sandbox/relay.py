@@ -21,9 +21,8 @@ logger = logging.getLogger(__name__)
 MOST_CONNECTIONS = 64  # of one sandbox at once; more of them wait in the kernel's queue
 MOST_PORTS = 16  # of one sandbox
 LEAST_PORT = 1024  # below it the kernel asks for a privilege that nothing inside has
-BUFFER_BYTES = 2**16  # waiting in one direction of a connection, when its sender is stopped
+BUFFER_BYTES = 2**16  # of one direction of a connection; what the kernel's own buffers hold comes on top
 CONNECT_TIMEOUT_S = 30.0
-END_TIMEOUT_S = 5.0  # for connections that were cut off to be gone
 PAUSE_S = 1.0  # where a connection cannot be accepted, mostly since this process has no descriptor left
 LOOPBACK = "127.0.0.1"
 
@@ -73,7 +72,6 @@ class Relay:
     def __init__(self, most: int = MOST_CONNECTIONS):
         self._free = asyncio.Semaphore(most)
         self._tasks: set[asyncio.Task] = set()
-        self._pairs: set[_Pair] = set()
         self._messages: set[str] = set()
         self.ports = 0
 
@@ -84,13 +82,10 @@ class Relay:
 
     async def close(self) -> None:
         """Ends all connections, whatever is still on its way in them."""
-        tasks, pairs = list(self._tasks), list(self._pairs)
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_TIMEOUT_S):
-                await asyncio.gather(*[pair.end_event.wait() for pair in pairs])
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -99,42 +94,45 @@ class Relay:
         return task
 
     async def _accept(self, listening: socket.socket, target: tuple[str, int]) -> None:
-        loop, connection = asyncio.get_running_loop(), None
+        loop, inside = asyncio.get_running_loop(), None
         try:
             while True:
                 await self._free.acquire()
-                while connection is None:
+                while inside is None:
                     try:
-                        connection, _ = await loop.sock_accept(listening)
+                        inside, _ = await loop.sock_accept(listening)
                     except ConnectionError:  # gone again
                         continue
                     except OSError as failure:
                         self._tell(f"a connection out of a sandbox cannot be accepted: {failure}")
                         await asyncio.sleep(PAUSE_S)
-                self._pairs.add(pair := _Pair(connection))
-                self._start(self._connect(pair, target)).add_done_callback(functools.partial(self._end, pair))
-                connection = None
+                self._start(self._connect(inside, target)).add_done_callback(functools.partial(self._end, inside))
+                inside = None
         finally:
             listening.close()
 
-    async def _connect(self, pair: _Pair, target: tuple[str, int]) -> None:
+    async def _connect(self, inside: socket.socket, target: tuple[str, int]) -> None:
         """One connection, from its first moment to its end."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await loop.create_connection(lambda: pair.outside, *target)
+                outside = await _connected(target)
         except OSError as failure:  # TimeoutError is one
             why = f"no answer in {CONNECT_TIMEOUT_S:g} s" if isinstance(failure, TimeoutError) else failure
             return self._tell(f"{target[0]}:{target[1]}, where a sandbox's port leads, cannot be reached: {why}")
-        await loop.connect_accepted_socket(lambda: pair.inside, pair.connection)
-        pair.begin()
-        await pair.end_event.wait()
+        with outside:
+            for end in (inside, outside):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            try:
+                async with asyncio.TaskGroup() as both_ways:
+                    both_ways.create_task(_copy(inside, outside, must_arrive=False))
+                    both_ways.create_task(_copy(outside, inside, must_arrive=True))
+            except* OSError:
+                pass  # one end is gone, and the other one learns it as both are closed
         return None
 
-    def _end(self, pair: _Pair, task: asyncio.Task) -> None:
-        """Ends a pair of connections, also where its task never began, or failed."""
-        pair.abort()
-        self._pairs.discard(pair)
+    def _end(self, inside: socket.socket, task: asyncio.Task) -> None:
+        """Ends a connection, also where its task never began, or failed."""
+        inside.close()
         self._free.release()
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._tell(f"a connection out of a sandbox ended: {failure!r}")
@@ -145,99 +143,46 @@ class Relay:
             logger.warning("%s", line)
 
 
-class _Pair:
-    """The two ends of one connection; `ended` when both are closed.
+async def _connected(target: tuple[str, int]) -> socket.socket:
+    """A connection to the first address of the target that answers. Raises OSError."""
+    loop, failure = asyncio.get_running_loop(), OSError("it has no address")
+    for family, kind, protocol, _, address in await loop.getaddrinfo(*target, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, address)
+            return sock
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError):
+                raise
+            failure = error
+    raise failure
+
+
+async def _copy(source: socket.socket, target: socket.socket, must_arrive: bool) -> None:
+    """One way of a connection: what comes at one end, and then that it ended there, goes out at the other.
+
+    The next bytes are read when the last ones are written, so an end that does not read stops the other one.
 
     Args:
-      connection: what was accepted inside; not yet an end.
+      must_arrive: False where the other way goes on though the target takes nothing any more: a server that is gone may
+        have left an answer.
+
+    Raises:
+      OSError: an end is gone.
     """
-
-    def __init__(self, connection: socket.socket):
-        self.connection = connection
-        self.end_event = asyncio.Event()
-        self._aborted = False
-        self.inside, self.outside = _End(self), _End(self)
-        self.inside.other, self.outside.other = self.outside, self.inside
-
-    def begin(self) -> None:
-        """Both ends are there: lets the bytes flow."""
-        for end in (self.inside, self.outside):
-            if end.transport is not None:
-                end.transport.resume_reading()
-        if self.outside.is_lost:  # meanwhile
-            self.inside.finish()
-
-    def abort(self) -> None:
-        """Closes both ends at once, as far as they are there."""
-        self._aborted = True
-        for end in (self.inside, self.outside):
-            if end.transport is not None:
-                end.transport.abort()
-        if self.inside.transport is None:
-            self.connection.close()
-        self._look()
-
-    def end_lost(self, end: _End, error: Exception | None) -> None:
-        """One end is closed, by whoever was there, or by this side when all was said."""
-        if end is self.inside and error is not None and end.other.transport is not None:
-            end.other.transport.abort()  # nobody waits for an answer: the server sees that at once
-        else:
-            end.other.finish()  # what it has already been sent it still gets
-        self._look()
-
-    def _look(self) -> None:
-        ends = self.inside, self.outside
-        if all(end.is_lost or (self._aborted and end.transport is None) for end in ends):
-            self.end_event.set()
-
-
-class _End(asyncio.Protocol):
-    """One end: what comes in goes out at the other one, which stops this one when it is too slow."""
-
-    other: _End
-
-    def __init__(self, pair: _Pair):
-        self.transport: asyncio.Transport | None = None
-        self.is_lost = False
-        self._pair = pair
-        self._at_eof = False
-
-    def finish(self) -> None:
-        """Closes it when what waits to be written is written."""
-        if self.transport is not None:
-            self.transport.close()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.set_write_buffer_limits(high=BUFFER_BYTES)
-        transport.pause_reading()  # until the other end is there
-
-    def data_received(self, data: bytes) -> None:
-        if self.other.transport is not None and not self.other.transport.is_closing():
-            self.other.transport.write(data)
-
-    def eof_received(self) -> bool:
-        self._at_eof = True
-        if self.other._at_eof:
-            self.finish()
-            self.other.finish()
-        elif self.other.transport is not None:
-            with contextlib.suppress(OSError):  # it is gone, and says so itself
-                self.other.transport.write_eof()
-        return True  # the other direction goes on
-
-    def pause_writing(self) -> None:
-        if self.other.transport is not None:
-            self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self.other.transport is not None and not self.other.transport.is_closing():
-            self.other.transport.resume_reading()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_lost = True
-        self._pair.end_lost(self, error)
+    loop = asyncio.get_running_loop()
+    while data := await loop.sock_recv(source, BUFFER_BYTES):
+        try:
+            await loop.sock_sendall(target, data)
+        except OSError:
+            if must_arrive:
+                raise
+            return
+        await asyncio.sleep(0)  # where both ends are always ready, others have their turn
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
 
 
 def close_all(fds: list[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import shutil
 import stat
@@ -126,68 +127,66 @@ def _folders(root: Root, name: str) -> list[Path]:
 
 
 class Roots:
-    """Base layers of one run, made once for each user id seen inside."""
+    """Base layers of one run, made once for each user id seen inside.
+
+    Attributes:
+      named: of a root and a host name: the same root with an address for the sandbox's own name, as containers have,
+        where its /etc/hosts has none.
+      protected: of a root: the same with everything of `SYSTEM` read-only, whoever owns it.
+    """
 
     def __init__(self, directory: Path, host_uid: int):
-        self._directory = directory
-        self._host_uid = host_uid
-        self._bases: dict[tuple[int, bool], Root] = {}  # by user id, and whether the programs are the host's
-        self._protected: dict[Root, Root] = {}
-        self._named: dict[tuple[Root, str], Root] = {}
+        self._directory, self._host_uid = directory, host_uid
+        self._base = functools.cache(self._make_base)
+        self.named, self.protected = functools.cache(self._named), functools.cache(self._protected)
 
     def root(self, root: str, layers: tuple[str, ...], uid: int) -> Root:
         """The root for a spec: our base layer, then the given root (or the host's programs), then the layers."""
-        key = (uid, not root)
-        if key not in self._bases:
-            # A folder of its own: several back ends of one run may each make theirs.
-            own = Path(tempfile.mkdtemp(prefix="roots-", dir=self._directory))
-            own.chmod(0o755)
-            directory = own / f"{uid}-{'given' if root else 'host'}"
-            make_base(directory, self._host_uid, uid)
-            self._bases[key] = Root((str(directory),), () if root else add_host(directory))
-        base = self._bases[key]
+        base = self._base(uid, not root)
         return Root((*base.layers, *([root] if root else []), *layers), base.binds)
 
-    def named(self, root: Root, hostname: str) -> Root:
-        """The same with an address for the sandbox's own name, as containers have, where its /etc/hosts has none."""
-        if (root, hostname) not in self._named:
-            self._named[root, hostname] = root
-            etc, hosts = next((e, e / "hosts") for e in _folders(root, "etc") if os.path.lexists(e / "hosts"))
-            if etc.is_symlink() or hosts.is_symlink() or not hosts.is_file():  # the image's own doing
-                return root
-            text = hosts.read_text(encoding="utf-8", errors="surrogateescape")
-            if names := [name for name in ("localhost", hostname) if name not in text.split()]:
-                layer = Path(tempfile.mkdtemp(prefix="hosts-", dir=self._directory))
-                (layer / "etc").mkdir()
-                text = "\n".join(filter(None, [text.rstrip("\n"), f"127.0.0.1 {' '.join(names)}\n"]))
-                (layer / "etc/hosts").write_text(text, encoding="utf-8", errors="surrogateescape")
-                give(self._host_uid, layer, layer / "etc", layer / "etc/hosts")
-                self._named[root, hostname] = Root((*root.layers, str(layer)), root.binds)
-        return self._named[root, hostname]
+    def _make_base(self, uid: int, with_host: bool) -> Root:
+        # A folder of its own: several back ends of one run may each make theirs.
+        own = Path(tempfile.mkdtemp(prefix="roots-", dir=self._directory))
+        own.chmod(0o755)
+        directory = own / f"{uid}-{'host' if with_host else 'given'}"
+        make_base(directory, self._host_uid, uid)
+        return Root((str(directory),), add_host(directory) if with_host else ())
 
-    def protected(self, root: Root) -> Root:
-        """The same with everything of `SYSTEM` read-only, whoever owns it.
+    def _named(self, root: Root, hostname: str) -> Root:
+        etc, hosts = next((e, e / "hosts") for e in _folders(root, "etc") if os.path.lexists(e / "hosts"))
+        if etc.is_symlink() or hosts.is_symlink() or not hosts.is_file():  # the image's own doing
+            return root
+        text = hosts.read_text(encoding="utf-8", errors="surrogateescape")
+        names = [name for name in ("localhost", hostname) if name not in text.split()]
+        if not names:
+            return root
+        layer = Path(tempfile.mkdtemp(prefix="hosts-", dir=self._directory))
+        (layer / "etc").mkdir()
+        text = "\n".join(filter(None, [text.rstrip("\n"), f"127.0.0.1 {' '.join(names)}\n"]))
+        (layer / "etc/hosts").write_text(text, encoding="utf-8", errors="surrogateescape")
+        give(self._host_uid, layer, layer / "etc", layer / "etc/hosts")
+        return Root((*root.layers, str(layer)), root.binds)
 
-        Mounts on themselves do that, and keep the directories where they are. In the place of a link, which nothing
-        can be mounted on, comes a directory that shows what it led to.
+    def _protected(self, root: Root) -> Root:
+        """Mounts on themselves protect folders, and keep them where they are.
+
+        In the place of a link, which nothing can be mounted on, comes a directory that shows what it led to.
         """
-        if root not in self._protected:
-            layers, read_only, bound = root.layers, [], {target for _, target in root.binds}
-            links = []
-            for name in SYSTEM:
-                highest = next((str(path) for path in _folders(root, name) if os.path.lexists(path)), "")
-                if f"/{name}" in bound or not highest:
-                    continue
-                if os.path.islink(highest):
-                    links.append(name)
-                    read_only.append((os.path.normpath(f"/{os.readlink(highest)}"), f"/{name}"))
-                elif os.path.isdir(highest):
-                    read_only.append((f"/{name}", f"/{name}"))
-            if links:
-                cover = Path(tempfile.mkdtemp(prefix="cover-", dir=self._directory))
-                for name in links:
-                    (cover / name).mkdir()
-                give(self._host_uid, cover, *cover.iterdir())
-                layers = (*layers, str(cover))
-            self._protected[root] = Root(layers, root.binds, tuple(read_only))
-        return self._protected[root]
+        layers, read_only, bound, links = root.layers, [], {target for _, target in root.binds}, []
+        for name in SYSTEM:
+            highest = next((str(path) for path in _folders(root, name) if os.path.lexists(path)), "")
+            if f"/{name}" in bound or not highest:
+                continue
+            if os.path.islink(highest):
+                links.append(name)
+                read_only.append((os.path.normpath(f"/{os.readlink(highest)}"), f"/{name}"))
+            elif os.path.isdir(highest):
+                read_only.append((f"/{name}", f"/{name}"))
+        if links:
+            cover = Path(tempfile.mkdtemp(prefix="cover-", dir=self._directory))
+            for name in links:
+                (cover / name).mkdir()
+            give(self._host_uid, cover, *cover.iterdir())
+            layers = (*layers, str(cover))
+        return Root(layers, root.binds, tuple(read_only))

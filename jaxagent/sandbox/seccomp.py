@@ -146,43 +146,30 @@ def program(machine: str | None = None, pretend: bool = False, tracing: bool = F
     if machine not in AUDIT:
         return b""
     column = list(AUDIT).index(machine)
-    code: list[tuple[int, int, int, int]] = []  # operation, jump if true, jump if false, constant
-
-    def refuse(error: int) -> None:
-        code.append((RETURN, 0, 0, FAIL | error))
-
-    code += [(LOAD, 0, 0, ARCH), (JUMP_EQ, 1, 0, AUDIT[machine])]
-    refuse(errno.ENOSYS)
-    code += [(LOAD, 0, 0, NUMBER), (JUMP_GE, 0, 1, FIRST_UNKNOWN)]
-    refuse(errno.ENOSYS)
-    for numbers in (REFUSED if tracing else {**REFUSED, **TRACING}).values():
-        if numbers[column] >= 0:
-            code.append((JUMP_EQ, 0, 1, numbers[column]))
-            refuse(errno.EPERM)
-    for numbers in PRETENDED.values() if pretend else ():
-        if numbers[column] >= 0:
-            code.append((JUMP_EQ, 0, 1, numbers[column]))
-            refuse(0)
-    for numbers in ABSENT.values():
-        code.append((JUMP_EQ, 0, 1, numbers[column]))
-        refuse(errno.ENOSYS)
-    code += [(JUMP_EQ, 0, 4, PRLIMIT64[machine]), (LOAD, 0, 0, ARGUMENT_0), (JUMP_EQ, 1, 0, 0)]
-    refuse(errno.EPERM)
-    code.append((RETURN, 0, 0, ALLOW))
-    code += [(JUMP_EQ, 0, 4, PRCTL[machine]), (LOAD, 0, 0, ARGUMENT_0), (JUMP_EQ, 0, 1, SET_SECCOMP)]
-    refuse(errno.EINVAL)
-    code.append((RETURN, 0, 0, ALLOW))
+    unknown = (RETURN, 0, 0, FAIL | errno.ENOSYS)
+    code = [(LOAD, 0, 0, ARCH), (JUMP_EQ, 1, 0, AUDIT[machine]), unknown]
+    code += [(LOAD, 0, 0, NUMBER), (JUMP_GE, 0, 1, FIRST_UNKNOWN), unknown]
+    refused = REFUSED if tracing else {**REFUSED, **TRACING}
+    for calls, error in ((refused, errno.EPERM), (PRETENDED if pretend else {}, 0), (ABSENT, errno.ENOSYS)):
+        for number in [numbers[column] for numbers in calls.values() if numbers[column] >= 0]:
+            code += [(JUMP_EQ, 0, 1, number), (RETURN, 0, 0, FAIL | error)]
+    code += _refused_if(PRLIMIT64[machine], (JUMP_EQ, 1, 0, 0), errno.EPERM)
+    code += _refused_if(PRCTL[machine], (JUMP_EQ, 0, 1, SET_SECCOMP), errno.EINVAL)
     code += _options(SETSOCKOPT[machine])
-    code += [(JUMP_EQ, 0, 4, CLONE[machine]), (LOAD, 0, 0, ARGUMENT_0), (JUMP_SET, 0, 1, NAMESPACES & ~0xFF)]
-    refuse(errno.EPERM)
-    code.append((RETURN, 0, 0, ALLOW))
+    code += _refused_if(CLONE[machine], (JUMP_SET, 0, 1, NAMESPACES & ~0xFF), errno.EPERM)
     for call in (SOCKET[machine], SOCKETPAIR[machine]):
         code += [(JUMP_EQ, 0, 6 + len(FAMILIES) + len(PROTOCOLS), call), (LOAD, 0, 0, ARGUMENT_0)]
         code += _one_of(FAMILIES, errno.EAFNOSUPPORT)
         code += [(JUMP_EQ, 2 + len(PROTOCOLS), 0, FAMILIES[0]), (LOAD, 0, 0, ARGUMENT_2)]
         code += [*_one_of(PROTOCOLS, errno.EPROTONOSUPPORT), (RETURN, 0, 0, ALLOW)]
     code.append((RETURN, 0, 0, ALLOW))
-    return b"".join(struct.pack("<HBBI", *line) for line in code)
+    return b"".join(struct.pack("<HBBI", *line) for line in code)  # operation, jump if true, jump if false, constant
+
+
+def _refused_if(call: int, test: tuple[int, int, int, int], error: int) -> list[tuple[int, int, int, int]]:
+    """A call whose first argument decides: the test goes on to the error, or jumps over it."""
+    allowed = (RETURN, 0, 0, ALLOW)
+    return [(JUMP_EQ, 0, 4, call), (LOAD, 0, 0, ARGUMENT_0), test, (RETURN, 0, 0, FAIL | error), allowed]
 
 
 def _one_of(values: Sequence[int], error: int) -> list[tuple[int, int, int, int]]:

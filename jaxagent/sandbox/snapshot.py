@@ -13,11 +13,12 @@ import shutil
 import socket
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxagent.sandbox.base import SandboxError
-from jaxagent.sandbox.passing import descriptors
 from jaxagent.sandbox.uids import layer_owner
+from jaxagent.sandbox.wire import descriptors
 
 OPAQUE = "user.overlay.opaque"
 MAX_DEPTH = 128
@@ -58,12 +59,12 @@ def save(upper: int, directory: str, max_bytes: int, stop: threading.Event | Non
         part.mkdir()
         try:
             links.mkdir()
-            with contextlib.ExitStack() as stack:
-                fds = []
-                for path, relative_to in ((".", upper), (part, None), (links, None)):
-                    fds.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=relative_to))
-                    stack.callback(os.close, fds[-1])
-                _Copy(fds[2], max_bytes, stop or threading.Event()).directory(fds[0], fds[1], 0)
+            with (
+                _opened(part, os.O_DIRECTORY) as into,
+                _opened(links, os.O_DIRECTORY) as names,
+                _opened(".", os.O_DIRECTORY, upper) as source,  # `upper` is a mere place
+            ):
+                _Copy(names, max_bytes, stop or threading.Event()).directory(source, into, 0)
             if target.exists():
                 raise FileExistsError(f"{target} exists")
             part.rename(target)
@@ -77,6 +78,15 @@ def save(upper: int, directory: str, max_bytes: int, stop: threading.Event | Non
     finally:
         os.close(upper)
     return str(target)
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path, flags: int, dir_fd: int | None = None) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class _Copy:
@@ -99,14 +109,9 @@ class _Copy:
             kind = stat.S_IFMT(info.st_mode)
             if kind == stat.S_IFDIR:
                 os.mkdir(name, 0o700, dir_fd=target)
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                below = os.open(name, flags, dir_fd=source)
-                into = os.open(name, flags, dir_fd=target)
-                try:
+                with _opened(name, os.O_DIRECTORY, source) as below, _opened(name, os.O_DIRECTORY, target) as into:
                     self.directory(below, into, depth + 1)
                     _own(into, info)
-                finally:
-                    os.close(below), os.close(into)
             elif kind == stat.S_IFREG:
                 self._linked_file(source, target, name, info)
             elif kind == stat.S_IFLNK:
@@ -134,16 +139,10 @@ class _Copy:
             os.link(name, first, src_dir_fd=target, dst_dir_fd=self._links, follow_symlinks=False)
 
     def _file(self, source: int, target: int, name: str, info: os.stat_result) -> None:
-        reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=source)
-        try:
-            writing = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
-            try:
-                self._data(reading, writing, info.st_size)
-                _own(writing, info)
-            finally:
-                os.close(writing)
-        finally:
-            os.close(reading)
+        new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with _opened(name, os.O_NONBLOCK, source) as reading, _opened(name, new, target) as writing:
+            self._data(reading, writing, info.st_size)
+            _own(writing, info)
 
     def _data(self, reading: int, writing: int, size: int) -> None:
         """The parts that are no holes."""

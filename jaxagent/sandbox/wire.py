@@ -1,6 +1,7 @@
 """Frames between the host and the program inside a sandbox: u32 size, u8 type, u32 id, data; all little-endian.
 
-Before "go" (z) the host sends directives, one per frame, that say what to make (see `Directives`). Then requests:
+Before "go" (z) the host sends directives, one per frame, that say what to make (see `number`, `texts` and
+`limit`; s: the seccomp filter). Then requests:
 
   R  run in the shell: f64 deadline_s, u64 bytes to keep, u64 flood bytes, 16 characters nonce, 0, quoted command, 0
   X  fresh process: the same three numbers, u32 number of arguments, then directory, arguments, environment, each with 0
@@ -15,7 +16,9 @@ message). Whatever comes from inside is untrusted: sizes are bounded and content
 
 from __future__ import annotations
 
+import array
 import re
+import socket
 import struct
 from collections.abc import Mapping, Sequence
 
@@ -97,31 +100,28 @@ def parse_entries(data: bytes) -> list[Entry]:
     return entries
 
 
-class Directives:
-    """Collects the frames that describe a sandbox to its inside."""
+def number(kind: str, value: int) -> bytes:
+    """A directive: p parent pid, u host uid, d the layers' uid on disk, i inner uid, n 1 = the host's network."""
+    return frame(kind, struct.pack("<I", value))
 
-    def __init__(self):
-        self._frames: list[bytes] = []
 
-    def number(self, kind: str, value: int) -> None:
-        """p parent pid, u host uid, d the layers' uid on disk, i inner uid, n 1 = the host's network."""
-        self._frames.append(frame(kind, struct.pack("<I", value)))
+def texts(kind: str, *values: str) -> bytes:
+    """g cgroup.procs, m mount point, t tmpfs options, l lower dirs, b bind, h hostname, e env, w directory.
 
-    def text(self, kind: str, *values: str) -> None:
-        """g cgroup.procs, m mount point, t tmpfs options, l lower dirs, b bind, h hostname, e env, w directory.
+    k: a setting below /proc/sys, and its value.
+    """
+    return frame(kind, b"".join(text(v) for v in values))
 
-        k: a setting below /proc/sys, and its value.
-        """
-        self._frames.append(frame(kind, b"".join(text(v) for v in values)))
 
-    def limit(self, resource: int, value: int) -> None:
-        """r: a resource limit, soft and hard."""
-        self._frames.append(frame("r", struct.pack("<IQ", resource, value)))
+def limit(resource: int, value: int) -> bytes:
+    """r: a resource limit, soft and hard."""
+    return frame("r", struct.pack("<IQ", resource, value))
 
-    def filter(self, program: bytes) -> None:
-        """s: a seccomp filter."""
-        self._frames.append(frame("s", program))
 
-    def encode(self) -> bytes:
-        """All frames so far, and "go"."""
-        return b"".join(self._frames) + frame("z")
+def descriptors(control: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors in what `recvmsg` returned beside the bytes. The caller closes them."""
+    fds = array.array("i")
+    for level, kind, data in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()

@@ -29,6 +29,7 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, bound_socket, count, port, seconds
+from jaxagent.config.parse import build
 from jaxagent.io import connections
 from jaxagent.sandbox import choose, folder
 from jaxagent.sandbox.base import (
@@ -36,7 +37,6 @@ from jaxagent.sandbox.base import (
     Backend,
     CommandResult,
     FileError,
-    Limits,
     Sandbox,
     SandboxClosed,
     SandboxError,
@@ -294,18 +294,8 @@ def _natural(values: Mapping[str, Any], name: str, most: int = 2**63 - 1) -> int
 
 
 def spec_from_json(body: dict[str, Any]) -> Spec:
-    """A spec from `dataclasses.asdict(spec)` that went through JSON. Raises TypeError for unknown fields and types."""
-    layers, env, limits = body.pop("layers"), body.pop("env", {}), body.pop("limits")
-    if not isinstance(layers, list) or not isinstance(env, dict) or not isinstance(limits, dict):
-        raise TypeError("'layers' must be a list, 'env' and 'limits' objects")
-    uid = _natural(body, "uid", 2**31 - 1) if "uid" in body else Spec.uid
-    for value in (*layers, *env.values(), *(body[name] for name in body.keys() - {"uid"})):
-        if not isinstance(value, str):
-            raise TypeError(f"{value!r} must be a text")
-    for name, value in limits.items():
-        if type(value) is not int and not (name == "cpus" and isinstance(value, float)):
-            raise TypeError(f"the limit '{name}' must be a number, and whole but for 'cpus'")
-    return Spec(**{**body, "uid": uid}, layers=tuple(layers), env=env, limits=Limits(**limits))
+    """A spec from `dataclasses.asdict(spec)` that went through JSON. Raises ConfigError for what no spec has."""
+    return build(Spec, body, "spec")
 
 
 def result_to_json(result: CommandResult) -> dict[str, Any]:

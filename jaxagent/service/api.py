@@ -16,8 +16,9 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet.intake import has_token, reply
+from jaxagent.fleet.intake import reply
 from jaxagent.fleet.wire import STATUS, BadMessageError, RefusedCallError, whole_number
+from jaxagent.io import connections
 from jaxagent.io.connections import read_body
 from jaxagent.service import groups, leases, reading, views
 from jaxagent.service.episodes import DIGEST, episode_and_summary
@@ -95,7 +96,7 @@ class Api:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]):
-        if not has_token(request, self._token):
+        if not connections.has_token(request.headers, self._token):
             self.counts["wrong_tokens"] += 1
             refused = reply({"error": "the token is wrong: send 'Authorization: Bearer TOKEN'"}, 401)
             refused.force_close()  # a stranger's connection is not kept

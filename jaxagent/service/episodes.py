@@ -9,8 +9,7 @@ import sys
 
 from jaxagent.config import ConfigError
 from jaxagent.data import codec
-from jaxagent.fleet.wire import BadMessageError, RefusedCallError
-from jaxagent.service.request import json_object
+from jaxagent.fleet.wire import BadMessageError, RefusedCallError, json_object
 from jaxagent.service.states import EpisodeSummary
 from jaxagent.types import Episode
 

@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxagent.config import ConfigError
 from jaxagent.config.errors import WaitedInVainError
@@ -36,40 +36,27 @@ BEATS_APART_S = 0.1  # phases that change quickly are told together
 PATIENCE_S = 600.0  # for a server that is away at the start, or refuses the token
 
 
-@dataclasses.dataclass
-class _SessionInProgress:
+class _SessionInProgress(NamedTuple):
     """A session in progress."""
 
-    work: Work
     phases: Phases
     task: asyncio.Task[None]
 
 
+@dataclasses.dataclass(eq=False)
 class Node:
-    """One host that plays.
+    """One host that plays."""
 
-    Args:
-      client: of the server.
-      play: plays one session.
-      node_id: the host's name; a process that registers it again takes its place.
-      places: how many sessions may be in each phase.
-      drain_s: how long a node that is to end waits for what it plays; the rest goes back to the server.
-      gateway_url: where agents of this node reach the policy; only told.
-      patience_s: how long the node asks again where the server is away at the start, or refuses its token.
-    """
+    client: ServiceClient  # of the server
+    play: Play  # plays one session
+    node_id: str  # the host's name; a process that registers it again takes its place
+    places: Places  # how many sessions may be in each phase
+    drain_s: float  # how long a node that is to end waits for what it plays; the rest goes back to the server
+    gateway_url: str = ""  # where agents of this node reach the policy; only told
+    # How long the node asks again where the server is away at the start, or refuses its token.
+    patience_s: float = PATIENCE_S
 
-    def __init__(
-        self,
-        client: ServiceClient,
-        play: Play,
-        node_id: str,
-        places: Places,
-        drain_s: float,
-        gateway_url: str = "",
-        patience_s: float = PATIENCE_S,
-    ):
-        self._client, self._play, self._id, self._places = client, play, node_id, places
-        self._drain_s, self._gateway_url, self._patience_s = drain_s, gateway_url, patience_s
+    def __post_init__(self) -> None:
         self._accepted = False  # whether the server has ever registered it
         self._refused_since: float | None = None  # clock of the first of the refusals since a call was accepted
         self._process = secrets.token_hex(8)
@@ -104,21 +91,21 @@ class Node:
             rest = [*loops, drained, *[playing.task for playing in self._playing.values()]]
             await asyncio.wait(rest, timeout=CLEAN_UP_S)
             with contextlib.suppress(HttpError):
-                await self._client.leave(self._id, self._process)
+                await self.client.leave(self.node_id, self._process)
 
     async def _drained(self) -> None:
         await self._draining.wait()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._drain_s):
+            async with asyncio.timeout(self.drain_s):
                 while self._playing:
                     await asyncio.wait([playing.task for playing in self._playing.values()])
 
     async def _register(self, patient: bool = False) -> None:
-        places = {f"max_{name}_workers": most for name, most in self._places.most.items()}
+        places = {f"max_{name}_workers": most for name, most in self.places.most.items()}
         pause_s = PAUSE_S
         while True:
             try:
-                answer = await self._client.register(self._id, self._process, self._gateway_url, places)
+                answer = await self.client.register(self.node_id, self._process, self.gateway_url, places)
                 self._interval_s = float(answer["heartbeat_interval"])
                 self._accepted, self._refused_since = True, None
                 return
@@ -142,7 +129,7 @@ class Node:
                     await self._changed.wait()
             self._changed.clear()
             try:
-                self._heed(await self._client.beat(self._id, self._process, self._phases(), self._places.free))
+                self._heed(await self.client.beat(self.node_id, self._process, self._phases(), self.places.free))
                 self._refused_since = None
             except HttpStatus as refusal:
                 await self._refused(refusal)
@@ -166,7 +153,7 @@ class Node:
     async def _refused(self, refusal: HttpStatus) -> None:
         """What a refused beat or take means. Raises where the node cannot go on."""
         if refusal.status == 409:
-            raise RefusedCallError("replaced", f"another process has registered as node '{self._id}'") from refusal
+            raise RefusedCallError("replaced", f"another process has registered as node '{self.node_id}'") from refusal
         if refusal.status == 404:  # the server has forgotten it
             with contextlib.suppress(HttpError):
                 await self._register()
@@ -178,9 +165,9 @@ class Node:
         now, status = time.monotonic(), failure.status if isinstance(failure, HttpStatus) else 0
         self._refused_since = now if self._refused_since is None else self._refused_since
         waited_s = now - self._refused_since
-        if not failure.passing and not may_pass(status, waited_s, self._patience_s, self._accepted):
+        if not failure.passing and not may_pass(status, waited_s, self.patience_s, self._accepted):
             raise failure
-        if waited_s > self._patience_s and (status == 401 or not self._accepted):
+        if waited_s > self.patience_s and (status == 401 or not self._accepted):
             raise WaitedInVainError(f"The rollout service has failed for {waited_s:.0f} s: {failure}.") from failure
         logger.warning("%s", failure)
 
@@ -193,13 +180,13 @@ class Node:
             if self._room() < 1:
                 await self._free.wait()
                 continue
-            free = self._places.free | {"init": self._room()}
+            free = self.places.free | {"init": self._room()}
             try:
-                rows = await self._client.take(self._id, self._process, list(self._playing), free, TAKE_S)
+                rows = await self.client.take(self.node_id, self._process, list(self._playing), free, TAKE_S)
                 self._refused_since = None
                 work = [Work.of(row) for row in rows]
                 if self._draining.is_set():
-                    await self._client.give_back(self._id, self._process, [w.key for w in work])
+                    await self.client.give_back(self.node_id, self._process, [w.key for w in work])
                 else:
                     for each in work:
                         self._begin(each)
@@ -217,14 +204,14 @@ class Node:
 
     def _room(self) -> int:
         """Sessions that it can take; episodes that the server does not take hold their place in all of them."""
-        return min(self._places.free["init"], sum(self._places.most.values()) - len(self._playing))
+        return min(self.places.free["init"], sum(self.places.most.values()) - len(self._playing))
 
     def _begin(self, work: Work) -> None:
         if work.key in self._playing:
             return
-        phases = Phases(self._places, self._changed.set)
+        phases = Phases(self.places, self._changed.set)
         task = asyncio.create_task(self._session(work, phases))
-        self._playing[work.key] = _SessionInProgress(work, phases, task)
+        self._playing[work.key] = _SessionInProgress(phases, task)
 
     async def _session(self, work: Work, phases: Phases) -> None:
         """One session, from its first place to the server's receipt."""
@@ -243,7 +230,7 @@ class Node:
 
     async def _bounded_episode(self, work: Work, phases: Phases) -> Episode:
         """The episode, whatever happens, within the session's time and that of cleaning up."""
-        play = asyncio.ensure_future(guarded(lambda *_: self._play(work, phases), work.task, work.number))
+        play = asyncio.ensure_future(guarded(lambda *_: self.play(work, phases), work.task, work.number))
         try:
             await asyncio.wait({play}, timeout=work.timeout_s)
         finally:
@@ -269,7 +256,7 @@ class Node:
         async with asyncio.timeout(RESULT_S):
             while True:
                 try:
-                    is_new = await self._client.finish(work.key, body, digest)
+                    is_new = await self.client.finish(work.key, body, digest)
                     self.ended += is_new
                     return
                 except HttpStatus as refusal:

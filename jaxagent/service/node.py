@@ -32,8 +32,6 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from absl import flags as absl_flags
-
 from jaxagent.config import Config, ConfigError, flags
 from jaxagent.config.command import Parser, count, exit_code, seconds
 from jaxagent.config.errors import failure_line
@@ -128,7 +126,7 @@ def run(options: argparse.Namespace, of_config: Sequence[str]) -> None:
     if options.gateway_url:
         options.gateway_url = checked_url(options.gateway_url, "--gateway_url")
     token = read_token(options.token_file)
-    config = flags.parse_config([sys.argv[0], *of_config], absl_flags.FlagValues()) if of_config else None
+    config = flags.parse_config([sys.argv[0], *of_config]) if of_config else None
     sys.path.insert(0, os.getcwd())  # where the user's own player may lie
     asyncio.run(serve(options, token, imported(options.player), config))
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from aiohttp import web
 
-from jaxagent.fleet.wire import BadMessageError, RefusedCallError, whole_number
+from jaxagent.fleet.wire import BadMessageError, RefusedCallError, json_object, whole_number
 from jaxagent.io.connections import read_body
-from jaxagent.service.request import NO_NAME, TASK_ID, json_object
+from jaxagent.service.request import NO_NAME, TASK_ID
 from jaxagent.service.states import State
 from jaxagent.service.store import Held
 

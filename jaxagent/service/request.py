@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from jaxagent.config import ConfigError
 from jaxagent.data import codec
-from jaxagent.fleet.wire import BadMessageError
+from jaxagent.fleet.wire import BadMessageError, json_object
 from jaxagent.service import states
 from jaxagent.types import Task
 
@@ -60,9 +60,7 @@ class TaskRequest:
             raise BadMessageError(f"there is no field '{unknown[0]}'; a task has {', '.join(FIELDS)}")
         task_id = row.get("task_id")
         if not isinstance(task_id, str) or not TASK_ID.fullmatch(task_id):
-            raise BadMessageError(
-                "'task_id' must be 1 to 128 letters, digits and .:_-, and begin with a letter or a digit"
-            )
+            raise BadMessageError(NO_NAME % "task_id")
         metadata = row.get("metadata", {})
         if not isinstance(metadata, dict):
             raise BadMessageError("'metadata' must be an object")
@@ -90,21 +88,6 @@ class TaskRequest:
             callback_url=_url(row.get("callback_url", "")),
             digest=hashlib.sha256(canonical.encode()).hexdigest(),
         )
-
-
-def json_object(raw: bytes) -> dict[str, Any]:
-    """A body. Raises BadMessageError: not a JSON object of finite numbers."""
-
-    def refused(name: str) -> None:
-        raise ValueError(f"{name} is not a number of JSON")
-
-    try:
-        row = json.loads(raw, parse_constant=refused)
-    except (ValueError, RecursionError) as error:
-        raise BadMessageError(f"the body is not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise BadMessageError(f"the body must be a JSON object, not {type(row).__name__}")
-    return row
 
 
 def _task(row: dict[str, Any], task_id: str, metadata: dict[str, Any]) -> Task:

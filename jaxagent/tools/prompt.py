@@ -10,12 +10,7 @@ from jaxagent.tools.calls import Tool
 
 
 def tools_text(tools: Sequence[Tool], several: bool = True) -> str:
-    """Tools, and how they are called in Hermes's format.
-
-    Args:
-      tools: what is offered.
-      several: whether one answer may hold several calls.
-    """
+    """Tools, and how they are called in Hermes's format. `several`: whether one answer may hold several calls."""
     return (
         "You can call these functions; between <tools> and </tools>, each line describes one of them as JSON:\n"
         "<tools>\n" + "\n".join(json.dumps(tool_form(tool), ensure_ascii=False) for tool in tools) + "\n</tools>\n"

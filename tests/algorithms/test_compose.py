@@ -40,11 +40,6 @@ def test_samples_are_the_trajectories_with_an_action_each_with_its_scores(make_g
         samples(groups, ModelScores(values=values[:2]))
 
 
-def test_all_trajectories_of_an_episode_get_the_full_advantage(rl, make_group):
-    streams, _ = compose.streams([make_group(("pa paa", 1.0), ("pa", 0.0))], rl(advantage="group_mean"), 0.0)
-    assert [s.advantages.max() for s in streams[:2]] == [0.5, 0.5]
-
-
 def test_several_trajectories_by_the_three_published_rules(rl, make_group):
     group = make_group(("pa paa", 1.0), ("pa", 0.0), ("pa", 0.0))
 
@@ -121,26 +116,6 @@ def test_ppo_puts_the_reward_on_the_last_action_and_skips_the_observation(rl, ma
     np.testing.assert_allclose(s.returns, [0, 0, 0.5, 0, 0, 1.0, 0], rtol=1e-6)
     np.testing.assert_allclose(s.old_values, [0, 0, 0.25, 0, 0, 0.5, 0])
     np.testing.assert_allclose(s.value_weights, [0, 0, 2, 0, 0, 2, 0])
-
-
-def test_ppo_whitens_over_all_action_tokens_of_the_batch(rl, make_group):
-    groups = [make_group(("ppaoa", 1.0), ("paa", 0.0)), make_group(("pa", 1.0))]
-    config = rl(advantage="gae", whiten_advantages=True)
-    values = [np.zeros(len(t), np.float32) for t in sampled_trajectories(groups)]
-    streams, _ = compose.streams(groups, config, 0.0, ModelScores(values=values))
-    actions = np.concatenate([s.advantages[s.policy_weights > 0] for s in streams])
-    np.testing.assert_allclose([actions.mean(), actions.std(ddof=1)], [0, 1], atol=1e-6)
-    assert all(not s.advantages[s.policy_weights == 0].any() for s in streams)
-
-
-def test_kl_in_reward_is_taken_from_the_reward(rl, make_group):
-    group = make_group(("pa", 1.0), ("pa", 1.0), ("pa", 0.0))  # behaviour log-prob -1 on every action
-    config = rl(advantage="group_mean", kl=dict(coefficient=0.1, estimator="k1", where="reward"))
-    reference = [np.array([0, lp], np.float32) for lp in (-1.0, -3.0, -1.0)]
-    streams, _ = compose.streams([group], config, 0.0, ModelScores(reference=reference))
-    rewards = np.array([1.0, 1.0 - 0.1 * 2.0, 0.0])
-    np.testing.assert_allclose([s.advantages[1] for s in streams], rewards - rewards.mean(), rtol=1e-6)
-    assert not any(s.kl_weights.any() for s in streams)
 
 
 def test_kl_in_loss_and_entropy_are_weights(rl, make_group):
@@ -330,17 +305,6 @@ def test_reinforce_plus_plus_gives_each_token_what_comes_after_it(rl, make_group
     values = np.array([0.0, 0.75, 0.95])
     expected = (values - values.mean()) / values.std(ddof=1)
     np.testing.assert_allclose([*white[0].advantages[1:], *white[1].advantages[[1, 3]]], expected, rtol=1e-5)
-
-
-def test_kl_in_the_advantage_is_taken_token_by_token_after_the_baseline(rl, make_group):
-    group = make_group(("pa", 0.0), ("paoa", 1.0))
-    kl = dict(coefficient=0.1, estimator="k1", where="advantage")
-    reference = [np.array([0, -1.0], np.float32), np.array([0, -3.0, 9.0, -1.5], np.float32)]
-    first, second = compose.streams([group], rl(advantage="group_mean", kl=kl), 0.0, ModelScores(reference=reference))[
-        0
-    ]
-    np.testing.assert_allclose(first.advantages, [0, -0.5])
-    np.testing.assert_allclose(second.advantages, [0, 0.5 - 0.2, 0, 0.5 - 0.05], rtol=1e-6)
 
 
 def scored(make_group, rewards, seed=0):

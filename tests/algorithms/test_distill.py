@@ -44,19 +44,6 @@ def reference(name, student, teacher, support, temperature, beta):
 
 class ByHand(chex.TestCase, parameterized.TestCase):
     @chex.variants(with_jit=True, without_jit=True)
-    @parameterized.parameters(
-        # p = (1/2, 1/2), q = (3/4, 1/4): 1/2 ln(2/3) + 1/2 ln 2, and 3/4 ln(3/2) + 1/4 ln(1/2)
-        ("reverse_kl", 0.5 * np.log(4 / 3)),
-        ("forward_kl", 0.75 * np.log(1.5) - 0.25 * np.log(2)),
-        # beta 1/2: m = (5/8, 3/8); KL(q || m) = 3/4 ln(6/5) + 1/4 ln(2/3), KL(p || m) = 1/2 ln(4/5) + 1/2 ln(4/3)
-        ("jsd", 0.5 * (0.75 * np.log(1.2) + 0.25 * np.log(2 / 3)) + 0.25 * (np.log(0.8) + np.log(4 / 3))),
-    )
-    def test_two_tokens_and_one_outside_the_support(self, name, expected):
-        student, teacher = jnp.array([1.0, 1.0, 9.0]), jnp.log(jnp.array([3.0, 1.0, 50.0]))
-        got = self.variant(lambda p, q: divergence(name, p, q, jnp.array([True, True, False]), beta=0.5))
-        np.testing.assert_allclose(got(student, teacher), expected, rtol=1e-5)
-
-    @chex.variants(with_jit=True, without_jit=True)
     def test_sampled(self):
         student, teacher = jnp.array([-1.0, -3.0, jnp.nan]), jnp.array([-2.0, -0.5, -jnp.inf])
         mask = jnp.array([True, True, False])
@@ -113,15 +100,6 @@ def test_masked_positions_have_finite_values_and_no_gradient(name):
     assert np.isfinite(grad).all() and not grad[2].any()
 
 
-def test_jsd_has_both_kls_as_its_limits():
-    rng = np.random.default_rng(0)
-    student, teacher = (jnp.asarray(rng.normal(0, 1, 6)) for _ in range(2))
-    support = jnp.ones(6, bool)
-    for name, beta, scale in (("forward_kl", 1e-3, 1e-3), ("reverse_kl", 1 - 1e-3, 1e-3)):
-        limit = divergence("jsd", student, teacher, support, beta=beta) / scale
-        np.testing.assert_allclose(limit, divergence(name, student, teacher, support), rtol=1e-2)
-
-
 @pytest.mark.parametrize("objective", ["importance_sampling", "reinforce", "ppo_clip"])
 def test_the_sampled_advantage_has_the_expected_gradient_of_the_reverse_kl(objective):
     """Over a whole vocabulary: sum over y of p(y) grad loss(y), with y's advantage, is grad KL(p || q)."""
@@ -142,19 +120,6 @@ def test_the_sampled_advantage_has_the_expected_gradient_of_the_reverse_kl(objec
     # Differentiated as it stands the sampled term would have no gradient on average: that is why it is a number.
     naive = jax.grad(lambda z: jnp.sum(jnp.exp(old) * (jax.nn.log_softmax(z) - teacher)))(logits)
     np.testing.assert_allclose(naive, 0, atol=1e-6)
-
-
-def test_a_whole_vocabulary_as_top_k_is_the_whole_vocabulary():
-    rng = np.random.default_rng(1)
-    student, teacher = (jax.nn.log_softmax(jnp.asarray(rng.normal(0, 1, (3, 8)))) for _ in range(2))
-    ids = np.argsort(-np.asarray(teacher), axis=1).astype(np.int32)
-    take = lambda x: jnp.take_along_axis(x, jnp.asarray(ids), axis=1)  # noqa: E731
-    for name in DIVERGENCES:
-        whole, top = (
-            divergence(name, s, t, jnp.ones(s.shape, bool))
-            for s, t in ((student, teacher), (take(student), take(teacher)))
-        )
-        np.testing.assert_allclose(whole, top, rtol=1e-5)
 
 
 def test_supports():

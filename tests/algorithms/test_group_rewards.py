@@ -36,11 +36,6 @@ class ByHand(chex.TestCase):
         by_hand = [1.0, 1 + 0.5 * 6 / 7.5 + 0.2 * 20 / 29 - 0.4, 0.0, 1 + 0.5 * 3.5 / 7.5 + 0.2 * 10 / 29 - 0.2]
         np.testing.assert_allclose(got, by_hand, rtol=1e-12)
 
-    def test_where_all_are_correct_only_what_differs_counts(self):
-        features = np.array([[1.0, -3.0], [1.0, -1.0]])
-        got = preferred(features, np.array([1.0, 0.5]), np.array([YES, YES]), np.array([YES, YES]))
-        np.testing.assert_allclose(got, [0.0, 0.5])  # no attempt is better by its outcome
-
     def test_other_shapes_and_types_are_refused(self):
         with pytest.raises(AssertionError):
             normalised(np.ones((2, 1)), np.ones((2, 1), bool))

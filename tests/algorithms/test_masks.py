@@ -262,7 +262,7 @@ def test_the_root_of_zero_has_a_finite_gradient():
 # Public functions that tests reach by another name: that of a choice, or of what calls them.
 REACHED = {
     "group_std": "leave_one_out_std",
-    "kl_penalty": "test_kl_in_reward_is_taken_from_the_reward",
+    "kl_penalty": "test_kl_is_taken_off_before_whitening_and_is_that_of_the_sampler",
     "signals": "streams",
     "walk": "trajectories",
 }

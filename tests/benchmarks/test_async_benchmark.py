@@ -9,7 +9,7 @@ import pytest
 from benchmarks import async_figures as figures
 from benchmarks import async_tiny as tiny
 from benchmarks.async_processes import Setup, packed, tasks_of
-from jaxagent.data import packing
+from jaxagent.data import codec
 from jaxagent.fleet.plan import EpisodeId, GroupId
 
 
@@ -51,7 +51,7 @@ def test_an_episode_waits_by_its_id_alone_whatever_the_staleness():
     waits = Setup().waits(which)
     assert len(waits) == 3 and waits == dataclasses.replace(Setup(), staleness=4, engines=1).waits(which)
     assert waits != Setup().waits(EpisodeId(GroupId(3, 0, 1), 1))
-    packing.check(packed(which, 3), "here")
+    codec.check(packed(which, 3), "here")
 
 
 def test_every_step_gets_its_tasks_once():

@@ -8,28 +8,11 @@ import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.data import files, sources
 from jaxagent.data.curriculum import CURRICULA, Curriculum, Learnability, Target, draw, weights
 from jaxagent.types import Episode, Group, StopReason
+from tests.data.memory import source_of
 
 BASE = Target(explore=0.0, decay=0.5)
-
-
-class MemoryRows(files.Rows):
-    name = "memory"
-
-    def __init__(self, ids):
-        self._ids = list(ids)
-
-    def __len__(self):
-        return len(self._ids)
-
-    def __getitem__(self, index):
-        return {"id": self._ids[index], "prompt": "p", "answers": ["a"]}
-
-
-def source_of(count, prefix="t"):
-    return sources.TaskSource(MemoryRows(f"{prefix}{i}" for i in range(count)), "memory", True)
 
 
 def group(task, rewards, failed=0):

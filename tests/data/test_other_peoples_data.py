@@ -173,12 +173,6 @@ FORMATS = {
 }  # fmt: skip
 
 
-def _same(task, wanted, made_ids):
-    return task == wanted if not made_ids else (task.prompt, task.answers, task.metadata) == (
-        wanted.prompt, wanted.answers, wanted.metadata,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_layout_of_files_gives_the_same_tasks(variant, tmp_path):
     data, how, wanted = VARIANTS[variant]

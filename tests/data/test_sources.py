@@ -78,28 +78,6 @@ def test_every_format_gives_the_same_tasks(tmp_path, dataset):
     assert len({source.fingerprint for source in opened}) == 1
 
 
-def test_search_r1_parquet(tmp_path):
-    rows = [
-        {
-            "data_source": "hotpotqa",
-            "prompt": [{"role": "user", "content": f"Answer the given question. Question: q{i}?\n"}],
-            "ability": "fact-reasoning",
-            "reward_model": {"style": "rule", "ground_truth": {"target": [f"a{i}"]}},
-            "extra_info": {"split": "train", "index": i},
-        }
-        for i in range(3)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
-    source = sources.load_tasks(tmp_path, "train")
-    assert [(t.id, t.prompt, t.answers) for t in source] == [
-        (f"hotpotqa/train/{i}", f"q{i}?", (f"a{i}",)) for i in range(3)
-    ]
-    bad = [*rows, rows[0] | {"extra_info": {"split": "train", "index": 3}, "prompt": []}]
-    pq.write_table(pa.Table.from_pylist(bad), tmp_path / "train.parquet")
-    with pytest.raises(ConfigError, match=r"train\.parquet, row 3: column 'prompt'"):
-        sources.load_tasks(tmp_path, "train")
-
-
 def test_a_split_in_several_files_is_one_sequence(tmp_path):
     for i, part in enumerate((TRAIN[:3], TRAIN[3:4], TRAIN[4:])):
         write_jsonl(tmp_path / f"train-0000{i}-of-00003.jsonl", part)
@@ -154,16 +132,12 @@ def test_files_named_as_hugging_face_named_them_with_a_fingerprint(tmp_path):
     assert list(train) == as_tasks(TRAIN) and list(held_out) == as_tasks(TEST)
 
 
-def test_a_split_that_lacks_one_of_its_files_is_not_taken_for_a_whole_one(tmp_path):
+def test_a_split_in_files_is_whole_too(tmp_path):
     write_jsonl(tmp_path / "train-00000-of-00003.jsonl", TRAIN[:3])
     write_jsonl(tmp_path / "train-00002-of-00003.jsonl", TRAIN[4:])
     with pytest.raises(ConfigError, match="cut into 3 files, of which 1 are missing: the first is number 00001"):
         sources.load_tasks(tmp_path, "train")
-    write_jsonl(tmp_path / "train-00001-of-00003.jsonl", TRAIN[3:4])
-    write_jsonl(tmp_path / "train-00000-of-00002.jsonl", TEST)
-    with pytest.raises(ConfigError, match="'train' is cut into 2 and into 3 files at once"):
-        sources.load_tasks(tmp_path, "train")
-    (tmp_path / "train-00000-of-00002.jsonl").rename(tmp_path / "train-00002-of-00003.parquet")
+    (tmp_path / "train-00000-of-00003.jsonl").rename(tmp_path / "train-00002-of-00003.parquet")
     with pytest.raises(ConfigError, match=r"train-00002-of-00003\.jsonl, train-00002-of-00003\.parquet are the same"):
         sources.load_tasks(tmp_path, "train")
 

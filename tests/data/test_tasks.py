@@ -10,25 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
-from jaxagent.data import files, sources, tasks
+from jaxagent.data import sources
 from jaxagent.types import Task
-
-
-class MemoryRows(files.Rows):
-    name = "memory"
-
-    def __init__(self, ids):
-        self._ids = list(ids)
-
-    def __len__(self):
-        return len(self._ids)
-
-    def __getitem__(self, index):
-        return {"id": self._ids[index], "prompt": "p", "answers": ["a"]}
-
-
-def source_of(count, prefix="t"):
-    return sources.TaskSource(MemoryRows(f"{prefix}{i}" for i in range(count)), "memory", True)
+from tests.data.memory import source_of
 
 
 def ids(iterator, count):
@@ -36,7 +20,7 @@ def ids(iterator, count):
 
 
 def test_every_epoch_is_its_own_permutation():
-    iterator = tasks.TaskIterator(source_of(9), seed=0, shuffle=True)
+    iterator = sources.TaskIterator(source_of(9), seed=0, shuffle=True)
     epochs = [ids(iterator, 9) for _ in range(4)]
     assert all(sorted(epoch) == [f"t{i}" for i in range(9)] for epoch in epochs)
     assert len(set(map(tuple, epochs))) == 4
@@ -44,16 +28,16 @@ def test_every_epoch_is_its_own_permutation():
 
 def test_no_two_tasks_of_a_step_are_alike():
     """Across the end of an epoch too; unless a step asks for more tasks than there are."""
-    iterator = tasks.TaskIterator(source_of(5), seed=0, shuffle=True)
+    iterator = sources.TaskIterator(source_of(5), seed=0, shuffle=True)
     drawn = [ids(iterator, 4) for _ in range(50)]
     assert all(len(set(step)) == 4 for step in drawn)
     assert set(Counter(functools.reduce(operator.iadd, drawn, [])).values()) <= set(range(30, 51)), (
         "and none is starved"
     )
-    plain = tasks.TaskIterator(source_of(5), seed=0, shuffle=True)
+    plain = sources.TaskIterator(source_of(5), seed=0, shuffle=True)
     assert any(len({next(plain).id for _ in range(4)}) < 4 for _ in range(50)), "which the stream itself does not give"
     for start in range(4):  # more than there are: each so many of a step are all the tasks, wherever it begins
-        stream = tasks.TaskIterator(source_of(3), 0, True)
+        stream = sources.TaskIterator(source_of(3), 0, True)
         ids(stream, start)
         step = ids(stream, 8)
         assert all(len(set(step[i : i + 3])) == len(step[i : i + 3]) for i in (0, 3, 6)), step
@@ -61,21 +45,21 @@ def test_no_two_tasks_of_a_step_are_alike():
 
 def test_the_order_is_the_seeds_alone():
     source = source_of(50)
-    first = ids(tasks.TaskIterator(source, 1, True), 60)
-    assert first == ids(tasks.TaskIterator(source, 1, True), 60)
-    assert first != ids(tasks.TaskIterator(source, 2, True), 60)
-    assert ids(tasks.TaskIterator(source, 1, False), 60) == [f"t{i % 50}" for i in range(60)]
+    first = ids(sources.TaskIterator(source, 1, True), 60)
+    assert first == ids(sources.TaskIterator(source, 1, True), 60)
+    assert first != ids(sources.TaskIterator(source, 2, True), 60)
+    assert ids(sources.TaskIterator(source, 1, False), 60) == [f"t{i % 50}" for i in range(60)]
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 12), st.integers(0, 40), st.booleans(), st.integers(0, 2**31))
 def test_resume_continues_exactly(size, taken, shuffle, seed):
     source = source_of(size)
-    straight = tasks.TaskIterator(source, seed, shuffle)
+    straight = sources.TaskIterator(source, seed, shuffle)
     straight.take(taken)
     state = json.loads(json.dumps(straight.get_state()))  # as a checkpoint stores it
     assert state["next_index"] == taken
-    resumed = tasks.TaskIterator(source, seed, shuffle)
+    resumed = sources.TaskIterator(source, seed, shuffle)
     resumed.take(3)
     resumed.set_state(state)
     assert resumed.get_state() == state
@@ -83,12 +67,12 @@ def test_resume_continues_exactly(size, taken, shuffle, seed):
 
 
 def test_a_position_in_other_data_or_another_order_is_refused():
-    state = tasks.TaskIterator(source_of(5), 0, True).get_state()
+    state = sources.TaskIterator(source_of(5), 0, True).get_state()
     for other in (
-        tasks.TaskIterator(source_of(5, "u"), 0, True),
-        tasks.TaskIterator(source_of(6), 0, True),
-        tasks.TaskIterator(source_of(5), 1, True),
-        tasks.TaskIterator(source_of(5), 0, False),
+        sources.TaskIterator(source_of(5, "u"), 0, True),
+        sources.TaskIterator(source_of(6), 0, True),
+        sources.TaskIterator(source_of(5), 1, True),
+        sources.TaskIterator(source_of(5), 0, False),
     ):
         with pytest.raises(ConfigError, match="task position"):
             other.set_state(state)
@@ -100,14 +84,14 @@ def make(kind, count):
 
 def test_balanced_sample_is_even_over_families_then_kinds():
     pool = make("one_hop/a", 100) + make("one_hop/b", 5) + make("two_hop/a", 30) + make("two_hop/b", 30)
-    sample = tasks.balanced_sample(pool, 64, seed=0)
+    sample = sources.balanced_sample(pool, 64, seed=0)
     kinds = Counter(task.kind for task in sample)
     assert kinds == {"one_hop/a": 27, "one_hop/b": 5, "two_hop/a": 16, "two_hop/b": 16}
     assert len({task.id for task in sample}) == 64
-    assert sample == tasks.balanced_sample(pool, 64, seed=0)
-    assert sample != tasks.balanced_sample(pool, 64, seed=1)
+    assert sample == sources.balanced_sample(pool, 64, seed=0)
+    assert sample != sources.balanced_sample(pool, 64, seed=1)
 
 
 def test_balanced_sample_of_one_kind_or_too_few():
-    assert Counter(t.id for t in tasks.balanced_sample(make("", 4), 9, seed=0)) == Counter(t.id for t in make("", 4))
-    assert tasks.balanced_sample([], 9, seed=0) == []
+    assert Counter(t.id for t in sources.balanced_sample(make("", 4), 9, seed=0)) == Counter(t.id for t in make("", 4))
+    assert sources.balanced_sample([], 9, seed=0) == []

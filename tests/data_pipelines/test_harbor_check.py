@@ -60,7 +60,7 @@ def test_what_an_agent_left_at_the_tests_paths_is_gone(tmp_path, images):
         try:
             await prepare(workspace, task)
             done = await workspace.run(agent, timeout_s=20)
-            assert done.exit_status == 0, done.output
+            assert done.exit_code == 0, done.output
             return await verify(workspace, task)
         finally:
             await workspace.close()

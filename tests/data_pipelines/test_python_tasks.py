@@ -17,9 +17,8 @@ from jaxagent.envs.base import Transcript
 from jaxagent.envs.python import formats, hidden_tests
 from jaxagent.envs.python.environment import PythonAttempt
 from jaxagent.rollout import demonstrations
-from jaxagent.rollout.workers import Workers
-from jaxagent.sandbox.of_config import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.types import StopReason, Task
+from tests.envs.opened import opened_sandboxes
 
 
 def drafts(number, seed=0):
@@ -167,27 +166,19 @@ def test_demonstrations_are_what_a_real_sandbox_says(style):
     cfg, chosen = schema.parse(raw), {}
     for draft, row in drafts(60):
         chosen.setdefault(row["kind"], (draft, row))
-    with Workers(2) as workers:
-        sandboxes = Sandboxes(cfg.env.sandbox, "env.sandbox")
-        try:
-            try:
-                workers.run(sandboxes.open(), OPEN_TIMEOUT_S)
-            except ConfigError as failure:
-                pytest.skip(str(failure))
-            for draft, row in chosen.values():
-                shown = python_tasks.demonstration(draft, row, style, 0.0)
+    with opened_sandboxes(cfg.env.sandbox) as (sandboxes, workers):
+        for draft, row in chosen.values():
+            shown = python_tasks.demonstration(draft, row, style, 0.0)
 
-                async def play(row=row, shown=shown):
-                    environment = PythonAttempt(to_task(row), cfg.env, sandboxes.take)
-                    try:
-                        steps = [await environment.step(turn["action"]) for turn in shown["turns"]]
-                        return steps, await environment.verify(Transcript("", ()))
-                    finally:
-                        await environment.close()
+            async def play(row=row, shown=shown):
+                environment = PythonAttempt(to_task(row), cfg.env, sandboxes.take)
+                try:
+                    steps = [await environment.step(turn["action"]) for turn in shown["turns"]]
+                    return steps, await environment.verify(Transcript("", ()))
+                finally:
+                    await environment.close()
 
-                steps, verdict = workers.run(play(), 120.0)
-                said = [step.observation.text for step in steps[:-1]]
-                assert said == [turn["observation"] for turn in shown["turns"][:-1]], row["kind"]
-                assert steps[-1].stop_reason == StopReason.ANSWER and verdict.reward == 1.0
-        finally:
-            workers.run(sandboxes.close(), CLOSE_TIMEOUT_S)
+            steps, verdict = workers.run(play(), 120.0)
+            said = [step.observation.text for step in steps[:-1]]
+            assert said == [turn["observation"] for turn in shown["turns"][:-1]], row["kind"]
+            assert steps[-1].stop_reason == StopReason.ANSWER and verdict.reward == 1.0

@@ -231,7 +231,7 @@ def test_a_late_command_is_killed_and_the_oracle_shares_one_shell():
             await workspace.close()
 
     result, pid = asyncio.run(late())
-    assert result.timed_out and result.exit_status == 137 and result.output == "begun\n"
+    assert result.timed_out and result.exit_code == 137 and result.output == b"begun\n"
     with pytest.raises(OSError):  # what a command left in the background ended with the workspace
         end = time.monotonic() + 60  # it was sent SIGKILL; when it goes is the kernel's business
         while time.monotonic() < end:

@@ -14,10 +14,9 @@ from jaxagent.envs.python import formats, hidden_tests
 from jaxagent.envs.python.environment import PythonAttempt
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
-from jaxagent.rollout.workers import Workers
 from jaxagent.sandbox.base import SandboxClosed
-from jaxagent.sandbox.of_config import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.types import StopReason, Task, TokenKind
+from tests.envs.opened import opened_sandboxes
 from tests.rollout.scripted import ScriptedPolicy
 
 TIMEOUT_S = 120.0
@@ -121,16 +120,8 @@ def test_what_is_shown_of_an_output():
 @pytest.fixture(scope="module")
 def opened():
     """Sandboxes that are open, and the loop on which they are."""
-    with Workers(4) as workers:
-        sandboxes = Sandboxes(make_config("tests").env.sandbox, "env.sandbox")
-        try:
-            try:
-                workers.run(sandboxes.open(), OPEN_TIMEOUT_S)
-            except ConfigError as failure:
-                pytest.skip(str(failure))
-            yield sandboxes, workers
-        finally:
-            workers.run(sandboxes.close(), CLOSE_TIMEOUT_S)
+    with opened_sandboxes(make_config("tests").env.sandbox, 4) as both:
+        yield both
 
 
 class Recorded:
@@ -319,8 +310,8 @@ def test_values_are_compared_as_json():
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({}, "metadata.hidden_tests must be an object"),
-        ({"hidden_tests": {"t0": {"call": "f(1)"}}}, "metadata.hidden_tests.t0 needs 'call' (text) and 'value'"),
+        ({}, "metadata.hidden_tests': must be an object"),
+        ({"hidden_tests": {"t0": {"call": "f(1)"}}}, "metadata.hidden_tests.t0.value': missing"),
         ({"hidden_tests": TESTS}, "names no tests"),
         ({"hidden_tests": TESTS, "fail_to_pass": ["t7"]}, "has no 't7'"),
         ({**CODE.metadata, "files": {"../x": ""}}, "'../x' must be a plain name"),

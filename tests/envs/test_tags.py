@@ -12,8 +12,8 @@ from jaxagent.envs.python import formats
 from jaxagent.envs.search import environment as search
 from jaxagent.envs.search import rewards as search_rewards
 from jaxagent.envs.terminal import dialogue, replies
-from jaxagent.rewards import format as format_reward
 from jaxagent.rewards import maths
+from jaxagent.rewards.text import follows
 
 # What is looked for in replies -> the same as one regular expression.
 MARKS = {
@@ -61,7 +61,7 @@ def readers():
     yield "search", search.parse_action
     yield "search answer", lambda text: search_rewards.extract_answer(text, 1)
     yield "search documents", lambda text: search_rewards.retrieval_hit(text, ["fig"])
-    yield "format", lambda text: format_reward.follows(search_rewards.MOVES, text)
+    yield "format", lambda text: follows(search_rewards.MOVES, text)
     yield "box", maths.last_boxed
     yield "equal", lambda text: maths.equal(text, "5")
 

@@ -25,8 +25,8 @@ def episode(task, sample, score=1.0, reason=StopReason.ANSWER):
     return Episode(task, sample, (trajectory,), score, rewards, reason, 2, {"action_tokens": 1.0}, "Who? me")
 
 
-def played(todo, rollout, on_episodes, concurrency=2, deadline_s=5.0):
-    asyncio.run(play(todo, rollout, concurrency, deadline_s, on_episodes))
+def played(todo, rollout, on_episode, concurrency=2, deadline_s=5.0):
+    asyncio.run(play(todo, rollout, concurrency, deadline_s, on_episode))
 
 
 def test_all_are_played_with_so_many_at_once():
@@ -40,7 +40,7 @@ def test_all_are_played_with_so_many_at_once():
         running -= 1
         return episode(task, sample)
 
-    played(TODO, rollout, ended.extend)
+    played(TODO, rollout, ended.append)
     assert sorted((e.task.id, e.sample) for e in ended) == sorted((t.id, s) for t, s in TODO)
     assert most == 2
 
@@ -54,7 +54,7 @@ def test_an_engine_that_fails_ends_it_and_what_ended_before_is_kept():
         return episode(task, sample, reason=reason)
 
     with pytest.raises(EngineError):
-        played(TODO, rollout, ended.extend)
+        played(TODO, rollout, ended.append)
     assert (ended[0].task.id, ended[0].sample) == ("t0", 0)
     assert all(e.sample == 0 for e in ended)
 
@@ -68,7 +68,7 @@ def test_a_full_disk_ends_it():
         await asyncio.sleep(0.02)
         return episode(task, sample)
 
-    def full(episodes):
+    def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
@@ -86,7 +86,7 @@ def test_one_that_raises_failed_and_one_that_never_ends_is_dropped():
             await asyncio.sleep(60)
         return episode(task, sample)
 
-    played(TODO, rollout, ended.extend, deadline_s=0.3)
+    played(TODO, rollout, ended.append, deadline_s=0.3)
     assert len(ended) == 5
     assert [e.stop_reason for e in ended if e.task.id == "t1"] == [StopReason.ENV_ERROR] * 2
 
@@ -94,8 +94,9 @@ def test_one_that_raises_failed_and_one_that_never_ends_is_dropped():
 def test_the_log_is_read_back_without_a_torn_last_line(tmp_path):
     path = tmp_path / "attempts.jsonl"
     log = AttemptLog(path, "em", "rl", 3)
-    log.extend([episode(TASKS[0], 0), episode(TASKS[0], 1, reason=StopReason.TIMEOUT)])
-    log.extend([episode(TASKS[1], 0, score=0.25)])
+    log.append(episode(TASKS[0], 0))
+    log.append(episode(TASKS[0], 1, reason=StopReason.TIMEOUT))
+    log.append(episode(TASKS[1], 0, score=0.25))
     log.close()
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"stage": "rl", "st')
@@ -110,7 +111,7 @@ def test_the_log_is_read_back_without_a_torn_last_line(tmp_path):
     fixed = [dataclasses.replace(TASKS[0], metadata={"test": "mended"}), *TASKS[1:]]
     with pytest.raises(ConfigError, match="another task 't0' than the dataset has now: set another --out"):
         again.check_same(fixed)
-    again.extend([episode(TASKS[0], 1)])  # tried again: the last one counts
+    again.append(episode(TASKS[0], 1))  # tried again: the last one counts
     again.close()
     assert path.read_bytes().startswith(whole) and again.attempts["t0", 1].score == 1.0
     assert AttemptLog(path, "em", "rl", 3).attempts == again.attempts
@@ -121,7 +122,7 @@ def test_the_log_is_read_back_without_a_torn_last_line(tmp_path):
 def test_a_line_that_is_no_attempt_is_named(tmp_path, line):
     path = tmp_path / "attempts.jsonl"
     log = AttemptLog(path, "em", "rl", 3)
-    log.extend([episode(TASKS[0], 0)])
+    log.append(episode(TASKS[0], 0))
     log.close()
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(ConfigError, match=r"attempts\.jsonl, line 2"):
@@ -135,4 +136,4 @@ def test_a_verdict_without_the_environments_score_is_a_mistake_told_in_one_line(
     told = r"has the score 'solved', and its verdicts have guessed, short"
     log = AttemptLog(tmp_path / "attempts.jsonl", "solved", "rl", 3)
     with contextlib.closing(log), pytest.raises(ConfigError, match=told):
-        played(TODO, rollout, log.extend)
+        played(TODO, rollout, log.append)

@@ -3,8 +3,6 @@
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -137,35 +135,44 @@ def test_no_run(tmp_path, capsys):
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_config_of_another_version_names_all_that_it_lacks(tmp_path, capsys):
-    stored = search_r1.get_config().to_dict()
+def lacks_fields(stored):
     del stored["engine"]["slots"], stored["data"]["eval_source"], stored["checkpoint"]
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    assert evaluate.main(command(tmp_path)) == 2
-    error = capsys.readouterr().err
-    assert all(f"config.{name}" in error for name in ("engine.slots", "data.eval_source", "checkpoint"))
-    assert error.startswith(f"error: {tmp_path / 'config.json'} was written by another version")
-    assert error.count("\n") == 1 and "--config=FILE" in error
 
 
-def test_a_module_of_the_user_s_that_is_not_there_is_told_as_such(tmp_path, capsys):
-    stored = search_r1.get_config().to_dict()
+def of_a_module_that_is_not_there(stored):
     stored["env"] = {"name": "my_own_game_of_yesterday:Nim"}
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    assert evaluate.main(command(tmp_path)) == 2
-    error = capsys.readouterr().err
-    assert "Python finds no module 'my_own_game_of_yesterday'" in error and "PYTHONPATH" in error
-    assert "another version" not in error and error.count("\n") == 1
 
 
-def test_a_config_from_before_choices_had_constants_is_one_line(tmp_path, capsys):
-    stored = search_r1.get_config().to_dict()
+def before_choices_had_constants(stored):
     stored["rl"] |= {"objective": "ppo_clip", "clip_low": 0.2}
+
+
+OTHER = "config.json was written by another version of this code"
+
+
+@pytest.mark.parametrize(
+    ("change", "messages"),
+    [
+        (
+            lacks_fields,
+            (OTHER, "config.engine.slots", "config.data.eval_source", "config.checkpoint", "Say --"),
+        ),
+        (of_a_module_that_is_not_there, ("finds no module 'my_own_game_of_yesterday'", "PYTHONPATH")),
+        (
+            before_choices_had_constants,
+            (f"{OTHER}: Unknown config field 'config.rl.clip_low'", "Say --config="),
+        ),
+    ],
+)
+def test_a_stored_config_that_cannot_be_read_is_one_line(tmp_path, capsys, change, messages):
+    stored = search_r1.get_config().to_dict()
+    change(stored)
     (tmp_path / "config.json").write_text(json.dumps(stored))
     assert evaluate.main(command(tmp_path)) == 2
     error = capsys.readouterr().err
-    assert "written by another version of this code: Unknown config field 'config.rl.clip_low'" in error
-    assert error.count("\n") == 1 and "Say --config=FILE" in error
+    assert all(message in error for message in messages) and error.count("\n") == 1
+    assert error.startswith(f"error: {tmp_path / 'config.json'}")
+    assert ("another version" in error) == (change is not of_a_module_that_is_not_there)
 
 
 def test_a_run_without_checkpoints(finished, tmp_path, capsys):
@@ -184,14 +191,3 @@ def test_a_policy_with_another_tokenizer(finished, tmp_path, capsys):
     Tokenizer.train(["a quick brown fox"] * 3, 300, ["<stop>"]).save(tmp_path / "policy")
     assert evaluate.main(command(finished, f"--checkpoint={tmp_path / 'policy'}")) == 2
     assert "is not the config's" in capsys.readouterr().err
-
-
-def test_help_loads_no_jax():
-    code = (
-        "import sys; from jaxagent import evaluate; evaluate.main(['evaluate', '--help']);"
-        "slow = {'jax', 'flax', 'grain', 'orbax', 'transformers'} & set(sys.modules);"
-        "sys.exit(f'imports {slow}' if slow else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "--checkpoint" in done.stdout and "--config.workdir=runs/search_r1 --greedy" in done.stdout

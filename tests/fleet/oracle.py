@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import pathlib
@@ -36,17 +35,8 @@ class Digests:
         self._path.write_text(json.dumps(self._found))
         self._inner.publish(version, state)
 
-    def past(self):
-        return self._inner.past()
-
-    def missing(self, version):
-        return self._inner.missing(version)
-
-    def weights_of(self, version):
-        return self._inner.weights_of(version)
-
-    def newest(self) -> contextlib.AbstractContextManager[None]:
-        return self._inner.newest()
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
 
 
 def main() -> None:

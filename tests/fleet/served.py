@@ -9,24 +9,35 @@ import pathlib
 import random
 import threading
 import time
-from collections.abc import Iterator
+import unittest.mock
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from jaxagent.config.command import bound_socket
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
-from jaxagent.fleet import server
-from jaxagent.fleet.admission import Batch, Outcome, UnknownWorkerError
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
+from jaxagent.fleet import server, worker
+from jaxagent.fleet.admission import Batch, Outcome
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.wire import TaskRef
+from jaxagent.fleet.worker import EngineWorker
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
 from tests.fleet import world
 
 TOKEN = "a token of the tests"
 FACTS = {"config": "c0", "jaxlib": "1", "threads": 2, "host": "here"}
 WAIT_S = 60.0
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Waits for what comes true in the end."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def task_of(step: int, round_: int, index: int) -> TaskRef:
@@ -73,7 +84,7 @@ def played(which: EpisodeId, weights: str, play: str = "") -> Episode:
 
 
 def packed(which: EpisodeId, weights: str, play: str = "") -> Packed:
-    return packing.pack(played(which, weights, play))
+    return codec.pack(played(which, weights, play))
 
 
 def usable(episodes: list[Episode]) -> bool:
@@ -167,86 +178,71 @@ class Served:
 
 
 class Engine:
-    """An engine worker's process, as two threads: one beats, one plays."""
+    """The loop of an engine process in threads, around a player that only pretends: this object.
 
-    def __init__(self, client: Client, places: int = 4, seed: int = 0, play_s: float = 0.01, pinned: bool = True):
-        self.client, self.places, self.play_s, self.pinned = client, places, play_s, pinned
+    Args:
+      client: of the coordinator, for this engine alone.
+      seed: of how long episodes take, `play_s` at most.
+      same: another play of an episode gives the same result.
+    """
+
+    def __init__(self, client: Client, seed: int = 0, play_s: float = 0.01, same: bool = True):
+        self.client, self.play_s, self.same = client, play_s, same
         self.random = random.Random(seed)
-        self.holding: dict[str, EpisodeId] = {}
-        self.name, self.stored, self.failure = "", [], None
-        self._lock = threading.Lock()
-        self._dead = threading.Event()
-        self.threads = [
-            threading.Thread(target=self._guard, args=(what,), daemon=True) for what in (self._play, self._beats)
-        ]
-
-    def start(self) -> Engine:
-        self._join()
-        for thread in self.threads:
-            thread.start()
-        return self
+        self.digest, self.version = "", -1
+        self.stored, self.failure, self.killed = list[EpisodeId](), None, False
+        self._put, client.put = client.put, self.put
+        self.worker = EngineWorker(client, self, FACTS, "pinned", WAIT_S)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
 
     def kill(self) -> None:
         """It is heard no more, and hands nothing in."""
-        self._dead.set()
+        self.killed = True
+        self.client.close()
 
     def wait(self) -> None:
-        for thread in self.threads:
-            thread.join(WAIT_S)
-            assert not thread.is_alive()
+        self.thread.join(WAIT_S)
+        assert not self.thread.is_alive()
         if self.failure is not None:
             raise self.failure
 
-    def _guard(self, what) -> None:
+    def _run(self) -> None:
         try:
-            what()
+            self.worker.run()
         except BaseException as failure:
-            if not self._dead.is_set():
-                self.failure = failure
-            self._dead.set()
+            self.failure = None if self.killed else failure
 
-    def _join(self) -> None:
-        with self._lock:
-            joined = self.client.join("engine", FACTS, self.holding.items())
-            self.name = joined.name
-            for lease in joined.cancel:
-                self.holding.pop(lease, None)
-            self.lease_s = joined.lease_s
+    def put(self, work, version, packed):
+        answer = self._put(work, version, packed)
+        assert answer.outcome in (Outcome.STORED, Outcome.DUPLICATE, Outcome.LATE), answer
+        if answer.outcome is Outcome.STORED:
+            self.stored.append(work.episode)
+        return answer
 
-    def _beats(self) -> None:
-        while not self._dead.wait(self.lease_s / 4):
-            try:
-                beat = self.client.beat(self.name, list(self.holding), "plays", 0.0, {"tokens_per_s": 1.0})
-            except UnknownWorkerError:
-                self._join()
-                continue
-            for lease in beat.cancel:
-                self.holding.pop(lease, None)
-            if beat.ended:
-                return self._dead.set()
+    # ---------------------------------------------------------------- a player
 
-    def _play(self) -> None:
-        while not self._dead.is_set():
-            try:
-                jobs = self.client.take(self.name, self.places, list(self.holding), wait_s=1.0)
-            except UnknownWorkerError:
-                time.sleep(0.05)  # the other thread joins
-                continue
-            with self._lock:
-                self.holding |= {job.work.lease: job.work.episode for job in jobs}
-            self.random.shuffle(jobs)
-            for job in jobs:
-                time.sleep(self.play_s * self.random.random())
-                if self._dead.is_set():
-                    return
-                sources = self.client.weights(job.work.version)
-                assert sources is not None and job.task == task_of(*job.group)
-                play = "" if self.pinned else job.work.lease
-                answer = self.client.put(job.work, job.work.version, packed(job.work.episode, sources.digest, play))
-                assert answer.outcome in (Outcome.STORED, Outcome.DUPLICATE, Outcome.LATE), answer
-                self.holding.pop(job.work.lease, None)
-                if answer.outcome is Outcome.STORED:
-                    self.stored.append(job.work.episode)
+    def hold(self, version):
+        sources = self.client.weights(version)
+        assert sources is not None
+        self.digest, self.version = sources.digest, version
+
+    def expect(self, version):
+        pass
+
+    def play(self, job, report):
+        assert job.work.version == self.version and job.task == task_of(*job.group)
+        result = packed(job.work.episode, self.digest, "" if self.same else job.work.lease)
+        threading.Timer(self.play_s * self.random.random(), report, (result, self.version)).start()
+
+    def cancel(self, lease):
+        pass
+
+    def places(self):
+        return 4
+
+    def numbers(self):
+        return {"progress": float(len(self.stored)), "tokens_per_s": 1.0}
 
 
 class Trainer:
@@ -284,7 +280,7 @@ class Trainer:
         """Reads the body, as a trainer on another host does."""
         body = self.client.episode(which)
         assert body.digest == digest
-        assert packing.unpack(body, "here").sample == which.sample
+        assert codec.unpack(body, "here").sample == which.sample
         return digest
 
     def _publish(self, version: int) -> None:
@@ -295,13 +291,12 @@ class Trainer:
 @contextlib.contextmanager
 def engines(url: str, count: int, **settings) -> Iterator[list[Engine]]:
     """Running engines, which end when the run does."""
-    found = [Engine(Client(url, TOKEN, WAIT_S), seed=seed, **settings) for seed in range(count)]
-    for engine in found:
-        engine.start()
-    try:
-        yield found
-        for engine in found:
-            engine.wait()
-    finally:
-        for engine in found:
-            engine.kill()
+    with unittest.mock.patch.multiple(worker, LONG_POLL_S=1.0, LOOK_S=0.05, BEATS_PER_LEASE=20):
+        found = [Engine(Client(url, TOKEN, WAIT_S), seed, **settings) for seed in range(count)]
+        try:
+            yield found
+            for engine in found:
+                engine.wait()
+        finally:
+            for engine in found:
+                engine.kill()

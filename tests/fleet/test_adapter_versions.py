@@ -22,7 +22,7 @@ from jaxagent.learner import programs
 from jaxagent.learner.state import Frozen
 from jaxagent.models import lora, params, sharding
 from jaxagent.runs.fleet import sink, trees
-from jaxagent.runs.fleet.engine_weights import EngineVersions, place
+from jaxagent.runs.fleet.engine_weights import EngineVersions, VersionReader, place
 from tests.fleet.test_trainer_seams import Publications
 from tests.models import tiny
 
@@ -84,7 +84,8 @@ def engine(cfg, mesh, own, digests, *urls, seen=None, fetcher=None, fetch_s=0.0)
     """The versions of an engine process; it asks `digests` and `urls` anew every time."""
     link = types.SimpleNamespace(weights=lambda version: Sources(version, digests[version], "run", urls))
     fetcher = fetcher or WeightFetcher(own, TOKEN)
-    return EngineVersions(cfg, SPEC, mesh, link, fetcher, own, seen or own.with_name("none"), fetch_s)
+    reader = VersionReader(seen or own.with_name("none"), own, fetcher, fetch_s)
+    return EngineVersions(cfg, SPEC, mesh, link, reader)
 
 
 def manifest_of(folder, version):

@@ -160,20 +160,6 @@ def test_a_worker_that_comes_back_goes_on_with_one_steps_episodes():
 # -------------------------------------------------------------------- results
 
 
-def test_another_result_of_an_episode_is_told_apart():
-    pinned, free = made(staleness=1), made(staleness=1, rule="in_flight")
-    episode = EpisodeId(GroupId(0, 0, 0), 0)
-    for coordinator in (pinned, free):
-        assert coordinator.put(episode, "a", 0, "d").outcome is Outcome.STORED
-        assert coordinator.put(episode, "a", 0, "d").outcome is Outcome.DUPLICATE
-        assert coordinator.put(episode, "a", 0, "e").outcome is Outcome.CONFLICT
-        assert coordinator.record.groups[episode.group].results[0].digest == "d"
-    assert free.put(episode, "b", 0, "e").outcome is Outcome.LATE and len(free.conflicts) == 1
-    answer = pinned.put(episode, "b", 0, "e")
-    assert answer.outcome is Outcome.CONFLICT and "was d, and now is e" in answer.reason
-    assert pinned.conflicts[-1] == answer.reason
-
-
 @pytest.mark.parametrize(
     ("episode", "version", "reason"),
     [
@@ -214,9 +200,9 @@ def test_a_group_is_judged_once_it_is_complete():
     coordinator = made(attempts=2)
     group = GroupId(0, 0, 0)
     assert not coordinator.put(EpisodeId(group, 1), "a", 0, "d").complete
-    assert coordinator.close(group, True).outcome is Outcome.REFUSED and coordinator.unjudged() == []
-    assert coordinator.put(EpisodeId(group, 0), "a", 0, "d").complete and coordinator.unjudged() == [group]
-    assert coordinator.close(group, True).outcome is Outcome.STORED and coordinator.unjudged() == []
+    assert coordinator.close(group, True).outcome is Outcome.REFUSED and coordinator.record.unjudged() == []
+    assert coordinator.put(EpisodeId(group, 0), "a", 0, "d").complete and coordinator.record.unjudged() == [group]
+    assert coordinator.close(group, True).outcome is Outcome.STORED and coordinator.record.unjudged() == []
     assert coordinator.close(group, True).outcome is Outcome.DUPLICATE
     assert coordinator.close(group, False).outcome is Outcome.CONFLICT
 
@@ -236,21 +222,7 @@ def test_dynamic_sampling_replaces_groups_by_others():
     assert batch.left_out == (GroupId(0, 0, out),)
 
 
-def test_dynamic_sampling_ends_with_what_there_is_and_never_takes_more_than_is_wanted():
-    coordinator = made(rounds=2, groups_per_round=3)  # two are wanted
-    for k in range(3):
-        played(coordinator, GroupId(0, 0, k), usable=False)
-    for k in range(3):
-        played(coordinator, GroupId(0, 1, k), usable=k == 1)
-    batch = coordinator.batch(0)
-    assert batch.groups == (GroupId(0, 1, 1),) and len(batch.left_out) == 5
-    coordinator.publish(1, "v1")
-    for k in range(3):
-        played(coordinator, GroupId(1, 0, k))
-    assert coordinator.batch(1).groups == ids(1, (0, 1)) and coordinator.batch(1).left_out == ids(1, (2,))
-
-
-# -------------------------------------------------------------------- versions, and what is forgotten
+# -------------------------------------------------------------------- versions
 
 
 def test_versions_come_in_order_and_a_replay_must_equal():
@@ -264,17 +236,3 @@ def test_versions_come_in_order_and_a_replay_must_equal():
     assert coordinator.publish(1, "v1").outcome is Outcome.DUPLICATE
     assert coordinator.publish(1, "w1").outcome is Outcome.CONFLICT and coordinator.publish(0, "v0").reason == ""
     assert coordinator.record.versions == ["v0", "v1"]
-
-
-def test_what_is_saved_is_forgotten_and_its_late_results_are_dropped():
-    coordinator = made()
-    for group in ids(0, (0, 1)):
-        played(coordinator, group)
-    coordinator.batch(0)
-    assert coordinator.keep(1).outcome is Outcome.REFUSED
-    coordinator.publish(1, "v1")
-    assert coordinator.keep(1).outcome is Outcome.STORED and coordinator.keep(1).outcome is Outcome.DUPLICATE
-    assert sorted(coordinator.record.groups) == list(ids(1, (0, 1)))
-    assert coordinator.put(EpisodeId(GroupId(0, 0, 0), 0), "a", 0, "e").outcome is Outcome.LATE
-    with pytest.raises(ValueError, match="steps 1 to 1"):
-        coordinator.batch(0)

@@ -1,6 +1,7 @@
 """Each call of the coordinator over HTTP, by hand: what it answers, what it refuses, and what it survives."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import errno
@@ -22,18 +23,18 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import bound_socket
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import api, book, fence, intake, ledger, members, playing, server, vitals, wire
 from jaxagent.fleet import client as calls
 from jaxagent.fleet.admission import LeasedEpisode, Outcome, UnknownWorkerError
 from jaxagent.fleet.client import CallError, Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.ledger import Ledger
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
-from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.vitals import WEIGHTS
 from jaxagent.io import connections
 from jaxagent.types import Task
-from tests.fleet.served import FACTS, TOKEN, WAIT_S, Served, packed, played, task_of, tasks_of
+from tests.fleet.served import FACTS, TOKEN, WAIT_S, Served, packed, played, task_of, tasks_of, until
 
 PLAN = Plan(steps=3, groups_per_step=1, attempts=2, staleness=1)
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -170,8 +171,7 @@ def test_a_second_take_of_one_engine_ends_the_first(served):
     got = []
     waiting = threading.Thread(target=lambda: got.append(client.take(name, 1, [], wait_s=20)))
     waiting.start()
-    while not client.status()["calls"].get("take"):
-        time.sleep(0.01)
+    until(lambda: client.status()["calls"].get("take"))
     assert twin.take(name, 1, []) == []
     waiting.join(20)
     assert got == [[]]
@@ -258,26 +258,6 @@ def test_other_runs_label_them(tmp_path):
         assert client.status()["members"]["engine"][name]["differs"] == {"jaxlib": ["1", "2"]}
 
 
-def test_a_trainer_that_was_replaced_is_told_so(served):
-    old, new = served.client(), served.client()
-    name = old.join("trainer", FACTS).name
-    assert old.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.STORED
-    new.join("trainer", FACTS)
-    for call in (
-        lambda: old.beat(name, []),
-        lambda: old.batch(0),
-        lambda: old.publish(0, "w0", "lineage", tasks_of(PLAN, 0)),
-        lambda: old.keep(1),
-        lambda: old.end("no"),
-    ):
-        with pytest.raises(ReplacedError, match="must end"):
-            call()
-    assert new.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.DUPLICATE
-    other = served.client()  # of the same gang, with another rank
-    other.join("trainer", FACTS | {"rank": 1})
-    assert new.batch(0) is None
-
-
 def test_who_has_not_joined_as_the_trainer_ends_nothing_and_publishes_nothing(served):
     trainer, engine, stranger = served.trainer(), served.client(), served.client()
     engine.join("engine", FACTS)
@@ -311,26 +291,35 @@ def test_a_trainer_that_finds_its_run_over_joins_to_say_so_and_nobody_is_compare
         assert engine.beat(name, []).ended == "all is trained"
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_trainer_that_was_silent_for_a_lease_takes_no_newer_ones_place(tmp_path, restart):
-    """As one that was stopped, or cut off, while a launcher started another one: by its beat or by any other call."""
+@pytest.mark.parametrize("when", ["at once", "after a lease", "after a restart"])
+def test_a_trainer_takes_no_newer_ones_place(tmp_path, when):
+    """Whether it was replaced, or stopped, or cut off while a launcher started another one: whatever it calls."""
     now = [0.0]
     with Served(tmp_path, PLAN, clock=lambda: now[0]) as served:
         old = served.client()
         name = old.join("trainer", FACTS).name
         assert old.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.STORED
-        now[0] += 2 * PLAN.lease_s
-        _until(lambda: not served.client().status()["members"]["trainer"])
+        if when != "at once":
+            now[0] += 2 * PLAN.lease_s
+            until(lambda: not served.client().status()["members"]["trainer"])
         new = served.client()
         newer = new.join("trainer", FACTS).name
-        if restart:
+        if when == "after a restart":
             served.stop()
             served.start()
             assert new.batch(0) is None, "it joins again by itself"
-        for call in (lambda: old.beat(name, []), lambda: old.batch(0), lambda: old.end("no"), lambda: old.keep(1)):
-            with pytest.raises(ReplacedError, match=f"replaced by {newer}, which joined later"):
+        for call in (
+            lambda: old.beat(name, []),
+            lambda: old.batch(0),
+            lambda: old.publish(0, "w0", "lineage", tasks_of(PLAN, 0)),
+            lambda: old.keep(1),
+            lambda: old.end("no"),
+        ):
+            with pytest.raises(ReplacedError, match=f"replaced by {newer}, which joined later: it must end"):
                 call()
         assert list(served.client().status()["members"]["trainer"]) == [newer]
+        assert new.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.DUPLICATE
+        served.client().join("trainer", FACTS | {"rank": 1})  # of the same gang
         assert new.beat(newer, []).ended == "" and new.batch(0) is None
 
 
@@ -341,18 +330,11 @@ def test_a_trainer_that_was_silent_and_not_replaced_goes_on_under_its_name(tmp_p
         name = trainer._name
         for away in (lambda: now.__setitem__(0, now[0] + 2 * PLAN.lease_s), lambda: served.stop() or served.start()):
             away()
-            _until(lambda: not served.client().status()["members"]["trainer"])
+            until(lambda: not served.client().status()["members"]["trainer"])
             answer = trainer.publish(0, "w0", "lineage", tasks_of(PLAN, 0))
             assert answer.outcome in (Outcome.STORED, Outcome.DUPLICATE)
             assert list(served.client().status()["members"]["trainer"]) == [name]
             assert trainer.beat(name, []).newest == 0
-
-
-def _until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_engines_that_wait_are_asked_for_when_there_is_something_and_not_before(tmp_path, monkeypatch):
@@ -376,7 +358,7 @@ def test_engines_that_wait_are_asked_for_when_there_is_something_and_not_before(
         play(client, name)
         for thread in threads:
             thread.start()
-        _until(lambda: len(set(looks)) == 13)  # each has looked once
+        until(lambda: len(set(looks)) == 13)  # each has looked once
         time.sleep(0.3)
         before = len(looks)
         for _ in range(4):
@@ -387,7 +369,7 @@ def test_engines_that_wait_are_asked_for_when_there_is_something_and_not_before(
             assert client.batch(step, wait_s=20)
             begun = time.monotonic()
             client.publish(step + 1, f"w{step + 1}", "lineage", tasks_of(plan, step + 1))
-        _until(lambda: sum(bool(jobs) for _, jobs in got) == 6)
+        until(lambda: sum(bool(jobs) for _, jobs in got) == 6)
         client.end("over")
         for thread in threads:
             thread.join(20)
@@ -446,7 +428,7 @@ def test_a_coordinator_is_reached_by_ipv6_and_by_ipv4(tmp_path):
             served.start()
             try:
                 port = address.getsockname()[1]
-                _until(lambda: (folder / server.ADDRESS).exists())
+                until(lambda: (folder / server.ADDRESS).exists())
                 told = json.loads((folder / server.ADDRESS).read_text())["url"]
                 assert told == f"http://[::1]:{port}" or "[" not in told
                 for host in hosts:
@@ -505,7 +487,7 @@ def test_results_that_nobody_may_hand_in(served):
     assert served.client().status()["conflicts"] == []
     theirs = client.put(job.work, 0, packed(other.work.episode, "w"))
     assert theirs.outcome is Outcome.REFUSED and "attempt 1 of the run, which is another one" in theirs.reason
-    elsewhere = packing.pack(dataclasses.replace(played(job.work.episode, "w"), task=Task("task-\ud83d", "?", ("x",))))
+    elsewhere = codec.pack(dataclasses.replace(played(job.work.episode, "w"), task=Task("task-\ud83d", "?", ("x",))))
     refused = client.put(job.work, 0, elsewhere)
     assert refused.outcome is Outcome.REFUSED
     assert refused.reason.endswith("it was played at task 'task-\\ud83d', and the group's is 'task-0'.")
@@ -545,7 +527,7 @@ def test_results_that_nobody_may_hand_in(served):
         ("/v1/beat", {"name": "NAME", "numbers": {"sending": None}}, "'numbers' must hold numbers"),
         ("/v1/beat", {"name": "NAME", "numbers": {"sending": [3]}}, "'numbers' must hold numbers"),
         ("/v1/beat", {"name": "NAME", "numbers": {"versions": 0}}, "'numbers' must hold numbers"),
-        ("/v1/beat", {"name": "NAME", "numbers": {"tokens": float("nan")}}, "'numbers' must hold numbers"),
+        ("/v1/beat", {"name": "NAME", "numbers": {"tokens": float("nan")}}, "NaN is not a number of JSON"),
         ("/v1/keep", {"step": True}, "step"),
         ("/v1/end", {"reason": None}, "reason"),
     ],
@@ -732,6 +714,30 @@ def test_a_full_disk_stores_nothing_and_goes_on_when_there_is_room(served, monke
     assert client.put(other.work, 0, packed(other.work.episode, "w")).complete
 
 
+def test_one_of_two_that_come_at_once_waits_for_what_becomes_of_the_other(served, monkeypatch):
+    """The second is a duplicate only when the first is on disk; where that failed, it is stored itself."""
+    client, name = began(served)
+    (job, _) = client.take(name, 2, [])
+    good, entered, fail, put = packed(job.work.episode, "w"), threading.Event(), [True], book.EpisodeFiles.put
+
+    def slow(*of):
+        if fail.pop() if fail else False:
+            entered.set()
+            time.sleep(0.3)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(*of)
+
+    monkeypatch.setattr(book.EpisodeFiles, "put", slow)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        first = threads.submit(served.client(patience_s=0.0).put, job.work, 0, good)
+        assert entered.wait(20)
+        second = threads.submit(client.put, job.work, 0, good)
+        with pytest.raises(CoordinatorGoneError, match="507"):
+            first.result(20)
+        assert second.result(20).outcome is Outcome.STORED
+    assert client.put(job.work, 0, good).outcome is Outcome.DUPLICATE
+
+
 def test_a_ledger_that_fails_ends_the_process_and_nothing_was_promised(served, monkeypatch):
     client, name = began(served)
     (job, _) = client.take(name, 2, [])
@@ -777,16 +783,7 @@ def test_no_answer_leaves_before_its_line_is_on_disk(served, monkeypatch):
     assert len(answers) == 4
 
 
-def test_a_coordinator_that_was_taken_over_ends(served, tmp_path):
-    client, _ = began(served)
-    fence.take(tmp_path / server.LEDGER)
-    with pytest.raises(CoordinatorGoneError):
-        served.trainer(patience_s=0.1).publish(0, "w0", "lineage", tasks_of(PLAN, 0))
-    assert "epoch 2 has taken over" in str(served.ended())
-    assert client
-
-
-def test_a_coordinator_that_was_taken_over_ends_also_where_nobody_calls(served, tmp_path):
+def test_a_coordinator_that_was_taken_over_ends_where_nobody_calls(served, tmp_path):
     fence.take(tmp_path / server.LEDGER)
     began = time.monotonic()
     assert "epoch 2 has taken over" in str(served.ended()) and time.monotonic() - began < WAIT_S / 4
@@ -818,7 +815,7 @@ def test_a_ledger_of_an_earlier_version_goes_on(tmp_path):
         jobs = [job for _ in range(2) for job in found.take(0.0, name, 1, [])]
         assert jobs[0].work.episode == EpisodeId(GroupId(1, 0, 0), 1)
         again = wire.tasks_of({"tasks": wire.tasks_to(tasks_of(PLAN, 1))})
-        assert found.publish(1, "w1", "lineage", again)[0].outcome is Outcome.DUPLICATE
+        assert found.publish(1, "w1", "lineage", again).outcome is Outcome.DUPLICATE
 
 
 def test_a_ledger_that_somebody_removed_takes_no_episode_with_it(served, tmp_path):
@@ -870,14 +867,15 @@ def test_what_is_kept_is_forgotten_on_disk_too_and_a_restart_knows_the_rest(tmp_
             assert (
                 client.publish(step + 1, f"w{step + 1}", "lineage", tasks_of(plan, step + 1)).outcome is Outcome.STORED
             )
+        assert client.keep(4).outcome is Outcome.REFUSED, "beyond the newest version"
         assert client.keep(2).outcome is Outcome.STORED and client.keep(2).outcome is Outcome.DUPLICATE
+        with pytest.raises(CallError, match="steps 2 to 3 can be"):
+            client.batch(1)
         old, new = EpisodeId(GroupId(0, 0, 0), 0), EpisodeId(GroupId(2, 0, 1), 1)
         with pytest.raises(CallError, match="404"):
             client.episode(old)
         folder = tmp_path / server.LEDGER / "episodes"
-        deadline = time.monotonic() + 60
-        while len(list(folder.rglob("*.z"))) > 8 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: len(list(folder.rglob("*.z"))) <= 8)
         before = client.status()
         served.stop()
         with Ledger(tmp_path / server.LEDGER) as log:

@@ -1,4 +1,4 @@
-"""Whole runs through a real coordinator: engines and trainer only pretend, HTTP, ledger and files do not."""
+"""Whole runs through a real coordinator and the loops of engine processes: HTTP, ledger and files do not pretend."""
 
 import pytest
 
@@ -20,7 +20,12 @@ def test_a_run_comes_to_what_a_plain_loop_comes_to(tmp_path, count, settings):
     with Served(tmp_path, plan, judge=usable if plan.rounds > 1 else None) as served:
         with engines(served.url, count) as workers:
             trainer = Trainer(served.client(), plan)
+            if plan.rounds == 1:
+                trainer.run(to=2)
+                served.stop()
+                served.start()
             trainer.run()
+        assert all(engine.worker.numbers()["joins"] > 1 for engine in workers) or plan.rounds > 1
         assert FACTS["config"] == "c0" and trainer.versions == oracle(plan).versions
         assert [batch.groups for batch in trainer.batches] == oracle(plan).batches
         stored = [episode for worker in workers for episode in worker.stored]

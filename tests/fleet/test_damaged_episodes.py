@@ -20,13 +20,13 @@ from jaxagent.fleet.members import Members
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.playing import Playing
 from jaxagent.fleet.repairs import LostEpisodeError
-from jaxagent.fleet.vitals import Vitals
-from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.vitals import WEIGHTS, Vitals
 from jaxagent.fleet.wire import Sources
 from jaxagent.runs.fleet import source
 from jaxagent.runs.fleet.sink import lacking
 from tests.fleet.served import FACTS, Served, Trainer, engines, oracle, packed, tasks_of, usable
 from tests.fleet.test_trainer_seams import CFG
+from tests.fleet.world import snapshot
 
 PLAN = Plan(steps=3, groups_per_step=2, attempts=2, staleness=1)
 WHICH = EpisodeId(GroupId(0, 0, 1), 1)
@@ -113,7 +113,7 @@ def test_a_new_coordinator_knows_what_is_to_be_played_again():
     coordinator = formed()
     coordinator.damaged(WHICH, of(WHICH))
     again = Coordinator(coordinator.plan, "v0", 2, coordinator.take_events())
-    assert again.record.snapshot() == coordinator.record.snapshot() and again.record.found_damaged == 1
+    assert snapshot(again.record) == snapshot(coordinator.record) and again.record.found_damaged == 1
     assert again.batch(0) is None and play_again(again).outcome is Outcome.STORED and again.batch(0) is not None
 
 
@@ -213,7 +213,7 @@ def book_of(folder: pathlib.Path, plan: Plan, steps: int, trained: int, exact: b
     for step in range(steps):
         for which in [EpisodeId(GroupId(step, 0, number), sample) for number in range(2) for sample in range(2)]:
             result = packed(which, "w")
-            book.store(which, result)
+            book.files.put(which, result)
             complete = book.rules.put(which, "1-9", max(0, step - plan.staleness), result.digest).complete
             if complete:
                 book.rules.close(which.group, usable=True)
@@ -238,7 +238,7 @@ def test_a_coordinator_that_starts_gives_out_no_gone_episode_of_a_step_that_is_t
         jobs = book.take(0.0, name, 2, [])
         assert [(job.work.episode.group.step, job.work.version) for job in jobs] == [(2, 1)] * 2
         # A trainer that replays the step tells of it; then it is played again where that gives what it was.
-        answer = book.damaged(WHICH, packed(WHICH, "w").digest)
+        answer = book.rules.damaged(WHICH, packed(WHICH, "w").digest)
         assert answer.outcome is (Outcome.REFUSED if plan.rule == "in_flight" else Outcome.STORED)
 
 
@@ -252,7 +252,7 @@ def test_a_coordinator_that_starts_changes_no_batch_that_a_trainer_may_have_read
         equal = exact and rule == "pinned"
         assert len(book.rules.record.damaged()) == (4 if equal else 0)
         assert (book.batch(0) is None) is equal
-        answer = book.damaged(WHICH, packed(WHICH, "w").digest)
+        answer = book.rules.damaged(WHICH, packed(WHICH, "w").digest)
         assert answer.outcome is (Outcome.DUPLICATE if equal else Outcome.STORED)
 
 
@@ -291,7 +291,7 @@ def test_a_file_that_is_no_longer_wanted_when_it_is_written_goes_again(tmp_path,
                 book.publish(1, "w1", "lineage", tasks_of(plan, 1))
 
         playing._write, playing._storing[WHICH] = meanwhile, None
-        book.damaged(WHICH, packed(WHICH, "w").digest)
+        book.rules.damaged(WHICH, packed(WHICH, "w").digest)
         answer = await playing.store(WHICH, "2-9", 0, packed(WHICH, play))
         await core.close(5.0)
         return answer
@@ -394,7 +394,7 @@ def test_a_replay_that_comes_out_otherwise_ends_the_trainer_with_both_digests(tm
             workers[0].kill()
         path = file_of(served, WHICH)
         flip(path)
-        with engines(served.url, 1, pinned=False) as workers:  # its plays differ
+        with engines(served.url, 1, same=False) as workers:  # its plays differ
             with pytest.raises(
                 ConfigError, match=r"needs a stored episode that is lost: episode \(0, 0, 1\)/1 was .* when it was"
             ):

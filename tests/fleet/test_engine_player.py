@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxagent.config import ConfigError, flags
-from jaxagent.data import packing
+from jaxagent.data import codec
 from jaxagent.fleet import manifest, weights
 from jaxagent.fleet.admission import LeasedEpisode
 from jaxagent.fleet.plan import EpisodeId, GroupId
@@ -26,7 +26,7 @@ from jaxagent.runs import attempts
 from jaxagent.runs.attempts import collect
 from jaxagent.runs.fleet import player as player_of
 from jaxagent.runs.fleet import probe, trees
-from jaxagent.runs.fleet.engine_weights import EngineVersions, blank, place
+from jaxagent.runs.fleet.engine_weights import EngineVersions, VersionReader, blank, place
 from jaxagent.runs.fleet.player import EnginePlayer
 from jaxagent.runs.parts import open_parts
 from jaxagent.sandbox.base import SandboxLost
@@ -95,7 +95,9 @@ def test_an_engine_plays_what_a_run_of_one_process_plays_with_the_same_weights(t
         ]
         with parts.engine(blank(parts.spec, parts.mesh), -1) as driver:
             fetcher = WeightFetcher(own, TOKEN)
-            versions = EngineVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, tmp_path / "none", 60.0)
+            versions = EngineVersions(
+                cfg, parts.spec, parts.mesh, link, VersionReader(tmp_path / "none", own, fetcher, 60.0)
+            )
             player = EnginePlayer(parts, driver, versions, lambda: recorded, {"jaxlib": "ours"})
             player.hold(1)
             results = played(player, jobs)
@@ -114,7 +116,7 @@ def test_an_engine_plays_what_a_run_of_one_process_plays_with_the_same_weights(t
                 other.hold(1)
     assert {version for _, version in results} == {1}
     every = [episode for group in expected for episode in group.episodes]
-    assert [packed.digest for packed, _ in results] == [packing.pack(episode).digest for episode in every]
+    assert [packed.digest for packed, _ in results] == [codec.pack(episode).digest for episode in every]
     assert sum(len(trajectory) for episode in every for trajectory in episode.trajectories) > 100
 
 

@@ -6,13 +6,14 @@ import time
 
 import pytest
 
-from jaxagent.data.packing import Packed
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import worker as worker_module
 from jaxagent.fleet.admission import Answer, Coordinator, Outcome
 from jaxagent.fleet.manifest import WeightsError
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.wire import Beat, Job, Joined, TaskRef
 from jaxagent.fleet.worker import EngineWorker
+from tests.fleet.served import until
 from tests.fleet.world import Oracle, digest, episode
 
 LONG_S = 60.0  # longer than any of these takes, on a busy machine
@@ -194,11 +195,14 @@ def working(hub, *players, grace_s=0.0):
     assert not any(thread.is_alive() for thread in threads)
 
 
-def until(condition):
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+@contextlib.contextmanager
+def stuck(places=3, **settings):
+    """A worker whose episodes do not end before `go` is set."""
+    hub = Hub(plan(**settings))
+    player = FakePlayer(hub, places)
+    player.go.clear()
+    with working(hub, player) as ((worker,), reasons):
+        yield hub, player, worker, reasons
 
 
 def plan(**more):
@@ -262,10 +266,7 @@ def test_an_engine_is_told_while_it_plays_which_version_comes_next():
 
 
 def test_a_worker_that_was_silent_joins_again_and_goes_on_with_what_it_plays():
-    hub = Hub(plan(steps=1))
-    player = FakePlayer(hub, places=6)
-    player.go.clear()
-    with working(hub, player) as ((worker,), _):
+    with stuck(places=6, steps=1) as (hub, player, worker, _):
         until(lambda: len(player.running) == 6)
         with hub.lock:
             for name in list(hub.coordinator._leases.workers):
@@ -279,10 +280,7 @@ def test_a_worker_that_was_silent_joins_again_and_goes_on_with_what_it_plays():
 
 
 def test_results_wait_in_memory_while_the_coordinator_is_away_and_are_sent_to_the_next_one():
-    hub = Hub(plan(steps=2, staleness=1))
-    player = FakePlayer(hub, places=4)
-    player.go.clear()
-    with working(hub, player) as ((worker,), _):
+    with stuck(places=4, steps=2, staleness=1) as (hub, player, worker, _):
         until(lambda: len(player.running) == 4)
         hub.there.clear()
         player.go.set()
@@ -307,10 +305,7 @@ def test_what_cannot_be_sent_is_bounded():
 
 
 def test_an_episode_that_somebody_else_handed_in_is_given_up():
-    hub = Hub(plan(steps=1, groups_per_step=1))
-    player = FakePlayer(hub)
-    player.go.clear()
-    with working(hub, player) as ((worker,), _):
+    with stuck(steps=1, groups_per_step=1) as (hub, player, worker, _):
         until(lambda: len(player.running) == 3)
         which = EpisodeId(GroupId(0, 0, 0), 1)
         with hub.call() as coordinator:
@@ -333,10 +328,7 @@ def test_a_version_that_cannot_be_had_is_not_replaced_and_its_episodes_go_back()
 
 
 def test_an_engine_whose_episodes_are_stuck_makes_no_progress_by_asking_for_more():
-    hub = Hub(plan(steps=1, groups_per_step=1))
-    player = FakePlayer(hub, places=6)
-    player.go.clear()
-    with working(hub, player):
+    with stuck(places=6, steps=1, groups_per_step=1) as (hub, player, *_):
         until(lambda: len(player.running) == 3)
         until(lambda: hub.stood[0] == "playing" and hub.stood[1] > 5 * worker_module.LONG_POLL_S)
         player.go.set()
@@ -366,10 +358,7 @@ def test_told_to_end_it_begins_nothing_hands_in_what_is_ready_and_gives_back_the
 
 
 def test_an_engine_that_is_drained_finishes_what_it_plays():
-    hub = Hub(plan(steps=1, groups_per_step=1))
-    player = FakePlayer(hub)
-    player.go.clear()
-    with working(hub, player) as (_, reasons):
+    with stuck(steps=1, groups_per_step=1) as (hub, player, _, reasons):
         until(lambda: len(player.running) == 3)
         hub.drains = True
         time.sleep(0.3)

@@ -4,16 +4,14 @@ import dataclasses
 import errno
 import hashlib
 import json
-import threading
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.data import codec, packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import episodes
 from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeFiles
 from jaxagent.fleet.ledger import Ledger
@@ -53,19 +51,19 @@ def same(one, other):
 
 
 def test_an_episode_comes_back_with_every_field():
-    packed = packing.pack(EPISODE)
-    assert same(packing.unpack(packed, "here"), EPISODE)
-    assert not same(packing.unpack(packed, "here"), dataclasses.replace(EPISODE, trajectories=(trajectory(-0.2),)))
+    packed = codec.pack(EPISODE)
+    assert same(codec.unpack(packed, "here"), EPISODE)
+    assert not same(codec.unpack(packed, "here"), dataclasses.replace(EPISODE, trajectories=(trajectory(-0.2),)))
 
 
 def test_whose_a_result_is_does_not_hang_on_how_its_json_is_written():
-    packed = packing.pack(EPISODE)
-    assert packing.task_and_sample(packed, "here") == (EPISODE.task.id, EPISODE.sample)
+    packed = codec.pack(EPISODE)
+    assert codec.task_and_sample(packed, "here") == (EPISODE.task.id, EPISODE.sample)
     first, second = zlib.decompress(packed.body).split(b"\n")
     row = json.loads(first)
     for written in (json.dumps(row).encode(), json.dumps(dict(reversed(row.items()))).encode()):
         other = Packed(hashlib.sha256(written).hexdigest(), zlib.compress(written + b"\n" + second))
-        assert packing.task_and_sample(other, "here") == (EPISODE.task.id, EPISODE.sample)
+        assert codec.task_and_sample(other, "here") == (EPISODE.task.id, EPISODE.sample)
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Episode)])
@@ -85,57 +83,52 @@ def test_the_digest_is_that_of_what_is_learnt_from(field):
         "error": "e",
         "heard": (),
     }
-    other = packing.pack(dataclasses.replace(EPISODE, **{field: others[field]}))
-    assert (other.digest == packing.pack(EPISODE).digest) == (field in ("metrics", "text", "error", "heard"))
+    other = codec.pack(dataclasses.replace(EPISODE, **{field: others[field]}))
+    assert (other.digest == codec.pack(EPISODE).digest) == (field in ("metrics", "text", "error", "heard"))
 
 
 def test_a_damaged_body_is_refused_wherever_it_is_damaged():
-    good = packing.pack(EPISODE)
+    good = codec.pack(EPISODE)
     unharmed = 0
     for at in range(len(good.body)):
         for bit in range(8):
             body = good.body[:at] + bytes([good.body[at] ^ 1 << bit]) + good.body[at + 1 :]
             try:
-                unharmed += same(packing.unpack(Packed(good.digest, body), "here"), EPISODE)
+                unharmed += same(codec.unpack(Packed(good.digest, body), "here"), EPISODE)
             except ConfigError as failure:
                 assert str(failure).startswith("here: ")
     assert unharmed < 16  # bits of zlib's that mean nothing
     for body in (b"", good.body[:-1], good.body + b"x", b"no"):
         with pytest.raises(ConfigError, match="here: damaged"):
-            packing.check(Packed(good.digest, body), "here")
+            codec.check(Packed(good.digest, body), "here")
     with pytest.raises(ConfigError, match="digest is"):
-        packing.check(Packed("0" * 64, good.body), "here")
+        codec.check(Packed("0" * 64, good.body), "here")
 
 
 def test_what_unpacks_to_too_much_is_refused(monkeypatch):
-    monkeypatch.setattr(packing, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(codec, "MOST_BYTES", 1_000)
     with pytest.raises(ConfigError, match="too long"):
-        packing.check(Packed("0" * 64, zlib.compress(bytes(100_000))), "here")
+        codec.check(Packed("0" * 64, zlib.compress(bytes(100_000))), "here")
 
 
 def test_a_number_that_is_not_finite_is_refused():
     with pytest.raises(ValueError):
-        packing.pack(dataclasses.replace(EPISODE, reward=float("nan")))
+        codec.pack(dataclasses.replace(EPISODE, reward=float("nan")))
 
 
-def test_an_episode_is_stored_once(tmp_path):
-    store, packed = EpisodeFiles(tmp_path, {}), packing.pack(EPISODE)
-    assert store.put(KEY, packed) == "stored"
-    slower = packing.pack(dataclasses.replace(EPISODE, metrics={"total_s": 9.0}))
-    assert store.put(KEY, slower) == "duplicate"
-    other = packing.pack(dataclasses.replace(EPISODE, reward=0.0))
-    with pytest.raises(RuntimeError, match=f"episode 1.*step 12: {packed.digest} .*{other.digest}"):
-        store.put(KEY, other)
-    with pytest.raises(ConfigError):
-        store.put((KEY[0], 2), Packed(packed.digest, other.body))
-    assert same(store.read(KEY), EPISODE) and len(list(tmp_path.rglob("*.z"))) == 1
-    assert same(episodes.read(tmp_path, KEY, packed.digest), EPISODE)  # of a process that only reads
-    again = EpisodeFiles(tmp_path, {KEY: packed.digest})
-    assert again.put(KEY, packed) == "duplicate" and not again.removed
+def test_a_stored_episode_is_read_by_its_digest_and_may_be_written_again(tmp_path):
+    store, packed = EpisodeFiles(tmp_path, {}), codec.pack(EPISODE)
+    store.put(KEY, packed)
+    store.put(KEY, codec.pack(dataclasses.replace(EPISODE, metrics={"total_s": 9.0})))
+    other = codec.pack(dataclasses.replace(EPISODE, reward=0.0))
+    with pytest.raises(DamagedEpisodeError, match="is not there"):
+        episodes.read(tmp_path, KEY, other.digest)
+    assert len(list(tmp_path.rglob("*.z"))) == 1
+    assert episodes.read(tmp_path, KEY, packed.digest).metrics == {"total_s": 9.0}
 
 
 def test_what_the_ledger_does_not_know_is_removed_and_what_it_knows_must_be_there(tmp_path):
-    packed = packing.pack(EPISODE)
+    packed = codec.pack(EPISODE)
     store = EpisodeFiles(tmp_path, {})
     for key in (KEY, (KEY[0], 2), ((13, 0, 0), 0)):
         store.put(key, packed)
@@ -143,21 +136,16 @@ def test_what_the_ledger_does_not_know_is_removed_and_what_it_knows_must_be_ther
     again = EpisodeFiles(tmp_path, {KEY: packed.digest})
     assert len(again.removed) == 3 and len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
     assert not (tmp_path / "episodes/00000013").exists()
-    assert again.put((KEY[0], 2), packing.pack(dataclasses.replace(EPISODE, reward=7.0))) == "stored"  # nobody knew
-    again.forget([KEY, ((99, 0, 0), 0)])
-    with pytest.raises(KeyError):
-        again.read(KEY)
+    again.forget([(KEY, packed.digest), (((99, 0, 0), 0), packed.digest)])
     with pytest.raises(DamagedEpisodeError, match=r"12/0-3-1-\w+\.json\.z is not there"):
         episodes.read(tmp_path, KEY, packed.digest)
     again = EpisodeFiles(tmp_path, {KEY: packed.digest})
     assert again.missing == [KEY]
-    again.mark_damaged(KEY)
-    assert again.put(KEY, packed) == "stored" and same(again.read(KEY), EPISODE)
 
 
 def test_forgetting_what_is_trained_can_be_interrupted(tmp_path):
     """First the ledger forgets, then the files go: what a death leaves in between is removed at the next opening."""
-    packed = packing.pack(EPISODE)
+    packed = codec.pack(EPISODE)
 
     def line(step):
         return {"kind": "stored", "group": [step, 0, 0], "sample": 0, "digest": packed.digest}
@@ -168,7 +156,7 @@ def test_forgetting_what_is_trained_can_be_interrupted(tmp_path):
             store.put(((step, 0, 0), 0), packed)
             log.append([line(step)]).result(20)
         assert log.compact(lambda record: record["group"][0] >= 2).result(20) == 2
-        store.forget([((0, 0, 0), 0)])
+        store.forget([(((0, 0, 0), 0), packed.digest)])
     with Ledger(tmp_path) as log:
         records = log.recovered()
         assert records == [line(2), line(3)]
@@ -182,41 +170,18 @@ def test_an_episode_is_acknowledged_when_the_names_on_its_path_are_on_disk(tmp_p
     store, synced = EpisodeFiles(tmp_path, {}), []
     sync = episodes.files.sync_folder
     monkeypatch.setattr(episodes.files, "sync_folder", lambda folder: (sync(folder), synced.append(folder.name)))
-    store.put(KEY, packing.pack(EPISODE))
-    store.put((KEY[0], 2), packing.pack(EPISODE))
+    store.put(KEY, codec.pack(EPISODE))
+    store.put((KEY[0], 2), codec.pack(EPISODE))
     assert synced == ["episodes", "00000012", "00000012"]
 
 
 def test_a_damaged_file_is_named(tmp_path):
-    store, packed = EpisodeFiles(tmp_path, {}), packing.pack(EPISODE)
+    store, packed = EpisodeFiles(tmp_path, {}), codec.pack(EPISODE)
     store.put(KEY, packed)
     (path,) = tmp_path.rglob("*.z")
     path.write_bytes(packed.body[:-2])
     with pytest.raises(ConfigError, match=f"^{path}: damaged"):
-        store.read(KEY)
-
-
-def test_one_of_two_that_come_at_once_waits_for_what_becomes_of_the_other(tmp_path, monkeypatch):
-    """The second is a duplicate only when the first is on disk; where that failed, it is stored itself."""
-    store, packed, entered, fail = EpisodeFiles(tmp_path, {}), packing.pack(EPISODE), threading.Event(), [True]
-    replace = episodes.files.replace
-
-    def slow(path, content):
-        if fail:
-            entered.set()
-            threading.Event().wait(0.1)
-            fail.clear()
-            raise OSError(errno.ENOSPC, "No space left on device")
-        replace(path, content)
-
-    monkeypatch.setattr(episodes.files, "replace", slow)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(store.put, KEY, packed)
-        assert entered.wait(20)
-        second = pool.submit(store.put, KEY, packed)
-        with pytest.raises(OSError, match="No space"):
-            first.result(20)
-        assert second.result(20) == "stored"
+        episodes.read(tmp_path, KEY, packed.digest)
 
 
 def test_a_real_full_disk(small_disk):
@@ -224,9 +189,10 @@ def test_a_real_full_disk(small_disk):
     big = dataclasses.replace(EPISODE, text=np.random.default_rng(0).bytes(60_000).hex())
     with pytest.raises(OSError) as raised:
         for sample in range(100):
-            packed = packing.pack(dataclasses.replace(big, sample=sample))
+            packed = codec.pack(dataclasses.replace(big, sample=sample))
             store.put((KEY[0], sample), packed)
             stored[(KEY[0], sample)] = packed.digest
     assert raised.value.errno == errno.ENOSPC and 3 < len(stored) < 40
     again = EpisodeFiles(small_disk, stored)
-    assert [again.read(key).sample for key in stored] == list(range(len(stored))) and not again.removed
+    read = [episodes.read(small_disk, key, digest).sample for key, digest in stored.items()]
+    assert read == list(range(len(stored))) and not again.removed

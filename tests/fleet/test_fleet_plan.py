@@ -5,26 +5,22 @@ import types
 
 import pytest
 
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, OversampleConfig, RefillConfig, RLConfig
 from jaxagent.config.fleet import FleetConfig
 from jaxagent.config.model import MeshConfig
-from jaxagent.config.rl import OversampleConfig, RefillConfig, RLConfig
 from jaxagent.fleet import events
 from jaxagent.fleet.plan import GroupId, Plan
-from jaxagent.fleet.plan_of import plan_of
+from jaxagent.fleet.settings import plan_of
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"steps": 0}, "steps"),
-        ({"staleness": -1}, "staleness"),
-        ({"rule": "newest"}, "rule"),
         ({"window": 2}, "in_flight"),
         ({"window": 2, "rule": "in_flight", "rounds": 2}, "dynamic sampling"),
         ({"window": 3, "rule": "in_flight"}, "at most"),
         ({"groups_per_round": 2}, "rounds"),
-        ({"lease_s": 0}, "lease_s"),
     ],
 )
 def test_plans_that_cannot_be_are_refused(settings, words):
@@ -62,5 +58,5 @@ def test_the_plan_of_a_runs_settings():
     object.__setattr__(rl, "oversample", OversampleConfig(extra_tasks=1))
     with pytest.raises(ConfigError, match="oversample"):
         plan_of(cfg)
-    with pytest.raises(ConfigError, match="fleet is None"):
+    with pytest.raises(ConfigError, match="a run of many processes needs"):
         plan_of(types.SimpleNamespace(rl=rl, fleet=None))

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import fleet_soak
 from jaxagent.config import flags
-from jaxagent.fleet.plan_of import plan_of
+from jaxagent.fleet.settings import plan_of
 
 
 @pytest.mark.slow

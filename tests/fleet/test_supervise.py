@@ -21,6 +21,7 @@ from jaxagent.fleet.plan import Plan
 from jaxagent.fleet.supervise import Gang, Supervisor
 from tests import tiny_run
 from tests.fleet import served
+from tests.fleet.tiny_fleet import alive
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
@@ -67,15 +68,6 @@ def gang(name: str, *bodies: str, **options) -> Gang:
 def supervisor(tmp_path: pathlib.Path, *gangs: Gang, restarts: int = 9, gone=lambda name: None) -> Supervisor:
     environment = {"FOLDER": str(tmp_path), "PYTHONPATH": str(ROOT)}
     return Supervisor(gangs, tmp_path / "fleet", environment, restarts, DEADLINE_S, gone)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie of somebody else's does not."""
-    try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
 
 
 def test_what_dies_is_started_again_and_the_end_of_the_leader_is_the_end(tmp_path, started, capfd):
@@ -255,20 +247,13 @@ def command(tmp_path, started):
             [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         running.append(process)
-        waits(lambda: all((tmp_path / f"fleet/vitals/{name}.json").exists() for name in ("engine", "trainer")))
+        served.until(lambda: all((tmp_path / f"fleet/vitals/{name}.json").exists() for name in ("engine", "trainer")))
         return process
 
     yield start
     for process in running:
         process.kill()
         process.wait(DEADLINE_S)
-
-
-def waits(condition) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert condition()
 
 
 def left(tmp_path: pathlib.Path, started) -> list[int]:
@@ -319,7 +304,7 @@ def test_kill_9_of_the_supervisor_leaves_no_role_behind(tmp_path, started, comma
     process = command(DEAF)
     process.kill()
     process.wait(DEADLINE_S)
-    waits(lambda: not any(alive(pid) for pid in (*started("engine"), *started("trainer"))))
+    served.until(lambda: not any(alive(pid) for pid in (*started("engine"), *started("trainer"))))
     os.kill(int((tmp_path / "grandchild").read_text()), signal.SIGKILL)  # what an engine starts ends with its pipe
 
 
@@ -344,23 +329,16 @@ def test_what_a_full_disk_swallows_is_told_by_the_supervisor(tmp_path, capfd, mo
     assert "an earlier line" not in said
 
 
-def test_what_a_kill_or_a_power_cut_leaves_of_small_files_is_no_reason_to_end(tmp_path):
-    row = {"time": "t", "process": "engine-0", "reason": "it was killed"}
-    (tmp_path / restarts.FILE).write_text(f"{json.dumps(row)}\n{json.dumps(row)[:20]}\n[]\n")
-    assert restarts.summary(tmp_path) == {
-        "restarts": {"engine-0": 1},
-        "first_reasons": {"engine-0": "it was killed"},
-    }
+def test_the_summary_has_counts_and_first_reasons_and_what_a_power_cut_leaves_is_no_reason_to_end(tmp_path):
+    assert restarts.summary(tmp_path) == {"restarts": {}, "first_reasons": {}}
+    first, second = (
+        json.dumps({"time": "", "process": "engine-0", "reason": reason}) for reason in ("first", "second")
+    )
+    (tmp_path / restarts.FILE).write_text(f"{first}\n{second}\n{first[:20]}\n[]\n")
+    assert restarts.summary(tmp_path) == {"restarts": {"engine-0": 2}, "first_reasons": {"engine-0": "first"}}
     for text in ("", "{", "[]", "{}"):
         (tmp_path / "sign.json").write_text(text)
         assert vitals.read(tmp_path / "sign.json") is None
-
-
-def test_the_summary_of_no_restarts(tmp_path):
-    assert restarts.summary(tmp_path) == {"restarts": {}, "first_reasons": {}}
-    rows = [{"time": "", "process": "engine-0", "reason": reason} for reason in ("first", "second")]
-    (tmp_path / restarts.FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert restarts.summary(tmp_path) == {"restarts": {"engine-0": 2}, "first_reasons": {"engine-0": "first"}}
 
 
 # ---------------------------------------------------------------- what is final, and what is not
@@ -424,7 +402,7 @@ def test_a_coordinator_whose_port_is_taken_moves_and_those_who_wait_for_it_follo
         return subprocess.Popen(here.coordinator(number)[0].command, env=environment, stderr=subprocess.DEVNULL)
 
     first = start(0)
-    waits(lambda: bool(here.url()))
+    served.until(lambda: bool(here.url()))
     link = Client(here.url(), "a secret of the tests", 30.0, folder / local.ADDRESS_FILE)
     run, before = link.status()["run"], link.url
     here.trainers(0)

@@ -16,7 +16,7 @@ from jaxagent import join
 from jaxagent.config import ConfigError, ResumeConfig, parse
 from jaxagent.config.errors import WAITED
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.data import packing
+from jaxagent.data import codec
 from jaxagent.fleet import local, manifest, server, settings, vitals, weight_reader, weights
 from jaxagent.fleet.admission import Answer, Batch, Outcome
 from jaxagent.fleet.client import CallError, CoordinatorGoneError
@@ -69,7 +69,7 @@ class Coordinator:
             for group in (*chosen, *left)
             for sample in (1, 0)
         }
-        self.packed = {which: packing.pack(found) for which, found in played.items()}
+        self.packed = {which: codec.pack(found) for which, found in played.items()}
         self.files = EpisodeFiles(tmp_path / "ledger", {})
         results = {which: StoredResult(found.digest, 2, "1-1") for which, found in self.packed.items()}
         self.found = Batch(3, chosen, left, results, {1: 4})
@@ -181,11 +181,11 @@ def test_each_process_of_a_trainer_reads_a_part_and_all_train_what_one_would(tmp
 
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         found = list(threads.map(one, range(3)))
-    rows = [[packing.pack(e).body for group in each.chosen.sampled for e in group.episodes] for each in found]
-    assert rows == [[packing.pack(e).body for group in expected.chosen.sampled for e in group.episodes]] * 3
+    rows = [[codec.pack(e).body for group in each.chosen.sampled for e in group.episodes] for each in found]
+    assert rows == [[codec.pack(e).body for group in expected.chosen.sampled for e in group.episodes]] * 3
     assert all(each.metrics["reward/mean"] == expected.metrics["reward/mean"] for each in found)
     if damaged is None:
-        assert [len(packing.of_columns(together.said["bytes", rank])) for rank in range(3)] == [2, 2, 2]
+        assert [len(codec.of_columns(together.said["bytes", rank])) for rank in range(3)] == [2, 2, 2]
 
 
 def test_episodes_come_over_http_where_the_folder_is_not_seen(tmp_path):
@@ -193,10 +193,10 @@ def test_episodes_come_over_http_where_the_folder_is_not_seen(tmp_path):
     here = batches(tmp_path, link, [], folder="elsewhere").batch(3)
     link.store()
     there = batches(tmp_path, link, []).batch(3)
-    assert [packing.pack(e) for g in here.chosen.sampled for e in g.episodes] == [
-        packing.pack(e) for g in there.chosen.sampled for e in g.episodes
+    assert [codec.pack(e) for g in here.chosen.sampled for e in g.episodes] == [
+        codec.pack(e) for g in there.chosen.sampled for e in g.episodes
     ]
-    link.packed[EpisodeId(GroupId(3, 0, 0), 1)] = packing.pack(episode(GroupId(3, 0, 0), 1, 9.0))
+    link.packed[EpisodeId(GroupId(3, 0, 0), 1)] = codec.pack(episode(GroupId(3, 0, 0), 1, 9.0))
     with pytest.raises(ConfigError, match=r"step 3: the coordinator reads what this process cannot: .* digest is"):
         batches(tmp_path, link, [], folder="elsewhere").batch(3)
 
@@ -224,11 +224,11 @@ def test_an_episode_that_is_another_one_ends_the_run_and_is_named(tmp_path):
 
     assert batch(right) and batch(right, lambda group: f"task {group.round}-{group.number}")
     in_the_run = dataclasses.replace(episode(place.group, 0, 0.0), sample=2 * (5 + 3))  # after five steps of "opd"
-    assert batch(packing.pack(in_the_run))
+    assert batch(codec.pack(in_the_run))
     told = r"stored as episode 0 of group 1 .* step 3, of task .*, is attempt {} of the run, at task 'task 0-{}'"
     with pytest.raises(ConfigError, match=told.format(1, 1)):
-        batch(packing.pack(episode(place.group, 1, 0.0)))
-    link.packed[EpisodeId(place.group, 1)] = packing.pack(episode(GroupId(3, 0, 0), 1, 0.0))
+        batch(codec.pack(episode(place.group, 1, 0.0)))
+    link.packed[EpisodeId(place.group, 1)] = codec.pack(episode(GroupId(3, 0, 0), 1, 0.0))
     link.found.results[EpisodeId(place.group, 1)] = StoredResult(
         link.packed[EpisodeId(place.group, 1)].digest, 2, "1-1"
     )
@@ -237,7 +237,7 @@ def test_an_episode_that_is_another_one_ends_the_run_and_is_named(tmp_path):
     ):
         batch(right)
     with pytest.raises(ConfigError, match=told.format(0, 0)):  # both attempts of the group
-        batch(packing.pack(episode(GroupId(3, 0, 0), 0, 0.0)), lambda group: f"task {group.round}-{group.number}")
+        batch(codec.pack(episode(GroupId(3, 0, 0), 0, 0.0)), lambda group: f"task {group.round}-{group.number}")
 
 
 # ---------------------------------------------------------------- publishing
@@ -308,7 +308,7 @@ def test_other_processes_do_not_wait_while_process_0_compiles_its_probe(tmp_path
     done = []
     (tmp_path / "w").mkdir()
     of = published(tmp_path, Publications(), [])
-    of._probe = lambda: done.append("probe")
+    of.probe = lambda: done.append("probe")
     of._meet = lambda what, said: done.append(what) or [said]
     of.publish(0, state(0))
     assert done == ["to write version 0", "version 0 is written", "probe"]

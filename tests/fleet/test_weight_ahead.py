@@ -11,7 +11,8 @@ from jaxagent.fleet.weight_fetch import GivenUpError, WeightFetcher
 from jaxagent.fleet.weight_server import WeightServer
 from jaxagent.fleet.weights import publish
 from jaxagent.fleet.wire import Sources
-from tests.fleet.test_weight_http import TOKEN, TREE, until
+from tests.fleet.served import until
+from tests.fleet.test_weight_http import TOKEN, TREE
 
 WAIT_S = 20.0
 

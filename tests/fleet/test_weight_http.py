@@ -5,6 +5,7 @@ import errno
 import http.client
 import http.server
 import itertools
+import os
 import pathlib
 import socket
 import threading
@@ -17,12 +18,13 @@ import pytest
 
 from jaxagent.fleet import manifest, weight_fetch, weights
 from jaxagent.fleet.manifest import MismatchError, WeightsError
-from jaxagent.fleet.weight_fetch import WeightFetcher, order, responsible
+from jaxagent.fleet.weight_fetch import WeightFetcher, copy, order, responsible
 from jaxagent.fleet.weight_reader import hold
 from jaxagent.fleet.weight_server import WeightServer
 from jaxagent.fleet.weights import publish
 from jaxagent.fleet.wire import Sources
 from jaxagent.io import files
+from tests.fleet.served import until
 
 TOKEN = "a secret of the run"
 TREE = {("a",): np.arange(500, dtype=np.int16), ("b",): np.ones(3, np.float32)}
@@ -178,13 +180,6 @@ def served(server):
         return False
 
 
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 # ------------------------------------------------------------------------------------- fetching
 
 
@@ -246,10 +241,46 @@ def test_a_server_that_is_killed_in_the_middle_costs_what_had_not_come(tmp_path,
     with Source(tmp_path / "trainer", dies) as source, pytest.raises(WeightsError, match=r"RemoteDisconnected|Reset"):
         fetched(tmp_path / "engine", source.url)
     assert weights.versions(tmp_path / "engine") == []
+    (stage,) = (tmp_path / "engine").iterdir()
+    kept = sorted(stage.iterdir())
+    kept[0].write_bytes(b"\0" * 64)  # a chunk that went bad meanwhile
+    kept[1].write_bytes(b"")
+    (stage / ".x.bin.1.2").write_bytes(b"of a process that was killed")
     with WeightServer([tmp_path / "trainer"], TOKEN) as again:
         fetcher = WeightFetcher(tmp_path / "engine", TOKEN)
         assert equal(fetched(tmp_path / "engine", again.url, fetcher=fetcher))
-        assert fetcher.numbers()["weights_got_bytes"] == 1012 - 6 * 64
+        assert fetcher.numbers()["weights_got_bytes"] == 1012 - (6 - 2) * 64
+    assert os.listdir(tmp_path / "engine") == ["00000003"]
+    assert len(os.listdir(tmp_path / "engine/00000003")) == 18
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_one_of_two_copies_into_one_folder_is_sent_away_or_does_the_work_twice(tmp_path, trainer, monkeypatch, locks):
+    """Two workers of a host, on a file system that has locks, or none."""
+    value = manifest.decode(get(f"{trainer.url}/v1/manifest/3")[1], "it")
+    chunks, folder = list(value.chunks.values()), tmp_path / "there"
+    if not locks:
+        monkeypatch.setattr(
+            files, "try_lock", lambda *of, **how: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks"))
+        )
+    others, gate = [], threading.Lock()
+
+    def source(chunk):
+        return weights.file_of(tmp_path / "trainer/00000003", chunk).read_bytes()
+
+    def read(chunk):
+        with gate:
+            if not others:
+                others.append(1)
+                with contextlib.nullcontext() if not locks else pytest.raises(WeightsError, match="will be there soon"):
+                    copy(value, source, folder, chunks)
+        return source(chunk)
+
+    with contextlib.nullcontext() if locks else contextlib.suppress(FileNotFoundError):  # both filled the folder
+        copy(value, read, folder, chunks)
+    with hold(folder, 3, "run") as held:
+        assert equal(held.read())
+    copy(value, pytest.fail, folder, chunks)
 
 
 def test_it_waits_for_a_trainer_that_is_away(tmp_path):

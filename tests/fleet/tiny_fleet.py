@@ -52,6 +52,14 @@ def ended(process: subprocess.Popen, workdir: pathlib.Path) -> str:
     return said
 
 
+def alive(pid: int) -> bool:
+    """Whether a process is there, and has not only to be reaped."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def numbers(workdir: pathlib.Path) -> list[dict]:
     """Every record without what depends on the clock or on who played."""
     return [

@@ -56,18 +56,22 @@ FLAT = [{"type": "function", "name": name, "parameters": SCHEMA} for name in TOO
 BLOCKS = [{"name": name, "input_schema": SCHEMA} for name in TOOLS]
 
 
-def openai_chat():
-    import openai
-
-    client, messages = openai.OpenAI(), [{"role": "user", "content": QUESTION}]
+def _chat(complete, model):
+    messages = [{"role": "user", "content": QUESTION}]
     while True:
-        said = client.chat.completions.create(model=MODEL, messages=messages, tools=NESTED).choices[0].message
+        said = complete(model=model, messages=messages, tools=NESTED).choices[0].message
         messages.append(said)
         if not said.tool_calls:
             return said.content
         for call in said.tool_calls:
             result = TOOLS[call.function.name](**json.loads(call.function.arguments))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
+
+
+def openai_chat():
+    import openai
+
+    return _chat(openai.OpenAI().chat.completions.create, MODEL)
 
 
 def openai_responses():
@@ -191,26 +195,41 @@ def smolagents_code():
     return _smolagents(smolagents.CodeAgent)
 
 
-def _litellm(model):
+def litellm_openai():
     import litellm
 
-    messages = [{"role": "user", "content": QUESTION}]
-    while True:
-        said = litellm.completion(model=model, messages=messages, tools=NESTED).choices[0].message
-        messages.append(said)
-        if not said.tool_calls:
-            return said.content
-        for call in said.tool_calls:
-            result = TOOLS[call.function.name](**json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
-
-
-def litellm_openai():
-    return _litellm(f"openai/{MODEL}")
+    return _chat(litellm.completion, f"openai/{MODEL}")
 
 
 def litellm_anthropic():
-    return _litellm(f"anthropic/{MODEL}")
+    import litellm
+
+    return _chat(litellm.completion, f"anthropic/{MODEL}")
+
+
+def _openai_agents(kind):
+    import agents
+    import openai
+
+    agents.set_tracing_disabled(True)
+    model = getattr(agents, kind)(model=MODEL, openai_client=openai.AsyncOpenAI())
+    agent = agents.Agent(name="a", tools=[agents.function_tool(tool) for tool in TOOLS.values()], model=model)
+
+    async def streamed():
+        result = agents.Runner.run_streamed(agent, QUESTION)
+        async for _ in result.stream_events():
+            pass
+        return result.final_output
+
+    return asyncio.run(streamed())
+
+
+def openai_agents_chat():
+    return _openai_agents("OpenAIChatCompletionsModel")
+
+
+def openai_agents_responses():
+    return _openai_agents("OpenAIResponsesModel")
 
 
 def best_of_four():

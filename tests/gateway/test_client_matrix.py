@@ -26,7 +26,7 @@ LIMIT_S = 300.0
 LIMITS = SessionLimits(turn_tokens=400, context_tokens=100_000, requests=20)
 PYTHON = (
     *("openai", "anthropic", "langgraph", "langchain-openai", "pydantic-ai-slim[openai,anthropic]"),
-    *("smolagents[openai]", "litellm"),
+    *("smolagents[openai]", "litellm", "openai-agents"),
 )
 NODE = ("openai", "@anthropic-ai/sdk", "ai", "@ai-sdk/openai", "@ai-sdk/anthropic", "zod")
 USERS = {  # of somebody who uses the same clients for something else
@@ -56,7 +56,7 @@ PYTHON_CLIENTS = {  # name -> what the policy says, turn by turn
     "pydantic_ai_output": [*STEPS[:2], call("final_result", number=50)],
     "smolagents_calls": [*STEPS[:2], call("final_answer", answer="50")],
     "smolagents_code": [code("x = multiply(a=6, b=7)\nprint(x)"), code("final_answer(add(a=42, b=8))")],
-    **dict.fromkeys(("litellm_openai", "litellm_anthropic"), STEPS),
+    **dict.fromkeys(("litellm_openai", "litellm_anthropic", "openai_agents_chat", "openai_agents_responses"), STEPS),
     "best_of_four": ["one", "two", "three", "four"],  # of one request
 }
 NODE_CLIENTS = ("ai_openai", "ai_openai_chat", "ai_anthropic", "openai", "anthropic")

@@ -17,6 +17,12 @@ from tests.gateway.scripted import Scripted
 
 TOOL = {"type": "function", "name": "shell", "parameters": {"type": "object"}}
 HI = {"role": "user", "content": "x"}
+ASKED = {
+    "/chat/completions": {"messages": [HI]},
+    "/messages": {"messages": [HI], "max_tokens": 9},
+    "/responses": {"input": "x"},
+    "/completions": {"prompt": "x"},
+}
 
 
 def serve(reply, scene, **more):
@@ -178,14 +184,8 @@ def test_every_route_has_a_short_path(prefix):
     """@ai-sdk/anthropic takes ANTHROPIC_BASE_URL for the place of /messages itself."""
 
     async def scene(client, token, session):
-        asked = {"model": "m", "max_tokens": 9, "messages": [HI]}
-        told = [
-            await world.post(client, token, prefix + "/messages", **asked),
-            await world.post(client, token, prefix + "/messages/count_tokens", **asked),
-            await world.post(client, token, prefix + "/chat/completions", messages=[HI]),
-            await world.post(client, token, prefix + "/responses", input="x"),
-            await world.post(client, token, prefix + "/completions", prompt="x"),
-        ]
+        asked = ASKED | {"/messages/count_tokens": {"messages": [HI]}}
+        told = [await world.post(client, token, prefix + path, **body) for path, body in asked.items()]
         async with client.get(prefix + "/models") as response:
             told.append((response.status, None))
         _, refused = await world.post(client, token, prefix + "/messages", messages=[])
@@ -195,27 +195,18 @@ def test_every_route_has_a_short_path(prefix):
     assert serve(lambda c, t: "ok", scene) == [200] * 6
 
 
-@pytest.mark.parametrize(
-    ("path", "asked"),
-    [
-        ("/v1/chat/completions", {"messages": [HI]}),
-        ("/v1/messages", {"messages": [HI], "max_tokens": 9}),
-        ("/v1/responses", {"input": "x"}),
-        ("/v1/completions", {"prompt": "x"}),
-    ],
-)
-def test_a_stream_that_waits_for_a_place_says_so(path, asked, monkeypatch):
+@pytest.mark.parametrize("path", ASKED)
+def test_a_stream_that_waits_for_a_place_says_so(path, monkeypatch):
     """Node's fetch gives up after 300 s without a head; a retry then has lost its place in the queue."""
     monkeypatch.setattr(talk, "PING_S", 0.05)
 
     async def scene(client, token, session):
         gate = session._sampler._policy.gate
         gate.clear()
-        head = {"Authorization": f"Bearer {token}"}
-        async with asyncio.timeout(5), client.post(path, json=asked | {"stream": True}, headers=head) as response:
-            first = [
-                await response.content.readuntil(b"\n\n") for _ in range(3)
-            ]  # real events while nothing is sampled
+        head, asked = {"Authorization": f"Bearer {token}"}, ASKED[path] | {"stream": True}
+        async with asyncio.timeout(5), client.post(f"/v1{path}", json=asked, headers=head) as response:
+            # Real events while nothing is sampled.
+            first = [await response.content.readuntil(b"\n\n") for _ in range(3)]
             gate.set()
             rest = await response.content.read()
             return response.status, first, rest

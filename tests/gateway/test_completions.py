@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from jaxagent.config import SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.gateway.chat import Ask, BadRequest
 from jaxagent.gateway.renderer import Renderer
@@ -114,15 +113,14 @@ def test_a_turn_that_was_cut_goes_on_where_it_was_cut_also_within_a_character():
         assert whole.tokens.tolist()[len(encode(PROMPT)) :] == [*accent[:count], *policy.turns[-1].sampled]
         (more,) = world.run(lambda count=count: scene(count, "\u00e8"))
         assert policy.turns[-1].new_tokens == encode("\u00e8") and more.turns[-1] == 1
-    one = world.run(lambda: half(policy))
-    assert len(one) == 2, "a text that goes on within the character is another text"
 
+    async def half():
+        session = world.session(policy)
+        await told(session, PROMPT, max_tokens=2)
+        await told(session, PROMPT + "x\u00e9")  # the first of its two bytes was sampled
+        return session.close()
 
-async def half(policy):
-    session = world.session(policy)
-    await told(session, PROMPT, max_tokens=2)
-    await told(session, PROMPT + "x\u00e9")  # the first of its two bytes was sampled
-    return session.close()
+    assert len(world.run(half)) == 2, "a text that goes on within the character is another text"
 
 
 def test_a_prefix_of_the_tokenizer_stands_in_front_once():
@@ -242,16 +240,9 @@ def test_conversations_and_completions_do_not_go_on_with_each_other():
 # -------------------------------------------------------------------- limits and the wire
 
 
-def test_limits_and_sampling_are_the_sessions():
-    policy = scripted(lambda context, turn: world.letters("x" * 100))
-    limits = SessionLimits(turn_tokens=50, context_tokens=200, requests=2)
-
+def test_a_prompt_that_has_no_room_or_no_tokens_is_refused():
     async def scene():
-        session = world.session(policy, limits)
-        hot = SamplingConfig(temperature=2.0, top_p=0.5, top_k=3, min_p=0.0)
-        one = await session.answer(Ask((), prompt=PROMPT, sampling=hot))
-        assert len(one.tokens) == 50 and policy.turns[-1].sampling == world.SAMPLING
-        assert session.counters["ignored_fields"] == 1
+        session = world.session(scripted(), SessionLimits(turn_tokens=50, context_tokens=200, requests=2))
         for long in ("long " * 200, tuple([5] * 200), "a" * 10_000):
             with pytest.raises(BadRequest, match=r"prompt is too long") as refused:
                 await session.answer(prompted(long))
@@ -259,76 +250,53 @@ def test_limits_and_sampling_are_the_sessions():
         for wrong, why in (("", "must not be empty"), ((), "must not be empty"), ((5, 10**6), "has the id 1000000")):
             with pytest.raises(BadRequest, match=why):
                 await session.answer(prompted(wrong))
-        await session.answer(prompted("b"))
-        with pytest.raises(BadRequest, match="2 requests are used up") as refused:
-            await session.answer(prompted("c"))
-        assert refused.value.status == 403
-        return session.close()
-
-    world.check(policy, world.run(scene))
-
-
-def test_whole_and_streamed_over_http():
-    policy = scripted(lambda context, turn: world.letters("in the shell STOP") if turn == 0 else "done")
-
-    async def scene():
-        async with world.serving(world.session(policy), world.session(policy, sample=1)) as (_, tokens, client):
-            body = dict(prompt=PROMPT, max_tokens=40, stop="STOP", model="any")
-            status, whole = await post(client, tokens[0], PATH, **body)
-            assert status == 200 and whole["object"] == "text_completion" and whole["id"].startswith("cmpl-")
-            headers = {"Authorization": f"Bearer {tokens[1]}"}
-            stream = {"stream": True, "stream_options": {"include_usage": True}}
-            async with client.post(PATH, json=body | stream, headers=headers) as response:
-                lines = [line[6:] async for line in response.content if line.startswith(b"data: ")]
-            assert lines.pop().strip() == b"[DONE]"
-            told = [json.loads(line) for line in lines]
-            assert told[-1]["usage"] == whole["usage"] and len(told) > 3
-            pieces = [event["choices"][0] for event in told[:-1]]
-            choice = whole["choices"][0]
-            assert "".join(piece["text"] for piece in pieces) == choice["text"] == "in the shell "
-            for name in ("token_ids", "finish_reason", "stop_string", "logprobs"):
-                assert pieces[-1][name] == choice[name]
-            assert whole["prompt_token_ids"] == encode(PROMPT) and choice["stop_string"] == "STOP"
-            assert choice["token_ids"] == policy.turns[0].sampled[: len("in the shell STOP")]
-            assert choice["logprobs"]["text_offset"] == list(range(len("in the shell STOP")))
-            for token in tokens:
-                more = dict(prompt=PROMPT + choice["text"] + "STOP a", max_tokens=40)
-                assert (await post(client, token, PATH, **more))[1]["choices"][0]["text"] == "done"
-            for wrong, param in (
-                (dict(prompt=["a", "b"]), "prompt"),
-                (dict(prompt=[1, -1]), "prompt"),
-                (dict(prompt=[]), "prompt"),
-                (dict(prompt=[True]), "prompt"),
-                (dict(), "prompt"),
-            ):
-                status, told = await post(client, tokens[0], PATH, **wrong)
-                assert (status, told["error"]["param"]) == (400, param), wrong
-            assert (await post(client, "wrong", PATH, prompt="a"))[0] == 401
+        await session.answer(prompted("b"))  # what was refused took none of the session's requests
 
     world.run(scene)
-    assert len({tuple(t.new_tokens) for t in policy.turns[2:]}) == 1 and policy.turns[2].turn == 1
 
 
-def test_openais_own_client_goes_on_with_a_trajectory():
+def test_openais_own_client_reads_whole_and_streamed_answers_and_goes_on_with_a_trajectory():
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
-    policy = scripted()
+    policy = scripted(lambda context, turn: world.letters("in the shell STOP") if turn == 0 else "done")
+    asked = dict(prompt=PROMPT, max_tokens=40, stop="STOP", model="any", logprobs=1)
 
-    async def program(session):
-        def client_of(url, token):
-            with openai.OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=0) as client:
-                text = PROMPT
-                one = client.completions.create(model="any", prompt=text, max_tokens=50, logprobs=1)
-                assert one.choices[0].finish_reason == "stop" and one.usage.completion_tokens == len(
-                    policy.turns[0].sampled
-                )
-                assert len(one.choices[0].logprobs.tokens) == len(one.choices[0].logprobs.text_offset)
-                text += one.choices[0].text + " says\n"
-                events = list(client.completions.create(model="any", prompt=text, max_tokens=50, stream=True))
-                text += "".join(event.choices[0].text for event in events) + " more\n"
-                client.completions.create(model="any", prompt=text, max_tokens=50)
+    def answers(url, token, stream):
+        """(pieces, usage, id) of a first answer, and the texts of two more."""
+        with openai.OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=0) as client:
+            create = client.completions.create
+            if stream:
+                *events, last = create(**asked, stream=True, stream_options={"include_usage": True})
+                assert len(events) > 2 and not last.choices
+            else:
+                events = [last := create(**asked)]
+                assert last.prompt_token_ids == encode(PROMPT)
+            pieces, texts = [event.choices[0] for event in events], []
+            text = PROMPT + "".join(piece.text for piece in pieces) + "STOP a"
+            for _ in range(2):
+                texts.append(create(model="any", prompt=text, max_tokens=40).choices[0].text)
+                text += texts[-1] + " more"
+            for wrong in (["a", "b"], [1, -1], [], [True]):
+                with pytest.raises(openai.BadRequestError) as refused:
+                    create(model="any", prompt=wrong)
+                assert refused.value.param == "prompt"
+            return pieces, last.usage, last.id, texts
 
-        async with world.serving(session) as (gateway, (token,), _):
-            await asyncio.to_thread(client_of, gateway.url, token)
+    async def scene():
+        ours = world.session(policy), world.session(policy, sample=1)
+        async with world.serving(*ours) as (gateway, tokens, client):
+            told = [
+                await asyncio.to_thread(answers, gateway.url, *each) for each in zip(tokens, (False, True), strict=True)
+            ]
+            assert (await post(client, "wrong", PATH, prompt="a"))[0] == 401
+        return told, [one.close() for one in ours]
 
-    _, trajectories = world.played(policy, program)
-    assert len(trajectories) == 1 and np.unique(trajectories[0].turns).tolist() == [0, 1, 2]
+    (((whole,), usage, ident, more), (pieces, *streamed)), closed = world.run(scene)
+    assert whole.text == "".join(piece.text for piece in pieces) == "in the shell "
+    for name in ("token_ids", "finish_reason", "stop_string", "logprobs"):
+        assert getattr(whole, name) == getattr(pieces[-1], name)
+    assert (streamed[0], streamed[2]) == (usage, more) and more == ["done"] * 2 and ident.startswith("cmpl-")
+    length = len("in the shell STOP")
+    assert (whole.finish_reason, whole.stop_string) == ("stop", "STOP") and usage.completion_tokens == length
+    assert whole.token_ids == policy.turns[0].sampled[:length] and whole.logprobs.text_offset == list(range(length))
+    for (trajectory,) in closed:
+        assert np.unique(trajectory.turns).tolist() == [0, 1, 2]

@@ -60,33 +60,6 @@ def test_an_episode_has_the_engines_tokens_and_the_verdict(scene):
     assert {turn.sampling for turn in scene.policy.turns} == {world.SAMPLING}
 
 
-def test_every_episode_has_a_session_and_a_sandbox_of_its_own(scene):
-    def reply(context, turn):
-        return "<cmd>ls hello.txt; echo hello > hello.txt</cmd>" if turn == 0 else "<done>"
-
-    async def around(rollout):
-        return await asyncio.gather(*(rollout(dataclasses.replace(TASK, id=f"t{i}"), i) for i in range(3)))
-
-    episodes = scene.play(reply, around=around)
-    for i, episode in enumerate(episodes):
-        assert episode.reward == 1.0 and "No such file" in episode.text
-        world.check(scene.policy, episode.trajectories, f"t{i}", i)
-
-
-def test_the_engine_takes_new_weights_while_the_agent_works(scene):
-    def later():
-        scene.policy.version = 5
-        return "<done>"
-
-    episode = scene.play(says("<cmd>echo hello > hello.txt</cmd>", later))
-    assert episode.reward == 1.0
-    (trajectory,) = episode.trajectories
-    assert [set(trajectory.policy_versions[(trajectory.turns == t) & trajectory.action_mask]) for t in (0, 1)] == [
-        {0},
-        {5},
-    ]
-
-
 def restarting(scene, again):
     """Plays an episode whose gateway stops while its second answer is on the way; `again`: and comes back."""
 

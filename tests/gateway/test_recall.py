@@ -224,7 +224,8 @@ def test_ids_tell_turns_apart_that_say_the_same():
         assert first[0].calls[0].id != first[1].calls[0].id and first[0].calls[0].arguments == {"command": "ls"}
         for answer in first:
             history = [user("a"), assistant(answer.text, *answer.calls), tool("a b", answer.calls[0].id)]
-            await session.answer(ask(*history, tools=True))
+            said = await session.answer(ask(*history, tools=True))
+            assert world.contains(said.prompt_ids, answer.tokens.tolist()) == 1
         return session.close()
 
     trajectories = world.run(scene)

@@ -33,21 +33,11 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def service(folder):
-    options = serve.arguments([f"--model={folder}", "--context=128", "--slots=4", "--stop=e", "--page_tokens=16"])
-    driver, tokenizer, gauges = serve.open_engine(options)
-    assert gauges == {}
-    with driver:
-        driver.start(120)
-        yield serve.open_gateway(driver, tokenizer, 128, 30.0), driver, tokenizer
-
-
-def talk(service, scene):
-    """Runs scene(post, get) against the server on a port of its own."""
+def talk(gateway, scene):
+    """Runs scene(client) against the server on a port of its own."""
 
     async def run():
-        server = TestServer(service[0].app())
+        server = TestServer(gateway.app())
         await server.start_server()
         async with aiohttp.ClientSession(server.make_url("/")) as client:
             try:
@@ -58,67 +48,27 @@ def talk(service, scene):
     return asyncio.run(run())
 
 
+async def get(client, path):
+    async with client.get(path) as response:
+        return response.status, await response.text()
+
+
 async def post(client, **body):
     async with client.post("/v1/completions", json=body) as response:
         return response.status, await response.json()
 
 
-def test_text_ids_and_choices(service):
-    async def scene(client):
-        status, one = await post(client, prompt="the quick", max_tokens=12, seed=3)
-        assert status == 200
-        choice = one["choices"][0]
-        told = choice["logprobs"]
-        assert len(choice["token_ids"]) == len(told["token_logprobs"]) and max(told["token_logprobs"]) < 0
-        assert told["tokens"] == [service[2].decode([i]) for i in choice["token_ids"]]
-        assert told["text_offset"][0] == 0 and told["top_logprobs"] is None
-        assert choice["text"] == service[2].decode(choice["token_ids"])
-        assert choice["finish_reason"] == ("length" if len(choice["token_ids"]) == 12 else "stop")
-        same = await post(client, prompt=one["prompt_token_ids"], max_tokens=12, seed=3)
-        assert same[1]["choices"][0]["token_ids"] == choice["token_ids"]
-        assert same[1]["choices"][0]["logprobs"] == choice["logprobs"]
-        _, many = await post(client, prompt="the quick", max_tokens=12, seed=3, n=6)
-        assert many["choices"][0]["token_ids"] == choice["token_ids"]
-        assert len({tuple(c["token_ids"]) for c in many["choices"]}) > 1
-        _, cold = await post(client, prompt="the quick", max_tokens=40, temperature=0, seed=9)
-        _, again = await post(client, prompt="the quick", max_tokens=40, temperature=0.0, top_k=5)
-        assert cold["choices"][0]["token_ids"] == again["choices"][0]["token_ids"]
-        return many
-
-    many = talk(service, scene)
-    stopped = [c for c in many["choices"] if c["finish_reason"] == "stop"]
-    assert all(c["text"].count("e") == 1 or c["stop_string"] is None for c in stopped)
+def numbers(metrics):
+    """By name, without what all have in common."""
+    return {name.removeprefix("jaxagent_engine_"): float(value) for name, value in map(str.split, metrics.splitlines())}
 
 
-@pytest.mark.parametrize("ping_s", [10.0, 1e-4])
-def test_streamed_pieces_are_the_answer(service, monkeypatch, ping_s):
-    monkeypatch.setattr("jaxagent.gateway.talk.PING_S", ping_s)
-
-    async def scene(client):
-        _, whole = await post(client, prompt=TEXT[:20], max_tokens=30, seed=5, top_p=0.9)
-        events = []
-        body = dict(prompt=TEXT[:20], max_tokens=30, seed=5, top_p=0.9, stream=True)
-        async with client.post("/v1/completions", json=body) as response:
-            assert response.headers["Content-Type"] == "text/event-stream"
-            async for line in response.content:
-                if line.strip():
-                    events.append(line.decode().removeprefix("data: ").strip())
-        return whole["choices"][0], events
-
-    whole, events = talk(service, scene)
-    assert events[-1] == "[DONE]"
-    pieces = [json.loads(e)["choices"][0] for e in events[:-1]]
-    assert [x for p in pieces for x in p["token_ids"]] == whole["token_ids"]
-    assert (not pieces[0]["token_ids"]) == (ping_s < 1)  # who waits for the first token hears so
-    for field in ("tokens", "token_logprobs", "text_offset"):
-        assert [x for p in pieces for x in p["logprobs"][field]] == whole["logprobs"][field]
-    assert "".join(p["text"] for p in pieces) == whole["text"]
-    assert [p["finish_reason"] for p in pieces] == [None] * (len(pieces) - 1) + [whole["finish_reason"]]
-
-
-def test_who_waits_is_bounded_and_told(folder):
+def test_who_waits_is_bounded_and_told_and_a_dead_engine_is_not_healthy(folder):
     options = [f"--model={folder}", "--context=128", "--slots=1", "--tile_rows=1", "--max_waiting=1"]
-    driver, tokenizer, _ = serve.open_engine(serve.arguments(options))
+    driver, tokenizer, gauges = serve.open_engine(serve.arguments(options))
+    gateway = serve.open_gateway(driver, tokenizer, 128, 30.0)
+    status, told = talk(gateway, lambda client: get(client, "/health"))  # it was never started
+    assert (status, gauges) == (503, {}) and "not started" in told
 
     async def scene(client):
         with driver._work:  # client and server share this thread: the engine's own takes nothing meanwhile
@@ -138,39 +88,17 @@ def test_who_waits_is_bounded_and_told(folder):
             async with client.post("/v1/completions", json=dict(prompt="a", stream=True)) as response:
                 assert response.status == 429 and response.headers["Retry-After"] == "1"
         assert [status for status, _ in await asyncio.gather(*blockers)] == [200, 200]
+        assert (await get(client, "/health"))[0] == 200
+        metrics = numbers((await get(client, "/metrics"))[1])
+        assert metrics["requests_total"] >= 5 and np.isfinite(list(metrics.values())).all()
         return two["choices"], json.loads(events[-2])["choices"][0]
 
     with driver:
         driver.start(120)
-        choices, streamed = talk((serve.open_gateway(driver, tokenizer, 128, 30.0),), scene)
+        choices, streamed = talk(gateway, scene)
     for statistics in (*choices, streamed):
         assert min(statistics["queue_s"], statistics["prefill_s"], statistics["decode_s"]) > 0
     assert choices[1]["cached_tokens"] > 0  # there is one slot: it found the first one's prompt
-
-
-def test_a_dead_engine_is_not_healthy(folder):
-    options = serve.arguments([f"--model={folder}", "--context=128", "--slots=4", "--tile_rows=4"])
-    driver, tokenizer, _ = serve.open_engine(options)  # never started
-
-    async def scene(client):
-        async with client.get("/health") as response:
-            return response.status, await response.json()
-
-    status, answer = talk((serve.open_gateway(driver, tokenizer, 128, 30.0),), scene)
-    assert status == 503 and "not started" in answer["error"]
-
-
-def test_health_and_metrics(service):
-    async def scene(client):
-        await post(client, prompt="the", max_tokens=2)
-        async with client.get("/health") as response:
-            assert response.status == 200
-        async with client.get("/metrics") as response:
-            return await response.text()
-
-    lines = dict(line.split() for line in talk(service, scene).splitlines())
-    assert float(lines["jaxagent_engine_requests_total"]) >= 1
-    assert np.isfinite([float(v) for v in lines.values()]).all()
 
 
 def test_int8(folder, capsys):
@@ -180,18 +108,16 @@ def test_int8(folder, capsys):
 
     async def scene(client):
         status, answer = await post(client, prompt="the quick", max_tokens=12, n=3)
-        async with client.get("/metrics") as response:
-            return status, answer["choices"], await response.text()
+        return status, answer["choices"], numbers((await get(client, "/metrics"))[1])
 
     with driver:
         driver.start(120)
-        status, choices, metrics = talk((serve.open_gateway(driver, tokenizer, 128, 30.0, gauges=gauges),), scene)
+        status, choices, metrics = talk(serve.open_gateway(driver, tokenizer, 128, 30.0, gauges=gauges), scene)
     assert status == 200 and len(choices) == 3
     for choice in choices:
         assert len(choice["token_ids"]) == 12 and max(choice["logprobs"]["token_logprobs"]) < 0
         assert all(0 <= token < tokenizer.vocab_size for token in choice["token_ids"])
-    lines = dict(line.split() for line in metrics.splitlines())
-    mean, most = (float(lines[f"jaxagent_engine_int8_logprob_gap_{name}"]) for name in ("mean", "max"))
+    mean, most = (metrics[f"int8_logprob_gap_{name}"] for name in ("mean", "max"))
     assert 0 < mean < most < 0.3
 
 

@@ -5,7 +5,6 @@ import datetime
 import json
 
 import aiohttp
-import numpy as np
 import pytest
 from aiohttp import web
 
@@ -15,7 +14,6 @@ from jaxagent.gateway import session as sessions
 from jaxagent.gateway import talk
 from jaxagent.gateway.chat import BadRequest
 from jaxagent.gateway.renderer import Renderer
-from jaxagent.gateway.server import Gateway
 from tests.gateway import chat_templates, world
 from tests.gateway.scripted import Scripted
 from tests.gateway.world import post
@@ -39,71 +37,6 @@ async def events(client, token, path, headers=None, **body):
         lines = [line.decode().strip() async for line in response.content]
     lines = [line.removeprefix("data: ") for line in lines if line.startswith("data: ") and "[DONE]" not in line]
     return response.status, [json.loads(line) for line in lines]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_conversation_with_a_tool_in_every_dialect(stream):
-    policy = scripted(lambda context, turn: ["looking " + world.call("ls"), "done"][turn])
-    function = world.SHELL_JSON["function"]
-    anthropic = {"name": "shell", "description": function["description"], "input_schema": function["parameters"]}
-
-    async def chat(client, token):
-        body = dict(messages=hello("chat"), tools=[world.SHELL_JSON], model="any")
-        if stream:
-            _, told = await events(client, token, CHAT, **body)
-            deltas = [t["choices"][0]["delta"] for t in told]
-            calls = [c for d in deltas for c in d.get("tool_calls") or []]
-            said = {
-                "role": "assistant",
-                "content": "".join(d.get("content") or "" for d in deltas),
-                "tool_calls": calls,
-            }
-        else:
-            said = (await post(client, token, CHAT, **body))[1]["choices"][0]["message"]
-        result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "a b"}
-        _, last = await post(client, token, CHAT, **body | {"messages": [*hello("chat"), said, result]})
-        return last["choices"][0]["message"]["content"]
-
-    async def responses(client, token):
-        body = dict(input=hello("responses"), tools=[{"type": "function", **function}], model="any")
-        if stream:
-            _, told = await events(client, token, RESPONSES, **body)
-            output = [t["item"] for t in told if t["type"] == "response.output_item.done"]
-            assert told[0]["type"] == "response.created" and told[-1]["type"] == "response.completed"
-        else:
-            output = (await post(client, token, RESPONSES, **body))[1]["output"]
-        call = next(item for item in output if item["type"] == "function_call")
-        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "a b"}
-        _, last = await post(client, token, RESPONSES, **body | {"input": [*hello("responses"), *output, result]})
-        return last["output"][-1]["content"][0]["text"]
-
-    async def messages(client, token):
-        body = dict(messages=hello("messages"), tools=[anthropic], model="any", max_tokens=100)
-        if stream:
-            _, told = await events(client, token, MESSAGES, **body)
-            text = "".join(t["delta"].get("text", "") for t in told if t["type"] == "content_block_delta")
-            block = next(t["content_block"] for t in told if t.get("content_block", {}).get("type") == "tool_use")
-            partial = "".join(t["delta"].get("partial_json", "") for t in told if t["type"] == "content_block_delta")
-            content = [{"type": "text", "text": text}, block | {"input": json.loads(partial)}]
-        else:
-            content = (await post(client, token, MESSAGES, **body))[1]["content"]
-        result = [{"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "a b"}]
-        turn = [{"role": "assistant", "content": content}, {"role": "user", "content": result}]
-        _, last = await post(client, token, MESSAGES, **body | {"messages": [*hello("messages"), *turn]})
-        return last["content"][0]["text"]
-
-    async def scene():
-        ours = [world.session(policy, sample=i) for i in range(3)]
-        async with world.serving(*ours) as (_, tokens, client):
-            both = zip((chat, responses, messages), tokens, strict=True)
-            assert await asyncio.gather(*(talk(client, token) for talk, token in both)) == ["done"] * 3
-        return [one.close() for one in ours]
-
-    for sample, trajectories in enumerate(world.run(scene)):
-        assert len(trajectories) == 1 and trajectories[0].turns[-1] == 1
-        world.check(policy, trajectories, sample=sample)
-        text = world.tokenizer().decode(trajectories[0].tokens)
-        assert ("chat", "responses", "messages")[sample] in text and "<tool_response>\na b\n" in text
 
 
 def test_who_has_no_token_gets_401_in_the_dialects_form_and_nothing_else():
@@ -149,47 +82,6 @@ def test_small_questions_that_programs_ask():
     assert len(policy.turns) == 1
 
 
-def test_token_ids_and_log_probs_are_the_policys():
-    policy = scripted()
-
-    async def scene():
-        async with world.serving(world.session(policy)) as (_, (token,), client):
-            body = dict(messages=hello(), logprobs=True, return_token_ids=True)
-            return (await post(client, token, **body))[1]
-
-    told = world.run(scene)
-    (turn,) = policy.turns
-    assert told["prompt_token_ids"] == turn.context and told["choices"][0]["token_ids"] == turn.sampled
-    values = [entry["logprob"] for entry in told["choices"][0]["logprobs"]["content"]]
-    expected = [world.logprob(len(turn.context) + i, t) for i, t in enumerate(turn.sampled)]
-    np.testing.assert_array_equal(np.float32(values), np.float32(expected))
-
-
-def test_a_silent_stream_has_pings_after_its_headers_and_waits_before_them(monkeypatch):
-    monkeypatch.setattr(talk, "PING_S", 0.02)
-    policy = scripted(lambda context, turn: world.letters("abcdefgh"), piece=4)
-
-    async def scene():
-        async with world.serving(world.session(policy)) as (_, (token,), client):
-            policy.gate.clear()
-            work = asyncio.create_task(events(client, token, RESPONSES, input="a"))
-            while not policy.turns:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)
-            policy.gate.set()
-            while not policy.turns[0].sampled:
-                await asyncio.sleep(0)
-            policy.gate.clear()
-            await asyncio.sleep(0.2)
-            policy.gate.set()
-            return await work
-
-    status, told = world.run(scene)
-    kinds = [t["type"] for t in told]
-    assert status == 200 and kinds[0] == "response.created" and kinds[-1] == "response.completed"
-    assert "response.in_progress" in kinds[2:-1], "a real event, not a comment"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_ends_its_generation(monkeypatch, stream):
     monkeypatch.setattr(sessions, "LINGER_S", 0.02)
@@ -230,18 +122,6 @@ def test_an_answer_whose_client_left_before_it_was_written_is_given_again(monkey
             assert len(policy.turns) == 2, "it has taken that answer, and wants another"
 
     world.run(scene)
-
-
-def test_thirty_equal_requests_at_once_get_thirty_equal_answers():
-    policy = scripted(pause_s=0.01)
-
-    async def scene():
-        async with world.serving(world.session(policy)) as (_, (token,), client):
-            return await asyncio.gather(*(post(client, token, messages=hello()) for _ in range(30)))
-
-    told = world.run(scene)
-    assert {status for status, _ in told} == {200} and len(policy.turns) == 1
-    assert len({answer["choices"][0]["message"]["content"] for _, answer in told}) == 1
 
 
 def test_a_failure_is_a_status_before_the_first_token_and_an_event_after():
@@ -451,15 +331,3 @@ def test_a_server_without_sessions_keeps_nothing_and_samples_as_it_is_asked():
     assert [t.sampling.temperature for t in policy.turns] == [0.5] * 3 and not policy.left_open
     keys = [(t.task_id, t.conversation) for t in policy.turns]
     assert keys[0] == keys[1] != keys[2]
-
-
-def test_a_gateway_that_ends_frees_its_port():
-    async def scene():
-        async with Gateway() as first:
-            port = int(first.url.rsplit(":", 1)[1])
-        second = Gateway()
-        await second.listen(port)
-        await second.stop()
-        assert second.url == ""
-
-    world.run(scene)

@@ -95,7 +95,10 @@ def test_an_answer_has_openais_form(engine):
     talk(engine, scene)
 
 
-def test_a_stop_string_cuts_the_choice_and_ends_it(engine):
+@pytest.mark.parametrize("ping_s", [10.0, 1e-4])
+def test_a_stop_string_cuts_the_choice_and_ends_it(engine, monkeypatch, ping_s):
+    monkeypatch.setattr("jaxagent.gateway.talk.PING_S", ping_s)
+
     async def scene(client):
         _, whole = await ask(client, prompt="abc", max_tokens=30, seed=1, temperature=2)
         text = whole["choices"][0]["text"]
@@ -111,13 +114,18 @@ def test_a_stop_string_cuts_the_choice_and_ends_it(engine):
                 events = [strict(line) for line in lines]
                 used = events.pop()
                 assert used["choices"] == [] and all(e["usage"] is None for e in events)
-                choice, used = completions.merged([e["choices"][0] for e in events]), used["usage"]
+                pieces, used = [e["choices"][0] for e in events], used["usage"]
+                choice = completions.merged(pieces)
+                assert (not pieces[0]["token_ids"]) == (ping_s < 1)  # who waits for the first token hears so
+                assert {piece["finish_reason"] for piece in pieces[:-1]} == {None}
             else:
                 _, answer = await ask(client, **body)
                 choice, used = answer["choices"][0], answer["usage"]
             assert (choice["text"], choice["finish_reason"], choice["stop_string"]) == (text[:end], "stop", stop)
             assert choice["token_ids"] == whole["choices"][0]["token_ids"][: end + 2]
-            assert used["completion_tokens"] == end + 2 == len(choice["logprobs"]["token_logprobs"])
+            told, all_of_it = choice["logprobs"], whole["choices"][0]["logprobs"]
+            assert used["completion_tokens"] == end + 2 == len(told["token_logprobs"])
+            assert all(told[name] == all_of_it[name][: end + 2] for name in ("tokens", "token_logprobs", "text_offset"))
             assert choice["decode_s"] is None and used["prompt_tokens_details"]["cached_tokens"] is None
         return text
 
@@ -336,59 +344,32 @@ def test_its_threads_end_with_it(engine):
         assert not thread.is_alive()
 
 
-@contextlib.contextmanager
-def served_by_a_thread(driver):
-    """The address, for clients that block."""
-    loop, address, ready = asyncio.new_event_loop(), [], threading.Event()
-    done = asyncio.Event()
-
-    async def serve():
-        async with serving(driver) as url:
-            address.append(url)
-            ready.set()
-            await done.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
-    thread.start()
-    assert ready.wait(WAIT_S)
-    try:
-        yield address[0]
-    finally:
-        loop.call_soon_threadsafe(done.set)
-        thread.join(WAIT_S)
-        loop.close()
-
-
 def test_openais_own_client(engine):
     openai = pytest.importorskip("openai")
-    with (
-        served_by_a_thread(engine) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        assert [model.id for model in client.models.list()] == ["toy"]
-        create = client.completions.create
-        whole = create(model="toy", prompt="abc", max_tokens=12, seed=3, n=2, temperature=2, logprobs=1)
-        choice = whole.choices[0]
-        assert whole.usage.total_tokens == 3 + 2 * 12 and whole.usage.prompt_tokens_details.cached_tokens is not None
-        assert len(choice.text) == 12 == len(choice.logprobs.token_logprobs) and choice.finish_reason == "length"
-        assert "".join(choice.logprobs.tokens) == choice.text and choice.logprobs.text_offset == list(range(12))
-        again = create(model="toy", prompt="abc", max_tokens=12, seed=3, temperature=2, stop=[choice.text[5:8]])
-        end = choice.text.index(choice.text[5:8])
-        assert (again.choices[0].text, again.choices[0].finish_reason) == (choice.text[:end], "stop")
-        options = {"include_usage": True}
-        events = list(
-            create(model="toy", prompt="abc", max_tokens=12, seed=3, temperature=2, stream=True, stream_options=options)
-        )
-        assert "".join(c.text for event in events for c in event.choices) == choice.text
-        assert events[-1].usage.completion_tokens == 12
-        assert [c.text for c in create(model="toy", prompt=["abc", "xyz"], max_tokens=1).choices]
-        extra = create(model="toy", prompt="abc", max_tokens=1, extra_body={"top_k": 1})
-        assert (
-            extra.choices[0].token_ids
-            == create(model="toy", prompt="abc", max_tokens=1, temperature=0).choices[0].token_ids
-        )
-        with pytest.raises(openai.BadRequestError, match="'temperature' must be from 0 to 1000") as refused:
-            create(model="toy", prompt="abc", temperature=-1)
-        assert (refused.value.param, refused.value.type) == ("temperature", "invalid_request_error")
-        with pytest.raises(openai.NotFoundError, match="the model 'gpt-4' does not exist"):
-            create(model="gpt-4", prompt="abc")
+
+    def play(url):
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            assert [model.id for model in client.models.list()] == ["toy"]
+            asked = dict(model="toy", prompt="abc", max_tokens=12, seed=3, temperature=2)
+            whole = client.completions.create(**asked, n=2, logprobs=1)
+            choice, used = whole.choices[0], whole.usage
+            assert used.total_tokens == 3 + 2 * 12 and used.prompt_tokens_details.cached_tokens is not None
+            assert len(choice.text) == 12 == len(choice.logprobs.token_logprobs) and choice.finish_reason == "length"
+            assert "".join(choice.logprobs.tokens) == choice.text and choice.logprobs.text_offset == list(range(12))
+            again = client.completions.create(**asked, stop=[choice.text[5:8]]).choices[0]
+            end = choice.text.index(choice.text[5:8])
+            assert (again.text, again.finish_reason) == (choice.text[:end], "stop")
+            options = {"include_usage": True}
+            events = list(client.completions.create(**asked, stream=True, stream_options=options))
+            assert "".join(c.text for event in events for c in event.choices) == choice.text
+            assert events[-1].usage.completion_tokens == 12
+            likeliest = [{"extra_body": {"top_k": 1}}, {"temperature": 0}]
+            first, other = (client.completions.create(**asked | more).choices[0].token_ids for more in likeliest)
+            assert first == other
+            with pytest.raises(openai.BadRequestError, match="'temperature' must be from 0 to 1000") as refused:
+                client.completions.create(**asked | {"temperature": -1})
+            assert (refused.value.param, refused.value.type) == ("temperature", "invalid_request_error")
+            with pytest.raises(openai.NotFoundError, match="the model 'gpt-4' does not exist"):
+                client.completions.create(**asked | {"model": "gpt-4"})
+
+    talk(engine, lambda client: asyncio.to_thread(play, str(client._base_url).rstrip("/")))

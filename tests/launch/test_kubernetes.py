@@ -45,27 +45,19 @@ def check(item: dict) -> None:
     ("flags", "kinds"),
     [
         (
-            ("--engines=4", "--gpus=8", "--engine_gpus=1", f"--pod_spec={MORE}", f"--pod_spec=engine:{MORE}"),
+            f"--engines=4 --gpus=8 --engine_gpus=1 --pod_spec={MORE} --pod_spec=engine:{MORE}",
             "Secret PersistentVolumeClaim Service StatefulSet JobSet Deployment",
         ),
+        ("--pvc=runs --secret=mine --engines_kind=job --mount=base:/models", "Service StatefulSet JobSet Job"),
         (
-            ("--pvc=runs", "--secret=mine", "--engines_kind=job", "--mount=base:/models"),
-            "Service StatefulSet JobSet Job",
-        ),
-        (
-            (
-                "--config.fleet=on",
-                "--config.fleet.trainers=4",
-                "--config.mesh.fsdp=16",
-                "--tpu=tpu-v5p-slice:2x2x4:4",
-                "--storage_class=nfs",
-            ),
+            "--config.fleet=on --config.fleet.trainers=4 --config.mesh.fsdp=16 --tpu=tpu-v5p-slice:2x2x4:4 "
+            "--storage_class=nfs",
             "Secret PersistentVolumeClaim Service StatefulSet JobSet Deployment",
         ),
     ],
 )
 def test_every_object_is_what_its_schema_wants(flags, kinds):
-    made = objects(*flags)
+    made = objects(*flags.split())
     assert list(made) == kinds.split()
     for item in made.values():
         check(item)
@@ -101,14 +93,8 @@ def test_a_file_is_for_its_owner_alone(tmp_path):
 
 
 def test_names_lead_from_one_object_to_the_other():
-    made = objects(
-        "--gpus=8",
-        "--config.fleet=on",
-        "--config.fleet.trainers=3",
-        "--config.mesh.fsdp=24",
-        "--port=9000",
-        "--engines=2",
-    )
+    trainers = "--config.fleet=on", "--config.fleet.trainers=3", "--config.mesh.fsdp=24"
+    made = objects("--gpus=8", *trainers, "--port=9000", "--engines=2")
     jobset, coordinator, engines = made["JobSet"], made["StatefulSet"], made["Deployment"]
     (job,) = jobset["spec"]["replicatedJobs"]
     trainer = job["template"]["spec"]["template"]["spec"]["containers"][0]

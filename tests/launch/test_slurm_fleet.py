@@ -1,7 +1,6 @@
 """The Slurm script, run by a Slurm of one machine (fake_slurm.py) that starts the real processes of a tiny run."""
 
 import os
-import pathlib
 import shlex
 import signal
 import stat
@@ -82,37 +81,29 @@ def test_help_says_what_can_be_set():
 @pytest.mark.parametrize(
     ("words", "environment", "message"),
     [
-        ([RECIPE, "--config.workdir=w", "--prin"], {}, "Unknown flag '--prin'"),
-        (["--config.workdir=w"], {}, "--config=FILE is missing"),
-        ([RECIPE], {}, "--config.workdir=DIR is missing"),
-        ([RECIPE, "--config.workdir=w"], {}, "This is not a Slurm job"),
+        ("--config.workdir=w --prin", {}, "Unknown flag '--prin'"),
+        ("--config.workdir=w", {}, "This is not a Slurm job"),
+        ("", {}, "--config.workdir=DIR is missing"),
+        ("--config.workdir=w --print", {"TRAINERS": "two"}, "TRAINERS must be a whole number from 1, got 'two'"),
+        ("--config.workdir=w --print", {"ENGINES_PER_NODE": "0"}, "must be a whole number from 1, got '0'"),
+        ("--config.workdir=w --print --config.fleet.trainers=2", {}, "=2 and TRAINERS=1 (environment) differ"),
+        ("--config.workdir=w --print --config.rl.stepz=2", {}, "stepz"),
         (
-            [RECIPE, "--config.workdir=w", "--print"],
-            {"TRAINERS": "two"},
-            "TRAINERS must be a whole number from 1, got 'two'",
-        ),
-        (
-            [RECIPE, "--config.workdir=w", "--print"],
-            {"ENGINES_PER_NODE": "0"},
-            "must be a whole number from 1, got '0'",
-        ),
-        (
-            [RECIPE, "--config.workdir=w", "--print", "--config.fleet.trainers=2"],
-            {},
-            "--config.fleet.trainers=2 and TRAINERS=1 (environment) differ",
-        ),
-        ([RECIPE, "--config.workdir=w", "--print", "--config.rl.stepz=2"], {}, "stepz"),
-        (
-            [RECIPE, "--config.workdir=w", "--print", "--config.mesh.fsdp=4"],
+            "--config.workdir=w --print --config.mesh.fsdp=4",
             {"SLURM_GPUS_ON_NODE": "2"},
             "Each trainer process needs 4 devices (config.mesh), and would have 2",
         ),
     ],
 )
 def test_a_mistake_is_one_line(words, environment, message):
-    done = script(*words, **environment)
+    done = script(RECIPE, *words.split(), **environment)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_recipe_must_be_named():
+    done = script("--config.workdir=w")
+    assert done.returncode == 2 and done.stderr.startswith("error: --config=FILE is missing")
 
 
 def test_what_an_srun_means_is_what_its_tasks_have_said(tmp_path):
@@ -130,13 +121,6 @@ def test_what_an_srun_means_is_what_its_tasks_have_said(tmp_path):
         for rank, code in said.items():
             (job._ends / str(rank)).write_text(f"{code}\n")
         assert job.code(srun) == meant, (said, srun)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.slow
@@ -175,7 +159,7 @@ def test_a_new_workdir_first_try_and_a_job_that_goes_back_into_the_queue(tmp_pat
             job.kill()
         told = (tmp_path / "job.log").read_text()
         assert job.wait() == (0 if last else 143), told[-4000:]
-        assert ("scontrol requeue 7" in log.read_text()) and not any(map(alive, pids)), told[-4000:]
+        assert ("scontrol requeue 7" in log.read_text()) and not any(map(tiny_fleet.alive, pids)), told[-4000:]
     assert len(tiny_fleet.digests(workdir)) == 6 and (workdir / "summary.json").exists()
     token = workdir / "fleet" / "token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600 and token.read_text() not in log.read_text() + told

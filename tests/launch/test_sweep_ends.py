@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.fleet.tiny_fleet import alive
 from tests.tiny_run import ROOT
 
 # A run that notes its process and every signal, and saves for a while; and a sweep of two of them.
@@ -74,10 +75,7 @@ def when(path: pathlib.Path) -> str:
 def lives(pid: int) -> bool:
     """Whether it does, or will be reaped; a moment is given to a process that is being killed."""
     for _ in range(100):
-        try:
-            if pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return False
-        except OSError:
+        if not alive(pid):
             return False
         time.sleep(0.02)
     return True

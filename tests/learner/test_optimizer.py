@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxagent.learner.state import init_state
 from jaxagent.learner.update import decayed, learning_rate, make_optimizer
 
 
@@ -62,3 +63,15 @@ def test_norms_and_biases_do_not_decay(spec, make_mesh, make_params):
     kept = {jax.tree_util.keystr(p, simple=True, separator=".") for p, on in jax.tree_util.tree_leaves_with_path(mask)
             if not on}  # fmt: skip
     assert kept == {"final_norm", "layers.attn_norm", "layers.mlp_norm", "layers.q_norm", "layers.k_norm"}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_state_has_the_types_that_an_update_gives_it(dtype, optimizer_config, make_mesh):
+    """Else the second update of bfloat16 masters compiles again, after warm-up."""
+    optimizer = make_optimizer(optimizer_config(), 10)
+    with jax.set_mesh(make_mesh()):
+        params = {"w_up": jnp.ones((2, 2), dtype)}
+        state = init_state(params, optimizer)
+        gradient = {"w_up": jnp.ones((2, 2), jnp.float32)}
+        _, after = jax.eval_shape(optimizer.update, gradient, state.opt_state, params)
+    assert jax.tree.map(lambda x: x.dtype, state.opt_state) == jax.tree.map(lambda x: x.dtype, after)

@@ -209,22 +209,6 @@ def test_temperature_scores_actions_and_leaves_cross_entropy_at_one(spec, make_p
     assert np.abs(np.asarray(cool - warm)[action]).min() > 1e-4
 
 
-def test_a_few_updates_learn_a_sequence_by_heart(spec, make_params, make_packer, make_streams, one):
-    from jaxagent.algorithms.supervised import sft
-
-    packer = make_packer(longest_targets=20)
-    optimizer = optax.adam(3e-2)
-    with jax.set_mesh(one):
-        state = init_state(make_params(one), optimizer)
-    update = make_update(policy_forward(spec), optimizer, one)
-    batches = packer.pack(sft([s.trajectory for s in make_streams(2)], observations=True))
-    first = None
-    for _ in range(30):
-        state, metrics = update(state, batches)
-        first = first or metrics["ce/nll"]
-    assert first > 3.0 and metrics["ce/nll"] < 0.3
-
-
 def test_a_profile_reads_like_the_code(spec, make_params, make_packer, make_streams, one):
     (batch, *_) = make_packer(micro_rows=2, longest_targets=20).pack(make_streams(2))
     with jax.set_mesh(one):

@@ -32,7 +32,6 @@ PAGES, LAYERS, STEPS = 257, 2, 16
 ROWS = jax.P(sharding.ROWS)
 MOVES = (
     "bitcast", "broadcast", "concatenate", "copy", "dynamic-update-slice", "reshape", "select", "slice", "transpose",
-    "tuple",
 )  # fmt: skip
 FREE = ("parameter", "get-tuple-element", "tuple", "bitcast", "constant")  # launch nothing
 
@@ -67,32 +66,34 @@ class Compiled:
         return [(re.search(r"/(\w+)/pallas_call", line)[1], _triton(line)) for line in lines]
 
     def fusions(self) -> set[str]:
-        """What XLA fused in loops, where it computes with real numbers: each fusion as one formula over its inputs."""
+        """What XLA fused in loops, where it computes with real numbers: each result as a formula over its inputs."""
         called = [re.search(r"calls=%?([\w.-]+)", line) for line in self.launched()]
-        formulas = {_formula(self.computations[name[1]]) for name in called if name}
+        formulas = [formula for name in called if name for formula in _formulas(self.computations[name[1]])]
         return {formula for formula in formulas if "(" in formula}
 
 
-def _formula(lines: list[str]) -> str:
-    """The last instruction in terms of inputs, where moving numbers about and computing with integers is no step."""
+def _formulas(lines: list[str]) -> list[str]:
+    """The results in terms of inputs, where moving numbers about and computing with integers is no step."""
     formulas: dict[str, str] = {}
     for line in lines:
         name, kind, operation, operands = re.match(
             r"(?:ROOT )?(%\S+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)(?:,|$)", line
         ).groups()
         of_operands = [formulas[operand] for operand in re.findall(r"%[\w.-]+", operands) if formulas[operand]]
-        real = re.match(r"\(?(b?f16|f32)", kind)
+        if operation == "tuple":  # the last one
+            return of_operands
+        real = re.match(r"b?f16|f32", kind)
         if not real:
             formulas[name] = ""
         elif operation in ("parameter", "gather", "dynamic-slice"):
-            formulas[name] = real[1]
+            formulas[name] = real[0]
         elif operation == "constant":
             formulas[name] = operands
         elif operation in MOVES:
             formulas[name] = ", ".join(of_operands)
         else:
-            formulas[name] = f"{real[1]} {operation}({', '.join(of_operands or ['integers'])})"
-    return formulas[name]
+            formulas[name] = f"{real[0]} {operation}({', '.join(of_operands or ['integers'])})"
+    return [formulas[name]]
 
 
 def _operation(line: str) -> str:
@@ -129,9 +130,8 @@ def _arithmetic(program: str) -> list[str]:
 
 def compiled(exact_numerics: bool, family: str, dtype: str) -> dict[str, Compiled]:
     """generate, prefill and scoring of a small model whose sizes are multiples of a kernel's tiles."""
-    bias = family == "qwen2"
     sizes = dict(vocab_size=2000, padded_vocab_size=2048, embed_dim=512, num_heads=8, head_dim=64, mlp_dim=4096)
-    spec = tiny.spec(family=family, qkv_bias=bias, qk_norm=not bias, compute_dtype=dtype, num_layers=LAYERS, **sizes)
+    spec = tiny.spec(family=family, compute_dtype=dtype, num_layers=LAYERS, **sizes)
     raw = search_r1.get_config()
     raw.engine.update(slots=256, tile_rows=64, page_tokens=64, pages=PAGES - 1, prefill_tokens=256, cache_dtype=dtype)
     cfg = parse(raw).engine
@@ -172,7 +172,7 @@ def test_exact_numerics_are_the_same_kernels_in_every_program(exact_programs):
     names = collections.Counter()
     for (name, _), times in generate.items():
         names[name] += times
-    assert names["product"] == 7 * LAYERS + 1 and names["row_logprobs"] == 1 and names["write_pages"] == LAYERS
+    assert names["product"] == 4 * LAYERS + 1 and names["row_logprobs"] == 1 and names["write_pages"] == LAYERS
     assert names["product_sum"] == LAYERS  # of the widest sum, the MLP's
     assert names["paged_attention"] == names["paged_attention_parts"] == LAYERS
     addressed = ("paged_attention", "paged_attention_parts", "write_pages")  # whose arrays have other sizes in scoring
@@ -206,7 +206,7 @@ def _check_launches(program: Compiled, most: int) -> None:
     assert names["write_pages"] == names["paged_attention"] == names["paged_attention_parts"] == LAYERS
     cache = re.compile(rf" = \(?(bf16|f32)\[{PAGES},")
     assert {_operation(line) for line in program.launched() if cache.search(line)} == {"custom-call"}
-    layers = program.launched("/attention/") + program.launched("/mlp/")
+    layers = program.launched("/attention/") + program.launched("/swiglu/")
     assert len(layers) <= most * LAYERS, "\n".join(layers)
 
 
@@ -219,8 +219,9 @@ def test_a_layer_of_decode_launches_few_kernels_and_copies_no_cache(fast_program
 
 
 def test_a_layer_of_exact_decode_launches_few_kernels_and_copies_no_cache(exact_programs):
-    """Each product is apart, 7 of them, one in parts, and both sums; on q and k are norms where v has no bias."""
-    _check_launches(exact_programs["generate"], 20)
+    """The same without XLA's fusions: sums stand apart, down is in parts (2); with norms of q and k, which want their
+    own arrays, 19."""
+    _check_launches(exact_programs["generate"], 19)
 
 
 def test_the_host_reads_nothing_between_two_tokens(fast_programs):

@@ -106,7 +106,7 @@ from jaxagent.observe.progress import Progress
 def run():
     with Progress(log_every_s=0.0) as progress:
         progress.note("the model\u2019s first line")
-        progress.keep(pathlib.Path(sys.argv[1]))
+        progress.append_lines_to(pathlib.Path(sys.argv[1]))
         progress.stage("rl", total=2)
         sys.stdin.readline()  # until the display is gone
         for step in (1, 2):
@@ -155,7 +155,7 @@ def test_the_file_of_lines_is_bounded_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(progress_module, "MOST_BYTES", 200)
     for part in range(2):
         with Progress(Console(file=io.StringIO()), 0.0) as progress:
-            progress.keep(tmp_path / "console.txt")
+            progress.append_lines_to(tmp_path / "console.txt")
             for number in range(10):
                 progress.note(f"line {10 * part + number}")
     lines = "".join((tmp_path / f"console{old}.txt").read_text() for old in (".old", ""))

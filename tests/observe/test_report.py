@@ -2,9 +2,9 @@
 
 import dataclasses
 import html
-import html.parser
 import json
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -17,7 +17,7 @@ from jaxagent import types
 from jaxagent.config import ConfigError, parse, to_dict
 from jaxagent.data import episode_log
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.observe import charts, jsonl, report, report_episodes, report_logs
+from jaxagent.observe import charts, jsonl, report, report_episodes
 from jaxagent.observe.episodes import episode_record, report_record
 from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, EPISODES_FOLDER, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 
@@ -43,25 +43,62 @@ def _episode(task: str = "q1", reward: float = 1.0, reason=types.StopReason.ANSW
     return types.Episode(row, 0, [trajectory], reward, {"em": reward}, reason, 1, {}, "", "tool <died>")
 
 
-class _Text(html.parser.HTMLParser):
-    """Text inside <div class="tokens">, and all tags that load something."""
+# As much of a page as the script asks for; prints what it shows of the chosen episodes, and of all, opened.
+DOM = """
+class Element {
+  constructor(tag) {
+    Object.assign(this, { tag, children: [], dataset: {}, style: { setProperty() {} }, on: {} });
+  }
+  append(...all) { this.children.push(...all); }
+  replaceChildren(...all) { this.children = all; }
+  addEventListener(name, does) { this.on[name] = does; }
+  querySelector(what) { return found[what] ??= new Element(what); }
+  querySelectorAll() { return []; }
+  set textContent(text) { this.children = [text]; }
+  get textContent() { return this.children.map((c) => (typeof c === "string" ? c : c.textContent)).join("|"); }
+}
+const found = {}, ids = {};
+for (const name of ["browser", "episodes", "tip", "pairs"]) ids[name] = new Element("div");
+ids.episodes.textContent = require("fs").readFileSync(process.argv[2], "utf8");
+found.input = Object.assign(new Element("input"), { value: "" });
+globalThis.document = Object.assign(new Element("document"), {
+  getElementById: (id) => ids[id], createElement: (tag) => new Element(tag),
+});
+require("vm").runInThisContext(require("fs").readFileSync(process.argv[3], "utf8"));
+for (const row of found[".rows"].children) { row.open = true; row.on.toggle(); }
+const name = (e) => (e.className ? `${e.tag}.${e.className}` : e.tag);
+const tree = (e) => (typeof e === "string" ? e : [name(e), ...e.children.map(tree)]);
+console.log(JSON.stringify([ids.pairs, found[".rows"]].map(tree)));
+"""
 
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.loads, self._inside = "", [], 0
 
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.loads += [value for name, value in attributes.items() if name in ("src", "href")]
-        if tag == "div" and (self._inside or attributes.get("class") == "tokens"):
-            self._inside += 1
+def _records(text: str) -> dict:
+    """What a page holds of episodes, for its script."""
+    return json.loads(re.search(r'<script type="application/json" id="episodes">(.*?)</script>', text, re.DOTALL)[1])
 
-    def handle_endtag(self, tag):
-        self._inside -= tag == "div" and self._inside > 0
 
-    def handle_data(self, data):
-        if self._inside:
-            self.tokens += data
+def _browsed(text: str) -> list[dict]:
+    return _records(text)["all"]
+
+
+def _shown(text: str, folder) -> list:
+    """The trees ["tag.class", child, ...] that the page's script makes: of the chosen episodes, and of all."""
+    if shutil.which("node") is None:
+        pytest.skip("there is no node to run the page's script")
+    (folder / "episodes.json").write_text(json.dumps(_records(text)))
+    (folder / "dom.js").write_text(DOM)
+    script = report.pathlib.Path(report.__file__).parent / "report.js"
+    words = ["node", str(folder / "dom.js"), str(folder / "episodes.json"), str(script)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _texts(tree, tag: str = "") -> list[str]:
+    """The texts below the elements of a "tag.class"; "" = all."""
+    if isinstance(tree, str):
+        return [] if tag else [tree]
+    return [text for child in tree[1:] for text in _texts(child, "" if tree[0] == tag else tag)]
 
 
 def test_token_texts_join_to_the_text_and_split_characters_are_kept():
@@ -84,16 +121,12 @@ def test_page_is_self_contained_and_shows_every_token(tmp_path):
     episodes.append(episode_record(_episode(), BYTES, stage="rl", step=3, split="eval"))
     (tmp_path / SUMMARY_FILE).write_text(json.dumps({"eval/em_before_rl": 0.25, "eval/em_after_rl": 0.75, "seed": 0}))
     text = report.write_report(tmp_path).read_text()
-    page = _Text()
-    page.feed(text)
-    assert page.loads == [] and "http" not in text and "@import" not in text
-    assert page.tokens.replace("↵", "") == "Who? <b>\né!<i>São</i>again"
-    assert "+0.500" in text and "odd/one" in text and "tool &lt;died&gt;" in text
+    assert not re.search(r"<[^>]* (src|href)=", text) and "http" not in text and "@import" not in text
+    assert "+0.500" in text and "odd/one" in text and "tool <" not in text
+    for shown in _shown(text, tmp_path):
+        assert "".join(_texts(shown, "div.tokens")).replace("↵", "") == "Who? <b>\né!<i>São</i>again"
+        assert any("tool <died>" in each for each in _texts(shown))
     assert not list(tmp_path.glob(".report*"))
-
-
-def _browsed(text: str) -> list[dict]:
-    return json.loads(re.search(r'<script type="application/json" id="episodes">(.*?)</script>', text, re.DOTALL)[1])
 
 
 def _log(path, *records):
@@ -124,7 +157,7 @@ def test_all_logged_episodes_can_be_browsed_those_of_training_too(tmp_path):
     newest, evil_one, of_training = _browsed(text)
     assert evil_one["prompt"] == "</script><b>" and evil_one["reward"] == 0.0
     assert newest["reward"] is None, "what failed has no reward"
-    assert '<span class="loss">failed</span>' in text
+    assert all("failed" in _texts(shown, "span.loss") for shown in _shown(text, tmp_path))
     (columns,) = of_training["trajectories"]
     assert (of_training["split"], of_training["task"], of_training["kind"]) == ("train", "q1", "one_hop/x")
     assert "".join(columns["text"]) == "Who? é! yes" and columns["kind"] == "0" + "1" * (len(ids) - 1)
@@ -145,10 +178,8 @@ def test_evaluations_logged_by_earlier_versions_are_shown_too(tmp_path):
     record["trajectories"] = [columns | {"version": [-1, 4, -1]}]
     _log(tmp_path / EPISODES_FILE, record)
     text = report.write_report(tmp_path).read_text()
-    page = _Text()
-    page.feed(text)
-    assert page.tokens == "Who? A."
     (found,) = _browsed(text)
+    assert _records(text)["pairs"] == [[found]]
     assert (found["task"], found["prompt"], found["split"]) == ("q1", "Who?", "eval")
     assert found["trajectories"] == [
         {"text": ["Who?", " A", "."], "kind": "012", "turn": [3, 0], "logprob": [-0.25], "version": [1, 4]}
@@ -159,24 +190,22 @@ def test_a_big_log_does_not_make_the_page_big(tmp_path):
     records = [episode_record(_episode(f"q{i}"), BYTES, stage="rl", step=i, split="eval") for i in range(200)]
     _log(tmp_path / EPISODES_FILE, *records)
     size = (tmp_path / EPISODES_FILE).stat().st_size
-    found, said = report_logs.browsed(tmp_path, {}, limit=20_000)
+    found, said = report_episodes.browsed(tmp_path, {}, limit=20_000)
     assert 10 < len(found) < 100 and said.startswith(f"The newest {len(found)} logged episodes")
     assert [record["step"] for record in found] == list(range(199, 199 - len(found), -1))
-    ends = [record["step"] for record in report_logs.evaluations(tmp_path, limit=size // 4)]
+    ends = [record["step"] for record in report_episodes.evaluations(tmp_path, limit=size // 4)]
     assert ends[0] == 0 and ends[-1] == 199 and 40 < len(ends) < 52, "the first try and the last of a task"
-    assert report_logs.browsed(tmp_path / "nowhere", {})[0] == []
+    assert report_episodes.browsed(tmp_path / "nowhere", {})[0] == []
 
 
-def test_the_end_of_a_long_episode_is_not_hidden():
+def test_the_end_of_a_long_episode_is_not_hidden(tmp_path):
     columns = {"text": [f"<{i}>" for i in range(1000)], "kind": [1] * 1000, "logprob": [-1.0] * 1000}
     record = report_record(episode_record(_episode(), BYTES, stage="rl", step=3, split="eval"))
     record["trajectories"] = [columns | {"turn": [0] * 1000, "version": [0] * 1000}]
-    text = report_episodes.section([[record]])
-    page = _Text()
-    page.feed(text)
-    assert page.tokens.replace("700 tokens", "") == "".join(columns["text"])
-    outside = re.sub("<details>.*?</details>", "", text, flags=re.DOTALL)
-    assert "&lt;0&gt;" in outside and "&lt;999&gt;" in outside and "&lt;500&gt;" not in outside
+    for shown in _shown(report_episodes.markup([[record]], [report_episodes.compact(record)], ""), tmp_path):
+        tokens = _texts(shown, "div.tokens")
+        assert tokens == [*columns["text"][:60], "700 tokens", *columns["text"][60:]]
+        assert _texts(shown, "details") == ["700 tokens", *columns["text"][60:-240]]
     css = (report.pathlib.Path(report.__file__).parent / "report.css").read_text()
     assert "max-height" not in css, "nothing scrolls inside the page"
 
@@ -353,3 +382,41 @@ def test_the_subtitle_of_a_recipes_own_config(tmp_path):
     (tmp_path / CONFIG_FILE).write_text(json.dumps(stored))
     text = report.write_report(tmp_path).read_text()
     assert "search: group_mean_std, ppo_clip + ECHO" in text
+
+
+def _several() -> types.Episode:
+    """Two conversations of the policy, a guide before them, one only shown between them, and a critic after both."""
+    one = _episode()
+    conversation = types.UntrainedConversation
+    heard = (
+        conversation("guide", (("Who is <he>?", "He & she"), ("More", "L" * 2000)), one.trajectories[0], 0),
+        conversation("policy", (("only shown", "here"),), one.trajectories[0], 1),
+        conversation("critic", (("Is it so?", "yes"),), None, 2),
+    )
+    return dataclasses.replace(one, trajectories=[*one.trajectories] * 2, heard=heard)
+
+
+def test_conversations_with_roles_are_shown_in_their_order_each_with_whose_it_is(tmp_path):
+    record = episode_record(_several(), BYTES, stage="rl", step=3, split="eval")
+    assert json.loads(json.dumps(record)) == record
+    _log(tmp_path / EPISODES_FILE, record)
+    text = report.write_report(tmp_path).read_text()
+    for shown in _shown(text, tmp_path):
+        assert _texts(shown, "h5") == [
+            "guide ", "not trained", "policy, conversation 1 ", "trained", "policy ", "not trained",
+            "policy, conversation 2 ", "trained", "critic ", "not trained",
+        ]  # fmt: skip
+        tokens = "".join(_texts(shown, "div.tokens")).replace("↵", "")
+        assert tokens == "Who? <b>\né!<i>São</i>again" * 2, "only trained tokens have colours"
+        assert _texts(shown, "p.shown")[:2] == ["Who is <he>?", "More"] and _texts(shown, "p.said")[0] == "He & she"
+        assert "800 characters" in _texts(shown, "p.said")
+    (browsed,) = _browsed(text)
+    assert [(talk["role"], talk["after"]) for talk in browsed["heard"]] == [("guide", 0), ("policy", 1), ("critic", 2)]
+    assert browsed["heard"][0]["turns"][0] == ["Who is <he>?", "He & she"] and "trajectory" not in browsed["heard"][0]
+
+
+def test_one_conversation_without_roles_is_shown_as_it_is(tmp_path):
+    _log(tmp_path / EPISODES_FILE, episode_record(_episode(), BYTES, stage="rl", step=3, split="eval"))
+    text = report.write_report(tmp_path).read_text()
+    assert not any(_texts(shown, "h5") or _texts(shown, "div.talks") for shown in _shown(text, tmp_path))
+    assert "heard" not in _browsed(text)[0]

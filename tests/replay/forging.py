@@ -12,7 +12,7 @@ import numpy as np
 import safetensors.numpy
 from orbax.checkpoint import v1 as ocp
 
-from jaxagent.data import packing
+from jaxagent.data import codec
 from jaxagent.learner import digests
 from jaxagent.runs import record
 from jaxagent.types import Episode, Group
@@ -36,7 +36,7 @@ def write(folder: pathlib.Path, step: record.RecordedStep) -> None:
     """Writes a step as it is said to be, with digests and seal of its own."""
     header = {"record": record.FORMAT, "step": step.number, "config": step.config, "code": step.code}
     header |= {"before": step.before, "after": step.after, "previous": step.previous}
-    packed = [[[packing.pack(episode) for episode in group.episodes] for group in round_] for round_ in step.rounds]
+    packed = [[[codec.pack(episode) for episode in group.episodes] for group in round_] for round_ in step.rounds]
     record._write(folder, header, step.rounds, packed)
 
 

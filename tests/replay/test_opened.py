@@ -9,6 +9,7 @@ from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.config import ConfigError, to_dict
 from jaxagent.replay import recorded_run, stage_end
+from jaxagent.replay.record_diff import Difference
 from jaxagent.runs import provenance, record
 
 
@@ -109,25 +110,23 @@ def test_a_record_that_ends_before_its_stage_is_damage_and_a_killed_run_is_none(
     recorded, logged, bundled, over, damaged, told
 ):
     came = stage_end.StageEnd(logged, bundled, over, 5 if over else bundled)
-    differences, lines = stage_end.cut_off(came, chain(range(recorded), begins=[0]), hosts(0, bundled))
-    assert (bool(differences), bool(lines)) == (damaged, told)
+    found = stage_end.cut_off(came, chain(range(recorded), begins=[0]), hosts(0, bundled))
+    assert (isinstance(found, Difference), isinstance(found, str)) == (damaged, told)
     off = {**hosts(0), **hosts(bundled, replay="none")}
-    differences, lines = stage_end.cut_off(came, chain(range(recorded), begins=[0]), off)
-    assert not differences and bool(lines) == (max(logged, bundled) > recorded)
+    found = stage_end.cut_off(came, chain(range(recorded), begins=[0]), off)
+    assert isinstance(found, str) if max(logged, bundled) > recorded else found is None
 
 
 def test_a_record_without_its_first_steps_is_damage_where_all_were_to_be_kept():
     cfg, late, numbers = LAPTOP, chain(range(2, 5)), {0: 4, 3: 7}
     assert cfg.checkpoint.replay == "all"
-    ((found,), told) = stage_end.begins_late(cfg, late, hosts(0, 3), numbers)
-    assert str(found) == "step 1: the record's file is what is forgotte in the record, and not there now" and not told
+    found = stage_end.begins_late(cfg, late, hosts(0, 3), numbers)
+    assert str(found) == "step 1: the record's file is what is forgotte in the record, and not there now"
     newest = dataclasses.replace(cfg, checkpoint=dataclasses.replace(cfg.checkpoint, replay="newest"))
     for one, of in ((newest, hosts(3, replay="newest")), (cfg, hosts(3, pinned=()))):  # the second was "newest" before
-        assert stage_end.begins_late(one, late, of, numbers) == (
-            [],
-            ["the record begins with step 2: the steps before it were forgotten, or not recorded"],
-        )
-    assert stage_end.begins_late(cfg, chain(range(3), begins=[0]), hosts(0, 3), numbers) == ([], [])
+        told = "the record begins with step 2: the steps before it were forgotten, or not recorded"
+        assert stage_end.begins_late(one, late, of, numbers) == told
+    assert stage_end.begins_late(cfg, chain(range(3), begins=[0]), hosts(0, 3), numbers) is None
 
 
 def test_a_run_is_over_when_its_policy_is_exported_and_it_has_not_gone_on(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.data import codec, packing
+from jaxagent.data import codec
 from jaxagent.runs import record
 from jaxagent.runs.record import Recorder
 from jaxagent.types import Episode, Group, StopReason, Task, Trajectory
@@ -105,8 +105,8 @@ def changed_file(path, number, **changes):
     for size in sizes:
         parts.append(bodies[at : at + size])
         at += size
-    original = packing.unpack(packing.Packed(packing.digest_of(parts[number], ""), parts[number]), "")
-    parts[number] = packing.pack(dataclasses.replace(original, **changes)).body
+    original = codec.unpack(codec.Packed(codec.digest_of(parts[number], ""), parts[number]), "")
+    parts[number] = codec.pack(dataclasses.replace(original, **changes)).body
     flat = iter(parts)
     header["rounds"] = [[[(d, len(next(flat))) for d, _ in g] for g in r] for r in header["rounds"]]
     path.write_bytes(json.dumps(header).encode() + b"\n" + b"".join(parts))

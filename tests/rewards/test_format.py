@@ -2,40 +2,11 @@
 
 import re
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.envs.search.rewards import MOVES
-from jaxagent.rewards.format import follows
-
-THINK_ANSWER = {
-    ("start", "<think>"): "in_think",
-    ("in_think", "</think>"): "after_think",
-    ("after_think", "<answer>"): "in_answer",
-    ("in_answer", "</answer>"): "end",
-}
-
-
-@pytest.mark.parametrize(
-    "response, good",
-    [
-        ("<think>a</think><answer>b</answer>", True),
-        (" \n<think></think>\n\n<answer></answer>\n", True),
-        ("<think>a < b and <b>c</b></think><answer>7</answer>", True),  # other tags are text
-        ("<think>a</think>", False),  # no answer
-        ("<answer>b</answer>", False),  # no thought
-        ("<think>a</think> so <answer>b</answer>", False),  # text between
-        ("<think>a</think><answer>b</answer>.", False),  # text behind
-        ("<think>a<think>b</think></think><answer>c</answer>", False),  # nested
-        ("<think>a</think><answer>b</answer><answer>c</answer>", False),  # twice
-        ("<think>a</think><answer>b", False),  # open
-        ("<Think>a</Think><answer>b</answer>", False),  # another tag is text, and text may not stand there
-        ("", False),
-    ],
-)
-def test_thinking_then_an_answer(response, good):
-    assert follows(THINK_ANSWER, response) is good
+from jaxagent.rewards.text import follows
 
 
 def test_of_two_tags_that_fit_the_longer_one_is_read():

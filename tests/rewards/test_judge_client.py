@@ -169,14 +169,6 @@ def test_a_reply_cut_off_by_its_token_limit_does_not_count():
     assert "max_tokens" in str(ask(cut)[0])
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_busy_servers_are_asked_again(status):
-    judgement, bodies, _ = ask(lambda i, body: text("busy", status) if i < 3 else good(body))
-    assert judgement.score == 1.0 and len(bodies) == 6
-    failed, bodies, _ = ask(lambda i, body: text("busy", status))
-    assert str(status) in str(failed) and len(bodies) == 6
-
-
 def test_a_slow_attempt_is_given_up_and_tried_again():
     async def late(body):
         await asyncio.sleep(30)

@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import re
 
-from jaxagent.config.roles import RoleConfig
+from jaxagent.config import RoleConfig
 from jaxagent.envs.base import Message
 from jaxagent.roles.engines import FrozenRole, PolicyRole
 from jaxagent.roles.http import Http

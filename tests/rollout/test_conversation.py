@@ -129,19 +129,6 @@ def test_plain_prompts_start_with_the_prefix(tokenizer):
     assert talk.pending == [*tokenizer.prefix_ids, *tokenizer.encode("hello")]
 
 
-def test_demonstrations_are_actions_without_a_policy(trained):
-    talk = conversation(trained)
-    talk.add_prompt([Message("user", "q")])
-    stops = ("</search>", "</answer>")
-    talk.add_demonstration("<search> x</search> what no generation would hold", stops)
-    talk.add_observation(Observation((("y", OBSERVATION),)))
-    talk.add_demonstration("<answer> y</answer>", stops)
-    out = talk.trajectory()
-    assert trained.decode(out.tokens) == "q<search> x</search>y<answer> y</answer>"
-    assert trained.decode(out.tokens[out.action_mask]) == "<search> x</search><answer> y</answer>"
-    assert (out.policy_versions == -1).all() and (out.logprobs == 0).all()
-
-
 def test_an_empty_generation_takes_nothing_from_what_is_pending(trained):
     talk = conversation(trained)
     talk.add_prompt([Message("user", "q")])
@@ -161,14 +148,6 @@ def test_misuse_is_an_error(trained):
     bad = Generation(np.zeros(2, np.int32), np.zeros(1, np.float32), np.zeros(2, np.int32), "stop")
     with pytest.raises(ValueError, match="2 tokens with 1 log-probs"):
         talk.add_action(bad)
-
-
-def test_kinds_of_tokens_across_spans():
-    spans = [("ab", PROMPT), ("cd", OBSERVATION), ("é", WARNING), ("", PROMPT), ("f", OBSERVATION)]
-    assert span_kinds(spans, [2, 2, 2, 1]) == [PROMPT, OBSERVATION, WARNING, OBSERVATION]
-    assert span_kinds(spans, [3, 1, 3]) == [PROMPT, OBSERVATION, WARNING]
-    assert span_kinds(spans, [1] * 7) == [PROMPT] * 2 + [OBSERVATION] * 2 + [WARNING] * 2 + [OBSERVATION]
-    assert span_kinds([], []) == []
 
 
 def test_the_kind_of_a_token_is_told_by_its_bytes():

@@ -9,23 +9,12 @@ import pytest
 from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.config import ConfigError, overrides
-from jaxagent.data import files, sources
-from jaxagent.data.tasks import TaskIterator
+from jaxagent.data.sources import TaskIterator
 from jaxagent.rollout.experience import Experience, check_tasks
 from jaxagent.types import Episode, Group, StopReason
+from tests.data.memory import source_of
 
-
-class Numbered(files.Rows):
-    name = "memory"
-
-    def __len__(self):
-        return 23
-
-    def __getitem__(self, index):
-        return {"id": f"t{index}", "prompt": "p", "answers": ["a"]}
-
-
-SOURCE = sources.TaskSource(Numbered(), "memory", True)
+SOURCE = source_of(23)
 
 
 def made(**changes):

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 
 import numpy as np
-import pytest
 from scripted import ScriptedPolicy
 
 from jaxagent.config import SamplingConfig
@@ -100,10 +99,3 @@ def test_no_room_no_force(trained):
 def test_off_leaves_no_trace(trained):
     episode, _ = play(trained, ["<answer> 233</answer>"], NEVER)
     assert "forced_turns" not in episode.metrics
-
-
-@pytest.mark.parametrize("forced", [ForcedTools(1.0, 0)])
-def test_the_real_choice_in_a_rollout(trained, forced):
-    """Every turn forced, with the keyed choice: the same attempt has the same tokens."""
-    runs = [play(trained, [" a</search>"] * 3, forced)[0].trajectories[0].tokens.tolist() for _ in range(2)]
-    assert runs[0] == runs[1]

@@ -351,25 +351,6 @@ def test_token_counts_reach_the_reward_and_turn_rewards_the_episode(trained):
     assert episode.turn_rewards == (0.25, 0.75)
 
 
-def test_turn_rewards_must_fit_the_turns(trained):
-    shaped = _Shaped(TASK, config(), RETRIEVER)
-    shaped.turn_rewards = (1.0,)
-    episode, _ = play(trained, [SEARCH, ANSWER], make=lambda task: shaped)
-    assert episode.stop_reason == StopReason.ENV_ERROR and "1 turn rewards for 2 turns" in episode.error
-    assert episode.turn_rewards == ()
-    assert play(trained, [ANSWER])[0].turn_rewards == ()  # most environments give none
-
-
-def test_a_reward_that_is_no_number_fails_the_attempt(trained):
-    class Judged(SearchAttempt):
-        async def verify(self, transcript):
-            return Verdict(1.0, {"em": float("-inf")})
-
-    episode, _ = play(trained, [ANSWER], make=lambda task: Judged(task, config(), RETRIEVER))
-    assert episode.stop_reason == StopReason.ENV_ERROR and "Judged.verify returned 'em' of -inf" in episode.error
-    assert (episode.reward, episode.rewards, episode.turn_rewards) == (0.0, {}, ())
-
-
 @pytest.mark.parametrize(
     ("messages", "came"),
     [
@@ -386,13 +367,6 @@ def test_a_prompt_that_is_no_message_is_told_with_the_class(trained, messages, c
 
     episode, _ = play(trained, [ANSWER], make=lambda task: Begun(task, config(), RETRIEVER))
     assert re.search(rf"Begun.start returned a result .*{came}.* where a list of Message is wanted", episode.error)
-
-
-@pytest.mark.parametrize("method", ["start", "step", "verify"])
-def test_a_method_without_async_is_told_by_name(trained, method):
-    plain = type("Plain", (SearchAttempt,), {method: lambda self, *arguments: None})
-    episode, _ = play(trained, [ANSWER], make=lambda task: plain(task, config(), RETRIEVER))
-    assert f"Plain.{method} must be `async def`: it returned a result that is None" in episode.error
 
 
 def test_a_logprob_that_is_no_number_is_the_engine_s_failure(trained, monkeypatch):

@@ -5,10 +5,10 @@ import math
 import pytest
 
 from jaxagent.config import ConfigError
+from jaxagent.observe.headline import is_summarised
 from jaxagent.rollout.groups import Failures, by_kind, episode_metrics
 from jaxagent.rollout.groups import largest as largest_of
 from jaxagent.rollout.workers import ENOUGH
-from jaxagent.runs.evaluation.held_out import summarised
 from jaxagent.types import Episode, Group, StopReason, Task
 
 
@@ -48,7 +48,7 @@ def test_a_verdict_without_the_environments_score_is_named():
 
 def test_what_a_summary_holds():
     names = ("eval/solved", "eval/solved_level1", "eval/solved/level1/cp", "eval/commands", "eval/n", "eval/failed")
-    assert [name for name in names if summarised(name)] == ["eval/solved", "eval/solved_level1", "eval/commands"]
+    assert [name for name in names if is_summarised(name)] == ["eval/solved", "eval/solved_level1", "eval/commands"]
 
 
 def failing(reason=StopReason.ANSWER, error="", kind="one_hop/x"):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 
-import pytest
 from scripted import Lines, ScriptedPolicy
 
 from jaxagent.config import SamplingConfig
@@ -54,21 +53,6 @@ def test_an_episode_is_the_policys_tokens_and_the_customers_words(tmp_path, trai
     (heard,) = played.heard
     assert heard.role == "user" and heard.turns[1] == ("Cancelled.", "###STOP###")
     assert "You are Ann." in heard.turns[0][0] and "You are Ann." not in played.text
-
-
-@pytest.mark.parametrize(
-    ("lines", "reason", "error"),
-    [
-        (("fail",), StopReason.ENV_ERROR, "user: ConnectionError: refused"),
-        (("Hi.", "fail"), StopReason.ENV_ERROR, "user: ConnectionError: refused"),
-        (("hang",), StopReason.TIMEOUT, "user: no reply in its time"),
-        (("Hi.", "hang"), StopReason.TIMEOUT, "user: no reply in its time"),
-    ],
-)
-def test_a_customer_that_fails_or_is_too_slow_is_no_reward(tmp_path, trained, lines, reason, error):
-    played, _ = episode(tmp_path, trained, lines, DONE)
-    assert played.stop_reason is reason and reason.is_failure
-    assert error in played.error and played.rewards == {}
 
 
 def test_a_customer_who_never_stops_reaches_the_turn_limit(tmp_path, trained):

@@ -1,6 +1,7 @@
 """Every back end that works on this host, probed once and kept; tests skip, with the reason, where one does not."""
 
 import asyncio
+import inspect
 import os
 import shutil
 import tempfile
@@ -60,16 +61,29 @@ def backends():
     made.close()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Tests that are coroutines run on the loop of the back ends."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    pyfuncitem._request.getfixturevalue("backends").run(pyfuncitem.obj(**arguments))
+    return True
+
+
 class InSandbox:
-    """Calls an async function with a new sandbox of one back end."""
+    """One back end: starts sandboxes, and calls an async function with a new one."""
 
     def __init__(self, backends, name):
         self.name, self._backends = name, backends
         self.backend = backends.backend(name)
 
+    def start(self, spec=None):
+        return self.backend.start(spec or choose.Spec())
+
     def __call__(self, function, spec=None):
         async def main():
-            async with await self.backend.start(spec or choose.Spec()) as sandbox:
+            async with await self.start(spec) as sandbox:
                 return await function(sandbox)
 
         return self._backends.run(main())
@@ -91,6 +105,16 @@ def open_folder():
     folder.chmod(0o711)
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def local(backends):
+    return backends.backend("namespaces")
+
+
+@pytest.fixture(params=WITH_PORTS)
+def backend(request, backends):
+    return backends.backend(request.param)
 
 
 @pytest.fixture(params=[*ISOLATING, "plain"])

@@ -62,30 +62,27 @@ def podman(backends, small_root):
     owner.close()
 
 
-def test_podman(backends, podman, small_root):
-    async def main():
-        spec = Spec(root=small_root, limits=Limits(processes=40, disk_bytes=2**24))
-        async with await podman.start(spec) as sandbox:
-            assert (await sandbox.run("X=5; cd /tmp; id -u", 20, 100)).output == b"1000\n"
-            assert (await sandbox.run("while :; do :; done", 0.5, 100)).timed_out
-            assert (await sandbox.run("echo $X; pwd; (exit 7)", 20, 100)).exit_code == 7
-            full = await sandbox.run("head -c 100000000 /dev/zero > /tmp/big; ls /tmp/../work /root 2>&1", 20, 1000)
-            assert b"No space left" in full.output or b"File size limit" in full.output or full.exit_code != 0
-            forks = "n=0; while [ $n -lt 100 ]; do sleep 20 & n=$((n + 1)); done 2>/dev/null; echo $n"
-            await sandbox.run(forks, 20, 1000)
-            seen = await sandbox.execute(["sh", "-c", "echo /proc/[0-9]*"], 20, 10_000)
-            assert len(seen.output.split()) < 60
-            await sandbox.stop_processes()
-            await sandbox.execute(["rm", "-f", "/tmp/big"], 20, 100)
-            await sandbox.write("/tmp/x", b"y")
-            assert await sandbox.read("/tmp/x") == b"y"
-            root = await sandbox.execute(["sh", "-c", ": > /etc/new; : > /bin/new"], 20, 1000)
-            assert root.exit_code != 0  # its files belong to another user
-        assert not (Path(small_root) / "etc" / "new").exists()
-        with pytest.raises(ConfigError, match="uid"):
-            await podman.start(Spec(root=small_root, uid=0))
-
-    backends.run(main())
+async def test_podman(podman, small_root):
+    spec = Spec(root=small_root, limits=Limits(processes=40, disk_bytes=2**24))
+    async with await podman.start(spec) as sandbox:
+        assert (await sandbox.run("X=5; cd /tmp; id -u", 20, 100)).output == b"1000\n"
+        assert (await sandbox.run("while :; do :; done", 0.5, 100)).timed_out
+        assert (await sandbox.run("echo $X; pwd; (exit 7)", 20, 100)).exit_code == 7
+        full = await sandbox.run("head -c 100000000 /dev/zero > /tmp/big; ls /tmp/../work /root 2>&1", 20, 1000)
+        assert b"No space left" in full.output or b"File size limit" in full.output or full.exit_code != 0
+        forks = "n=0; while [ $n -lt 100 ]; do sleep 20 & n=$((n + 1)); done 2>/dev/null; echo $n"
+        await sandbox.run(forks, 20, 1000)
+        seen = await sandbox.execute(["sh", "-c", "echo /proc/[0-9]*"], 20, 10_000)
+        assert len(seen.output.split()) < 60
+        await sandbox.stop_processes()
+        await sandbox.execute(["rm", "-f", "/tmp/big"], 20, 100)
+        await sandbox.write("/tmp/x", b"y")
+        assert await sandbox.read("/tmp/x") == b"y"
+        root = await sandbox.execute(["sh", "-c", ": > /etc/new; : > /bin/new"], 20, 1000)
+        assert root.exit_code != 0  # its files belong to another user
+    assert not (Path(small_root) / "etc" / "new").exists()
+    with pytest.raises(ConfigError, match="uid"):
+        await podman.start(Spec(root=small_root, uid=0))
 
 
 CRASH = """

@@ -13,41 +13,28 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import choose, snapshot
+from jaxagent.sandbox import snapshot
 from jaxagent.sandbox.base import Limits
 from jaxagent.sandbox.images import __main__ as command
 from jaxagent.sandbox.images import bases
+from jaxagent.sandbox.images.build import Steps
 from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError
 from jaxagent.sandbox.images.many import Images, TaskImage
-from jaxagent.sandbox.images.recipes import Builder
+from jaxagent.sandbox.images.recipes import build_definition, build_dockerfile
 from jaxagent.sandbox.images.store import Store
-from jaxagent.sandbox.owner import Owner
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = bases.parse(("debian:12=host", "ubuntu_22.04.sif=host"))
-ECHO = "cd /; pwd; id -u; echo $A; echo $HOME"
 
 
 class Workshop:
     """Builds recipes, and looks at what came of them."""
 
-    def __init__(self, folder):
-        self.folder, self._runner = folder, asyncio.Runner()
-        self._owner = Owner()
-        try:
-            probed = self.run(choose.choose_backend(self._owner, ("namespaces",)))
-        except Exception as failure:
-            self._owner.close()
-            pytest.skip(str(failure))
-        self.backend = probed
-        self.build_backends = {n: BuildBackend(self._owner, n, probed.roots) for n in (False, True)}
-        self.context = folder / "context"
-        self.context.mkdir()
+    def __init__(self, backends):
+        self.run, self.backend = backends.run, backends.backend("namespaces")
+        self.build_backends = {n: BuildBackend(self.backend.owner, n, self.backend.roots) for n in (False, True)}
         self.said = []
-
-    def run(self, coroutine):
-        return self._runner.run(asyncio.wait_for(coroutine, 120))
 
     def write(self, name, text, mode=0o644):
         path = self.context / name
@@ -56,17 +43,18 @@ class Workshop:
         path.chmod(mode)
         return path
 
-    def builder(self, network=False):
+    def steps(self, timeout_s=60.0, network=False, name="thing"):
         self.said.clear()
-        return Builder(self.build_backends[network], Store(self.folder / "images"), TABLE, self.said.append)
+        store = Store(self.folder / "images")
+        return Steps(self.build_backends[network], store, TABLE, name, timeout_s, self.said.append)
 
     def dockerfile(self, text, timeout_s=60.0, args=None, network=False):
         path = self.write("Dockerfile", text)
-        return self.run(self.builder(network).dockerfile(path, self.context, "thing", timeout_s, args))
+        return self.run(build_dockerfile(self.steps(timeout_s, network), path, self.context, args))
 
     def definition(self, text, directory="/home/user"):
         path = self.write("container.def", text)
-        return self.run(self.builder().definition(path, self.context, "thing", 60.0, directory))
+        return self.run(build_definition(self.steps(), path, self.context, directory))
 
     def look(self, built, said):
         """The output of a command in a sandbox that starts from the image, as an agent would find it."""
@@ -79,18 +67,13 @@ class Workshop:
 
         return self.run(main())
 
-    def close(self):
-        for backend in (*self.build_backends.values(), self.backend):
-            self.run(backend.close())
-        self._owner.close()
-        self._runner.close()
-
 
 @pytest.fixture(scope="module")
-def shared(open_folder):
-    made = Workshop(open_folder)
+def shared(backends):
+    made = Workshop(backends)
     yield made
-    made.close()
+    for backend in made.build_backends.values():
+        made.run(backend.close())
 
 
 @pytest.fixture
@@ -165,35 +148,16 @@ def test_a_dockerfile(shop):
     assert (built.directory, built.user, built.uid) == ("/app/in", "nobody", 65534)
     platform, *nothing = built.notes
     assert platform.startswith("line 2: --platform=linux/arm64 has no effect")
-    assert tuple(nothing) == tuple(
-        f"line {n}: {w} has no effect here" for n, w in ((43, "LABEL"), (44, "EXPOSE"), (45, "CMD"))
-    )
-    lines = shop.look(
-        built, "pwd; id -u; cat said exec heredoc python; echo; cat two renamed 'with space' /deep/er/a.txt"
-    ).splitlines()
-    assert lines == [
-        "/app/in",
-        "65534",
-        "1|hello  world|the rest 1|given|/app/in|0|/root",
-        "zero two words",
-        "from a heredoc",
-        "3",
-        *("$A one".replace("$A", "1"), "two"),
-        *"AAA",
-    ]
-    assert shop.look(
-        built, "cat a.txt /tmp/a.txt b.sh link; stat -c %a a.txt b.sh /deep/er/a.txt; ls -d empty"
-    ).split() == [
-        *"AABB",
-        *("640", "755", "750", "empty"),
-    ]
-    assert (
-        shop.look(built, "cat /docs/EOF /docs/RAW /unpacked/inner/file; tail -c 1 /etc/issue")
-        == "value 1\nvalue $A\ndatax"
-    )
-    assert shop.look(built, "test ! -e /etc/hosts; ls /dev/shm; echo $A $GREETING $HOME $USER").split() == [
-        *("1", "hello", "world", "/nonexistent", "nobody")
-    ]
+    assert nothing == [f"line {n}: {w} has no effect here" for n, w in ((43, "LABEL"), (44, "EXPOSE"), (45, "CMD"))]
+    files = "cat said exec heredoc python; echo; cat two renamed 'with space' /deep/er/a.txt"
+    said = "1|hello  world|the rest 1|given|/app/in|0|/root\nzero two words\nfrom a heredoc\n3\n1 one\ntwo\nA\nA\nA\n"
+    assert shop.look(built, f"pwd; id -u; {files}") == f"/app/in\n65534\n{said}"
+    copied = "cat a.txt /tmp/a.txt b.sh link; stat -c %a a.txt b.sh /deep/er/a.txt; ls -d empty"
+    assert shop.look(built, copied).split() == ["A", "A", "B", "B", "640", "755", "750", "empty"]
+    documents = "cat /docs/EOF /docs/RAW /unpacked/inner/file; tail -c 1 /etc/issue"
+    assert shop.look(built, documents) == "value 1\nvalue $A\ndatax"
+    removed = "test ! -e /etc/hosts; ls /dev/shm; echo $A $GREETING $HOME $USER"
+    assert shop.look(built, removed).split() == ["1", "hello", "world", "/nonexistent", "nobody"]
 
 
 def test_a_second_build_finds_every_step(shop):
@@ -222,12 +186,7 @@ def test_a_second_build_finds_every_step(shop):
 @pytest.mark.parametrize(
     ("text", "number", "step", "said"),
     [
-        (
-            "RUN echo one\nRUN echo before; echo why >&2; exit 3\n",
-            2,
-            "RUN echo before",
-            r"status 3\. It printed: before\nwhy$",
-        ),
+        ("RUN echo one\nRUN echo be; echo why >&2; exit 3\n", 2, "RUN echo be", r"status 3\. It printed: be\nwhy$"),
         ("RUN sleep 100\n", 1, "RUN sleep", r"ran past the build's deadline"),
         ("USER ghost\n", 1, "USER ghost", r"names the user 'ghost', who is not in /etc/passwd"),
         ("COPY nothing /x\n", 1, "COPY nothing", r"'nothing' is not in the folder"),
@@ -272,16 +231,24 @@ def test_a_step_is_not_kept_beyond_the_deadline(shop, monkeypatch):
     assert os.listdir(images / "layers") == [] and os.listdir(images / "work") == []
 
 
+def test_the_making_of_a_base_is_not_of_the_builds_time(shop, monkeypatch):
+    resolve = bases.resolve
+
+    async def slow(*arguments):
+        await asyncio.sleep(2.2)
+        return await resolve(*arguments)
+
+    monkeypatch.setattr(bases, "resolve", slow)
+    assert shop.dockerfile("FROM debian:12\nRUN true\n", timeout_s=2.0).built == 1
+
+
 @pytest.mark.parametrize("network", [False, True])
 def test_the_network_is_off_unless_asked_for(network, shop):
     own = os.stat("/proc/self/ns/net").st_ino
-    built = shop.dockerfile(
-        "FROM debian:12\nRUN readlink /proc/self/ns/net > /ns; cat /etc/resolv.conf > /names\n", network=network
-    )
+    step = "RUN readlink /proc/self/ns/net > /ns; cat /etc/resolv.conf > /names"
+    built, names = shop.dockerfile(f"FROM debian:12\n{step}\n", network=network), Path("/etc/resolv.conf").read_text()
     assert (f"net:[{own}]" in shop.look(built, "cat /ns")) is network
-    assert (shop.look(built, "cat /names") == Path("/etc/resolv.conf").read_text()) is network or not Path(
-        "/etc/resolv.conf"
-    ).stat().st_size
+    assert (shop.look(built, "cat /names") == names) is network or not names
     assert shop.look(built, "cat /etc/resolv.conf") == ""  # it is lent, not kept
     assert f"net:[{own}]" not in shop.look(built, "readlink /proc/self/ns/net")
 
@@ -319,17 +286,12 @@ def test_a_definition(shop):
     (shop.context / "data/link").symlink_to("one")
     built = shop.definition(DEFINITION)
     assert dict(built.env)["LATE"] == "from post" and built.notes == ("%runscript is not run",)
-    lines = shop.look(
-        built,
-        "pwd; id -u; cat work/who; cat /srv/data/one /srv/data/link /opt/renamed; echo $A; echo $PATH; touch work/new",
-    )
-    assert lines.splitlines()[:7] == ["/home/user", "1000", "0 /", *"1111"[:4]]
-    assert lines.splitlines()[-1].startswith("/opt/bin:/usr/local/sbin:")
+    files = "cat work/who; cat /srv/data/one /srv/data/link /opt/renamed; echo $A; echo $PATH; touch work/new"
+    lines = shop.look(built, f"pwd; id -u; {files}")
+    assert lines.startswith("/home/user\n1000\n0 /\n1\n1\n1\n1\n/opt/bin:/usr/local/sbin:")
     assert shop.look(built, "test -L /srv/data/link || echo followed") == "followed\n"
     assert shop.definition(DEFINITION).built == 0
-    with pytest.raises(
-        BuildError, match=r"step 1 \(%files /etc/passwd /x\) '\.\./+etc/passwd' leads out of the folder"
-    ):
+    with pytest.raises(BuildError, match=r"step 1 \(%files /etc/passwd /x\) '\.\./+etc/passwd' leads out of the fol"):
         shop.definition(DEFINITION.replace("data /srv", "/etc/passwd /x"))
     with pytest.raises(BuildError, match=r"step 4 \(%post .*ended with status 1"):
         shop.definition(DEFINITION.replace("    chmod 755", "    false\n    chmod 755"))
@@ -357,11 +319,8 @@ def test_too_many_layers_are_told(shop, monkeypatch):
 
 def test_a_killed_build_leaves_no_layer(shop):
     """kill -9 in the middle of a step: the step before is kept, the half one is not found, the next build cleans up."""
-    path = shop.write(
-        "Dockerfile",
-        "FROM debian:12\nRUN echo one > /one\nRUN echo half > /half; sleep 0.5; [ ! -e /wait ] || sleep 60\n",
-    )
-    shop.write("Dockerfile", path.read_text().replace("one > /one", "one > /one; touch /wait"))
+    steps = "RUN echo one > /one; touch /wait\nRUN echo half > /half; sleep 0.5; [ ! -e /wait ] || sleep 60\n"
+    path = shop.write("Dockerfile", f"FROM debian:12\n{steps}")
     store = Store(shop.folder / "images")
     argv = ["build", str(path), "--base=debian:12=host", f"--store={store.folder}"]
     process = subprocess.Popen(
@@ -395,8 +354,7 @@ def test_two_builds_at_once_share_the_work(shop):
     path = shop.write("Dockerfile", "FROM debian:12\nRUN sleep 0.3; cat /proc/sys/kernel/random/uuid > /once\n")
 
     async def both():
-        builder = shop.builder()
-        return await asyncio.gather(*(builder.dockerfile(path, shop.context, name, 60.0) for name in "ab"))
+        return await asyncio.gather(*(build_dockerfile(shop.steps(name=n), path, shop.context) for n in "ab"))
 
     first, second = shop.run(both())
     assert first.layers == second.layers and len(shop.folder.joinpath("images/layers").iterdir().__next__().name) == 24
@@ -445,10 +403,7 @@ def test_the_command(shop, capsys):
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 2 and out[0].endswith("context: RUN echo $V") and out[1].startswith("1 in ")
     assert command.main(["build", str(path), store]) == 1
-    assert (
-        "is FROM debian:12, which the bases do not have (there is no registry). No bases are given."
-        in capsys.readouterr().err
-    )
+    assert "is FROM debian:12, which the bases do not have (there is no registry). No bases" in capsys.readouterr().err
     for argv in (["build", store], ["build", "nowhere", store], ["build", str(path), "--base=x", store]):
         assert command.main(argv) == 2 and "error: " in capsys.readouterr().err
 

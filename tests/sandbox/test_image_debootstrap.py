@@ -93,9 +93,7 @@ def test_a_real_base(store):
         pytest.skip(f"no mirror of packages is reached: {error}")
 
     async def main():
-        built, _ = await bases.resolve(
-            bases.parse((f"debian:*=debootstrap:{SUITE}@{MIRROR}",)), "debian:12", "img", store
-        )
+        built = await bases.resolve(bases.parse((f"debian:*=debootstrap:{SUITE}@{MIRROR}",)), "debian:12", "img", store)
         owner = Owner()
         try:
             backend = await choose.choose_backend(owner, ("namespaces",))

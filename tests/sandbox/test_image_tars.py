@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import gzip
 import hashlib
 import io
@@ -33,7 +34,7 @@ def layer(*entries) -> bytes:
             info = tarfile.TarInfo(name)
             info.type, info.mode, info.mtime = kind, mode, 1_600_000_000
             if kind in (LINK, HARD):
-                info.linkname, data = data if isinstance(data, str) else data.decode(), b""
+                info.linkname, data = data, b""
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
     return out.getvalue()
@@ -44,23 +45,13 @@ def digest(data: bytes) -> str:
 
 
 def pack(path, files):
-    with tarfile.open(path, "w") as archive:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+    path.write_bytes(layer(*((name, FILE, data) for name, data in files.items())))
     return path
 
 
 def config_of(layers, **config) -> bytes:
-    return json.dumps(
-        {
-            "architecture": ARCHITECTURE,
-            "os": "linux",
-            "config": config,
-            "rootfs": {"type": "layers", "diff_ids": [digest(raw) for raw in layers]},
-        }
-    ).encode()
+    about = {"architecture": ARCHITECTURE, "os": "linux", "config": config}
+    return json.dumps({**about, "rootfs": {"type": "layers", "diff_ids": [digest(raw) for raw in layers]}}).encode()
 
 
 def layout(path, *layers, spoil=None, names=("v1",), **config):
@@ -69,18 +60,13 @@ def layout(path, *layers, spoil=None, names=("v1",), **config):
     for number, raw in enumerate(layers):
         data = gzip.compress(raw) if number % 2 == 0 else raw
         blobs[digest(data)] = data
-        described.append(
-            {"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest(data), "size": len(data)}
-        )
+        described.append({"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest(data)})
     about = config_of(layers, **config)
     blobs[digest(about)] = about
     manifest = json.dumps({"config": {"digest": digest(about)}, "layers": described}).encode()
     blobs[digest(manifest)] = manifest
-    index = {
-        "manifests": [
-            {"digest": digest(manifest), "annotations": {"org.opencontainers.image.ref.name": name}} for name in names
-        ]
-    }
+    named = [{"org.opencontainers.image.ref.name": name} for name in names]
+    index = {"manifests": [{"digest": digest(manifest), "annotations": name} for name in named]}
     if spoil:
         spoil(blobs, index)
     files = {"oci-layout": b"{}", "index.json": json.dumps(index).encode()}
@@ -109,20 +95,11 @@ def load(store, path, **more):
 
 def seen(tree):
     """{path: content, link target or None for a folder}."""
-    found = {}
-    for top, folders, files in os.walk(tree):
-        for name in (*folders, *files):
-            path = os.path.join(top, name)
-            info = os.lstat(path)
-            value = (
-                None
-                if stat.S_ISDIR(info.st_mode)
-                else "-> " + os.readlink(path)
-                if stat.S_ISLNK(info.st_mode)
-                else Path(path).read_text()
-            )
-            found[os.path.relpath(path, tree)] = value
-    return found
+
+    def value(path):
+        return f"-> {os.readlink(path)}" if path.is_symlink() else None if path.is_dir() else path.read_text()
+
+    return {str(path.relative_to(tree)): value(path) for path in Path(tree).rglob("*")}
 
 
 LAYERS = (
@@ -213,18 +190,13 @@ def test_hostile_layers(name, apart, store, tmp_path):
     outside.mkdir()
     (outside / "victim").write_text("mine")
     raw = _with_outside(raw, str(outside))
-    layers = (
-        (layer(("a", LINK, str(outside))), raw) if apart and "link" in name and "hard link to" not in name else (raw,)
-    )
+    below = [layer(("a", LINK, str(outside)))] if apart and "link" in name and "hard link to" not in name else []
     with pytest.raises(BuildError, match=said):
-        load(store, layout(tmp_path / "i.tar", *layers))
+        load(store, layout(tmp_path / "i.tar", *below, raw))
     assert {p.name for p in outside.iterdir()} == {"victim"} and (outside / "victim").read_text() == "mine"
     assert os.stat(outside / "victim").st_nlink == 1
-    assert (
-        not [*tmp_path.rglob("escaped"), *store.folder.parent.rglob("escaped")]
-        and os.listdir(store.folder / "bases") == []
-    )
-    assert os.listdir(store.folder / "work") == []
+    assert not [*tmp_path.rglob("escaped"), *store.folder.parent.rglob("escaped")]
+    assert os.listdir(store.folder / "bases") == os.listdir(store.folder / "work") == []
 
 
 def _with_outside(raw: bytes, outside: str) -> bytes:
@@ -279,6 +251,26 @@ def spoil_path(blobs, index):
     index["manifests"][0]["digest"] = "sha256:../../../etc/passwd"
 
 
+def malform(change, blobs, index):
+    """Changes the manifest and its digest."""
+    digests = index["manifests"][0]
+    digests["digest"] = digest(blob := change(blobs.pop(digests["digest"])))
+    blobs[digests["digest"]] = blob
+
+
+MALFORMED = [
+    (lambda _: b"[" * 10**5, "its JSON is malformed: RecursionError"),
+    (lambda _: b"\xff", "its JSON is malformed: UnicodeDecodeError"),
+    (lambda _: b"[]", "its JSON is malformed: TypeError"),
+    (lambda _: b"{}", "its JSON is malformed: KeyError 'config'"),
+    (
+        lambda manifest: manifest.replace(b'"layers": [', b'"layers": [{"digest": 7}, '),
+        "its JSON is malformed: TypeError",
+    ),
+    (lambda manifest: manifest.replace(b'"layers": [', b'"layers": [], "x": ['), "names 2 layers, and it has 0"),
+]
+
+
 def lose(blobs, index):
     del blobs[next(k for k, v in blobs.items() if v[:2] == b"\x1f\x8b")]
 
@@ -287,8 +279,9 @@ def lose(blobs, index):
     ("spoil", "said"),
     [
         (spoil_layer, "does not have the digest"),
-        (spoil_config, "does not have its digest"),
+        (spoil_config, "does not have the digest"),
         (spoil_path, "is not a digest"),
+        *((functools.partial(malform, kind), said) for kind, said in MALFORMED),
         (lose, "is not in it"),
     ],
 )
@@ -328,26 +321,32 @@ def test_one_process_makes_a_layer(store):
     """A second one waits; when it gives up, what the first has made so far stays."""
 
     async def main():
-        async with store.making("key", "box", 5.0) as work:
-            (work / "half").write_text("x")
+        begun, gate = asyncio.Event(), asyncio.Event()
 
-            async def second():
-                async with store.making("key", "box", 5.0):
-                    raise AssertionError("two at once")
-
-            waiting = asyncio.create_task(second())
-            await asyncio.sleep(0.2)
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            assert waiting.cancelled() and (work / "half").is_file()
-            with pytest.raises(BuildError, match="image box: waited 0 s for another process that makes the same"):
-                async with store.making("key", "box", 0.1):
-                    raise AssertionError("two at once")
-        async with store.making("key", "box", 5.0) as work:
+        async def make(work):
             assert os.listdir(work) == []
+            (work / "half").write_text("x")
+            begun.set()
+            await gate.wait()
             (work / "tree").mkdir()
-            made = store.finish("layers", "key", work, {"step": "s"})
-        assert store.find("layers", "key") == made and made["layer"] and os.listdir(store.folder / "work") == []
+            return {"step": "s"}
+
+        async def never(work):
+            raise AssertionError("two at once")
+
+        first = asyncio.create_task(store.get("layers", "key", "box", 5.0, make))
+        await begun.wait()
+        gone, second = (asyncio.create_task(store.get("layers", "key", "box", 5.0, never)) for _ in range(2))
+        await asyncio.sleep(0.2)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        with pytest.raises(BuildError, match="image box: waited 0 s for another process that makes the same"):
+            await store.get("layers", "key", "box", 0.1, never)
+        assert gone.cancelled() and (store.folder / "work/key/half").is_file() and store.find("layers", "key") is None
+        gate.set()
+        made = store.find("layers", "key") if await first else None
+        assert await first == {**made, "cached": False} and await second == {**made, "cached": True}
+        assert made["layer"] and os.listdir(store.folder / "work") == []
 
     asyncio.run(main())
 
@@ -372,13 +371,11 @@ def pax(kind, **records):
     return header(kind, len(body)) + padded(body)
 
 
-BIG, END = "y" * 600_000, bytes(1024)
+BIG, END, CARRIERS = "y" * 600_000, bytes(1024), (b"x", b"g", b"L", b"K", b"X")
 ONE = header(FILE, 1, "one") + padded(b"1")
+LARGE = padded(b"x" * (2**20 + 1)) + ONE
 BOMBS = {
-    **{
-        f"a large {kind!r}": (header(kind, 2**20 + 1) + padded(b"x" * (2**20 + 1)) + ONE, "headers of more than")
-        for kind in (b"x", b"g", b"L", b"K", b"X")
-    },
+    **{f"a large {kind!r}": (header(kind, 2**20 + 1) + LARGE, "headers of more than") for kind in CARRIERS},
     "two before one entry": ((pax(b"x", comment=BIG) * 2) + ONE, "headers of more than"),
     "globals that add up": (pax(b"g", a=BIG) + ONE + pax(b"g", b=BIG) + ONE, "headers of more than"),
     "many before one entry": (header(b"L", 0) * 2000 + ONE, "too many headers"),

@@ -21,8 +21,9 @@ from jaxagent.sandbox.pool import Pool
 from jaxagent.sandbox.uids import layer_owner
 
 
-def test_one_shell_through_the_episode(anywhere):
-    async def check(sandbox):
+async def test_one_shell_through_the_episode(anywhere):
+    async with await anywhere.start() as sandbox:
+
         async def said(command):
             result = await sandbox.run(command, 10, 10_000)
             return result.output.decode(), result.exit_code
@@ -49,11 +50,9 @@ def test_one_shell_through_the_episode(anywhere):
         assert await said("[ -t 1 ] && [ -t 0 ] || echo $?") == ("1\n", 0)  # a terminal to print on, not to read from
         assert await said(": " + "x" * 200_000) == ("", 0)
 
-    anywhere(check)
 
-
-def test_output_is_capped_in_the_middle_and_counted(anywhere):
-    async def check(sandbox):
+async def test_output_is_capped_in_the_middle_and_counted(anywhere):
+    async with await anywhere.start() as sandbox:
         result = await sandbox.run("seq 1 100000", 10, 100)
         whole = "".join(f"{i}\n" for i in range(1, 100001)).encode()
         assert result.output_total_bytes == len(whole) and result.truncated
@@ -65,11 +64,10 @@ def test_output_is_capped_in_the_middle_and_counted(anywhere):
         fresh = await sandbox.execute(["seq", "1", "100000"], 10, 100)
         assert fresh.output == whole[:50] + whole[-50:] and fresh.output_total_bytes == len(whole)
 
-    anywhere(check)
 
+async def test_deadlines(anywhere):
+    async with await anywhere.start() as sandbox:
 
-def test_deadlines(anywhere):
-    async def check(sandbox):
         async def timed(command, deadline_s=0.4):
             begin = time.monotonic()
             result = await sandbox.run(command, deadline_s, 1000)
@@ -89,29 +87,23 @@ def test_deadlines(anywhere):
         fresh = await sandbox.execute(["sleep", "100"], 0.3, 100)
         assert fresh.timed_out and fresh.exit_code == 137
 
-    anywhere(check)
 
-
-def test_a_flood_is_stopped(anywhere):
-    async def check(sandbox):
+async def test_a_flood_is_stopped(anywhere):
+    async with await anywhere.start(Spec(limits=Limits(flood_bytes=2**20))) as sandbox:
         await sandbox.run("X=5", 10, 100)
         for result in (await sandbox.run("yes", 60, 100), await sandbox.execute(["yes"], 60, 100)):
             assert result.flooded and not result.timed_out and result.output_total_bytes > 2**20
             assert result.output == b"y\n" * 50
         assert (await sandbox.run("echo $X", 10, 100)).output == b"5\n"
 
-    anywhere(check, Spec(limits=Limits(flood_bytes=2**20)))
 
-
-def test_each_command_has_its_own_output(anywhere):
-    async def check(sandbox):
+async def test_each_command_has_its_own_output(anywhere):
+    async with await anywhere.start() as sandbox:
         await sandbox.run("(for i in 1 2 3 4 5 6 7 8; do sleep 0.05; echo late; done; touch done) &", 10, 1000)
         for i in range(10):
             result = await sandbox.run(f"sleep 0.05; echo {i}", 10, 1000)
             assert b"late" not in result.output.replace(b"echo late", b"") and result.output.endswith(b"%d\n" % i)
         assert (await sandbox.run("sleep 0.3; ls done", 10, 1000)).exit_code == 0  # and its writer lived on
-
-    anywhere(check)
 
 
 def test_kills_for_memory_are_counted(anywhere):
@@ -137,8 +129,8 @@ def test_kills_for_memory_are_counted(anywhere):
     assert bool(anywhere(closed)) == counts
 
 
-def test_fresh_processes(anywhere):
-    async def check(sandbox):
+async def test_fresh_processes(anywhere):
+    async with await anywhere.start() as sandbox:
         await sandbox.run("X=5; export Y=6; cd /", 10, 100)
         result = await sandbox.execute(["sh", "-c", 'echo "$X$Y$Z"; exit 9'], 10, 100, {"Z": "z"})
         assert (result.output, result.exit_code) == (b"z\n", 9)
@@ -149,11 +141,9 @@ def test_fresh_processes(anywhere):
             await sandbox.execute([], 10, 100)
         assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
 
-    anywhere(check)
 
-
-def test_files(anywhere):
-    async def check(sandbox):
+async def test_files(anywhere):
+    async with await anywhere.start() as sandbox:
         home = (await sandbox.run("pwd", 10, 1000)).output.decode().strip()
         data = bytes(range(256)) * 1000
         await sandbox.write(f"{home}/a b/c\n'd", data, 0o750)
@@ -178,24 +168,19 @@ def test_files(anywhere):
             await sandbox.read(f"{home}/a b/c\n'd", max_bytes=4)
         assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"  # none of it did harm
 
-    anywhere(check)
 
-
-def test_no_folder_is_in_the_way_of_a_file_on_its_way(anywhere):
+async def test_no_folder_is_in_the_way_of_a_file_on_its_way(anywhere):
     """Whatever name a file has until it is whole, no program inside knows it."""
-
-    async def check(sandbox):
+    async with await anywhere.start() as sandbox:
         home = (await sandbox.run("pwd", 10, 1000)).output.decode().strip()
         await sandbox.run("for i in $(seq 200); do mkdir -p b/a.$i.part/x b/a.part/x; done", 30, 100)
         await sandbox.write(f"{home}/b/a", b"fig")
         assert await sandbox.read(f"{home}/b/a") == b"fig"
         assert {e.path for e in await sandbox.list(f"{home}/b") if e.kind == "file"} == {"a"}
 
-    anywhere(check)
 
-
-def test_stop_processes_and_close(anywhere):
-    async def check(sandbox):
+async def test_stop_processes_and_close(anywhere):
+    async with await anywhere.start() as sandbox:
         await sandbox.run("X=5; setsid sleep 1000 & sleep 1000 & echo kept > file", 10, 100)
         await sandbox.stop_processes()
         result = await sandbox.run("cat file; echo x$X; cat /proc/*/comm 2>/dev/null | grep -c sleep", 10, 1000)
@@ -207,11 +192,9 @@ def test_stop_processes_and_close(anywhere):
             with pytest.raises(SandboxClosed):
                 await operation
 
-    anywhere(check)
 
-
-def test_a_cancelled_command_closes_the_sandbox(anywhere):
-    async def check(sandbox):
+async def test_a_cancelled_command_closes_the_sandbox(anywhere):
+    async with await anywhere.start() as sandbox:
         task = asyncio.create_task(sandbox.run("sleep 100", 100, 100))
         await asyncio.sleep(0.3)
         task.cancel()
@@ -220,25 +203,19 @@ def test_a_cancelled_command_closes_the_sandbox(anywhere):
         with pytest.raises(SandboxClosed):
             await sandbox.run("true", 1, 1)
 
-    anywhere(check)
 
-
-def test_operations_wait_for_each_other(anywhere):
-    async def check(sandbox):
+async def test_operations_wait_for_each_other(anywhere):
+    async with await anywhere.start() as sandbox:
         results = await asyncio.gather(*[sandbox.run(f"sleep 0.0{i}; echo {i}", 10, 100) for i in range(8)])
         assert [r.output for r in results] == [b"%d\n" % i for i in range(8)]
 
-    anywhere(check)
 
-
-def test_environment_and_identity(isolated):
-    async def check(sandbox):
+async def test_environment_and_identity(isolated):
+    async with await isolated.start(Spec(uid=1234, hostname="here", directory="/tmp", env={"A": "b c"})) as sandbox:
         os.environ["JAXAGENT_TEST_SECRET"] = "s3cret"
         env = (await sandbox.execute(["env"], 10, 10_000)).output.decode()
         assert "s3cret" not in env and "PATH=" in env and "A=b c" in env
         assert (await sandbox.run("id -u; hostname; pwd", 10, 100)).output == b"1234\nhere\n/tmp\n"
-
-    isolated(check, Spec(uid=1234, hostname="here", directory="/tmp", env={"A": "b c"}))
 
 
 def test_root_inside_is_nobody_outside(isolated):
@@ -253,8 +230,8 @@ def test_root_inside_is_nobody_outside(isolated):
         isolated(check, Spec(uid=0))
 
 
-def test_the_host_sees_no_privileged_user(isolated):
-    async def check(sandbox):
+async def test_the_host_sees_no_privileged_user(isolated):
+    async with await isolated.start() as sandbox:
         await sandbox.run("sleep 31415.92 &", 10, 100)
         seen = []
         for _ in range(200):
@@ -274,23 +251,18 @@ def test_the_host_sees_no_privileged_user(isolated):
         # No group of the host's either.
         assert all(not text.partition("Groups:")[2].splitlines()[0].strip() for text in seen) or os.geteuid() != 0
 
-    isolated(check)
 
-
-def test_pool(backends):
-    async def main(backend):
-        pool = Pool(backend, Spec(), 3)
-        pool.fill()
-        taken = await asyncio.gather(*[pool.take() for _ in range(5)])
-        assert len(set(map(id, taken))) == 5
-        for i, sandbox in enumerate(taken):
-            assert (await sandbox.run(f"ls; touch {i}", 10, 100)).output == b""
-            await sandbox.close()
-        await pool.close()
-        with pytest.raises(SandboxError):
-            await pool.take()
-
-    backends.run(main(backends.backend("namespaces")))
+async def test_pool(local):
+    pool = Pool(local, Spec(), 3)
+    pool.fill()
+    taken = await asyncio.gather(*[pool.take() for _ in range(5)])
+    assert len(set(map(id, taken))) == 5
+    for i, sandbox in enumerate(taken):
+        assert (await sandbox.run(f"ls; touch {i}", 10, 100)).output == b""
+        await sandbox.close()
+    await pool.close()
+    with pytest.raises(SandboxError):
+        await pool.take()
 
 
 class Flaky:
@@ -306,38 +278,33 @@ class Flaky:
 
 
 @pytest.mark.parametrize("happened", ["killed", "closed", "did not start"])
-def test_a_pool_hands_out_what_lives_now(backends, happened):
+async def test_a_pool_hands_out_what_lives_now(local, happened):
     """What died or failed while it waited is no taker's; where nothing starts now, that is what is said."""
-
-    async def main(backend):
-        flaky = Flaky(backend)
-        flaky.works = happened != "did not start"
-        pool = Pool(flaky, Spec(), 3)
-        pool.fill()
-        warm = await asyncio.gather(*pool._ready, return_exceptions=True)
-        for sandbox in warm:
-            if happened == "killed":
-                os.kill(sandbox.pid, signal.SIGKILL)
-            elif happened == "closed":
-                await sandbox.close()
-        await asyncio.sleep(0.2)
-        flaky.works = False
-        with pytest.raises(SandboxError, match="no room for a moment"):
-            await pool.take()
-        flaky.works = True
-        for _ in range(4):
-            async with await pool.take() as sandbox:
-                assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
-        await pool.close()
-
-    backends.run(main(backends.backend("namespaces")))
+    flaky = Flaky(local)
+    flaky.works = happened != "did not start"
+    pool = Pool(flaky, Spec(), 3)
+    pool.fill()
+    warm = await asyncio.gather(*pool._ready, return_exceptions=True)
+    for sandbox in warm:
+        if happened == "killed":
+            os.kill(sandbox.pid, signal.SIGKILL)
+        elif happened == "closed":
+            await sandbox.close()
+    await asyncio.sleep(0.2)
+    flaky.works = False
+    with pytest.raises(SandboxError, match="no room for a moment"):
+        await pool.take()
+    flaky.works = True
+    for _ in range(4):
+        async with await pool.take() as sandbox:
+            assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
+    await pool.close()
 
 
-def test_programs_die_for_memory_before_process_1_and_that_before_the_run(isolated):
+async def test_programs_die_for_memory_before_process_1_and_that_before_the_run(isolated):
     """As the host sees it: nobody inside is asked."""
     mark = f"{secrets.randbelow(10**9)}"
-
-    async def check(sandbox):
+    async with await isolated.start() as sandbox:
         await sandbox.run(f"sleep 100{mark} &", 10, 100)
         await sandbox.execute(["sh", "-c", f"setsid sleep 200{mark} >/dev/null 2>&1 &"], 10, 100)
         found, run, until = {}, int(Path("/proc/self/oom_score_adj").read_text()), time.monotonic() + 10
@@ -352,8 +319,6 @@ def test_programs_die_for_memory_before_process_1_and_that_before_the_run(isolat
                     elif int(parent) == sandbox.pid:
                         found["1"] = value
         assert sorted(found.values())[1:] == [found["1"] + 100] * 2 and found["1"] >= 500 > run, found
-
-    isolated(check)
 
 
 def test_its_own_name_has_an_address(isolated, open_folder):
@@ -376,23 +341,16 @@ def test_its_own_name_has_an_address(isolated, open_folder):
             assert (b"10.0.0.1 db" in rest) == bool(text), rest
 
 
-@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
-def test_what_a_start_cannot_protect_is_told_once(backends, monkeypatch, caplog, name):
-    working = backends.backend(name)
+async def test_what_a_start_cannot_protect_is_told_once(backend, monkeypatch, caplog):
     for settings in ("SETTINGS", "NETWORK_SETTINGS"):
         monkeypatch.setitem(getattr(local, settings), f"net/{settings}", "1")  # as on a kernel without it
 
-    async def main():
-        backend = type(working)(working.owner)
-        try:
-            for _ in range(2):
-                async with await backend.start(Spec()) as sandbox:
-                    assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
-            return backend.missing
-        finally:
-            await backend.close()
-
-    missing = "; ".join(backends.run(main()))
+    other = type(backend)(backend.owner)
+    for _ in range(2):
+        async with await other.start(Spec()) as sandbox:
+            assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
+    await other.close()
+    missing = "; ".join(other.missing)
     assert "net/SETTINGS: " in missing and "net/NETWORK_SETTINGS" in missing
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
@@ -412,20 +370,19 @@ def test_specs_are_checked():
             wrong()
 
 
-def test_a_limit_that_the_kernel_does_not_take_leaves_no_group(backends):
-    backend = backends.backend("namespaces")
+async def test_a_limit_that_the_kernel_does_not_take_leaves_no_group(backend):
     if "pids" not in backend.owner.cgroups.controllers:
         pytest.skip("processes are not limited by control groups here")
     root = backend.owner.cgroups._roots["pids"]
     before = sorted(root.iterdir())
     with pytest.raises(SandboxError, match="no control group can be made"):
-        backends.run(backend.start(Spec(limits=Limits(processes=2**62))))
+        await backend.start(Spec(limits=Limits(processes=2**62)))
     assert sorted(root.iterdir()) == before
 
 
-def test_a_back_end_that_fails_late_is_passed_over(backends, monkeypatch):
+@pytest.mark.usefixtures("local")
+async def test_a_back_end_that_fails_late_is_passed_over(monkeypatch):
     """What it had made by then does not stand in the way of the next one; every reason is told."""
-    backends.backend("namespaces")
     start = Namespaces.describe_outside
 
     def fails_late(self, *told):
@@ -437,19 +394,16 @@ def test_a_back_end_that_fails_late_is_passed_over(backends, monkeypatch):
         backend.describe_outside = functools.partial(fails_late, backend)
         return backend
 
-    async def main():
-        owner = Owner()
-        try:
-            monkeypatch.setitem(choose.SAFE, "podman", broken)
-            backend = await choose.choose_backend(owner, ["podman", "namespaces-python"])  # its name in older configs
-            assert backend.name == "namespaces"
-            await backend.close()
-            with pytest.raises(ConfigError, match=r"podman: .*No space left on device"):
-                await choose.choose_backend(owner, ["podman"])
-        finally:
-            owner.close()
-
-    backends.run(main())
+    owner = Owner()
+    try:
+        monkeypatch.setitem(choose.SAFE, "podman", broken)
+        backend = await choose.choose_backend(owner, ["podman", "namespaces-python"])  # its name in older configs
+        assert backend.name == "namespaces"
+        await backend.close()
+        with pytest.raises(ConfigError, match=r"podman: .*No space left on device"):
+            await choose.choose_backend(owner, ["podman"])
+    finally:
+        owner.close()
 
 
 def test_the_command_that_says_what_works_here(backends, monkeypatch, capsys):
@@ -463,20 +417,17 @@ def test_the_command_that_says_what_works_here(backends, monkeypatch, capsys):
     assert sandbox_command.main([]) == 1 and "none works here" in capsys.readouterr().out
 
 
-def test_choosing(backends):
-    async def main():
-        owner = Owner()
-        try:
-            with pytest.raises(ConfigError, match="namespaces"):
-                await choose.choose_backend(owner, ["namspaces"])
-            with pytest.raises(ConfigError, match="unsafe"):
-                await choose.choose_backend(owner, ["plain"])
-            backend = await choose.choose_backend(owner, [], unsafe=True)
-            assert backend.name == "plain (unsafe)" and "all isolation" in backend.describe()
-            await backend.close()
-            with pytest.raises(ConfigError, match="no sandbox back end works"):
-                await choose.choose_backend(owner, [])
-        finally:
-            owner.close()
-
-    backends.run(main())
+async def test_choosing():
+    owner = Owner()
+    try:
+        with pytest.raises(ConfigError, match="namespaces"):
+            await choose.choose_backend(owner, ["namspaces"])
+        with pytest.raises(ConfigError, match="unsafe"):
+            await choose.choose_backend(owner, ["plain"])
+        backend = await choose.choose_backend(owner, [], unsafe=True)
+        assert backend.name == "plain (unsafe)" and "all isolation" in backend.describe()
+        await backend.close()
+        with pytest.raises(ConfigError, match="no sandbox back end works"):
+            await choose.choose_backend(owner, [])
+    finally:
+        owner.close()

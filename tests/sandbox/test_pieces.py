@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import cgroups, namespaces, seccomp, snapshot, together, uids, wire
+from jaxagent.sandbox import cgroups, namespaces, seccomp, snapshot, uids, wire
 from jaxagent.sandbox.base import Limits, SandboxError
 from jaxagent.sandbox.owner import Owner
 
@@ -174,8 +174,10 @@ def test_what_a_kernel_does_not_limit_is_missing(lacking, controllers, gaps, tmp
     groups = cgroups.Cgroups("r1", *texts)
     assert (own / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
     assert groups.controllers == controllers and len(groups.gaps) == gaps and all("swap" in g for g in groups.gaps)
-    made = groups.make(Limits(processes=10)).directories[0]
-    assert (made / "pids.max").read_text() == "12" and sorted(os.listdir(made)) == sorted({*V2} - {lacking})
+    made = groups.make(Limits(memory_bytes=1000, disk_bytes=24, processes=10, cpus=0.5)).directories[0]
+    limits = {"memory.max": "1024", "memory.swap.max": "0", "pids.max": "12", "cpu.max": "50000 100000"}
+    written = {path.name: text for path in made.iterdir() if (text := path.read_text())}
+    assert written == {k: v for k, v in limits.items() if k != lacking and k.split(".")[0] in controllers}
     owner = types.SimpleNamespace(cgroups=groups, path=tmp_path, process_name="p")
     said = "; ".join(namespaces.Namespaces(owner).missing)
     assert ("swap is not limited" in said) == bool(gaps)
@@ -192,6 +194,8 @@ def test_groups_without_anything_to_limit_are_not_made(tmp_path, monkeypatch):
     groups = cgroups.Cgroups("r1", mounts, "2:memory:/\n1:cpu:/\n")
     assert groups.controllers == ("memory",) and len(groups.gaps) == 2
     assert [d.parent for d in groups.make(Limits()).directories] == [tmp_path / "memory" / "jaxagent-r1"]
+    quota = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}
+    assert dict(cgroups.settings(Limits(cpus=0.5), {"cpu"}, 1)) == quota
 
 
 def test_all_sandboxes_of_a_run_are_limited_together(tmp_path, monkeypatch, caplog):
@@ -222,8 +226,8 @@ def test_all_sandboxes_of_a_run_are_limited_together(tmp_path, monkeypatch, capl
 
 
 def test_what_the_host_has():
-    assert together.host_has("memory", Path("/none"), "memory.max") > 2**28
-    assert 300 < together.host_has("pids", Path("/none"), "pids.max") <= 2**22
+    assert cgroups.host_has("memory", Path("/none"), "memory.max") > 2**28
+    assert 300 < cgroups.host_has("pids", Path("/none"), "pids.max") <= 2**22
 
 
 def test_abandoned_groups(tmp_path):
@@ -292,21 +296,6 @@ def test_a_group_that_is_used_again_counts_anew(tmp_path):
     assert group.oom_kills() == 0  # of this one, the limit was not reached
     (tmp_path / MAX).write_text("9000000")
     assert group.oom_kills() == 1
-
-
-def test_settings():
-    limits = Limits(memory_bytes=1000, disk_bytes=24, processes=10, cpus=0.5)
-    assert dict(cgroups.settings(limits, {"memory", "pids", "cpu"}, 2)) == {
-        "memory.max": "1024",
-        "memory.swap.max": "0",
-        "pids.max": "12",
-        "cpu.max": "50000 100000",
-    }
-    assert dict(cgroups.settings(limits, {"pids", "cpu"}, 1)) == {
-        "pids.max": "12",
-        "cpu.cfs_period_us": "100000",
-        "cpu.cfs_quota_us": "50000",
-    }
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])
@@ -410,22 +399,6 @@ def test_host_user_ids():
     assert [uids.layer_owner(uid) for uid in (0, 1000, mine[0], uids.LAST, uids.LAST + 1)] == [
         *(0, 1000, uids.SHARED, uids.SHARED, uids.LAST + 1)
     ]
-
-
-def test_runs_are_swept_by_their_lock(tmp_path):
-    base = tmp_path / "base"
-    alive, dead = Owner(base), Owner(base)
-    assert os.geteuid() != 0 or (alive.uids.part, dead.uids.part) == (0, 1)
-    assert dead.swept == []
-    (dead.path / "file").write_text("x")
-    (dead.path / "closed").mkdir(mode=0)
-    os.close(dead._lock)  # what the kernel does when the process ends
-    third = Owner(base)
-    assert third.swept == [dead.id] and alive.path.is_dir() and not dead.path.exists()
-    dead._lock = -1
-    alive.close()
-    third.close()
-    assert list(base.iterdir()) == []
 
 
 def test_a_group_that_another_run_removes_meanwhile_is_no_error(tmp_path, monkeypatch):

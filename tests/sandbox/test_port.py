@@ -75,34 +75,31 @@ async def echo(reader, writer):
     writer.write_eof()
 
 
-def test_both_ways_and_the_end_of_each(anywhere_with_ports):
+async def test_both_ways_and_the_end_of_each(anywhere_with_ports):
     """A client that has said all still hears the answer; a server that speaks first is heard."""
 
     async def greet(reader, writer):
         writer.write(b"hello ")
         await echo(reader, writer)
 
-    async def check(sandbox):
-        async with Server(greet) as server:
-            port = await sandbox.open_port(8765, server.target)
-            assert port == 8765 or anywhere_with_ports.name == "plain"
-            said = await inside(
-                sandbox,
-                port,
-                "with talk() as s:\n  print(s.recv(6)); s.sendall(b'one'); print(s.recv(3)); s.sendall(b'two')\n"
-                "  s.shutdown(socket.SHUT_WR); print(all_of(s))",
-            )
-            assert said == "b'hello '\nb'one'\nb'twoend'\n"
-            much = "import os\nwith talk() as s:\n  s.recv(6); n = 0; data = os.urandom(1 << 22); import threading\n"
-            much += "  t = threading.Thread(target=lambda: (s.sendall(data), s.shutdown(socket.SHUT_WR))); t.start()\n"
-            much += "  print(all_of(s) == data + b'end')"
-            assert await inside(sandbox, port, much) == "True\n"
-            await server.none_open()
-
-    anywhere_with_ports(check)
+    async with await anywhere_with_ports.start() as sandbox, Server(greet) as server:
+        port = await sandbox.open_port(8765, server.target)
+        assert port == 8765 or anywhere_with_ports.name == "plain"
+        said = await inside(
+            sandbox,
+            port,
+            "with talk() as s:\n  print(s.recv(6)); s.sendall(b'one'); print(s.recv(3)); s.sendall(b'two')\n"
+            "  s.shutdown(socket.SHUT_WR); print(all_of(s))",
+        )
+        assert said == "b'hello '\nb'one'\nb'twoend'\n"
+        much = "import os\nwith talk() as s:\n  s.recv(6); n = 0; data = os.urandom(1 << 22); import threading\n"
+        much += "  t = threading.Thread(target=lambda: (s.sendall(data), s.shutdown(socket.SHUT_WR))); t.start()\n"
+        much += "  print(all_of(s) == data + b'end')"
+        assert await inside(sandbox, port, much) == "True\n"
+        await server.none_open()
 
 
-def test_it_works_while_a_program_runs_and_ends_with_the_sandbox(anywhere_with_ports):
+async def test_it_works_while_a_program_runs_and_ends_with_the_sandbox(anywhere_with_ports):
     """The answer comes bit by bit with silence between; at close the server outside sees the connection's end."""
     seen, gone = [], []
 
@@ -113,7 +110,7 @@ def test_it_works_while_a_program_runs_and_ends_with_the_sandbox(anywhere_with_p
             writer.write(word)
         gone.append(await reader.read())
 
-    async def check(sandbox):
+    async with await anywhere_with_ports.start() as sandbox:
         async with Server(slow) as server:
             port = await sandbox.open_port(0, server.target)
             program = "s = talk(); s.sendall(b'ask\\n'); f = s.makefile()\n"
@@ -133,45 +130,35 @@ def test_it_works_while_a_program_runs_and_ends_with_the_sandbox(anywhere_with_p
         with pytest.raises(SandboxClosed):
             await sandbox.open_port(0, server.target)
 
-    anywhere_with_ports(check)
 
-
-def test_a_killed_client_is_seen_outside_at_once(anywhere_with_ports):
+async def test_a_killed_client_is_seen_outside_at_once(anywhere_with_ports):
     ends = []
 
     async def wait(reader, writer):
         writer.write(await reader.read(1))
         ends.append(await reader.read())
 
-    async def check(sandbox):
-        async with Server(wait) as server:
-            port = await sandbox.open_port(0, server.target)
-            program = "import os\nready, tell = os.pipe(); pid = os.fork()\n"
-            program += "if pid == 0: s = talk(); s.sendall(b'x'); os.write(tell, s.recv(1)); time.sleep(1000)\n"
-            program += "print(os.read(ready, 1)); os.kill(pid, 9); os.waitpid(pid, 0)"
-            assert await inside(sandbox, port, program) == "b'x'\n"
-            await server.none_open()
-            assert ends == [b""]
-
-    anywhere_with_ports(check)
+    async with await anywhere_with_ports.start() as sandbox, Server(wait) as server:
+        port = await sandbox.open_port(0, server.target)
+        program = "import os\nready, tell = os.pipe(); pid = os.fork()\n"
+        program += "if pid == 0: s = talk(); s.sendall(b'x'); os.write(tell, s.recv(1)); time.sleep(1000)\n"
+        program += "print(os.read(ready, 1)); os.kill(pid, 9); os.waitpid(pid, 0)"
+        assert await inside(sandbox, port, program) == "b'x'\n"
+        await server.none_open()
+        assert ends == [b""]
 
 
-def test_engines_say_what_to_use_instead(backends):
-    backend = backends.backend("podman")
-
-    async def main():
-        async with await backend.start(Spec()) as sandbox:
-            with pytest.raises(SandboxError, match="carries no socket: use the namespaces"):
-                await sandbox.open_port(8765, ("127.0.0.1", 9))
-            assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
-
-    backends.run(main())
+@pytest.mark.parametrize("isolated", ["podman"], indirect=True)
+async def test_engines_say_what_to_use_instead(isolated):
+    async with await isolated.start() as sandbox:
+        with pytest.raises(SandboxError, match="carries no socket: use the namespaces"):
+            await sandbox.open_port(8765, ("127.0.0.1", 9))
+        assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
 
 
-def test_ports_that_cannot_be_opened(isolated_with_ports):
+async def test_ports_that_cannot_be_opened(isolated_with_ports):
     """The reason is one line, and the sandbox goes on; no descriptor stays on this side."""
-
-    async def check(sandbox):
+    async with await isolated_with_ports.start() as sandbox:
         before = len(os.listdir("/proc/self/fd"))
         await sandbox.run("python3 -m http.server 8080 --bind 0.0.0.0 >/dev/null 2>&1 &", 10, 100)
         taken = "until (exec 3<>/dev/tcp/127.0.0.1/8080) 2>/dev/null; do sleep 0.05; done"
@@ -189,8 +176,6 @@ def test_ports_that_cannot_be_opened(isolated_with_ports):
         assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
         await sandbox.close()
         assert len(os.listdir("/proc/self/fd")) < before
-
-    isolated_with_ports(check)
 
 
 def test_a_server_that_is_not_there(isolated_with_ports, caplog):
@@ -211,26 +196,22 @@ def test_a_server_that_is_not_there(isolated_with_ports, caplog):
     ]
 
 
-def test_on_a_worker(backends):
+async def test_on_a_worker(local):
     """A worker leads ports only where it was told to, whoever has the token."""
-
-    async def main(local):
-        async with Server(echo) as server, workers(local, relay_to=[server.target]) as urls:
-            remote = Remote(urls, TOKEN)
-            async with await remote.start(Spec()) as sandbox:
-                assert await sandbox.open_port(8765, server.target) == 8765
-                said = "s = talk(); s.sendall(b'there '); s.shutdown(socket.SHUT_WR); print(all_of(s))"
-                assert await inside(sandbox, 8765, said) == "b'there end'\n"
-                for host, port in (("127.0.0.1", 22), ("localhost", server.target[1]), ("169.254.169.254", 80)):
-                    with pytest.raises(SandboxError, match=f"start it with --relay_to={host}:{port}"):
-                        await sandbox.open_port(0, (host, port))
-                with pytest.raises(SandboxError, match="Address already in use"):
-                    await sandbox.open_port(8765, server.target)
-                assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
-            await server.none_open()
-            await remote.close()
-
-    backends.run(main(backends.backend("namespaces")))
+    async with Server(echo) as server, workers(local, relay_to=[server.target]) as urls:
+        remote = Remote(urls, TOKEN)
+        async with await remote.start(Spec()) as sandbox:
+            assert await sandbox.open_port(8765, server.target) == 8765
+            said = "s = talk(); s.sendall(b'there '); s.shutdown(socket.SHUT_WR); print(all_of(s))"
+            assert await inside(sandbox, 8765, said) == "b'there end'\n"
+            for host, port in (("127.0.0.1", 22), ("localhost", server.target[1]), ("169.254.169.254", 80)):
+                with pytest.raises(SandboxError, match=f"start it with --relay_to={host}:{port}"):
+                    await sandbox.open_port(0, (host, port))
+            with pytest.raises(SandboxError, match="Address already in use"):
+                await sandbox.open_port(8765, server.target)
+            assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
+        await server.none_open()
+        await remote.close()
 
 
 def test_places_that_a_worker_may_lead_to(capsys):

@@ -1,7 +1,6 @@
 """docs/rollout_service.md: its commands work with a real curl, its Python is what a node and a config take, and every
 row of its table of failures names a test that there is."""
 
-import asyncio
 import json
 import os
 import re
@@ -142,16 +141,13 @@ def test_a_mistake_at_a_nodes_start_is_one_line(tmp_path, flags, told):
     assert line.startswith("error: ") and told in line
 
 
-def test_a_second_server_on_one_store_is_refused_and_a_wrong_token_ends_a_node(tmp_path):
-    async def main():
-        async with cluster(tmp_path) as c:
-            await c.server()
-            second = start_server(tmp_path, 0)
-            assert second.wait() == 2 and "another process" in second.log.read_text()
-            (tmp_path / "wrong").write_text("wrong" * 10)
-            node = c.node("node", f"--token_file={tmp_path / 'wrong'}", "--patience_s=0.5")
-            assert node.wait() == 2 and "the token is wrong" in node.log.read_text()
-            assert isinstance(c, Cluster)
-            await until(c.there)
-
-    asyncio.run(main())
+async def test_a_second_server_on_one_store_is_refused_and_a_wrong_token_ends_a_node(tmp_path):
+    async with cluster(tmp_path) as c:
+        await c.server()
+        second = start_server(tmp_path, 0)
+        assert second.wait() == 2 and "another process" in second.log.read_text()
+        (tmp_path / "wrong").write_text("wrong" * 10)
+        node = c.node("node", f"--token_file={tmp_path / 'wrong'}", "--patience_s=0.5")
+        assert node.wait() == 2 and "the token is wrong" in node.log.read_text()
+        assert isinstance(c, Cluster)
+        await until(c.there)

@@ -24,91 +24,76 @@ def keys(db, now=0.0):
     return [row[0] for row in db.execute("SELECT node_id FROM nodes ORDER BY node_id")]
 
 
-def test_one_that_raises_takes_back_only_itself(tmp_path):
-    async def main():
-        with ServiceStore(tmp_path / "s") as store:
-            names = ["a", "refused", "b", "a", "c"]  # the second "a" breaks the table's key
-            found = await asyncio.gather(*[store.do(put, name) for name in names], return_exceptions=True)
-            assert found[0] == "a" and found[2] == "b" and found[4] == "c"
-            assert isinstance(found[1], KeyError) and isinstance(found[3], sqlite3.IntegrityError)
-        with ServiceStore(tmp_path / "s") as store:
-            assert await store.do(keys) == ["a", "b", "c"]
-
-    asyncio.run(main())
+async def test_one_that_raises_takes_back_only_itself(tmp_path):
+    with ServiceStore(tmp_path / "s") as store:
+        names = ["a", "refused", "b", "a", "c"]  # the second "a" breaks the table's key
+        found = await asyncio.gather(*[store.do(put, name) for name in names], return_exceptions=True)
+        assert found[0] == "a" and found[2] == "b" and found[4] == "c"
+        assert isinstance(found[1], KeyError) and isinstance(found[3], sqlite3.IntegrityError)
+    with ServiceStore(tmp_path / "s") as store:
+        assert await store.do(keys) == ["a", "b", "c"]
 
 
-def test_a_full_disk_stores_nothing_in_part_and_is_got_over(tmp_path):
-    async def main():
-        with ServiceStore(tmp_path / "s") as store:
-            await store.do(put, "first")
-            (pages,) = store.connection.execute("PRAGMA page_count").fetchone()
-            store.connection.execute(f"PRAGMA max_page_count = {pages + 2}")
-            with pytest.raises(StoreError, match="full"):
-                await store.do(put, "large", 100_000)
-            assert await store.do(keys) == ["first"]
-            store.connection.execute("PRAGMA max_page_count = 1000000")
-            assert await store.do(put, "large", 100_000) == "large"
-
-    asyncio.run(main())
+async def test_a_full_disk_stores_nothing_in_part_and_is_got_over(tmp_path):
+    with ServiceStore(tmp_path / "s") as store:
+        await store.do(put, "first")
+        (pages,) = store.connection.execute("PRAGMA page_count").fetchone()
+        store.connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+        with pytest.raises(StoreError, match="full"):
+            await store.do(put, "large", 100_000)
+        assert await store.do(keys) == ["first"]
+        store.connection.execute("PRAGMA max_page_count = 1000000")
+        assert await store.do(put, "large", 100_000) == "large"
 
 
-def test_a_corrupt_file_is_told_and_what_is_asked_is_refused(tmp_path):
+async def test_a_corrupt_file_is_told_and_what_is_asked_is_refused(tmp_path):
     """Neither the server ends nor is anything acknowledged; a file without a beginning is no store at all."""
     path = tmp_path / "s"
 
-    async def main():
-        with ServiceStore(path) as store:
-            await store.do(put, "first", 200_000)
-        size = path.stat().st_size
-        with open(path, "r+b") as file:
-            for page in range(25, size // 4096):  # behind the schema
-                file.seek(page * 4096)
-                file.write(b"\xff" * 4096)
-        with ServiceStore(path) as store:
-            for _ in range(2):
-                with pytest.raises(StoreError, match="malformed"):
-                    await store.do(lambda db, now: db.execute("SELECT * FROM nodes").fetchall())
-        path.write_bytes(b"no store")
-        with pytest.raises(ConfigError, match="cannot be used as a store"):
-            ServiceStore(path)
-
-    asyncio.run(main())
+    with ServiceStore(path) as store:
+        await store.do(put, "first", 200_000)
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        for page in range(25, size // 4096):  # behind the schema
+            file.seek(page * 4096)
+            file.write(b"\xff" * 4096)
+    with ServiceStore(path) as store:
+        for _ in range(2):
+            with pytest.raises(StoreError, match="malformed"):
+                await store.do(lambda db, now: db.execute("SELECT * FROM nodes").fetchall())
+    path.write_bytes(b"no store")
+    with pytest.raises(ConfigError, match="cannot be used as a store"):
+        ServiceStore(path)
 
 
-def test_a_real_full_disk(small_disk):
-    async def main():
-        with ServiceStore(small_disk / "s") as store:
-            stored = []
-            with pytest.raises(StoreError):
-                for i in range(100):
-                    stored.append(await store.do(put, f"{i:03d}", 50_000))
-            assert 0 < len(stored) < 40 and await store.do(keys) == stored
-        with ServiceStore(small_disk / "s") as store:
-            assert await store.do(keys) == stored
-
-    asyncio.run(main())
+async def test_a_real_full_disk(small_disk):
+    with ServiceStore(small_disk / "s") as store:
+        stored = []
+        with pytest.raises(StoreError):
+            for i in range(100):
+                stored.append(await store.do(put, f"{i:03d}", 50_000))
+        assert 0 < len(stored) < 40 and await store.do(keys) == stored
+    with ServiceStore(small_disk / "s") as store:
+        assert await store.do(keys) == stored
 
 
-def test_what_waits_at_the_end_is_carried_out_and_a_slow_disk_is_told(tmp_path):
-    async def main():
-        begun = threading.Event()
+async def test_what_waits_at_the_end_is_carried_out_and_a_slow_disk_is_told(tmp_path):
+    begun = threading.Event()
 
-        def take_long(db, now):
-            begun.set()
-            time.sleep(0.5)
+    def take_long(db, now):
+        begun.set()
+        time.sleep(0.5)
 
-        with ServiceStore(tmp_path / "s", timeout_s=0.05) as store:
-            slow = asyncio.create_task(store.do(take_long))
-            await asyncio.to_thread(begun.wait, 20)
-            with pytest.raises(StoreError, match=r"0\.05 s"):
-                await store.do(put, "late")
-            with pytest.raises(StoreError):
-                await slow
-            store._waiting.put(None)
-            store._thread.join(20)
-            assert keys(store.connection) == []  # nobody waited for it any more when its turn came
-
-    asyncio.run(main())
+    with ServiceStore(tmp_path / "s", timeout_s=0.05) as store:
+        slow = asyncio.create_task(store.do(take_long))
+        await asyncio.to_thread(begun.wait, 20)
+        with pytest.raises(StoreError, match=r"0\.05 s"):
+            await store.do(put, "late")
+        with pytest.raises(StoreError):
+            await slow
+        store._waiting.put(None)
+        store._thread.join(20)
+        assert keys(store.connection) == []  # nobody waited for it any more when its turn came
 
 
 def test_one_process_at_a_time_and_only_files_of_this_service(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxagent.envs.agentflow import prompts, reading
 from jaxagent.envs.agentflow.prompts import Memory, shortened_memory, without_middle
@@ -31,14 +31,7 @@ COUNTERS = (
 
 
 class AgentFlowAttempt(PlayedAttempt):
-    """One attempt at one question.
-
-    Args:
-      task: with gold answers.
-      cast: with the roles that the environment names.
-      config: of the environment.
-      take: gives a sandbox that nobody used.
-    """
+    """One attempt at one question."""
 
     def __init__(self, task: Task, cast: Cast, config: AgentFlow, take: Take):
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
@@ -53,13 +46,12 @@ class AgentFlowAttempt(PlayedAttempt):
 
         TOKEN_LIMIT also where the policy has filled a role's context: then the final output comes at once.
         """
-        config, question = self._config, self._task.prompt
-        trained = config.trained
-        prompt = prompts.plan(config.style, question, config.coder)
+        config, trained = self._config, self._config.trained
+        prompt = self._prompt("plan")
         plan = (await self._planner(prompt, trained != "steps")).text
         for number in range(1, config.max_turns + 1):
             self.counters["steps"] += 1
-            prompt = prompts.step(config.style, question, plan, self._memory, number, config.max_turns, config.coder)
+            prompt = self._prompt("step", self._memory, plan=plan, number=number, steps=config.max_turns)
             reply = await self._planner(prompt, True)
             try:
                 await self._act(reading.step(reply.text))
@@ -72,8 +64,8 @@ class AgentFlowAttempt(PlayedAttempt):
                 self.counters["out_of_budget"] += 1
                 break
         by_role = config.planner_role and trained != "all"
-        plan_and_memory = (self._brief_plan(plan), self._brief_memory()) if by_role else (plan, self._memory)
-        prompt = prompts.final(config.style, question, *plan_and_memory, config.answer)
+        plan, memory = self._brief(plan) if by_role else (plan, self._memory)
+        prompt = self._prompt("final", memory, plan=plan, answer=config.answer)
         reply = await self._planner(prompt, trained == "all")
         self._final = reply.text
         if self.counters["no_room"]:
@@ -130,8 +122,8 @@ class AgentFlowAttempt(PlayedAttempt):
             self._remember(tool_name, sub_goal, NO_COMMAND, NO_RESULT)
             return
         tool = tool or reading.GENERATOR
-        cut = without_middle(context, config.plan_chars), without_middle(sub_goal, config.step_chars)
-        prompt = prompts.executor(config.style, self._task.prompt, *cut, tool, config.coder)
+        context, cut_goal = without_middle(context, config.plan_chars), without_middle(sub_goal, config.step_chars)
+        prompt = self._prompt("executor", context=context, sub_goal=cut_goal, tool=tool)
         command = (await self._ask("executor", prompt)).text
         query = reading.query(command)
         if query is None:
@@ -157,17 +149,19 @@ class AgentFlowAttempt(PlayedAttempt):
         result = without_middle(result.strip(), self._config.result_chars)
         self._memory += (prompts.action(tool, sub_goal, command, result),)
 
-    def _brief_plan(self, plan: str) -> str:
-        return without_middle(plan, self._config.plan_chars)
+    def _prompt(self, call: str, memory: Memory = (), **values: Any) -> str:
+        return prompts.prompt(
+            call, self._config.style, self._config.coder, memory, question=self._task.prompt, **values
+        )
 
-    def _brief_memory(self) -> Memory:
-        return shortened_memory(self._memory, self._config.step_chars)
+    def _brief(self, plan: str) -> tuple[str, Memory]:
+        """The plan and the memory as roles are shown them, whose contexts the policy could fill."""
+        return without_middle(plan, self._config.plan_chars), shortened_memory(self._memory, self._config.step_chars)
 
     async def _is_enough(self, plan: str) -> bool:
         """Whether the verifier says STOP. What it does not say clearly is CONTINUE."""
-        config = self._config
-        plan_and_memory = self._brief_plan(plan), self._brief_memory()
-        prompt = prompts.verifier(config.style, self._task.prompt, *plan_and_memory, config.coder)
+        plan, memory = self._brief(plan)
+        prompt = self._prompt("verifier", memory, plan=plan)
         word = reading.conclusion((await self._ask("verifier", prompt)).text)
         self.counters["unclear_conclusions"] += word is None
         return word == "STOP"
@@ -189,11 +183,8 @@ class AgentFlowAttempt(PlayedAttempt):
 
 
 async def run_program(programs: Programs, code: str, timeout_s: float, counters: MutableMapping[str, float]) -> str:
-    """What a program prints, or what it fails with. Counts "failed_programs" and "timed_out_programs".
-
-    Raises:
-      RuntimeError: of the sandbox, which no program is to blame for.
-    """
+    """What a program prints, or what it fails with. Counts "failed_programs" and "timed_out_programs". Raises
+    RuntimeError: of the sandbox, which no program is to blame for."""
     if len(code) > hidden_tests.MAX_FILE_CHARS:
         counters["failed_programs"] += 1
         return f"Execution error: the program has more than {hidden_tests.MAX_FILE_CHARS} characters"

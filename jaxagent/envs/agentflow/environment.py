@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -24,7 +25,7 @@ from jaxagent.envs.agentflow import prompts, reading
 from jaxagent.envs.agentflow.attempt import SOLVED, AgentFlowAttempt
 from jaxagent.envs.base import Environment, Message, Opening
 from jaxagent.envs.cast import Cast
-from jaxagent.envs.python.environment import TRY_TIMEOUT_S, check_python
+from jaxagent.envs.python.environment import open_pythons
 from jaxagent.types import Task
 
 
@@ -88,15 +89,16 @@ class AgentFlow(Environment):
 
     def messages(self, text: str) -> Sequence[Message]:
         """What the planner is shown first."""
-        return (Message("user", prompts.plan(self.style, text, self.coder)),)
+        return (Message("user", prompts.prompt("plan", self.style, self.coder, question=text)),)
 
     def role_messages(self, text: str) -> Mapping[str, Sequence[Message]]:
         """The least that each role is shown of a task: with nothing yet of what policy and tools will write."""
+        prompt = functools.partial(prompts.prompt, style=self.style, coder=self.coder, question=text, plan="")
         prompt_of_role = {
-            "executor": prompts.executor(self.style, text, "", "", reading.GENERATOR, self.coder),
-            "verifier": prompts.verifier(self.style, text, "", (), self.coder),
+            "executor": prompt("executor", context="", sub_goal="", tool=reading.GENERATOR),
+            "verifier": prompt("verifier"),
             "judge": prompts.judge(text, "", ""),
-            "planner": prompts.plan(self.style, text, self.coder),
+            "planner": prompt("plan"),
             "coder": prompts.CODER.format(seconds=self.run_timeout_s),
         }
         return {role: (Message("user", prompt_of_role[role]),) for role in self.roles if role in prompt_of_role}
@@ -104,8 +106,5 @@ class AgentFlow(Environment):
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task, Cast], AgentFlowAttempt]]:  # type: ignore[override]
         """Finds a sandbox that works, begins to fill the pool and runs one program."""
-        from jaxagent.sandbox.of_config import open_sandboxes  # late: loads every back end
-
-        with open_sandboxes(opening, self.sandbox) as sandboxes:
-            opening.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
-            yield lambda task, cast: AgentFlowAttempt(task, cast, self, sandboxes.take)
+        with open_pythons(opening, self.sandbox) as take:
+            yield lambda task, cast: AgentFlowAttempt(task, cast, self, take)

@@ -10,9 +10,9 @@ are read again are the published ones: the planner's fields, the command, "Concl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
-from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Answer
+from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON
 from jaxagent.rewards.judge import quote
 
 Style = Literal["full", "compact"]
@@ -145,12 +145,7 @@ def without_middle(text: str, chars: int) -> str:
 
 
 def shortened_memory(memory: Memory, chars: int) -> Memory:
-    """The memory with what the policy and the executor wrote cut, too: for roles, whose contexts the policy could fill.
-
-    Args:
-      memory: what is cut.
-      chars: of a tool's name, of a sub-goal and of a command.
-    """
+    """The memory with what policy and executor wrote cut, too: for roles, whose contexts the policy could fill."""
     return tuple(
         {name: text if name == "result" else without_middle(text, chars) for name, text in action.items()}
         for action in memory
@@ -170,65 +165,42 @@ def memory_as_lines(memory: Memory) -> str:
     return "".join(f"{a['tool_name']}: {a['sub_goal']} ={a['result']}\n" for a in memory)
 
 
-def plan(style: Style, question: str, coder: bool) -> str:
-    """What the planner is shown first."""
-    if style == "compact":
-        return f"Query: {question}\nPlan:"
-    return PLAN.format(question=question, tools=_tools(coder))
+_TEMPLATES = {
+    "full": {"plan": PLAN, "step": STEP, "final": FINAL, "executor": EXECUTOR, "verifier": VERIFIER},
+    "compact": {
+        "plan": "Query: {question}\nPlan:",
+        "step": "Query: {question}\nPlan:{plan}\n{memory}Step:\n",
+        "final": "Query: {question}\n{memory}Answer:",
+        "executor": "Sub-Goal: {sub_goal}\nTool Name: {tool}\nCommand:\n",
+        "verifier": "Query: {question}\n{memory}Verify:\n",
+    },
+}
 
 
-def step(style: Style, question: str, plan: str, memory: Memory, number: int, steps: int, coder: bool) -> str:
-    """What the planner is shown before step `number` of at most `steps`."""
-    if style == "compact":
-        return f"Query: {question}\nPlan:{plan}\n{memory_as_lines(memory)}Step:\n"
-    return STEP.format(
-        question=question,
-        plan=plan,
-        tools=_tools(coder),
-        names=f"{PYTHON} or {GENERATOR}",
-        memory=memory_as_dict(memory),
-        number=number,
-        steps=steps,
-    )
+def prompt(call: str, style: Style, coder: bool, memory: Memory = (), **values: Any) -> str:
+    """What the planner ("plan", "step", "final"), the executor or the verifier is shown.
 
-
-def final(style: Style, question: str, plan: str, memory: Memory, answer: Answer) -> str:
-    """What the planner is shown at the end."""
-    if style == "compact":
-        return f"Query: {question}\n{memory_as_lines(memory)}Answer:"
-    return FINAL.format(question=question, plan=plan, memory=memory_as_dict(memory), final=_FINAL[answer])
-
-
-def executor(style: Style, question: str, context: str, sub_goal: str, tool: str, coder: bool) -> str:
-    """What the executor is shown."""
-    if style == "compact":
-        return f"Sub-Goal: {sub_goal}\nTool Name: {tool}\nCommand:\n"
+    Args:
+      call: one of these.
+      style: which template.
+      coder: whether a role writes the programs.
+      memory: of the steps so far.
+      values: what else the full style's template names: question, plan, number, steps, sub_goal, tool, context; and of
+        "final" how the answer is stated, as `answer`.
+    """
+    about, tool = (_ABOUT if coder else {**_ABOUT, PYTHON: _ABOUT_PROGRAMS}), values.get("tool", "")
     program = tool == PYTHON and not coder
-    return EXECUTOR.format(
-        question=question,
-        sub_goal=sub_goal,
-        tool=tool,
-        about=_about(coder)[tool],
-        context=context,
+    return _TEMPLATES[style][call].format(
+        tools="; ".join(f"{name}: {text}" for name, text in about.items()),
+        names=f"{PYTHON} or {GENERATOR}",
+        memory=memory_as_lines(memory) if style == "compact" else memory_as_dict(memory),
+        about=about.get(tool),
         query="a Python program that prints its result" if program else "plain words, no Python",
+        final=_FINAL.get(values.get("answer", "")),
+        **values,
     )
-
-
-def verifier(style: Style, question: str, plan: str, memory: Memory, coder: bool) -> str:
-    """What the verifier is shown after a step."""
-    if style == "compact":
-        return f"Query: {question}\n{memory_as_lines(memory)}Verify:\n"
-    return VERIFIER.format(question=question, plan=plan, tools=_tools(coder), memory=memory_as_dict(memory))
 
 
 def judge(question: str, response: str, gold: str) -> str:
     """What the judge is shown. The response is quoted as data: it is written by a policy that is paid for a verdict."""
     return JUDGE.format(question=question, response=quote(response, JUDGED_CHARS), gold=gold)
-
-
-def _about(coder: bool) -> dict[str, str]:
-    return _ABOUT if coder else {**_ABOUT, PYTHON: _ABOUT_PROGRAMS}
-
-
-def _tools(coder: bool) -> str:
-    return "; ".join(f"{name}: {about}" for name, about in _about(coder).items())

@@ -37,13 +37,7 @@ _NAMES = ("empty_changes", "lost_changes", "dropped_files", "unverified", *COUNT
 
 
 class _Attempt(SandboxAttempt):
-    """An attempt at a software task, whoever plays: it brings the repository, takes the change out and judges it.
-
-    Args:
-      task: what to solve.
-      config: of the environment.
-      take: gives a sandbox that nobody used, with the task's image.
-    """
+    """An attempt at a software task, whoever plays: it brings the repository, takes the change out and judges it."""
 
     def __init__(self, task: CodingTask, config: Coding, take: Take):
         self.task, self.config, self._take = task, config, take
@@ -145,11 +139,8 @@ class BuiltInAttempt(_Attempt, CommandAttempt):
         return self.config.messages(self.task.statement)
 
     async def solve(self) -> bool:
-        """Does what the row's own patch does, in place of an agent; False = the row has none.
-
-        Raises:
-          VerifierError: the patch cannot be applied.
-        """
+        """Does what the row's own patch does, in place of an agent; False = the row has none. Raises VerifierError: the
+        patch cannot be applied."""
         if self._sandbox is None or not self.task.patch:
             return False
         ladder = patches.LADDERS[self.config.ladder]

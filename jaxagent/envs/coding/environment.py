@@ -17,7 +17,7 @@ from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.config.choice import Choice
 from jaxagent.config.errors import Removed
 from jaxagent.config.ranges import PositiveInt, Seconds
-from jaxagent.envs.base import Environment, Opening
+from jaxagent.envs.base import Environment, Opening, folder_of
 from jaxagent.envs.coding import patches
 from jaxagent.envs.coding.task import CodingTask, from_task
 from jaxagent.envs.terminal import dialogue
@@ -101,7 +101,7 @@ class Coding(CommandSettings, Environment):
         from jaxagent.sandbox.images.many import TaskImage
         from jaxagent.sandbox.of_config import build_ahead, open_sandboxes
 
-        folder = opening.dataset if opening.dataset is None or opening.dataset.is_dir() else opening.dataset.parent
+        folder = opening.dataset and folder_of(opening.dataset)
 
         def read(task: Task) -> CodingTask:
             coding_task = from_task(task, folder)

@@ -126,12 +126,7 @@ def of_unittest(log: str) -> dict[str, str]:
 
 
 def _names(text: str, before: str) -> set[str]:
-    """What the test is called that stands before " ... ", in a line that may hold an earlier test or what was written.
-
-    Args:
-      text: the line, without a status.
-      before: what the line before ended with.
-    """
+    """What the test before " ... " is called, in a line that may hold an earlier test or what was written."""
     parts = text.split(" ... ")
     own = [place for place, part in enumerate(parts) if _test_of(part)]
     begin = own[-1] if own else 0

@@ -175,7 +175,8 @@ def keep(patch: str, protected: Sequence[str], patterns: Iterable[str]) -> tuple
         bad = bad or path in guarded or any(fnmatchcase(path, pattern) for pattern in pattern_keys)
         (dropped if bad else kept_changes).append(change)
     text = "".join(change.text if change.text.endswith("\n") else change.text + "\n" for change in kept_changes)
-    return text, tuple(change.path for change in dropped if not _is_harness(change.path))
+    paths = (change.path for change in dropped)
+    return text, tuple(path for path in paths if not any(fnmatchcase(path, pattern) for pattern in HARNESS))
 
 
 def key(path: str) -> str:
@@ -217,10 +218,6 @@ def _and_above(path: str) -> list[str]:
 def _leads_out(path: str) -> bool:
     parts = path.split("/")
     return any(part in ("", ".", "..", ".git") for part in parts)
-
-
-def _is_harness(path: str) -> bool:
-    return any(fnmatchcase(path, pattern) for pattern in HARNESS)
 
 
 WRONG_FORMAT = -1.0  # SWE-RL's reward (arXiv 2502.18449) of an answer that is no change

@@ -99,15 +99,8 @@ git diff --no-ext-diff --no-textconv --no-color --no-renames --ignore-submodules
 
 
 async def bring(sandbox: Sandbox, task: CodingTask) -> None:
-    """Brings the repository into its initial state.
-
-    Args:
-      sandbox: one that nobody used.
-      task: the task.
-
-    Raises:
-      VerifierError: some part of it failed. Says nothing about an agent.
-    """
+    """Brings the repository into its initial state. Raises VerifierError: some part of it failed. Says nothing about an
+    agent."""
     packed = {f"/tmp/{i}.tar": data for i, data in enumerate(_archives(task))}
     for path, data in packed.items():
         await sandbox.write(path, data)

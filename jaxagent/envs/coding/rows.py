@@ -30,18 +30,19 @@ from typing import Any
 from jaxagent import types
 from jaxagent.data import fields
 from jaxagent.data.fields import RowError
+from jaxagent.envs.forms import EACH, TEXT, shaped
 
 KEY = "coding"
 CHECKS = ("check_tests", "check_swepro", "check_status", "check_map")
 FRAMEWORKS = ("pytest", "unittest")
-_TEXTS = ("image", "workdir", "python", "archive", "tools", "patch", "test_patch")
-_LISTS = ("setup", "hidden")
-_KEYS = (*_TEXTS, *_LISTS, "files", *CHECKS)
-_INSIDE = {  # of each check: texts, then lists of texts
-    "check_tests": (("framework", "command"), ("fail_to_pass", "pass_to_pass")),
-    "check_swepro": (("run_script", "parser_script"), ("fail_to_pass", "pass_to_pass", "selected")),
-    "check_status": (("command", "script"), ()),
-    "check_map": (("command",), ()),
+_NAMES = {"fail_to_pass~": [TEXT], "pass_to_pass~": [TEXT]}
+_FORM = {
+    **dict.fromkeys(("image~", "workdir~", "python~", "archive~", "tools~", "patch~", "test_patch~"), str),
+    **{"setup~": [TEXT], "hidden~": [TEXT], "files~": {EACH: str}},
+    "check_tests~": {"framework~": FRAMEWORKS, "command~": str, **_NAMES},
+    "check_swepro~": {"run_script": TEXT, "parser_script": TEXT, "selected~": [TEXT], **_NAMES},
+    "check_status~": {"command~": str, "script~": str},
+    "check_map~": {"command": TEXT, "expected": {EACH: str}},
 }
 _SWE_SMITH = "swesmith/"  # how the repositories of SWE-smith's rows begin
 TESTBED = "/testbed"  # where the published images of SWE-bench, SWE-Gym and R2E have the repository
@@ -49,7 +50,7 @@ SWE_BENCH_PYTHON = "/opt/miniconda3/envs/testbed/bin/python"  # in the published
 _DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
 _R2E_TESTS = ("run_tests.sh", "r2e_tests", "/r2e_tests")  # R2E-Gym keeps these from the agent
 _R2E_COMMAND = "[ ! -d /r2e_tests ] || ln -sfn /r2e_tests r2e_tests; bash run_tests.sh"
-_IN_PATCH = re.compile(r"^diff --git a/.+ b/(.+)$", re.MULTILINE)
+IN_PATCH = re.compile(r"^diff --git a/.+ b/(.+)$", re.MULTILINE)
 
 
 def is_published(row: Mapping[str, Any]) -> bool:
@@ -62,11 +63,7 @@ def is_published(row: Mapping[str, Any]) -> bool:
 
 
 def to_task(row: Mapping[str, Any]) -> types.Task:
-    """Converts and checks a published row.
-
-    Raises:
-      RowError: naming the column.
-    """
+    """Converts and checks a published row. Raises RowError: naming the column."""
     if "expected_output_json" in row:
         name, statement, kind, about = _r2e(row)
     elif "instance_id" in row and "metadata" not in row:
@@ -83,56 +80,28 @@ def to_task(row: Mapping[str, Any]) -> types.Task:
             about = about | ({"image": image} if image else {})
         else:
             name, statement, kind, about = _slime(row, metadata)
-    check(about, "*")
+    check(about, KEY)
     return types.Task(name, statement, (), kind, {KEY: about})
 
 
-def check(about: Any, column: str) -> None:
-    """Raises RowError, which names the key, unless `about` is our own form of a task."""
-    about = fields.mapping(about, column)
-    for key in about:
-        if key not in _KEYS:
-            raise RowError(f"{column}.{key}", f"unknown; known are {', '.join(_KEYS)}")
-    for key in _TEXTS:
-        if key in about:
-            fields.text(about, key, f"{column}.", empty=True)
+def check(about: Any, column: str) -> Mapping[str, Any]:
+    """Our own form of a task, without what is null. Raises RowError, which names the key, for anything else."""
+    about = shaped(about, _FORM, column)
     if not about.get("workdir", "/").startswith("/"):
         raise RowError(f"{column}.workdir", f"must be an absolute path, got {about['workdir']!r}")
-    for key in _LISTS:
-        fields.texts(about.get(key, ()), f"{column}.{key}")
-    for path, content in fields.mapping(about.get("files", {}), f"{column}.files").items():
-        if not isinstance(content, str) or _leads_out(path):
-            raise RowError(f"{column}.files", f"must map relative paths to texts, not {path!r} to {type(content)}")
+    for path in filter(_leads_out, about.get("files", ())):
+        raise RowError(f"{column}.files", f"must map relative paths to texts, not {path!r}")
     has = [key for key in CHECKS if key in about]
     if len(has) != 1:
         raise RowError(column, f"needs one of {', '.join(CHECKS)}; it has {', '.join(has) or 'none'}")
-    _check_inside(has[0], about[has[0]], f"{column}.{has[0]}")
-
-
-def _check_inside(name: str, check: Any, column: str) -> None:
-    check = fields.mapping(check, column)
-    texts, lists = _INSIDE[name]
-    for key in check:
-        if key not in (*texts, *lists, "expected"):
-            raise RowError(f"{column}.{key}", f"unknown; known are {', '.join((*texts, *lists))}")
-    for key in texts:
-        if key in check:
-            fields.text(check, key, f"{column}.", empty=True)
-    for key in lists:
-        fields.texts(check.get(key, ()), f"{column}.{key}")
-    if "fail_to_pass" in lists and not (check.get("fail_to_pass") or check.get("pass_to_pass")):
+    (name,), inside, column = has, about[has[0]], f"{column}.{has[0]}"
+    if name in ("check_tests", "check_swepro") and not (inside.get("fail_to_pass") or inside.get("pass_to_pass")):
         raise RowError(f"{column}.fail_to_pass", "no test is named, here or in pass_to_pass")
-    if name == "check_tests" and check.get("framework", "pytest") not in FRAMEWORKS:
-        raise RowError(f"{column}.framework", f"must be one of {', '.join(FRAMEWORKS)}, not {check['framework']!r}")
-    if name == "check_swepro" and not (check.get("run_script") and check.get("parser_script")):
-        raise RowError(column, "needs the paths run_script and parser_script")
-    if name == "check_status" and bool(check.get("command")) == bool(check.get("script")):
+    if name == "check_status" and bool(inside.get("command")) == bool(inside.get("script")):
         raise RowError(column, "needs either a command or a script")
-    if name == "check_map":
-        fields.text(check, "command", f"{column}.")
-        expected = fields.mapping(fields.get(check, "expected", f"{column}."), f"{column}.expected")
-        if not expected or not all(isinstance(status, str) for status in expected.values()):
-            raise RowError(f"{column}.expected", "must map the names of tests to their statuses")
+    if name == "check_map" and not inside["expected"]:
+        raise RowError(f"{column}.expected", "must map the names of tests to their statuses")
+    return about
 
 
 def _swe_bench(row: Mapping[str, Any], prefix: str) -> tuple[str, str, str, dict[str, Any]]:
@@ -173,7 +142,7 @@ def _swe_bench(row: Mapping[str, Any], prefix: str) -> tuple[str, str, str, dict
 
 
 def _django_modules(test_patch: str) -> list[str]:
-    paths = [path for path in _IN_PATCH.findall(test_patch) if path.endswith(".py")]
+    paths = [path for path in IN_PATCH.findall(test_patch) if path.endswith(".py")]
     return sorted({path.removeprefix("tests/").removesuffix(".py").replace("/", ".") for path in paths})
 
 

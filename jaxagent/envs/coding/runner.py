@@ -51,9 +51,22 @@ def run_pytest(settings, folders):
     arguments += ["-p", "no:randomly", "-p", "no:xdist", "--rootdir=."]
     pytest.main(arguments + files + [canary], plugins=[recorder])
     os.unlink(canary)
-    outcomes = recorder.outcomes
-    canary_statuses = [outcomes.pop(key) for key in list(outcomes) if name in key]
-    messages = {key: text for key, text in recorder.messages.items() if name not in key}
+    return told(recorder, name)
+
+
+def note(record, name, status, message=None):
+    """Keeps the worst status of a test, and what its first failure says."""
+    order = ["PASSED", "XFAIL", "SKIPPED", "XPASS", "FAILED", "ERROR"]
+    record.outcomes[name] = max(record.outcomes.get(name, "PASSED"), status, key=order.index)
+    if message is not None and status in ("FAILED", "ERROR"):
+        record.messages.setdefault(name, message[:2000])
+
+
+def told(record, canary):
+    """The statuses and messages without those of the test that must fail, and its status."""
+    outcomes = record.outcomes
+    canary_statuses = [outcomes.pop(key) for key in list(outcomes) if canary in key]
+    messages = {key: text for key, text in record.messages.items() if canary not in key}
     return outcomes, messages, canary_statuses[0] if len(canary_statuses) == 1 else ""
 
 
@@ -82,11 +95,8 @@ class Recorder:
             self._add(report.nodeid, "PASSED", report)
 
     def _add(self, name, status, report):
-        order = ["PASSED", "XFAIL", "SKIPPED", "XPASS", "FAILED", "ERROR"]
-        self.outcomes[name] = max(self.outcomes.get(name, "PASSED"), status, key=order.index)
-        if status in ("FAILED", "ERROR") and name not in self.messages:
-            crash = getattr(getattr(report, "longrepr", None), "reprcrash", None)
-            self.messages[name] = str(getattr(crash, "message", ""))[:2000]
+        crash = getattr(getattr(report, "longrepr", None), "reprcrash", None)
+        note(self, name, status, str(getattr(crash, "message", "")))
 
 
 def run_unittest(settings, folders):
@@ -99,7 +109,7 @@ def run_unittest(settings, folders):
         try:
             suite.addTests(loader.loadTestsFromName(name))
         except Exception as error:  # the loader itself catches only ImportError
-            result.add_name(name, "ERROR", (type(error), error))
+            note(result, name, "ERROR", failure_text((type(error), error)))
     canary = settings["canary"]
 
     def fails(self):
@@ -107,57 +117,37 @@ def run_unittest(settings, folders):
 
     suite.addTest(type("Canary", (unittest.TestCase,), {canary: fails})(canary))
     suite.run(result)
-    outcomes = result.outcomes
-    canary_statuses = [outcomes.pop(key) for key in list(outcomes) if canary in key]
-    messages = {key: text for key, text in result.messages.items() if canary not in key}
-    return outcomes, messages, canary_statuses[0] if len(canary_statuses) == 1 else ""
+    return told(result, canary)
+
+
+def failure_text(error):
+    """What (type, exception, ...) says."""
+    return error[0].__name__ + ": " + str(error[1])
+
+
+def noting(status):
+    """A method that notes a test, with its error if it has one that is no other's affair."""
+
+    def add(self, test, error=None):
+        note(self, test.id(), status, failure_text(error) if status in ("FAILED", "ERROR") and error else None)
+
+    return add
 
 
 class RecordingResult(unittest.TestResult):
     """A result of unittest's that keeps the worst status of each test."""
 
+    addSuccess, addSkip, addExpectedFailure = noting("PASSED"), noting("SKIPPED"), noting("XFAIL")
+    addFailure, addError, addUnexpectedSuccess = noting("FAILED"), noting("ERROR"), noting("FAILED")
+
     def __init__(self):
         unittest.TestResult.__init__(self)
         self.outcomes, self.messages = {}, {}
 
-    def _add(self, test, status, error=None):
-        self.add_name(test.id(), status, error)
-
-    def add_name(self, name, status, error=None):
-        """Notes the status of a test by its name, and the message of its first error."""
-        order = ["PASSED", "XFAIL", "SKIPPED", "FAILED", "ERROR"]
-        self.outcomes[name] = max(self.outcomes.get(name, "PASSED"), status, key=order.index)
-        if error is not None and name not in self.messages:
-            self.messages[name] = (error[0].__name__ + ": " + str(error[1]))[:2000]
-
-    def addSuccess(self, test):
-        """Notes a test that passed."""
-        self._add(test, "PASSED")
-
-    def addFailure(self, test, err):
-        """Notes a test whose assertion failed."""
-        self._add(test, "FAILED", err)
-
-    def addError(self, test, err):
-        """Notes a test that raised."""
-        self._add(test, "ERROR", err)
-
-    def addSkip(self, test, reason):
-        """Notes a test that was skipped."""
-        self._add(test, "SKIPPED")
-
-    def addExpectedFailure(self, test, err):
-        """Notes a test that failed as its author expects."""
-        self._add(test, "XFAIL")
-
-    def addUnexpectedSuccess(self, test):
-        """Notes a test that passed although its author expects a failure."""
-        self._add(test, "FAILED")
-
     def addSubTest(self, test, subtest, err):
         """Notes a subtest that did not pass; those that passed say nothing of their test."""
         if err is not None:
-            self._add(test, "FAILED", err)
+            self.addFailure(test, err)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,6 @@ from jaxagent.types import Task
 
 WORKDIR = "/home/user/repo"  # of tasks without an image
 PYTHON = "/usr/bin/python3"  # of the base root
-_IN_PATCH = re.compile(r"^diff --git a/.+ b/(.+)$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +96,7 @@ class CodingTask:
     def test_files(self) -> tuple[str, ...]:
         """The files of the tests that count, and of the test patch."""
         own = self.check.files if isinstance(self.check, Tests) else ()
-        return tuple(dict.fromkeys((*own, *_IN_PATCH.findall(self.test_patch))))
+        return tuple(dict.fromkeys((*own, *rows.IN_PATCH.findall(self.test_patch))))
 
     @property
     def protected(self) -> tuple[str, ...]:
@@ -136,7 +134,7 @@ def from_task(task: Task, folder: Path | None = None) -> CodingTask:
     if about is None:
         raise ConfigError(f"task '{task.id}': metadata has no '{rows.KEY}' object: it is no software task.")
     try:
-        rows.check(about, f"metadata.{rows.KEY}")
+        about = rows.check(about, f"metadata.{rows.KEY}")
     except RowError as error:
         raise ConfigError(f"task '{task.id}': {error}.") from None
 

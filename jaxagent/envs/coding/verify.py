@@ -58,14 +58,6 @@ async def judge(
 ) -> Judgement:
     """Judges a change.
 
-    Args:
-      take: gives a sandbox that nobody used.
-      task: the task.
-      patch: the change; files that decide the judgement are left out. Empty: the tests run all the same.
-      ladder: which commands apply the change.
-      drop: patterns of files whose change is left out.
-      deadline_s: of the tests.
-
     Raises:
       VerifierError: the task's own machinery failed.
       SandboxError: the sandbox failed for a reason of its own.

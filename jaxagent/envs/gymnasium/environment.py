@@ -70,7 +70,9 @@ class Gymnasium(Environment):
         maker = _maker(self.make)
         try:
             trial = maker()
-            check_actions(trial.action_space, self.actions)
+            if self.actions and int(getattr(trial.action_space, "n", 0)) != len(self.actions):
+                count = f"env.actions has {len(self.actions)} names"
+                raise ConfigError(f"{count}, and the environment's actions are {trial.action_space}.")
             spaces.check_writable(trial.action_space)
             trial.close()
         except ConfigError:
@@ -156,23 +158,14 @@ def _is_function(make: str) -> bool:
 
 
 def seed_of(task: Task) -> int:
-    """The seed of a task, from its metadata or else from its id: below 2**31.
-
-    Raises:
-      ValueError: the metadata's seed is no such number.
-    """
+    """The seed of a task, from its metadata or else from its id: below 2**31. Raises ValueError: the metadata's seed is
+    no such number."""
     if "seed" not in task.metadata:
         return int.from_bytes(hashlib.blake2b(task.id.encode(), digest_size=4).digest(), "big") >> 1
     seed = task.metadata["seed"]
     if type(seed) is not int or not 0 <= seed < 2**31:
         raise ValueError(f"metadata['seed'] of task {task.id!r} must be a whole number below 2**31, got {seed!r}")
     return seed
-
-
-def check_actions(space: Any, names: Sequence[str]) -> None:
-    """Raises ConfigError where a space has not as many actions as they have names."""
-    if names and int(getattr(space, "n", 0)) != len(names):
-        raise ConfigError(f"env.actions has {len(names)} names, and the environment's actions are {space}.")
 
 
 def as_action(space: Any, names: Sequence[str], text: str) -> tuple[Any, str]:

@@ -127,14 +127,7 @@ class MCP(Environment):
 
 
 class MCPAttempt(Attempt):
-    """One attempt at one question.
-
-    Args:
-      task: the question.
-      config: the environment.
-      tools: every server's, with the number of its server.
-      connect: gives the connections: fresh ones that the attempt opens and closes, or shared ones.
-    """
+    """One attempt at one question."""
 
     stop_strings: Sequence[str] = (CLOSE,)
 
@@ -227,11 +220,8 @@ async def close_all(connections: Sequence[Connection]) -> None:
 
 
 def distinct(connections: Sequence[Connection]) -> dict[str, tuple[int, Tool]]:
-    """Every tool by its name, with the number of its server.
-
-    Raises:
-      ConfigError: two tools have one name, or there is none.
-    """
+    """Every tool by its name, with the number of its server. Raises ConfigError: two tools have one name, or there is
+    none."""
     tools: dict[str, tuple[int, Tool]] = {}
     for number, connection in enumerate(connections):
         for tool in connection.tools:

@@ -29,11 +29,7 @@ POLL_S = 0.01
 
 
 class Pipes:
-    """One server process. `async with Pipes(argv) as (read, write)`; entered once.
-
-    Args:
-      argv: the program and its arguments. It gets the few environment variables that the SDK thinks safe.
-    """
+    """One server process. `async with Pipes(argv) as (read, write)`; entered once."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = argv

@@ -64,23 +64,14 @@ class Documents:
         return text
 
 
-def folder_of(place: Path) -> Path:
-    """The folder whose documents the tasks of a file or folder name."""
-    return place if place.is_dir() else place.parent
-
-
 def numbered(texts: Sequence[str]) -> str:
     """A context as published: numbered documents with an empty line between them."""
     return "\n\n".join(f"Document {i}:\n{text}" for i, text in enumerate(texts, 1))
 
 
 def check(task: Task, documents: Documents | None, num_docs: int, length_tokens: int) -> None:
-    """Looks at a task's context.
-
-    Raises:
-      ConfigError: it is of neither kind; or it has not as many documents as are wanted; or its pool surely ends before
-        the length. `tasks_with_short_pools` counts tokens, and knows of more.
-    """
+    """Looks at a task's context. Raises ConfigError: it is of neither kind; or it has not as many documents as are
+    wanted; or its pool surely ends before the length. `tasks_with_short_pools` counts tokens, and knows of more."""
     metadata = task.metadata
     if "documents" not in metadata:
         if not isinstance(metadata.get("context"), str) or not metadata["context"].strip():
@@ -151,12 +142,7 @@ def texts_of_context(
 def tasks_with_short_pools(
     tasks: Sequence[Task], documents: Documents, length_tokens: int, tokens: Callable[[str], int]
 ) -> list[Task]:
-    """The tasks whose pools end before the length, by so much that another document of their mean size would fit.
-
-    Args:
-      tasks: with "documents"; see `check`.
-      documents, length_tokens, tokens: as for `texts_of_context`.
-    """
+    """The tasks whose pools end before the length, by so much that another document of their mean size would fit."""
     sizes: dict[int, int] = {}
     pools: dict[tuple[int, int], int] = {}
 

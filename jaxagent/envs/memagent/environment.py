@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt
-from jaxagent.envs.base import Environment, Opening, Verdict
+from jaxagent.envs.base import Environment, Opening, Verdict, folder_of
 from jaxagent.envs.cast import POLICY, Cast, PlayedAttempt, Tokens
 from jaxagent.envs.memagent import documents, prompts
 from jaxagent.io import digests
@@ -96,8 +96,8 @@ class MemAgent(Environment):
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task, Cast], MemAgentAttempt]]:  # type: ignore[override]
         """Looks at all tasks, with the documents that they name: of held-out ones from elsewhere those beside them."""
-        dataset = documents.folder_of(opening.dataset) if opening.dataset else Path()
-        beside = dataset if opening.held_out is None else documents.folder_of(opening.held_out)
+        dataset = folder_of(opening.dataset) if opening.dataset else Path()
+        beside = dataset if opening.held_out is None else folder_of(opening.held_out)
         heldout = Contexts(self, beside)
         training = heldout if beside == dataset else Contexts(self, dataset)
         dataclasses.replace(opening, train=()).check(heldout.check)
@@ -110,12 +110,9 @@ class MemAgent(Environment):
         yield attempt_at
 
     def too_short(self, tasks: Sequence[Task], place: Path, tokens: Callable[[str], int]) -> Sequence[Task]:
-        """The tasks whose documents, beside `place`, end before `length_tokens`; `tokens` counts a text's.
-
-        Raises:
-          ConfigError: a task's documents cannot be read, or are surely too few.
-        """
-        texts = documents.Documents(documents.folder_of(place) / documents.FILE)
+        """The tasks whose documents, beside `place`, end before `length_tokens`; `tokens` counts a text's. Raises
+        ConfigError: a task's documents cannot be read, or are surely too few."""
+        texts = documents.Documents(folder_of(place) / documents.FILE)
         for task in tasks:
             documents.check(task, texts, 0, self.length_tokens)
         return documents.tasks_with_short_pools(tasks, texts, self.length_tokens, tokens)
@@ -129,7 +126,7 @@ class MemAgent(Environment):
         return self._digest("held_out_documents", place)
 
     def _digest(self, name: str, place: Path) -> Mapping[str, str]:
-        path = documents.folder_of(place) / documents.FILE
+        path = folder_of(place) / documents.FILE
         return {name: digests.of_file(path)} if path.is_file() else {}
 
 
@@ -186,11 +183,8 @@ class MemAgentAttempt(PlayedAttempt):
         }
 
     async def play(self) -> StopReason:
-        """Reads chunk after chunk, and answers.
-
-        Raises:
-          ValueError: the question is too long, or the document where `overlong` says "refuse".
-        """
+        """Reads chunk after chunk, and answers. Raises ValueError: the question is too long, or the document where
+        `overlong` says "refuse"."""
         config, cast, style = self._config, self._cast, self._config.style
         question = cast.tokens(style.gap + self._task.prompt)
         if len(question.ids) > config.question_tokens:

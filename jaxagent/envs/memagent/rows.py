@@ -29,11 +29,7 @@ def is_published(row: Mapping[str, Any]) -> bool:
 
 
 def to_task(row: Mapping[str, Any]) -> types.Task:
-    """Converts and checks one row.
-
-    Raises:
-      RowError: a column is missing, empty or of the wrong type.
-    """
+    """Converts and checks one row. Raises RowError: a column is missing, empty or of the wrong type."""
     return _memagent(row) if MEMAGENT in row else _ruler(row)
 
 

@@ -30,7 +30,7 @@ from jaxagent.envs.judging import ask_judge
 from jaxagent.envs.orchestra import experts, tools
 from jaxagent.envs.orchestra.experts import FromTokens
 from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
-from jaxagent.envs.python.environment import TRY_TIMEOUT_S, check_python
+from jaxagent.envs.python.environment import open_pythons
 from jaxagent.envs.python.programs import Programs
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
 from jaxagent.envs.search.retriever.base import Passage, Retriever, corpus_identity, opened_by, passages_of
@@ -150,18 +150,15 @@ class ToolOrchestra(Environment):
         """Opens the search engine and the sandboxes, each where a tool needs it."""
         opening.check(self._check_preferences)
         with contextlib.ExitStack() as stack:
-            retriever, sandboxes = None, None
+            retriever, take = None, None
             if self.searchers:
                 own = self.corpus(opening.dataset) if opening.dataset else None
                 retriever = stack.enter_context(opened_by(self.retriever, opening, own))
             if self.reasoners:
-                from jaxagent.sandbox.of_config import open_sandboxes  # late: loads every back end
-
-                sandboxes = stack.enter_context(open_sandboxes(opening, self.sandbox))
-                opening.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
+                take = stack.enter_context(open_pythons(opening, self.sandbox))
 
             def attempt_at(task: Task, cast: Cast) -> OrchestraAttempt:
-                programs = sandboxes and Programs(sandboxes.take, self.run_timeout_s, self.output_chars)
+                programs = take and Programs(take, self.run_timeout_s, self.output_chars)
                 return OrchestraAttempt(task, cast, self, retriever, programs)
 
             yield attempt_at
@@ -186,15 +183,7 @@ class ToolOrchestra(Environment):
 
 
 class OrchestraAttempt(Attempt):
-    """One attempt at one problem.
-
-    Args:
-      task: with gold answers.
-      cast: the experts.
-      config: of the environment.
-      retriever: None where no tool searches.
-      programs: of this attempt; None where no tool runs any.
-    """
+    """One attempt at one problem."""
 
     tool_prefixes: Sequence[str] = (tools.PIECES[0],)
 
@@ -279,12 +268,9 @@ class OrchestraAttempt(Attempt):
 
     async def _ask(self, tool: str, expert: str) -> str:
         """An expert's reply, each in a conversation of its own; adds what it cost and took."""
-        context = experts.newest_tokens(
-            experts.context(self._documents, self._program_outputs),
-            self._config.expert_context_tokens,
-            lambda text: self._cast.tokens(text).ids,
-            lambda ids: self._cast.decoded(ids).text,
-        )
+        context, most = experts.context(self._documents, self._program_outputs), self._config.expert_context_tokens
+        if len(ids := self._cast.tokens(context).ids) > most:
+            context = self._cast.decoded(ids[-most:]).text  # its left is cut, as published
         talk = self._cast.talk(expert)
         reply = await talk.say(Message("user", experts.question(tool, self._task.prompt, context)))
         if reply.cost is None:

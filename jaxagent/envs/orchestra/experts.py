@@ -1,7 +1,5 @@
 """What experts are asked, and how their replies are read. Experts see the problem and what was found; nobody else.
 
-The published code cuts what an expert is shown at its left: the newest part stays (`newest_tokens`).
-
 How long an expert takes is a part of the reward (`env.latency`). Measured, it follows the machine and its load, so two
 runs of one config differ. Simulated from its tokens, it follows from what was said alone, and a run repeats exactly.
 """
@@ -9,7 +7,7 @@ runs of one config differ. Simulated from its tokens, it follows from what was s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from jaxagent.config.errors import Removed
@@ -52,22 +50,8 @@ def documents_text(documents: Sequence[Passage]) -> str:
 
 
 def question(tool: str, problem: str, context: str) -> str:
-    """What an expert is asked.
-
-    Args:
-      tool: what it is to do.
-      problem: the task's prompt.
-      context: what `context` gives, as much as is kept.
-    """
+    """What an expert is asked."""
     return f"{context}Problem: {problem}\n{HOW[tool]}\n"
-
-
-def newest_tokens(
-    text: str, most: int, encode: Callable[[str], Sequence[int]], decode: Callable[[Sequence[int]], str]
-) -> str:
-    """The last `most` tokens of a text: all of it where it has no more."""
-    ids = encode(text)
-    return text if len(ids) <= most else decode(ids[len(ids) - most :])
 
 
 def program_of(reply: str) -> str | None:

@@ -28,12 +28,7 @@ PIECES = ('<tool_call>{"name": "', '", "arguments": {"model": "', '"}}</tool_cal
 
 
 def tool(name: str, experts: Mapping[str, str]) -> Tool:
-    """A tool as the policy is offered it.
-
-    Args:
-      name: of `TOOLS`.
-      experts: who can do it, each with what is said of it.
-    """
+    """A tool as the policy is offered it."""
     skills = " ".join(f"{expert}: {words}" for expert, words in experts.items() if words)
     described = f"The expert that does it, one of {', '.join(experts)}. {skills}".strip()
     model = {"type": "string", "enum": list(experts), "description": described}

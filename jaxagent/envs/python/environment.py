@@ -95,14 +95,21 @@ class Python(Environment):
             hidden_tests.files_of(task)
             if self.judge == "tests":
                 hidden_tests.of_task(task)
-        from jaxagent.sandbox.of_config import open_sandboxes  # late: loads every back end
-
-        with open_sandboxes(opening, self.sandbox) as sandboxes:
-            opening.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
-            yield lambda task: PythonAttempt(task, self, sandboxes.take)
+        with open_pythons(opening, self.sandbox) as take:
+            yield lambda task: PythonAttempt(task, self, take)
 
 
-async def check_python(take: Take) -> None:
+@contextlib.contextmanager
+def open_pythons(opening: Opening, config: SandboxConfig) -> Iterator[Take]:
+    """Finds a back end that works, begins to fill the pool, runs one program, and yields what gives a sandbox."""
+    from jaxagent.sandbox.of_config import open_sandboxes  # late: loads every back end
+
+    with open_sandboxes(opening, config) as sandboxes:
+        opening.run(_check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
+        yield sandboxes.take
+
+
+async def _check_python(take: Take) -> None:
     """Runs one program. Raises ConfigError where no sandbox starts, or where it has no Python."""
     try:
         async with await take() as sandbox:
@@ -114,13 +121,7 @@ async def check_python(take: Take) -> None:
 
 
 class PythonAttempt(Attempt):
-    """One attempt at one task.
-
-    Args:
-      task: with gold answers, or with hidden tests in its metadata.
-      config: of the environment.
-      take: gives a sandbox that nobody used; it is closed here.
-    """
+    """One attempt at one task."""
 
     def __init__(self, task: Task, config: Python, take: Take):
         self._task = task

@@ -82,13 +82,8 @@ _FRAMES = re.compile(r'^(?:Traceback \(most recent call last\):\n|  File ".*\n)(
 
 
 def messages(style: Format, judge: Judge, instruction: str, system: str = "") -> tuple[Message, ...]:
-    """The prompt of a task. The plain format has no system prompt: its policy learns the protocol from examples.
-
-    Args:
-      style, judge: of the environment.
-      instruction: the task.
-      system: the system message; "" = the format's own.
-    """
+    """The prompt of a task, with the format's own system message where `system` is "". The plain format has none: its
+    policy learns the protocol from examples."""
     if style == "plain":
         return (*((Message("system", system),) if system else ()), Message("user", f"{instruction}\n"))
     system = system or (
@@ -139,24 +134,12 @@ def find_answer(style: Format, text: str) -> str | None:
     return answers[0].strip() if answers else None
 
 
-def message_only(output: str) -> str:
-    """An output in which every traceback is only its message: "KeyError: 1"."""
-    return _FRAMES.sub("", output)
-
-
 def shortened_output(output: bytes, truncated: bool, chars: int, traceback: Literal["whole", "message"]) -> str:
-    """An output as text of at most `chars` characters and a mark: its beginning and, where errors stand, its end.
-
-    Args:
-      output: as the sandbox kept it: of a truncated one the first and the last half of what it was asked for.
-      truncated: whether there was more.
-      chars: how much is shown, at most.
-      traceback: "message" leaves the frames of tracebacks out.
-    """
+    """An output as text of at most `chars` characters and a mark: its beginning and, where errors stand, its end."""
     half = len(output) // 2
     parts = [clean(part) for part in ((output[:half], output[half:]) if truncated else (output,))]
     if traceback == "message":
-        parts = [message_only(part) for part in parts]
+        parts = [_FRAMES.sub("", part) for part in parts]
     if len(parts) == 1 and len(parts[0]) <= chars:
         return parts[0]
     head, tail = chars // 2, (chars + 1) // 2

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.data.fields import RowError
+from jaxagent.envs.forms import EACH, shaped
 from jaxagent.rewards.unit_tests import required_tests
 from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import Task
@@ -57,30 +59,23 @@ HiddenTests = Mapping[str, tuple[str, Any]]
 
 
 def of_task(task: Task) -> HiddenTests:
-    """The hidden tests of a task.
-
-    Raises:
-      ConfigError: they are missing or malformed, or `fail_to_pass` names one that is not there; one line.
-    """
-    stored_tests = task.metadata.get("hidden_tests")
-    if not isinstance(stored_tests, Mapping) or not stored_tests:
-        raise ConfigError(f"task '{task.id}': metadata.hidden_tests must be an object of tests: it is no such task.")
-    tests = {}
-    for name, test in stored_tests.items():
-        if not isinstance(test, Mapping) or not isinstance(test.get("call"), str) or "value" not in test:
-            raise ConfigError(f"task '{task.id}': metadata.hidden_tests.{name} needs 'call' (text) and 'value'.")
-        tests[name] = (test["call"], test["value"])
-    if unknown := [name for name in required_tests(task) if name not in stored_tests]:
+    """The hidden tests of a task. Raises ConfigError: they are missing or malformed, or `fail_to_pass` names one that
+    is not there; one line."""
+    form = {EACH: {"call": str, "value": object}}
+    try:
+        stored = shaped(task.metadata.get("hidden_tests"), form, "metadata.hidden_tests", strict=False)
+    except RowError as error:
+        raise ConfigError(f"task '{task.id}': {error}.") from None
+    if not stored:
+        raise ConfigError(f"task '{task.id}': metadata.hidden_tests is empty: it is no such task.")
+    if unknown := [name for name in required_tests(task) if name not in stored]:
         raise ConfigError(f"task '{task.id}': metadata.hidden_tests has no '{unknown[0]}', which is required.")
-    return tests
+    return {name: (test["call"], test["value"]) for name, test in stored.items()}
 
 
 def files_of(task: Task) -> Mapping[str, str]:
-    """Files that stand beside every program of the task, name -> text.
-
-    Raises:
-      ConfigError: a name with a path, the program's own name, or a text that is too long.
-    """
+    """Files that stand beside every program of the task, name -> text. Raises ConfigError: a name with a path, the
+    program's own name, or a text that is too long."""
     files = task.metadata.get("files", {})
     if not isinstance(files, Mapping):
         raise ConfigError(f"task '{task.id}': metadata.files must be an object of texts.")
@@ -98,17 +93,8 @@ def arguments(files: Mapping[str, str]) -> list[str]:
 
 
 async def run(sandbox: Sandbox, tests: HiddenTests, files: Mapping[str, str], deadline_s: float) -> dict[str, str]:
-    """Runs every test; name -> "passed", "failed" (another value) or "error" (none).
-
-    Args:
-      sandbox: one in which nothing of the policy's has run.
-      tests: of the task.
-      files: the task's, and the submission as `MAIN`.
-      deadline_s: of all tests together; past it all of them are errors.
-
-    Raises:
-      RuntimeError: the files cannot be written, before anything of the policy's has run.
-    """
+    """Runs every test; name -> "passed", "failed" (another value) or "error" (none). Raises RuntimeError: the files
+    cannot be written, before anything of the policy's has run."""
     result = await sandbox.execute(("sh", "-c", WRITE, "sh", *arguments(files)), WRITE_TIMEOUT_S, 1000)
     if result.timed_out or result.exit_code != 0:
         raise RuntimeError(f"the submission cannot be written: {result.output[:200]!r}")

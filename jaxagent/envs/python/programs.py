@@ -36,14 +36,7 @@ class Ran:
 
 
 class Programs:
-    """Runs the programs of one attempt.
-
-    Args:
-      take: gives a sandbox that nobody used; it is closed here.
-      timeout_s: of one program.
-      output_chars: shown of its output, at most.
-      traceback: message: without the frames.
-    """
+    """Runs the programs of one attempt."""
 
     def __init__(
         self, take: Take, timeout_s: float, output_chars: int, traceback: Literal["whole", "message"] = "message"
@@ -53,11 +46,8 @@ class Programs:
         self._sandbox: Sandbox | None = None
 
     async def run(self, code: str, files: Mapping[str, str] | None = None) -> Ran:
-        """Runs a program, with other files beside it.
-
-        Raises:
-          RuntimeError: the sandbox does not start, or died of something else than the program's memory.
-        """
+        """Runs a program, with other files beside it. Raises RuntimeError: the sandbox does not start, or died of
+        something else than the program's memory."""
         argv = ("sh", "-c", RUN, "sh", *hidden_tests.arguments({**(files or {}), hidden_tests.MAIN: code}))
         started = time.monotonic()
         try:

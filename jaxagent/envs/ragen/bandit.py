@@ -35,7 +35,6 @@ class Bandit:
 
     instruction: ClassVar[str] = ""
     symbols: ClassVar[Mapping[str, str]] = {}
-    listed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Raises ConfigError for arms that cannot be told apart."""

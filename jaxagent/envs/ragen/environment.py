@@ -53,11 +53,7 @@ class Ragen(Environment):
         return (*TAGS, *self.world.symbols)
 
     def seed(self, text: str) -> int:
-        """The seed of a task's prompt.
-
-        Raises:
-          ConfigError: it names none.
-        """
+        """The seed of a task's prompt. Raises ConfigError: it names none."""
         match = SEED.fullmatch(text.strip())
         if not match:
             raise ConfigError(f"a task of the environment 'ragen' has the prompt 'seed NUMBER', not {text[:60]!r}.")
@@ -72,14 +68,7 @@ class Ragen(Environment):
         return (Message("system", texts.SYSTEM), Message("user", texts.introduction(world) + state_text))
 
     def state_text(self, number: int, state: State, actions_left: int, reward: float | None = None) -> str:
-        """A state as the policy reads it.
-
-        Args:
-          number: of the turn that it introduces, from 1.
-          state: of the world.
-          actions_left: of the attempt.
-          reward: of the turn before.
-        """
+        """A state as the policy reads it, with the number of the turn that begins, from 1, and the last reward."""
         rendered = self.world.render(state)
         if self.prompt == "plain":
             return f"{rendered}\n" if reward is None else f"\n{rendered}\n"

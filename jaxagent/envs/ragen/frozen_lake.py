@@ -34,7 +34,6 @@ class FrozenLake:
     symbols: ClassVar[Mapping[str, str]] = {
         "P": "player", ICE: "empty", HOLE: "hole", GOAL: "goal", "X": "player in hole", "√": "player on goal",
     }  # fmt: skip
-    listed: ClassVar[bool] = True
 
     @property
     def actions(self) -> Sequence[str]:

@@ -58,7 +58,6 @@ class Sokoban:
         "#": "wall", "_": "empty", "O": "target", "√": "box on target", "X": "box", "P": "player",
         "S": "player on target",
     }  # fmt: skip
-    listed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Raises ConfigError where the boxes leave no room to push."""

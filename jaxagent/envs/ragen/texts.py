@@ -24,21 +24,13 @@ def introduction(world: World) -> str:
     if world.symbols:
         text += "\nThe meaning of each symbol in the state is:\n"
         text += ", ".join(f"{symbol}: {meaning}" for symbol, meaning in world.symbols.items())
-    if world.listed:
         text += "\nYour available actions are:\n" + ", ".join(world.actions)
         text += f'\nYou can make up to {world.max_actions} actions, separated by the action separator " {SEPARATOR} "\n'
     return text
 
 
 def turn(number: int, state: str, actions_left: int, think: bool) -> str:
-    """What introduces a turn.
-
-    Args:
-      number: of the turn, from 1.
-      state: as the world renders it.
-      actions_left: of the attempt.
-      think: whether the policy is to think first.
-    """
+    """What introduces a turn, counted from 1; `think`: the policy is to think first."""
     return (
         f"\nTurn {number}:\nState:\n{state}\nYou have {actions_left} actions left. Always output: {_FORMAT[think]} "
         f"with no extra text. Strictly follow this format. Max response length: {MAX_WORDS} words (tokens).\n"

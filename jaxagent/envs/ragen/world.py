@@ -32,13 +32,11 @@ class World(Protocol):
 
     Attributes:
       instruction: how the prompt begins; "" = the state says everything.
-      symbols: character of a state -> its meaning; {} = states are sentences.
-      listed: whether the prompt lists the actions.
+      symbols: character of a state -> its meaning; {} = states are sentences, which name the actions too.
     """
 
     instruction: ClassVar[str]
     symbols: ClassVar[Mapping[str, str]]
-    listed: ClassVar[bool]
 
     @property
     def actions(self) -> Sequence[str]:

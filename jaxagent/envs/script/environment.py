@@ -67,11 +67,8 @@ class Script(Environment):
             )
 
     def reward(self, task: Task, output: str) -> float:
-        """The reward of a script that ended with exit status 0, given the end of what it printed.
-
-        Raises:
-          ValueError: no number can be told; the episode is then a failure, no reward of 0.
-        """
+        """The reward of a script that ended with exit status 0, given the end of what it printed. Raises ValueError: no
+        number can be told; the episode is then a failure, no reward of 0."""
         last = output.strip().rpartition("\n")[2].strip()
         try:
             return float(last)

@@ -16,9 +16,8 @@ from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFlo
 from jaxagent.envs import tags
 from jaxagent.rewards import length, tool_efficiency
 from jaxagent.rewards.composite import Composite, Part
-from jaxagent.rewards.format import follows
 from jaxagent.rewards.judge import Item, JudgeSettings, Rubric, judged
-from jaxagent.rewards.text import exact_match, sub_exact_match
+from jaxagent.rewards.text import exact_match, follows, sub_exact_match
 from jaxagent.rewards.view import Reward, View
 
 if TYPE_CHECKING:
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 ANSWER, INFORMATION = tags.pair("answer"), tags.pair("information")
 
-# (state, tag) -> state, see `rewards.format`. (The published check also counts opening and closing tags; no text that
-# this table accepts can fail that.)
+# (state, tag) -> state, see `rewards.text.follows`. (The published check also counts opening and closing tags; no text
+# that this table accepts can fail that.)
 MOVES = {
     ("start", "<think>"): "in_think",
     ("in_think", "</think>"): "after_think",
@@ -136,10 +135,7 @@ class Judged(ExactMatch):
 
     async def ask(self, judge: HttpJudge, view: View) -> tuple[View, Mapping[str, float]]:
         """The view with the judge's score, and what is counted; an attempt without an answer costs no call and has 0.
-
-        Raises:
-          JudgeError: too few usable replies: a failure of the episode, and no score.
-        """
+        Raises JudgeError: too few usable replies: a failure of the episode, and no score."""
         answer = extract_answer(self.answer_text(view), self.min_answers)
         if answer is None:
             return dataclasses.replace(view, judged=0.0), {}
@@ -180,16 +176,7 @@ class Shaping:
 
 @functools.lru_cache(maxsize=8)
 def shaped(outcome: Reward, shaping: Shaping | None, most_tokens: int) -> Reward:
-    """The outcome with shaping around it.
-
-    Args:
-      outcome: the configured reward.
-      shaping: what is added; None = nothing.
-      most_tokens: all that an episode can sample.
-
-    Raises:
-      ConfigError: shaping that cannot mean anything.
-    """
+    """The outcome with shaping around it. Raises ConfigError: shaping that cannot mean anything."""
     if shaping is None or not (shaping.overlong or shaping.efficiency):
         return outcome
     parts = [Part("outcome", outcome, weight=1.0, low=0.0, high=1.0)]

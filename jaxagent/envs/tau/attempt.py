@@ -28,15 +28,7 @@ SOLVED = "solved"
 
 
 class TauAttempt(Attempt):
-    """One attempt at one task.
-
-    Args:
-      task: its prompt is the customer's instruction, its metadata has actions and outputs.
-      cast: the policy's company, with the role "user".
-      config: the environment.
-      store: the shop's data.
-      prompt: the shop's policy, and the tools in OpenAI's form.
-    """
+    """One attempt at one task."""
 
     def __init__(
         self,

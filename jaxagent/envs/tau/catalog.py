@@ -47,11 +47,8 @@ def short() -> list[dict[str, Any]]:
 
 
 def load(folder: Path) -> list[dict[str, Any]]:
-    """The descriptions beside a shop's data, as they are written there; `short` where there is no such file.
-
-    Raises:
-      ConfigError: the file is malformed, or describes other tools than there are.
-    """
+    """The descriptions beside a shop's data, as they are written there; `short` where there is no such file. Raises
+    ConfigError: the file is malformed, or describes other tools than there are."""
     path = folder / FILE
     if not path.is_file():
         return short()

@@ -23,7 +23,7 @@ from jaxagent.config import ConfigError, nearest
 from jaxagent.config.errors import Removed
 from jaxagent.config.ranges import PositiveInt
 from jaxagent.data.fields import RowError
-from jaxagent.envs.base import Environment, Message, Observation, Opening
+from jaxagent.envs.base import Environment, Message, Observation, Opening, folder_of
 from jaxagent.envs.cast import Cast
 from jaxagent.envs.tau import catalog, prompts, rows
 from jaxagent.envs.tau.attempt import ROLE, SOLVED, TauAttempt
@@ -118,7 +118,7 @@ class TauBench(Environment):
             return Path(self.store)
         if dataset is None:
             raise ConfigError("config.env.store is empty, and there is no folder of tasks: name the shop's folder.")
-        return dataset if dataset.is_dir() else dataset.parent
+        return folder_of(dataset)
 
     def _prompt(self, folder: Path) -> tuple[str, Sequence[Mapping[str, Any]]]:
         """The shop's policy, and its tools in OpenAI's form."""
@@ -140,7 +140,7 @@ class TauBench(Environment):
     def _check(self, task: Task, store: ShopStore, folder: Path) -> None:
         """Raises ConfigError for a task of another kind, or of another shop."""
         try:
-            rows.check(task.metadata, "metadata.")
+            rows.check(task.metadata, "metadata")
         except RowError as error:
             raise ConfigError(f"Task '{task.id}' is no task of config.env=tau_bench: {error}.") from None
         _check_actions(task)

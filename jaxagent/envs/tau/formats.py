@@ -132,11 +132,7 @@ def _plain() -> Format:
 
 
 def _action(name: str, arguments: Any, ignored: int = 0) -> Action:
-    """An action that can be carried out, and stored, whatever its arguments are.
-
-    Raises:
-      ValueError: it cannot.
-    """
+    """An action that can be carried out, and stored, whatever its arguments are. Raises ValueError: it cannot."""
     if not isinstance(arguments, Mapping):
         raise ValueError("The arguments of a call must be an object.")
     if _depth(arguments) > MOST_DEPTH:

@@ -73,11 +73,8 @@ def messages(opening: str) -> Sequence[Message]:
 
 
 def parse(action: str) -> tuple[str, Mapping[str, Any]]:
-    """The tool and its arguments; ("respond", {"content": ...}) for speech.
-
-    Raises:
-      ValueError: it is neither; says what is missing.
-    """
+    """The tool and its arguments; ("respond", {"content": ...}) for speech. Raises ValueError: it is neither; says what
+    is missing."""
     text = action.strip()
     if text.startswith("<say>") and text.endswith("</say>"):
         return "respond", {"content": text[len("<say>") : -len("</say>")]}

@@ -13,7 +13,9 @@ from typing import Any
 from jaxagent import types
 from jaxagent.data import fields
 from jaxagent.data.fields import RowError
+from jaxagent.envs.forms import TEXT, shaped
 
+_FORM = {"user_id": TEXT, "actions": [{"name": TEXT, "kwargs": dict}], "outputs": [TEXT]}
 READING = ("get_", "find_", "list_", "calculate", "think", "transfer_")  # how tools begin that change nothing
 
 
@@ -23,16 +25,12 @@ def is_published(row: Mapping[str, Any]) -> bool:
 
 
 def to_task(row: Mapping[str, Any]) -> types.Task:
-    """Converts and checks a published row.
-
-    Raises:
-      RowError: naming the column.
-    """
+    """Converts and checks a published row. Raises RowError: naming the column."""
     index = fields.get(row, "index")
     if isinstance(index, bool) or not isinstance(index, int):
         raise RowError("index", f"must be a whole number, got {fields.show(index)}")
     metadata = fields.mapping(fields.get(row, "metadata"), "metadata")
-    check(metadata, "metadata.")
+    check(metadata, "metadata")
     instruction = fields.text(metadata, "instruction", "metadata.")
     writes = sum(not action["name"].startswith(READING) for action in metadata["actions"])
     kind = f"retail/{('no_write', 'one_write')[writes] if writes < 2 else 'writes'}"
@@ -45,20 +43,6 @@ def passed_arguments(action: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in action["kwargs"].items() if value is not None}
 
 
-def check(metadata: Mapping[str, Any], prefix: str) -> None:
+def check(metadata: Mapping[str, Any], column: str) -> None:
     """Raises RowError, which names the column, unless the metadata have what the reward is made of."""
-    fields.text(metadata, "user_id", prefix)
-    actions = _listed(metadata, "actions", prefix)
-    for number, action in enumerate(actions):
-        place = f"{prefix}actions[{number}]"
-        action = fields.mapping(action, place)
-        fields.text(action, "name", f"{place}.")
-        fields.mapping(fields.get(action, "kwargs", f"{place}."), f"{place}.kwargs")
-    fields.texts(_listed(metadata, "outputs", prefix), f"{prefix}outputs")
-
-
-def _listed(metadata: Mapping[str, Any], column: str, prefix: str) -> list[Any]:
-    value = fields.get(metadata, column, prefix)
-    if not isinstance(value, list):
-        raise RowError(prefix + column, f"must be a list, got {fields.show(value)}")
-    return value
+    shaped(metadata, _FORM, column, strict=False)

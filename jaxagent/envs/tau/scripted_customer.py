@@ -196,11 +196,8 @@ class ScriptedCustomer:
 
 
 def of_task(metadata: Mapping[str, Any]) -> Facts:
-    """What the customer of a task knows.
-
-    Raises:
-      ValueError: there is neither an instruction nor a customer, or the customer is malformed.
-    """
+    """What the customer of a task knows. Raises ValueError: there is neither an instruction nor a customer, or the
+    customer is malformed."""
     customer = metadata.get("customer")
     if customer is None:
         if not isinstance(metadata.get("instruction"), str):

@@ -12,19 +12,26 @@ The digest is the published one: SHA-256 of how Python writes the sorted data. S
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.data.fields import unique
-from jaxagent.envs.tau import records
-from jaxagent.envs.tau2 import shop
+from jaxagent.data.fields import RowError, show
+from jaxagent.envs.forms import shaped
+from jaxagent.envs.tau2 import shop, stock
+from jaxagent.envs.tau2.shop import ORDER, PRODUCT, USER
 from jaxagent.envs.tau2.tables import Record
 
-TABLES = ("orders", "products", "users")
+# What records must have; they may have other fields, as the published ones do.
+_FORMS: Mapping[str, Any] = {  # a user's id is its key; nobody here asks for an order's fulfillments
+    "orders": {name: form for name, form in ORDER.items() if name != "fulfillments" and name[-1] != "?"},
+    "products": PRODUCT,
+    "users": {name: form for name, form in USER.items() if name != "user_id"},
+}
+TABLES = tuple(_FORMS)
 
 
 def to_hashable(value: Any) -> Any:
@@ -37,8 +44,13 @@ def to_hashable(value: Any) -> Any:
 
 
 def digest(data: Mapping[str, Any]) -> str:
-    """The published digest of whole tables, computed the long way."""
+    """The published digest of whole tables."""
     return hashlib.sha256(str(to_hashable(dict(data))).encode()).hexdigest()
+
+
+def _tuple(texts: Sequence[str]) -> str:
+    """The tuple of what is written so, as Python writes it."""
+    return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
 
 
 class Shop(shop.Shop):
@@ -89,46 +101,40 @@ class ShopStore:
 
     Attributes:
       tables: by the names in `TABLES`; of each the records by their ids, in the order of the file.
-      digest: of all of it.
     """
 
     tables: Mapping[str, Mapping[str, Record]]
-    digest: str = dataclasses.field(init=False)
-    _text: bytes = dataclasses.field(init=False, repr=False)
-    _spans: Mapping[tuple[str, str], tuple[int, int]] = dataclasses.field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        """Writes down the text that the digest is made of, and where in it each record stands."""
-        pieces, spans, length = [], {}, 0
+    @functools.cached_property
+    def _texts(self) -> Mapping[tuple[str, str], str]:
+        """Each record as the digest has it: of a changed shop only what was changed is written anew."""
+        return {
+            (name, key): str(to_hashable(record))
+            for name, table in self.tables.items()
+            for key, record in table.items()
+        }
 
-        def write(piece: str) -> None:
-            nonlocal length
-            pieces.append(piece.encode())
-            length += len(pieces[-1])
-
-        for number, (name, table) in enumerate(sorted(self.tables.items())):
-            write(f"{', ' if number else '('}({name!r}, (")
-            for place, (key, record) in enumerate(sorted(table.items())):
-                write(f"{', ' if place else ''}({key!r}, ")
-                begin = length
-                write(str(to_hashable(record)))
-                spans[name, key] = (begin, length)
-                write(")")
-            write(",))" if len(table) == 1 else "))")
-        write(",)" if len(self.tables) == 1 else ")")
-        object.__setattr__(self, "_text", b"".join(pieces))
-        object.__setattr__(self, "_spans", spans)
-        object.__setattr__(self, "digest", hashlib.sha256(self._text).hexdigest())
+    @functools.cached_property
+    def digest(self) -> str:
+        """The digest of all of it."""
+        return self.digest_with({})
 
     @classmethod
     def load(cls, folder: Path) -> ShopStore:
-        """Reads orders.json, products.json and users.json.
-
-        Raises:
-          ConfigError: a file is missing or no JSON, or a record is malformed; names file, key and field.
-        """
-        tables = {name: _read(folder / f"{name}.json") for name in TABLES}
-        records.check(tables, {name: str(folder / f"{name}.json") for name in TABLES})
+        """Reads orders.json, products.json and users.json. Raises ConfigError: a file is missing or no JSON, or a
+        record is malformed; names file, key and field."""
+        files = {name: folder / f"{name}.json" for name in TABLES}
+        tables = {name: stock.read_json(file) for name, file in files.items()}
+        for name, file in files.items():
+            if not isinstance(tables[name], dict) or not tables[name]:
+                raise ConfigError(f"{file} must be an object of {name} by their ids, got {show(tables[name])}.")
+        for name, form in _FORMS.items():
+            for key, record in tables[name].items():
+                try:
+                    shaped(record, form, "", strict=False)
+                    _check_links(name, key, record, tables)
+                except RowError as error:
+                    raise ConfigError(f"{files[name]}, key '{key}', field '{error.column}': {error.problem}.") from None
         return cls(tables)
 
     def open(self) -> Shop:
@@ -137,25 +143,39 @@ class ShopStore:
 
     def digest_with(self, changed: Mapping[tuple[str, str], Record]) -> str:
         """The digest with other contents of some records, named by table and id."""
-        if not changed:
-            return self.digest
-        original = memoryview(self._text)
-        sha, at = hashlib.sha256(), 0
-        for begin, end, record in sorted((*self._spans[place], record) for place, record in changed.items()):
-            sha.update(original[at:begin])
-            sha.update(str(to_hashable(record)).encode())
-            at = end
-        sha.update(original[at:])
-        return sha.hexdigest()
+        texts = {**self._texts, **{place: str(to_hashable(record)) for place, record in changed.items()}}
+        tables = {
+            name: _tuple([f"({key!r}, {texts[name, key]})" for key in sorted(table)])
+            for name, table in sorted(self.tables.items())
+        }
+        return hashlib.sha256(_tuple([f"({name!r}, {text})" for name, text in tables.items()]).encode()).hexdigest()
 
 
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes(), object_pairs_hook=unique)
-    except FileNotFoundError:
-        files = ", ".join(f"{name}.json" for name in TABLES)
-        raise ConfigError(f"{path} is missing: a shop is a folder with {files}.") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no JSON: {error}.") from None
+def _check_links(name: str, key: str, record: Any, tables: Mapping[str, Any]) -> None:
+    """Raises RowError for an id that leads nowhere. The record has its form."""
+    if name == "orders":
+        _check_id(record, "order_id", key)
+        if record["user_id"] not in tables["users"]:
+            raise RowError("user_id", f"there is no user {record['user_id']!r}")
+        if not record["payment_history"]:
+            raise RowError("payment_history", "is empty")
+        for number, item in enumerate(record["items"]):
+            if item["product_id"] not in tables["products"]:
+                raise RowError(f"items[{number}].product_id", f"there is no product {item['product_id']!r}")
+    elif name == "products":
+        _check_id(record, "product_id", key)
+        for item_id, variant in record["variants"].items():
+            _check_id(variant, "item_id", item_id, f"variants.{item_id}.")
+    else:
+        for method_id, method in record["payment_methods"].items():
+            _check_id(method, "id", method_id, f"payment_methods.{method_id}.")
+            if method["source"] == "gift_card":
+                shaped(method, {"balance": float}, f"payment_methods.{method_id}", strict=False)
+        for number, order_id in enumerate(record["orders"]):
+            if order_id not in tables["orders"]:
+                raise RowError(f"orders[{number}]", f"there is no order {order_id!r}")
+
+
+def _check_id(record: Mapping[str, Any], field: str, key: str, prefix: str = "") -> None:
+    if record[field] != key:
+        raise RowError(prefix + field, f"is {record[field]!r}, and the record stands under {key!r}")

@@ -31,17 +31,7 @@ CALLS_IN_A_ROW = 25  # of a user, without a word to the agent
 
 
 class Tau2Attempt(Attempt):
-    """One attempt at one task.
-
-    Args:
-      task: what is to be done.
-      world: as the task begins.
-      gold_differences: how the task's own actions leave the world.
-      prompt_parts: the policy text that the agent has to follow, the agent's tools, and those that the user has in
-        this task.
-      config: of the environment. Where no judge is asked, the term NL_ASSERTION is left out, and counted.
-      cast: with the roles.
-    """
+    """One attempt at one task."""
 
     stop_strings: Sequence[str] = (CLOSE,)
 
@@ -50,7 +40,7 @@ class Tau2Attempt(Attempt):
         task: Tau2Task,
         world: World,
         gold_differences: Differences,
-        prompt_parts: tuple[str, tuple[Tool, ...], tuple[Tool, ...]],
+        prompt_parts: tuple[str, tuple[Tool, ...], tuple[Tool, ...]],  # policy text, the agent's tools, the user's
         config: Tau2,
         cast: Cast,
     ) -> None:
@@ -169,11 +159,8 @@ class Tau2Attempt(Attempt):
         return texts
 
     async def _hear_user(self) -> str | None:
-        """What the user says to the agent, after as many calls of its own as it likes; None = the end.
-
-        Raises:
-          RoleError: the user says nothing, or does nothing but call tools.
-        """
+        """What the user says to the agent, after as many calls of its own as it likes; None = the end. Raises
+        RoleError: the user says nothing, or does nothing but call tools."""
         for _ in range(CALLS_IN_A_ROW):
             reply = await self._user.say(*self._to_user)
             self._to_user = []
@@ -181,8 +168,10 @@ class Tau2Attempt(Attempt):
             answer = read_answer(reply.text, self._user_tools)
             if self._user_tools and (answer.calls or answer.malformed):
                 self._to_user = [_text_for_user(words.result_text(self._user_results(answer.calls)))]
-                if self._over:
-                    return self._gave_up()
+                if self._errors[USER] >= self._config.max_errors:
+                    raise RoleError(f"user: {self._errors[USER]} failed calls of its tools")
+                if self._over:  # by calls of both sides
+                    return None
                 continue
             text = answer.text.strip()
             if not text:
@@ -201,15 +190,6 @@ class Tau2Attempt(Attempt):
             wrong = next((call.name for call in calls if call.name not in allowed), None)
             return [MALFORMED if wrong is None else f"Error: Tool '{wrong}' not found."]
         return self._calls(USER, calls)
-
-    def _gave_up(self) -> None:
-        """The limits were reached by the user's own calls.
-
-        Raises:
-          RoleError: by these alone.
-        """
-        if self._errors[USER] >= self._config.max_errors:
-            raise RoleError(f"user: {self._errors[USER]} failed calls of its tools")
 
 
 def _with_line_end(message: Message) -> Message:

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import PositiveInt
 from jaxagent.data.fields import RowError
-from jaxagent.envs.base import Environment, Observation, Opening
+from jaxagent.envs.base import Environment, Observation, Opening, folder_of
 from jaxagent.envs.cast import Cast
 from jaxagent.envs.tau2.attempt import SOLVED, Tau2Attempt
 from jaxagent.envs.tau2.rows import AGENT, KEY, USER, Tau2Task, parse
@@ -121,4 +121,4 @@ def _folder(dataset: Path | None) -> Path:
     """Where policy.md is."""
     if dataset is None:
         raise ConfigError("config.env=tau2 needs config.data.source to be a folder with tasks.json and policy.md.")
-    return dataset if dataset.is_dir() else dataset.parent
+    return folder_of(dataset)

@@ -14,30 +14,51 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxagent import types
-from jaxagent.config import nearest
 from jaxagent.data import fields
 from jaxagent.data.fields import RowError
+from jaxagent.envs.forms import TEXT, shaped
 
 KEY = "tau2"
 AGENT, USER = "assistant", "user"  # who calls a tool, and whose environment a function belongs to
 BASES = ("DB", "COMMUNICATE", "ACTION", "ENV_ASSERTION", "NL_ASSERTION")
 DEFAULT_BASIS = ("DB", "COMMUNICATE")
-_ROW = (
-    *("id", "description", "user_scenario", "ticket", "initial_state", "evaluation_criteria"),
-    *("issues", "required_documents", "user_tools"),
-)
-_CRITERIA = ("actions", "env_assertions", "communicate_info", "nl_assertions", "reward_basis")
-_STATE = ("initialization_data", "initialization_actions", "message_history")
 _PARTS = {  # of structured instructions: column -> its title, in the order in which the user reads them
     "domain": "Domain",
     "reason_for_call": "Reason for call",
     "known_info": "Known info",
     "unknown_info": "Unknown info",
     "task_instructions": "Task instructions",
+}
+_INSTRUCTIONS = {f"{name}~": str for name in _PARTS} | {"reason_for_call": TEXT, "task_instructions": TEXT}
+_CALL = {"name": TEXT, "arguments": dict, "requestor~": (AGENT, USER)}
+_FUNCTION = {
+    **{"env_type": (AGENT, USER), "func_name": TEXT, "arguments": dict},
+    **{"assert_value~": bool, "message~": object},
+}
+_MESSAGE = {
+    **{"role": (USER, AGENT, "tool"), "content~": str, "tool_calls~": [{"id": TEXT, **_CALL}], "id~": object},
+    **dict.fromkeys(("turn_idx~", "requestor~", "error~", "timestamp~"), object),
+}
+_CRITERIA = {
+    "actions~": [{**_CALL, "action_id~": object, "info~": object, "compare_args~": [TEXT]}],
+    "env_assertions~": [_FUNCTION],
+    "communicate_info~": [TEXT],
+    "nl_assertions~": [TEXT],
+    "reward_basis~": [BASES],
+}
+_STATE = {
+    "initialization_data~": {"agent_data~": dict, "user_data~": dict},
+    "initialization_actions~": [_FUNCTION],
+    "message_history~": [_MESSAGE],
+}
+_ROW = {
+    **{"id": TEXT, "ticket~": TEXT, "user_tools~": [TEXT], "initial_state~": _STATE, "evaluation_criteria~": _CRITERIA},
+    **{"user_scenario": {"persona~": TEXT, "instructions": object}},
+    **dict.fromkeys(("description~", "issues~", "required_documents~"), object),
 }
 
 
@@ -95,11 +116,7 @@ def is_published(row: Mapping[str, Any]) -> bool:
 
 
 def to_task(row: Mapping[str, Any]) -> types.Task:
-    """Converts and checks a published row.
-
-    Raises:
-      RowError: naming the column.
-    """
+    """Converts and checks a published row. Raises RowError: naming the column."""
     task = parse(row)
     return types.Task(id=task.id, prompt=task.about, answers=(), kind="", metadata={KEY: dict(row)})
 
@@ -110,99 +127,70 @@ def check(row: Any, column: str) -> None:
 
 
 def parse(row: Any, prefix: str = "") -> Tau2Task:
-    """Reads a row; `prefix` says where it stands inside of another row.
-
-    Raises:
-      RowError: naming the column.
-    """
-    row = _checked_object(row, _ROW, prefix.rstrip(".") or "*")
+    """Reads a row; `prefix` says where it stands inside of another row. Raises RowError: naming the column."""
+    row = shaped(row, _ROW, prefix.rstrip("."))
     if row.get("required_documents"):
         raise RowError(f"{prefix}required_documents", "tasks that need documents are not supported")
-    scenario, about = _scenario(fields.get(row, "user_scenario", prefix), f"{prefix}user_scenario")
-    state = _checked_object(row.get("initial_state") or {}, _STATE, f"{prefix}initial_state")
-    place = f"{prefix}initial_state.initialization_data"
-    data = _checked_object(state.get("initialization_data") or {}, ("agent_data", "user_data"), place)
-    over = {side: dict(fields.mapping(data.get(side) or {}, f"{place}.{side}")) for side in ("agent_data", "user_data")}
-    ticket = row.get("ticket")
-    if ticket is not None:
-        about = fields.text(row, "ticket", prefix)
-    tools = row.get("user_tools")
+    scenario, about = _scenario(row["user_scenario"], f"{prefix}user_scenario.instructions")
+    state, criteria = row.get("initial_state", {}), row.get("evaluation_criteria")
     return Tau2Task(
-        id=fields.text(row, "id", prefix),
+        id=row["id"],
         scenario=scenario,
-        about=about,
-        initialization=_each(state, "initialization_actions", f"{prefix}initial_state.", _function) or (),
-        history=_history(state.get("message_history"), f"{prefix}initial_state.message_history"),
-        criteria=_criteria(row.get("evaluation_criteria"), f"{prefix}evaluation_criteria"),
-        user_tools=None if tools is None else fields.texts(tools, f"{prefix}user_tools"),
-        **over,
+        about=row.get("ticket", about),
+        initialization=_each(_function, state.get("initialization_actions", ())),
+        history=_history(state.get("message_history", ()), f"{prefix}initial_state.message_history"),
+        criteria=None if criteria is None else _criteria(criteria),
+        user_tools=_each(str, row.get("user_tools")),
+        **state.get("initialization_data", {}),
     )
 
 
-def _scenario(value: Any, column: str) -> tuple[str, str]:
+def _scenario(scenario: Mapping[str, Any], column: str) -> tuple[str, str]:
     """(what the user is told, what it is about)."""
-    scenario = _checked_object(value, ("persona", "instructions"), column)
-    instructions = fields.get(scenario, "instructions", f"{column}.")
-    if isinstance(instructions, str):
-        about = text = fields.text(scenario, "instructions", f"{column}.")
+    if isinstance(scenario["instructions"], str):
+        about = text = shaped(scenario["instructions"], TEXT, column)
     else:
-        parts = _checked_object(instructions, _PARTS, f"{column}.instructions")
-        about = fields.text(parts, "reason_for_call", f"{column}.instructions.")
-        fields.text(parts, "task_instructions", f"{column}.instructions.")
-        texts = {name: fields.text(parts, name, f"{column}.instructions.") for name in _PARTS if parts.get(name)}
+        parts = shaped(scenario["instructions"], _INSTRUCTIONS, column)
+        about, texts = parts["reason_for_call"], {name: parts[name] for name in _PARTS if parts.get(name)}
         blocks = [f"Domain: {texts.pop('domain')}"] if "domain" in texts else []
         text = "\n".join([*blocks, *(_titled(_PARTS[name], part) for name, part in texts.items())])
-    blocks = [_titled("Instructions", text)]
-    if scenario.get("persona") is not None:
-        blocks.insert(0, _titled("Persona", fields.text(scenario, "persona", f"{column}.")))
-    return "\n".join(blocks), about
+    blocks = [_titled("Persona", scenario["persona"])] if "persona" in scenario else []
+    return "\n".join([*blocks, _titled("Instructions", text)]), about
 
 
 def _titled(title: str, text: str) -> str:
     return f"{title}:\n" + textwrap.indent(text, "\t")
 
 
-def _criteria(value: Any, column: str) -> Criteria | None:
-    if value is None:
-        return None
-    row = _checked_object(value, _CRITERIA, column)
-    basis = row.get("reward_basis")
-    basis = DEFAULT_BASIS if basis is None else fields.texts(basis, f"{column}.reward_basis")
-    for number, term in enumerate(basis):
-        if term not in BASES:
-            raise RowError(f"{column}.reward_basis[{number}]", f"there is no '{term}'. {nearest(term, BASES)}")
+def _criteria(row: Mapping[str, Any]) -> Criteria:
     return Criteria(
-        actions=_each(row, "actions", f"{column}.", _expected),
-        env_assertions=_each(row, "env_assertions", f"{column}.", _function),
-        communicate_info=fields.texts(row.get("communicate_info") or [], f"{column}.communicate_info"),
-        nl_assertions=fields.texts(row.get("nl_assertions") or [], f"{column}.nl_assertions"),
-        reward_basis=basis,
+        actions=_each(_call, row.get("actions")),
+        env_assertions=_each(_function, row.get("env_assertions")),
+        communicate_info=tuple(row.get("communicate_info", ())),
+        nl_assertions=tuple(row.get("nl_assertions", ())),
+        reward_basis=tuple(row.get("reward_basis", DEFAULT_BASIS)),
     )
 
 
-def _expected(value: Any, column: str) -> ToolUse:
-    keys = ("action_id", "requestor", "name", "arguments", "info", "compare_args")
-    use = _use(_checked_object(value, keys, column), column)
-    compared = value.get("compare_args")
-    names = None if compared is None else fields.texts(compared, f"{column}.compare_args")
-    return ToolUse(use.requestor, use.name, use.arguments, names)
+def _call(row: Mapping[str, Any], requestor: str = "") -> ToolUse:
+    compared = _each(str, row.get("compare_args"))
+    return ToolUse(requestor or row.get("requestor", AGENT), row["name"], dict(row["arguments"]), compared)
 
 
-def _function(value: Any, column: str) -> ToolUse:
-    keys = ("env_type", "func_name", "arguments", "assert_value", "message")
-    row = _checked_object(value, keys, column)
+def _function(row: Mapping[str, Any]) -> ToolUse:
     expected = row.get("assert_value", True)
-    if not isinstance(expected, bool):
-        raise RowError(f"{column}.assert_value", f"must be true or false, got {fields.show(expected)}")
-    side = _side(fields.text(row, "env_type", f"{column}."), f"{column}.env_type")
-    arguments = fields.mapping(fields.get(row, "arguments", f"{column}."), f"{column}.arguments")
-    return ToolUse(side, fields.text(row, "func_name", f"{column}."), dict(arguments), expected=expected)
+    return ToolUse(row["env_type"], row["func_name"], dict(row["arguments"]), expected=expected)
 
 
-def _history(value: Any, column: str) -> tuple[Past, ...]:
+def _each(read: Callable[[Any], Any], values: Sequence[Any] | None) -> Any:
+    """Each of them, as it is read; None for None, which says something else than an empty list."""
+    return None if values is None else tuple(map(read, values))
+
+
+def _history(messages: Sequence[Mapping[str, Any]], column: str) -> tuple[Past, ...]:
     """The messages; after those with calls come the results, in the order of the calls."""
     past, open_calls = [], []
-    for number, message in enumerate(_list(value or [], column)):
+    for number, message in enumerate(messages):
         place = f"{column}[{number}]"
         record = _past(message, place)
         if record.role == "tool":
@@ -221,53 +209,9 @@ def _history(value: Any, column: str) -> tuple[Past, ...]:
     return tuple(past)
 
 
-def _past(value: Any, column: str) -> Past:
-    keys = ("role", "content", "tool_calls", "id", "turn_idx", "requestor", "error", "timestamp")
-    row = _checked_object(value, keys, column)
-    role = fields.text(row, "role", f"{column}.")
-    if role not in (USER, AGENT, "tool"):
-        raise RowError(f"{column}.role", f"must be user, assistant or tool, got {role!r}")
-    calls = []
-    for number, call in enumerate(_list(row.get("tool_calls") or [], f"{column}.tool_calls")):
-        place = f"{column}.tool_calls[{number}]"
-        use = _use(_checked_object(call, ("id", "name", "arguments", "requestor"), place), place)
-        calls.append((fields.text(call, "id", f"{place}."), dataclasses.replace(use, requestor=role)))
-    content = row.get("content")
-    if not isinstance(content or "", str) or not (calls or role == "tool" or str(content or "").strip()):
+def _past(row: Mapping[str, Any], column: str) -> Past:
+    role, content = row["role"], row.get("content", "")
+    calls = tuple((call["id"], _call(call, role)) for call in row.get("tool_calls", ()))
+    if not (calls or role == "tool" or content.strip()):
         raise RowError(f"{column}.content", f"must be text that is not blank, got {fields.show(content)}")
-    name = fields.text(row, "id", f"{column}.") if role == "tool" else ""
-    return Past(role, content or "", tuple(calls), name)
-
-
-def _use(row: Mapping[str, Any], column: str) -> ToolUse:
-    requestor = _side(row.get("requestor") or AGENT, f"{column}.requestor")
-    arguments = fields.mapping(fields.get(row, "arguments", f"{column}."), f"{column}.arguments")
-    return ToolUse(requestor, fields.text(row, "name", f"{column}."), dict(arguments))
-
-
-def _side(value: Any, column: str) -> str:
-    if value not in (AGENT, USER):
-        raise RowError(column, f"must be '{AGENT}' or '{USER}', got {fields.show(value)}")
-    return value
-
-
-def _each(row: Mapping[str, Any], name: str, prefix: str, read: Any) -> Any:
-    """A list read element by element; None where it is absent."""
-    if row.get(name) is None:
-        return None
-    return tuple(read(element, f"{prefix}{name}[{i}]") for i, element in enumerate(_list(row[name], f"{prefix}{name}")))
-
-
-def _list(value: Any, column: str) -> Sequence[Any]:
-    if not isinstance(value, list | tuple):
-        raise RowError(column, f"must be a list, got {fields.show(value)}")
-    return value
-
-
-def _checked_object(value: Any, names: Sequence[str] | Mapping[str, str], column: str) -> Mapping[str, Any]:
-    """An object that has no other keys."""
-    row = fields.mapping(value, column)
-    for key in row:
-        if key not in names:
-            raise RowError(column, f"unknown key '{key}'. {nearest(str(key), names)}")
-    return row
+    return Past(role, content, calls, fields.text(row, "id", f"{column}.") if role == "tool" else "")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jaxagent.envs.tau2.tables import EACH, Originals, Record, Table, open_tables
+from jaxagent.envs.forms import EACH
+from jaxagent.envs.tau2.tables import Originals, Record, Table, open_tables
 from jaxagent.envs.tau2.toolkit import ToolRefusal
 
 ADDRESS = dict.fromkeys(("address1", "address2", "city", "country", "state", "zip"), str)

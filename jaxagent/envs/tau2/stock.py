@@ -13,40 +13,34 @@ from typing import Any
 
 from jaxagent.config import ConfigError, nearest
 from jaxagent.data.fields import RowError, show, unique
+from jaxagent.envs.forms import shaped
 from jaxagent.envs.tau2.rows import AGENT, USER
-from jaxagent.envs.tau2.tables import Forms, Originals, shaped
+from jaxagent.envs.tau2.tables import Forms, Originals
 from jaxagent.envs.tau2.world import Domain, Stock
 
 POLICY, DATABASE, USER_DATABASE = "policy.md", "db.json", "user_db.json"
 
 
 def read_policy(folder: Path) -> str:
-    """The text that the agent has to follow.
-
-    Raises:
-      ConfigError: there is none; names the file.
-    """
+    """The text that the agent has to follow. Raises ConfigError: there is none; names the file."""
     path = folder / POLICY
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {_reason(error)}. A folder of tau2 tasks has the agent's policy in it.") from None
+        raise ConfigError(f"{path} cannot be read: {error}. A folder of tau2 tasks has it.") from None
     if not text.strip():
         raise ConfigError(f"{path} is empty.")
     return text
 
 
 def read_stock(domain: Domain, folder: Path) -> Stock:
-    """Both sides' stores, every record checked.
-
-    Raises:
-      ConfigError: a file is missing or no JSON, or a record does not fit; names file, record and field.
-    """
+    """Both sides' stores, every record checked. Raises ConfigError: a file is missing or no JSON, or a record does not
+    fit; names file, record and field."""
     forms, parts = domain[AGENT].forms, [folder / f"{name}.json" for name in domain[AGENT].forms]
     if (folder / DATABASE).is_file():
-        agent = _store(_tables(_read(folder / DATABASE), forms, folder / DATABASE), forms)
+        agent = _store(_tables(read_json(folder / DATABASE), forms, folder / DATABASE), forms)
     elif all(part.is_file() for part in parts):
-        agent = _store({name: (part, _read(part)) for name, part in zip(forms, parts, strict=True)}, forms)
+        agent = _store({name: (part, read_json(part)) for name, part in zip(forms, parts, strict=True)}, forms)
     else:
         names = ", ".join(part.name for part in parts)
         raise ConfigError(
@@ -55,7 +49,7 @@ def read_stock(domain: Domain, folder: Path) -> Stock:
     user: Originals = {name: {} for name in domain[USER].forms}
     if domain[USER].forms and (folder / USER_DATABASE).is_file():
         path = folder / USER_DATABASE
-        user = _store(_tables(_read(path), domain[USER].forms, path), domain[USER].forms)
+        user = _store(_tables(read_json(path), domain[USER].forms, path), domain[USER].forms)
     return {AGENT: agent, USER: user}
 
 
@@ -93,12 +87,11 @@ def _named(record: Any, form: Any, key: str) -> Any:
     return record
 
 
-def _read(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """What a file holds, in which no key stands twice. Raises ConfigError."""
     try:
         return json.loads(path.read_bytes(), object_pairs_hook=unique)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {_reason(error)}.") from None
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else f"cannot be read: {error}"
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no JSON: {error}.") from None

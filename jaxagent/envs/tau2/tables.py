@@ -4,27 +4,19 @@
     tables["tasks"].change("task_1")["status"] = "completed"   # writes: the attempt's own copy of that one record
     tables["tasks"].add("task_2", record)
 
-A form says what a record holds: str, bool or float; [form] for a list; {EACH: form} for an object with any keys; and
-{field: form} for a record, whose fields are written in this order. "field?" may be missing and is then null, as in
-the published records; "field~" may be missing and stays so.
+What a record holds, its form says (`envs.forms`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxagent.config import nearest
-from jaxagent.data.fields import RowError, show
-
-EACH = "*"
 Record = dict[str, Any]
 Originals = Mapping[str, Mapping[str, Record]]  # table -> key -> record
 Forms = Mapping[str, Any]  # table -> the form of its records
-_NAMES = {str: "text", bool: "true or false", float: "a number"}
 
 
 def copied(value: Any) -> Any:
@@ -88,53 +80,6 @@ def digest(tables: Tables) -> str:
     """The published hash: SHA-256 of everything as JSON with sorted keys. Reads every record."""
     tables_as_dicts = {name: dict(table.items()) for name, table in tables.items()}
     return hashlib.sha256(_text(tables_as_dicts).encode()).hexdigest()
-
-
-def shaped(value: Any, form: Any, column: str, strict: bool = True) -> Any:
-    """A value in its form: whole numbers become floats, missing fields null, fields take the form's order.
-
-    Args:
-      value: JSON.
-      form: see the module.
-      column: what the value is called in messages.
-      strict: whether other fields than the form's are a mistake; else they are left out.
-
-    Raises:
-      RowError: it does not fit; names the field.
-    """
-    if form is float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise RowError(column, f"must be a number, got {show(value)}")
-        return float(value)
-    if isinstance(form, type):
-        if not isinstance(value, form):
-            raise RowError(column, f"must be {_NAMES[form]}, got {show(value)}")
-        return value
-    if isinstance(form, list):
-        if not isinstance(value, list):
-            raise RowError(column, f"must be a list, got {show(value)}")
-        return [shaped(inner, form[0], f"{column}[{i}]", strict) for i, inner in enumerate(value)]
-    if not isinstance(value, Mapping):
-        raise RowError(column, f"must be an object, got {show(value)}")
-    if EACH in form:
-        return {key: shaped(inner, form[EACH], f"{column}.{key}", strict) for key, inner in value.items()}
-    return _record(value, form, column, strict)
-
-
-def _record(value: Mapping[str, Any], form: Mapping[str, Any], column: str, strict: bool) -> Record:
-    fields = {name.rstrip("?~"): (name[-1], inner) for name, inner in form.items()}
-    for key in value:
-        if strict and key not in fields:
-            raise RowError(f"{column}.{key}", f"unknown field. {nearest(str(key), fields)}")
-    record: Record = {}
-    for key, (mark, inner) in fields.items():
-        if value.get(key) is not None or (key in value and mark not in "?~"):
-            record[key] = shaped(value[key], inner, f"{column}.{key}", strict)
-        elif mark == "?":
-            record[key] = None
-        elif mark != "~":
-            raise RowError(f"{column}.{key}", "missing")
-    return record
 
 
 def laid_over(record: Any, update: Any) -> Any:

@@ -74,11 +74,6 @@ def result_text(texts: Sequence[str]) -> str:
     return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts)
 
 
-def past_text(past: Past) -> str:
-    """A message of the history as its author would have written it."""
-    return Hermes.write(past.content, [Call(use.name, use.arguments) for _, use in past.calls])
-
-
 def for_agent(history: Sequence[Past]) -> list[Message]:
     """The history as the agent saw it: without the user's calls and their results."""
     return _seen_by(AGENT, history, lambda text: Message("tool", text))
@@ -93,7 +88,8 @@ def _seen_by(side: str, history: Sequence[Past], result: Callable[[str], Message
     messages = []
     for past in history:
         if past.role == side:
-            messages.append(Message("assistant", past_text(past)))
+            calls = [Call(use.name, use.arguments) for _, use in past.calls]
+            messages.append(Message("assistant", Hermes.write(past.content, calls)))  # as its author would write it
         elif past.role == "tool" and past.requestor == side:
             messages.append(result(past.content))
         elif past.role != "tool" and not past.calls:

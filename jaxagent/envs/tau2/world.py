@@ -16,9 +16,10 @@ from typing import Any
 
 from jaxagent.config import nearest
 from jaxagent.data.fields import RowError, show
+from jaxagent.envs.forms import shaped
 from jaxagent.envs.tau2 import mock, retail
 from jaxagent.envs.tau2.rows import AGENT, USER, Tau2Task, ToolUse
-from jaxagent.envs.tau2.tables import Originals, Tables, digest, laid_over, shaped
+from jaxagent.envs.tau2.tables import Originals, Tables, digest, laid_over
 from jaxagent.envs.tau2.toolkit import Toolkit, ToolRefusal, arguments_of
 
 Differences = Mapping[tuple[str, str, str], str]  # (side, table, key) -> the record as text
@@ -46,11 +47,8 @@ class World:
         return self._domain[use.requestor].call(self._tables[use.requestor], use.name, use.arguments)
 
     def run(self, function: ToolUse) -> Any:
-        """Calls a function that the task names: a tool or a helper.
-
-        Raises:
-          ToolRefusal, TypeError: it does not take these arguments, or cannot do what was asked.
-        """
+        """Calls a function that the task names: a tool or a helper. Raises ToolRefusal, TypeError: it does not take
+        these arguments, or cannot do what was asked."""
         return self._domain[function.requestor].functions[function.name](
             self._tables[function.requestor], **function.arguments
         )
@@ -63,11 +61,8 @@ class World:
             return False
 
     def prepare(self, task: Tau2Task) -> None:
-        """Makes the world what it is when the task begins.
-
-        Raises:
-          RowError: the task does not fit the domain; names its column.
-        """
+        """Makes the world what it is when the task begins. Raises RowError: the task does not fit the domain; names its
+        column."""
         for side, update in ((AGENT, task.agent_data), (USER, task.user_data)):
             self._lay_over(side, update)
         for number, function in enumerate(task.initialization):
@@ -128,11 +123,7 @@ def gold(domain: Domain, stock: Stock, task: Tau2Task) -> Differences:
 
 
 def check_task(domain: Domain, task: Tau2Task) -> None:
-    """Whether the domain has everything that a task names.
-
-    Raises:
-      RowError: naming the column.
-    """
+    """Whether the domain has everything that a task names. Raises RowError: naming the column."""
     for number, name in enumerate(task.user_tools or ()):
         if name not in domain[USER].by_name:
             raise RowError(f"user_tools[{number}]", f"the user has no '{name}'. {nearest(name, domain[USER].by_name)}")
@@ -156,11 +147,7 @@ def check_task(domain: Domain, task: Tau2Task) -> None:
 
 
 def check_function(domain: Domain, function: ToolUse, column: str) -> None:
-    """Whether there is such a function, and takes such arguments.
-
-    Raises:
-      RowError: naming the column.
-    """
+    """Whether there is such a function, and takes such arguments. Raises RowError: naming the column."""
     functions = domain[function.requestor].functions
     if function.name not in functions:
         hint = nearest(function.name, functions)

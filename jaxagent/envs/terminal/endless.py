@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jaxagent.envs.forms import TEXT
 from jaxagent.envs.terminal import fields
-from jaxagent.envs.terminal.fields import Fields
 from jaxagent.envs.terminal.task import HOME, Image, Script, TaskLimits, TerminalTask
 
 FINAL_TEST = f"{HOME}/test_final.py"  # where the published environment writes the final test
@@ -27,9 +27,10 @@ def read(folder: Path) -> TerminalTask:
     """One task directory.
 
     Raises:
-      ConfigError: a file or key that is missing or malformed, or a test that does not compile.
+      ConfigError: a file that is missing, or a test that does not compile.
+      RowError: a key that is missing or malformed.
     """
-    about = Fields(fields.read_json(folder / "task.json"), folder / "task.json", ("description", "truth", "name"))
+    about = fields.read(folder / "task.json", {"description": TEXT, "truth~": object, "name~": object})
     initial = fields.python_file(folder / "test_initial_state.py")
     final = fields.python_file(folder / "test_final_state.py")
     definition = folder / "container.def"
@@ -37,7 +38,7 @@ def read(folder: Path) -> TerminalTask:
     oracle = folder / "solve.sh"  # ours: the published directories have none
     return TerminalTask(
         id=folder.name,
-        instruction=about.text("description"),
+        instruction=about["description"],
         format="endless",
         limits=TaskLimits(AGENT_TIMEOUT_S, VERIFIER_TIMEOUT_S),
         image=Image(definition=definition, context=folder),

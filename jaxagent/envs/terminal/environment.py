@@ -101,13 +101,7 @@ def own_image(task: TerminalTask) -> TaskImage | None:
 
 
 class TerminalAttempt(CommandAttempt):
-    """One attempt at one task.
-
-    Args:
-      task: a row of a dataset of terminal tasks.
-      config: of the environment.
-      take: gives a sandbox that nobody used, with the task's image; it is closed here.
-    """
+    """One attempt at one task."""
 
     def __init__(self, task: Task, config: Terminal, take: Take):
         super().__init__(config)
@@ -123,8 +117,8 @@ class TerminalAttempt(CommandAttempt):
         await prepare(self._workspace, self._task)
         if self._task.setup is None:  # else one has run; an image without a shell would look like the agent's work
             result = await self._workspace.run(":", timeout_s=ENTER_TIMEOUT_S, cwd="/")
-            if result.exit_status != 0 or result.timed_out:
-                raise VerifierError(f"{self._task.id}: no shell starts in its image: {result.output.strip()[:200]}")
+            if result.exit_code != 0 or result.timed_out:
+                raise VerifierError(f"{self._task.id}: no shell starts in its image: {result.output.strip()[:200]!r}")
         if enter := _enter(self._task.workdir, self._task.env):
             result = await self._sandbox.run(enter, ENTER_TIMEOUT_S, 1000)
             if result.exit_code != 0:

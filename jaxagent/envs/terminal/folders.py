@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxagent.config import ConfigError, nearest
+from jaxagent.data.fields import RowError
 from jaxagent.envs.terminal import endless, harbor, terminal_bench
 from jaxagent.envs.terminal.task import TerminalTask
 
@@ -17,11 +18,8 @@ _READERS = {"task.toml": harbor, "task.yaml": terminal_bench, "task.json": endle
 
 
 def read_task(folder: Path) -> TerminalTask:
-    """One task directory of any format.
-
-    Raises:
-      ConfigError: no task there, several formats at once, or a malformed one.
-    """
+    """One task directory of any format. Raises ConfigError: no task there, several formats at once, or a malformed
+    one."""
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
         raise ConfigError(f"No task folder {folder}.{' ' + nearest(folder.name, siblings) if siblings else ''}")
@@ -32,15 +30,15 @@ def read_task(folder: Path) -> TerminalTask:
             f"holds {' and '.join(files)}" if files else f"holds no {', '.join(_READERS)} (but: {', '.join(names)})"
         )
         raise ConfigError(f"{folder} {problem}: not one terminal task.")
-    return _READERS[files[0]].read(folder)
+    try:
+        return _READERS[files[0]].read(folder)
+    except RowError as error:
+        raise ConfigError(f"{folder / files[0]}: key '{error.column}' {error.problem}.") from None
 
 
 def read_tasks(path: Path) -> list[TerminalTask]:
-    """All tasks below a path, by name: a task directory, or a directory of them.
-
-    Raises:
-      ConfigError: none there, or malformed ones: all are named.
-    """
+    """All tasks below a path, by name: a task directory, or a directory of them. Raises ConfigError: none there, or
+    malformed ones: all are named."""
     if path.is_dir() and not any((path / name).is_file() for name in _READERS):
         inner = [p for p in sorted(path.iterdir()) if p.is_dir() and any((p / name).is_file() for name in _READERS)]
         if not inner:

@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import ConfigError, nearest
+from jaxagent.config import ConfigError
+from jaxagent.data.fields import RowError
+from jaxagent.envs.forms import TEXT, shaped
 from jaxagent.envs.terminal import folders
 from jaxagent.envs.terminal.task import TaskLimits, TerminalTask, inline
 from jaxagent.types import Task
@@ -26,8 +28,10 @@ KEY = "terminal"
 LIMITS = TaskLimits(  # of generated tasks: every one is a matter of milliseconds
     agent_timeout_s=300.0, verifier_timeout_s=30.0, build_timeout_s=60.0, cpus=1.0, memory_mb=512, storage_mb=64
 )
-_PROGRAMS = ("setup", "initial_test", "final_test")
-_COLUMNS = (*_PROGRAMS, "commands", "processes", "level", "template")
+_FORM = {
+    **{"setup": str, "initial_test": TEXT, "final_test": TEXT, "commands": [TEXT], "processes": bool},
+    **{"level": (1, 2, 3), "template": TEXT},
+}
 
 
 def folder_row(task: TerminalTask) -> dict[str, Any]:
@@ -38,34 +42,19 @@ def folder_row(task: TerminalTask) -> dict[str, Any]:
 
 
 def from_task(task: Task) -> TerminalTask:
-    """The terminal task that a dataset's row describes.
-
-    Raises:
-      ConfigError: the row's metadata["terminal"] is missing or malformed, naming the task and the key; or the folder
-        that it names cannot be read.
-    """
-    place = f"task '{task.id}': metadata"
+    """The terminal task that a dataset's row describes. Raises ConfigError: the row's metadata["terminal"] is missing
+    or malformed, naming the task and the key; or the folder that it names cannot be read."""
     about = task.metadata.get(KEY)
     if not isinstance(about, Mapping):
-        raise ConfigError(f"{place} has no '{KEY}' object: it is no terminal task. It has: {', '.join(task.metadata)}.")
+        raise ConfigError(f"task '{task.id}': metadata has no '{KEY}' object: it is no terminal task.")
     if "folder" in about:
         return folders.read_task(Path(str(about["folder"])))
-    for key in about:
-        if key not in _COLUMNS:
-            raise ConfigError(f"{place}: unknown key '{KEY}.{key}'. {nearest(key, _COLUMNS)}")
-    for key in _COLUMNS:
-        if key not in about:
-            raise ConfigError(f"{place}: key '{KEY}.{key}' is missing.")
-    for key in (*_PROGRAMS, "template"):
-        if not isinstance(about[key], str) or not (about[key].strip() or key == "setup"):
-            raise ConfigError(f"{place}: key '{KEY}.{key}' must be text, got {about[key]!r}.")
-    commands = about["commands"]
-    if not isinstance(commands, (list, tuple)) or not commands or not all(isinstance(c, str) and c for c in commands):
-        raise ConfigError(f"{place}: key '{KEY}.commands' must be a list of commands, got {commands!r}.")
-    if not isinstance(about["processes"], bool):
-        raise ConfigError(f"{place}: key '{KEY}.processes' must be true or false, got {about['processes']!r}.")
-    if about["level"] not in (1, 2, 3):
-        raise ConfigError(f"{place}: key '{KEY}.level' must be 1, 2 or 3, got {about['level']!r}.")
+    try:
+        about = shaped(about, _FORM, f"metadata.{KEY}")
+    except RowError as error:
+        raise ConfigError(f"task '{task.id}': {error}.") from None
+    if not about["commands"]:
+        raise ConfigError(f"task '{task.id}': column 'metadata.{KEY}.commands': must be a list of commands, got [].")
     return TerminalTask(
         id=task.id,
         instruction=task.prompt,
@@ -74,7 +63,7 @@ def from_task(task: Task) -> TerminalTask:
         setup=inline("sh", about["setup"]),
         initial_test=inline("python3", about["initial_test"]),
         final_test=inline("python3", about["final_test"]),
-        oracle=inline("sh", "\n".join(commands)),
+        oracle=inline("sh", "\n".join(about["commands"])),
         looks_at_processes=about["processes"],
         level=about["level"],
     )

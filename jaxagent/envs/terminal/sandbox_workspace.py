@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from jaxagent.envs.terminal.task import TerminalTask
-from jaxagent.envs.terminal.verify import ScriptResult, VerifierError, removal
-from jaxagent.sandbox.base import Sandbox
+from jaxagent.envs.terminal.verify import VerifierError, removal
+from jaxagent.sandbox.base import CommandResult, Sandbox
 
 OUTPUT_BYTES = 100_000  # kept of a command's output
 _TIMEOUT_S = 60.0  # of the small commands that move files
@@ -58,12 +58,10 @@ class SandboxWorkspace:
 
     async def run(
         self, command: str, *, timeout_s: float, cwd: str = "", env: Mapping[str, str] | None = None
-    ) -> ScriptResult:
+    ) -> CommandResult:
         """Runs a shell command to its end or its deadline. `cwd` "" is the workspace's own working directory."""
-        result = await self._sandbox.execute(
-            ("sh", "-c", command), timeout_s, OUTPUT_BYTES, env, cwd or self._directory
-        )
-        return ScriptResult(result.exit_code, result.output.decode("utf-8", "replace"), result.timed_out)
+        directory = cwd or self._directory
+        return await self._sandbox.execute(("sh", "-c", command), timeout_s, OUTPUT_BYTES, env, directory)
 
     async def copy_in(self, source: Path, path: str) -> None:
         """Copies a file or folder to an absolute path inside, replacing what is there, links included.
@@ -71,8 +69,8 @@ class SandboxWorkspace:
         Links may not lead out of a folder: a task's author has no right to files of the host.
         """
         removed = await self.run(removal(path), timeout_s=_TIMEOUT_S)
-        if removed.exit_status != 0:
-            raise VerifierError(f"cannot remove {path}: {removed.output.strip()[:200]}")
+        if removed.exit_code != 0:
+            raise VerifierError(f"cannot remove {path}: {removed.output.strip()[:200]!r}")
         files = [(source, path)]
         if source.is_dir():
             files = [(p, f"{path}/{p.relative_to(source)}") for p in sorted(source.rglob("*")) if p.is_file()]
@@ -90,7 +88,7 @@ class SandboxWorkspace:
           RuntimeError: it is larger than `max_bytes`.
         """
         quoted = shlex.quote(path)
-        if (await self.run(f"[ -f {quoted} ] && [ ! -L {quoted} ]", timeout_s=_TIMEOUT_S)).exit_status != 0:
+        if (await self.run(f"[ -f {quoted} ] && [ ! -L {quoted} ]", timeout_s=_TIMEOUT_S)).exit_code != 0:
             raise FileNotFoundError(path)
         return await self._sandbox.read(path, max_bytes)
 

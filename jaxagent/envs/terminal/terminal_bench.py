@@ -12,31 +12,31 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxagent.config import ConfigError
+from jaxagent.envs.forms import TEXT
 from jaxagent.envs.terminal import fields
-from jaxagent.envs.terminal.fields import Fields
 from jaxagent.envs.terminal.task import Image, Script, TaskLimits, TerminalTask, level_of
 
 AGENT_TIMEOUT_S, TEST_TIMEOUT_S = 360.0, 60.0
 TEST_DIR = "/tests"
 RUN_TESTS = f"{TEST_DIR}/run-tests.sh"
 
-_KEYS = (
-    *("instruction", "author_name", "author_email", "difficulty", "category", "tags", "parser_name"),
-    *("max_agent_timeout_sec", "max_test_timeout_sec", "run_tests_in_same_shell"),
-)
+_FORM = {
+    **{"instruction": TEXT, "difficulty~": str, "parser_name~": ("pytest",), "run_tests_in_same_shell~": object},
+    **dict.fromkeys(("max_agent_timeout_sec~", "max_test_timeout_sec~"), fields.positive),
+    **dict.fromkeys(("author_name~", "author_email~", "category~", "tags~"), object),
+}
 
 
 def read(folder: Path) -> TerminalTask:
     """One task directory.
 
     Raises:
-      ConfigError: a file or key that is missing or malformed, or a feature that is not supported.
+      ConfigError: a file that is missing or malformed, or a feature that is not supported.
+      RowError: a key that is missing or malformed.
     """
     path = folder / "task.yaml"
-    about = Fields(fields.read_yaml(path), path, _KEYS)
-    if (parser := about.text("parser_name", "pytest")) != "pytest":
-        raise about.wrong("parser_name", "must be 'pytest': other parsers are not supported", parser)
-    if about.values.get("run_tests_in_same_shell"):
+    about = fields.read(path, _FORM)
+    if about.get("run_tests_in_same_shell"):
         # An agent's own shell can make any test pass; see docs/terminal_tasks.md.
         raise ConfigError(f"{path}: key 'run_tests_in_same_shell': tests run in a fresh process only.")
     if (folder / "tests" / "test_outputs.py").is_file():
@@ -47,17 +47,17 @@ def read(folder: Path) -> TerminalTask:
     solution = folder / "solution.sh"
     return TerminalTask(
         id=folder.name,
-        instruction=about.text("instruction"),
+        instruction=about["instruction"],
         format="terminal_bench",
         limits=TaskLimits(
-            about.number("max_agent_timeout_sec", AGENT_TIMEOUT_S),
-            about.number("max_test_timeout_sec", TEST_TIMEOUT_S),
+            about.get("max_agent_timeout_sec", AGENT_TIMEOUT_S),
+            about.get("max_test_timeout_sec", TEST_TIMEOUT_S),
         ),
         image=Image(dockerfile=folder / "Dockerfile", context=folder),
         final_test=Script(f"bash {RUN_TESTS}", tests | {RUN_TESTS: folder / "run-tests.sh"}),
         oracle=Script("bash /oracle/solution.sh", {"/oracle/solution.sh": solution}) if solution.is_file() else None,
         reward_from="pytest_summary",
         verifier_env={"TEST_DIR": TEST_DIR},
-        level=level_of(about.text("difficulty", "unknown")),
+        level=level_of(about.get("difficulty", "")),
         folder=folder,
     )

@@ -7,7 +7,6 @@ removed. When the verifier does not say a reward, that is a `VerifierError`, whi
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from jaxagent.envs.terminal.task import Script, TerminalTask
+from jaxagent.sandbox.base import CommandResult
 
 if TYPE_CHECKING:
     from jaxagent.envs.terminal.sandbox_workspace import SandboxWorkspace
@@ -33,38 +33,22 @@ class VerifierError(RuntimeError):
     """The task's own machinery failed, or gave no reward. Says nothing about the agent."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ScriptResult:
-    """A finished command."""
-
-    exit_status: int  # as a shell says it: 128 + n for signal n
-    output: str  # stdout and stderr in order, perhaps cut
-    timed_out: bool = False
-
-
 async def prepare(workspace: SandboxWorkspace, task: TerminalTask) -> None:
-    """Brings the initial state about and, where the task has one, runs its initial test.
-
-    Raises:
-      VerifierError: either failed.
-    """
+    """Brings the initial state about and, where the task has one, runs its initial test. Raises VerifierError: either
+    failed."""
     for part, script in (("setup", task.setup), ("initial test", task.initial_test)):
         if script is not None:
             timeout_s = task.limits.verifier_timeout_s if script is task.initial_test else _SETUP_TIMEOUT_S
             result = await run_script(workspace, task, script, timeout_s)
-            if result.timed_out or result.exit_status != 0:
+            if result.timed_out or result.exit_code != 0:
                 raise VerifierError(f"{task.id}: the {part} {_how(result)}")
     if task.looks_at_processes:
         await workspace.remember_processes()
 
 
-async def solve(workspace: SandboxWorkspace, task: TerminalTask) -> ScriptResult:
-    """Runs the oracle.
-
-    Raises:
-      VerifierError: the task has none, or it ran past the agent's time. A status other than 0 is the final test's
-        business: some published solutions end with one.
-    """
+async def solve(workspace: SandboxWorkspace, task: TerminalTask) -> CommandResult:
+    """Runs the oracle. Raises VerifierError: the task has none, or it ran past the agent's time. A status other than 0
+    is the final test's business: some published solutions end with one."""
     if task.oracle is None:
         raise VerifierError(f"{task.id} has no oracle solution.")
     result = await run_script(workspace, task, task.oracle, task.limits.agent_timeout_s, task.oracle_env)
@@ -74,23 +58,23 @@ async def solve(workspace: SandboxWorkspace, task: TerminalTask) -> ScriptResult
 
 
 async def verify(workspace: SandboxWorkspace, task: TerminalTask) -> float:
-    """Runs the final test and returns the reward it says.
-
-    Raises:
-      VerifierError: the test is missing, timed out, or said no reward of the task's range.
-    """
+    """Runs the final test and returns the reward it says. Raises VerifierError: the test is missing, timed out, or said
+    no reward of the task's range."""
     if task.final_test is None:
         raise VerifierError(f"{task.id} has no final test.")
     if task.reward_from == "reward_file":  # whatever the agent wrote there is no reward
-        await _fresh_folder(workspace, _REWARD_FOLDER)
+        command = f"{removal(_REWARD_FOLDER)} && mkdir -p {_REWARD_FOLDER}"
+        result = await workspace.run(command, timeout_s=_SETUP_TIMEOUT_S)
+        if result.timed_out or result.exit_code != 0:
+            raise VerifierError(f"cannot make an empty {_REWARD_FOLDER}: it {_how(result)}")
     result = await run_script(workspace, task, task.final_test, task.limits.verifier_timeout_s, task.verifier_env)
     if result.timed_out:
         raise VerifierError(f"{task.id}: the final test {_how(result)}")
     try:
         if task.reward_from == "exit_status":
-            return reward_of_status(result)
+            return reward_of_status(result.exit_code)
         if task.reward_from == "pytest_summary":
-            return reward_of_summary(result)
+            return reward_of_summary(result.exit_code, result.output.decode("utf-8", "replace"))
         await workspace.stop_processes()  # a program of the agent's that the test started may wait for the reward
         txt = await _read(workspace, REWARD_TXT, MAX_TXT_BYTES)
         return reward_of_files(txt, await _read(workspace, REWARD_JSON, MAX_JSON_BYTES), task.reward_range)
@@ -104,26 +88,26 @@ async def run_script(
     script: Script,
     timeout_s: float,
     env: Mapping[str, str] | None = None,
-) -> ScriptResult:
+) -> CommandResult:
     """Puts a script's files in place and runs it in the task's working directory."""
     for path, source in script.files.items():
         await workspace.copy_in(source, path)
     return await workspace.run(script.command, timeout_s=timeout_s, cwd=task.workdir, env={**task.env, **(env or {})})
 
 
-def reward_of_status(result: ScriptResult) -> float:
+def reward_of_status(status: int) -> float:
     """Status 0 is 1.0 and status 1 is 0.0, which is what pytest and our own tests say.
 
     Raises:
       ValueError: any other status: pytest's 2 to 5 (interrupted, internal error, usage, nothing collected), a
         missing interpreter (126, 127), a signal (128 and more).
     """
-    if result.exit_status not in (0, 1):
-        raise ValueError(f"a final test must exit with 0 or 1, not {result.exit_status}.")
-    return 1.0 - result.exit_status
+    if status not in (0, 1):
+        raise ValueError(f"a final test must exit with 0 or 1, not {status}.")
+    return 1.0 - status
 
 
-def reward_of_summary(result: ScriptResult) -> float:
+def reward_of_summary(status: int, output: str) -> float:
     """1.0 when pytest's short summary (-rA) lists at least one test and none that failed. Skips and expected failures
     pass, unexpected passes fail, as in terminal-bench. All that follows the first summary counts, so a forged one that
     an agent's program prints earlier or later can only add failures.
@@ -135,15 +119,15 @@ def reward_of_summary(result: ScriptResult) -> float:
     Raises:
       ValueError: no summary, or no test in it.
     """
-    summary = _SUMMARY.search(result.output)
+    summary = _SUMMARY.search(output)
     if summary is None:
         raise ValueError("pytest's short test summary is missing (run-tests.sh must pass -rA).")
-    lines = result.output[summary.end() :].splitlines()
+    lines = output[summary.end() :].splitlines()
     outcomes = [match[1] for line in lines if (match := _OUTCOME.match(line))]
     if not outcomes:
         raise ValueError("pytest's short test summary lists no test.")
     passed = all(outcome in ("PASSED", "SKIPPED", "XFAIL") for outcome in outcomes)
-    return float(passed and result.exit_status == 0)
+    return float(passed and status == 0)
 
 
 def reward_of_files(txt: bytes | None, json_: bytes | None, within: tuple[float, float] = (0.0, 1.0)) -> float:
@@ -212,12 +196,6 @@ def removal(path: str) -> str:
     return f"{{ {above}; rm -rf {quoted} || chmod -R u+rwx {quoted}; }} >/dev/null 2>&1; rm -rf {quoted}"
 
 
-async def _fresh_folder(workspace: SandboxWorkspace, path: str) -> None:
-    result = await workspace.run(f"{removal(path)} && mkdir -p {shlex.quote(path)}", timeout_s=_SETUP_TIMEOUT_S)
-    if result.timed_out or result.exit_status != 0:
-        raise VerifierError(f"cannot make an empty {path}: it {_how(result)}")
-
-
 async def _read(workspace: SandboxWorkspace, path: str, max_bytes: int) -> bytes | None:
     try:
         return await workspace.read(path, max_bytes)
@@ -225,7 +203,7 @@ async def _read(workspace: SandboxWorkspace, path: str, max_bytes: int) -> bytes
         return None
 
 
-def _how(result: ScriptResult) -> str:
-    how = "ran past its deadline" if result.timed_out else f"ended with status {result.exit_status}"
-    output = result.output.strip()
+def _how(result: CommandResult) -> str:
+    how = "ran past its deadline" if result.timed_out else f"ended with status {result.exit_code}"
+    output = result.output.decode("utf-8", "replace").strip()
     return f"{how}. Output: {output[-_SHOWN:]}" if output else f"{how}, without output."

@@ -140,11 +140,7 @@ class ToolRL:
     length_words: NonNegativeInt = 0  # words of thought for which the most is paid; 0 = length is not paid for
 
     def __call__(self, view: View) -> dict[str, float]:
-        """The reward and its parts.
-
-        Raises:
-          ConfigError: the task has no ground truth, or a broken one.
-        """
+        """The reward and its parts. Raises ConfigError: the task has no ground truth, or a broken one."""
         if not view.task.answers:
             raise ConfigError(f"task '{view.task.id}' has no ground truth among its answers")
         return self.score(view.actions.strip(), view.task.answers[0], view.task.id)

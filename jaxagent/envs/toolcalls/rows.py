@@ -29,11 +29,8 @@ def is_published(row: Mapping[str, Any]) -> bool:
 
 
 def to_task(row: Mapping[str, Any]) -> types.Task:
-    """Converts and checks one row.
-
-    Raises:
-      RowError: a column is missing or of the wrong form, or the ground truth's calls cannot be read.
-    """
+    """Converts and checks one row. Raises RowError: a column is missing or of the wrong form, or the ground truth's
+    calls cannot be read."""
     extra = fields.mapping(fields.get(row, "extra_info"), "extra_info")
     for column in ("split", "index"):
         if extra.get(column) is None:
@@ -80,11 +77,8 @@ def parse_calls(text: str) -> list[Any]:
 
 
 def truth_calls(truth: str) -> list[dict[str, Any]]:
-    """The calls of a ground truth; none where it has no <tool_call>.
-
-    Raises:
-      RowError: a line of it is no JSON object with a name and parameters.
-    """
+    """The calls of a ground truth; none where it has no <tool_call>. Raises RowError: a line of it is no JSON object
+    with a name and parameters."""
     if "<tool_call>" not in truth:
         return []
     if "</tool_call>" not in truth.split("<tool_call>")[1]:

@@ -131,11 +131,8 @@ class Stepped:
         return bool(await self._call(self._environment.is_completed, self.state))
 
     async def answer(self) -> Messages | None:
-        """The environment's next messages; None: it is done with the attempt.
-
-        Raises:
-          ValueError: the environment shows another conversation than the one that took place.
-        """
+        """The environment's next messages; None: it is done with the attempt. Raises ValueError: the environment shows
+        another conversation than the one that took place."""
         before = [*self._prompt, *self.state["trajectory"][-1]["completion"]]
         messages = list(await self._call(self._environment.get_prompt_messages, self.state))
         if self.state.get("final_env_response") is not None:

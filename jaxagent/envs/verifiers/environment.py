@@ -208,11 +208,8 @@ def _task_row(environment: Any, split: str, number: int, row: Mapping[str, Any])
 
 
 def row_of(environment: Any, task: Task) -> Mapping[str, Any]:
-    """The row that a task stands for.
-
-    Raises:
-      ValueError: the task names none; such tasks come from --config.data.source=verifiers.
-    """
+    """The row that a task stands for. Raises ValueError: the task names none; such tasks come from
+    --config.data.source=verifiers."""
     split, number = task.metadata.get("split"), task.metadata.get("row")
     if split not in ("train", "heldout") or type(number) is not int:
         raise ValueError(f"task {task.id!r} names no row of the environment: take --config.data.source=verifiers")

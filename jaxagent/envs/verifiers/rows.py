@@ -27,11 +27,8 @@ OF_A_GROUP = {"prompts", "completions", "answers", "states", "tasks", "infos"}  
 
 
 def load(make: str, arguments: str) -> Any:
-    """The environment that "module:function" returns for a JSON object of arguments.
-
-    Raises:
-      ConfigError: it cannot be made, or has not what an environment has.
-    """
+    """The environment that "module:function" returns for a JSON object of arguments. Raises ConfigError: it cannot be
+    made, or has not what an environment has."""
     if not make:
         raise ConfigError("config.env.make is empty: name a function, such as my_package.my_module:load_environment.")
     try:
@@ -61,11 +58,7 @@ def rows_of(environment: Any, split: str) -> Sequence[Mapping[str, Any]]:
 
 
 def prompt_of(environment: Any, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row's prompt as chat messages.
-
-    Raises:
-      ValueError: it has none, or one that is not text.
-    """
+    """A row's prompt as chat messages. Raises ValueError: it has none, or one that is not text."""
     prompt = row.get("prompt")
     if prompt is None:
         if "question" not in row:
@@ -77,11 +70,7 @@ def prompt_of(environment: Any, row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """A message's text.
-
-    Raises:
-      ValueError: part of it is no text.
-    """
+    """A message's text. Raises ValueError: part of it is no text."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -123,11 +112,8 @@ def policy_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
 
 
 def reward_functions(environment: Any) -> list[tuple[Callable[..., Any], float, Any]]:
-    """(function, weight, its rubric) of each reward function.
-
-    Raises:
-      ConfigError: functions and weights are not equally many, or one judges whole groups.
-    """
+    """(function, weight, its rubric) of each reward function. Raises ConfigError: functions and weights are not equally
+    many, or one judges whole groups."""
     weighted, rubrics = [], [environment.rubric]
     while rubrics:
         rubric = rubrics.pop(0)

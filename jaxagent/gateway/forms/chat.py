@@ -5,6 +5,7 @@ Beside OpenAI's fields: `top_k`, `min_p`, `reasoning_content`, and `return_token
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from jaxagent.gateway.chat import Answer, Ask, BadRequest, Call, ChatMessage, Ident, Tool
@@ -27,7 +28,9 @@ def parse(raw: bytes) -> Ask:
       BadRequest: a mistake of the client's, described in one line.
     """
     body = Fields(fields.parse_json(raw), "", ignored := {})
-    messages = _messages(body)
+    messages = fields.conversation(_messages(body), "messages", joins=False)
+    if messages[-1].role == "assistant":
+        body.ignore("messages: the last one is the assistant's, and another one follows it")
     tools = fields.take_tools(body, {"function": _tool}, "function")
     for name in ("functions", "function_call"):
         body.refuse(name, "OpenAI replaced it by 'tools' and 'tool_choice'; send these", [], "auto", "none")
@@ -44,9 +47,7 @@ def parse(raw: bytes) -> Ask:
     return Ask(messages, offered, max_tokens=most, logprobs=logprobs, ignored=tuple(ignored), **common)
 
 
-def _messages(body: Fields) -> tuple[ChatMessage, ...]:
-    messages: list[ChatMessage] = []
-    names: dict[str, str] = {}  # of the tools called so far, by the call's id
+def _messages(body: Fields) -> Iterator[ChatMessage]:
     for message in body.each(body.need("messages", list), "messages"):
         if (role := message.need("role", str)) not in ROLES:
             raise BadRequest(f"'{message.path('role')}' must be one of {', '.join(ROLES)}", message.path("role"))
@@ -54,23 +55,16 @@ def _messages(body: Fields) -> tuple[ChatMessage, ...]:
         if role == "assistant":
             message.refuse("audio", TEXT_ONLY)
             calls = _calls(message)
-            names |= {call.id: call.name for call in calls}
             thoughts = [message.take(n, str, dict, list, default="") for n in ("reasoning_content", "reasoning")]
             reasoning = next((one for one in thoughts if one and isinstance(one, str)), "")
             text = text or message.take("refusal", str, default="")
             message.drop("refusal")
-            messages.append(ChatMessage("assistant", text, calls, reasoning=reasoning))
+            yield ChatMessage("assistant", text, calls, reasoning=reasoning)
         elif role == "tool":
-            call = message.take("tool_call_id", str, default="")
-            name = message.take("name", str, default="") or names.get(call, "")
-            messages.append(ChatMessage("tool", text, call_id=call, name=name))
+            call, name = (message.take(field, str, default="") for field in ("tool_call_id", "name"))
+            yield ChatMessage("tool", text, call_id=call, name=name)
         else:
-            messages.append(ChatMessage(ROLES[role], text))
-    if not messages:
-        raise BadRequest("'messages' must not be empty", "messages")
-    if messages[-1].role == "assistant":
-        body.ignore("messages: the last one is the assistant's, and another one follows it")
-    return tuple(messages)
+            yield ChatMessage(ROLES[role], text)
 
 
 def _calls(message: Fields) -> tuple[Call, ...]:

@@ -5,10 +5,11 @@ A field that is null counts as absent. What is sent and has no effect is collect
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import LEAST_TEMPERATURE, SamplingConfig
@@ -287,13 +288,25 @@ def part_text(part: Fields, parts: dict[str, str], kind: str | None = None, read
     return text
 
 
-def add_message(messages: list[ChatMessage], message: ChatMessage) -> None:
-    """Appends a message of the assistant's; neighbouring ones are one."""
-    if messages and messages[-1].role == "assistant":
-        last = messages.pop()
-        text, calls = last.text + message.text, last.calls + message.calls
-        message = ChatMessage("assistant", text, calls, reasoning=last.reasoning + message.reasoning)
-    messages.append(message)
+def conversation(messages: Iterable[ChatMessage], field: str, joins: bool = True) -> tuple[ChatMessage, ...]:
+    """The messages of a field, in which each tool's result has the tool's name, as the call before it says it.
+
+    `joins`: neighbouring messages of the assistant's are one. Raises BadRequest where there is no message.
+    """
+    talk: list[ChatMessage] = []
+    names: dict[str, str] = {}  # of the tools called so far, by the call's id
+    for message in messages:
+        if message.role == "tool" and not message.name and message.call_id in names:
+            message = dataclasses.replace(message, name=names[message.call_id])
+        names |= {call.id: call.name for call in message.calls}
+        if joins and talk and talk[-1].role == message.role == "assistant":
+            last = talk.pop()
+            text, calls = last.text + message.text, last.calls + message.calls
+            message = ChatMessage("assistant", text, calls, reasoning=last.reasoning + message.reasoning)
+        talk.append(message)
+    if not talk:
+        raise BadRequest(f"'{field}' must not be empty", field)
+    return tuple(talk)
 
 
 def tool_name(tool: Fields) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from jaxagent.gateway.chat import Answer, Ask, BadRequest, Call, ChatMessage, Ident, Reasoning, Text
@@ -51,7 +52,10 @@ def parse(raw: bytes, history: AnswerHistory | None = None) -> Ask:
     items = _threaded(data, history or AnswerHistory()) if isinstance(data, dict) and data.get("thread") else ()
     body = Fields(data, "", ignored := {})
     system = _system(body, "system")
-    messages = ((ChatMessage("system", system),) if system else ()) + _messages(body)
+    messages = fields.conversation(_messages(body), "messages")
+    if messages[-1].role == "assistant":
+        raise BadRequest("the last message is the assistant's: this server does not continue a message", "messages")
+    messages = ((ChatMessage("system", system),) if system else ()) + messages
     tool = functools.partial(fields.function_tool, schema="input_schema")
     tools = fields.offered(body, fields.take_tools(body, {"custom": tool}, "custom"))
     metadata = body.inner("metadata", {})
@@ -93,30 +97,22 @@ def _system(message: Fields, name: str) -> str:
     return "\n".join(texts)
 
 
-def _messages(body: Fields) -> tuple[ChatMessage, ...]:
-    messages: list[ChatMessage] = []
-    names: dict[str, str] = {}  # of the tools called so far, by the call's id
+def _messages(body: Fields) -> Iterator[ChatMessage]:
     for message in body.each(body.need("messages", list), "messages"):
         role = message.need("role", str)
         if role == "assistant":
-            reply = _assistant(message)
-            names |= {call.id: call.name for call in reply.calls}
-            fields.add_message(messages, reply)
+            yield _assistant(message)
         elif role == "user":
-            messages += _user(message, names)
+            yield from _user(message)
         elif role in ("system", "developer"):
-            messages += [ChatMessage("system", text)] if (text := _system(message, "content")) else []
+            if text := _system(message, "content"):
+                yield ChatMessage("system", text)
         else:
             raise BadRequest(f"'{message.path('role')}' must be one of user, assistant, system", message.path("role"))
         message.drop("cache_control")
-    if not messages:
-        raise BadRequest("'messages' must not be empty", "messages")
-    if messages[-1].role == "assistant":
-        raise BadRequest("the last message is the assistant's: this server does not continue a message", "messages")
-    return tuple(messages)
 
 
-def _user(message: Fields, names: dict[str, str]) -> list[ChatMessage]:
+def _user(message: Fields) -> list[ChatMessage]:
     """A user's message: texts and tool results in their order; neighbouring texts are one."""
     data = message.text_or_each("content")
     if isinstance(data, str):
@@ -131,7 +127,7 @@ def _user(message: Fields, names: dict[str, str]) -> list[ChatMessage]:
             messages.append(ChatMessage("user", "\n".join(texts)))
             texts = []
         call = block.need("tool_use_id", str)
-        messages.append(ChatMessage("tool", _texts(block, "content"), call_id=call, name=names.get(call, "")))
+        messages.append(ChatMessage("tool", _texts(block, "content"), call_id=call))
         if block.take("is_error", bool, default=False):
             block.ignore("tool_result: is_error")
         block.drop("cache_control")

@@ -45,7 +45,10 @@ def parse(raw: bytes, history: AnswerHistory | None = None) -> Ask:
         body.refuse(name, STORED)
     body.refuse("background", STORED, False)
     instructions = body.take("instructions", str, default="")
-    messages = ((ChatMessage("system", instructions),) if instructions else ()) + _messages(items, body)
+    messages = fields.conversation(map(_message, body.each(items, "input")), "input")
+    if messages[-1].role == "assistant":
+        body.ignore("input: the last item is the assistant's, and another message follows it")
+    messages = ((ChatMessage("system", instructions),) if instructions else ()) + messages
     tools = fields.take_tools(body, {"function": fields.function_tool, "custom": _freeform})
     if not body.take("parallel_tool_calls", bool, default=True):
         body.ignore("parallel_tool_calls")
@@ -81,35 +84,17 @@ def _items(body: Fields, history: AnswerHistory) -> tuple[Item, ...]:
     return (*before, *items)
 
 
-def _messages(items: Sequence[Item], body: Fields) -> tuple[ChatMessage, ...]:
-    messages: list[ChatMessage] = []
-    names: dict[str, str] = {}  # of the tools called so far, by the call's id
-    for item in body.each(items, "input"):
-        item.drop("id", "status", "phase")
-        kind = item.take("type", str, default="message")
-        message = _message(item, kind, names)
-        names |= {call.id: call.name for call in message.calls}
-        if message.role == "assistant":
-            fields.add_message(messages, message)
-        else:
-            messages.append(message)
-    if not messages:
-        raise BadRequest("'input' must not be empty", "input")
-    if messages[-1].role == "assistant":
-        body.ignore("input: the last item is the assistant's, and another message follows it")
-    return tuple(messages)
-
-
-def _message(item: Fields, kind: str, names: dict[str, str]) -> ChatMessage:
+def _message(item: Fields) -> ChatMessage:
     """The message of an item, or its part of one of the assistant's."""
-    if kind == "message":
+    item.drop("id", "status", "phase")
+    if (kind := item.take("type", str, default="message")) == "message":
         if (role := item.need("role", str)) not in ROLES:
             raise BadRequest(f"'{item.path('role')}' must be one of {', '.join(ROLES)}", item.path("role"))
         return ChatMessage(ROLES[role], fields.content(item, TEXT_PARTS, "" if role == "assistant" else "\n"))
     if kind in ("function_call_output", "custom_tool_call_output"):
         call = item.need("call_id", str)
         text = fields.content(item, TEXT_PARTS, "\n", "output")
-        return ChatMessage("tool", text, call_id=call, name=item.take("name", str, default="") or names.get(call, ""))
+        return ChatMessage("tool", text, call_id=call, name=item.take("name", str, default=""))
     if kind == "reasoning":  # what a client cannot read of it is passed over
         item.drop("summary", "encrypted_content")
         return ChatMessage("assistant", "", reasoning=fields.content(item, REASONING_PARTS, ""))
@@ -160,15 +145,11 @@ def freeform_arguments(text: str) -> dict[str, Any]:
 
 
 def body(ask: Ask, answer: Answer, *, ident: Ident) -> dict[str, Any]:
-    """The whole answer."""
-    output = []
-    if answer.reasoning:
-        output.append(_reasoning_item(_item_id("rs", ident, 0), answer.reasoning))
-    if answer.text.strip():
-        logprobs = events.log_probs(answer, always_bytes=True) if ask.logprobs else []
-        output.append(_text_item(_item_id("msg", ident, len(output)), answer.text, logprobs))
-    output += [_call(ask, call, i, ident) for i, call in enumerate(answer.calls)]
-    return _finished(ask, answer, ident, output)
+    """The whole answer: its items are those that a stream would have, all at once."""
+    stream = _ResponseEvents(ask, ident)
+    stream.logprobs = _log_probs(ask, answer)
+    stream.end(answer)
+    return _finished(ask, answer, ident, stream.output)
 
 
 class _ResponseEvents(events.BlockWriter):
@@ -177,6 +158,7 @@ class _ResponseEvents(events.BlockWriter):
         self._number = 0  # of the next event
         self.output: list[dict[str, Any]] = []  # items that are done
         self._written = ""  # of the open item
+        self.logprobs: list[dict[str, Any]] = []  # of the message that is closed next
 
     def begin(self, prompt_tokens: int, cached_tokens: int | None) -> bytes:
         response = _response(self._ident, "in_progress", [])
@@ -184,8 +166,8 @@ class _ResponseEvents(events.BlockWriter):
 
     def end(self, *answers: Answer) -> bytes:
         (answer,) = answers
-        rest = self._rest(answer)
-        rest += self._close(events.log_probs(answer, always_bytes=True) if self._ask.logprobs else [])
+        rest, self.logprobs = self._rest(answer), _log_probs(self._ask, answer)
+        rest += self._close()
         response = _finished(self._ask, answer, self._ident, self.output)
         return rest + self._event(f"response.{response['status']}", response=response)
 
@@ -203,9 +185,9 @@ class _ResponseEvents(events.BlockWriter):
 
     def _begin_block(self, kind: type) -> bytes:
         self._open, self._written = kind, ""
-        item = self._item("in_progress", []) | {"content": []}
+        item = self._item("in_progress") | {"content": []}
         new_events = self._event("response.output_item.added", output_index=len(self.output), item=item)
-        return new_events + self._inner("content_part.added", part=self._item("", [])["content"][0])
+        return new_events + self._inner("content_part.added", part=self._item("")["content"][0])
 
     def _more(self, text: str) -> bytes:
         self._written += text
@@ -213,14 +195,14 @@ class _ResponseEvents(events.BlockWriter):
             return self._inner("output_text.delta", delta=text, logprobs=[])
         return self._inner("reasoning_text.delta", delta=text)
 
-    def _close(self, logprobs: Sequence[dict[str, Any]] = ()) -> bytes:
+    def _close(self) -> bytes:
         """Log-probs are of the whole answer and come with the last message; the event of its text has no bytes."""
         if self._open is None:
             return b""
-        item = self._item("completed", logprobs)
+        item = self._item("completed", self.logprobs)
         name, more = "reasoning_text", {}
         if self._open is Text:
-            brief = [{name: one[name] for name in ("token", "logprob", "top_logprobs")} for one in logprobs]
+            brief = [{name: one[name] for name in ("token", "logprob", "top_logprobs")} for one in self.logprobs]
             name, more = "output_text", {"logprobs": brief}
         new_events = self._inner(f"{name}.done", text=self._written, **more)
         new_events += self._inner("content_part.done", part=item["content"][0])
@@ -247,15 +229,17 @@ class _ResponseEvents(events.BlockWriter):
         self.output.append(item)
         return self._event("response.output_item.done", output_index=len(self.output) - 1, item=item)
 
-    def _item(self, status: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def _item(self, status: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """The open item."""
         if self._open is Text:
-            return _text_item(self._item_id, self._written, list(logprobs), status)
-        return _reasoning_item(self._item_id, self._written, status)
+            part = {"type": "output_text", "text": self._written, "annotations": [], "logprobs": list(logprobs)}
+            return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
+        content = [{"type": "reasoning_text", "text": self._written}]
+        return {"id": self._item_id, "type": "reasoning", "summary": [], "status": status, "content": content}
 
     @property
     def _item_id(self) -> str:
-        return _item_id("msg" if self._open is Text else "rs", self._ident, len(self.output))
+        return f"{'msg' if self._open is Text else 'rs'}_{self._ident.id}{len(self.output)}"
 
     def _inner(self, kind: str, **more: Any) -> bytes:
         """An event of the open item's only part."""
@@ -273,26 +257,16 @@ writer = _ResponseEvents
 # -------------------------------------------------------------------- objects
 
 
-def _item_id(prefix: str, ident: Ident, number: int) -> str:
-    return f"{prefix}_{ident.id}{number}"
-
-
-def _text_item(item_id: str, text: str, logprobs: list[dict[str, Any]], status: str = "completed") -> dict[str, Any]:
-    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
-
-
-def _reasoning_item(item_id: str, text: str, status: str = "completed") -> dict[str, Any]:
-    content = [{"type": "reasoning_text", "text": text}]
-    return {"id": item_id, "type": "reasoning", "summary": [], "status": status, "content": content}
+def _log_probs(ask: Ask, answer: Answer) -> list[dict[str, Any]]:
+    return events.log_probs(answer, always_bytes=True) if ask.logprobs else []
 
 
 def _call(ask: Ask, call: Call, number: int, ident: Ident) -> dict[str, Any]:
     call_id = events.call_id(call, "call_", ident, number)
     if any(tool.name == call.name and tool.parameters is FREEFORM_SCHEMA for tool in ask.tools):
-        item = {"id": _item_id("ctc", ident, number), "type": "custom_tool_call", "status": "completed"}
+        item = {"id": f"ctc_{ident.id}{number}", "type": "custom_tool_call", "status": "completed"}
         return item | {"call_id": call_id, "name": call.name, "input": freeform_text(call)}
-    item = {"id": _item_id("fc", ident, number), "type": "function_call", "status": "completed"}
+    item = {"id": f"fc_{ident.id}{number}", "type": "function_call", "status": "completed"}
     return item | {"call_id": call_id, "name": call.name, "arguments": events.arguments_text(call)}
 
 

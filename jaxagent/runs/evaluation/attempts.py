@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,11 @@ class AttemptLog:
             self.close()
             raise
 
-    def extend(self, episodes: Iterable[Episode]) -> None:
-        """Appends attempts that have ended; when this returns they are on disk."""
-        records = [episode_log.record(episode, self._stage, self._step) for episode in episodes]
-        self._log.extend(records)
-        for record in records:
-            self._keep(record)
+    def append(self, episode: Episode) -> None:
+        """Appends an attempt that has ended; when this returns it is on disk."""
+        record = episode_log.record(episode, self._stage, self._step)
+        self._log.append(record)
+        self._keep(record)
 
     def check_same(self, tasks: Sequence[Task]) -> None:
         """Raises ConfigError where an attempt is at another task that had the same id, of a dataset made anew, say."""
@@ -113,59 +112,31 @@ async def play(
     rollout: Rollout,
     concurrency: int,
     deadline_s: float,
-    on_episodes: Callable[[Sequence[Episode]], None],
+    on_episode: Callable[[Episode], None],
 ) -> None:
-    """Plays attempts, at most `concurrency` at once, and hands over those that have ended, in any order.
+    """Plays attempts, at most `concurrency` at once, and hands over each one when it has ended, in any order.
 
-    `on_episodes` is called in a thread of its own, by one call at a time, so that a slow disk stops no attempt. What
-    is not finished after `deadline_s` seconds is dropped; every attempt has a deadline of its own far below it.
+    `on_episode` is called in a thread of its own, by one call at a time, so that a slow disk stops no other attempt.
+    What is not finished after `deadline_s` seconds is dropped; every attempt has a deadline of its own far below it.
 
     Raises:
-      EngineError: generation failed: that is nothing about one attempt. What ended before was handed over.
-      OSError: from `on_episodes`.
+      EngineError: generation failed: that is nothing about one attempt. What was handed over before stays.
+      OSError: from `on_episode`.
     """
-    episodes: asyncio.Queue[Episode | None] = asyncio.Queue()
-    rest = iter(todo)
+    rest, writing = iter(todo), asyncio.Lock()
 
     async def work() -> None:
         for task, sample in rest:  # shared by all workers: each takes the next attempt
             episode = await guarded(rollout, task, sample)
             if episode.stop_reason is StopReason.ENGINE_ERROR:
                 raise EngineError(episode.error)
-            episodes.put_nowait(episode)
+            async with writing:
+                await asyncio.to_thread(on_episode, episode)
 
-    async def hand_over() -> None:
-        last = False
-        while not last:
-            batch = [await episodes.get()]
-            while not episodes.empty():
-                batch.append(episodes.get_nowait())
-            last = batch[-1] is None
-            await asyncio.to_thread(on_episodes, [episode for episode in batch if episode is not None])
-
-    async def play_all() -> None:
+    try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as workers:
                 for _ in range(min(concurrency, len(todo))):
                     workers.create_task(work())
-
-    failure: BaseException | None = None
-    try:
-        async with asyncio.TaskGroup() as writing:
-            writing.create_task(hand_over())
-            try:
-                await play_all()
-            except* EngineError as failures:
-                failure = failures
-            episodes.put_nowait(None)
-    except* Exception as failures:
-        failure = failures
-    if failure is not None:
-        raise _first(failure)
-
-
-def _first(failure: BaseException) -> BaseException:
-    """The first exception in a group of groups."""
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from jaxagent.config import SamplingConfig
 from jaxagent.engine.driver import Driver
+from jaxagent.observe.headline import is_summarised
 from jaxagent.rollout.groups import Failures, by_kind, end, mean
 from jaxagent.rollout.workers import group_deadline_s
 from jaxagent.runs.parts import Parts
@@ -54,11 +55,6 @@ def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float | None], lis
     return metrics, episodes, Failures.of(tries)
 
 
-def summarised(name: str) -> bool:
-    """Whether a metric of an evaluation goes into the summary: not the single kinds, and not the counts."""
-    return "/" not in name.removeprefix("eval/") and name not in ("eval/n", "eval/failed", "eval/failed_sampled")
-
-
 def record_evaluation(
     parts: Parts, workdir: Workdir, driver: Driver, stage: str, step: int, metrics: dict[str, float]
 ) -> None:
@@ -78,7 +74,7 @@ def record_evaluation(
     ending = f"_{'before' if step == 0 else 'after'}_{stage}"
     for name in [name for name in workdir.results if name.startswith("eval/") and name.endswith(ending)]:
         del workdir.results[name]  # an earlier evaluation may have had scores that this one has not
-    workdir.results |= {f"{name}{ending}": scores[name] for name in filter(summarised, scores)}
+    workdir.results |= {f"{name}{ending}": scores[name] for name in filter(is_summarised, scores)}
     workdir.results["eval/n"] = int(scores["eval/n"])
     workdir.failed.tell(f"{stage}.eval", step, failures)
     workdir.write_report()

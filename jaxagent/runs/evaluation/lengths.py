@@ -1,4 +1,4 @@
-"""Evaluations at several lengths of documents -> the points of a curve, a table, and the series of its plot."""
+"""Evaluations at several lengths of documents -> the points of a curve, a table, and a page."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.observe import jsonl
+from jaxagent.observe import charts, jsonl
+from jaxagent.observe.text import aligned
+from jaxagent.runs.evaluation import run
 from jaxagent.runs.evaluation.attempts import ATTEMPTS_FILE
 from jaxagent.runs.evaluation.results import ALL
-from jaxagent.runs.evaluation.run import EVALUATION_FILE
 from jaxagent.types import StopReason
 
 TITLE = "accuracy over the length of the document, with the 95 % interval over tasks"
@@ -25,7 +26,7 @@ def point(name: str, folder: Path) -> dict[str, Any]:
     Raises:
       ConfigError: no attempt has counted the tokens of its document.
     """
-    evaluation = json.loads((folder / EVALUATION_FILE).read_text(encoding="utf-8"))
+    evaluation = json.loads((folder / run.EVALUATION_FILE).read_text(encoding="utf-8"))
     results = evaluation["results"]
     estimate = results["pass_at_k"][ALL]["1"]
     task_ids = {task["task"] for task in results["per_task"]}
@@ -58,11 +59,13 @@ def ordered(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(points, key=lambda p: math.inf if p["document_tokens"] is None else p["document_tokens"])
 
 
-def series(points: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """(tokens, accuracy) and the bounds of the interval, shortest first; lengths without a number are left out."""
-    with_accuracy = ordered([p for p in points if p["accuracy"] is not None])
-    names = {"accuracy": "accuracy", "low": "lower bound", "high": "upper bound"}
-    return {label: [(p["document_tokens"], p[name]) for p in with_accuracy] for name, label in names.items()}
+def page(title: str, points: Sequence[dict[str, Any]], text: str, score: str) -> str:
+    """The curve over the tokens of the document, lengths without a number left out, and the points as text."""
+    bounds = {"accuracy": "accuracy", "low": "lower bound", "high": "upper bound"}
+    with_accuracy = [p for p in points if p["accuracy"] is not None]
+    series = {label: [(p["document_tokens"], p[name]) for p in with_accuracy] for name, label in bounds.items()}
+    chart = charts.line_chart(TITLE, series, unit=True, x="tokens of the document", y=score, log_x=True)
+    return run.page(title, chart, text)
 
 
 def table(points: Sequence[dict[str, Any]]) -> str:
@@ -76,8 +79,7 @@ def table(points: Sequence[dict[str, Any]]) -> str:
         interval = f"{p['low']:.3f} to {p['high']:.3f}"
         counts = [str(p["tasks"]), str(p["attempts"]), str(p["failed"]), f"{p['replies_cut']:.2f}"]
         rows.append([p["name"], *numbers, interval, *counts])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = aligned(rows)
     if dropped := [p["name"] for p in points if p["dropped_tokens"]]:
         lines.append(f"tokens were left out of the middle of documents at {', '.join(dropped)}: raise env.max_turns")
     return "\n".join(lines)

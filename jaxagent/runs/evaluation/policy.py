@@ -22,7 +22,7 @@ from jaxagent.learner.programs import merger
 from jaxagent.models import hf, lora, params, sharding
 from jaxagent.models.params import Params
 from jaxagent.runs import resume
-from jaxagent.runs.parts import Parts
+from jaxagent.runs.parts import Parts, tokenizer_folder
 
 LATEST = "latest"
 # What a bundle's config must share with the one it is evaluated with: the shape, and how text becomes tokens.
@@ -100,11 +100,6 @@ def configured(cfg: Config, source: PolicySource) -> Config:
         model=dataclasses.replace(cfg.model, path=str(source.folder)),
         tokenizer=dataclasses.replace(cfg.tokenizer, path=str(own)),
     )
-
-
-def tokenizer_folder(cfg: Config) -> Path:
-    """Where the config says that the tokenizer is; a tokenizer trained by the run lies in its workdir."""
-    return Path(cfg.tokenizer.path or cfg.model.path or Path(cfg.workdir) / "tokenizer")
 
 
 def load(parts: Parts, source: PolicySource) -> tuple[Params, int]:

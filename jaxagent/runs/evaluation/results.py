@@ -6,7 +6,7 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxagent.observe.text import number
+from jaxagent.observe.text import aligned, number
 from jaxagent.rollout.pass_at_k import estimate
 from jaxagent.runs.evaluation.attempts import Key, ScoredAttempt
 from jaxagent.types import Task
@@ -72,8 +72,7 @@ def table(results: Mapping[str, Any]) -> str:
     for name, estimates in groups.items():
         family, _, kind = name.partition("/")
         rows.append([f"  {kind}" if kind else family, str(of_kind[name]), *(_cell(estimates[k]) for k in ks)])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = aligned(rows)
     lines.append(
         "[95 % interval over tasks: bootstrap; w: Wilson, of few tasks, equal ones, or ones all right or all wrong]"
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, SamplingConfig, modern, to_dict
-from jaxagent.data.tasks import balanced_sample
+from jaxagent.data.sources import balanced_sample
 from jaxagent.engine.requests import EngineError
 from jaxagent.io import files
 from jaxagent.observe import charts, report
@@ -86,7 +86,13 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
         record = {
             "policy": str(source),
             "evaluated": what_is_evaluated(parts, options, source),
-            "asked": what_is_asked(options, tasks),
+            # What may differ between calls that share attempts: more of them can be asked for later.
+            "asked": {
+                "tasks": len(tasks),
+                "samples": options.samples,
+                "k": list(options.k),
+                "min_score": options.min_score,
+            },
             "results": None,
         }
         record["evaluated"] = begin(out, record, progress.note)
@@ -96,7 +102,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
         log = AttemptLog(out / ATTEMPTS_FILE, of_environment.score, source.stage, source.step, cost=of_environment.cost)
         with contextlib.closing(log):
             log.check_same(tasks)
-            todo = missing(tasks, options, log)
+            todo = attempts_left(tasks, options, log)
             if todo:
                 play_all(parts, options, source, todo, log, progress)
         results = summarise(tasks, options.samples, options.k, options.min_score, log.attempts)
@@ -104,7 +110,9 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
     timing = {"attempts_played": len(todo), "seconds": round(seconds, 2)}
     record |= {"results": results, "this_call": timing, "config": to_dict(cfg)}
     text = table(results) + f"\n{len(todo)} attempts played in this call, {duration(seconds)} with start-up"
-    files.replace(out / CURVE_FILE, page(f"{cfg.workdir}: {source}", results, text))
+    title = "pass@k over k, with the 95 % interval of all tasks"
+    chart = charts.line_chart(title, curves(results), unit=True, x="k", y="pass@k")
+    files.replace(out / CURVE_FILE, page(f"{cfg.workdir}: {source}", chart, text))
     files.replace_json(out / EVALUATION_FILE, record)
     print(text)
     return {
@@ -177,16 +185,6 @@ def what_is_evaluated(parts: Parts, options: Options, source: policy.PolicySourc
     return json.loads(json.dumps(description))  # as it is read back
 
 
-def what_is_asked(options: Options, tasks: Sequence[Task]) -> dict[str, Any]:
-    """What may differ between calls that share attempts: more of them can be asked for later."""
-    return {
-        "tasks": len(tasks),
-        "samples": options.samples,
-        "k": list(options.k),
-        "min_score": options.min_score,
-    }
-
-
 def default_out(cfg: Config, options: Options, source: policy.PolicySource) -> Path:
     """A folder of its own for every policy, split, temperature and seed."""
     name = f"{source.label}_{options.split}_temperature{options.temperature:g}_seed{options.seed}"
@@ -212,7 +210,11 @@ def begin(out: Path, record: Mapping[str, Any], note: Callable[[str], None]) -> 
             before |= {"config": modern(before["config"])} if "config" in before else {}
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"'{path}' does not say what was evaluated: set another --out.") from error
-        now, unnamed = comparable(before, record["evaluated"])
+        now = dict(record["evaluated"])
+        contents, contents_before = now.pop(CONTENTS, {}), before.get(CONTENTS, {})
+        unnamed = [name for name in contents if name not in contents_before]
+        if named := {name: digest for name, digest in contents.items() if name in contents_before}:
+            now[CONTENTS] = named
         if different := difference(before, now):
             name, there, ours = different
             raise ConfigError(
@@ -228,15 +230,6 @@ def begin(out: Path, record: Mapping[str, Any], note: Callable[[str], None]) -> 
     return record["evaluated"]
 
 
-def comparable(before: Any, now: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What is evaluated now, less the contents that an older evaluation does not name; and the names of these."""
-    contents_before = before.get(CONTENTS, {}) if isinstance(before, dict) else {}
-    contents = now.get(CONTENTS, {})
-    named = {name: digest for name, digest in contents.items() if name in contents_before}
-    rest = {name: value for name, value in now.items() if name != CONTENTS}
-    return rest | ({CONTENTS: named} if named else {}), [name for name in contents if name not in contents_before]
-
-
 def difference(there: Any, ours: Any, name: str = "") -> tuple[str, Any, Any] | None:
     """The first value that differs between two trees of JSON values, by its dotted name; None when there is none."""
     if not isinstance(there, dict) or not isinstance(ours, dict):
@@ -248,7 +241,7 @@ def difference(there: Any, ours: Any, name: str = "") -> tuple[str, Any, Any] | 
     return None
 
 
-def missing(tasks: Sequence[Task], options: Options, log: AttemptLog) -> list[tuple[Task, int]]:
+def attempts_left(tasks: Sequence[Task], options: Options, log: AttemptLog) -> list[tuple[Task, int]]:
     """The attempts that are still to be played, those at one task next to each other."""
 
     def is_missing(key: Key) -> bool:
@@ -279,17 +272,17 @@ def play_all(
         progress.stage("evaluate", len(todo))
         attempts_done, failed, tokens, started = 0, 0, 0, time.monotonic()
 
-        def on_episodes(episodes: Sequence[Episode]) -> None:
+        def on_episode(episode: Episode) -> None:
             nonlocal attempts_done, failed, tokens
-            log.extend(episodes)
-            attempts_done += len(episodes)
-            failed += sum(e.stop_reason.is_failure for e in episodes)
-            tokens += sum(len(t) for e in episodes for t in e.trajectories)
+            log.append(episode)
+            attempts_done += 1
+            failed += episode.stop_reason.is_failure
+            tokens += sum(map(len, episode.trajectories))
             progress.update(attempts_done, {"tokens_per_s": tokens / (time.monotonic() - started), "failed": failed})
 
         at_once = parts.cfg.concurrent_episodes
         deadline = batch_deadline_s(len(todo), at_once, parts.cfg.env.episode_timeout_s)
-        parts.workers.run(play(todo, rollout, at_once, deadline, on_episodes), deadline + STOP_TIMEOUT_S)
+        parts.workers.run(play(todo, rollout, at_once, deadline, on_episode), deadline + STOP_TIMEOUT_S)
         seconds = time.monotonic() - started
     if attempts_done < len(todo):
         raise EngineError(
@@ -300,10 +293,8 @@ def play_all(
     )
 
 
-def page(title: str, results: Mapping[str, Any], text: str) -> str:
-    """The curve of pass@k and the table, as one self-contained page."""
-    title_of_chart = "pass@k over k, with the 95 % interval of all tasks"
-    chart = charts.line_chart(title_of_chart, curves(results), unit=True, x="k", y="pass@k")
+def page(title: str, chart: str, text: str) -> str:
+    """A chart and a table, as one self-contained page."""
     return report.document(
         title,
         f'<h1>{html.escape(title)}</h1><div class="charts">{chart}</div><h2>Results</h2>'

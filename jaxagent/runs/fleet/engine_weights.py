@@ -38,37 +38,22 @@ from jaxagent.runs.fleet.trees import digest_of_merged
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class EngineVersions:
-    """The versions that an engine can have.
+    """The versions that an engine can have."""
 
-    Args:
-      cfg: of the run.
-      spec, mesh: of the engine.
-      link: to the coordinator.
-      fetcher: fetches into `own`.
-      own: this process's folder of versions.
-      seen: the trainer's folder, which this process may see or not.
-      fetch_s: longest time for fetching a version.
-    """
+    cfg: Config
+    spec: ModelSpec
+    mesh: jax.sharding.Mesh  # of the engine
+    link: Client  # to the coordinator
+    reader: VersionReader
 
-    def __init__(
-        self,
-        cfg: Config,
-        spec: ModelSpec,
-        mesh: jax.sharding.Mesh,
-        link: Client,
-        fetcher: WeightFetcher,
-        own: pathlib.Path,
-        trainers_folder: pathlib.Path,
-        fetch_s: float,
-    ):
-        of_base = fetcher.of_base()
-        self._own, self._trainers_folder, self._fetchers, self._link = own, trainers_folder, (fetcher, of_base), link
-        self._kind_of_base = None if cfg.model.lora else ""  # adapters to whatever weights, or full weights
+    def __post_init__(self) -> None:
+        self._kind_of_base = None if self.cfg.model.lora else ""  # adapters to whatever weights, or full weights
         self._ahead = Ahead(self._fetch)
-        self._spec, self._mesh, self._versions = spec, mesh, VersionReader(trainers_folder, own, fetcher, fetch_s)
-        base = VersionReader(trainers_folder / weights.BASE, own / weights.BASE, of_base, fetch_s)
-        self._base = FrozenBase(cfg, spec, mesh, base) if cfg.model.lora else None
+        of_base = self.reader.of_base()
+        self._fetchers = (self.reader.fetcher, of_base.fetcher)
+        self._base = FrozenBase(self.cfg, self.spec, self.mesh, of_base) if self.cfg.model.lora else None
 
     def params(self, version: int) -> Params:
         """A version, whole, on the devices of the mesh.
@@ -79,13 +64,13 @@ class EngineVersions:
           ConfigError: this process does not compute what the trainer computes, where it must.
           OSError: the disk is full, or failed.
         """
-        ask = functools.partial(sources_of, self._link, version)
+        ask = functools.partial(sources_of, self.link, version)
         with self._ahead.instead(version):
             if self._base is not None:
-                manifest, adapters = self._versions.read(ask, self._base.like, self._base.digest)
+                manifest, adapters = self.reader.read(ask, self._base.like, self._base.digest)
                 return self._base.merged(manifest, adapters, ask)
-            _, leaves = self._versions.read(ask, trees.of_floats(params.param_specs(self._spec)))
-            return place(leaves, self._spec, self._mesh)
+            _, leaves = self.reader.read(ask, trees.of_floats(params.param_specs(self.spec)))
+            return place(leaves, self.spec, self.mesh)
 
     def expect(self, version: int) -> None:
         """A version will probably be asked for: it is fetched meanwhile, unless the trainer's folder has it."""
@@ -93,13 +78,15 @@ class EngineVersions:
 
     def _fetch(self, version: int, still_wanted: Callable[[], bool]) -> None:
         """Ahead of time: once through all sources, and whoever needs the version comes again."""
-        if not any(weights.path_of(folder, version).exists() for folder in (self._trainers_folder, self._own)):
-            ask = functools.partial(sources_of, self._link, version)
+        if not any(
+            weights.path_of(folder, version).exists() for folder in (self.reader.trainers_folder, self.reader.own)
+        ):
+            ask = functools.partial(sources_of, self.link, version)
             self._fetchers[0].fetch(ask, 0.0, self._kind_of_base, still_wanted=still_wanted)
 
     def forget(self, below: int) -> None:
         """Deletes older versions of this process's folder, but for the one by which engines are compared."""
-        weights.delete(self._own, below)
+        weights.delete(self.reader.own, below)
 
     def numbers(self) -> dict[str, Any]:
         """Versions that this process hands on, and what went over the network."""
@@ -110,10 +97,9 @@ class EngineVersions:
 
     def versions_to_hand_on(self) -> list[int]:
         """Versions of which this process has chunks to hand on; who has one of adapters has or fetches their base."""
-        if not self._own.is_dir():
-            return []
-        copying = [path.name.split("-")[1] for path in self._own.glob(".copying-*")]
-        return sorted({int(number) for number in copying} | set(weights.versions(self._own)))
+        own = self.reader.own
+        copying = [path.name.split("-")[1] for path in own.glob(".copying-*")]
+        return sorted({int(number) for number in copying} | set(weights.versions(own)))
 
 
 def place(leaves: Leaves, spec: ModelSpec, mesh: jax.sharding.Mesh) -> Params:
@@ -146,6 +132,11 @@ class VersionReader:
     own: pathlib.Path  # this process's
     fetcher: WeightFetcher  # into `own`
     fetch_s: float  # longest time for a fetch
+
+    def of_base(self) -> VersionReader:
+        """Another one, for the frozen weights that adapters change; they lie among the versions."""
+        folders = self.trainers_folder / weights.BASE, self.own / weights.BASE
+        return VersionReader(*folders, self.fetcher.of_base(), self.fetch_s)
 
     def read(
         self, ask: Callable[[], Sources], like: Mapping[Path, ArraySpec], base: str | None = ""
@@ -199,23 +190,23 @@ def read(
             raise DamagedError(str(failure)) from None
 
 
+@dataclasses.dataclass(eq=False)
 class FrozenBase:
     """The frozen weights of a run, in an engine process, on its devices. One thread at a time may ask.
 
     Matrices that adapters change stay in the dtype in which they are stored, all else is in compute dtype and shared by
     every version.
-
-    Args:
-      cfg: of the run.
-      spec, mesh: of the engine.
-      reader: gives the frozen weights.
     """
 
-    def __init__(self, cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, reader: VersionReader):
-        assert cfg.fleet is not None
-        self._cfg, self._spec, self._mesh, self._reader = cfg, spec, mesh, reader
-        self._strict = cfg.fleet.rule == "pinned" and cfg.numerics == "exact"
-        self._adapters = lora.adapter_specs(spec, cfg.model.lora)
+    cfg: Config  # of the run
+    spec: ModelSpec
+    mesh: jax.sharding.Mesh  # of the engine
+    reader: VersionReader  # gives the frozen weights
+
+    def __post_init__(self) -> None:
+        assert self.cfg.fleet is not None
+        self._strict = self.cfg.fleet.rule == "pinned" and self.cfg.numerics == "exact"
+        self._adapters = lora.adapter_specs(self.spec, self.cfg.model.lora)
         self._digest: str | None = None
         self._params: Params | None = None
         self.differs = False  # this process has made other bits of a version's adapters than the trainer
@@ -244,9 +235,9 @@ class FrozenBase:
         if self._params is None:
             self._params = self._read_base(manifest, ask)
             self._digest = manifest.base
-        adapters = trees.placed(leaves, self._adapters, self._mesh, lambda path, array: array.dtype)
-        with jax.set_mesh(self._mesh):
-            policy = programs.merger(self._cfg)(self._params, adapters)
+        adapters = trees.placed(leaves, self._adapters, self.mesh, lambda path, array: array.dtype)
+        with jax.set_mesh(self.mesh):
+            policy = programs.merger(self.cfg)(self._params, adapters)
         own_digest = digest_of_merged(policy, self._adapters)
         if own_digest != manifest.merged:
             self._report_difference(
@@ -258,9 +249,9 @@ class FrozenBase:
         def base() -> Sources:
             return dataclasses.replace(ask(), version=weights.FIRST, digest=manifest.base)
 
-        specs = params.param_specs(self._spec)
+        specs = params.param_specs(self.spec)
         try:
-            _, leaves = self._reader.read(base, trees.paths(specs))
+            _, leaves = self.reader.read(base, trees.paths(specs))
         except WeightsError as failure:
             raise type(failure)(
                 f"the frozen weights that the adapters of version {manifest.version} change (digest {manifest.base}) "
@@ -268,7 +259,7 @@ class FrozenBase:
             ) from None
         changed = {("layers", name) for name in self._adapters}
         return trees.placed(
-            leaves, specs, self._mesh, lambda path, array: array.dtype if path in changed else self._spec.compute_dtype
+            leaves, specs, self.mesh, lambda path, array: array.dtype if path in changed else self.spec.compute_dtype
         )
 
     def _report_difference(self, difference: str) -> None:

@@ -19,14 +19,7 @@ PACKAGE = pathlib.Path(__file__).parents[2]
 
 
 def facts(cfg: Config, name: str, host: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Of this process. `fleet/members.py` says which of them must be equal in all.
-
-    Args:
-      cfg: the run's.
-      name: of the process, as whoever started it calls it.
-      host: by which others reach it.
-      mesh: on which it computes.
-    """
+    """Of this process. `fleet/members.py` says which of them must be equal in all."""
     return {
         "process": name,
         "host": host,

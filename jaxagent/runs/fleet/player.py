@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import pathlib
@@ -18,61 +19,49 @@ from typing import Any
 import jax
 
 from jaxagent.config import Config, ConfigError
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import EngineError
+from jaxagent.fleet import settings
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.manifest import WeightsError
 from jaxagent.fleet.neighbours import Done
 from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.weight_fetch import WeightFetcher
-from jaxagent.fleet.weight_server import WeightServer
+from jaxagent.fleet.weight_server import WeightServer, listening_host
 from jaxagent.fleet.wire import Job
 from jaxagent.fleet.worker import EngineWorker
 from jaxagent.rollout.workers import LATE, STOP_TIMEOUT_S, Rollout, guarded, no_episode
 from jaxagent.runs import attempts, devices
 from jaxagent.runs.checks import OPD
 from jaxagent.runs.fleet import probe
-from jaxagent.runs.fleet.engine_weights import EngineVersions, blank
+from jaxagent.runs.fleet.engine_weights import EngineVersions, VersionReader, blank
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.types import Episode, StopReason, Task
 
 logger = logging.getLogger(__name__)
 
-FLEET, WEIGHTS, ENGINES = "fleet", "weights", "engines"  # folders: of the workdir, and below
-LOCAL_HOSTS = ("", "127.0.0.1", "localhost")
 CANCEL_S = 5.0  # for the loop of the episodes to take an order
 Facts = Callable[[jax.sharding.Mesh], Mapping[str, Any]]
 
 
+@dataclasses.dataclass(eq=False)
 class EnginePlayer:
-    """Plays a run's attempts; what `fleet.worker.EngineWorker` calls.
+    """Plays a run's attempts; what `fleet.worker.EngineWorker` calls."""
 
-    Args:
-      parts: of the run, opened in this process.
-      driver: started; which weights it has does not matter.
-      versions: where weights come from.
-      trainers_probe: gives the content of the trainer's probe; None where there is none.
-      facts: of this process, for a probe that differs.
-      served: numbers of the weights that this process hands on.
-    """
+    parts: Parts  # of the run, opened in this process
+    driver: Driver  # started; which weights it has does not matter
+    versions: EngineVersions  # where weights come from
+    trainers_probe: Callable[[], bytes | None]  # gives the content of the trainer's probe; None where there is none
+    facts: Mapping[str, Any]  # of this process, for a probe that differs
+    server_numbers: Callable[[], Mapping[str, float]] = dict  # of the weights that this process hands on
 
-    def __init__(
-        self,
-        parts: Parts,
-        driver: Driver,
-        versions: EngineVersions,
-        trainers_probe: Callable[[], bytes | None],
-        facts: Mapping[str, Any],
-        server_numbers: Callable[[], Mapping[str, float]] = dict,
-    ):
-        assert parts.cfg.fleet is not None
-        self._parts, self._driver, self._versions = parts, driver, versions
-        self._trainers_probe, self._facts, self._served = trainers_probe, facts, server_numbers
-        self._strict = parts.cfg.fleet.rule == "pinned" and parts.cfg.numerics == "exact"
+    def __post_init__(self) -> None:
+        assert self.parts.cfg.fleet is not None
+        self._strict = self.parts.cfg.fleet.rule == "pinned" and self.parts.cfg.numerics == "exact"
         # Steps of the other stage that samples so.
-        self._before = parts.cfg.opd.steps if parts.cfg.opd and OPD in parts.cfg.stages else 0
+        self._before = self.parts.cfg.opd.steps if self.parts.cfg.opd and OPD in self.parts.cfg.stages else 0
         self._begun = False  # before it plays anything it compares itself with the trainer
         self._version = -1
         self._rollouts: dict[int, Rollout] = {}  # by step
@@ -95,39 +84,39 @@ class EnginePlayer:
             self._begun = True
         if version != self._version:
             self._swap(version)
-        self._versions.forget(version - self._parts.cfg.rl.staleness - 1)
+        self.versions.forget(version - self.parts.cfg.rl.staleness - 1)
 
     def expect(self, version: int) -> None:
         """Fetches a version ahead of its use, and returns at once."""
-        self._versions.expect(version)
+        self.versions.expect(version)
 
     def _swap(self, version: int) -> None:
         started = time.monotonic()
-        params = self._versions.params(version)
+        params = self.versions.params(version)
         there = time.monotonic()
-        self._driver.update_params(params, version)
+        self.driver.update_params(params, version)
         self._version = version
         self._counts |= {"weights_came_s": there - started, "swap_s": time.monotonic() - there}
 
     def _begin(self) -> None:
         """What needs version 0: the comparison with the trainer, and roles that keep what RL begins with."""
-        theirs = self._trainers_probe()
-        if theirs is None:
+        expected = self.trainers_probe()
+        if expected is None:
             logger.warning(
                 "The trainer has left no probe: whether this process computes what it computes is not known."
             )
         else:
             try:
                 self._swap(0)
-                self._compare(theirs)
+                self._compare(expected)
             except WeightsError as failure:
                 if self._strict:
                     raise WeightsError(f"the probe needs version 0, by which engines are compared: {failure}") from None
                 logger.warning("Not compared with the trainer: %s", failure)
-        self._parts.roles.freeze(lambda folder: self._parts.export(self._versions.params(0), folder))
+        self.parts.roles.freeze(lambda folder: self.parts.export(self.versions.params(0), folder))
 
-    def _compare(self, theirs: bytes) -> None:
-        differs = probe.compare(theirs, probe.probe(self._parts, self._driver), self._facts)
+    def _compare(self, expected: bytes) -> None:
+        differs = probe.compare(expected, probe.probe(self.parts, self.driver), self.facts)
         if differs and self._strict:
             raise ConfigError(
                 f"This engine does not compute what the trainer computes: {differs}. With fleet.rule='pinned' and "
@@ -146,11 +135,11 @@ class EnginePlayer:
           ConfigError: this process has other data than the trainer.
         """
         task = self._task(job)
-        rl, tasks = self._parts.cfg.rl, len(self._parts.train)
+        rl, tasks = self.parts.cfg.rl, len(self.parts.train)
         number = attempts.first(rl, job.group.step, job.group.round, self._before)
         number += attempts.ahead(job.group.number, tasks, attempts.first(rl, 1, 0, 0))
         attempt = attempts.numbered(self._rollout(job.group.step), number)
-        self._parts.workers.begin(self._episode(job, task, attempt, report))
+        self.parts.workers.begin(self._episode(job, task, attempt, report))
 
     def cancel(self, lease: str) -> None:
         """Cancels the attempt of a lease, also one that has not begun yet."""
@@ -162,11 +151,11 @@ class EnginePlayer:
                 self._unwanted.add(lease)
 
         with contextlib.suppress(TimeoutError):
-            self._parts.workers.run(on_the_loop(), CANCEL_S)
+            self.parts.workers.run(on_the_loop(), CANCEL_S)
 
     def places(self) -> int:
         """The number of episodes that are played at once."""
-        return self._parts.cfg.concurrent_episodes
+        return self.parts.cfg.concurrent_episodes
 
     def numbers(self) -> dict[str, Any]:
         """The counters of the player, the driver and the weights, which every beat tells.
@@ -174,13 +163,13 @@ class EnginePlayer:
         Raises:
           EngineError: generation has failed for good: the process must end, and not fail every episode that it gets.
         """
-        self._driver.check()
-        stats, of_weights = self._driver.stats(), self._versions.numbers()
+        self.driver.check()
+        stats, of_weights = self.driver.stats(), self.versions.numbers()
         moved = sum(count for name, count in stats.items() if name != "free_slot_s")  # which grows while nothing moves
         return {
             **self._counts,
             **of_weights,
-            **self._served(),
+            **self.server_numbers(),
             "tokens": stats.get("sampled_tokens", 0.0),
             "progress": float(moved + of_weights["weights_got_bytes"]),
         }
@@ -196,7 +185,7 @@ class EnginePlayer:
         try:
             episode = await self._in_time(task, job.sample, attempt)
             if episode.stop_reason is StopReason.ENGINE_ERROR:
-                self._driver.check()  # else every episode that this process gets would fail
+                self.driver.check()  # else every episode that this process gets would fail
             self._counts["failed"] += episode.stop_reason.is_failure
             result, version = await asyncio.to_thread(_packed, episode), _oldest(episode, version)
         except EngineError as failure:
@@ -212,7 +201,7 @@ class EnginePlayer:
         """
 
         async def limited(task: Task, sample: int) -> Episode:
-            limit = asyncio.timeout(self._parts.cfg.env.episode_timeout_s + STOP_TIMEOUT_S)
+            limit = asyncio.timeout(self.parts.cfg.env.episode_timeout_s + STOP_TIMEOUT_S)
             try:
                 async with limit:
                     return await attempt(task, sample)
@@ -225,7 +214,7 @@ class EnginePlayer:
         return await guarded(limited, task, sample)
 
     def _task(self, job: Job) -> Task:
-        source = self._parts.train
+        source = self.parts.train
         task = source[job.task.row] if job.task.row < len(source) else None
         if task is None or task.id != job.task.id:
             has = f"has '{task.id}' there" if task is not None else f"has {len(source)} tasks"
@@ -238,18 +227,18 @@ class EnginePlayer:
     def _rollout(self, step: int) -> Rollout:
         if step not in self._rollouts:
             self._rollouts = {
-                s: r for s, r in self._rollouts.items() if s >= step - 2 * self._parts.cfg.rl.staleness - 2
+                s: r for s, r in self._rollouts.items() if s >= step - 2 * self.parts.cfg.rl.staleness - 2
             }
-            self._rollouts[step] = attempts.of_step(self._parts, self._driver, step)
+            self._rollouts[step] = attempts.of_step(self.parts, self.driver, step)
         return self._rollouts[step]
 
 
 def _packed(episode: Episode) -> Packed:
     try:
-        return packing.pack(episode)
+        return codec.pack(episode)
     except ValueError as error:  # an environment's number that is not finite
         failed = no_episode(episode.task, episode.sample, StopReason.ENV_ERROR, f"its result cannot be sent: {error}")
-        return packing.pack(failed)
+        return codec.pack(failed)
 
 
 def _oldest(episode: Episode, begun: int) -> int:
@@ -278,12 +267,8 @@ def run(
 
     Args:
       cfg: of the run, with this process's own mesh.
-      link: to the coordinator.
-      token: of the run.
       name: of the process, and of its folder.
-      host: by which others reach it.
       facts: of the process, on its mesh.
-      watch: is told of phases and progress.
       begun: is called with the worker before it joins, so that a signal can end it.
 
     Raises:
@@ -291,24 +276,21 @@ def run(
       CoordinatorGoneError: the coordinator was away for too long.
       EngineError: generation has failed for good.
     """
-    fleet = cfg.fleet
-    assert fleet is not None
-    fleet_folder = pathlib.Path(cfg.workdir) / FLEET
-    own, trainers_folder = fleet_folder / ENGINES / name / WEIGHTS, fleet_folder / WEIGHTS
+    fleet, fleet_folder = settings.of(cfg), pathlib.Path(cfg.workdir) / settings.FOLDER
+    own, trainers_folder = fleet_folder / settings.ENGINES / name / settings.WEIGHTS, fleet_folder / settings.WEIGHTS
     own.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         parts = stack.enter_context(open_parts(cfg, lambda line: logger.info("%s", line)))
-        server = stack.enter_context(
-            WeightServer([own], token, "127.0.0.1" if host in LOCAL_HOSTS else "0.0.0.0", address=host)
-        )
+        server = stack.enter_context(WeightServer([own], token, listening_host(host), address=host))
         driver = stack.enter_context(parts.engine(blank(parts.spec, parts.mesh), -1))
         parts.roles.start()
         fetcher = WeightFetcher(own, token, server.url)
-        versions = EngineVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, trainers_folder, fleet.hang_s / 2)
+        reader = VersionReader(trainers_folder, own, fetcher, fleet.hang_s / 2)
+        versions = EngineVersions(cfg, parts.spec, parts.mesh, link, reader)
         own_facts = {**facts(parts.mesh), "source": server.url}
-        theirs = functools.partial(_trainers_probe, trainers_folder, own, link, fetcher)
-        player = EnginePlayer(parts, driver, versions, theirs, own_facts, server.numbers)
+        expected_probe = functools.partial(_trainers_probe, trainers_folder, own, link, fetcher)
+        player = EnginePlayer(parts, driver, versions, expected_probe, own_facts, server.numbers)
         logger.info("%s is ready after %.1f s", name, time.monotonic() - started)
         worker = EngineWorker(link, player, own_facts, fleet.rule, budget_s(cfg), watch)
         begun(worker)

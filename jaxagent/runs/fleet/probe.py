@@ -117,8 +117,6 @@ def compare(content: bytes, ours: Probed, facts: Mapping[str, Any]) -> str:
 
     Args:
       content: of the trainer's file.
-      ours: of this process.
-      facts: of this process.
 
     Raises:
       ConfigError: the file is damaged.

@@ -31,8 +31,7 @@ from jaxagent.fleet.admission import Outcome
 from jaxagent.fleet.client import Client
 from jaxagent.fleet.leaves import Path
 from jaxagent.fleet.manifest import MissingError, Share, WeightsError
-from jaxagent.fleet.vitals import Vitals
-from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.vitals import WEIGHTS, Vitals
 from jaxagent.fleet.wire import TaskRef
 from jaxagent.fleet.worker import WAITING
 from jaxagent.learner import peers
@@ -77,7 +76,6 @@ def content_of(state: TrainState, dtype: str, base: str = "") -> VersionContent:
     """What this process publishes of the trainer's state. Where others hold parts of it, each has to call this.
 
     Args:
-      state: the trainer's.
       dtype: of full weights.
       base: under LoRA, the digest of its frozen weights.
     """
@@ -86,46 +84,33 @@ def content_of(state: TrainState, dtype: str, base: str = "") -> VersionContent:
     return VersionContent(trees.shares(state.params), base, digest_of_merged(state.policy, state.params))
 
 
+@dataclasses.dataclass(eq=False)
 class VersionPublisher:
     """A sink (runs/seams.py) that publishes: in the step itself what may be a repetition, and beside the next one what
     is new, since nobody can have that already.
-
-    Args:
-      cfg: the run's.
-      driver: of this process: it has the newest version inside, for evaluation.
-      link: to the coordinator.
-      folder: of all versions.
-      lineage: the run's id.
-      tasks: version -> the tasks of the steps that it admits.
-      signs: is told when training is over.
-      note: prints a line.
-      probe: called before version 0 is published, with the weights in the driver: what engines compare with.
-      trained: gives what was trained of an earlier version; None where it is not to be had any more.
-      bundled: the steps that bundles hold, the one being written too: a trainer goes on from one of them.
     """
 
-    def __init__(
-        self,
-        cfg: Config,
-        driver: Driver,
-        link: Client,
-        folder: pathlib.Path,
-        lineage: str,
-        tasks: Callable[[int], Tasks],
-        signs: Vitals,
-        note: Callable[[str], None],
-        probe: Callable[[], None],
-        trained: Callable[[int], Params | None],
-        bundled: Callable[[], Collection[int]],
-    ):
-        assert cfg.fleet is not None
-        self._cfg, self._fleet, self._driver, self._link = cfg, cfg.fleet, driver, link
-        self._folder, self._lineage, self._tasks = folder, lineage, tasks
-        self._signs, self._note, self._probe, self._trained = signs, note, probe, trained
-        self._bundled = bundled
+    cfg: Config  # the run's
+    driver: Driver  # of this process: it has the newest version inside, for evaluation
+    link: Client  # to the coordinator
+    folder: pathlib.Path  # of all versions
+    lineage: str  # the run's id
+    tasks: Callable[[int], Tasks]  # version -> the tasks of the steps that it admits
+    signs: Vitals  # is told when training is over
+    note: Callable[[str], None]  # prints a line
+    # Called before version 0 is published, with the weights in the driver: what engines compare with.
+    probe: Callable[[], None]
+    # Gives what was trained of an earlier version; None where it is not to be had any more.
+    trained: Callable[[int], Params | None]
+    # The steps that bundles hold, the one being written too: a trainer goes on from one of them.
+    bundled: Callable[[], Collection[int]]
+
+    def __post_init__(self) -> None:
+        assert self.cfg.fleet is not None
+        self._fleet = self.cfg.fleet
         self._base = ""  # digest of the frozen weights, once they are on disk
-        self._dtype = dtype_of(cfg, folder)
-        self._exact = cfg.numerics == "exact" and not cfg.takes_other_rounding
+        self._dtype = dtype_of(self.cfg, self.folder)
+        self._exact = self.cfg.numerics == "exact" and not self.cfg.takes_other_rounding
         self._newest = -1  # that this process has published
         self._repeats = True  # the newest one was there already, for all that is known
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "publishes")
@@ -142,8 +127,8 @@ class VersionPublisher:
             coordinator does not know the steps before it.
           OSError: the disk is full, or failed.
         """
-        self._driver.update_params(state.policy, version)
-        if self._cfg.model.lora and not self._base:
+        self.driver.update_params(state.policy, version)
+        if self.cfg.model.lora and not self._base:
             self._base = self._publish_base(trees.shares(state.frozen.base))
         self.finish()
         content = content_of(state, self._dtype, self._base)
@@ -151,17 +136,17 @@ class VersionPublisher:
             self._step_waits = False
             self._under_way = self._pool.submit(self._write_version, version, content)
         else:
-            staleness = self._cfg.rl.staleness
-            before = {earlier for step in self._bundled() for earlier in range(step - staleness, step)}
+            staleness = self.cfg.rl.staleness
+            before = {earlier for step in self.bundled() for earlier in range(step - staleness, step)}
             if self._repeats:
-                self._write_and_report(version, content, before, self._tasks)
+                self._write_and_report(version, content, before, self.tasks)
             else:  # the tasks as they are known now
-                tasks, self._step_waits = {version: self._tasks(version)}, False
+                tasks, self._step_waits = {version: self.tasks(version)}, False
                 self._under_way = self._pool.submit(self._write_and_report, version, content, before, tasks.__getitem__)
         # Once: what the first step compiles, and what the end of the stage writes.
-        once = self._newest < 0 or version == self._cfg.rl.steps
+        once = self._newest < 0 or version == self.cfg.rl.steps
         self._newest = version
-        self._signs.phase(_after(version), self._fleet.start_s if once else self._fleet.hang_s, done=version)
+        self.signs.phase(_after(version), self._fleet.start_s if once else self._fleet.hang_s, done=version)
 
     def check(self) -> None:
         """Raises what a publication that is over has failed of."""
@@ -174,18 +159,18 @@ class VersionPublisher:
             return
         publication, self._under_way, self._step_waits = self._under_way, None, True
         if not publication.done():
-            self._signs.phase(f"publishes version {self._newest}", self._fleet.hang_s)
+            self.signs.phase(f"publishes version {self._newest}", self._fleet.hang_s)
         publication.result()
 
     def _publish_base(self, shares: list[Share]) -> str:
         """Writes the weights that adapters change; in process 0, their digest."""
-        folder, tell = self._folder / weights.BASE, {"rank": peers.index(), "meet": self._meet}
+        folder, tell = self.folder / weights.BASE, {"rank": peers.index(), "meet": self._meet}
         try:
-            value = weights.publish(folder, shares, self._lineage, weights.FIRST, **tell)
+            value = weights.publish(folder, shares, self.lineage, weights.FIRST, **tell)
         except weights.ConflictError as conflict:
             raise ConfigError(
                 f"The frozen weights under the adapters are not those that this run has published: {conflict} "
-                f"{self._folder.parent} is of another run, or '{self._cfg.workdir}/base' was replaced: use another "
+                f"{self.folder.parent} is of another run, or '{self.cfg.workdir}/base' was replaced: use another "
                 "workdir."
             ) from None
         return value.digest if value is not None else "as process 0 says"
@@ -196,19 +181,19 @@ class VersionPublisher:
         """Writes a version, reports it to the coordinator, and deletes those that nobody asks for; in process 0."""
         digest = self._write_version(version, content)
         if version == 0:  # after the other processes' parts, which do not wait for what it compiles
-            self._probe()
+            self.probe()
         if digest is not None:
-            answer = self._link.publish(version, digest, self._lineage, tasks(version))
+            answer = self.link.publish(version, digest, self.lineage, tasks(version))
             self._repeats = answer.outcome is not Outcome.STORED
             if answer.outcome is Outcome.CONFLICT:
                 self._report_difference(version, answer.reason)
             elif answer.outcome is Outcome.REFUSED:
                 raise ConfigError(
-                    f"'{self._cfg.workdir}' has done {version} steps that '{self._folder.parent}' does not know "
+                    f"'{self.cfg.workdir}' has done {version} steps that '{self.folder.parent}' does not know "
                     f"({answer.reason}) They were done without config.fleet, or the ledger was removed: go on without "
                     "config.fleet, or use another workdir."
                 )
-        weights.delete(self._folder, version - self._cfg.rl.staleness - 1, {weights.FIRST, *before})
+        weights.delete(self.folder, version - self.cfg.rl.staleness - 1, {weights.FIRST, *before})
 
     def past(self) -> Mapping[int, Params]:
         """None for bundles: versions are on disk until nobody asks for them any more."""
@@ -220,7 +205,7 @@ class VersionPublisher:
 
     def weights_of(self, version: int) -> Params | None:
         """The weights of a version that can be read again; None: they cannot be."""
-        return self._trained(version)
+        return self.trained(version)
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[None]:
@@ -230,15 +215,15 @@ class VersionPublisher:
         def look() -> None:
             before: Mapping[str, float] = {}
             while not over.wait(LOOK_S):
-                stats = {name: count for name, count in self._driver.stats().items() if name != "free_slot_s"}
+                stats = {name: count for name, count in self.driver.stats().items() if name != "free_slot_s"}
                 if stats != before:
-                    self._signs.tick()
+                    self.signs.tick()
                 before = stats
 
-        budget_s = max(self._fleet.hang_s, self._cfg.env.episode_timeout_s + 2 * STOP_TIMEOUT_S)
+        budget_s = max(self._fleet.hang_s, self.cfg.env.episode_timeout_s + 2 * STOP_TIMEOUT_S)
         if not peers.is_first():  # it waits for what process 0 plays, for as long as that may take
             budget_s = math.inf
-        self._signs.phase(f"evaluates version {self._newest}", budget_s)
+        self.signs.phase(f"evaluates version {self._newest}", budget_s)
         watching = threading.Thread(target=look, name="evaluates", daemon=True)
         watching.start()
         try:
@@ -246,7 +231,7 @@ class VersionPublisher:
         finally:
             over.set()
             watching.join()
-        self._signs.phase(_after(self._newest), self._fleet.hang_s)
+        self.signs.phase(_after(self._newest), self._fleet.hang_s)
 
     def _write_version(self, version: int, content: VersionContent) -> str | None:
         """Writes what this process holds of a version.
@@ -254,13 +239,13 @@ class VersionPublisher:
         Returns:
           In process 0, its digest; None: another one is published, and stays.
         """
-        of = content.shares, self._lineage, version, content.base, content.merged, self._tick
+        of = content.shares, self.lineage, version, content.base, content.merged, self._tick
         replaces = functools.partial(self._may_replace, version)
         try:
-            value = weights.publish(self._folder, *of, replaces, peers.index(), self._meet)
+            value = weights.publish(self.folder, *of, replaces, peers.index(), self._meet)
         except weights.OtherRunError as other:
             raise ConfigError(
-                f"The versions in '{self._folder}' are of another run than the ledger beside them: {other} The ledger "
+                f"The versions in '{self.folder}' are of another run than the ledger beside them: {other} The ledger "
                 "was removed or replaced: put it back from a copy, go on without config.fleet, or use another workdir."
             ) from None
         except weights.ConflictError as conflict:
@@ -272,11 +257,11 @@ class VersionPublisher:
         """Whether the version that is there may go: a trainer wrote it that died before it told anyone."""
         if self._exact or isinstance(conflict, weights.OtherRunError):
             return False
-        return self._link.weights(version) is None
+        return self.link.weights(version) is None
 
     def _tick(self) -> None:
         if self._step_waits:
-            self._signs.tick()
+            self.signs.tick()
 
     def _report_difference(self, version: int, reason: str) -> None:
         """A repetition has come out differently: a defect with exact numerics, and to be expected with fast ones."""
@@ -284,10 +269,10 @@ class VersionPublisher:
             raise ConfigError(
                 f"Version {version} was published before, and training it again from the same episodes gave other "
                 f"weights, where numerics='exact' promises equal ones: {reason} Code, libraries or processor are not "
-                f"those of before, the hardware errs, or {self._folder.parent} is of another run: then use another "
+                f"those of before, the hardware errs, or {self.folder.parent} is of another run: then use another "
                 "workdir."
             )
-        self._note(
+        self.note(
             f"version {version} came out differently when its steps were repeated: what engines have "
             "stays as it is, and what they play with it keeps its own log-probs."
         )
@@ -356,9 +341,6 @@ def lacking(link: Client, folder: pathlib.Path, version: int, tick: Callable[[],
     """Why nobody can have a version's weights; "" where somebody can. Reads all of them where no engine has them.
 
     Args:
-      link: to the coordinator.
-      folder: of all versions, here.
-      version: which.
       tick: called again and again while they are read.
     """
     sources = link.weights(version)

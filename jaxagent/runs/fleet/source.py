@@ -7,6 +7,7 @@ clock has made. So all metrics but those of time are equal to that run's.
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import hashlib
 import pathlib
 import time
@@ -16,15 +17,14 @@ from typing import Any
 from jaxagent.algorithms.streams import shaped
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.data import packing
-from jaxagent.data.packing import Packed
+from jaxagent.data import codec
+from jaxagent.data.codec import Packed
 from jaxagent.fleet import episodes
 from jaxagent.fleet.admission import Batch, Outcome
 from jaxagent.fleet.client import CallError, Client
 from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.repairs import WHAT_TO_DO
-from jaxagent.fleet.vitals import Vitals
-from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.vitals import WEIGHTS, Vitals
 from jaxagent.learner import peers
 from jaxagent.models import global_arrays
 from jaxagent.observe.text import duration
@@ -40,36 +40,25 @@ BACK = "Put the file back from a copy, and the same command goes on; without one
 MOST_IN_VAIN = 4  # readings of what is damaged here, and is not where the coordinator reads it
 
 
+@dataclasses.dataclass(eq=False)
 class Batches:
-    """A source (runs/seams.py) of what engines have played.
+    """A source (runs/seams.py) of what engines have played."""
 
-    Args:
-      rl, fleet: of the run.
-      link: to the coordinator.
-      folder: the ledger's, where it is to be seen from here; its episodes are read there, else over HTTP.
-      signs: is told of waiting and working.
-      note: prints a line.
-      look: called while it waits for a step: it ends a run that was asked to end.
-      lacks: why nobody can play a step's episodes any more: the weights of their version cannot be had; "": they can.
-        Calls its second argument again and again while it reads them.
-      task_of: the id of a group's task; None: this process has not told it.
-    """
+    rl: RLConfig
+    fleet: FleetConfig  # of the run
+    link: Client  # to the coordinator
+    folder: pathlib.Path  # the ledger's, where it is to be seen from here; its episodes are read there, else over HTTP
+    signs: Vitals  # is told of waiting and working
+    note: Callable[[str], None]  # prints a line
+    # Called while it waits for a step: it ends a run that was asked to end.
+    look: Callable[[int], None] = lambda step: None
+    # Why nobody can play a step's episodes any more: the weights of their version cannot be had; "": they can. Calls
+    # its second argument again and again while it reads them.
+    lacks: Callable[[int, Callable[[], None]], str] = lambda step, tick: ""
+    # The id of a group's task; None: this process has not told it.
+    task_of: Callable[[GroupId], str | None] = lambda group: None
 
-    def __init__(
-        self,
-        rl: RLConfig,
-        fleet: FleetConfig,
-        link: Client,
-        folder: pathlib.Path,
-        signs: Vitals,
-        note: Callable[[str], None],
-        look: Callable[[int], None] = lambda step: None,
-        lacks: Callable[[int, Callable[[], None]], str] = lambda step, tick: "",
-        task_of: Callable[[GroupId], str | None] = lambda group: None,
-    ):
-        self._rl, self._fleet, self._link, self._folder = rl, fleet, link, folder
-        self._signs, self._note, self._look = signs, note, look
-        self._lacks, self._task_of = lacks, task_of
+    def __post_init__(self) -> None:
         self._first = True
         self._timed_out = False
         self._before: dict[str, float] = {}  # seconds that each engine had been idle
@@ -87,7 +76,7 @@ class Batches:
           CoordinatorGoneError: the coordinator was away for too long.
         """
         started = time.monotonic()
-        budget_s = self._fleet.start_s if self._first else self._fleet.hang_s  # the first one compiles
+        budget_s = self.fleet.start_s if self._first else self.fleet.hang_s  # the first one compiles
         self._first = False
         from_files, in_vain, waited = True, 0, 0.0
         while True:
@@ -95,18 +84,18 @@ class Batches:
             batch = self._wait(step, started)
             self._check_batch(step, batch)
             waited += time.monotonic() - poll_began
-            self._signs.phase(f"trains step {step}", budget_s, done=step)
-            episodes_read, wrong = self._read(step, batch, from_files)
-            if not wrong:
+            self.signs.phase(f"trains step {step}", budget_s, done=step)
+            episodes_read, unreadable = self._read(step, batch, from_files)
+            if not unreadable:
                 return self._rollouts(step, batch, episodes_read, self._numbers(waited))
             # What this process misreads may be whole: the second time the coordinator reads, and sends it.
-            if not from_files and not self._played_again(step, batch, wrong):
+            if not from_files and not self._played_again(step, batch, unreadable):
                 in_vain += 1
                 if in_vain == MOST_IN_VAIN:
                     raise ConfigError(
-                        f"step {step}: the coordinator reads what this process cannot: {next(iter(wrong.values()))} "
-                        "This machine's network, file system or memory errs: the same command goes on, elsewhere if "
-                        "that happens again."
+                        f"step {step}: the coordinator reads what this process cannot: "
+                        f"{next(iter(unreadable.values()))} This machine's network, file system or memory errs: the "
+                        "same command goes on, elsewhere if that happens again."
                     )
             from_files = False
 
@@ -114,14 +103,14 @@ class Batches:
 
     def _wait(self, step: int, started: float) -> Batch:
         """Asks until the batch is there."""
-        self._signs.phase(f"waits for step {step}", self._fleet.hang_s, done=step)
-        poll_s = min(LONGEST_POLL_S, self._fleet.hang_s / 4)
+        self.signs.phase(f"waits for step {step}", self.fleet.hang_s, done=step)
+        poll_s = min(LONGEST_POLL_S, self.fleet.hang_s / 4)
         noted, in_vain = started, 0
-        while (batch := self._link.batch(step, poll_s)) is None:
-            self._signs.tick()
-            self._look(step)
+        while (batch := self.link.batch(step, poll_s)) is None:
+            self.signs.tick()
+            self.look(step)
             if time.monotonic() - noted >= TELL_EVERY_S:
-                self._note(f"step {step} waits for {duration(time.monotonic() - started)}: {self._why()}")
+                self.note(f"step {step} waits for {duration(time.monotonic() - started)}: {self._why()}")
                 in_vain = self._weights_in_vain(step, in_vain)
                 noted = time.monotonic()  # afterwards, since that may read for long
         return batch
@@ -132,10 +121,10 @@ class Batches:
         Raises:
           ConfigError: it was the second time.
         """
-        phases = [row["phase"] for row in self._link.status()["members"]["engine"].values()]
+        phases = [row["phase"] for row in self.link.status()["members"]["engine"].values()]
         if WEIGHTS not in phases:  # between two tries it waits for a place
             return before
-        if not (why := self._lacks(step, self._signs.tick)):
+        if not (why := self.lacks(step, self.signs.tick)):
             return 0
         if before:
             raise ConfigError(f"step {step} waits for episodes that nobody can play under their version: {why} {BACK}")
@@ -143,7 +132,7 @@ class Batches:
 
     def _why(self) -> str:
         """For people: the oldest group that is not finished, and who plays."""
-        status = self._link.status()
+        status = self.link.status()
         engines = status["members"]["engine"]
         oldest = status.get("oldest_unfinished_group")
         what = f"group {oldest[2]} of step {oldest[0]} is the oldest unfinished" if oldest else "all groups are stored"
@@ -156,10 +145,10 @@ class Batches:
 
     def _check_batch(self, step: int, batch: Batch) -> None:
         """Raises CallError where it is none of this run's: it is asked for again when the process has started again."""
-        groups, group_count = (*batch.groups, *batch.left_out), self._rl.tasks_per_step
-        attempts = range(self._rl.group_size)
-        count = len(batch.groups) == group_count or (len(batch.groups) < group_count and self._rl.refill is not None)
-        own = batch.step == step and (self._fleet.window > 1 or all(group.step == step for group in groups))
+        groups, group_count = (*batch.groups, *batch.left_out), self.rl.tasks_per_step
+        attempts = range(self.rl.group_size)
+        count = len(batch.groups) == group_count or (len(batch.groups) < group_count and self.rl.refill is not None)
+        own = batch.step == step and (self.fleet.window > 1 or all(group.step == step for group in groups))
         complete = batch.results.keys() == {EpisodeId(group, sample) for group in groups for sample in attempts}
         if not (count and own and complete and len(set(groups)) == len(groups)):
             raise CallError(
@@ -175,23 +164,21 @@ class Batches:
         Each of them reads its part, and has the others' from the other processes.
 
         Args:
-          step: the step.
-          batch: of the step.
           from_files: the files may be read, where they are to be seen; else the coordinator does that.
         """
-        in_folder = from_files and (self._folder / episodes.FOLDER).is_dir()
-        wrong: dict[EpisodeId, str] = {}
+        in_folder = from_files and (self.folder / episodes.FOLDER).is_dir()
+        unreadable: dict[EpisodeId, str] = {}
 
         def read_episode(which: EpisodeId) -> Episode | None:
             digest = batch.results[which].digest
             try:
                 if in_folder:
-                    return episodes.read(self._folder, (which.group, which.sample), digest)
-                packed = self._link.episode(which)
-                where = str(episodes.path_of(self._folder / episodes.FOLDER, (which.group, which.sample), digest))
-                return packing.unpack(Packed(digest, packed.body), where)
+                    return episodes.read(self.folder, which, digest)
+                packed = self.link.episode(which)
+                where = str(episodes.path_of(self.folder / episodes.FOLDER, which, digest))
+                return codec.unpack(Packed(digest, packed.body), where)
             except (ConfigError, CallError) as error:
-                wrong[which] = str(error)
+                unreadable[which] = str(error)
                 return None
 
         ordered, rank, count = sorted(batch.results), peers.index(), peers.count()
@@ -203,41 +190,41 @@ class Batches:
                 if episode is not None
             }
         if count > 1:
-            data = packing.to_columns(list(read.values()))
-            reasons = {ordered.index(which): why for which, why in wrong.items()}
+            data = codec.to_columns(list(read.values()))
+            reasons = {ordered.index(which): why for which, why in unreadable.items()}
             mark = _sha256("".join(batch.results[which].digest for which in ordered).encode())
             parts = peers.meet(f"the episodes of step {step}, {mark[:8]}", [len(data), _sha256(data), reasons])
             everything = global_arrays.everyones(data, [size for size, *_ in parts])
             for other, (_, digest, reasons) in enumerate(parts):
-                wrong |= {ordered[int(number)]: why for number, why in reasons.items()}
+                unreadable |= {ordered[int(number)]: why for number, why in reasons.items()}
                 if _sha256(everything[other]) != digest:
                     raise peers.PeerError(f"What process {other} has read for step {step} came in damaged.")
                 if other != rank:
-                    readable = [which for which in ordered[other::count] if which not in wrong]
-                    read |= zip(readable, packing.of_columns(everything[other]), strict=True)
-        return {which: read[which] for which in batch.results if which in read}, wrong
+                    readable = [which for which in ordered[other::count] if which not in unreadable]
+                    read |= zip(readable, codec.of_columns(everything[other]), strict=True)
+        return {which: read[which] for which in batch.results if which in read}, unreadable
 
-    def _played_again(self, step: int, batch: Batch, wrong: Mapping[EpisodeId, str]) -> bool:
+    def _played_again(self, step: int, batch: Batch, unreadable: Mapping[EpisodeId, str]) -> bool:
         """Has the coordinator have damaged episodes played again. False: it finds none of them damaged.
 
         Raises:
           ConfigError: one cannot be had again.
         """
-        again = False
+        any_again = False
         lacks = dict[int, str]()  # by step: to know it, all weights of its version may be read
-        for which, why in sorted(wrong.items()):
-            damage = f"step {step}: {name_of(which)} is damaged on disk ({why.rstrip('.')})"
+        for which, why in sorted(unreadable.items()):
+            damage = f"step {step}: {episodes.name_of(which)} is damaged on disk ({why.rstrip('.')})"
             if which.group.step not in lacks:
-                lacks[which.group.step] = self._lacks(which.group.step, self._signs.tick)
+                lacks[which.group.step] = self.lacks(which.group.step, self.signs.tick)
             if why := lacks[which.group.step]:
                 raise ConfigError(f"{damage}. It cannot be played again under its version: {why} {WHAT_TO_DO}")
-            answer = self._link.damaged(which, batch.results[which].digest)
+            answer = self.link.damaged(which, batch.results[which].digest)
             if answer.outcome is Outcome.REFUSED:
                 raise ConfigError(f"{damage}. It cannot be had again: {answer.reason}")
             if answer.outcome is Outcome.STORED:
-                self._note(f"{damage}: it is played again, and the step waits for that.")
-            again |= answer.outcome in (Outcome.STORED, Outcome.DUPLICATE)
-        return again
+                self.note(f"{damage}: it is played again, and the step waits for that.")
+            any_again |= answer.outcome in (Outcome.STORED, Outcome.DUPLICATE)
+        return any_again
 
     def _rollouts(
         self, step: int, batch: Batch, episodes_read: Mapping[EpisodeId, Episode], numbers: dict[str, float]
@@ -250,25 +237,25 @@ class Batches:
             own = list(of_group.values())
             begun[group] = Group(own[0].task, own)
         self._complain_of_time(step, episodes_read.values())
-        by_id = {group: shaped(full_group, self._rl) for group, full_group in begun.items()}
+        by_id = {group: shaped(full_group, self.rl) for group, full_group in begun.items()}
         chosen = Selection(
             groups=[by_id[group] for group in batch.groups],
             sampled=[by_id[group] for group in ordered],
             rounds=1 + max(group.round for group in ordered),
         )
         rounds = [[begun[group] for group in ordered if group.round == number] for number in range(chosen.rounds)]
-        return rollouts(self._rl, step, chosen, rounds, numbers)
+        return rollouts(self.rl, step, chosen, rounds, numbers)
 
     def _check_whose(self, step: int, of_group: Mapping[EpisodeId, Episode]) -> None:
         """Raises ConfigError where an episode of a group is another one, whatever was said when it was handed in."""
         first_task = next(iter(of_group.values())).task.id
         for which, episode in of_group.items():
-            task = self._task_of(which.group) or first_task
+            task = self.task_of(which.group) or first_task
             if episode.task.id != task or not self._numbers_fit(which, episode.sample):
                 raise ConfigError(
-                    f"step {step}: what is stored as {name_of(which)}, of task {task!r}, is attempt {episode.sample} "
-                    f"of the run, at task {episode.task.id!r}: a process has handed in another episode's result. The "
-                    "run cannot go on from here: begin anew in another workdir."
+                    f"step {step}: what is stored as {episodes.name_of(which)}, of task {task!r}, is attempt "
+                    f"{episode.sample} of the run, at task {episode.task.id!r}: a process has handed in another "
+                    "episode's result. The run cannot go on from here: begin anew in another workdir."
                 )
 
     def _numbers_fit(self, which: EpisodeId, number: int) -> bool:
@@ -276,16 +263,16 @@ class Batches:
 
         One that failed before it began is numbered within its group.
         """
-        begin = attempts.first(self._rl, which.group.step, which.group.round, 0) + which.sample
-        of_a_step = attempts.first(self._rl, 1, 0, 0)
+        begin = attempts.first(self.rl, which.group.step, which.group.round, 0) + which.sample
+        of_a_step = attempts.first(self.rl, 1, 0, 0)
         return number == which.sample or (number - begin) % of_a_step == 0
 
     def _complain_of_time(self, step: int, episodes_read: Any) -> None:
         """Limits in seconds are the one leak of `pinned`."""
         late = sum(episode.stop_reason is StopReason.TIMEOUT for episode in episodes_read)
-        if late and self._fleet.rule == "pinned" and not self._timed_out:
+        if late and self.fleet.rule == "pinned" and not self._timed_out:
             self._timed_out = True
-            self._note(
+            self.note(
                 f"step {step}: {late} episodes ended by a limit in seconds: this run is not reproducible by sampling "
                 "again (it is from its ledger). Limit turns and tokens instead. Said once; stop/timeout has the rest."
             )
@@ -295,7 +282,7 @@ class Batches:
     def _numbers(self, waited_s: float) -> dict[str, float]:
         """Who waits for whom."""
         numbers = {"fleet/trainer_wait_s": waited_s}
-        status = self._link.status()
+        status = self.link.status()
         engines = status["members"]["engine"]
         numbers["fleet/damaged_episodes"] = float(status["episodes"]["found_damaged"])
         numbers["fleet/engines"] = float(len(engines))
@@ -307,11 +294,6 @@ class Batches:
             numbers["fleet/engine_idle_frac"] = min(1.0, sum(idle_growth) / (len(idle_growth) * (now - self._since)))
         self._before, self._since = idle, now
         return numbers
-
-
-def name_of(which: EpisodeId) -> str:
-    """For messages."""
-    return episodes.name_of((which.group, which.sample))
 
 
 def _sha256(data: bytes) -> str:

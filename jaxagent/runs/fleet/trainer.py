@@ -18,10 +18,10 @@ from jaxagent.engine.driver import Driver
 from jaxagent.fleet import settings
 from jaxagent.fleet.client import Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.plan import Plan
-from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.server import LEDGER
+from jaxagent.fleet.settings import plan_of
 from jaxagent.fleet.vitals import Vitals
-from jaxagent.fleet.weight_server import WeightServer
+from jaxagent.fleet.weight_server import WeightServer, listening_host
 from jaxagent.fleet.wire import Rounds, TaskRef
 from jaxagent.learner import peers
 from jaxagent.rollout.experience import Experience
@@ -43,12 +43,7 @@ class Trainer:
     """This process's side of the fleet. Use as a context manager around `loop.run`, which is given `connect`.
 
     Args:
-      cfg: the run's.
-      link: to the coordinator.
-      token: of the run.
-      name: of the process.
       host: by which others reach it.
-      signs: of life.
     """
 
     def __init__(self, cfg: Config, link: Client, token: str, name: str, host: str, signs: Vitals):
@@ -89,8 +84,7 @@ class Trainer:
         versions = self._folder / settings.WEIGHTS
         versions.mkdir(parents=True, exist_ok=True)
         self._facts = {**facts(self._cfg, self._name, self._host, parts.mesh), "rank": peers.index()}
-        own = self._host in ("", "127.0.0.1", "localhost")
-        server = WeightServer([versions], self._token, "127.0.0.1" if own else "0.0.0.0", address=self._host)
+        server = WeightServer([versions], self._token, listening_host(self._host), address=self._host)
         self._opened.enter_context(server)
         self._facts["source"] = server.url
         joined = self._link.join(ROLE, self._facts)
@@ -181,7 +175,6 @@ def tasks_of(experience: Experience, plan: Plan, rounds_of: dict[int, Rounds]) -
 
     Args:
       experience: knows the tasks of every step.
-      plan: the run's rules.
       rounds_of: gets those that were told, by step, as long as a batch may still have groups of the step.
     """
     published: list[int] = []

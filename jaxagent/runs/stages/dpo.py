@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from jaxagent.algorithms import supervised
 from jaxagent.algorithms.supervised import Pair
 from jaxagent.config import ConfigError
+from jaxagent.data.episode_log import by_task
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward
 from jaxagent.learner.batching import Packer
@@ -23,8 +24,8 @@ DPO = "dpo"
 def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
     """Trains on pairs of the logged episodes; the reference is the policy that the stage began with."""
     cfg = parts.cfg.dpo
-    log = offline.read_episodes(parts, workdir, cfg.episodes)
-    pairs = supervised.pairs(log.groups(), cfg.pairs_per_task, cfg.min_gap)
+    episodes = offline.read_episodes(parts, workdir, cfg.episodes)
+    pairs = supervised.pairs(by_task(episodes), cfg.pairs_per_task, cfg.min_gap)
     if not pairs:
         raise ConfigError(f"dpo: no task has attempts whose rewards differ by {cfg.min_gap} or more (dpo.min_gap).")
 

@@ -18,9 +18,8 @@ import numpy as np
 import optax
 
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import ConfigError, OfflineConfig, RLConfig, Stage
+from jaxagent.config import BatchConfig, ConfigError, OfflineConfig, RLConfig, Stage
 from jaxagent.data import episode_log
-from jaxagent.data.episode_log import EpisodeLog
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward, programs
 from jaxagent.learner.batching import Packer
@@ -31,6 +30,7 @@ from jaxagent.observe.files import EPISODES_FOLDER
 from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.workdir import Workdir
+from jaxagent.types import Episode
 
 Example = TypeVar("Example")
 ToStreams = Callable[[TrainState, Sequence[Example]], tuple[list[Streams], dict[str, float]]]
@@ -58,9 +58,7 @@ def train(
         and metrics. Compiles what it needs.
       keep_reference: whether the state keeps the policy that the stage began with.
     """
-    batch = parts.cfg.rl.batch
-    share = programs.sharing(parts.cfg, batch, parts.spec)
-    packer = Packer(batch, programs.action_tokens(parts.cfg), parts.row_shards, share, parts.cfg.mesh.context)
+    packer = packer_of(parts, parts.cfg.rl.batch, programs.action_tokens(parts.cfg))
     gradient_step = optimizer(parts.cfg.rl, cfg)
     with workdir.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), gradient_step, parts.mesh)
@@ -97,6 +95,12 @@ def _step(
     return state, metrics | {name: of_update[name] for name in names}
 
 
+def packer_of(parts: Parts, batch: BatchConfig, targets: int) -> Packer:
+    """Packs sequences with at most so many targets each, by the sizes of `batch`."""
+    share = programs.sharing(parts.cfg, batch, parts.spec)
+    return Packer(batch, targets, parts.row_shards, share, parts.cfg.mesh.context)
+
+
 def optimizer(rl: RLConfig, cfg: OfflineConfig) -> optax.GradientTransformation:
     """RL's optimiser with the stage's learning rate and number of updates."""
     return make_optimizer(dataclasses.replace(rl.optimizer, learning_rate=cfg.learning_rate), cfg.updates)
@@ -111,16 +115,16 @@ def order(count: int, size: int, at: tuple[int, int]) -> list[int]:
     return [int(permutations[p // count][p % count]) for p in positions]
 
 
-def read_episodes(parts: Parts, workdir: Workdir, path: str) -> EpisodeLog:
+def read_episodes(parts: Parts, workdir: Workdir, path: str) -> list[Episode]:
     """The logged episodes that a config names, or this run's own; says how many lines were dropped."""
-    log = episode_log.read(path or Path(parts.cfg.workdir) / EPISODES_FOLDER)
+    episodes, dropped = episode_log.read(path or Path(parts.cfg.workdir) / EPISODES_FOLDER)
     vocab = parts.tokenizer.vocab_size
-    largest = max((int(t.tokens.max(initial=0)) for e in log.episodes for t in e.trajectories), default=0)
+    largest = max((int(t.tokens.max(initial=0)) for e in episodes for t in e.trajectories), default=0)
     if largest >= vocab:
         raise ConfigError(f"Logged episodes hold token {largest}, the tokenizer has {vocab}: they are of another one.")
-    if log.dropped:
-        workdir.progress.note(f"logged episodes: {log.dropped} unfinished last line(s) left out")
-    return log
+    if dropped:
+        workdir.progress.note(f"logged episodes: {dropped} unfinished last line(s) left out")
+    return episodes
 
 
 def check(parts: Parts, stage: Stage) -> None:

@@ -20,7 +20,6 @@ from jaxagent.algorithms.value_losses import Squared
 from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward, peers, programs
-from jaxagent.learner.batching import Packer
 from jaxagent.learner.loss import Tally
 from jaxagent.learner.score import Scorer, value_scorer
 from jaxagent.learner.state import Batch, TrainState, init_state
@@ -39,15 +38,12 @@ OUTCOME_MODEL = "outcome_model"
 def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
     """Trains the model, reports held-out accuracy and AUC, and returns the policy as it came."""
     cfg = parts.cfg.outcome_model
-    episodes = supervised.distinct(offline.read_episodes(parts, workdir, cfg.episodes).episodes)
+    episodes = supervised.distinct(offline.read_episodes(parts, workdir, cfg.episodes))
     training, held_out = outcome.split(episodes, cfg.held_out_frac)
     if not held_out:
         raise ConfigError("outcome_model.held_out_frac leaves no task to measure with.")
     examples = _examples(training, cfg.loss, cfg.min_reward)
-    share = programs.sharing(parts.cfg, parts.cfg.rl.batch, parts.spec)
-    packer = Packer(
-        parts.cfg.rl.batch, programs.action_tokens(parts.cfg) + 1, parts.row_shards, share, parts.cfg.mesh.context
-    )
+    packer = offline.packer_of(parts, parts.cfg.rl.batch, programs.action_tokens(parts.cfg) + 1)
     optimizer = offline.optimizer(parts.cfg.rl, cfg)
     score_value = forward.value_forward(parts.spec)
     with workdir.compiles.warm_up(), jax.set_mesh(parts.mesh):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from jaxagent.algorithms.supervised import sft, successes
 from jaxagent.config import ConfigError
+from jaxagent.data.episode_log import by_task
 from jaxagent.engine.driver import Driver
 from jaxagent.models.params import Params
 from jaxagent.runs.parts import Parts
@@ -19,7 +20,7 @@ RFT = "rft"
 def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
     """Trains on the successes among the logged episodes; returns the trained policy."""
     cfg = parts.cfg.rft
-    examples = successes(offline.read_episodes(parts, workdir, cfg.episodes).groups(), cfg.min_reward, cfg.per_task)
+    examples = successes(by_task(offline.read_episodes(parts, workdir, cfg.episodes)), cfg.min_reward, cfg.per_task)
     if not examples:
         raise ConfigError(f"rft: no logged episode has a reward of {cfg.min_reward} or more (rft.min_reward).")
 

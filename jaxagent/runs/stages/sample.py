@@ -7,7 +7,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from jaxagent.data.tasks import TaskIterator
+from jaxagent.data.sources import TaskIterator
 from jaxagent.engine.driver import Driver
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params

@@ -40,13 +40,7 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
 
 
 def with_negatives(chosen: Sequence[dict], negatives: Sequence[dict], count: int, at: tuple[int, int]) -> list[dict]:
-    """An update's examples of which the last `count` make room for negatives: every negative before any comes again.
-
-    Args:
-      chosen: the update's demonstrations.
-      negatives, count: all negatives, and how many of them an update has.
-      at: (seed, number of the update), as `offline.order` takes it.
-    """
+    """An update's examples of which the last `count` make room for negatives: every negative before any comes again."""
     if not count:
         return list(chosen)
     return [*chosen[:-count], *(negatives[i] for i in offline.order(len(negatives), count, at))]

@@ -22,7 +22,7 @@ from jaxagent.config.learner import completed
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward
 from jaxagent.learner.batching import Packer
-from jaxagent.learner.programs import action_tokens, sharing
+from jaxagent.learner.programs import action_tokens
 from jaxagent.learner.state import Batch, TrainState, init_state
 from jaxagent.learner.update import make_optimizer, make_update
 from jaxagent.models.params import Params
@@ -30,6 +30,7 @@ from jaxagent.rollout import demonstrations
 from jaxagent.rollout.groups import Failures, by_kind
 from jaxagent.runs.evaluation.held_out import GREEDY, play
 from jaxagent.runs.parts import Parts
+from jaxagent.runs.stages.offline import packer_of
 from jaxagent.runs.workdir import Workdir
 from jaxagent.types import Task, Trajectory
 
@@ -41,9 +42,8 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
     cfg = parts.cfg.warm_start
     # The curriculum is trained on every token of a row, whole episodes on the few that are sampled.
     batch = completed(cfg.batch, parts.cfg.rl.batch)
-    share = sharing(parts.cfg, batch, parts.spec)
-    curriculum = Packer(batch, batch.row_tokens, parts.row_shards, share, parts.cfg.mesh.context)
-    full = Packer(batch, action_tokens(parts.cfg), parts.row_shards, share, parts.cfg.mesh.context)
+    curriculum = packer_of(parts, batch, batch.row_tokens)
+    full = packer_of(parts, batch, action_tokens(parts.cfg))
     optimizer = make_optimizer(completed(cfg.optimizer, parts.cfg.rl.optimizer), cfg.max_steps)
     with workdir.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), optimizer, parts.mesh)

@@ -23,9 +23,10 @@ from jaxagent.io.files import cache_directory
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import SandboxError
 from jaxagent.sandbox.images import bases, debootstrap, oci
+from jaxagent.sandbox.images.build import Steps
 from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
-from jaxagent.sandbox.images.recipes import Builder
+from jaxagent.sandbox.images.recipes import build_definition, build_dockerfile
 from jaxagent.sandbox.images.store import Store
 from jaxagent.sandbox.owner import Owner
 
@@ -61,48 +62,36 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def _build(args: argparse.Namespace) -> Built:
-    table = bases.parse(args.base)
-    if args.debootstrap:
-        record = await debootstrap.make(
-            Store(args.store), args.debootstrap, args.mirror, args.timeout_s or 3600.0, print, args.include
+    table, store, timeout_s = bases.parse(args.base), Store(args.store), args.timeout_s or 3600.0
+    if args.debootstrap or args.oci:
+        record = await (
+            oci.load(store, args.oci, args.name)
+            if args.oci
+            else debootstrap.make(store, args.debootstrap, args.mirror, timeout_s, print, args.include)
         )
-        print(_line({**record, "kind": "bases"}))
-        return Built(record["key"], record["tree"])
+        print(_line(record))
+        return bases.loaded(record) if args.oci else Built(record["key"], record["tree"])
+    path, context = _recipe(args)
     owner = Owner()
     try:
-        if args.oci:
-            record = await oci.load(Store(args.store), args.oci, args.name)
-            print(_line({**record, "kind": "bases"}))
-            return bases.loaded(record)[0]
-        return await _recipe_here(args, owner, table)
+        probed = await choose.choose_backend(owner, ("namespaces",))
+        await probed.close()
+        backend = BuildBackend(owner, args.network, probed.roots)
+        steps = Steps(backend, store, table, path.resolve().parent.name, timeout_s, print)
+        if path.suffix == ".def":
+            return await build_definition(steps, path, context)
+        return await build_dockerfile(steps, path, context, dict(arg.partition("=")[::2] for arg in args.arg))
     finally:
         owner.close()
-
-
-async def _recipe_here(args: argparse.Namespace, owner: Owner, table: tuple[bases.Base, ...]) -> Built:
-    probed = await choose.choose_backend(owner, ("namespaces",))
-    await probed.close()
-    backend = BuildBackend(owner, args.network, probed.roots)
-    builder = Builder(backend, Store(args.store), table, print)
-    path, context = _recipe(args)
-    name = path.resolve().parent.name
-    try:
-        if path.suffix == ".def":
-            return await builder.definition(path, context, name, args.timeout_s or 3600.0)
-        pairs = dict(arg.partition("=")[::2] for arg in args.arg)
-        return await builder.dockerfile(path, context, name, args.timeout_s or 3600.0, pairs)
-    finally:
-        await backend.close()
 
 
 def _recipe(args: argparse.Namespace) -> tuple[Path, Path]:
     """The recipe's file and its context."""
     path = args.path
     if path.is_dir():
-        files = [p for p in (path / "Dockerfile", path / "container.def") if p.is_file()]
-        if not files:
-            raise ConfigError(f"{path} has neither a Dockerfile nor a container.def.")
-        path = files[0]
+        path = next((p for p in (path / "Dockerfile", path / "container.def") if p.is_file()), None)
+        if path is None:
+            raise ConfigError(f"{args.path} has neither a Dockerfile nor a container.def.")
     if not path.is_file():
         raise ConfigError(f"{path} is not there.")
     return path, args.context or path.parent

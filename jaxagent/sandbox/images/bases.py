@@ -66,8 +66,8 @@ def normal(name: str) -> str:
 
 async def resolve(
     table: Sequence[Base], name: str, image: str, store: Store, progress: Callable[[str], None] = lambda line: None
-) -> tuple[Built, str]:
-    """The root for a name in FROM, and the user that it names; debootstrap and tars are made when they are not stored.
+) -> Built:
+    """The root for a name in FROM, its user not looked up; debootstrap and tars are made when they are not stored.
 
     Raises:
       BuildError: the table has no such name, or its root cannot be made.
@@ -76,7 +76,7 @@ async def resolve(
         folder = store.folder / "bases" / "empty"
         folder.mkdir(exist_ok=True)
         tree.prepare(folder)
-        return Built(make_key("scratch"), root=str(folder)), ""
+        return Built(make_key("scratch"), root=str(folder))
     names = {normal(name), normal(Path(name).name)} if name.endswith(".sif") else {normal(name)}
     source = next((source for pattern, source in table if any(fnmatch.fnmatchcase(w, pattern) for w in names)), "")
     if not source:
@@ -84,24 +84,24 @@ async def resolve(
         hint = nearest(normal(name), patterns) if patterns else "No bases are given."
         raise BuildError(image, 0, "", f"is FROM {name}, which the bases do not have (there is no registry). {hint}")
     if source == HOST:
-        return Built(_host_key()), ""
+        return Built(_host_key())
     if source.startswith(DEBOOTSTRAP):
         suite, _, mirror = source.removeprefix(DEBOOTSTRAP).partition("@")
         record = await debootstrap.make(store, suite, mirror, progress=progress)
-        return Built(make_key("base", record["key"]), root=record["tree"]), ""
+        return Built(make_key("base", record["key"]), root=record["tree"])
     path, _, which = source.partition("#")
     if os.path.isdir(path):
         check_reachable(Path(path))
         info = os.stat(path)
         key = make_key("folder", path, info.st_ino, info.st_mtime_ns, *_packages(Path(path)))
-        return Built(key, root=path), ""
+        return Built(key, root=path)
     return loaded(await oci.load(store, Path(path), which))
 
 
-def loaded(record: dict) -> tuple[Built, str]:
-    """The root that `oci.load` gave, and its user."""
-    built = Built(make_key("base", record["key"]), record["tree"], env=record["env"], directory=record["workdir"])
-    return built, record["user"]
+def loaded(record: dict) -> Built:
+    """The root that `oci.load` gave."""
+    key, env = make_key("base", record["key"]), record["env"]
+    return Built(key, record["tree"], env=env, directory=record["workdir"], user=record["user"] or "root")
 
 
 def _host_key() -> str:

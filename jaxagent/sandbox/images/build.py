@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.sandbox.base import FileError, Sandbox, SandboxError, Spec
+from jaxagent.sandbox.images import bases
 from jaxagent.sandbox.images.build_backend import LIMITS, BuildBackend
 from jaxagent.sandbox.images.built import TAIL_CHARS, BuildError, Built
 from jaxagent.sandbox.images.context import Item
 from jaxagent.sandbox.images.store import TREE, Store, make_key
 
 MAX_LAYERS_TEXT = 3_800  # characters of all their paths: the kernel takes one page of mount options
+SHELLS_OWN = ("_", "PWD", "OLDPWD", "SHLVL")  # variables
 SMALL_S = 60.0  # for the small commands that make folders and links
 _OFFLINE = re.compile(
     r"[Tt]emporary failure (?:in name )?resol|[Cc]ould ?n.t resolve|[Cc]ould not resolve|Name or service not known|"
@@ -38,25 +40,49 @@ class Steps:
     """Runs the steps of one image.
 
     Args:
-      backend: where they run.
+      backend: where they run, with or without the network.
       store: where they are kept.
+      table: what FROM may name.
       image: its name, for messages.
-      timeout_s: of the whole build, from now.
+      timeout_s: of the whole build, from now; a base that is made for it does not count.
       progress: told of every step.
     """
 
     def __init__(
-        self, backend: BuildBackend, store: Store, image: str, timeout_s: float, progress: Callable[[str], None]
+        self,
+        backend: BuildBackend,
+        store: Store,
+        table: Sequence[bases.Base],
+        image: str,
+        timeout_s: float,
+        progress: Callable[[str], None] = lambda line: None,
     ):
-        self.backend, self.store, self.image, self.progress = backend, store, image, progress
+        self.backend, self.store, self.table = backend, store, table
+        self.image, self.progress = image, progress
         self._ends_at = time.monotonic() + timeout_s
-        self.number = 0
+        self.number, self._text = 0, ""  # of the step that runs
+
+    async def base(self, name: str) -> Built:
+        """What a FROM of this name gives; programs do not run yet in the folder and as the user that it names."""
+        begin = time.monotonic()
+        built = await bases.resolve(self.table, name, self.image, self.store, self.progress)
+        self._ends_at += time.monotonic() - begin
+        return built
+
+    async def begin(self, name: str) -> Built:
+        """The same with the base's own folder and user, where it names them."""
+        built = await self.base(name)
+        if built.directory != "/":
+            built = await self.workdir(built, f"the base's folder {built.directory}", built.directory)
+        if built.user in ("0", "root", "0:0", "root:root"):
+            return dataclasses.replace(built, user="root")
+        return await self.user(built, f"the base's user {built.user}", built.user)
 
     async def run(self, built: Built, text: str, argv: Sequence[str], env: Mapping[str, str]) -> Built:
         """A program that must end with status 0. `env`: beyond the image's own."""
 
         async def action(sandbox: Sandbox) -> dict[str, Any]:
-            await self._program(sandbox, built, text, argv, env)
+            await self._program(sandbox, built, argv, env)
             return {}
 
         inputs = ["run", list(argv), {**built.env, **env}, built.directory, built.uid, built.home, self.backend.network]
@@ -96,7 +122,7 @@ class Steps:
             for name, items in sources:
                 under = f"{target.rstrip('/')}/{name}" if folder and name else target
                 if name in unpack:
-                    await self._unpack(sandbox, built, text, items[0], target)
+                    await self._unpack(sandbox, built, items[0], target)
                 else:
                     await _put(sandbox, under, items, mode)
             return {}
@@ -117,12 +143,9 @@ class Steps:
             rows = [row for line in lines if len(row := line.split(":")) >= 6]
             row = next((r for r in rows if user in (r[0], r[2]) and r[2].isdigit()), None)
             if row is None and not user.isdigit():
-                raise BuildError(self.image, self.number, text, f"names the user '{user}', who is not in /etc/passwd")
-            return (
-                {"uid": int(row[2]), "user": row[0], "home": row[5] or "/"}
-                if row
-                else {"uid": int(user), "user": user, "home": "/"}
-            )
+                raise self.wrong(f"names the user '{user}', who is not in /etc/passwd")
+            name, uid, home = (row[0], row[2], row[5]) if row else (user, user, "/")
+            return {"uid": int(uid), "user": name, "home": home or "/"}
 
         built, account = await self.step(built, text, ["user", user], action, keep=False)
         return dataclasses.replace(built, uid=account["uid"], user=account["user"], home=account["home"])
@@ -132,12 +155,10 @@ class Steps:
 
         async def action(sandbox: Sandbox) -> dict[str, Any]:
             program = f"{script}\nexec env -0"
-            before = await self._program(sandbox, built, text, ("/bin/sh", "-c", "exec env -0"), {})
-            after = await self._program(sandbox, built, text, ("/bin/sh", "-c", program), {})
+            before = await self._program(sandbox, built, ("/bin/sh", "-c", "exec env -0"), {})
+            after = await self._program(sandbox, built, ("/bin/sh", "-c", program), {})
             old, new = _variables(before), _variables(after)
-            return {
-                "env": {k: v for k, v in new.items() if old.get(k) != v and k not in ("_", "PWD", "OLDPWD", "SHLVL")}
-            }
+            return {"env": {k: v for k, v in new.items() if old.get(k) != v and k not in SHELLS_OWN}}
 
         inputs = ["environment", script, dict(built.env), built.directory]
         built, result = await self.step(built, text, inputs, action, keep=False)
@@ -157,61 +178,49 @@ class Steps:
         Raises:
           BuildError: it failed.
         """
-        self.number += 1
+        self.number, self._text = self.number + 1, text
         key = make_key(built.key, *inputs)
-        record = self.store.find("layers", key)
-        cached = record is not None
-        if record is None:
-            self.progress(f"{self.image}: step {self.number}: {' '.join(text.split())[:150]}")
-            try:
-                record = await self._do(built, text, key, action, keep, as_root)
-            except (SandboxError, OSError) as error:
-                raise BuildError(self.image, self.number, text, f"failed: {error}") from error
-        layers = (*built.layers, record["tree"]) if record["tree"] else built.layers
-        if sum(len(layer) + 1 for layer in layers) > MAX_LAYERS_TEXT:
-            problem = f"is one layer too many ({len(layers)}): join steps, or use a folder with a shorter name"
-            raise BuildError(self.image, self.number, text, problem)
-        changes = {"built": built.built + (not cached), "cached": built.cached + cached}
-        return dataclasses.replace(built, key=key, layers=layers, **changes), record.get("data", {})
 
-    async def _do(self, built: Built, text: str, key: str, action: Action, keep: bool, as_root: bool) -> dict[str, Any]:
-        async with self.store.making(key, self.image, self._left_s(text)) as work:
-            if (existing := self.store.find("layers", key)) is not None:  # made by another process meanwhile
-                return existing
-            begin = time.monotonic()
-            self._left_s(text)
+        async def make(work: Path) -> dict[str, Any]:
+            self.progress(f"{self.image}: step {self.number}: {' '.join(text.split())[:150]}")
+            self._left_s()
             async with await self.backend.start(self._spec(built, as_root)) as sandbox:
                 data = await action(sandbox)
                 if keep and data is not None:
-                    await self._keep(sandbox, text, work)
-            seconds = round(time.monotonic() - begin, 2)
-            record = {"step": text[:2000], "name": self.image, "seconds": seconds, "data": data or {}}
-            return self.store.finish("layers", key, work, record)
+                    try:
+                        async with asyncio.timeout(max(0.0, self._ends_at - time.monotonic())):
+                            await sandbox.snapshot(str(work / TREE))
+                    except TimeoutError:
+                        raise self.wrong("ran past the build's deadline while what it changed was kept") from None
+            return {"step": text[:2000], "name": self.image, "data": data or {}}
 
-    async def _keep(self, sandbox: Sandbox, text: str, work: Path) -> None:
         try:
-            async with asyncio.timeout(max(0.0, self._ends_at - time.monotonic())):
-                await sandbox.snapshot(str(work / TREE))
-        except TimeoutError:
-            problem = "ran past the build's deadline while what it changed was kept"
-            raise BuildError(self.image, self.number, text, problem) from None
+            record = await self.store.get("layers", key, self.image, max(0.0, self._ends_at - time.monotonic()), make)
+        except (SandboxError, OSError) as error:
+            raise self.wrong(f"failed: {error}") from error
+        layers = (*built.layers, record["tree"]) if record["tree"] else built.layers
+        if sum(len(layer) + 1 for layer in layers) > MAX_LAYERS_TEXT:
+            raise self.wrong(f"is one layer too many ({len(layers)}): join steps, or use a folder with a shorter name")
+        changes = {"built": built.built + (not record["cached"]), "cached": built.cached + record["cached"]}
+        return dataclasses.replace(built, key=key, layers=layers, **changes), record.get("data", {})
 
     def _spec(self, built: Built, as_root: bool) -> Spec:
         spec = built.spec(LIMITS)
         layers = (*spec.layers, *self.backend.network_layer())
         return dataclasses.replace(spec, layers=layers, uid=0 if as_root else spec.uid, hostname="build")
 
-    def _left_s(self, text: str) -> float:
-        remaining_s = self._ends_at - time.monotonic()
-        if remaining_s <= 0:
-            raise BuildError(self.image, self.number, text, "did not begin before the build's deadline")
+    def wrong(self, problem: str, output: str = "") -> BuildError:
+        """What is wrong with the step that runs."""
+        return BuildError(self.image, self.number, self._text, problem, output)
+
+    def _left_s(self) -> float:
+        if (remaining_s := self._ends_at - time.monotonic()) <= 0:
+            raise self.wrong("did not begin before the build's deadline")
         return remaining_s
 
-    async def _program(
-        self, sandbox: Sandbox, built: Built, text: str, argv: Sequence[str], env: Mapping[str, str]
-    ) -> bytes:
+    async def _program(self, sandbox: Sandbox, built: Built, argv: Sequence[str], env: Mapping[str, str]) -> bytes:
         """Its output. Raises BuildError unless it ends with status 0 in time."""
-        left_s = self._left_s(text)
+        left_s = self._left_s()
         result = await sandbox.execute(argv, left_s, 2**20, env, built.directory)
         if result.exit_code == 0 and not result.timed_out and not result.flooded:
             return result.output
@@ -221,7 +230,7 @@ class Steps:
         elif result.flooded:
             problem = "printed too much"
         output = result.output.decode("utf-8", "replace")
-        raise BuildError(self.image, self.number, text, problem + self._hint(built, output), output[-TAIL_CHARS:])
+        raise self.wrong(problem + self._hint(built, output), output[-TAIL_CHARS:])
 
     def _hint(self, built: Built, output: str) -> str:
         if not self.backend.network and _OFFLINE.search(output):
@@ -230,13 +239,13 @@ class Steps:
             return ": the base 'host' is this machine's own /usr, which is read-only; debootstrap makes one that is not"
         return ""
 
-    async def _unpack(self, sandbox: Sandbox, built: Built, text: str, item: Item, target: str) -> None:
+    async def _unpack(self, sandbox: Sandbox, built: Built, item: Item, target: str) -> None:
         """ADD of a local archive: the image's own tar unpacks it, as its user."""
         await _make_folder(sandbox, target)
         path = "/dev/shm/archive"  # not part of the root, so not of the layer
         await sandbox.write(path, item.read())
         at_root = dataclasses.replace(built, directory="/")
-        await self._program(sandbox, at_root, text, ("tar", "-x", "--no-same-owner", "-f", path, "-C", target), {})
+        await self._program(sandbox, at_root, ("tar", "-x", "--no-same-owner", "-f", path, "-C", target), {})
 
 
 async def is_folder(sandbox: Sandbox, path: str) -> bool:

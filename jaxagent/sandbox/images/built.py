@@ -40,7 +40,7 @@ class Built:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     directory: str = "/"
     uid: int = 0  # what `id` says inside
-    user: str = "root"
+    user: str = "root"  # of a base, as its image names it
     home: str = "/root"
     notes: tuple[str, ...] = ()  # instructions without effect here, in words
     built: int = 0  # steps that ran

@@ -68,8 +68,7 @@ class Context:
             hint = ", or .dockerignore leaves it out" if self._ignore else ""
             raise ValueError(f"'{pattern}' is not in the folder {self.folder}{hint}")
         for path in matching:
-            if not (self.folder / path).resolve().is_relative_to(self.folder):
-                raise ValueError(f"'{path}' is a link that leads out of the folder {self.folder}")
+            self._resolved(path)
         return matching
 
     def is_directory(self, path: Path) -> bool:
@@ -96,9 +95,7 @@ class Context:
             full = self.folder / below
             ignored = self._ignored(below.as_posix())
             if full.is_dir() and (follow or not full.is_symlink()):
-                if follow and not full.resolve().is_relative_to(self.folder):
-                    raise ValueError(f"'{below}' is a link that leads out of the folder {self.folder}")
-                if follow and full.is_symlink() and self._above(full):
+                if follow and full.is_symlink() and full.parent.resolve().is_relative_to(self._resolved(below)):
                     raise ValueError(f"'{below}' is a link to a folder above it")
                 if not ignored:
                     yield Item(name, "directory", stat.S_IMODE(full.stat().st_mode))
@@ -106,21 +103,23 @@ class Context:
             elif not ignored:
                 yield self._item(below, name, follow)
 
-    def _above(self, link: Path) -> bool:
-        return link.parent.resolve().is_relative_to(link.resolve())
+    def _resolved(self, path: Path) -> Path:
+        real = (self.folder / path).resolve()
+        if not real.is_relative_to(self.folder):
+            raise ValueError(f"'{path}' is a link that leads out of the folder {self.folder}")
+        return real
 
     def _item(self, path: Path, inside: str, follow: bool) -> Item:
         full = self.folder / path
         if full.is_symlink() and not follow:
             return Item(inside, "link", 0o777, data=os.fsencode(os.readlink(full)))
-        if not full.resolve().is_relative_to(self.folder):
-            raise ValueError(f"'{path}' is a link that leads out of the folder {self.folder}")
-        info = full.stat()
+        real = self._resolved(path)
+        info = real.stat()
         if not stat.S_ISREG(info.st_mode):
             raise ValueError(f"'{path}' is neither a file, a folder nor a link")
         if info.st_size > MAX_FILE_BYTES:
             raise ValueError(f"'{path}' has {info.st_size} bytes; one file may have {MAX_FILE_BYTES}")
-        return Item(inside, "file", stat.S_IMODE(info.st_mode) & 0o777, full.resolve())
+        return Item(inside, "file", stat.S_IMODE(info.st_mode) & 0o777, real)
 
     def _ignored(self, path: str) -> bool:
         """The last rule that fits a path or a folder above it decides."""
@@ -139,30 +138,16 @@ def _is_pattern(part: str) -> bool:
 
 def _pattern(text: str) -> str:
     """A regular expression for Go's filepath.Match, and ** for any number of folders."""
-    out, at = [], 0
-    while at < len(text):
-        char = text[at]
-        if text.startswith("**/", at):
-            out.append("(?:.*/)?")
-            at += 3
-            continue
-        if text.startswith("**", at):
-            out.append(".*")
-            at += 2
-            continue
-        if char == "\\" and at + 1 < len(text):
-            out.append(re.escape(text[at + 1]))
-            at += 2
-            continue
-        if char == "[" and (end := text.find("]", at + 2)) > 0:
-            inner = text[at + 1 : end]
-            negated, inner = inner[0] in "^!", inner.lstrip("^!") if inner[0] in "^!" else inner
-            out.append(f"[{'^/' if negated else ''}{inner.replace(chr(92), chr(92) * 2)}]")
-            at = end + 1
-            continue
-        out.append({"*": "[^/]*", "?": "[^/]"}.get(char) or re.escape(char))
-        at += 1
-    return "".join(out)
+
+    def translated(match: re.Match[str]) -> str:
+        token = match[0]
+        if token[0] == "[" and len(token) > 1:
+            negated, inner = token[1] in "^!", token[1:-1].lstrip("^!")
+            return f"[{'^/' if negated else ''}{inner.replace(chr(92), chr(92) * 2)}]"
+        wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+        return wild.get(token) or re.escape(token[-1])
+
+    return re.sub(r"\*\*/?|\[.[^\]]*\]|\\.|.", translated, text, flags=re.DOTALL)
 
 
 def _rule(line: str) -> tuple[re.Pattern[str], bool] | None:

@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ async def make(
     progress: Callable[[str], None] = lambda line: None,
     include: str = "",
 ) -> dict[str, Any]:
-    """The record of a base (see `store.Store.find`), made if it is not there. Variant minbase, this processor.
+    """The record of a base (see `store.Store.get`). Variant minbase, this processor.
 
     Args:
       suite: "bookworm", "jammy", ...
@@ -42,30 +41,27 @@ async def make(
       BuildError: debootstrap is missing, not allowed, or failed.
     """
     name = f"debootstrap:{suite}"
-    key = make_key("debootstrap", suite, mirror, include, platform.machine())
-    if (existing := store.find("bases", key)) is not None:
-        return {**existing, "key": key, "cached": True}
-    program = shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    if program is None:
-        raise BuildError(name, 0, "", "needs debootstrap, which is not installed here: apt-get install debootstrap")
-    if os.geteuid() != 0:
-        raise BuildError(name, 0, "", "needs root, as debootstrap does: make it as root, or import an exported tar")
-    command = [program, "--variant=minbase", *([f"--include={include}"] if include else []), suite]
-    command_line = " ".join(["debootstrap", *command[1:], *([mirror] if mirror else [])])
-    async with store.making(key, name, timeout_s) as work:
-        if (existing := store.find("bases", key)) is not None:  # made by another process meanwhile
-            return {**existing, "key": key, "cached": True}
-        target = work / TREE
+
+    async def bootstrap(work: Path) -> dict[str, Any]:
+        program = shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+        if program is None:
+            raise BuildError(name, 0, "", "needs debootstrap, which is not installed here: apt-get install debootstrap")
+        if os.geteuid() != 0:
+            raise BuildError(name, 0, "", "needs root, as debootstrap does: make it as root, or import an exported tar")
+        words, target = ["--variant=minbase", *([f"--include={include}"] if include else []), suite], work / TREE
+        after = [mirror] if mirror else []
+        command_line = " ".join(["debootstrap", *words, *after])
         for path, text in DPKG.items():
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             (target / path).write_text(text, encoding="utf-8")
-        command += [str(target), *([mirror] if mirror else [])]
         progress(f"{command_line} (some minutes)")
-        seconds = await _run(name, command, work / "log", timeout_s)
+        await _run(name, [program, *words, str(target), *after], work / "log", timeout_s)
         (work / "log").unlink()
         await asyncio.to_thread(_finish, target)
-        record = store.finish("bases", key, work, {"step": command_line, "name": name, "seconds": seconds})
-        return {**record, "key": key, "cached": False}
+        return {"step": command_line, "name": name}
+
+    key = make_key("debootstrap", suite, mirror, include, platform.machine())
+    return await store.get("bases", key, name, timeout_s, bootstrap)
 
 
 def _finish(target: Path) -> None:
@@ -76,9 +72,8 @@ def _finish(target: Path) -> None:
     tree.prepare(target)
 
 
-async def _run(name: str, command: list[str], log: Path, timeout_s: float) -> float:
-    """Runs the command with a deadline; returns its seconds. Its whole process group ends with it."""
-    begin = time.monotonic()
+async def _run(name: str, command: list[str], log: Path, timeout_s: float) -> None:
+    """Runs the command with a deadline. Its whole process group ends with it."""
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     environment |= {k: v for k, v in os.environ.items() if k.lower() in ("http_proxy", "https_proxy", "no_proxy")}
     with open(log, "wb") as output:
@@ -102,7 +97,6 @@ async def _run(name: str, command: list[str], log: Path, timeout_s: float) -> fl
     if status != 0:
         problem = f"ended with status {status} (is the mirror of packages reached?)"
         raise BuildError(name, 1, " ".join(command), problem, _tail(log))
-    return round(time.monotonic() - begin, 1)
 
 
 def _tail(log: Path) -> str:

@@ -11,13 +11,13 @@ import re
 import shlex
 
 from jaxagent.config import nearest
-from jaxagent.sandbox.images.built import BuildError
 
 BOOTSTRAPS = ("docker", "localimage", "library", "oras", "docker-archive", "oci-archive", "debootstrap", "scratch")
 HEADERS = ("bootstrap", "from", "osversion", "mirrorurl", "include")
 IGNORED_HEADERS = ("registry", "namespace", "fingerprints")
 EXECUTED = ("files", "post", "environment")
 HARMLESS = ("runscript", "startscript", "test", "labels", "help")
+SECTIONS = EXECUTED + HARMLESS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Definition:
     notes: tuple[str, ...] = ()
 
 
-def parse(text: str, image: str) -> Definition:
+def parse(text: str) -> Definition:
     """A definition file.
 
     Raises:
-      BuildError: malformed, or with something that is not supported; its line is named.
+      ValueError: malformed, or with something that is not supported; its line is named.
     """
     header: dict[str, str] = {}
     sections: dict[str, list[str]] = {}
@@ -48,11 +48,11 @@ def parse(text: str, image: str) -> Definition:
             if section in HARMLESS:
                 notes.append(f"%{section}")
             elif section not in EXECUTED:
-                raise BuildError(image, 0, "", f"line {number}: %{section} is not supported. {_near(section)}")
+                raise ValueError(f"line {number}: %{section} is not supported. {nearest(section, SECTIONS)}")
             elif section == "post" and rest.startswith("-c "):
                 shell = tuple(shlex.split(rest[3:]))
             elif rest and not rest.startswith("#"):
-                raise BuildError(image, 0, "", f"line {number}: '%{section} {rest}' is not supported")
+                raise ValueError(f"line {number}: '%{section} {rest}' is not supported")
             sections.setdefault(section, [])
         elif section:
             sections[section].append(line)
@@ -60,32 +60,28 @@ def parse(text: str, image: str) -> Definition:
             key, colon, value = line.partition(":")
             name = key.strip().lower()
             if not colon or name not in (*HEADERS, *IGNORED_HEADERS):
-                raise BuildError(
-                    image, 0, "", f"line {number}: unknown header '{key.strip()}'. {nearest(name, HEADERS)}"
-                )
+                raise ValueError(f"line {number}: unknown header '{key.strip()}'. {nearest(name, HEADERS)}")
             if name in header:
-                raise BuildError(image, 0, "", f"line {number}: a second '{key.strip()}': stages are not supported")
+                raise ValueError(f"line {number}: a second '{key.strip()}': stages are not supported")
             header[name] = re.sub(r"\s+#.*", "", value).strip()
         if re.match(r"\s*bootstrap\s*:", line, re.IGNORECASE) and section and section != "help":
-            raise BuildError(image, 0, "", f"line {number}: a second Bootstrap: several stages are not supported")
+            raise ValueError(f"line {number}: a second Bootstrap: several stages are not supported")
     bootstrap = header.get("bootstrap", "").lower()
     if bootstrap not in BOOTSTRAPS:
-        raise BuildError(image, 0, "", f"Bootstrap '{bootstrap}' is not supported. {nearest(bootstrap, BOOTSTRAPS)}")
+        raise ValueError(f"Bootstrap '{bootstrap}' is not supported. {nearest(bootstrap, BOOTSTRAPS)}")
     source = header.get("osversion" if bootstrap == "debootstrap" else "from", "")
     if not source and bootstrap != "scratch":
-        raise BuildError(
-            image, 0, "", f"Bootstrap '{bootstrap}' names no {'OSVersion' if bootstrap == 'debootstrap' else 'From'}"
-        )
+        raise ValueError(f"Bootstrap '{bootstrap}' names no {'OSVersion' if bootstrap == 'debootstrap' else 'From'}")
     texts = {name: "\n".join(lines).strip("\n") for name, lines in sections.items()}
     if texts.get("post", "").startswith("#!"):
         shell = tuple(shlex.split(texts["post"].partition("\n")[0][2:]))
     for name in EXECUTED:
         if template := re.search(r"\{\{\s*\w+\s*\}\}", texts.get(name, "")):
-            raise BuildError(image, 0, "", f"%{name} has the template variable {template[0]}, which is not supported")
+            raise ValueError(f"%{name} has the template variable {template[0]}, which is not supported")
     return Definition(
         bootstrap,
         source,
-        tuple(_files(texts.get("files", ""), image)),
+        tuple(_files(texts.get("files", ""))),
         texts.get("post", ""),
         shell,
         texts.get("environment", ""),
@@ -93,20 +89,15 @@ def parse(text: str, image: str) -> Definition:
     )
 
 
-def _files(text: str, image: str) -> list[tuple[str, str]]:
+def _files(text: str) -> list[tuple[str, str]]:
     pairs = []
     for line in text.split("\n"):
         words = shlex.split(line, comments=True)
         if not words:
             continue
         if len(words) > 2:
-            raise BuildError(image, 0, "", f"%files: '{line.strip()}' must be a source and a target")
-        target = words[-1]
-        if not target.startswith("/"):
-            raise BuildError(image, 0, "", f"%files: '{line.strip()}' needs an absolute target")
-        pairs.append((words[0], target))
+            raise ValueError(f"%files: '{line.strip()}' must be a source and a target")
+        if not words[-1].startswith("/"):
+            raise ValueError(f"%files: '{line.strip()}' needs an absolute target")
+        pairs.append((words[0], words[-1]))
     return pairs
-
-
-def _near(section: str) -> str:
-    return nearest(section, (*EXECUTED, *HARMLESS))

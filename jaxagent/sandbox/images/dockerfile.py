@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 
 from jaxagent.config import nearest
-from jaxagent.sandbox.images.built import BuildError
 
 EXECUTED = ("FROM", "RUN", "COPY", "ADD", "WORKDIR", "ENV", "ARG", "USER", "SHELL")
 HARMLESS = ("LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "HEALTHCHECK", "STOPSIGNAL", "MAINTAINER", "VOLUME")
@@ -20,6 +19,11 @@ REFUSED = {"ONBUILD": "acts in images built from this one, which is not supporte
 FLAGS = {"COPY": ("chown", "chmod", "link"), "ADD": ("chown", "chmod", "link"), "FROM": ("platform",), "RUN": ()}
 _FLAG = re.compile(r"--([a-z][a-z-]*)(?:=(\S+))?\s+")
 _HEREDOC = re.compile(r"""(?<!<)\d*<<(-?)(["']?)([A-Za-z_][A-Za-z0-9_.-]*)\2""")
+_TOKEN = re.compile(r"""\\.|'[^']*'?|"|\$[A-Za-z_]\w*|\$\{|[^\\'"$]+|.""", re.DOTALL)
+_PART = re.compile(
+    r"""\\(?P<escaped>.)|'(?P<single>[^']*)'|"(?P<double>(?:\\.|[^"\\])*)"|(?P<blank>\s+)|(?P<plain>[^\\'"\s]+|\\\Z)""",
+    re.DOTALL,
+)
 _OTHER_ESCAPE = re.compile(r"(?:#.*\n)*#\s*escape\s*=\s*(?!\\\s*\n)(.*)", re.IGNORECASE)
 
 
@@ -50,15 +54,15 @@ class Instruction:
         return f"{self.name} {flags}{self.rest}" + "".join(f"\n{h.text}" for h in self.heredocs)
 
 
-def parse(text: str, image: str) -> list[Instruction]:
+def parse(text: str) -> list[Instruction]:
     """Every instruction of a Dockerfile.
 
     Raises:
-      BuildError: malformed, or with something that is not supported; its line is named.
+      ValueError: malformed, or with something that is not supported; its line is named.
     """
     lines = text.replace("\r\n", "\n").split("\n")
     if directive := _OTHER_ESCAPE.match(text):
-        raise BuildError(image, 0, "", f"the escape directive must be \\, got '{directive[1].strip()}'")
+        raise ValueError(f"the escape directive must be \\, got '{directive[1].strip()}'")
     instructions, at = [], 0
     while at < len(lines):
         start, joined = at, ""
@@ -76,14 +80,14 @@ def parse(text: str, image: str) -> list[Instruction]:
         heredocs = []
         if name in ("RUN", "COPY", "ADD"):
             for dash, quote, word in _HEREDOC.findall(joined):
-                body, at = _body(lines, at, word, bool(dash), image, start + 1)
+                body, at = _body(lines, at, word, bool(dash), start + 1)
                 heredocs.append(Heredoc(word, body, not quote))
-        instructions.append(_instruction(joined.strip(), start + 1, tuple(heredocs), image))
+        instructions.append(_instruction(joined.strip(), start + 1, tuple(heredocs)))
     if not any(i.name == "FROM" for i in instructions):
-        raise BuildError(image, 0, "", "has no FROM")
+        raise ValueError("has no FROM")
     first = next(i for i in instructions if i.name not in ("ARG", "NOTE"))
     if first.name != "FROM":
-        raise BuildError(image, 0, "", f"line {first.line}: {first.name} stands before the first FROM")
+        raise ValueError(f"line {first.line}: {first.name} stands before the first FROM")
     return instructions
 
 
@@ -92,25 +96,19 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
     Quotes and escapes stay. Raises ValueError for other forms.
     """
-    out, at, quote = [], 0, ""
-    while at < len(text):
-        char = text[at]
-        if char == "\\" and quote != "'" and at + 1 < len(text):
-            out.append(text[at : at + 2])
-            at += 2
-        elif char in "'\"" and quote in ("", char):
-            quote = "" if quote else char
-            out.append(char)
-            at += 1
-        elif char == "$" and quote != "'" and (variable := re.compile(r"[A-Za-z_]\w*").match(text, at + 1)):
-            out.append(values.get(variable[0], ""))
-            at = variable.end()
-        elif text.startswith("${", at) and quote != "'":
-            inner, at = _braces(text, at + 2)
-            out.append(_variable(inner, values))
-        else:
-            out.append(char)
-            at += 1
+    out, at, quoted = [], 0, False
+    while token := _TOKEN.match(text, at):
+        piece, at = token[0], token.end()
+        if piece[0] == "'" and quoted:  # it quotes nothing
+            piece, at = "'", token.start() + 1
+        elif piece == '"':
+            quoted = not quoted
+        elif piece == "${":
+            inner, at = _braces(text, at)
+            piece = _variable(inner, values)
+        elif piece[0] == "$" and len(piece) > 1:
+            piece = values.get(piece[1:], "")
+        out.append(piece)
     return "".join(out)
 
 
@@ -119,28 +117,20 @@ def split(text: str, one_word: bool = False) -> list[str]:
 
     Raises ValueError for a quote that does not end. `one_word`: the line is one word, blanks included.
     """
-    words, word, at, quote, begun = [], "", 0, "", False
+    words: list[str] = []
+    word, at = None, 0
     while at < len(text):
-        char = text[at]
-        if char == "\\" and quote != "'" and at + 1 < len(text):
-            word, begun, at = word + text[at + 1], True, at + 1
-        elif quote:
-            if char == quote:
-                quote = ""
-            else:
-                word += char
-        elif char in "'\"":
-            quote, begun = char, True
-        elif char.isspace() and not one_word:
-            if begun:
-                words.append(word)
-            word, begun = "", False
+        part = _PART.match(text, at)
+        if part is None:
+            raise ValueError(f"the quote {text[at]} does not end")
+        at = part.end()
+        if part["blank"] and not one_word:
+            words += [] if word is None else [word]
+            word = None
         else:
-            word, begun = word + char, True
-        at += 1
-    if quote:
-        raise ValueError(f"the quote {quote} does not end")
-    return [*words, word] if begun else words
+            quoted = part["single"] if part["single"] is not None else re.sub(r"(?s)\\(.)", r"\1", part["double"] or "")
+            word = (word or "") + (part["escaped"] or part["blank"] or part["plain"] or quoted)
+    return words if word is None else [*words, word]
 
 
 def pairs(rest: str, values: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -165,7 +155,7 @@ def _cut(line: str) -> tuple[str, bool]:
     return (stripped[:-1], True) if stripped.endswith("\\") else (line, False)
 
 
-def _body(lines: list[str], at: int, word: str, dash: bool, image: str, line: int) -> tuple[str, int]:
+def _body(lines: list[str], at: int, word: str, dash: bool, line: int) -> tuple[str, int]:
     body = []
     while at < len(lines):
         text = lines[at].lstrip("\t") if dash else lines[at]
@@ -173,30 +163,27 @@ def _body(lines: list[str], at: int, word: str, dash: bool, image: str, line: in
         if text == word:
             return "".join(f"{part}\n" for part in body), at
         body.append(text)
-    raise BuildError(image, 0, "", f"line {line}: the heredoc '{word}' does not end")
+    raise ValueError(f"line {line}: the heredoc '{word}' does not end")
 
 
-def _instruction(joined: str, line: int, heredocs: tuple[Heredoc, ...], image: str) -> Instruction:
-    def wrong(problem: str) -> BuildError:
-        return BuildError(image, 0, "", f"line {line}: {problem}")
-
+def _instruction(joined: str, line: int, heredocs: tuple[Heredoc, ...]) -> Instruction:
     word, *after = joined.split(None, 1)
     name, rest = word.upper(), after[0].strip() if after else ""
     if name in HARMLESS:
         return Instruction("NOTE", joined, line)
     if name in REFUSED:
-        raise wrong(f"{name} {REFUSED[name]}")
+        raise ValueError(f"line {line}: {name} {REFUSED[name]}")
     if name not in EXECUTED:
-        raise wrong(f"unknown instruction '{word}'. {nearest(name, (*EXECUTED, *HARMLESS))}")
+        raise ValueError(f"line {line}: unknown instruction '{word}'. {nearest(name, (*EXECUTED, *HARMLESS))}")
     flags: dict[str, str] = {}
     while name in FLAGS and (flag_text := _FLAG.match(rest)):
         flags[flag_text[1]] = flag_text[2] or "true"
         rest = rest[flag_text.end() :]
     for flag in flags:
         if flag not in FLAGS[name]:
-            raise wrong(f"{name} --{flag} is not supported")
+            raise ValueError(f"line {line}: {name} --{flag} is not supported")
     if not rest:
-        raise wrong(f"{name} without arguments")
+        raise ValueError(f"line {line}: {name} without arguments")
     words: tuple[str, ...] = ()
     if name in ("RUN", "COPY", "ADD", "SHELL") and rest.startswith("["):
         try:
@@ -206,7 +193,7 @@ def _instruction(joined: str, line: int, heredocs: tuple[Heredoc, ...], image: s
         if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
             words = tuple(value)
     if name == "SHELL" and not words:
-        raise wrong('SHELL needs a JSON list, such as ["/bin/bash", "-c"]')
+        raise ValueError(f'line {line}: SHELL needs a JSON list, such as ["/bin/bash", "-c"]')
     return Instruction(name, rest, line, flags, heredocs, words)
 
 

@@ -15,7 +15,7 @@ from jaxagent.sandbox.images import bases, container_images
 from jaxagent.sandbox.images.build import Steps
 from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
-from jaxagent.sandbox.images.recipes import Builder, begin
+from jaxagent.sandbox.images.recipes import build_definition, build_dockerfile
 from jaxagent.sandbox.images.store import Store
 from jaxagent.sandbox.namespaces import Namespaces
 
@@ -58,9 +58,9 @@ class Images:
         progress: Callable[[str], None] = lambda line: None,
     ):
         self._backend, self._network, self._build_backend = backend, network, None
+        self._store, self._table, self._progress = store, tuple(table), progress
         if isinstance(backend, Namespaces):
             self._build_backend = BuildBackend(backend.owner, network, backend.roots)
-            self._builder = Builder(self._build_backend, store, tuple(table), progress)
         self._builds: dict[str, asyncio.Task[Built]] = {}
         self._gate = asyncio.Semaphore(os.cpu_count() or 1)
         self.failed: dict[str, str] = {}
@@ -111,14 +111,12 @@ class Images:
             return await asyncio.to_thread(container_images.inspect, self._backend, image.name, image.id)
         if self._build_backend is None:
             raise BuildError(image.id, 0, "", f"cannot be built: sandboxes of {self._backend.name} take no layers")
-        builder, place = self._builder, (image.context, image.id, image.timeout_s)
+        steps = Steps(self._build_backend, self._store, self._table, image.id, image.timeout_s, self._progress)
         if image.dockerfile is not None:
-            return await builder.dockerfile(image.dockerfile, *place)
+            return await build_dockerfile(steps, image.dockerfile, image.context)
         if image.definition is not None:
-            return await builder.definition(image.definition, *place, image.directory)
-        base = await bases.resolve(builder.table, image.name, image.id, builder.store, builder.progress)
-        steps = Steps(self._build_backend, builder.store, image.id, image.timeout_s, builder.progress)
-        return await begin(steps, *base)
+            return await build_definition(steps, image.definition, image.context, image.directory)
+        return await steps.begin(image.name)
 
     async def close(self) -> None:
         """Ends builds that still go on."""

@@ -17,9 +17,8 @@ import platform
 import posixpath
 import re
 import tarfile
-import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,13 +32,14 @@ MAX_JSON_BYTES = 8 * 2**20
 MAX_IMAGE_BYTES = 64 * 2**30
 MAX_LAYERS = 500
 TIMEOUT_S = 3600.0  # of waiting for another process that unpacks the same
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # what JSON of another form leads to
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _DIGEST = re.compile(r"sha(256|512):([0-9a-f]{64,128})")
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 async def load(store: Store, path: Path, name: str = "", max_bytes: int = MAX_IMAGE_BYTES) -> dict[str, Any]:
-    """The record of a base (see `store.Store.find`), with "env", "workdir" and "user", unpacked if it is not there.
+    """The record of a base (see `store.Store.get`), with "env", "workdir" and "user".
 
     Args:
       path: the tar, plain or compressed.
@@ -52,63 +52,61 @@ async def load(store: Store, path: Path, name: str = "", max_bytes: int = MAX_IM
     image = f"{path.name}{f' ({name})' if name else ''}"
     try:
         with tars.open_image(path) as archive:
-            contents = await asyncio.to_thread(_Image, archive, name)
-            key = make_key("oci", contents.identity)
-            if (existing := store.find("bases", key)) is not None:
-                return {**existing, "key": key, "cached": True}
-            async with store.making(key, image, TIMEOUT_S) as work:
-                if (existing := store.find("bases", key)) is not None:
-                    return {**existing, "key": key, "cached": True}
-                begin = time.monotonic()
-                skipped = await asyncio.to_thread(contents.unpack, work / TREE, max_bytes)
-                record = {
+            try:
+                contents = await asyncio.to_thread(_Image, archive, name)
+            except MALFORMED as error:
+                why = f"its JSON is malformed: {type(error).__name__} {error}"
+                raise error if isinstance(error, TarError) else TarError(why) from error
+
+            async def unpack(work: Path) -> dict[str, Any]:
+                return {
                     "step": f"import of {path.name}",
                     "name": name or contents.name or path.name,
-                    "seconds": round(time.monotonic() - begin, 2),
                     "env": contents.env,
-                    "workdir": posixpath.normpath("/" + (contents.config.get("WorkingDir") or "").lstrip("/")),
-                    "user": contents.config.get("User") or "",
-                    "skipped": skipped,
+                    "workdir": contents.directory,
+                    "user": contents.user,
+                    "skipped": await asyncio.to_thread(contents.unpack, work / TREE, max_bytes),
                 }
-                return {**store.finish("bases", key, work, record), "key": key, "cached": False}
+
+            return await store.get("bases", make_key("oci", contents.identity), image, TIMEOUT_S, unpack)
     except (TarError, tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise BuildError(image, 0, "", f"cannot be imported: {error}") from error
 
 
 class _Image:
-    """One image of an archive: its configuration and the blobs of its layers, the lowest first."""
+    """One image of an archive: its configuration and the blobs of its layers, the lowest first.
+
+    Its JSON may be of any form: where it is not what it should be, reading it raises one of `MALFORMED`.
+    """
 
     def __init__(self, archive: tarfile.TarFile, name: str):
         self._archive = archive
         self._members = {os.path.normpath(m.name.lstrip("/")): m for m in tars.members(archive)}
-        self.name = ""
         if "index.json" in self._members:
-            self._from_layout(name)
+            self.name, about = self._from_layout(name)
         elif "manifest.json" in self._members:
-            self._from_save(name)
+            self.name, about = self._from_save(name)
         else:
             raise TarError("neither index.json (OCI) nor manifest.json (docker save) is in it")
         architecture = ARCHITECTURES.get(platform.machine(), platform.machine())
-        if (theirs := self._config.get("architecture", architecture)) != architecture:
+        if (theirs := about.get("architecture", architecture)) != architecture:
             raise TarError(f"it is for {theirs} processors, and this machine's is {architecture}")
-        self.config: Mapping[str, Any] = self._config.get("config") or {}
-        env = self.config.get("Env") or []
-        if not isinstance(env, list) or not all(isinstance(e, str) and e.partition("=")[0] for e in env):
-            raise TarError("its configuration has a malformed Env")
-        if not all(isinstance(self.config.get(name) or "", str) for name in ("WorkingDir", "User")):
-            raise TarError("its configuration has a malformed WorkingDir or User")
-        self.env = {e.partition("=")[0]: e.partition("=")[2] for e in env}
-        diffs = (self._config.get("rootfs") or {}).get("diff_ids")
-        if not isinstance(diffs, list) or len(diffs) != len(self._layers) or not all(map(_digest, diffs)):
-            raise TarError(f"its configuration names {diffs and len(diffs)} layers, and it has {len(self._layers)}")
-        if len(diffs) > MAX_LAYERS:
-            raise TarError(f"it has {len(diffs)} layers; {MAX_LAYERS} are allowed")
-        self._diffs = diffs
-        self.identity = [self._config_digest, *diffs]
+        config = about.get("config") or {}
+        self.env = dict(e.partition("=")[::2] for e in config.get("Env") or [])
+        if "" in self.env:
+            raise TarError("its configuration has a variable without a name")
+        self.directory = posixpath.normpath("/" + (config.get("WorkingDir") or "").lstrip("/"))
+        self.user = str(config.get("User") or "")
+        self._diffs = about["rootfs"]["diff_ids"]
+        for digest in self._diffs:
+            _blob_path(digest)
+        if not len(self._diffs) == len(self._layers) <= MAX_LAYERS:
+            counts = f"names {len(self._diffs)} layers, and it has {len(self._layers)}"
+            raise TarError(f"its configuration {counts}; {MAX_LAYERS} are allowed")
+        self.identity = [self._config_digest, *self._diffs]
 
-    def _from_layout(self, name: str) -> None:
-        index = self._json("index.json")
-        manifests = list(self._manifests(index, 0))
+    def _from_layout(self, name: str) -> tuple[str, dict[str, Any]]:
+        manifests = list(self._manifests(self._json("index.json"), 0))
         if name:
             named = [(n, d) for n, d in manifests if name in (n, n.rpartition(":")[2])]
             if not named:
@@ -117,36 +115,30 @@ class _Image:
         if len({d for _, d in manifests}) != 1:
             names = ", ".join(n or d for n, d in manifests)
             raise TarError(f"it has {len(manifests)} images, name one of: {names or 'none'}")
-        self.name, digest = manifests[0]
-        manifest = self._blob_json(digest)
-        self._config_digest = _field(manifest, "config", "digest")
-        self._config = self._blob_json(self._config_digest)
-        self._layers = [
-            (_blob_path(_field(layer, "digest")), _field(layer, "digest")) for layer in _list(manifest, "layers")
-        ]
+        manifest = self._blob_json(manifests[0][1])
+        self._config_digest = manifest["config"]["digest"]
+        self._layers = [(_blob_path(layer["digest"]), layer["digest"]) for layer in manifest["layers"]]
+        return manifests[0][0], self._blob_json(self._config_digest)
 
     def _manifests(self, index: Any, depth: int, name: str = "") -> Iterator[tuple[str, str]]:
         """(name, digest) of every image manifest for this machine, also in indexes inside."""
         if depth > 4:
             raise TarError("its indexes are nested too deeply")
-        for entry in _list(index, "manifests"):
-            digest = _field(entry, "digest")
+        for entry in index["manifests"]:
             own = (entry.get("annotations") or {}).get("org.opencontainers.image.ref.name") or name
             where = entry.get("platform") or {}
             if where.get("architecture", "unknown") not in ("unknown", ARCHITECTURES.get(platform.machine())):
                 continue
             if where.get("os") == "unknown":  # attestations
                 continue
-            inner = self._blob_json(digest)
+            inner = self._blob_json(entry["digest"])
             if "manifests" in inner:
                 yield from self._manifests(inner, depth + 1, own)
             else:
-                yield own, digest
+                yield own, entry["digest"]
 
-    def _from_save(self, name: str) -> None:
+    def _from_save(self, name: str) -> tuple[str, dict[str, Any]]:
         entries = self._json("manifest.json")
-        if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
-            raise TarError("manifest.json is not a list of images")
         tags = {tag: e for e in entries for tag in e.get("RepoTags") or []}
         if name:
             if name not in tags:
@@ -156,15 +148,14 @@ class _Image:
             entry = entries[0]
         else:
             raise TarError(f"it has {len(entries)} images, name one of: {', '.join(tags) or 'none'}")
-        self.name = name or next(iter(entry.get("RepoTags") or []), "")
-        path = _field(entry, "Config")
+        path = entry["Config"]
         data = self._read(path)
         self._config_digest = "sha256:" + hashlib.sha256(data).hexdigest()
         claimed = re.sub(r"\.json$", "", path.rpartition("/")[2])
         if re.fullmatch(r"[0-9a-f]{64}", claimed) and self._config_digest != f"sha256:{claimed}":
             raise TarError(f"{path} does not have the digest that its name says")
-        self._config = _parse(data, path)
-        self._layers = [(str(layer), "") for layer in _list(entry, "Layers")]  # checked by the diff_ids
+        self._layers = [(str(layer), "") for layer in entry["Layers"]]  # checked by the diff_ids
+        return name or next(iter(entry.get("RepoTags") or []), ""), json.loads(data)
 
     def unpack(self, target: Path, max_bytes: int) -> dict[str, int]:
         """Unpacks all layers into a new folder, which then belongs to the sandboxes' user; returns what was skipped."""
@@ -182,16 +173,23 @@ class _Image:
     def _layer(self, unpacker: Unpacker, path: str, digest: str, diff: str, max_bytes: int) -> None:
         with contextlib.closing(self._file(path)) as blob:
             most = 2 * max_bytes + 2**20  # headers and padding included
-            raw = _Hashing(blob, digest, most)
-            start = raw.peek()
-            if start.startswith(_ZSTD):
+            if blob.seek(0, os.SEEK_END) > most:
+                raise TarError("a layer is larger than allowed")
+            blob.seek(0)
+            if digest:
+                _check(hashlib.file_digest(blob, digest.partition(":")[0]), digest, path)  # type: ignore[arg-type]
+                blob.seek(0)
+            start = blob.read(4)
+            blob.seek(0)
+            if start == _ZSTD:
                 raise TarError(f"layer {path} is compressed with zstd, which is not supported: export it with gzip")
-            unpacked = gzip.GzipFile(fileobj=raw) if start.startswith(_GZIP) else raw  # type: ignore[arg-type]
+            unpacked = gzip.GzipFile(fileobj=blob) if start.startswith(_GZIP) else blob
             plain = _Hashing(unpacked, diff, most)
             with tars.open_layer(plain) as layer:
                 unpacker.layer(tars.entries(layer), layer)
-            for stream in (plain, raw):
-                stream.finish(path)
+            while plain.read(2**20):  # what the reader left over
+                pass
+            _check(plain.hash, diff, path)
 
     def _file(self, path: str) -> IO[bytes]:
         member = self._members.get(os.path.normpath(path.lstrip("/")))
@@ -211,82 +209,41 @@ class _Image:
         return data
 
     def _json(self, path: str) -> Any:
-        return _parse(self._read(path), path)
+        return json.loads(self._read(path))
 
     def _blob_json(self, digest: str) -> dict[str, Any]:
         path = _blob_path(digest)
         data = self._read(path)
-        if hashlib.new(digest.partition(":")[0], data).hexdigest() != digest.partition(":")[2]:
-            raise TarError(f"{path} does not have its digest")
-        value = _parse(data, path)
-        if not isinstance(value, dict):
-            raise TarError(f"{path} is not a JSON object")
-        return value
+        _check(hashlib.new(digest.partition(":")[0], data), digest, path)
+        return json.loads(data)
 
 
 class _Hashing(io.RawIOBase):
-    """Reads through, and hashes what went by. A digest of "" is not checked; more than `most` bytes are an error."""
+    """Reads through, and hashes what went by; more than `most` bytes are an error."""
 
     def __init__(self, source: Any, digest: str, most: int):
-        self._source, self._digest, self._left, self._ahead = source, digest, most, b""
-        self._hash = hashlib.new(digest.partition(":")[0]) if digest else None
+        self._source, self._left = source, most
+        self.hash = hashlib.new(digest.partition(":")[0])
 
     def readable(self) -> bool:
         return True
 
-    def peek(self) -> bytes:
-        """The first bytes, which are read again."""
-        self._ahead = self._source.read(8)
-        return self._ahead
-
     def read(self, size: int = -1) -> bytes:
-        data = self._ahead[:size] if size >= 0 else self._ahead
-        self._ahead = self._ahead[len(data) :]
-        if size < 0 or len(data) < size:
-            data += self._source.read(size - len(data) if size >= 0 else -1) or b""
+        data = self._source.read(size)
         self._left -= len(data)
         if self._left < 0:
             raise TarError("a layer is larger than allowed")
-        if self._hash is not None:
-            self._hash.update(data)
+        self.hash.update(data)
         return data
 
-    def finish(self, path: str) -> None:
-        """Reads what a reader left over. Raises TarError where the digest does not agree."""
-        while self.read(2**20):
-            pass
-        if self._hash is not None and self._hash.hexdigest() != self._digest.partition(":")[2]:
-            raise TarError(f"layer {path} does not have the digest {self._digest}")
 
-
-def _digest(text: Any) -> bool:
-    match = _DIGEST.fullmatch(text) if isinstance(text, str) else None
-    return match is not None and len(match[2]) == int(match[1]) // 4
+def _check(digester: Any, digest: str, path: str) -> None:
+    if digester.hexdigest() != digest.partition(":")[2]:
+        raise TarError(f"{path} does not have the digest {digest}")
 
 
 def _blob_path(digest: str) -> str:
-    if not _digest(digest):
+    match = _DIGEST.fullmatch(digest)
+    if match is None or len(match[2]) != int(match[1]) // 4:
         raise TarError(f"'{digest}' is not a digest")
     return "blobs/" + digest.replace(":", "/")
-
-
-def _parse(data: bytes, path: str) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        raise TarError(f"{path} is not JSON") from None
-
-
-def _field(value: Any, *names: str) -> str:
-    for name in names:
-        value = value.get(name) if isinstance(value, dict) else None
-    if not isinstance(value, str) or not value:
-        raise TarError(f"a manifest has no '{'.'.join(names)}'")
-    return value
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    items = value.get(name) if isinstance(value, dict) else None
-    if not isinstance(items, list) or (name == "manifests" and not all(isinstance(f, dict) for f in items)):
-        raise TarError(f"a manifest has no list '{name}'")
-    return items

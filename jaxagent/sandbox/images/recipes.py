@@ -2,111 +2,78 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from jaxagent.sandbox.images import bases, definition, dockerfile
+from jaxagent.config import ConfigError
+from jaxagent.sandbox.images import definition, dockerfile
 from jaxagent.sandbox.images.build import Steps
-from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
 from jaxagent.sandbox.images.context import Context, Item
 from jaxagent.sandbox.images.dockerfile import Instruction
-from jaxagent.sandbox.images.store import Store
 
+_Recipe = TypeVar("_Recipe")
 SHELL = ("/bin/sh", "-c")
 APPTAINER_ENV = "/.singularity.d/env/91-environment.sh"  # %post may append to it
 # Predefined build arguments, which need no ARG.
 PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "FTP_PROXY", "ftp_proxy", "NO_PROXY", "no_proxy")
 
 
-@dataclasses.dataclass(frozen=True)
-class Builder:
-    """Builds images on this machine.
+async def build_dockerfile(steps: Steps, path: Path, context: Path, args: Mapping[str, str] | None = None) -> Built:
+    """Builds a Dockerfile's last stage and those it stands on.
 
     Args:
-      backend: where steps run, with or without the network.
-      store: where layers are kept.
-      table: what FROM may name.
-      progress: told of every step that runs.
+      context: the folder that COPY takes from.
+      args: for ARG.
+
+    Raises:
+      BuildError: it cannot be built.
     """
+    parsed = _parsed(dockerfile.parse, path, steps.image)
+    return await _Dockerfile(steps, parsed, Context(context, _ignore(path, context)), args or {}).build()
 
-    backend: BuildBackend
-    store: Store
-    table: Sequence[bases.Base]
-    progress: Callable[[str], None] = lambda line: None
 
-    async def dockerfile(
-        self, path: Path, context: Path, name: str, timeout_s: float, args: Mapping[str, str] | None = None
-    ) -> Built:
-        """Builds a Dockerfile's last stage and those it stands on.
+async def build_definition(steps: Steps, path: Path, context: Path, directory: str = "/") -> Built:
+    """Builds an apptainer definition. Its programs run as an ordinary user, as apptainer's do, in `directory`.
 
-        Args:
-          context: the folder that COPY takes from.
-          name: for messages.
-          timeout_s: for all of it, debootstrap not included.
-          args: for ARG.
-
-        Raises:
-          BuildError: it cannot be built.
-        """
-        parsed = dockerfile.parse(_read(path, name), name)
-        return await _Dockerfile(
-            self, parsed, Context(context, _ignore(path, context)), name, timeout_s, args or {}
-        ).build()
-
-    async def definition(self, path: Path, context: Path, name: str, timeout_s: float, directory: str = "/") -> Built:
-        """Builds an apptainer definition. Its programs run as an ordinary user, as apptainer's do, in `directory`.
-
-        Raises:
-          BuildError: it cannot be built.
-        """
-        parsed = definition.parse(_read(path, name), name)
-        source = parsed.source
-        if parsed.bootstrap == "scratch":
-            source = "scratch"
-        base, _ = await bases.resolve(self.table, source, name, self.store, self.progress)
-        steps = Steps(self.backend, self.store, name, timeout_s, self.progress)
-        built = dataclasses.replace(base, directory="/")  # apptainer takes neither WORKDIR nor USER over
-        for pattern, target in parsed.files:
-            text = f"%files {pattern} {target}"
-            source = _relative(pattern, context)
-            built = await _copy(steps, built, text, Context(context), (source,), target, cp=True)
-        if parsed.post:
-            variables = {"APPTAINER_ENVIRONMENT": APPTAINER_ENV, "SINGULARITY_ENVIRONMENT": APPTAINER_ENV}
-            if "_ENVIRONMENT" in parsed.post:
-                folder = posixpath.dirname(APPTAINER_ENV)
-                built = await steps.workdir(built, f"the folder {folder}", folder)
-                built = dataclasses.replace(built, directory="/")
-            argv = (*parsed.shell, "-c", parsed.post)
-            built = await steps.run(built, f"%post\n{parsed.post}", argv, variables)
-        script = f"{parsed.environment}\n[ ! -f {APPTAINER_ENV} ] || . {APPTAINER_ENV}\n"
-        if parsed.environment or "_ENVIRONMENT" in parsed.post:
-            built = await steps.environment(built, f"%environment\n{parsed.environment}", script)
-        built = await steps.workdir(built, f"the task's folder {directory}", directory)
-        notes = tuple(f"{note} is not run" for note in parsed.notes)
-        return dataclasses.replace(built, uid=1000, user="user", home="/home/user", notes=notes)
+    Raises:
+      BuildError: it cannot be built.
+    """
+    parsed = _parsed(definition.parse, path, steps.image)
+    base = await steps.base("scratch" if parsed.bootstrap == "scratch" else parsed.source)
+    built = dataclasses.replace(base, directory="/", user="root")  # apptainer takes neither WORKDIR nor USER over
+    for pattern, target in parsed.files:
+        text = f"%files {pattern} {target}"
+        source = _relative(pattern, context)
+        built = await _copy(steps, built, text, Context(context), (source,), target, cp=True)
+    if parsed.post:
+        variables = {"APPTAINER_ENVIRONMENT": APPTAINER_ENV, "SINGULARITY_ENVIRONMENT": APPTAINER_ENV}
+        if "_ENVIRONMENT" in parsed.post:
+            folder = posixpath.dirname(APPTAINER_ENV)
+            built = await steps.workdir(built, f"the folder {folder}", folder)
+            built = dataclasses.replace(built, directory="/")
+        argv = (*parsed.shell, "-c", parsed.post)
+        built = await steps.run(built, f"%post\n{parsed.post}", argv, variables)
+    script = f"{parsed.environment}\n[ ! -f {APPTAINER_ENV} ] || . {APPTAINER_ENV}\n"
+    if parsed.environment or "_ENVIRONMENT" in parsed.post:
+        built = await steps.environment(built, f"%environment\n{parsed.environment}", script)
+    built = await steps.workdir(built, f"the task's folder {directory}", directory)
+    notes = tuple(f"{note} is not run" for note in parsed.notes)
+    return dataclasses.replace(built, uid=1000, user="user", home="/home/user", notes=notes)
 
 
 class _Dockerfile:
     """One build of a Dockerfile."""
 
-    def __init__(
-        self,
-        builder: Builder,
-        parsed: Sequence[Instruction],
-        context: Context,
-        name: str,
-        timeout_s: float,
-        args: Mapping[str, str],
-    ):
-        self._builder, self._parsed, self._context, self._name = builder, parsed, context, name
-        self._steps = Steps(builder.backend, builder.store, name, timeout_s, builder.progress)
-        self._build_args = args
+    def __init__(self, steps: Steps, parsed: Sequence[Instruction], context: Context, args: Mapping[str, str]):
+        self._steps, self._parsed, self._context, self._build_args = steps, parsed, context, args
         self._stages: dict[str, Built] = {}
         self._notes: list[str] = []
 
@@ -120,56 +87,53 @@ class _Dockerfile:
             elif stages:
                 stages[-1][1].append(instruction)
             elif instruction.name == "ARG":
-                self._arguments(instruction, globals_, {}, {})
-        built = None
-        needed_stages = self._needed(stages, globals_)
-        for number, (start, instructions) in enumerate(stages):
-            if number in needed_stages:
-                built = await self._stage(start, instructions, globals_)
-                self._stages[self._alias(start)[1].lower() or str(number)] = built
+                with self._at(instruction):
+                    self._arguments(instruction, globals_, {}, {})
+        froms = []  # what each stage stands on, and its own name or ""
+        for start, _ in stages:
+            with self._at(start):
+                words = start.rest.split()
+                if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
+                    raise ValueError("must be FROM image, or FROM image AS name")
+                froms.append((dockerfile.expand(words[0], globals_), words[-1].lower() if len(words) == 3 else ""))
+        built, needed = None, _needed([(source.lower(), name) for source, name in froms])
+        for number in sorted(needed):
+            built = await self._stage(*stages[number], froms[number][0], globals_)
+            self._stages[froms[number][1] or str(number)] = built
         assert built is not None  # the last one is always needed
         return dataclasses.replace(built, notes=tuple(dict.fromkeys(self._notes)))
 
-    def _needed(self, stages: list[tuple[Instruction, list[Instruction]]], values: Mapping[str, str]) -> set[int]:
-        """The last stage and, one by one, the stages that it stands on."""
-        names = {self._alias(start)[1].lower(): n for n, (start, _) in enumerate(stages) if self._alias(start)[1]}
-        needed, number = set(), len(stages) - 1
-        while number is not None and number not in needed:
-            needed.add(number)
-            source = self._expand(stages[number][0], self._alias(stages[number][0])[0], values).lower()
-            number = names.get(source) if names.get(source, number) < number else None
-        return needed
-
-    def _alias(self, start: Instruction) -> tuple[str, str]:
-        """What FROM names, and the stage's own name or ""."""
-        words = start.rest.split()
-        if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
-            raise self._wrong(start, "must be FROM image, or FROM image AS name")
-        return words[0], words[2] if len(words) == 3 else ""
-
-    async def _stage(self, start: Instruction, instructions: list[Instruction], globals_: Mapping[str, str]) -> Built:
-        source = self._expand(start, self._alias(start)[0], globals_)
-        if not source:
-            raise self._wrong(start, "names no image: an ARG before FROM has no value")
+    async def _stage(
+        self, start: Instruction, instructions: list[Instruction], source: str, globals_: Mapping[str, str]
+    ) -> Built:
+        with self._at(start):
+            if not source:
+                raise ValueError("names no image: an ARG before FROM has no value")
         if "platform" in start.flags:
             note = f"--platform={start.flags['platform']} has no effect: an image is of this machine's processor"
             self._notes.append(f"line {start.line}: {note}")
-        if source.lower() in self._stages:
-            built = self._stages[source.lower()]
-        else:
-            builder = self._builder
-            base = await bases.resolve(builder.table, source, self._name, builder.store, builder.progress)
-            built = await begin(self._steps, *base)
+        built = self._stages.get(source.lower()) or await self._steps.begin(source)
         args: dict[str, str] = {}
         shell: tuple[str, ...] = SHELL
         for instruction in instructions:
-            if instruction.name == "SHELL":
-                shell = instruction.words
-            elif instruction.name == "ARG":
-                self._arguments(instruction, args, globals_, built.env)
-            else:
-                built = await self._instruction(instruction, built, args, shell)
+            with self._at(instruction):
+                if instruction.name == "SHELL":
+                    shell = instruction.words
+                elif instruction.name == "ARG":
+                    self._arguments(instruction, args, globals_, built.env)
+                else:
+                    built = await self._instruction(instruction, built, args, shell)
         return built
+
+    @contextlib.contextmanager
+    def _at(self, i: Instruction) -> Iterator[None]:
+        """What is wrong with an instruction before it runs names its line."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise BuildError(self._steps.image, 0, "", f"line {i.line}: {i.name} {error}") from None
 
     async def _instruction(
         self, i: Instruction, built: Built, args: Mapping[str, str], shell: tuple[str, ...]
@@ -179,16 +143,13 @@ class _Dockerfile:
             self._notes.append(f"line {i.line}: {i.rest.split()[0].upper()} has no effect here")
             return built
         if i.name == "ENV":
-            try:
-                variables = dict(dockerfile.pairs(i.rest, values))
-            except ValueError as error:
-                raise self._wrong(i, str(error)) from None
-            return dataclasses.replace(built, env={**built.env, **variables})
+            return dataclasses.replace(built, env={**built.env, **dict(dockerfile.pairs(i.rest, values))})
         if i.name == "WORKDIR":
-            path = "".join(self._words(i, i.rest, values, one_word=True))
+            path = "".join(dockerfile.split(dockerfile.expand(i.rest, values), one_word=True))
             return await self._steps.workdir(built, i.text, posixpath.normpath(posixpath.join(built.directory, path)))
         if i.name == "USER":
-            return await self._steps.user(built, i.text, "".join(self._words(i, i.rest, values, one_word=True)))
+            user = "".join(dockerfile.split(dockerfile.expand(i.rest, values), one_word=True))
+            return await self._steps.user(built, i.text, user)
         if i.name == "RUN":
             argv = i.words or (*shell, _script(i))
             if i.heredocs and not i.words and i.heredocs[0].text.startswith("#!") and _only_heredoc(i):
@@ -197,24 +158,24 @@ class _Dockerfile:
         return await self._copy(i, built, values)
 
     async def _copy(self, i: Instruction, built: Built, values: Mapping[str, str]) -> Built:
-        words = [self._expand(i, w, values) for w in i.words] if i.words else self._words(i, i.rest, values)
+        words = [dockerfile.expand(w, values) for w in i.words] or dockerfile.split(dockerfile.expand(i.rest, values))
         if len(words) < 2:
-            raise self._wrong(i, "needs a source and a target")
+            raise ValueError("needs a source and a target")
         *sources, target = words
         heredocs = {f"<<{dash}{h.name}": h for h in i.heredocs for dash in ("", "-")}
         mode = i.flags.get("chmod")
         if mode is not None and not re.fullmatch(r"0?[0-7]{3,4}", mode):
-            raise self._wrong(i, f"--chmod={mode} is not supported: only octal modes")
+            raise ValueError(f"--chmod={mode} is not supported: only octal modes")
         if "chown" in i.flags:
             self._notes.append(f"line {i.line}: --chown has no effect: all files belong to the sandbox's one user")
         if i.name == "ADD":
             for source in sources:
                 if re.match(r"[a-z+]+://|git@", source):
-                    raise self._wrong(i, f"of {source} is not supported: only local files")
+                    raise ValueError(f"of {source} is not supported: only local files")
         documents = []
         for source in [s for s in sources if s in heredocs]:
             document = heredocs[source]
-            text = self._expand(i, document.text, values) if document.expand else document.text
+            text = dockerfile.expand(document.text, values) if document.expand else document.text
             documents.append((document.name, [Item("", "file", 0o644, data=text.encode())]))
         return await _copy(
             self._steps,
@@ -232,33 +193,29 @@ class _Dockerfile:
         self, i: Instruction, args: dict[str, str], globals_: Mapping[str, str], env: Mapping[str, str]
     ) -> None:
         """ARG: what the caller gave, else the default, else what stands before FROM."""
-        for word in self._words(i, i.rest, {**args, **env}):
+        for word in dockerfile.split(dockerfile.expand(i.rest, {**args, **env})):
             name, equals, value = word.partition("=")
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                raise self._wrong(i, f"'{name}' is no name of a variable")
+                raise ValueError(f"'{name}' is no name of a variable")
             if name in self._build_args:
                 args[name] = self._build_args[name]
             elif equals:
                 args[name] = value
             elif name in globals_:
                 args[name] = globals_[name]
-            elif name in PROXIES and name in os.environ and self._builder.backend.network:
+            elif name in PROXIES and name in os.environ and self._steps.backend.network:
                 args[name] = os.environ[name]
 
-    def _words(self, i: Instruction, text: str, values: Mapping[str, str], one_word: bool = False) -> list[str]:
-        try:
-            return dockerfile.split(self._expand(i, text, values), one_word)
-        except ValueError as error:
-            raise self._wrong(i, str(error)) from None
 
-    def _expand(self, i: Instruction, text: str, values: Mapping[str, str]) -> str:
-        try:
-            return dockerfile.expand(text, values)
-        except ValueError as error:
-            raise self._wrong(i, str(error)) from None
-
-    def _wrong(self, i: Instruction, problem: str) -> BuildError:
-        return BuildError(self._name, 0, "", f"line {i.line}: {i.name} {problem}")
+def _needed(stages: Sequence[tuple[str, str]]) -> set[int]:
+    """The last stage and, one by one, those that it stands on. `stages`: what each stands on, and its own name."""
+    names = {name: number for number, (_, name) in enumerate(stages) if name}
+    needed, number = set(), len(stages) - 1
+    while number is not None and number not in needed:
+        needed.add(number)
+        source = stages[number][0]
+        number = names.get(source) if names.get(source, number) < number else None
+    return needed
 
 
 async def _copy(
@@ -296,15 +253,6 @@ async def _copy(
     return await steps.copy(built, text, sources, posixpath.normpath(target), into, mode, archives)
 
 
-async def begin(steps: Steps, built: Built, user: str) -> Built:
-    """The base with its own folder and user, where it names them."""
-    if built.directory != "/":
-        built = await steps.workdir(built, f"the base's folder {built.directory}", built.directory)
-    if user in ("", "0", "root", "0:0", "root:root"):
-        return built
-    return await steps.user(built, f"the base's user {user}", user)
-
-
 def _only_heredoc(i: Instruction) -> bool:
     return len(i.heredocs) == 1 and re.fullmatch(r"""<<-?["']?[\w.-]+["']?""", i.rest) is not None
 
@@ -340,8 +288,10 @@ def _ignore(path: Path, context: Path) -> str:
     return ""
 
 
-def _read(path: Path, name: str) -> str:
+def _parsed(parse: Callable[[str], _Recipe], path: Path, name: str) -> _Recipe:
     try:
-        return path.read_text("utf-8")
+        return parse(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise BuildError(name, 0, "", f"cannot be read from {path}: {error}") from None
+    except ValueError as error:
+        raise BuildError(name, 0, "", str(error)) from None

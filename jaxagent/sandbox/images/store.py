@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Store:
         check_reachable(self.folder)
 
     def find(self, kind: str, key: str) -> dict[str, Any] | None:
-        """The record of what is there, with "tree": its path or "". None = not there. `kind`: "layers" or "bases"."""
+        """The record of what is there, with "key" and "tree": its path or "". `kind`: "layers" or "bases"."""
         place = self.folder / kind / key
         try:
             record = json.loads((place / RECORD).read_text("utf-8"))
@@ -63,15 +63,30 @@ class Store:
             return None
         if record.get("layer") != (place / TREE).is_dir():
             return None
-        return {**record, "tree": str(place / TREE) if record["layer"] else ""}
+        return {**record, "key": key, "tree": str(place / TREE) if record["layer"] else ""}
 
-    @contextlib.asynccontextmanager
-    async def making(self, key: str, image: str, timeout_s: float) -> AsyncIterator[Path]:
-        """An empty folder to make something in, for one process at a time. Look for it again once inside.
+    async def get(
+        self, kind: str, key: str, image: str, timeout_s: float, make: Callable[[Path], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """What `find` gives, made where it is not there, by one process at a time. "cached" in it says which it was.
+
+        Args:
+          make: fills an empty folder, and returns what the record says of it.
 
         Raises:
           BuildError: of `image`: another process has been making it for `timeout_s` seconds.
         """
+        if (record := self.find(kind, key)) is None:
+            async with self._making(key, image, timeout_s) as work:
+                if (record := self.find(kind, key)) is None:  # nor made by another process meanwhile
+                    begin = time.monotonic()
+                    record = await make(work)
+                    self._keep(kind, key, work, {**record, "seconds": round(time.monotonic() - begin, 2)})
+                    return {**(self.find(kind, key) or {}), "cached": False}
+        return {**record, "cached": True}
+
+    @contextlib.asynccontextmanager
+    async def _making(self, key: str, image: str, timeout_s: float) -> AsyncIterator[Path]:
         lock = os.open(self.folder / "locks" / key, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         work, end = self.folder / "work" / key, time.monotonic() + timeout_s
         try:
@@ -89,17 +104,11 @@ class Store:
         finally:
             os.close(lock)
 
-    def finish(self, kind: str, key: str, work: Path, record: dict[str, Any]) -> dict[str, Any]:
-        """Makes what lies in `work` final; returns it as `find` does."""
+    def _keep(self, kind: str, key: str, work: Path, record: dict[str, Any]) -> None:
+        """Makes what lies in `work` final."""
         size, files = measure(work / TREE)
-        layer = (work / TREE).is_dir()
-        record = {
-            **record,
-            "layer": layer,
-            "bytes": size,
-            "files": files,
-            "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
+        made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        record = {**record, "layer": (work / TREE).is_dir(), "bytes": size, "files": files, "made": made}
         with open(work / RECORD, "w", encoding="utf-8") as file:
             json.dump(record, file, indent=1)  # a torn one after a power cut is no record, and the step runs again
         work.chmod(0o755)
@@ -107,15 +116,11 @@ class Store:
         if target.exists():  # without a readable record: not ours to trust
             remove_directory(target)
         work.rename(target)
-        return {**record, "tree": str(target / TREE) if layer else ""}
 
     def listing(self) -> list[dict[str, Any]]:
-        """Every record, with "key" and "kind", the oldest first."""
-        records = []
-        for kind in ("bases", "layers"):
-            for place in (self.folder / kind).iterdir():
-                if (record := self.find(kind, place.name)) is not None:
-                    records.append({**record, "key": place.name, "kind": kind})
+        """Every record, with "kind", the oldest first."""
+        places = [(kind, place.name) for kind in ("bases", "layers") for place in (self.folder / kind).iterdir()]
+        records = [{**record, "kind": kind} for kind, key in places if (record := self.find(kind, key)) is not None]
         return sorted(records, key=lambda r: (r["made"], r["key"]))
 
 

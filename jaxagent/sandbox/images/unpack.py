@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import tarfile
 from collections import Counter
 from collections.abc import Iterable
@@ -76,10 +75,13 @@ class Unpacker:
         if entry.isfifo():
             self.skipped["pipe"] += 1
             return
-        folder = self._folder(parts[:-1], entry.name, make=True)
-        try:
+        with tree.folder(self._top, parts[:-1], make=True) as folder:
             if entry.isdir():
-                self._directory(folder, name, entry)
+                if not tree.is_folder(folder, name):  # over a file or link of a lower layer
+                    tree.remove(folder, name)
+                    os.mkdir(name, 0o700, dir_fd=folder)
+                with tree.folder(folder, [name]) as below:
+                    os.fchmod(below, entry.mode & 0o1777 | 0o700)
             elif entry.issym():
                 tree.remove(folder, name)
                 os.symlink(entry.linkname, name, dir_fd=folder)
@@ -90,45 +92,8 @@ class Unpacker:
                 self._file(folder, name, entry, contents)
             else:
                 raise TarError(f"entry {entry.name!r} is of the unknown kind {entry.type!r}")
-        finally:
-            os.close(folder)
         for n in range(1, len(parts) + 1):
             self._mine.add(tuple(parts[:n]))
-
-    def _folder(self, parts: list[str], name: str, make: bool) -> int:
-        """A descriptor of a folder of the tree. Raises FileNotFoundError where it is not there and not made."""
-        fd = os.dup(self._top)
-        try:
-            for part in parts:
-                if make:
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(part, 0o755, dir_fd=fd)
-                try:
-                    below = tree.descend(fd, [part])
-                except FileNotFoundError:
-                    raise
-                except OSError:
-                    raise TarError(f"entry {name!r} goes through {part!r}, which is a link or a file") from None
-                os.close(fd)
-                fd = below
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
-
-    def _directory(self, folder: int, name: str, entry: tarfile.TarInfo) -> None:
-        try:
-            is_directory = stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-        except FileNotFoundError:
-            is_directory = False
-        if not is_directory:  # over a file or link of a lower layer
-            tree.remove(folder, name)
-            os.mkdir(name, 0o700, dir_fd=folder)
-        below = tree.descend(folder, [name])
-        try:
-            os.fchmod(below, entry.mode & 0o1777 | 0o700)
-        finally:
-            os.close(below)
 
     def _file(self, folder: int, name: str, entry: tarfile.TarInfo, contents: tarfile.TarFile) -> None:
         self._bytes_left -= entry.size
@@ -157,16 +122,11 @@ class Unpacker:
         if parts == _parts(entry.name):
             raise TarError(f"entry {entry.name!r} is a hard link to itself")
         try:
-            source = self._folder(parts[:-1], entry.name, make=False)
+            with tree.folder(self._top, parts[:-1]) as source:
+                tree.remove(folder, name)
+                os.link(parts[-1], name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             raise TarError(f"entry {entry.name!r} is a hard link to {entry.linkname!r}, which is not there") from None
-        try:
-            tree.remove(folder, name)
-            os.link(parts[-1], name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:
-            raise TarError(f"entry {entry.name!r} is a hard link to {entry.linkname!r}, which is not there") from None
-        finally:
-            os.close(source)
 
     def _whiteout(self, name: str, parts: list[str]) -> None:
         hidden = parts[-1].removeprefix(WHITEOUT)
@@ -175,14 +135,8 @@ class Unpacker:
             return  # other bookkeeping of aufs
         if hidden in ("", ".", ".."):
             raise TarError(f"entry {name!r} is no whiteout")
-        try:
-            folder = self._folder(parts[:-1], name, make=False)
-        except FileNotFoundError:
-            return
-        try:
+        with contextlib.suppress(FileNotFoundError), tree.folder(self._top, parts[:-1]) as folder:
             self._hide(folder, tuple(parts[:-1]), os.listdir(folder) if opaque else [hidden])
-        finally:
-            os.close(folder)
 
     def _hide(self, folder: int, above: tuple[str, ...], names: list[str]) -> None:
         """Removes names that lower layers brought; of a folder that this layer also brought, only what is below."""
@@ -191,14 +145,9 @@ class Unpacker:
             if place not in self._mine:
                 tree.remove(folder, name)
                 continue
-            try:
-                below = tree.descend(folder, [name])
-            except OSError:
-                continue  # a file or link of this layer
-            try:
-                self._hide(below, place, os.listdir(below))
-            finally:
-                os.close(below)
+            if tree.is_folder(folder, name):
+                with tree.folder(folder, [name]) as below:
+                    self._hide(below, place, os.listdir(below))
 
 
 def _parts(name: str) -> list[str]:

@@ -40,7 +40,7 @@ def test_what_it_does_not_compute_it_does_not_know(text):
 
 def test_the_executor_writes_a_program_or_hands_on():
     for tool, query in ((PYTHON, "print(287 * 46)"), (GENERATOR, "287 * 46")):
-        asked = prompts.executor("compact", QUESTION, "", "287 * 46", tool, False)
+        asked = prompts.prompt("executor", "compact", False, sub_goal="287 * 46", tool=tool)
         assert reading.query(says("executor", asked)) == query
     assert reading.query(says("executor", "Sub-Goal: none")) is None
 
@@ -59,5 +59,5 @@ def test_the_executor_writes_a_program_or_hands_on():
 )
 def test_the_verifier_stops_when_every_number_is_used(steps, concluded):
     actions = tuple(action(PYTHON, goal, "", result) for goal, result in steps)
-    asked = prompts.verifier("compact", QUESTION, " multiply, add", actions, False)
+    asked = prompts.prompt("verifier", "compact", False, actions, question=QUESTION)
     assert reading.conclusion(says("verifier", asked)) == concluded

@@ -327,14 +327,9 @@ ATTACKS = {
     "the runner's secret": Attack({"calc.py": STEAL}, naive="runner"),
     "the runner's list": Attack(
         {
-            "calc.py": f"{OWN}def forge():\n    for f in up(sys._getframe()):\n"
-            "        for r in list(f.f_locals.values()):\n"
-            "            if type(r).__name__ in ('Recorder', 'RecordingResult'):\n"
-            "                cls = type(r)\n                if not hasattr(cls, '_old'):\n"
-            "                    cls._old = cls._add\n"
-            "                    cls._add = lambda s, t, st, e=None: "
-            "cls._old(s, t, 'PASSED' if 'calc' in str(t) else st, e)\n"
-            "def add(a, b):\n    forge()\n    return 4\n"
+            "calc.py": "...\nimport sys\nm = sys.modules['__main__']\nif hasattr(m, 'note'):\n    _old = m.note\n"
+            "    m.note = lambda r, t, st, e=None: _old(r, t, 'PASSED' if 'calc' in t else st, e)\n"
+            "def add(a, b): return 4\n"
         },
         naive="runner",
     ),

@@ -2,25 +2,15 @@
 
 import pytest
 
-from jaxagent.config import ConfigError
-from jaxagent.rollout.workers import Workers
-from jaxagent.sandbox.of_config import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from tests.envs.coding import tiny
+from tests.envs.opened import opened_sandboxes
 
 
 @pytest.fixture(scope="module")
 def play():
     """Plays attempts; skips, with the reason, where no sandbox works."""
-    with Workers(2) as workers:
-        sandboxes = Sandboxes(tiny.make_config().sandbox, "env.sandbox")
-        try:
-            try:
-                workers.run(sandboxes.open(), OPEN_TIMEOUT_S)
-            except ConfigError as failure:
-                pytest.skip(str(failure))
-            yield tiny.Player(workers, sandboxes)
-        finally:
-            workers.run(sandboxes.close(), CLOSE_TIMEOUT_S)
+    with opened_sandboxes(tiny.make_config().sandbox) as (sandboxes, workers):
+        yield tiny.Player(workers, sandboxes)
 
 
 @pytest.fixture(scope="session")

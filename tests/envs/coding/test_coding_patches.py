@@ -192,14 +192,6 @@ def test_logs_of_pytest():
     assert not outcomes.forged(found, 1) and outcomes.forged({"a": "PASSED"}, 1) and not outcomes.forged({}, 0)
 
 
-def test_logs_of_unittest():
-    log = "test_a (m.C) ... ok\ntest_b (m.C.test_b) ... FAIL\ntest_c (m.C) ... skipped 'x'\ntest_d (m.C) ... ERROR\n"
-    found = outcomes.of_unittest(log + "test_e (m.C.test_e) ... ok\n")
-    assert list(found.values()) == ["PASSED", "FAILED", "SKIPPED", "ERROR", "PASSED"]
-    assert outcomes.required_passed(found, ["test_a (m.C)", "test_e (m.C)"])
-    assert not outcomes.required_passed(found, ["test_b (m.C)"])
-
-
 def test_maps_of_r2e():
     found = outcomes.of_r2e(LOG)
     assert found["C.test_c"] == "FAILED" and found["test_a"] == "PASSED" and "test_before" not in found

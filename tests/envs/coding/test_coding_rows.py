@@ -124,7 +124,7 @@ def coding(**changes):
         (coding(chek=1), r"column 'metadata\.coding\.chek': unknown"),
         (coding(files={"../a": ""}), r"coding\.files': must map relative paths"),
         (coding(files={".git/config": ""}), r"coding\.files': must map relative paths"),
-        (coding(check_tests={"fail_to_pass": ["a"], "framework": "nose"}), "must be one of pytest, unittest"),
+        (coding(check_tests={"fail_to_pass": ["a"], "framework": "nose"}), "must be one of 'pytest', 'unittest'"),
         (coding(check_tests={"fail_to_pass": []}), "no test is named"),
     ],
 )

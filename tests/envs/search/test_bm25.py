@@ -74,11 +74,11 @@ def test_read_corpus(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"id": 1}', r"corpus\.jsonl, row 2: column 'contents' is missing"),
+        ('{"id": 1}', r"corpus\.jsonl, row 2: column 'contents': missing"),
         ('\n\n{"id": 1}', r"row 4: column 'contents'"),  # blank lines are counted
         ("{", r"corpus\.jsonl, row 2: not JSON"),
         ('{"id": 1, "contents": 3}', "must be text"),
-        ("[1]", "expected an object"),
+        ("[1]", "must be an object"),
     ],
 )
 def test_malformed_rows_are_named(tmp_path, line, message):

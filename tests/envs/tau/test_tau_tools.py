@@ -389,7 +389,7 @@ def test_missing_and_broken_files_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"users\.json is no JSON"):
         ShopStore.load(tmp_path)
     (tmp_path / "users.json").unlink()
-    with pytest.raises(ConfigError, match=r"users\.json is missing"):
+    with pytest.raises(ConfigError, match=r"users\.json cannot be read: No such file"):
         ShopStore.load(tmp_path)
 
 

@@ -7,9 +7,9 @@ import pytest
 from tau2_people import MOCK, People, call, folder_of, opened, played, task_row
 
 from jaxagent.config import ConfigError
+from jaxagent.envs.forms import shaped
 from jaxagent.envs.tau2 import mock
 from jaxagent.envs.tau2.rows import AGENT, USER, parse
-from jaxagent.envs.tau2.tables import shaped
 from jaxagent.envs.tau2.world import DOMAINS, World, gold
 from jaxagent.types import StopReason
 

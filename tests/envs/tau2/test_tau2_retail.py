@@ -9,10 +9,10 @@ from tau2_people import RETAIL, SHOP, People, call, opened, played
 
 from jaxagent.config import ConfigError
 from jaxagent.data import sources
+from jaxagent.envs.forms import shaped
 from jaxagent.envs.tau2 import retail
 from jaxagent.envs.tau2.rows import AGENT, USER, ToolUse, parse
 from jaxagent.envs.tau2.stock import read_stock
-from jaxagent.envs.tau2.tables import shaped
 from jaxagent.envs.tau2.world import DOMAINS, World
 from jaxagent.types import StopReason
 

@@ -22,10 +22,9 @@ from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.envs.terminal_text import clean
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
-from jaxagent.rollout.workers import Workers
 from jaxagent.sandbox.base import SandboxError
-from jaxagent.sandbox.of_config import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.types import StopReason, Task, TokenKind
+from tests.envs.opened import opened_sandboxes
 from tests.rollout.scripted import ScriptedPolicy
 
 TIMEOUT_S = 120.0
@@ -67,16 +66,8 @@ def make_config(recipe="laptop", **terminal):
 @pytest.fixture(scope="module")
 def opened():
     """Sandboxes that are open, and the loop on which they are."""
-    with Workers(4) as workers:
-        sandboxes = Sandboxes(make_config().env.sandbox, "env.sandbox")
-        try:
-            try:
-                workers.run(sandboxes.open(), OPEN_TIMEOUT_S)
-            except ConfigError as failure:
-                pytest.skip(str(failure))
-            yield sandboxes, workers
-        finally:
-            workers.run(sandboxes.close(), CLOSE_TIMEOUT_S)
+    with opened_sandboxes(make_config().env.sandbox, 4) as both:
+        yield both
 
 
 def taken_from(sandboxes):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxagent.envs.terminal import endless
-from jaxagent.envs.terminal.verify import ScriptResult, VerifierError, reward_of_summary
+from jaxagent.envs.terminal.verify import VerifierError, reward_of_summary
 from jaxagent.sandbox.base import FileError
 from tests.envs.terminal.test_terminal_attempts import attempt, cmd, harbor, layered, opened, task
 
@@ -278,5 +278,5 @@ def test_a_reward_that_nobody_promised_is_an_error(attempt, layered, tmp_path):
 @pytest.mark.parametrize("status", [1, 2, 137, 143])
 def test_a_summary_beside_another_status_is_not_believed(status):
     forged = "=== short test summary info ===\nPASSED tests/test_outputs.py::test_a\n"
-    assert reward_of_summary(ScriptResult(0, forged)) == 1.0
-    assert reward_of_summary(ScriptResult(status, forged)) == 0.0
+    assert reward_of_summary(0, forged) == 1.0
+    assert reward_of_summary(status, forged) == 0.0

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxagent.envs.terminal import dialogue
-from jaxagent.envs.terminal.verify import ScriptResult, reward_of_files, reward_of_status, reward_of_summary
+from jaxagent.envs.terminal.verify import reward_of_files, reward_of_status, reward_of_summary
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_a_task_may_promise_other_rewards():
 
 
 def test_exit_status():
-    assert reward_of_status(ScriptResult(0, "")) == 1.0
-    assert reward_of_status(ScriptResult(1, "")) == 0.0
+    assert reward_of_status(0) == 1.0
+    assert reward_of_status(1) == 0.0
     for status in (2, 4, 5, 126, 127, 137):  # of pytest: interrupted, usage, nothing collected; of shells: no program
         with pytest.raises(ValueError):
-            reward_of_status(ScriptResult(status, ""))
+            reward_of_status(status)
 
 
 SUMMARY = """\
@@ -88,13 +88,13 @@ PASSED ../tests/test_outputs.py::test_a
     ],
 )
 def test_pytest_summary(line, reward):
-    assert reward_of_summary(ScriptResult(0, SUMMARY.format(line))) == reward
+    assert reward_of_summary(0, SUMMARY.format(line)) == reward
 
 
 def test_a_forged_pytest_summary_hides_no_failure():
     honest = SUMMARY.format("FAILED ../tests/test_outputs.py::test_b")
-    assert reward_of_summary(ScriptResult(0, SUMMARY.format("PASSED x::y") + honest)) == 0.0
-    assert reward_of_summary(ScriptResult(0, honest + SUMMARY.format("PASSED x::y"))) == 0.0
+    assert reward_of_summary(0, SUMMARY.format("PASSED x::y") + honest) == 0.0
+    assert reward_of_summary(0, honest + SUMMARY.format("PASSED x::y")) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_forged_pytest_summary_hides_no_failure():
 )
 def test_pytest_without_a_summary_is_an_error(output):
     with pytest.raises(ValueError, match="summary"):
-        reward_of_summary(ScriptResult(0, output))
+        reward_of_summary(0, output)
 
 
 def test_dialogue():

@@ -8,144 +8,85 @@ from jaxagent.config import SamplingConfig
 from jaxagent.gateway.chat import BadRequest, Call, ChatMessage, Tool
 from jaxagent.gateway.forms import chat, fields, messages, responses
 
+
+def texts(kind, *words):
+    return [{"type": kind, "text": word} for word in words]
+
+
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 BASH = Tool("bash", "Runs a command.", SCHEMA)
+FUNCTION = {"name": "bash", "description": "Runs a command.", "parameters": SCHEMA}
+CALLS = Call("bash", {"command": "ls"}, "id1"), Call("bash", {"command": "pwd"}, "id2")
 ASKED = (
     ChatMessage("system", "You are an agent."),
     ChatMessage("user", "Create hello.txt"),
-    ChatMessage(
-        "assistant",
-        "I shall.",
-        (Call("bash", {"command": "ls"}, "id1"), Call("bash", {"command": "pwd"}, "id2")),
-        reasoning="hm",
-    ),
+    ChatMessage("assistant", "I shall.", CALLS, reasoning="hm"),
     ChatMessage("tool", "a b", call_id="id1", name="bash"),
     ChatMessage("tool", "/x\n/y", call_id="id2", name="bash"),
     ChatMessage("system", "Be quick."),
     ChatMessage("user", "one\ntwo"),
 )
+FIRST = {"role": "user", "content": "Create hello.txt"}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+CHAT_CALLS = [
+    {"id": "id1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}},
+    {"id": "id2", "index": 1, "function": {"name": "bash", "arguments": '{"command":"pwd"}'}},
+]
+ANSWER = {"role": "assistant", "content": "I shall.", "reasoning_content": "hm", "refusal": None}
 CHAT = {
     "model": "toy",
     "messages": [
         {"role": "developer", "content": "You are an agent."},
-        {"role": "user", "content": "Create hello.txt"},
-        {
-            "role": "assistant",
-            "content": "I shall.",
-            "reasoning_content": "hm",
-            "refusal": None,
-            "tool_calls": [
-                {"id": "id1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}},
-                {"id": "id2", "index": 1, "function": {"name": "bash", "arguments": '{"command":"pwd"}'}},
-            ],
-        },
+        FIRST,
+        ANSWER | {"tool_calls": CHAT_CALLS},
         {"role": "tool", "tool_call_id": "id1", "content": "a b"},
-        {
-            "role": "tool",
-            "tool_call_id": "id2",
-            "content": [{"type": "text", "text": "/x"}, {"type": "text", "text": "/y"}],
-        },
+        {"role": "tool", "tool_call_id": "id2", "content": texts("text", "/x", "/y")},
         {"role": "system", "content": "Be quick."},
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}},
-                {"type": "text", "text": "two"},
-            ],
-        },
+        {"role": "user", "content": [{"type": "text", "text": "one"} | CACHED, *texts("text", "two")]},
     ],
-    "tools": [
-        {"type": "function", "function": {"name": "bash", "description": "Runs a command.", "parameters": SCHEMA}}
-    ],
+    "tools": [{"type": "function", "function": FUNCTION}],
 }
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
+SAID = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed"}
 RESPONSES = {
     "model": "toy",
     "instructions": "You are an agent.",
     "store": False,
     "input": [
-        {"role": "user", "content": "Create hello.txt"},
-        {
-            "type": "reasoning",
-            "id": "rs_1",
-            "summary": [],
-            "encrypted_content": "x",
-            "content": [{"type": "reasoning_text", "text": "hm"}],
-        },
-        {
-            "type": "message",
-            "id": "msg_1",
-            "role": "assistant",
-            "status": "completed",
-            "content": [{"type": "output_text", "text": "I shall.", "annotations": []}],
-        },
+        FIRST,
+        THOUGHT | {"content": texts("reasoning_text", "hm")},
+        SAID | {"content": [{"type": "output_text", "text": "I shall.", "annotations": []}]},
         {"type": "function_call", "id": "fc_1", "call_id": "id1", "name": "bash", "arguments": '{"command":"ls"}'},
         {"type": "function_call", "id": "fc_2", "call_id": "id2", "name": "bash", "arguments": '{"command":"pwd"}'},
         {"type": "function_call_output", "call_id": "id1", "output": "a b"},
-        {
-            "type": "function_call_output",
-            "call_id": "id2",
-            "output": [{"type": "input_text", "text": "/x"}, {"type": "input_text", "text": "/y"}],
-        },
-        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be quick."}]},
-        {
-            "type": "message",
-            "role": "user",
-            "content": [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}],
-        },
+        {"type": "function_call_output", "call_id": "id2", "output": texts("input_text", "/x", "/y")},
+        {"type": "message", "role": "developer", "content": texts("input_text", "Be quick.")},
+        {"type": "message", "role": "user", "content": texts("input_text", "one", "two")},
     ],
     "tools": [
-        {
-            "type": "function",
-            "name": "bash",
-            "description": "Runs a command.",
-            "parameters": SCHEMA,
-        },
+        {"type": "function", **FUNCTION},
         {"type": "web_search"},
         {"type": "namespace", "name": "n", "tools": []},
         {"type": "local_shell"},
     ],
 }
+BILLING = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=00a1;"
+BLOCKS = [{"type": "tool_use", "id": call.id, "name": "bash", "input": call.arguments} for call in CALLS]
+FAILED = {"type": "tool_result", "tool_use_id": "id2", "content": texts("text", "/x", "/y"), "is_error": True}
 MESSAGES = {
     "model": "toy",
     "max_tokens": 99,
-    "system": [
-        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=00a1;"},
-        {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
-    ],
+    "system": [*texts("text", BILLING), {"type": "text", "text": "You are an agent."} | CACHED],
     "messages": [
-        {"role": "user", "content": "Create hello.txt"},
+        FIRST,
         {
             "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "hm", "signature": ""},
-                {"type": "text", "text": "I shall."},
-                {"type": "tool_use", "id": "id1", "name": "bash", "input": {"command": "ls"}},
-            ],
+            "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, *texts("text", "I shall."), BLOCKS[0]],
         },
-        {
-            "role": "assistant",
-            "content": [{"type": "tool_use", "id": "id2", "name": "bash", "input": {"command": "pwd"}}],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "id1", "content": "a b"},
-                {
-                    "type": "tool_result",
-                    "tool_use_id": "id2",
-                    "content": [{"type": "text", "text": "/x"}, {"type": "text", "text": "/y"}],
-                    "is_error": True,
-                },
-            ],
-        },
-        {"role": "system", "content": [{"type": "text", "text": "Be quick."}]},
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "one"},
-                {"type": "text", "text": "two", "cache_control": {"type": "ephemeral"}},
-            ],
-        },
+        {"role": "assistant", "content": [BLOCKS[1]]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "id1", "content": "a b"}, FAILED]},
+        {"role": "system", "content": texts("text", "Be quick.")},
+        {"role": "user", "content": [*texts("text", "one"), {"type": "text", "text": "two"} | CACHED]},
     ],
     "tools": [
         {"name": "bash", "description": "Runs a command.", "input_schema": SCHEMA, "cache_control": {"type": "x"}},

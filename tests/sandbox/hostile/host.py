@@ -26,9 +26,9 @@ class Host:
         self.bait = self.directory / "bait"
         self.bait.write_text(self.secret)
         self.bait.chmod(0o666)
-        self.tcp = socket.create_server(("127.0.0.1", 0))
+        self.tcp = socket.create_server(("0.0.0.0", 0))
         self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.udp.bind(("127.0.0.1", 0))
+        self.udp.bind(("0.0.0.0", 0))
         self.unix = socket.socket(socket.AF_UNIX)
         self.unix.bind(str(self.directory / "socket"))
         os.chmod(self.directory / "socket", 0o777)

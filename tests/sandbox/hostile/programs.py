@@ -32,27 +32,19 @@ def _command(name: str, limit_s: float, text: str) -> Program:
 
 # fmt: off
 PROGRAMS = (
-    _command("binary_output", 10, r"""
-head -c 100000 /dev/urandom; printf '\0\1\2\3\4\33c\33]0;x\7\377\376'
-"""),
+    _command("binary_output", 10, r"head -c 100000 /dev/urandom; printf '\0\1\2\3\4\33c\33]0;x\7\377\376'"),
     _command("builtins_replaced", 5, r"""
 eval() { :; }; printf() { builtin printf 0; }; exit() { :; }; PROMPT_COMMAND='echo x'; PS1='$(sleep 1)'; trap 'echo trapped' DEBUG EXIT ERR; alias eval=true printf=true; set -o noglob -o nounset; IFS=x
 """),
-    _command("busy_children_deaf", 1, r"""
-for i in 1 2 3 4; do (trap '' INT TERM HUP; while :; do :; done) & done; wait
-"""),
-    _command("busy_loop_deaf", 1, r"""
-trap '' INT TERM HUP QUIT; while :; do :; done
-"""),
+    _command("busy_children_deaf", 1, r"for i in 1 2 3 4; do (trap '' INT TERM HUP; while :; do :; done) & done; wait"),
+    _command("busy_loop_deaf", 1, r"trap '' INT TERM HUP QUIT; while :; do :; done"),
     _command("closed_descriptors", 10, r"""
 exec 0<&- 1>&- 2>&-; for i in $(seq 3 255); do eval "exec $i>&-"; done; sleep 0.1
 """),
     _command("daemon_outliving_the_shell", 10, r"""
 setsid nohup sh -c 'trap "" HUP TERM; while :; do sleep 1; done' >/dev/null 2>&1 & exit
 """),
-    _command("deep_directories", 20, r"""
-for i in $(seq 3000); do mkdir d 2>/dev/null && cd d || break; done; cd ~
-"""),
+    _command("deep_directories", 20, r"for i in $(seq 3000); do mkdir d 2>/dev/null && cd d || break; done; cd ~"),
     _command("devices_replaced", 10, r'''
 rm -rf /dev/fd 2>/dev/null; mkdir /dev/fd 2>/dev/null && won fd
 mv /dev/stdin /dev/other 2>/dev/null && won stdin
@@ -66,48 +58,28 @@ echo a >/dev/shm/file && cat /dev/shm/file </dev/null >/dev/null || won "shared 
     _command("disk_many_places", 10, r"""
 for d in ~ /tmp /var/tmp /dev/shm /run; do head -c 25M /dev/zero > $d/big 2>/dev/null; done; [ $(cat ~/big /tmp/big /var/tmp/big /dev/shm/big /run/big 2>/dev/null | wc -c) -gt 70000000 ] && won
 """),
-    _command("disk_one_file", 10, r"""
-head -c 300M /dev/zero > big && won; rm -f big
-"""),
+    _command("disk_one_file", 10, r"head -c 300M /dev/zero > big && won; rm -f big"),
     _command("environment_of_process_1", 10, r"""
 cat /proc/1/environ 2>/dev/null | grep -a "$SECRET" && won; tr '\0' ' ' </proc/1/cmdline | grep "$SECRET" && won; true
 """),
-    _command("exec_of_nothing", 10, r"""
-exec /nonexistent/program
-"""),
-    _command("exec_over_the_shell", 1, r"""
-exec sleep 100
-"""),
+    _command("exec_of_nothing", 10, r"exec /nonexistent/program"),
+    _command("exec_over_the_shell", 1, r"exec sleep 100"),
     _command("forged_frames", 10, r"""
 printf 'D\0\0\0\0\0\0\0' | tee /proc/1/fd/10 /proc/1/fd/11 2>/dev/null; for f in /proc/self/fd/*; do printf '\14\0\0\0D\1\0\0\0' > $f; done 2>/dev/null; (exit 77)
 """),
     _command("forged_status_printed", 10, r"""
 for i in $(seq 100); do printf '\n0123456789abcdef:0\n'; echo "$?"; done; printf '\n:0\n\003\004'; printf '\n0123456789abcdef:0\n' >/dev/tty; (exit 77)
 """),
-    _command("fork_bomb", 2, r"""
-b() { b | b & }; b; sleep 100
-"""),
-    _command("host_file_by_its_path", 10, r"""
-cat $BAIT && won; echo overwritten > $BAIT; echo new > $DIRECTORY/new
-"""),
+    _command("fork_bomb", 2, r"b() { b | b & }; b; sleep 100"),
+    _command("host_file_by_its_path", 10, r"cat $BAIT && won; echo overwritten > $BAIT; echo new > $DIRECTORY/new"),
     _command("host_secrets", 10, r"""
 for f in /etc/shadow /root/.bash_history /root/.ssh/id_rsa /home/*/.ssh /proc/1/root/$BAIT /proc/self/root/../$BAIT; do cat $f 2>/dev/null && won; done; ls -d /work /var/lib/dpkg 2>/dev/null && won; true
 """),
-    _command("kill_of_everything", 10, r"""
-kill -9 -1
-"""),
-    _command("memory_in_the_shell", 5, r"""
-x=aaaaaaaaaaaaaaaa; while :; do x=$x$x; done
-"""),
-    _command("output_flood", 8, r"""
-yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
-"""),
-    _command("output_flood_deaf", 8, r"""
-trap '' INT TERM PIPE HUP; while :; do printf '%01000d' 0; done
-"""),
-    _command("output_flood_in_the_background", 10, r"""
-(trap '' INT HUP; while :; do echo noise; done) & sleep 0.2
-"""),
+    _command("kill_of_everything", 10, r"kill -9 -1"),
+    _command("memory_in_the_shell", 5, r"x=aaaaaaaaaaaaaaaa; while :; do x=$x$x; done"),
+    _command("output_flood", 8, r"yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"),
+    _command("output_flood_deaf", 8, r"trap '' INT TERM PIPE HUP; while :; do printf '%01000d' 0; done"),
+    _command("output_flood_in_the_background", 10, r"(trap '' INT HUP; while :; do echo noise; done) & sleep 0.2"),
     _command("programs_of_the_host", 10, r"""
 for f in /usr/bin/env /bin/sh /usr/lib; do [ -w $f ] && won; done; echo x >> /usr/bin/env && won; rm -f /usr/bin/env; [ -e /usr/bin/env ] || won
 """),
@@ -115,24 +87,16 @@ for f in /usr/bin/env /bin/sh /usr/lib; do [ -w $f ] && won; done; echo x >> /us
 for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 18 19 20 21 22 24 25 31 34 50 64; do kill -$n 1 2>/dev/null; done
 sleep 0.2
 """),
-    _command("stopped", 1, r"""
-kill -STOP $$; sleep 100
-"""),
-    _command("terminal_made_useless", 1, r"""
-stty raw -isig -echo </dev/tty; exec 0<&- 1>&- 2>&-; while :; do :; done
-"""),
-    _command("the_way_up", 10, r"""
-cd /; cat ../../../../../../$BAIT && won; true
-"""),
+    _command("stopped", 1, r"kill -STOP $$; sleep 100"),
+    _command("terminal_made_useless", 1, r"stty raw -isig -echo </dev/tty; exec 0<&- 1>&- 2>&-; while :; do :; done"),
+    _command("the_way_up", 10, r"cd /; cat ../../../../../../$BAIT && won; true"),
     _command("typing_at_the_terminal", 5, r"""
 printf '\003\003exit\n' > /dev/tty; python3 -c "import fcntl,termios; [fcntl.ioctl(open('/dev/tty','w'), termios.TIOCSTI, c.encode()) for c in 'exit 0\n']" 2>&1 | tail -1; (exit 77)
 """),
     _command("unset_of_everything", 5, r"""
 unset PATH HOME PS1; for v in $(compgen -v); do unset $v 2>/dev/null; done; enable -n eval printf 2>/dev/null
 """),
-    _program("abstract_socket", 10, r"""
-trying(connect, socket.AF_UNIX, socket.SOCK_STREAM, "\0" + ABSTRACT)
-"""),
+    _program("abstract_socket", 10, r'trying(connect, socket.AF_UNIX, socket.SOCK_STREAM, "\0" + ABSTRACT)'),
     _program("asynchronous_reads", 10, r"""
 # The requests of all users of a host together are limited (fs.aio-max-nr).
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from jaxagent.sandbox.base import FileError, Limits, SandboxClosed, Spec
-from tests.sandbox.conftest import ISOLATING
 from tests.sandbox.hostile import kernel_memory
 from tests.sandbox.hostile.test_hostile import MIB, NO_PYTHON, PYTHON
 
@@ -47,9 +46,8 @@ async def level():
     return sorted(seen)[4]
 
 
-@pytest.mark.parametrize("name", ISOLATING)
-def test_the_kernel_holds_no_more_than_the_limit(backends, name):
-    backend = backends.backend(name)
+def test_the_kernel_holds_no_more_than_the_limit(backends, isolated):
+    backend = isolated.backend
     if not PYTHON.exists():
         pytest.skip(NO_PYTHON)
     if "memory" not in backend.owner.cgroups.controllers:
@@ -83,7 +81,7 @@ def test_the_kernel_holds_no_more_than_the_limit(backends, name):
             seen = [await held(way)]
             while seen[-1] > MOST and len(seen) < 3:  # what is real is there each time
                 seen.append(await held(way))
-            print(name, way, [most >> 20 for most in seen], "MiB")
+            print(isolated.name, way, [most >> 20 for most in seen], "MiB")
             if min(seen) > MOST:
                 over[way] = min(seen) >> 20
         return over
@@ -91,30 +89,25 @@ def test_the_kernel_holds_no_more_than_the_limit(backends, name):
     assert backends.run(main(), 300) == {}
 
 
-@pytest.mark.parametrize("name", ISOLATING)
 @pytest.mark.parametrize("operation", ["run", "execute", "between"])
-def test_too_many_sockets_end_the_processes_and_not_the_sandbox(backends, name, operation):
+async def test_too_many_sockets_end_the_processes_and_not_the_sandbox(isolated, operation):
     """Wherever they are opened; as many as one process may have are none too many."""
-    backend = backends.backend(name)
     if not PYTHON.exists():
         pytest.skip(NO_PYTHON)
     program = "import os, socket, time; os.fork(); held = [socket.socketpair() for _ in range(%d)]; time.sleep(%d)"
 
-    async def main():
-        async with await backend.start(Spec()) as sandbox:
-            few, many = (f"{PYTHON} -c '{program % numbers}'" for numbers in ((230, 1), (300, 30)))
-            assert (await sandbox.run(few, 20, 1000)).exit_code == 0
-            begin = time.monotonic()
-            if operation == "between":
-                await sandbox.run(f"{many} &", 10, 1000)
-                await asyncio.sleep(3.0)
-                assert (await sandbox.run("jobs | wc -l", 10, 1000)).output == b"0\n"
-            else:
-                result = await (sandbox.run(many, 20, 1000) if operation == "run" else _execute(sandbox, many))
-                assert result.exit_code == 137 and not result.timed_out and time.monotonic() - begin < 15
-            assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
-
-    backends.run(main())
+    async with await isolated.start() as sandbox:
+        few, many = (f"{PYTHON} -c '{program % numbers}'" for numbers in ((230, 1), (300, 30)))
+        assert (await sandbox.run(few, 20, 1000)).exit_code == 0
+        begin = time.monotonic()
+        if operation == "between":
+            await sandbox.run(f"{many} &", 10, 1000)
+            await asyncio.sleep(3.0)
+            assert (await sandbox.run("jobs | wc -l", 10, 1000)).output == b"0\n"
+        else:
+            result = await (sandbox.run(many, 20, 1000) if operation == "run" else _execute(sandbox, many))
+            assert result.exit_code == 137 and not result.timed_out and time.monotonic() - begin < 15
+        assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
 
 
 def _execute(sandbox, command):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from jaxagent.sandbox.base import FileError, Spec
-from tests.sandbox.conftest import ISOLATING
 
 CHANGES = {
     "preloaded library": "touch /etc/ld.so.preload",
@@ -27,47 +26,39 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_programs_and_configuration_cannot_be_changed(isolated, change):
-    async def check(sandbox):
+async def test_programs_and_configuration_cannot_be_changed(isolated, change):
+    async with await isolated.start() as sandbox:
         result = await sandbox.run(CHANGES[change], 10, 1000)
         assert result.exit_code != 0
         with pytest.raises(FileError):
             await sandbox.write("/etc/ld.so.preload", b"x")
         assert (await sandbox.execute(["sh", "-c", "exit 3"], 10, 100)).exit_code == 3
 
-    isolated(check)
 
-
-def test_an_image_of_its_own(backends, open_folder):
+async def test_an_image_of_its_own(local, open_folder):
     """Its files belong to the sandboxes' user, and its /lib64 may be a link; the folder of the task stays writable."""
-    backend = backends.backend("namespaces")
     root = open_folder / "root"
     for directory in ("etc", "usr/lib", "usr/bin", "opt/task", "opt/other", "proc", "dev", "home/user"):
         (root / directory).mkdir(parents=True)
-    shutil.copy(backend.program, root / "usr/bin/program")
+    shutil.copy(local.program, root / "usr/bin/program")
     for link, target in (("bin", "usr/bin"), ("lib64", "/usr/lib"), ("lib32", "usr/nothing")):
         (root / link).symlink_to(target)
     if os.geteuid() == 0:
         for path in [root, *root.rglob("*")]:
-            os.chown(path, backend.uid, backend.uid, follow_symlinks=False)
+            os.chown(path, local.uid, local.uid, follow_symlinks=False)
 
-    async def main():
-        spec = Spec(root=str(root), directory="/opt/task")
-        async with await backend.start(spec) as sandbox:
-            for path in ("/etc/x", "/usr/bin/program", "/bin/new", "/lib64/x", "/opt/other/x"):
-                with pytest.raises(FileError):
-                    await sandbox.write(path, b"x")
-            for path in ("/opt/task/x", "/home/user/x", "/x"):
+    spec = Spec(root=str(root), directory="/opt/task")
+    async with await local.start(spec) as sandbox:
+        for path in ("/etc/x", "/usr/bin/program", "/bin/new", "/lib64/x", "/opt/other/x"):
+            with pytest.raises(FileError):
                 await sandbox.write(path, b"x")
-            assert (await sandbox.execute(["/bin/program"], 10, 100)).exit_code == 0
-        async with await backend.start(
-            dataclasses.replace(spec, uid=0)
-        ) as sandbox:  # owns its image, as in a container
-            for path in ("/etc/x", "/usr/bin/program", "/bin/new", "/lib64/x"):
-                await sandbox.write(path, b"x")
-        assert not (root / "etc/x").exists()
-
-    backends.run(main())
+        for path in ("/opt/task/x", "/home/user/x", "/x"):
+            await sandbox.write(path, b"x")
+        assert (await sandbox.execute(["/bin/program"], 10, 100)).exit_code == 0
+    async with await local.start(dataclasses.replace(spec, uid=0)) as sandbox:  # owns its image, as in a container
+        for path in ("/etc/x", "/usr/bin/program", "/bin/new", "/lib64/x"):
+            await sandbox.write(path, b"x")
+    assert not (root / "etc/x").exists()
 
 
 TERMINALS = """
@@ -100,15 +91,13 @@ HOLDS = {
 
 
 @pytest.mark.parametrize("hold", HOLDS)
-def test_the_sandbox_goes_on(isolated, hold):
-    async def check(sandbox):
+async def test_the_sandbox_goes_on(isolated, hold):
+    async with await isolated.start() as sandbox:
         await sandbox.run(HOLDS[hold], 20, 1000)
         for _ in range(2):
             assert (await sandbox.run("echo on", 20, 1000)).output == b"on\n"
         await sandbox.write("/tmp/x", b"x" * 100)
         assert await sandbox.read("/tmp/x") == b"x" * 100
-
-    isolated(check)
 
 
 async def running(sandbox):
@@ -123,32 +112,26 @@ async def running(sandbox):
     return found
 
 
-@pytest.mark.parametrize("name", [n for n in ISOLATING if n != "podman"])
-def test_spared_processes_are_seen_and_do_nothing(backends, name):
-    backend = backends.backend(name)
-
-    async def main():
-        async with await backend.start(Spec()) as sandbox:
-            await sandbox.execute(["sh", "-c", "sleep 1001 >/dev/null 2>&1 & sleep 1002 >/dev/null 2>&1 &"], 10, 100)
-            while len(before := await running(sandbox)) < 2:  # a fork that is not yet `sleep`
-                await asyncio.sleep(0.02)
-            assert set(before) == {"sleep 1001", "sleep 1002"}
-            await sandbox.run("kill $(pgrep -f 'sleep 1002'); setsid sleep 1003 & sleep 1004 & disown", 10, 100)
-            kept = before["sleep 1001"][1]
-            await sandbox.stop_processes([pid for _, pid in before.values()])
-            assert await running(sandbox) == {"sleep 1001": ("T", kept)}
-            # The same number with another start is another process.
-            await sandbox.stop_processes([(kept[0], kept[1] + 1)])
-            assert await running(sandbox) == {}
-            assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
-            await sandbox.run("sleep 1005 &", 10, 100)
-            await sandbox.stop_processes()
-            assert await running(sandbox) == {}
-
-    backends.run(main())
+async def test_spared_processes_are_seen_and_do_nothing(backend):
+    async with await backend.start(Spec()) as sandbox:
+        await sandbox.execute(["sh", "-c", "sleep 1001 >/dev/null 2>&1 & sleep 1002 >/dev/null 2>&1 &"], 10, 100)
+        while len(before := await running(sandbox)) < 2:  # a fork that is not yet `sleep`
+            await asyncio.sleep(0.02)
+        assert set(before) == {"sleep 1001", "sleep 1002"}
+        await sandbox.run("kill $(pgrep -f 'sleep 1002'); setsid sleep 1003 & sleep 1004 & disown", 10, 100)
+        kept = before["sleep 1001"][1]
+        await sandbox.stop_processes([pid for _, pid in before.values()])
+        assert await running(sandbox) == {"sleep 1001": ("T", kept)}
+        # The same number with another start is another process.
+        await sandbox.stop_processes([(kept[0], kept[1] + 1)])
+        assert await running(sandbox) == {}
+        assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
+        await sandbox.run("sleep 1005 &", 10, 100)
+        await sandbox.stop_processes()
+        assert await running(sandbox) == {}
 
 
-def test_no_process_writes_into_another(isolated):
+async def test_no_process_writes_into_another(isolated):
     path = Path("/usr/bin/python3")
     if not path.exists():
         pytest.skip("no /usr/bin/python3")
@@ -158,9 +141,6 @@ def test_no_process_writes_into_another(isolated):
         "print(libc.ptrace(16, pid, 0, 0), ctypes.get_errno(), libc.process_vm_writev(pid, 0, 0, 0, 0, 0),"
         " ctypes.get_errno())\nos.kill(pid, 9)\n"
     )
-
-    async def check(sandbox):
+    async with await isolated.start() as sandbox:
         result = await sandbox.execute([str(path), "-c", program], 10, 1000)
         assert result.output.split() == [b"-1", b"1", b"-1", b"1"]  # EPERM
-
-    isolated(check)

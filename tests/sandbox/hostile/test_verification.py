@@ -52,8 +52,8 @@ PREPARATIONS = {
 
 
 @pytest.mark.parametrize("preparation", PREPARATIONS)
-def test_reward_is_earned(isolated, tests_directory, preparation):
-    async def check(sandbox):
+async def test_reward_is_earned(isolated, tests_directory, preparation):
+    async with await isolated.start() as sandbox:
         await sandbox.run(PREPARATIONS[preparation], 10, 1000)
         status, reward = await verify(sandbox, tests_directory)
         assert status == 1 and reward is None
@@ -61,11 +61,9 @@ def test_reward_is_earned(isolated, tests_directory, preparation):
         assert await verify(sandbox, tests_directory) == (0, 1.0)
         assert await sandbox.read("/tmp/tests/below/data") == b"\0\xff"
 
-    isolated(check)
 
-
-def test_reading_and_writing_stay_inside(isolated, tmp_path):
-    async def check(sandbox):
+async def test_reading_and_writing_stay_inside(isolated, tmp_path):
+    async with await isolated.start() as sandbox:
         (tmp_path / "secret").write_text("of the host")
         tmp_path.chmod(0o777)
         await sandbox.run(
@@ -102,11 +100,9 @@ def test_reading_and_writing_stay_inside(isolated, tmp_path):
             await sandbox.read("/tmp/large", 2_999_999)
         assert len(await sandbox.read("/tmp/large", 3_000_000)) == 3_000_000
 
-    isolated(check)
 
-
-def test_a_listing_names_links_and_does_not_follow_them(isolated):
-    async def check(sandbox):
+async def test_a_listing_names_links_and_does_not_follow_them(isolated):
+    async with await isolated.start() as sandbox:
         await sandbox.run(
             "mkdir -p /tmp/t/sub; cd /tmp/t; echo a > sub/a; ln -s /etc/passwd link; ln -s .. up; mkfifo pipe;"
             "ln -s sub also; printf b > '..b'; printf c > 'c\nd'; mkdir ...; printf x > .../x; chmod 4755 sub/a",
@@ -117,5 +113,3 @@ def test_a_listing_names_links_and_does_not_follow_them(isolated):
         files = dict.fromkeys(["sub/a", "..b", "c\nd", ".../x"], "file")
         links = dict.fromkeys(["link", "up", "also"], "link")
         assert kinds == {**files, **links, "pipe": "other", "sub": "directory", "...": "directory"}
-
-    isolated(check)

@@ -23,11 +23,8 @@ class RetrieverConfig:
         return own
 
     def open(self, own: Path | None) -> Retriever:
-        """Opens the engine, over the dataset's `own` passages where the config names no others.
-
-        Raises:
-          ConfigError: what the config names is missing, or cannot be read.
-        """
+        """Opens the engine, over the dataset's `own` passages where the config names no others. Raises ConfigError:
+        what the config names is missing, or cannot be read."""
         raise NotImplementedError
 
     def __str__(self) -> str:

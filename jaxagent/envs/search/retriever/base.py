@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 from jaxagent import contract
 from jaxagent.config import ConfigError
+from jaxagent.data.fields import RowError
 from jaxagent.envs.base import Opening
+from jaxagent.envs.forms import shaped
 from jaxagent.io import digests
 
 CLOSE_TIMEOUT_S = 10.0
@@ -107,31 +109,22 @@ async def passages_of(retriever: Retriever, query: str, topk: int) -> list[Passa
 
 
 def passages_from_rows(rows: Iterable[dict], origin: str = "corpus") -> list[Passage]:
-    """Checks rows of {"id", "contents"} and returns them as passages, in order.
-
-    Raises:
-      ConfigError: names `origin`, the row (from 1) and the column.
-    """
+    """Checks rows of {"id", "contents"} and returns them as passages, in order. Raises ConfigError: names `origin`, the
+    row (from 1) and the column."""
     return [_passage(row, f"{origin}, row {number}") for number, row in enumerate(rows, 1)]
 
 
 def _passage(row: object, where: str) -> Passage:
-    if not isinstance(row, dict):
-        raise ConfigError(f"{where}: expected an object, got {type(row).__name__}.")
-    for column in ("id", "contents"):
-        if column not in row:
-            raise ConfigError(f"{where}: column '{column}' is missing.")
-    if not isinstance(row["contents"], str):
-        raise ConfigError(f"{where}: column 'contents' must be text.")
+    try:
+        row = shaped(row, {"id": object, "contents": str}, "", strict=False)
+    except RowError as error:
+        raise ConfigError(f"{where}: {error}.") from None
     return Passage.from_contents(str(row["id"]), row["contents"])
 
 
 def read_corpus(path: str | Path) -> list[Passage]:
-    """Reads a jsonl corpus of {"id", "contents"}; blank lines are skipped.
-
-    Raises:
-      ConfigError: no such file, or a malformed row, named by file, row and column.
-    """
+    """Reads a jsonl corpus of {"id", "contents"}; blank lines are skipped. Raises ConfigError: no such file, or a
+    malformed row, named by file, row and column."""
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"env.retriever.corpus: no file '{path}'.")

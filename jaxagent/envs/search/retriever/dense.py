@@ -53,11 +53,8 @@ class Dense(Retriever):
 
     @classmethod
     def load(cls, folder: str | Path, passages: Sequence[Passage]) -> Dense:
-        """Opens an index folder over the corpus that it was made from.
-
-        Raises:
-          ConfigError: missing or malformed files, another corpus, or an encoder that cannot be opened.
-        """
+        """Opens an index folder over the corpus that it was made from. Raises ConfigError: missing or malformed files,
+        another corpus, or an encoder that cannot be opened."""
         folder = Path(folder)
         try:
             facts = json.loads((folder / "index.json").read_text(encoding="utf-8"))
@@ -123,11 +120,7 @@ def _numpy_topk(vectors: np.ndarray) -> TopK:
 
 
 def open_encoder(name: str) -> Encoder:
-    """The encoder an index names.
-
-    Raises:
-      ConfigError: no such folder, or transformers and torch are not installed.
-    """
+    """The encoder an index names. Raises ConfigError: no such folder, or transformers and torch are not installed."""
     kind, _, size = name.partition(":")
     if kind == "hashing" and size.isdigit() and int(size) > 0:
         return hashing_encoder(int(size))

@@ -20,13 +20,7 @@ MAX_REPLY_BYTES = 64 << 20
 
 
 class HttpRetriever(Retriever):
-    """A search engine over HTTP. Must be used and closed on one asyncio loop.
-
-    Args:
-      url: the whole endpoint, e.g. "http://127.0.0.1:8000/retrieve".
-      timeout_s: longest wait for one attempt.
-      retries: further attempts after the first.
-    """
+    """A search engine over HTTP. Must be used and closed on one asyncio loop."""
 
     def __init__(self, url: str, timeout_s: float, retries: int):
         self._url = url
@@ -49,11 +43,8 @@ class HttpRetriever(Retriever):
 
 
 def parse_result(text: str, queries: int, origin: str) -> list[list[Passage]]:
-    """Checks and converts the body of an answer; documents without scores (return_scores false) have score 0.
-
-    Raises:
-      RetrieverError: not JSON, not the protocol, or not one list per query.
-    """
+    """Checks and converts the body of an answer; documents without scores (return_scores false) have score 0. Raises
+    RetrieverError: not JSON, not the protocol, or not one list per query."""
     try:
         result = json.loads(text)["result"]
         passages = [[_passage(item) for item in items] for items in result]

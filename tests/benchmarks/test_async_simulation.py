@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks import async_model
+from benchmarks.async_simulation import Costs, Layout, simulate
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
-from jaxagent.fleet.simulate import Costs, Layout, simulate
 
 ONE = Costs(decode_s=0.01, sequence_s=0.0, update_device_s=0.01, prefill_device_s=0.0)
 
