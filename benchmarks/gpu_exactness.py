@@ -43,8 +43,7 @@ from jaxagent.models.spec import ModelSpec
 ENGINES = ("64 slots, all at once", "7 slots, 7 at once", "K = 16, few pages")
 PACKINGS = ((4, 640), (1, 1300))
 PRODUCTS = {  # a layer's products by their equations; others are called by theirs
-    "ne,ehd->nhd": "q",
-    "ne,ekd->nkd": "k or v",
+    "ne,ehd->nhd": "q, k or v",
     "nhd,hde->ne": "o",
     "ne,ef->nf": "gate or up",
     "nf,fe->ne": "down",
@@ -115,7 +114,8 @@ def recording() -> Iterator[dict[str, jax.Array]]:
             if jax.sharding.get_abstract_mesh().manual_axes:  # inside attention, which is one step
                 return out
             equation = arguments[0] if isinstance(arguments[0], str) else ""
-            add(steps, PRODUCTS.get(equation, f"{name} {equation}".strip()), out)
+            for value in out if isinstance(out, tuple) else (out,):
+                add(steps, PRODUCTS.get(equation, f"{name} {equation}".strip()), value)
             return out
 
         return call

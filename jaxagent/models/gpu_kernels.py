@@ -85,16 +85,7 @@ def attend_pages(
 def write(
     keys: jax.Array, values: jax.Array, k: jax.Array, v: jax.Array, page: jax.Array, offset: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Writes one token per row into its page, in place where the caller gives the pages up.
-
-    Args:
-      keys, values: [P, K, D, page_tokens] and [P, K, page_tokens, D].
-      k, v: [N, K, D].
-      page, offset: i32[N]. A row with a page past the last one is not written. Of rows with the same place any wins.
-
-    Returns:
-      The pages.
-    """
+    """As `attention.write_pages`; of rows with the same place any one wins."""
     outputs, same = ((keys.shape, keys.dtype), (values.shape, values.dtype)), ((4, 0), (5, 1))
     arrays = (page, offset, k, v, keys, values)
     return tuple(gpu_calls.call(*arrays, kernel=_write_pages, grid=k.shape[:2], outputs=outputs, in_place=same))
