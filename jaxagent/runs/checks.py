@@ -34,6 +34,10 @@ def check(cfg: Config) -> None:
         raise ConfigError("config.stages is empty: name at least one stage.")
     if twice := [stage for i, stage in enumerate(cfg.stages) if stage in cfg.stages[:i]]:
         raise ConfigError(f"config.stages names '{twice[0]}' twice: a stage is run once.")
+    if cfg != cfg.for_platform("cpu"):
+        raise ConfigError(
+            "config.engine: a size of 0 stands for what suits the platform; Config.for_platform puts that in its place."
+        )
     if not isinstance(cfg.env, Environment):
         raise ConfigError(f"config.env: {type(cfg.env).__qualname__} must extend jaxagent.envs.base.Environment.")
     _check_environment(cfg)

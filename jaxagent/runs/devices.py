@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import ConfigError, MeshConfig
+from jaxagent.config import Config, ConfigError, MeshConfig
 from jaxagent.config.errors import Stopped
 from jaxagent.io.files import cache_directory
 from jaxagent.learner import peers
@@ -25,6 +25,16 @@ from jaxagent.learner import peers
 MOST_COMPILED_BYTES = 4 * 2**30  # of the folder of compiled programs; the least recently used go first
 _FOR_MESH: dict[str, str] = {}  # variables of XLA's that this process has set, not its user
 LEAST_COMPILE_S = 0.2  # what compiles faster is not worth a file
+
+
+def provide_for(cfg: Config) -> Config:
+    """Provides the devices of a run's mesh; returns its config with the sizes of the engine that suit them.
+
+    Raises:
+      ConfigError: as `provide`.
+    """
+    provide(cfg.mesh, cfg.numerics == "exact")
+    return cfg.for_platform(available()[0].platform)
 
 
 def provide(mesh: MeshConfig, exact: bool = False) -> None:
@@ -36,8 +46,7 @@ def provide(mesh: MeshConfig, exact: bool = False) -> None:
       ConfigError: the machine has accelerators, but fewer than the mesh needs; or as `available`.
     """
     processes = peers.count()
-    if exact:
-        _fix_gpu_products()
+    _set_gpu_flags(exact, mesh.devices)
     _split_cpu(-(-mesh.devices // processes), processes)
     devices = available()
     if len(devices) < mesh.devices:
@@ -105,13 +114,11 @@ def distributed(process: int, processes: int, address: str) -> Iterator[None]:
     peers.disconnect()
 
 
-def _fix_gpu_products() -> None:
-    """Has XLA compute a matrix product of one shape by one kernel on NVIDIA GPUs, in whatever program it stands.
+def _set_gpu_flags(exact: bool, devices: int) -> None:
+    """Adds to XLA_FLAGS what helps on NVIDIA GPUs, where jax's plug-in for them is installed and may be used.
 
-    Otherwise it fuses products with their surroundings and times several kernels, program by program: on an H200,
-    engine and trainer then differ in 1 to 5 % of bfloat16 log-probs and in half of the float32 ones, and in none with
-    these flags (docs/benchmarks.md). A flag that the user set wins, and so does a file of flags (its name in
-    XLA_FLAGS). XLA reads them before it first touches a device.
+    A flag that the user set wins, and so does a file of flags (its name in XLA_FLAGS). XLA reads them before it first
+    touches a device.
     """
     flags, platforms = os.environ.get("XLA_FLAGS", "").strip(), os.environ.get("JAX_PLATFORMS", "").strip().lower()
     plugins = (f"jax_cuda{version}_plugin" for version in (12, 13))
@@ -121,9 +128,23 @@ def _fix_gpu_products() -> None:
         return
     if flags and not flags.startswith("-"):
         return  # the name of a user's file of flags, which holds all there are
-    flags_needed = ("xla_gpu_enable_triton_gemm=false", "xla_gpu_autotune_level=0")
-    missing = [f"--{flag}" for flag in flags_needed if flag.partition("=")[0] not in flags]
+    names = [flag.lstrip("-").partition("=")[0] for flag in flags.split()]
+    missing = [f"--{flag}" for flag in gpu_flags(exact, devices) if flag.partition("=")[0] not in names]
     os.environ["XLA_FLAGS"] = " ".join(filter(None, (flags, *missing)))
+
+
+def gpu_flags(exact: bool, devices: int) -> tuple[str, ...]:
+    """XLA's flags that help a run on NVIDIA GPUs.
+
+    Exact numerics need a matrix product of one shape to be one kernel, in whatever program it stands. Otherwise XLA
+    fuses products with their surroundings and times several kernels, program by program: on an H200, engine and trainer
+    then differ in 1 to 5 % of bfloat16 log-probs and in half of the float32 ones, and in none with these flags
+    (docs/benchmarks.md). Fast numerics lose by them. Several devices gather the next layer's weights while this one is
+    computed: advice of NVIDIA's and of jax's, which nobody has measured here.
+    """
+    if exact:
+        return "xla_gpu_enable_triton_gemm=false", "xla_gpu_autotune_level=0"
+    return ("xla_gpu_enable_latency_hiding_scheduler=true",) if devices > 1 else ()
 
 
 def use_huge_pages() -> None:
