@@ -163,7 +163,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         ("prefill_tokens", "prefilled between two dispatches, at most"),
         ("steps_per_dispatch", "tokens per slot and dispatch"),
     ):
-        parser.add_argument(f"--{name}", type=amount, default=0, help=f"{what}; 0 = what suits the platform")
+        parser.add_argument(f"--{name}", type=amount, default=0, help=f"{what}; 0 = by platform")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and cache")
     parser.add_argument("--exact", action="store_true", help="tokens that do not depend on what else is served; slower")
     parser.add_argument("--int8", action="store_true", help="matrices in 8 bits; how far off they are is measured")

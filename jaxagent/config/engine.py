@@ -12,16 +12,14 @@ _SHARED_ROWS = 16  # tiles are whole multiples: so many rows of prefill may read
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """The generation engine. Where 0 is written a run takes what suits its platform, and config.json says what."""
+    """The generation engine. "0 = by platform": a run takes `suitable_sizes`, and its config.json says which."""
 
     slots: PositiveInt  # turns that generate at once
-    steps_per_dispatch: NonNegativeInt  # K: tokens per slot between two looks of the host; 0 = what suits the platform
-    # Cached between two dispatches, at most: long prompts do not stall those who generate; 0 = what suits the platform
-    prefill_tokens: NonNegativeInt
+    steps_per_dispatch: NonNegativeInt  # K: tokens per slot between two looks of the host; 0 = by platform
+    prefill_tokens: NonNegativeInt  # cached between two dispatches, at most: others generate on; 0 = by platform
     pages: PositiveInt  # of the key/value cache
-    # Per page; part of the numerics: the trainer's exact log-probs go page by page too; 0 = what suits the platform
-    page_tokens: NonNegativeInt
-    tile_rows: NonNegativeInt  # rows computed together; part of the numerics likewise; 0 = what suits the platform
+    page_tokens: NonNegativeInt  # per page; part of the numerics: exact scoring goes page by page; 0 = by platform
+    tile_rows: NonNegativeInt  # rows computed together; part of the numerics likewise; 0 = by platform
     kv_on_update: Literal["keep", "recompute"]  # what sessions in progress have cached when weights change
     cache_dtype: Literal["float32", "bfloat16"]
     request_timeout_s: Seconds
