@@ -24,7 +24,7 @@ TEST = [
     "pydantic",
     TORCH,
 ]
-TEST += ["anthropic", "openai-agents", "transformers>=5", *DENSE, *GGUF]
+TEST += ["anthropic", "openai", "transformers>=5", *DENSE, *GGUF]
 # Folders beside jaxagent/ that are its subpackages: see jaxagent/__init__.py.
 BESIDE = ("configs", "launch", "data_pipelines")
 NATIVE = "jaxagent/sandbox/native"

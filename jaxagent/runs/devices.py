@@ -139,7 +139,7 @@ def gpu_flags(exact: bool, devices: int) -> tuple[str, ...]:
     Exact numerics need a matrix product of one shape to be one kernel, in whatever program it stands. Otherwise XLA
     fuses products with their surroundings and times several kernels, program by program: on an H200, engine and trainer
     then differ in 1 to 5 % of bfloat16 log-probs and in half of the float32 ones, and in none with these flags
-    (docs/benchmarks.md). Fast numerics lose by them. Several devices gather the next layer's weights while this one is
+    (docs/gpu.md). Fast numerics lose by them. Several devices gather the next layer's weights while this one is
     computed: advice of NVIDIA's and of jax's, which nobody has measured here.
     """
     if exact:
