@@ -157,13 +157,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=0,
         help="of the cache; 0 = enough for all slots at full length",
     )
-    for name, what in (
-        ("page_tokens", "tokens per page"),
-        ("tile_rows", "rows computed together"),
-        ("prefill_tokens", "prefilled between two dispatches, at most"),
-        ("steps_per_dispatch", "tokens per slot and dispatch"),
-    ):
-        parser.add_argument(f"--{name}", type=amount, default=0, help=f"{what}; 0 = by platform")
+    parser.add_argument("--page_tokens", type=amount, default=0, help="tokens per page; 0 = by platform")
+    parser.add_argument("--tile_rows", type=amount, default=0, help="rows computed together; 0 = by platform")
+    parser.add_argument("--prefill_tokens", type=amount, default=0, help="most between two dispatches; 0 = by platform")
+    parser.add_argument("--steps_per_dispatch", type=amount, default=0, help="tokens per slot each; 0 = by platform")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and cache")
     parser.add_argument("--exact", action="store_true", help="tokens that do not depend on what else is served; slower")
     parser.add_argument("--int8", action="store_true", help="matrices in 8 bits; how far off they are is measured")

@@ -47,9 +47,6 @@ def suitable_sizes(platform: str, exact: bool, slots: int) -> dict[str, int]:
         return {"tile_rows": 64, "page_tokens": 64, "steps_per_dispatch": 4, "prefill_tokens": 4096}
     tile, pages = 128, 128 if platform == "tpu" else 64
     if platform != "tpu" and not exact:
-        tile = max(tile, _multiple(-(-slots // -(-slots // 512))))
+        tiles = -(-slots // 512)
+        tile = max(tile, -(-slots // (tiles * _SHARED_ROWS)) * _SHARED_ROWS)
     return {"tile_rows": tile, "page_tokens": pages, "steps_per_dispatch": 16, "prefill_tokens": 16_384}
-
-
-def _multiple(rows: int) -> int:
-    return -(-rows // _SHARED_ROWS) * _SHARED_ROWS

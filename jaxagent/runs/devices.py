@@ -25,6 +25,8 @@ from jaxagent.learner import peers
 MOST_COMPILED_BYTES = 4 * 2**30  # of the folder of compiled programs; the least recently used go first
 _FOR_MESH: dict[str, str] = {}  # variables of XLA's that this process has set, not its user
 LEAST_COMPILE_S = 0.2  # what compiles faster is not worth a file
+# All of XLA's flags for GPUs that a run sets. None helped fast numerics (docs/gpu.md).
+EXACT_GPU_FLAGS = ("xla_gpu_enable_triton_gemm=false", "xla_gpu_autotune_level=0")
 
 
 def provide_for(cfg: Config) -> Config:
@@ -46,7 +48,8 @@ def provide(mesh: MeshConfig, exact: bool = False) -> None:
       ConfigError: the machine has accelerators, but fewer than the mesh needs; or as `available`.
     """
     processes = peers.count()
-    _set_gpu_flags(exact, mesh.devices)
+    if exact:
+        _fix_gpu_products()
     _split_cpu(-(-mesh.devices // processes), processes)
     devices = available()
     if len(devices) < mesh.devices:
@@ -114,11 +117,13 @@ def distributed(process: int, processes: int, address: str) -> Iterator[None]:
     peers.disconnect()
 
 
-def _set_gpu_flags(exact: bool, devices: int) -> None:
-    """Adds to XLA_FLAGS what helps on NVIDIA GPUs, where jax's plug-in for them is installed and may be used.
+def _fix_gpu_products() -> None:
+    """Has XLA compute a matrix product of one shape by one kernel on NVIDIA GPUs, in whatever program it stands.
 
-    A flag that the user set wins, and so does a file of flags (its name in XLA_FLAGS). XLA reads them before it first
-    touches a device.
+    Otherwise it fuses products with their surroundings and times several kernels, program by program: on an H200,
+    engine and trainer then differ in 1 to 5 % of bfloat16 log-probs and in half of the float32 ones, and in none with
+    these flags (docs/gpu.md). A flag that the user set wins, and so does a file of flags (its name in
+    XLA_FLAGS). XLA reads them before it first touches a device.
     """
     flags, platforms = os.environ.get("XLA_FLAGS", "").strip(), os.environ.get("JAX_PLATFORMS", "").strip().lower()
     plugins = (f"jax_cuda{version}_plugin" for version in (12, 13))
@@ -129,22 +134,8 @@ def _set_gpu_flags(exact: bool, devices: int) -> None:
     if flags and not flags.startswith("-"):
         return  # the name of a user's file of flags, which holds all there are
     names = [flag.lstrip("-").partition("=")[0] for flag in flags.split()]
-    missing = [f"--{flag}" for flag in gpu_flags(exact, devices) if flag.partition("=")[0] not in names]
+    missing = [f"--{flag}" for flag in EXACT_GPU_FLAGS if flag.partition("=")[0] not in names]
     os.environ["XLA_FLAGS"] = " ".join(filter(None, (flags, *missing)))
-
-
-def gpu_flags(exact: bool, devices: int) -> tuple[str, ...]:
-    """XLA's flags that help a run on NVIDIA GPUs.
-
-    Exact numerics need a matrix product of one shape to be one kernel, in whatever program it stands. Otherwise XLA
-    fuses products with their surroundings and times several kernels, program by program: on an H200, engine and trainer
-    then differ in 1 to 5 % of bfloat16 log-probs and in half of the float32 ones, and in none with these flags
-    (docs/gpu.md). Fast numerics lose by them. Several devices gather the next layer's weights while this one is
-    computed: advice of NVIDIA's and of jax's, which nobody has measured here.
-    """
-    if exact:
-        return "xla_gpu_enable_triton_gemm=false", "xla_gpu_autotune_level=0"
-    return ("xla_gpu_enable_latency_hiding_scheduler=true",) if devices > 1 else ()
 
 
 def use_huge_pages() -> None:
