@@ -62,13 +62,15 @@ class Sizes:
                 raise ConfigError(
                     f"config.engine.{name}: {size} does not divide over mesh.data x fsdp x context = {shards}."
                 )
+        if cfg != cfg.for_platform("cpu", shards):
+            raise ConfigError("config.engine: a size of 0 is by platform; Config.for_platform puts one in its place.")
         table = -(-context // cfg.page_tokens)
         if cfg.pages // shards < table:
             raise ConfigError(
                 f"config.engine.pages: {cfg.pages} pages of {cfg.page_tokens} tokens over {shards} shards cannot hold "
                 f"one sequence of {context} tokens; at least {table * shards} are needed."
             )
-        tile = kernels.tile_rows(cfg.tile_rows, cfg.slots // shards, exact)
+        tile = cfg.tile_rows
         small = [1, *(tile // f for f in (8, 4, 2) if tile // f >= _LEAST_TILE and tile % f == 0)]
         return cls(
             shards=shards,

@@ -67,9 +67,7 @@ def packed_logprobs(
     chex.assert_equal_shape([tokens, positions])
     chex.assert_equal_shape([head_positions, targets, temperature])
     chex.assert_type([tokens, positions, head_positions, targets, temperature], [int, int, int, int, float])
-    b, t = tokens.shape
-    rows = b // sharding.row_shards(tokens) * t
-    tiling = dataclasses.replace(tiling, tile_rows=kernels.tile_rows(tiling.tile_rows, rows, exact=True))
+    b = tokens.shape[0]
     params = _as_generation(params, spec)
     starts = _page_starts(positions, tiling.page_tokens) if shared else None
     x = _hidden(params, spec, tiling, tokens, positions, starts)  # [B, T, E]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
 
 _GPU = ("gpu", "cuda")
-MOST_TILE_ROWS = 256  # of a GPU's, where products begin to take as long as reading their weights
 LONG_ROW = 2048  # tokens from which plain code's scores of whole rows are what memory goes into
 
 
@@ -76,17 +77,6 @@ def products(on: str, exact: bool) -> Choice:
     return Choice("pinned")
 
 
-def tile_rows(configured: int, rows: int, exact: bool) -> int:
-    """Rows that are computed together where a device has `rows` of them, `configured` of them at least.
-
-    A GPU reads all weights once for a tile, however many rows it has, and its own kernels round a row alike in any.
-    """
-    on = platform()
-    if on not in _GPU or (exact and products(on, exact).name != "pinned"):
-        return configured
-    return max(1, -(-min(rows, MOST_TILE_ROWS) // configured)) * configured
-
-
 @contextlib.contextmanager
 def pinned(exact: bool = True) -> Iterator[None]:
     """While it is traced, the model multiplies and norms by what `products` chooses."""
@@ -109,6 +99,8 @@ def packed(on: str, dtype: str, row_tokens: int, split: bool = False) -> Choice:
         return Choice(plain, f"the GPU's kernel takes bfloat16, not {dtype}")
     if not _has_tokamax():
         return Choice(plain, "tokamax is not installed (pip install 'jaxagent[cuda]')")
+    if because := _refused_tokamax():
+        return Choice(plain, because)
     if jax.default_backend() not in _GPU:
         return Choice(plain, "tokamax compiles on the GPU itself only, not for a plan")
     return Choice("tokamax")
@@ -147,3 +139,15 @@ def report(spec: ModelSpec, page_tokens: int, row_tokens: int, share_prefix: boo
 @functools.cache
 def _has_tokamax() -> bool:
     return importlib.util.find_spec("tokamax") is not None
+
+
+@functools.cache
+def _refused_tokamax() -> str:
+    """Why the installed tokamax is not used; "" where it is."""
+    try:
+        version = importlib.metadata.version("tokamax")
+    except importlib.metadata.PackageNotFoundError:  # a copy that nobody installed
+        return ""
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) >= (0, 0, 13):
+        return ""
+    return f"tokamax {version} masks wrongly backward; 0.0.13 is needed, which wants Python 3.12"

@@ -42,12 +42,21 @@ def test_a_jax_without_tritons_back_end_runs_plain_code_and_says_so(monkeypatch)
     assert "products xla (this version of jax" in kernels.report(tiny.spec(), 64, 256, exact=True)
 
 
-def test_a_tile_of_a_gpu_holds_all_slots(monkeypatch):
-    assert kernels.tile_rows(64, 512, exact=True) == 64  # a CPU's time grows with the rows
-    monkeypatch.setattr(kernels, "platform", lambda: "gpu")
-    assert [kernels.tile_rows(64, slots, exact=True) for slots in (8, 64, 130, 512)] == [64, 64, 192, 256]
-    monkeypatch.setattr(gpu_calls, "AVAILABLE", False)  # XLA picks its kernels by the tile
-    assert [kernels.tile_rows(64, 512, exact) for exact in (True, False)] == [64, 256]
+@pytest.mark.parametrize(
+    ("version", "used"), [("0.0.9", False), ("0.0.12.post1", False), ("0.0.13", True), ("1.0", True)]
+)
+def test_a_tokamax_that_masks_wrongly_is_refused(monkeypatch, version, used):
+    monkeypatch.setattr(kernels.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(kernels, "_has_tokamax", lambda: True)
+    monkeypatch.setattr(kernels.importlib.metadata, "version", lambda name: {"tokamax": version}[name])
+    kernels._refused_tokamax.cache_clear()
+    try:
+        chosen = kernels.packed("gpu", "bfloat16", 256)
+    finally:
+        kernels._refused_tokamax.cache_clear()
+    assert chosen.name == ("tokamax" if used else "xla")
+    because = f"tokamax {version} masks wrongly backward; 0.0.13 is needed, which wants Python 3.12"
+    assert chosen.because == ("" if used else because)
 
 
 def test_tpu_kernels_and_their_conditions():
