@@ -431,3 +431,17 @@ async def test_choosing():
             await choose.choose_backend(owner, [])
     finally:
         owner.close()
+
+
+async def test_a_control_group_is_free_again_however_its_sandbox_ends(isolated):
+    groups = isolated.backend.owner.cgroups
+    if not groups.controllers:
+        pytest.skip("no control groups can be made here")
+    before, free = dict(groups._sums), len(groups._free)
+    async with await isolated.start() as sandbox:
+        assert groups._sums != before
+        os.kill(sandbox.pid, signal.SIGKILL)
+    assert (groups._sums, len(groups._free)) == (before, max(free, 1))
+    with pytest.raises(SandboxError):
+        await isolated.backend.begin(Spec(), lambda: (["x"], []), executable="/nowhere")
+    assert (groups._sums, len(groups._free)) == (before, max(free, 1))
