@@ -36,7 +36,7 @@ from jaxagent.engine import automaton, int8
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.requests import EngineSetup
-from jaxagent.engine.scoring import Scoring
+from jaxagent.engine.scoring import AnswerScores, scorer
 from jaxagent.gateway.chat import Ask, BadRequest
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
@@ -108,7 +108,7 @@ def open_gateway(
     tokenizer: Tokenizer,
     context: int,
     timeout_s: float,
-    scorer: Scoring | None = None,
+    scoring: AnswerScores | None = None,
     name: str = "policy",
     gauges: Mapping[str, float] | None = None,
 ) -> Gateway:
@@ -128,7 +128,7 @@ def open_gateway(
         task = f"conversation/{ask.seed}"  # the context itself is in the key of a session's randomness
         return Session(driver, renderer, tokenizer, limits, None, task, 0, 1, ask.user, timeout_s, patient=False)
 
-    completions = Completions(driver, tokenizer, context, timeout_s, scorer, name, gauges)
+    completions = Completions(driver, tokenizer, context, timeout_s, scoring, name, gauges)
     return Gateway(name, strict_name=True, one_shot=one_shot, also=completions, timeout_s=timeout_s)
 
 
@@ -186,8 +186,8 @@ def serve(options: argparse.Namespace) -> None:
         with driver:
             print(f"compiling for {platform} ...", file=sys.stderr)
             driver.start(WARM_UP_TIMEOUT_S)
-            scorer = None if options.int8 else Scoring(driver.model.spec, driver.mesh)  # it takes plain arrays only
-            gateway = open_gateway(driver, tokenizer, options.context, options.timeout_s, scorer, options.model, gauges)
+            scores = None if options.int8 else scorer(driver.model.spec, driver.mesh)  # it takes plain arrays only
+            gateway = open_gateway(driver, tokenizer, options.context, options.timeout_s, scores, options.model, gauges)
             if options.host not in LOOPBACK:
                 print(f"--host={options.host}: there is no token, so whoever reaches it may use it", file=sys.stderr)
             print(f"serving '{options.model}' on http://{options.host}:{options.port}", file=sys.stderr)

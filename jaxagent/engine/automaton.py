@@ -26,9 +26,9 @@ MOST_STATES = 2**15 - 1  # of a table: states are int16 where they fit
 START = 0  # the state of a turn that has produced nothing yet
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Automaton:
-    """Compiled stop strings.
+    """Compiled stop strings, and where their states begin in the `StopTable` that holds them.
 
     An entry `e = table[state, token]` is the next state when `e >= 0`. When `e < 0` the token completed a stop
     string: `decode(e)` gives which one and the overshoot.
@@ -36,7 +36,8 @@ class Automaton:
 
     stop_strings: tuple[str, ...]
     table: np.ndarray  # int16 or int32 [states, V]
-    token_bytes: Sequence[bytes] = dataclasses.field(repr=False, compare=False)  # of the vocabulary
+    token_bytes: Sequence[bytes] = dataclasses.field(repr=False)  # of the vocabulary
+    first: int = START  # row of a `StopTable`
 
     @property
     def num_stops(self) -> int:
@@ -49,11 +50,11 @@ class Automaton:
         return self.stop_strings[stop], overshoot
 
     def state_after(self, tokens: Sequence[int]) -> int:
-        """The state after tokens none of which completed a stop string."""
+        """The row of the stacked table after tokens none of which completed a stop string."""
         state = START
         for token in tokens:
             state = int(self.table[state, token])
-        return state
+        return self.first + state
 
 
 def build(
@@ -141,18 +142,6 @@ def _lift(
     return table.astype(np.int16 if small.min <= table.min() and table.max() <= small.max else np.int32)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Block:
-    """An automaton and where its states begin in the table."""
-
-    stops: Automaton
-    first: int
-
-    def state_after(self, tokens: Sequence[int]) -> int:
-        """The row of the table after tokens none of which completed a stop string."""
-        return self.first + self.stops.state_after(tokens)
-
-
 class StopTable:
     """The stacked automata.
 
@@ -172,17 +161,17 @@ class StopTable:
             )
         row = np.int16 if rows <= MOST_STATES else np.int32
         self.table = np.zeros((rows, default.table.shape[1]), np.promote_types(default.table.dtype, row))
-        self.default = Block(default, 0)
+        self.default = default
         self.changed = False  # since the device took the table
-        self._blocks: dict[tuple[str, ...], Block] = {}  # least recently used first
+        self._blocks: dict[tuple[str, ...], Automaton] = {}  # least recently used first
         self._write(self.default)
 
-    def block(self, stop_strings: Sequence[str], in_use: Iterable[Block]) -> Block | None:
-        """The block of a set of stop strings, compiled when it is new.
+    def block(self, stop_strings: Sequence[str], in_use: Iterable[Automaton]) -> Automaton | None:
+        """The automaton of a set of stop strings, compiled and given a block of rows when it is new.
 
         Args:
           stop_strings: of a request.
-          in_use: blocks of the requests in hand, which stay where they are.
+          in_use: those of the requests in hand, which stay where they are.
 
         Returns:
           None where there is no room until some request has ended.
@@ -191,29 +180,29 @@ class StopTable:
           ValueError: an empty string, or strings for which there could never be room.
         """
         key = tuple(stop_strings)
-        if key == self.default.stops.stop_strings:
+        if key == self.default.stop_strings:
             return self.default
         if (entry := self._blocks.pop(key, None)) is None:
-            free = len(self.table) - len(self.default.stops.table)
-            stops = build(key, self.default.stops.token_bytes, self.table.shape[1], free)
+            free = len(self.table) - len(self.default.table)
+            stops = build(key, self.default.token_bytes, self.table.shape[1], free)
             first = self._room(stops, in_use)
             if first is None:
                 return None
-            self._write(entry := Block(stops, first))
+            self._write(entry := dataclasses.replace(stops, first=first))
         self._blocks[key] = entry
         return entry
 
-    def _room(self, stops: Automaton, in_use: Iterable[Block]) -> int | None:
+    def _room(self, stops: Automaton, in_use: Iterable[Automaton]) -> int | None:
         """The first row of a gap that holds the automaton, after unused ones have made way where they must."""
         blocks_in_use = None
         if not np.can_cast(stops.table.dtype, self.table.dtype):
             raise ValueError(f"{len(stops.stop_strings)} stop strings are too many for tokens of so many bytes.")
         while True:
-            end = len(self.default.stops.table)
+            end = len(self.default.table)
             for block in sorted(self._blocks.values(), key=lambda block: block.first):
                 if block.first - end >= len(stops.table):
                     return end
-                end = block.first + len(block.stops.table)
+                end = block.first + len(block.table)
             if len(self.table) - end >= len(stops.table):
                 return end
             blocks_in_use = set(in_use) if blocks_in_use is None else blocks_in_use
@@ -222,7 +211,7 @@ class StopTable:
                 return None
             del self._blocks[unused]
 
-    def _write(self, block: Block) -> None:
-        table = block.stops.table
+    def _write(self, block: Automaton) -> None:
+        table = block.table
         self.table[block.first : block.first + len(table)] = np.where(table >= 0, table + block.first, table)
         self.changed = True

@@ -37,7 +37,6 @@ from jaxagent.engine.requests import (
     SampledTokens,
     Session,
     deliver,
-    empty_generation,
 )
 from jaxagent.engine.sampling import request_key
 from jaxagent.engine.scheduler import Scheduler
@@ -62,7 +61,7 @@ class Driver:
     def __init__(
         self, model: Model, params: Params, version: int, setup: EngineSetup, mesh: Mesh, turns: Turns | None = None
     ) -> None:
-        self._model, self._setup, self._mesh, self._turns = model, setup, mesh, turns or Turns()
+        self.model, self.mesh, self._setup, self._turns = model, mesh, setup, turns or Turns()
         self._timeout_s = setup.cfg.request_timeout_s
         # Everything below is shared between threads and guarded by `_work`, but for `_scheduler`, the thread's own.
         self._work = threading.Condition()
@@ -73,8 +72,6 @@ class Driver:
         self._error: EngineError | None = EngineError("The engine is not started.")
         self._stats: collections.Counter[str] = collections.Counter()
         self._idle_since: float | None = None  # as the scheduler said
-
-    # ---------------------------------------------------------------- life
 
     def start(self, timeout_s: float) -> None:
         """Starts the thread and waits until every program is compiled. May be called again after `stop`.
@@ -133,16 +130,6 @@ class Driver:
         self.stop(self._timeout_s)
 
     @property
-    def model(self) -> Model:
-        """The functions of the model that the engine runs."""
-        return self._model
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh of devices that hold the parameters and the cache."""
-        return self._mesh
-
-    @property
     def params(self) -> Params:
         """The weights that are served; once the driver is started, in the layout that generation uses."""
         with self._work:
@@ -179,8 +166,6 @@ class Driver:
             if self._idle_since is not None:
                 stats["free_slot_s"] = stats.get("free_slot_s", 0.0) + time.monotonic() - self._idle_since
             return stats
-
-    # ---------------------------------------------------------------- coroutines
 
     def check(self) -> None:
         """Raises EngineError where generation has failed, or the driver is stopped. Any thread."""
@@ -259,7 +244,7 @@ class Driver:
                 while not self._submit(request, stop_strings):
                     await asyncio.sleep(STOPS_PAUSE_S)
                 if budget <= 0:
-                    return empty_generation()
+                    return Generation(*vars(SampledTokens()).values(), finish="length")
                 return await request.future
         except BaseException:
             with self._work:
@@ -305,8 +290,6 @@ class Driver:
             self._work.notify_all()
             return True
 
-    # ---------------------------------------------------------------- under the lock
-
     def _check(self) -> None:
         if self._error is not None:
             raise EngineError(str(self._error)) from self._error.__cause__
@@ -321,16 +304,14 @@ class Driver:
         self._dropped.append(session)
         self._work.notify_all()
 
-    # ---------------------------------------------------------------- the thread
-
     def _run(self) -> None:
         compiles = count_compiles(self._stats)
         try:
-            with jax.set_mesh(self._mesh):
+            with jax.set_mesh(self.mesh):
                 with self._turns.turn(lambda: self._stopping) as waited_s:
                     if waited_s is None:
                         raise EngineError("it was stopped before it began.")
-                    executor = Executor(self._model, self._setup)
+                    executor = Executor(self.model, self._setup)
                     self._take_weights(executor)
                     executor.warm_up()
                 scheduler = Scheduler(executor, self._setup.context)
@@ -350,7 +331,8 @@ class Driver:
     def _step(self, executor: Executor, scheduler: Scheduler) -> bool:
         """Waits for work and for the engine's turn, then does a round. False when the thread must stop."""
         with self._work:
-            self._work.wait_for(lambda: self._has_work(scheduler))
+            arrived = lambda: self._stopping or self._queue or self._dropped or self._weights is not None  # noqa: E731
+            self._work.wait_for(lambda: arrived() or scheduler.requests)
         with self._turns.turn(lambda: self._stopping) as waited_s:
             if waited_s is None or self._stopping:
                 return False
@@ -395,9 +377,6 @@ class Driver:
         self._stats.update(scheduler.stats)
         scheduler.stats.clear()
         self._idle_since = scheduler.idle_since
-
-    def _has_work(self, scheduler: Scheduler) -> bool:
-        return bool(self._stopping or self._queue or self._dropped or self._weights is not None or scheduler.requests)
 
     def _take_weights(self, executor: Executor) -> None:
         with self._work:

@@ -55,20 +55,15 @@ class Slots:
     @classmethod
     def blank(cls, slots: int) -> Slots:
         """No turn in any slot, in NumPy arrays: of new turns the caller fills in its own."""
-        zeros = functools.partial(np.zeros, slots)
+        whole, real = (functools.partial(np.full, slots, dtype=dtype) for dtype in (np.int32, np.float32))
         return cls(
-            token=zeros(np.int32),
-            position=zeros(np.int32),
-            active=zeros(bool),
-            automaton=zeros(np.int32),
-            budget=zeros(np.int32),
+            token=whole(0),
+            position=whole(0),
+            active=np.zeros(slots, bool),
+            automaton=whole(0),
+            budget=whole(0),
             keys=np.zeros((slots, 2), np.uint32),
-            sampling=sampling.SamplingParams(
-                temperature=zeros(np.float32),
-                top_p=np.ones(slots, np.float32),
-                top_k=zeros(np.int32),
-                min_p=zeros(np.float32),
-            ),
+            sampling=sampling.SamplingParams(temperature=real(0), top_p=real(1), top_k=whole(0), min_p=real(0)),
         )
 
 
@@ -145,16 +140,15 @@ def prefill(
     tokens, positions, slot = (jax.reshard(x, rows) for x in (tokens, positions, slot))
     tables = jax.reshard(tables, jax.P(*ROWS, None))
 
+    def local(tables: jax.Array, slot: jax.Array) -> jax.Array:
+        return jnp.where(slot[:, None] >= 0, tables[slot], 0)  # padding writes to the page that is nobody's
+
     def tile(i: jax.Array, cache: Cache) -> Cache:
-        own = jax.shard_map(_tables_of, in_specs=(jax.P(*ROWS, None), ROWS), out_specs=jax.P(*ROWS, None))
+        own = jax.shard_map(local, in_specs=(jax.P(*ROWS, None), ROWS), out_specs=jax.P(*ROWS, None))
         _, cache = model.extend(params, cache, tile_at(tokens, i), tile_at(positions, i), own(tables, tile_at(slot, i)))
         return cache
 
     return state.replace(cache=jax.lax.fori_loop(0, tiles, tile, state.cache))
-
-
-def _tables_of(tables: jax.Array, slot: jax.Array) -> jax.Array:
-    return jnp.where(slot[:, None] >= 0, tables[slot], 0)  # padding writes to the page that is nobody's
 
 
 @jax.named_scope("begin")

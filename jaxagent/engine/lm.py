@@ -3,10 +3,9 @@
 `models.transformer.hidden` does all the maths over flat rows; a prefill is rows of one sequence, a decode step is one
 row per sequence, and neither knows which it is.
 
-Per layer, keys lie as [P, K, D, page_tokens] (the layout in which a CPU multiplies them fastest) and values as
-[P, K, page_tokens, D]. Pages are sharded over (data, fsdp, context) and kv heads over tensor; each device touches only
-its own (`shard_map`), so the same code runs on one device and on many. Nothing is ever cleared: a position is always
-written before it is attended.
+What a layer keeps of a sequence its blocks say (`LayerBlock.init_state`), in pages that are sharded over (data, fsdp,
+context), heads over tensor; each device touches only its own (`shard_map`), so the same code runs on one device and on
+many.
 
 Axis letters: N rows of a tile, P pages, Q pages per sequence, H heads, K kv heads, D head dim, E embed, V vocabulary.
 """
@@ -24,25 +23,13 @@ from jaxagent.engine.model import ROWS
 from jaxagent.models import kernels, logprobs, sharding, tpu_kernels, transformer
 from jaxagent.models import params as model_params
 from jaxagent.models.attention import LayerCache, attend_pages
+from jaxagent.models.blocks import LayerBlock, State
+from jaxagent.models.blocks.attention import PAGES
 from jaxagent.models.layers import quantise
 from jaxagent.models.spec import ModelSpec
 
 _AXES = ROWS[0]
-SPEC = jax.P(_AXES, "tensor", None, None)  # of both arrays
 _HEADS = jax.P(_AXES, "tensor", None)  # of [N, H, D]
-# Axes that a product sums over, by matrix; each index of the others is an output channel.
-_SUMMED = {"wq": -3, "wk": -3, "wv": -3, "wo": (-3, -2), "w_gate": -2, "w_up": -2, "w_down": -2}
-
-
-def init_cache(
-    layers: int, pages: int, kv_heads: int, page_tokens: int, head_dim: int, dtype: str
-) -> tuple[LayerCache, ...]:
-    """Zeros, one LayerCache per layer: separate arrays, so that a donated cache is updated in place."""
-    keys, values = (pages, kv_heads, head_dim, page_tokens), (pages, kv_heads, page_tokens, head_dim)
-    return tuple(
-        LayerCache(jnp.zeros(keys, dtype, out_sharding=SPEC), jnp.zeros(values, dtype, out_sharding=SPEC))
-        for _ in range(layers)
-    )
 
 
 def attend_cached(
@@ -76,20 +63,11 @@ def attend_cached(
 
     rows = jax.P(_AXES, None)
     return jax.shard_map(
-        local, in_specs=(SPEC, _HEADS, _HEADS, _HEADS, rows, ROWS), out_specs=(_HEADS, SPEC)
+        local, in_specs=(PAGES, _HEADS, _HEADS, _HEADS, rows, ROWS), out_specs=(_HEADS, PAGES)
     )(cache, q, k, v, tables, positions)  # fmt: skip
 
 
-def copy_cached_pages(cache: tuple[LayerCache, ...], source: jax.Array, target: jax.Array) -> tuple[LayerCache, ...]:
-    """Copies page source[i] to page target[i] of every layer; i32[n], sharded over rows, numbers of the own shard."""
-
-    def local(cache: tuple[LayerCache, ...], source: jax.Array, target: jax.Array) -> tuple[LayerCache, ...]:
-        return jax.tree.map(lambda pages: pages.at[target].set(pages[source]), cache)
-
-    return jax.shard_map(local, in_specs=(SPEC, ROWS, ROWS), out_specs=SPEC)(cache, source, target)
-
-
-Cache = tuple[LayerCache, ...]
+Cache = tuple[State, ...]  # one per layer: separate arrays, so that a donated cache is updated in place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +96,13 @@ class LanguageModel:
         """
         if isinstance(params.layers, tuple):
             return params
-        placed = laid_out(self, params)
-        layers = tuple(_take(placed.layers, jax.device_put(np.int32(i), jax.P())) for i in range(self.spec.num_layers))
-        return placed.replace(layers=layers)
+        placed = self.lay_out(params)
+        stacks = model_params.stacks_of(placed.layers)
+        turns = range(self.spec.num_layers // len(stacks))
+        layers = (_take(stack, jax.device_put(np.int32(i), jax.P())) for i in turns for stack in stacks)
+        return placed.replace(layers=tuple(layers))
 
+    @functools.partial(jax.jit, static_argnums=0)
     def lay_out(self, params: model_params.Params) -> model_params.Params:
         """Weights in compute dtype, whole over fsdp, split over tensor, still stacked; such ones as they are.
 
@@ -131,18 +112,28 @@ class LanguageModel:
         def place_stack(array: model_params.ArraySpec, weights: jax.Array) -> jax.Array:
             return jax.reshard(weights.astype(self.spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
 
-        params = jax.tree.map(place_stack, model_params.param_specs(self.spec), params)
+        specs = model_params.param_specs(self.spec)
+        params = jax.tree.map(place_stack, specs, params)
         if not self.int8:
             return params
         head = "embed" if params.head is None else "head"
-        matrices = {name: quantise(getattr(params.layers, name), summed) for name, summed in _SUMMED.items()}
-        layers = params.layers.replace(**matrices)
-        return params.replace(layers=layers, **{head: quantise(getattr(params, head), -1)})
+        rounded = jax.tree.map(lambda array, w: quantise(w, array.summed) if array.summed else w, specs, params)
+        return params.replace(layers=rounded.layers, **{head: getattr(rounded, head)})
+
+    @property
+    def splits_pages(self) -> bool:
+        """Whether every block can use the first tokens of a page without the others."""
+        return all(block.splits_pages for blocks in self.spec.pattern for block in blocks)
 
     def init_cache(self, pages: int, page_tokens: int) -> Cache:
-        """One LayerCache per layer."""
-        spec = self.spec
-        return init_cache(spec.num_layers, pages, spec.num_kv_heads, page_tokens, spec.head_dim, self.cache_dtype)
+        """The state of every layer: that of the one block in it that keeps any."""
+
+        def state_of(blocks: tuple[LayerBlock, ...]) -> State:
+            states = [block.init_state(self.spec, pages, page_tokens, self.cache_dtype) for block in blocks]
+            return next((state for state in states if state is not None), None)
+
+        kinds = self.spec.pattern
+        return tuple(state_of(kinds[i % len(kinds)]) for i in range(self.spec.num_layers))
 
     def extend(
         self, params: model_params.Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
@@ -160,13 +151,12 @@ class LanguageModel:
 
     def copy_pages(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
         """Copies pages within the cache of every layer (arguments: `Model.copy_pages`)."""
-        return copy_cached_pages(cache, source, target)
 
+        def local(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
+            return jax.tree.map(lambda pages: pages.at[target].set(pages[source]), cache)
 
-@functools.partial(jax.jit, static_argnums=0)
-def laid_out(model: LanguageModel, params: model_params.Params) -> model_params.Params:
-    """`model.lay_out`, as a program."""
-    return model.lay_out(params)
+        layout = jax.tree.map(lambda pages: jax.typeof(pages).sharding.spec, cache)
+        return jax.shard_map(local, in_specs=(layout, ROWS, ROWS), out_specs=layout)(cache, source, target)
 
 
 @jax.jit

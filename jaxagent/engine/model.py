@@ -4,9 +4,11 @@
 hashable object that holds shapes only; parameters and cache are always arguments, so that a weight update is one.
 
 Axis letters: N rows of a tile, P pages, Q pages per sequence, V vocabulary. The cache is pages of `page_tokens` tokens;
-a sequence has its token at index p in page table[p // page_tokens]. Page 0 belongs to nobody: rows without
-a sequence write there. Every function runs under `jax.set_mesh` of a mesh with the axes data, fsdp, context and tensor;
-rows and pages are sharded over the first three together, and page numbers count the pages of the row's own shard.
+what a sequence's token at index p leaves lies in page table[p // page_tokens], be it a key and a value beside those of
+other tokens or a state of fixed size in place of theirs. A full page never changes again, and is shared. Page 0 belongs
+to nobody: rows without a sequence write there. Every function runs under `jax.set_mesh` of a mesh with the axes data,
+fsdp, context and tensor; rows and pages are sharded over the first three together, and page numbers count the pages of
+the row's own shard.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ class Model(Protocol):
     @property
     def vocab_size(self) -> int:
         """V: width of the logits, padding included (padding has logit -inf)."""
+
+    @property
+    def splits_pages(self) -> bool:
+        """Whether a copy of a page serves a sequence that has only the first of its tokens; else whole pages do."""
 
     def place(self, params: Params) -> Params:
         """Lays parameters out as `extend` and `logits` want them: jitted calls, once per weight update."""

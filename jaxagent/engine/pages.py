@@ -39,15 +39,16 @@ class PageStore:
     Args:
       pages: P, the trash page included; at least 2.
       page_tokens: positions per page.
+      splits: see `Model.splits_pages`.
 
     Raises:
       ValueError: sizes too small.
     """
 
-    def __init__(self, pages: int, page_tokens: int) -> None:
+    def __init__(self, pages: int, page_tokens: int, splits: bool = True) -> None:
         if pages < 2 or page_tokens < 1:
             raise ValueError(f"A store needs 2 pages of 1 token at least, not {pages} of {page_tokens}.")
-        self.page_tokens = page_tokens
+        self.page_tokens, self._splits = page_tokens, splits
         self.hit_tokens = 0  # tokens that admissions found cached
         self.evictions = 0  # pages given up because others needed them
         self._total = pages - 1
@@ -100,7 +101,7 @@ class PageStore:
         self._must_be_open(seq)
         if seq.pages or needed < len(tokens):
             raise ValueError(f"Admission of {len(tokens)} tokens to {needed} positions and {len(seq.pages)} pages.")
-        shared, tail = self._tree.match(tokens[:-1])
+        shared, tail = self._match(tokens)
         fresh = self._pages_for(needed) - len(shared)
         spare = len(self._free) + self._idle - sum(self._refs[page] == 1 for page in shared)
         if fresh > spare:
@@ -126,7 +127,7 @@ class PageStore:
 
     def cached(self, tokens: np.ndarray) -> int:
         """How many leading tokens of i32[n] an admission would find cached, n - 1 at most."""
-        pages, tail = self._tree.match(tokens[:-1])
+        pages, tail = self._match(tokens)
         return len(pages) * self.page_tokens + (tail[1] if tail else 0)
 
     def grow(self, seq: PagedSequence, needed: int) -> bool:
@@ -193,6 +194,10 @@ class PageStore:
         self._idle = 0
         for page in self._tree.clear():
             self._drop(page)
+
+    def _match(self, tokens: np.ndarray) -> tuple[list[int], tuple[int, int] | None]:
+        pages, tail = self._tree.match(tokens[:-1])
+        return pages, tail if self._splits else None
 
     def _must_be_open(self, seq: PagedSequence) -> None:
         if seq not in self._open:

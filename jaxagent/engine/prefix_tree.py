@@ -36,7 +36,7 @@ class _Node:
         at = bisect.bisect_left(self.keys, key)
         best: tuple[_Node | None, int] = (None, 0)
         for i in (at, at - 1):
-            if 0 <= i < len(self.keys) and (count := _common(self.keys[i], key)) > best[1]:
+            if 0 <= i < len(self.keys) and (count := common(self.keys[i], key)) > best[1]:
                 best = self.children[i], count
         return best
 
@@ -75,7 +75,7 @@ class PrefixTree:
           The full pages all of whose tokens match, and (page, count) of one more whose first `count` tokens match too,
           1 <= count < page_tokens; None for that where there is no such page.
         """
-        data, width = _pack(tokens), self._page_tokens * _BYTES
+        data, width = pack(tokens), self._page_tokens * _BYTES
         node, pages = self._nodes[ROOT], []
         for at in range(0, len(data), width):
             child, count = node.closest(data[at : at + width])
@@ -103,7 +103,7 @@ class PrefixTree:
           The page that stands for these tokens: `page`, or one that was here and has them all (first come, first kept);
           then `page` is not in the tree.
         """
-        key, node, above = _pack(tokens), self._nodes.get(page), self._nodes[parent]
+        key, node, above = pack(tokens), self._nodes.get(page), self._nodes[parent]
         if node is not None and node.key == key:
             return page
         if node is not None:
@@ -193,11 +193,12 @@ class PrefixTree:
         assert sorted(p for _, p in self._queue) == sorted(self._queued), "the eviction queue has lost count"
 
 
-def _pack(tokens: np.ndarray) -> bytes:
+def pack(tokens: np.ndarray) -> bytes:
+    """Tokens i32[n] as a key."""
     return np.ascontiguousarray(tokens, np.int32).tobytes()
 
 
-def _common(a: bytes, b: bytes) -> int:
+def common(a: bytes, b: bytes) -> int:
     """Leading tokens that two keys have in common."""
     size = min(len(a), len(b))
     if a[:size] == b[:size]:

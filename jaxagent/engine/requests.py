@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxagent.config import EngineConfig, SamplingConfig
 from jaxagent.engine import functions
-from jaxagent.engine.automaton import Automaton, Block
+from jaxagent.engine.automaton import Automaton
 from jaxagent.engine.pages import PagedSequence
 from jaxagent.engine.sampling import SamplingParams
 from jaxagent.types import Generation
@@ -150,7 +150,7 @@ class Request:
     budget: int  # tokens to sample at most, from there
     sampling: SamplingConfig
     key: np.ndarray  # u32[2]
-    stops: Block  # ends at these strings
+    stops: Automaton  # ends at these strings
     future: asyncio.Future[Generation]
     loop: asyncio.AbstractEventLoop
     since_s: float  # when its present phase began
@@ -259,7 +259,7 @@ class SlotTable:
         sampled = self.drop(slot)
         request.session.tokens = np.concatenate([request.tokens, sampled.tokens])
         finish = functions.FINISH_NAMES[int(result.finish[slot])]
-        stop_string, overshoot = request.stops.stops.decode(result.stop[slot]) if finish == "stop" else (None, 0)
+        stop_string, overshoot = request.stops.decode(result.stop[slot]) if finish == "stop" else (None, 0)
         turn = request.before + sampled
         request.spend("decode_s", now_s)
         return request, Generation(
@@ -276,22 +276,17 @@ class SlotTable:
         )
 
 
-def empty_generation() -> Generation:
-    """A turn for which the context has no room left."""
-    return Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), "length")
-
-
 def deliver(loop: asyncio.AbstractEventLoop, outcomes: Sequence[tuple[asyncio.Future, Any]]) -> None:
     """Settles futures of one loop with a result or an exception each: one wake-up, however many there are."""
+
+    def settle() -> None:
+        for future, outcome in outcomes:
+            if future.done():  # cancelled, or out of time
+                continue
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-        loop.call_soon_threadsafe(_settle, outcomes)
-
-
-def _settle(outcomes: Sequence[tuple[asyncio.Future, Any]]) -> None:
-    for future, outcome in outcomes:
-        if future.done():  # cancelled, or out of time
-            continue
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+        loop.call_soon_threadsafe(settle)

@@ -27,6 +27,7 @@ import numpy as np
 from jaxagent.engine.batching import Span, padded
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.pages import PageStore
+from jaxagent.engine.prefix_tree import common, pack
 from jaxagent.engine.requests import Request, Session, SlotTable, admission_order, rows_of
 from jaxagent.types import Generation
 
@@ -42,7 +43,8 @@ class Scheduler:
     def __init__(self, executor: Executor, context: int) -> None:
         sizes = executor.sizes
         self._executor, self._sizes = executor, sizes
-        self.stores = [PageStore(sizes.pages, sizes.page_tokens) for _ in range(sizes.shards)]
+        splits = executor.model.splits_pages
+        self.stores = [PageStore(sizes.pages, sizes.page_tokens, splits) for _ in range(sizes.shards)]
         self.slot_table = SlotTable(sizes.all_slots, context)
         self.stats: collections.Counter[str] = collections.Counter()
         self._tables = np.zeros((sizes.all_slots, sizes.table), np.int32)
@@ -57,8 +59,6 @@ class Scheduler:
         self._slots = sizes.usable * sizes.shards
         self.idle_since: float | None = None  # no turn is in hand
         self._again = 0  # tokens that are prefilled a second time in the round under way
-
-    # ---------------------------------------------------------------- what the driver says
 
     @property
     def waiting(self) -> bool:
@@ -112,8 +112,6 @@ class Scheduler:
                 self._preempt(session)
                 session.lost_tokens = 0  # what other weights computed would not have been used again
 
-    # ---------------------------------------------------------------- admission and prefill
-
     def admit(self) -> None:
         """Gives waiting turns slots and pages, prefills, and starts those whose context is cached."""
         room = [self._sizes.prefill_rows] * self._sizes.shards
@@ -160,8 +158,8 @@ class Scheduler:
             open_shards = {s for s, slots in enumerate(self._free_slots) if slots} - full
             if session.pages is None:
                 cached = {s: self.stores[s].cached(request.tokens) for s in open_shards}
-                other = computing.get(self._first_page(request.tokens))
-                if other is not None and _common(request.tokens[:-1], other) > max(cached.values(), default=0):
+                other = computing.get(self._first_page(request.tokens), request.tokens[:0])
+                if common(pack(request.tokens[:-1]), pack(other)) > max(cached.values(), default=0):
                     continue  # wait for what is being prefilled
                 # Where most is cached; else where most is free.
                 ranked = sorted(open_shards, key=lambda s: (-cached[s], -self._room(s), s))
@@ -286,8 +284,6 @@ class Scheduler:
             request.session.cached, request.session.lost_tokens = len(request.tokens) - 1, 0
             self.slot_table.begin(request)
 
-    # ---------------------------------------------------------------- generation
-
     def dispatch(self, version: int) -> list[tuple[Request, Generation]]:
         """Generates up to K tokens in every active slot; returns the turns that ended."""
         self._grow()
@@ -344,8 +340,6 @@ class Scheduler:
                 if not self._make_room(request):
                     self._preempt(request.session)
 
-    # ---------------------------------------------------------------- pages and slots
-
     def _commit(self, request: Request, tokens: np.ndarray) -> None:
         """Enters what a session has cached into the tree; the session may get shared pages in exchange for its own."""
         self.stores[request.session.shard].commit(request.session.pages, tokens)
@@ -383,10 +377,3 @@ class Scheduler:
         assert slots == [s + i for s in first for i in range(self._sizes.usable)], "a slot is lost or used twice"
         listed = sum(store.used_pages for store in self.stores)
         assert listed == len({(s.shard, p) for s in self._holders for p in s.pages.pages}), "pages without a session"
-
-
-def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """Leading tokens that two sequences have in common."""
-    size = min(len(a), len(b))
-    different = np.flatnonzero(a[:size] != b[:size])
-    return int(different[0]) if len(different) else size

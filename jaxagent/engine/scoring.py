@@ -18,7 +18,7 @@ import functools
 import itertools
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +38,7 @@ ROW_TOKENS = 16_384  # and their tokens
 LEAST_TOKENS, LEAST_POSITIONS = 64, 16  # smallest shapes
 FIELDS = ("sequences", "positions", "top_k", "temperature", "candidates")
 OUTPUTS = scores.TopLogprobs._fields
+AnswerScores = Callable[..., list[dict[str, Any]]]  # (params, request, given_up) -> answers, see `scorer`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,39 +97,41 @@ def parse(text: str, vocab: int, context: int) -> ScoreRequest:
     return ScoreRequest(sequences, positions, candidates, top_k, float(temperature))
 
 
-@dataclasses.dataclass(frozen=True)
-class Scoring:
-    """`scoring(params, request) -> answers`. Holds a compiled program per shape, no arrays. One request at a time."""
+def scorer(spec: ModelSpec, mesh: jax.sharding.Mesh) -> AnswerScores:
+    """Scores requests under any parameters of the model, one request at a time; holds a compiled program per shape."""
+    return functools.partial(_answers, spec, mesh, threading.Lock())
 
-    spec: ModelSpec
-    mesh: jax.sharding.Mesh
-    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
-    def __call__(
-        self, params: Params, request: ScoreRequest, given_up: threading.Event | None = None
-    ) -> list[dict[str, Any]]:
-        """The answer for each sequence, ready for JSON. Blocks while the device works, or until the client is gone."""
-        answers: list[dict[str, Any]] = [{name: [] for name in OUTPUTS} for _ in request.sequences]
-        with self.lock, jax.set_mesh(self.mesh):
-            for part in _parts(request):
-                if given_up is not None and given_up.is_set():
-                    break
-                arrays = _rows(request, part)
-                where = [sharding.rows(self.mesh, a.ndim) for a in arrays]
-                k = min(_power(request.top_k, 1), self.spec.vocab_size)
-                top = _score(self.spec, k, params, request.temperature, *jax.device_put(arrays, where))
-                # Asked for as many as the program has; answered as many as were asked for.
-                top = jax.device_get(top)
-                width = request.candidates[part[0]].shape[1]
-                top = top._replace(
-                    top_ids=top.top_ids[..., : request.top_k],
-                    top_logprobs=top.top_logprobs[..., : request.top_k],
-                    candidate_logprobs=top.candidate_logprobs[..., :width],
-                )
-                for name, values in zip(OUTPUTS, top, strict=True):
-                    for row, i in enumerate(part):
-                        answers[i][name] = values[row, : len(request.positions[i])].tolist()
-        return answers
+def _answers(
+    spec: ModelSpec,
+    mesh: jax.sharding.Mesh,
+    lock: threading.Lock,
+    params: Params,
+    request: ScoreRequest,
+    given_up: threading.Event | None = None,
+) -> list[dict[str, Any]]:
+    """The answer for each sequence, ready for JSON. Blocks while the device works, or until the client is gone."""
+    answers: list[dict[str, Any]] = [{name: [] for name in OUTPUTS} for _ in request.sequences]
+    with lock, jax.set_mesh(mesh):
+        for part in _parts(request):
+            if given_up is not None and given_up.is_set():
+                break
+            arrays = _rows(request, part)
+            where = [sharding.rows(mesh, a.ndim) for a in arrays]
+            k = min(_power(request.top_k, 1), spec.vocab_size)
+            top = _score(spec, k, params, request.temperature, *jax.device_put(arrays, where))
+            # Asked for as many as the program has; answered as many as were asked for.
+            top = jax.device_get(top)
+            width = request.candidates[part[0]].shape[1]
+            top = top._replace(
+                top_ids=top.top_ids[..., : request.top_k],
+                top_logprobs=top.top_logprobs[..., : request.top_k],
+                candidate_logprobs=top.candidate_logprobs[..., :width],
+            )
+            for name, values in zip(OUTPUTS, top, strict=True):
+                for row, i in enumerate(part):
+                    answers[i][name] = values[row, : len(request.positions[i])].tolist()
+    return answers
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

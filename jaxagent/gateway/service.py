@@ -22,7 +22,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import scoring
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import EngineError, QueueFullError, SampledTokens
-from jaxagent.engine.scoring import Scoring
+from jaxagent.engine.scoring import AnswerScores
 from jaxagent.gateway import talk
 from jaxagent.gateway.chat import Ask, BadRequest, Ident
 from jaxagent.gateway.forms import completions
@@ -43,7 +43,7 @@ class Completions:
         tokenizer: Tokenizer,
         context: int,
         timeout_s: float,
-        scoring: Scoring | None = None,
+        scoring: AnswerScores | None = None,
         name: str = "policy",
         gauges: Mapping[str, float] | None = None,
     ) -> None:

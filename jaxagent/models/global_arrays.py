@@ -46,9 +46,13 @@ def get(tree: Tree) -> Tree:
 
     What is gathered lies on every device for a moment, one array after another.
     """
-    leaves, treedef = jax.tree.flatten(tree)
-    arrays = [x if _readable(x) else jax.device_get(_gather(x.sharding.mesh)(x)) for x in leaves]
-    return jax.tree.unflatten(treedef, jax.device_get(arrays))
+
+    def readable(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
+            return x
+        return jax.device_get(_gather(x.sharding.mesh)(x))
+
+    return jax.device_get(jax.tree.map(readable, tree))
 
 
 def pieces(x: jax.Array, size: int, turn: int = 0, group: int = 256 << 20) -> dict[int, memoryview]:
@@ -120,10 +124,6 @@ def everyones(own: bytes, sizes: Sequence[int]) -> list[bytes]:
 def writes() -> bool:
     """Whether this process writes the files that all processes have in common."""
     return jax.process_index() == 0
-
-
-def _readable(x: Any) -> bool:
-    return not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
 
 
 @functools.cache

@@ -23,7 +23,7 @@ import safetensors
 import safetensors.numpy
 
 from jaxagent.config import ConfigError, ModelConfig, check_folder
-from jaxagent.models import families, global_arrays
+from jaxagent.models import global_arrays, hf_config
 from jaxagent.models.params import ArraySpec, Params, param_specs
 from jaxagent.models.spec import Computing, ModelSpec
 
@@ -54,7 +54,7 @@ def read_spec(folder: str | pathlib.Path, model: ModelConfig | Computing) -> Mod
     """
     check_folder(folder)
     path = pathlib.Path(folder) / "config.json"
-    return families.spec_from_hf(read_json(path), model, str(path))
+    return hf_config.spec_from_hf(read_json(path), model, str(path))
 
 
 def load(folder: str | pathlib.Path, spec: ModelSpec, where: Params | None) -> Params:
@@ -123,7 +123,7 @@ def save(
     for old in (folder / "config.json", folder / INDEX, *folder.glob("model*.safetensors")):
         old.unlink(missing_ok=True)
     _save_weights(folder, params, spec, np.dtype(jax.numpy.dtype(dtype)), file_bytes)
-    config = families.spec_to_hf(spec, dtype)
+    config = hf_config.spec_to_hf(spec, dtype)
     if assets:
         for name in ASSETS:
             if (pathlib.Path(assets) / name).exists() and pathlib.Path(assets).resolve() != folder.resolve():
@@ -191,8 +191,7 @@ def _check(tensors: Mapping[str, tuple[str, Any]], spec: ModelSpec) -> None:
     """Raises ConfigError unless the files hold exactly the tensors of the model, in the right shapes and dtypes."""
     expected = set()
     for array in jax.tree.leaves(param_specs(spec)):
-        for layer in range(spec.num_layers if array.stacked else 1):
-            name = array.hf_name.format(layer=layer)
+        for name in array.hf_names:
             if name not in tensors:
                 where = ", ".join(sorted({file for file, _ in tensors.values()}))
                 tied = " A model whose head is its embeddings has tie_word_embeddings = true in its config.json."
@@ -232,8 +231,7 @@ def _read_block(tensors: Mapping[str, tuple[str, Any]], array: ArraySpec, spans:
     """One shard of one array, in its own dtype and layout. `spans` are (start, stop) per dimension."""
     dtype = np.dtype(jax.numpy.dtype(array.dtype))
 
-    def single(layer: int, spans: tuple) -> np.ndarray:
-        name = array.hf_name.format(layer=layer)
+    def single(name: str, spans: tuple) -> np.ndarray:
         file, lazy = tensors[name]
         tensor = lazy[stored_slices(array, spans)]
         if not _finite(tensor):
@@ -241,10 +239,10 @@ def _read_block(tensors: Mapping[str, tuple[str, Any]], array: ArraySpec, spans:
         return from_stored(tensor, array, spans).astype(dtype, copy=False)
 
     if not array.stacked:
-        return np.ascontiguousarray(single(0, spans))
+        return np.ascontiguousarray(single(array.hf_name, spans))
     block = np.empty([stop - start for start, stop in spans], dtype)
-    for row, layer in enumerate(range(*spans[0])):
-        block[row] = single(layer, spans[1:])
+    for row, name in enumerate(array.hf_names[slice(*spans[0])]):
+        block[row] = single(name, spans[1:])
     return block
 
 
@@ -294,9 +292,8 @@ def _stored_tensors(params: Params, spec: ModelSpec, dtype: np.dtype) -> Iterato
     """(name, tensor) as stored, one array of the model on the host at a time."""
     for array, weights in zip(jax.tree.leaves(param_specs(spec)), jax.tree.leaves(params), strict=True):
         host = global_arrays.get(weights)
-        for layer in range(spec.num_layers if array.stacked else 1):
-            single = host[layer] if array.stacked else host
-            yield array.hf_name.format(layer=layer), to_stored(single, array).astype(dtype, copy=False)
+        for name, single in zip(array.hf_names, host if array.stacked else [host], strict=True):
+            yield name, to_stored(single, array).astype(dtype, copy=False)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+from typing import TYPE_CHECKING
 
 import jax
 
 from jaxagent.models import gpu_kernels, tpu_kernels
 from jaxagent.models.sharding import CONTEXT
-from jaxagent.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from jaxagent.models.spec import ModelSpec
 
 _GPU = ("gpu", "cuda")
 LONG_ROW = 2048  # tokens from which plain code's scores of whole rows are what memory goes into

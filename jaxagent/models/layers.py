@@ -1,4 +1,4 @@
-"""The small maths every layer is made of: matrix products, RMSNorm, SwiGLU, and what attention to pages has in common.
+"""The small maths every layer is made of: matrix products, RMSNorm, and what attention to pages has in common.
 
 All take and return flat rows [N, ...]. Reductions and norms are float32 whatever the compute dtype. Where the model
 expects a matrix, a frozen one with a low-rank adapter beside it may stand, a `LoraArray`: `contract` applies it without
@@ -142,12 +142,6 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     wide = x.astype(jnp.float32)
     inverse = lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return (wide * inverse * scale.astype(jnp.float32)).astype(x.dtype)
-
-
-def swiglu(x: jax.Array, w_gate: jax.Array, w_up: jax.Array, w_down: jax.Array, out: P | None) -> jax.Array:
-    """(silu(x w_gate) * (x w_up)) w_down for x[N, E]. See Shazeer (https://arxiv.org/abs/2002.05202)."""
-    gate = jax.nn.silu(contract("ne,ef->nf", x, w_gate))
-    return contract("nf,fe->ne", gate * contract("ne,ef->nf", x, w_up), w_down, out)
 
 
 # A finite stand-in for -inf: a row with nothing to see then gives a mean of values instead of NaN.

@@ -8,6 +8,7 @@ the vocabulary split over "tensor".
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import chex
 import jax
@@ -60,28 +61,40 @@ def token_scores(
     chex.assert_rank(x, 2)
     chex.assert_shape([targets] if live is None else [targets, live], x.shape[:1])
     chex.assert_type([x, targets], [float, int])
-    n, shards = x.shape[0], sharding.row_shards(x)
-    rows = n // shards  # on one device
-    chunks = -(-rows // max(1, spec.logprob_chunk_tokens // shards))
+    split, merge, length = chunked(x, spec.logprob_chunk_tokens)
+    shards = sharding.row_shards(x)
+    temperature, live_chunks = jnp.asarray(temperature, jnp.float32), None
+    if live is not None and length * shards < len(x):
+        live = sharding.split_rows(live, shards, len(x) // shards)
+        order = jnp.argsort(~live, axis=1, stable=True)
+        x, targets = (_permuted(a, order) for a in (x, targets))
+        live_chunks = -(-live.sum(axis=1).max() // length)
+    scores = [merge(a) for a in _score(spec, head(params, spec), split(x), split(targets), temperature, live_chunks)]
+    return tuple(scores) if live_chunks is None else tuple(_permuted(a, jnp.argsort(order, axis=1)) for a in scores)
+
+
+def chunked(x: jax.Array, most: int) -> tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array], jax.Array], int]:
+    """How the N rows of x[N, ...] are cut into chunks of `most` or fewer, over all devices.
+
+    Inside each shard, so that every device works on every chunk and no row moves.
+
+    Returns:
+      [N, ...] -> [chunks, shards, rows, ...], filled up; the inverse; and the rows of a chunk on one device.
+    """
+    shards = sharding.row_shards(x)
+    rows = len(x) // shards  # on one device
+    chunks = -(-rows // max(1, most // shards))
     length = -(-rows // chunks)
 
-    # Chunk inside each shard, so that every device works on every chunk and no row moves.
     def split(a: jax.Array) -> jax.Array:
         a = sharding.split_rows(a, shards, rows)
         a = jnp.pad(a, ((0, 0), (0, chunks * length - rows), *((0, 0),) * (a.ndim - 2)))
         return a.reshape(shards, chunks, length, *a.shape[2:]).swapaxes(0, 1)
 
     def merge(a: jax.Array) -> jax.Array:
-        return sharding.merge_rows(a.swapaxes(0, 1).reshape(shards, chunks * length)[:, :rows])
+        return sharding.merge_rows(a.swapaxes(0, 1).reshape(shards, chunks * length, *a.shape[3:])[:, :rows])
 
-    temperature, live_chunks = jnp.asarray(temperature, jnp.float32), None
-    if live is not None and chunks > 1:
-        live = sharding.split_rows(live, shards, rows)
-        order = jnp.argsort(~live, axis=1, stable=True)
-        x, targets = (_permuted(a, order) for a in (x, targets))
-        live_chunks = -(-live.sum(axis=1).max() // length)
-    scores = [merge(a) for a in _score(spec, head(params, spec), split(x), split(targets), temperature, live_chunks)]
-    return tuple(scores) if live_chunks is None else tuple(_permuted(a, jnp.argsort(order, axis=1)) for a in scores)
+    return split, merge, length
 
 
 def _permuted(a: jax.Array, order: jax.Array) -> jax.Array:

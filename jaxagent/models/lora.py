@@ -21,7 +21,6 @@ served. Algorithms that take advantages from groups have none.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -34,25 +33,15 @@ import safetensors.numpy
 
 from jaxagent.config import ConfigError, LoraConfig, nearest
 from jaxagent.models import global_arrays, layers
-from jaxagent.models.families import flag, integer, number
 from jaxagent.models.hf import from_stored, read_json, save_file, to_stored
+from jaxagent.models.hf_config import flag, integer, number
 from jaxagent.models.layers import Adapter, LoraArray
-from jaxagent.models.params import ArraySpec, Params, param_specs
+from jaxagent.models.params import ArraySpec, Params, matrix, param_specs, stacked
 from jaxagent.models.spec import ModelSpec
 
 Adapters = dict[str, Adapter]  # by field of `Layers`; leaves as in `Params`: arrays, ArraySpecs, shardings, ...
 
 ALL_LINEAR = "all-linear"
-# Name of the projection in Hugging Face's families -> ours.
-TARGETS = {
-    "q_proj": "wq",
-    "k_proj": "wk",
-    "v_proj": "wv",
-    "o_proj": "wo",
-    "gate_proj": "w_gate",
-    "up_proj": "w_up",
-    "down_proj": "w_down",
-}
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 # Settings of adapter_config.json that change nothing of what a written adapter computes, but for those read here.
 _WITHOUT_EFFECT = """auto_mapping base_model_name_or_path revision task_type inference_mode peft_version lora_dropout
@@ -64,17 +53,29 @@ _BEGINNINGS = (True, False, None, "gaussian", "orthogonal", "eva")
 ADAPTER_DTYPE = "float32"  # masters of what is trained, whatever the base is stored in
 
 
-def targets(config: LoraConfig) -> tuple[str, ...]:
-    """The targeted projections by Hugging Face name, in the order in which a layer uses them."""
-    names = [name.strip() for name in config.targets.split(",")]
+def projections(spec: ModelSpec) -> dict[str, str]:
+    """Every matrix of the layers: its name in Hugging Face's families -> its field of `Layers`, in a layer's order."""
+    layers = param_specs(spec).layers
+    if isinstance(layers, list):
+        raise ConfigError(f"config.model.lora: {spec.family} has layers of several kinds, which take no adapters yet.")
+    return {array.hf_name.split(".")[-2]: name for name, array in vars(layers).items() if array and array.summed}
+
+
+def targets(config: LoraConfig, spec: ModelSpec) -> dict[str, str]:
+    """The `projections` that have adapters.
+
+    Raises:
+      ConfigError: there is no such projection.
+    """
+    all_of, names = projections(spec), [name.strip() for name in config.targets.split(",")]
     if names == [ALL_LINEAR]:
-        return tuple(TARGETS)
+        return all_of
     for name in names:
-        if name not in TARGETS:
+        if name not in all_of:
             raise ConfigError(
-                f"config.model.lora.targets: no projection '{name}'. {nearest(name, [*TARGETS, ALL_LINEAR])}"
+                f"config.model.lora.targets: no projection '{name}'. {nearest(name, [*all_of, ALL_LINEAR])}"
             )
-    return tuple(name for name in TARGETS if name in names)
+    return {name: field for name, field in all_of.items() if name in names}
 
 
 def scale(config: LoraConfig) -> float:
@@ -89,7 +90,7 @@ def adapter_specs(spec: ModelSpec, config: LoraConfig) -> Adapters:
     that of its released code is 1 / (3 inputs).
     """
     layers = param_specs(spec).layers
-    return {TARGETS[name]: _adapter(getattr(layers, TARGETS[name]), config.rank) for name in targets(config)}
+    return {name: _adapter(getattr(layers, name), config.rank) for name in targets(config, spec).values()}
 
 
 def adapt(base: Params, adapters: Adapters, config: LoraConfig) -> Params:
@@ -119,34 +120,15 @@ def products(arrays: dict[str, LoraArray], dtype: str) -> dict[str, jax.Array]:
     return {name: layers.product(array, dtype) for name, array in arrays.items()}
 
 
-def _adapter(matrix: ArraySpec, rank: int) -> Adapter:
-    """Specs of the adapter of a stacked projection, whose stored tensor [outputs, inputs] says which axes are which."""
-    out_dims, in_dims = matrix.hf_dims  # without the layer axis; inputs come first in ours
-    outputs, inputs = matrix.hf_shape
-    split = 1 + len(in_dims)
-    name = "base_model.model." + matrix.hf_name.removesuffix(".weight")
-    layers = matrix.shape[0]
-    after = tuple(range(1, 1 + len(out_dims)))
-    a = dataclasses.replace(
-        matrix,
-        shape=(*matrix.shape[:split], rank),
-        dtype=ADAPTER_DTYPE,
-        axes=(*matrix.axes[:split], "rank"),
-        std=(3 * inputs) ** -0.5,
-        hf_name=f"{name}.lora_A.weight",
-        hf_dims=((len(in_dims),), in_dims),
-        hf_shape=(rank, inputs),
-    )
-    b = dataclasses.replace(
-        a,
-        shape=(layers, rank, *matrix.shape[split:]),
-        axes=("layers", "rank", *matrix.axes[split:]),
-        std=0.0,
-        hf_name=f"{name}.lora_B.weight",
-        hf_dims=(after, (0,)),
-        hf_shape=(outputs, rank),
-    )
-    return Adapter(a, b)
+def _adapter(array: ArraySpec, rank: int) -> Adapter:
+    """Specs of the adapter of a stack of projections."""
+    sizes = dict(zip(array.axes, array.shape, strict=True))
+    inputs = {array.axes[axis]: array.shape[axis] for axis in array.summed}
+    outputs = {axis: size for axis, size in sizes.items() if axis not in ("layers", *inputs)}
+    name = array.hf_name.removesuffix(".weight")
+    a = matrix(f"{name}.lora_A.weight", inputs, {"rank": rank}, std=(3 * array.hf_shape[1]) ** -0.5)
+    b = matrix(f"{name}.lora_B.weight", {"rank": rank}, outputs, std=0.0)
+    return Adapter(*(stacked(single, array.layers, ADAPTER_DTYPE, "base_model.model.") for single in (a, b)))
 
 
 def save_adapters(
@@ -171,7 +153,7 @@ def save_adapters(
     specs = adapter_specs(spec, config)
     tensors = {}
     for array, weights in zip(jax.tree.leaves(specs), jax.tree.leaves(adapters), strict=True):
-        tensors |= {array.hf_name.format(layer=i): to_stored(layer, array) for i, layer in enumerate(weights)}
+        tensors |= {name: to_stored(layer, array) for name, layer in zip(array.hf_names, weights, strict=True)}
     save_file(tensors, folder / WEIGHTS_FILE)
     settings = {
         "peft_type": "LORA",
@@ -180,7 +162,7 @@ def save_adapters(
         "r": config.rank,
         "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
         "use_rslora": config.rank_stabilised,
-        "target_modules": list(targets(config)),
+        "target_modules": list(targets(config, spec)),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -205,7 +187,7 @@ def load_adapters(
       ConfigError: a missing file, setting or tensor, a tensor of another shape or of no adapter of this model, another
         kind of adapter, or a setting that this code does not compute.
     """
-    config = _read_config(pathlib.Path(folder) / CONFIG_FILE)
+    config = _read_config(pathlib.Path(folder) / CONFIG_FILE, spec)
     path = pathlib.Path(folder) / WEIGHTS_FILE
     if not path.is_file():
         raise ConfigError(f"{path} does not exist.")
@@ -214,8 +196,7 @@ def load_adapters(
     except safetensors.SafetensorError as error:
         raise ConfigError(f"{path} is not a whole safetensors file: {error}") from error
 
-    def layer_of(array: ArraySpec, layer: int) -> np.ndarray:
-        name = array.hf_name.format(layer=layer)
+    def layer_of(array: ArraySpec, name: str) -> np.ndarray:
         if name not in tensors:
             raise ConfigError(f"{path}: tensor '{name}' is missing.")
         tensor = tensors.pop(name)
@@ -224,14 +205,14 @@ def load_adapters(
         return from_stored(tensor, array, tuple((0, size) for size in array.shape[1:])).astype(array.dtype)
 
     adapters = jax.tree.map(
-        lambda array: np.stack([layer_of(array, layer) for layer in range(array.shape[0])]), adapter_specs(spec, config)
+        lambda array: np.stack([layer_of(array, name) for name in array.hf_names]), adapter_specs(spec, config)
     )
     if tensors:
         raise ConfigError(f"{path}: tensor '{min(tensors)}' belongs to no adapter of this model and config.")
     return (jax.device_put(adapters) if where is None else jax.tree.map(global_arrays.put, adapters, where)), config
 
 
-def _read_config(path: pathlib.Path) -> LoraConfig:
+def _read_config(path: pathlib.Path, spec: ModelSpec) -> LoraConfig:
     """The config of a saved adapter. A key that is unknown here must be off: null, false, 0 or empty."""
     settings = read_json(path)
     if settings.get("peft_type") != "LORA":
@@ -253,7 +234,7 @@ def _read_config(path: pathlib.Path) -> LoraConfig:
         targets=names if isinstance(names, str) else ",".join(name.rpartition(".")[2] for name in names),  # of paths
     )
     try:
-        targets(config)
+        targets(config, spec)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return config

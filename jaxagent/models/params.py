@@ -1,8 +1,9 @@
 """The parameter tree, and one declarative `ArraySpec` per array from which everything about it derives.
 
-`param_specs(spec)` is the single place that says what an array is: shape, dtype, logical axes, initialiser, and how
-it is stored in a Hugging Face checkpoint. From it come `init`, `shardings`, `abstract` (dry runs, restore targets)
-and the import/export of `hf.py`. Arrays of all layers are stacked on a leading L axis, so that the forward is one scan.
+`param_specs(spec)` says what every array is: shape, dtype, logical axes, initialiser, and how a Hugging Face checkpoint
+stores it; of the layers' arrays their blocks say so (blocks/). From it come `init`, `shardings`, `abstract` (dry runs,
+restore targets) and the import/export of `hf.py`. Arrays of all layers of a kind are stacked on a leading L axis, so
+that the forward is one scan.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import types
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax.struct
 import jax
@@ -20,32 +22,30 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
+from jax.tree_util import GetAttrKey
 
 from jaxagent.models.sharding import Rules, check_divisible
-from jaxagent.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from jaxagent.models.spec import ModelSpec
 
 
-@flax.struct.dataclass
-class Layers:
-    """Arrays of the decoder layers: stacked, with a leading L axis, or of one layer, without it.
+class Layers(types.SimpleNamespace):
+    """Arrays of one kind of layer by name: stacked, with a leading L axis, or of one layer, without it. A pytree.
 
-    An array that the family does not have is None.
+    Which ones there are its blocks say (`LayerBlock.arrays`), in this order; one that a family does not have is None.
     """
 
-    attn_norm: Any  # [L, E]
-    wq: Any  # [L, E, H, D]
-    wk: Any  # [L, E, K, D]
-    wv: Any  # [L, E, K, D]
-    bq: Any  # [L, H, D] or None
-    bk: Any  # [L, K, D] or None
-    bv: Any  # [L, K, D] or None
-    q_norm: Any  # [L, D] or None
-    k_norm: Any  # [L, D] or None
-    wo: Any  # [L, H, D, E]
-    mlp_norm: Any  # [L, E]
-    w_gate: Any  # [L, E, F]
-    w_up: Any  # [L, E, F]
-    w_down: Any  # [L, F, E]
+    def replace(self, **arrays: Any) -> Layers:
+        """The same with other arrays, under names that are there."""
+        return Layers(**vars(self) | arrays)
+
+
+jax.tree_util.register_pytree_with_keys(
+    Layers,
+    lambda layers: ([(GetAttrKey(name), array) for name, array in vars(layers).items()], tuple(vars(layers))),
+    lambda names, arrays: Layers(**dict(zip(names, arrays, strict=True))),
+)
 
 
 @flax.struct.dataclass
@@ -53,7 +53,7 @@ class Params:
     """One model. Leaves are arrays, or ArraySpecs, shardings, abstract arrays: the tree has one shape for all."""
 
     embed: Any  # [V, E]
-    layers: Layers
+    layers: Any  # `Layers` stacked; of a pattern of several kinds a list of these; or a tuple of single layers
     final_norm: Any  # [E]
     head: Any  # [V, E], or None when tied to `embed`
 
@@ -74,6 +74,7 @@ class ArraySpec:
     hf_name: str  # with "{layer}" when stacked
     hf_dims: tuple[tuple[int, ...], ...]
     hf_shape: tuple[int, ...]
+    layers: range = range(0)  # of a stack: the numbers of the layers that lie in it
 
     @property
     def stacked(self) -> bool:
@@ -85,80 +86,64 @@ class ArraySpec:
         """Number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def hf_names(self) -> list[str]:
+        """The stored tensors, one per layer of a stack."""
+        return [self.hf_name.format(layer=layer) for layer in self.layers] if self.stacked else [self.hf_name]
 
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """Of a matrix the axes that a product with it sums over, its inputs; () of a norm or bias."""
+        return tuple(axis + self.stacked for axis in self.hf_dims[-1]) if len(self.hf_dims) == 2 else ()
+
+
+def vector(name: str, sizes: dict[str, int], mean: float = 0.0) -> ArraySpec:
+    """A norm or bias of a block, stored flat; `sizes` by logical axis. `param_specs` adds its dtype and the layers."""
+    shape = tuple(sizes.values())
+    return ArraySpec(shape, "", tuple(sizes), mean, 0.0, name, (tuple(range(len(shape))),), (math.prod(shape),))
+
+
+def matrix(name: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
+    """A projection: [inputs.., outputs..] here, stored as [outputs, inputs]. As `vector`."""
+    sizes, split = inputs | outputs, len(inputs)
+    dims = tuple(range(split, len(sizes))), tuple(range(split))
+    stored = math.prod(outputs.values()), math.prod(inputs.values())
+    return ArraySpec(tuple(sizes.values()), "", tuple(sizes), 0.0, std, name, dims, stored)
+
+
+def stacked(array: ArraySpec, layers: range, dtype: str, prefix: str) -> ArraySpec:
+    """The stack of an array of these layers, whose name has "{layer}" in it once `prefix` stands before it."""
+    shape, axes, name = (len(layers), *array.shape), ("layers", *array.axes), prefix + array.hf_name
+    return dataclasses.replace(array, shape=shape, axes=axes, dtype=dtype, hf_name=name, layers=layers)
+
+
+@functools.lru_cache(maxsize=64)
 def param_specs(spec: ModelSpec) -> Params:
-    """The tree of `ArraySpec`s of a model."""
-    e, h, k, d, f, v = (
-        spec.embed_dim,
-        spec.num_heads,
-        spec.num_kv_heads,
-        spec.head_dim,
-        spec.mlp_dim,
-        spec.padded_vocab_size,
-    )
+    """The tree of `ArraySpec`s of a model. Shared: change nothing in it."""
 
-    def array(
-        name: str,
-        sizes: dict[str, int],
-        dims: tuple[tuple[int, ...], ...],
-        shape: tuple[int, ...],
-        mean: float = 0.0,
-        std: float = 0.0,
-    ) -> ArraySpec:
-        """An ArraySpec outside the layers."""
-        return ArraySpec(tuple(sizes.values()), spec.param_dtype, tuple(sizes), mean, std, name, dims, shape)
+    def stack_of(kind: int) -> Layers:
+        arrays = {name: array for block in spec.pattern[kind] for name, array in block.arrays(spec).items()}
+        where = range(kind, spec.num_layers, len(spec.pattern)), spec.param_dtype, "model.layers.{layer}."
+        return jax.tree.map(lambda array: stacked(array, *where), Layers(**arrays))
 
-    def layer(name: str, *args, **kwargs) -> ArraySpec:
-        """An ArraySpec of the layers: with a leading axis L."""
-        single = array("model.layers.{layer}." + name, *args, **kwargs)
-        return dataclasses.replace(single, shape=(spec.num_layers, *single.shape), axes=("layers", *single.axes))
+    def table(name: str, std: float) -> ArraySpec:
+        sizes = {"vocab": spec.padded_vocab_size, "embed": spec.embed_dim}
+        stored = spec.vocab_size, spec.embed_dim
+        return ArraySpec(tuple(sizes.values()), spec.param_dtype, tuple(sizes), 0.0, std, name, ((0,), (1,)), stored)
 
-    def norm(name: str, axis: str, size: int) -> ArraySpec:
-        return layer(name, {axis: size}, ((0,),), (size,), mean=1.0)
-
-    def projection(name: str, axis: str, heads: int) -> ArraySpec:
-        sizes = {"embed": e, axis: heads, "head_dim": d}
-        return layer(f"self_attn.{name}_proj.weight", sizes, ((1, 2), (0,)), (heads * d, e), std=e**-0.5)
-
-    def bias(name: str, axis: str, heads: int) -> ArraySpec | None:
-        if not spec.qkv_bias:
-            return None
-        return layer(f"self_attn.{name}_proj.bias", {axis: heads, "head_dim": d}, ((0, 1),), (heads * d,))
-
-    # Projections back into the residual stream start at the scale of the embeddings: a layer then adds to what a token
-    # is without drowning it, and tied embeddings can be copied from the first steps on.
-    branch = spec.embed_init_std
-    layers = Layers(
-        attn_norm=norm("input_layernorm.weight", "embed", e),
-        wq=projection("q", "heads", h),
-        wk=projection("k", "kv_heads", k),
-        wv=projection("v", "kv_heads", k),
-        bq=bias("q", "heads", h),
-        bk=bias("k", "kv_heads", k),
-        bv=bias("v", "kv_heads", k),
-        q_norm=norm("self_attn.q_norm.weight", "head_dim", d) if spec.qk_norm else None,
-        k_norm=norm("self_attn.k_norm.weight", "head_dim", d) if spec.qk_norm else None,
-        wo=layer(
-            "self_attn.o_proj.weight",
-            {"heads": h, "head_dim": d, "embed": e},
-            ((2,), (0, 1)),
-            (e, h * d),
-            std=branch * (h * d) ** -0.5,
-        ),
-        mlp_norm=norm("post_attention_layernorm.weight", "embed", e),
-        w_gate=layer("mlp.gate_proj.weight", {"embed": e, "mlp": f}, ((1,), (0,)), (f, e), std=e**-0.5),
-        w_up=layer("mlp.up_proj.weight", {"embed": e, "mlp": f}, ((1,), (0,)), (f, e), std=e**-0.5),
-        w_down=layer("mlp.down_proj.weight", {"mlp": f, "embed": e}, ((1,), (0,)), (e, f), std=branch * f**-0.5),
-    )
-    rows = {"vocab": v, "embed": e}
+    stacks = [stack_of(kind) for kind in range(len(spec.pattern))]
+    final_norm = vector("model.norm.weight", {"embed": spec.embed_dim}, mean=1.0)
     return Params(
-        embed=array("model.embed_tokens.weight", rows, ((0,), (1,)), (spec.vocab_size, e), std=spec.embed_init_std),
-        layers=layers,
-        final_norm=array("model.norm.weight", {"embed": e}, ((0,),), (e,), mean=1.0),
-        head=None
-        if spec.tie_embeddings
-        else array("lm_head.weight", rows, ((0,), (1,)), (spec.vocab_size, e), std=e**-0.5),
+        embed=table("model.embed_tokens.weight", spec.embed_init_std),
+        layers=stacks if len(stacks) > 1 else stacks[0],
+        final_norm=dataclasses.replace(final_norm, dtype=spec.param_dtype),
+        head=None if spec.tie_embeddings else table("lm_head.weight", spec.embed_dim**-0.5),
     )
+
+
+def stacks_of(layers: Any) -> list[Any]:
+    """The stack of each kind of layer, of `Params.layers` that are stacked."""
+    return layers if isinstance(layers, list) else [layers]
 
 
 def count(spec: ModelSpec) -> int:
@@ -167,16 +152,16 @@ def count(spec: ModelSpec) -> int:
 
 
 def shardings(spec: ModelSpec, mesh: Mesh, rules: Rules) -> Params:
-    """The tree of NamedShardings.
-
-    Raises:
-      ConfigError: the mesh does not divide an array.
-    """
+    """`shardings_of` the model."""
     return shardings_of(param_specs(spec), mesh, rules)
 
 
 def shardings_of(specs: Any, mesh: Mesh, rules: Rules) -> Any:
-    """`shardings`, of any tree of ArraySpecs."""
+    """The NamedShardings of any tree of ArraySpecs.
+
+    Raises:
+      ConfigError: the mesh does not divide an array.
+    """
 
     def sharding_of(path, array: ArraySpec) -> NamedSharding:
         check_divisible(jax.tree_util.keystr(path, simple=True, separator="."), array.shape, array.axes, rules, mesh)
@@ -200,22 +185,20 @@ def abstract_of(specs: Any, mesh: Mesh, rules: Rules) -> Any:
 
 
 def init(spec: ModelSpec, key: jax.Array, where: Params | None = None) -> Params:
-    """Random parameters, made directly in their shardings.
+    """`init_of` the model."""
+    return init_of(param_specs(spec), key, where)
+
+
+def init_of(specs: Any, key: jax.Array, where: Any = None) -> Any:
+    """Random arrays of any tree of ArraySpecs, made directly in their shardings.
 
     The numbers depend on the key and on each array's path only: not on the mesh (but for a last bit that a compiler
     may round otherwise), and not on which other arrays exist.
 
     Args:
-      spec: the model.
       key: a typed key, `jax.random.key(seed)`.
-      where: `shardings(...)`; None leaves everything on the default device.
+      where: `shardings_of(...)`; None leaves everything on the default device.
     """
-    return init_of(param_specs(spec), key, where)
-
-
-def init_of(specs: Any, key: jax.Array, where: Any = None) -> Any:
-    """`init`, of any tree of ArraySpecs."""
-
     arrays, tree = jax.tree_util.tree_flatten_with_path(specs)
     places = [None] * len(arrays) if where is None else jax.tree.leaves(where)
     leaves = []

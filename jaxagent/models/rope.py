@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxagent.models.spec import ModelSpec, RopeScaling
+if TYPE_CHECKING:
+    from jaxagent.models.spec import ModelSpec, RopeScaling
 
 
 def frequencies(spec: ModelSpec) -> np.ndarray:

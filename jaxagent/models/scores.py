@@ -50,22 +50,9 @@ def map_scores(function: Callable[..., Tree], sides: Sequence[Side], *rest: jax.
     specs, xs = [spec for _, spec, _ in sides], [x for *_, x in sides]
     chex.assert_rank(xs, 2)
     chex.assert_equal_shape_prefix([*xs, *rest], 1)
-    n, shards = xs[0].shape[0], sharding.row_shards(xs[0])
-    rows = n // shards  # on one device
-    most = min(spec.logprob_chunk_tokens for spec in specs)
-    chunks = -(-rows // max(1, most // shards))
-    length = -(-rows // chunks)
+    split, merge, _ = logprobs.chunked(xs[0], min(spec.logprob_chunk_tokens for spec in specs))
     vocab = min(spec.vocab_size for spec in specs)
     axes = sharding.row_axes(xs[0])
-
-    def split(a: jax.Array) -> jax.Array:
-        a = sharding.split_rows(a, shards, rows)
-        a = jnp.pad(a, ((0, 0), (0, chunks * length - rows), *((0, 0),) * (a.ndim - 2)))
-        return a.reshape(shards, chunks, length, *a.shape[2:]).swapaxes(0, 1)
-
-    def merge(a: jax.Array) -> jax.Array:
-        return sharding.merge_rows(a.swapaxes(0, 1).reshape(shards, chunks * length, *a.shape[3:])[:, :rows])
-
     # Once, not per chunk: in compute dtype, whole over fsdp.
     heads = [logprobs.head(params, spec) for params, spec, _ in sides]
 

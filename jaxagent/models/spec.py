@@ -1,7 +1,7 @@
 """`ModelSpec`: everything that is static about a model, hashable, so that it can be a static argument of jit.
 
 Made from the config for a randomly initialised model (`ModelSpec.from_config`) or from a Hugging Face config.json
-(`families.spec_from_hf`). Holds no arrays and imports no JAX.
+(`hf_config.spec_from_hf`). Holds no arrays.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 from typing import Literal
 
 from jaxagent.config import ConfigError, ModelConfig
+from jaxagent.models.families import Pattern, family_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +45,9 @@ class Computing:
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """One decoder-only transformer: RMSNorm, grouped-query attention with RoPE, SwiGLU."""
+    """One decoder-only model: its sizes, and the blocks of its layers."""
 
-    family: Literal["qwen2", "qwen3", "llama"]
+    family: str  # see `families.family_of`
     vocab_size: int  # rows that stand for tokens
     padded_vocab_size: int  # rows of the embedding array; rows past vocab_size are never predicted
     num_layers: int
@@ -55,8 +56,6 @@ class ModelSpec:
     num_kv_heads: int
     head_dim: int
     mlp_dim: int
-    qkv_bias: bool
-    qk_norm: bool
     tie_embeddings: bool
     rope_theta: float
     rope_scaling: RopeScaling | None
@@ -67,9 +66,12 @@ class ModelSpec:
     param_dtype: Literal["float32", "bfloat16"]
     remat: Literal["none", "layer", "dots"]
     logprob_chunk_tokens: int
+    pattern: Pattern = ()  # of the layers, as a config.json describes it; (): the family's own
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim"):
+        object.__setattr__(self, "pattern", self.pattern or family_of(self.family).pattern)
+        sizes = ("vocab_size", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim")
+        for name in (*sizes, "logprob_chunk_tokens"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"model.{name} must be positive, got {getattr(self, name)}.")
         if self.num_heads % self.num_kv_heads:
@@ -78,41 +80,27 @@ class ModelSpec:
             )
         if self.head_dim % 2:
             raise ConfigError(f"model.head_dim={self.head_dim} must be even: RoPE turns pairs of dimensions.")
-        if self.logprob_chunk_tokens <= 0:
-            raise ConfigError(f"model.logprob_chunk_tokens must be positive, got {self.logprob_chunk_tokens}.")
+        if self.num_layers % len(self.pattern):
+            raise ConfigError(
+                f"model.num_layers={self.num_layers} is not a multiple of the {len(self.pattern)} kinds of layers of "
+                f"{self.family}."
+            )
 
     @classmethod
     def from_config(cls, model: ModelConfig, vocab_size: int) -> ModelSpec:
         """The spec of a randomly initialised model with `vocab_size` tokens.
 
         Raises:
-          ConfigError: `model.family` is empty, or a size is impossible.
+          ConfigError: `model.family` is none, or a size is impossible.
         """
-        if model.family not in FAMILIES:
-            raise ConfigError(f"config.model.family must be one of {', '.join(FAMILIES)} without a model.path.")
-        family = FAMILIES[model.family]
+        same = {field.name for field in dataclasses.fields(cls)} & set(vars(model))
         return cls(
-            family=model.family,
             vocab_size=vocab_size,
             padded_vocab_size=round_up(vocab_size, model.vocab_multiple),
-            num_layers=model.num_layers,
-            embed_dim=model.embed_dim,
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            mlp_dim=model.mlp_dim,
-            qkv_bias=family.qkv_bias,
-            qk_norm=family.qk_norm,
-            tie_embeddings=model.tie_embeddings,
-            rope_theta=model.rope_theta,
             rope_scaling=None,
-            norm_eps=family.norm_eps,
+            norm_eps=family_of(model.family).norm_eps,
             max_position=0,
-            embed_init_std=model.embed_init_std,
-            compute_dtype=model.compute_dtype,
-            param_dtype=model.param_dtype,
-            remat=model.remat,
-            logprob_chunk_tokens=model.logprob_chunk_tokens,
+            **{name: getattr(model, name) for name in same},
         )
 
     def check_context(self, tokens: int) -> None:
@@ -121,28 +109,6 @@ class ModelSpec:
             raise ConfigError(f"A context of {tokens} tokens exceeds the model's {self.max_position} positions.")
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """All in which a family differs from the others."""
-
-    architecture: str  # transformers' class
-    qkv_bias: bool  # bias on the q, k and v projections
-    qk_norm: bool  # RMSNorm on each head of q and k
-    norm_eps: float  # as released; a Hugging Face folder says its own
-    # What transformers takes for sizes that a config.json leaves out; None: what follows from the number of heads.
-    kv_heads: int | None
-    head_dim: int | None
-
-
-FAMILIES = {
-    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, qk_norm=False, norm_eps=1e-6, kv_heads=32, head_dim=None),
-    "qwen3": Family("Qwen3ForCausalLM", qkv_bias=False, qk_norm=True, norm_eps=1e-6, kv_heads=32, head_dim=128),
-    "llama": Family("LlamaForCausalLM", qkv_bias=False, qk_norm=False, norm_eps=1e-5, kv_heads=None, head_dim=None),
-}
-
-
 def round_up(n: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `n`."""
-    if multiple <= 0:
-        raise ConfigError(f"config.model.vocab_multiple must be positive, got {multiple}.")
     return -(-n // multiple) * multiple

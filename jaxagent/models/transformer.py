@@ -1,11 +1,12 @@
 """The forward pass over flat rows: (token, position) rows in, hidden states out.
 
 It knows nothing of batches, segments, slots or caches: those live in the `attend` callback, so that one function
-serves packed training, reference scoring, prefill and decode.
+serves packed training, reference scoring, prefill and decode. Nor of what a layer computes: that its blocks say.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -16,8 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import context, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
-from jaxagent.models.layers import Int8Array, LoraArray, contract, rms_norm, swiglu
-from jaxagent.models.params import Layers, Params, param_specs
+from jaxagent.models.blocks import FlatRows, LayerBlock, State
+from jaxagent.models.layers import Int8Array, LoraArray, rms_norm
+from jaxagent.models.params import Layers, Params, param_specs, stacks_of
 from jaxagent.models.spec import ModelSpec
 
 MOST_WRITTEN_OUT = 8  # layers of a packed forward pass that are a program's own lines, and not turns of a loop
@@ -40,8 +42,8 @@ def hidden(
       tokens: i32[N]; how N is split over the mesh is read from its type and kept throughout.
       positions: i32[N], place of the token in its own sequence.
       attend: one layer's attention, see `attention.Attend`.
-      cache: what `attend` gets and returns per layer. Scanned: one tree with a leading L axis on each leaf.
-        Unrolled: a sequence of L trees.
+      cache: a sequence of L states, what the blocks of each layer get and return; None: they keep nothing, as always
+        where layers are scanned.
       unroll: False scans over the stacked layers (training: small programs); True writes them out, as is always done
         where the layers are no stack (the engine: a scan would copy every layer's weights out of it at every step).
 
@@ -52,20 +54,30 @@ def hidden(
     chex.assert_equal_shape([tokens, positions])
     chex.assert_type([tokens, positions], int)
     x = embed(params, spec, tokens)
-    angles = rope.table(spec, positions)
+    rows = FlatRows(rope.table(spec, positions), attend)
 
-    def run_layer(x: jax.Array, layer: Layers, layer_cache: Any) -> tuple[jax.Array, Any]:
-        return _layer(layer, spec, x, angles, attend, layer_cache)
+    def runner(blocks: tuple[LayerBlock, ...], arrays: Layers) -> Callable[..., tuple[jax.Array, State]]:
+        def run_layer(x: jax.Array, layer: Layers, state: State) -> tuple[jax.Array, State]:
+            return _layer(blocks, _gather(arrays, layer, spec, x), spec, x, rows, state)
 
-    run_layer = _rematerialise(run_layer, spec.remat)
+        return _rematerialise(run_layer, spec.remat)
+
+    kinds = list(map(runner, spec.pattern, stacks_of(param_specs(spec).layers)))
     if unroll or isinstance(params.layers, tuple):
-        new_cache = []
+        states = []
         for i, layer in enumerate(unstack(params.layers)):
-            x, layer_cache = run_layer(x, layer, cache[i] if cache is not None else None)
-            new_cache.append(layer_cache)
-        cache = None if cache is None else type(cache)(new_cache)
+            x, state = kinds[i % len(kinds)](x, layer, cache[i] if cache is not None else None)
+            states.append(state)
+        cache = None if cache is None else type(cache)(states)
     else:
-        x, cache = lax.scan(lambda x, layer_and_cache: run_layer(x, *layer_and_cache), x, (params.layers, cache))
+        assert cache is None, "layers that are scanned keep nothing"
+
+        def period(x: jax.Array, layers: list[Layers]) -> tuple[jax.Array, None]:
+            for run_layer, layer in zip(kinds, layers, strict=True):
+                x, _ = run_layer(x, layer, None)
+            return x, None
+
+        x, _ = lax.scan(period, x, stacks_of(params.layers))
     return rms_norm(x, sharding.constrain(params.final_norm, P(None)), spec.norm_eps), cache
 
 
@@ -133,49 +145,36 @@ def unstack(layers: Layers | tuple[Layers, ...]) -> tuple[Layers, ...]:
     if isinstance(layers, tuple):
         return layers
 
-    def layer_at(i: int) -> Layers:
-        return jax.tree.map(lambda w: w[i], layers)
-
-    return tuple(layer_at(i) for i in range(layers.attn_norm.shape[0]))
+    stacks = stacks_of(layers)
+    depth = len(jax.tree.leaves(stacks)[0])
+    return tuple(jax.tree.map(lambda w, i=i: w[i], stack) for i in range(depth) for stack in stacks)
 
 
 def _layer(
-    layer: Layers, spec: ModelSpec, x: jax.Array, angles: tuple[jax.Array, jax.Array], attend: Attend, cache: Any
-) -> tuple[jax.Array, Any]:
-    """One decoder layer on x[N, E]: attention and MLP, each behind a norm, each added to the residual stream."""
-    rows = sharding.row_axes(x)
-    layer = _gather(layer, spec, x)
-    with jax.named_scope("attention"):
-        h = rms_norm(x, layer.attn_norm, spec.norm_eps)
-        q = contract("ne,ehd->nhd", h, layer.wq)
-        k = contract("ne,ekd->nkd", h, layer.wk)
-        v = contract("ne,ekd->nkd", h, layer.wv)
-        if spec.qkv_bias:
-            q, k, v = q + layer.bq, k + layer.bk, v + layer.bv
-        if spec.qk_norm:
-            q, k = rms_norm(q, layer.q_norm, spec.norm_eps), rms_norm(k, layer.k_norm, spec.norm_eps)
-        attended, cache = attend(cache, rope.rotate(q, *angles), rope.rotate(k, *angles), v)
-        x = x + contract("nhd,hde->ne", attended, layer.wo, sharding.out(rows, None))
-    with jax.named_scope("mlp"):
-        h = rms_norm(x, layer.mlp_norm, spec.norm_eps)
-        x = x + swiglu(h, layer.w_gate, layer.w_up, layer.w_down, sharding.out(rows, None))
-    return x, cache
+    blocks: tuple[LayerBlock, ...], layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
+) -> tuple[jax.Array, State]:
+    """One decoder layer on x[N, E]: what each block makes of it is added to the residual stream."""
+    for block in blocks:
+        with jax.named_scope(type(block).__name__.lower()):
+            added, state = block.apply(layer, spec, x, rows, state)
+            x = x + added
+    return x, state
 
 
-def _gather(layer: Layers, spec: ModelSpec, x: jax.Array) -> Layers:
+def _gather(arrays: Layers, layer: Layers, spec: ModelSpec, x: jax.Array) -> Layers:
     """A layer's arrays in compute dtype and in the layout they are used in: whole over fsdp, split over tensor.
 
     Cast first, so that the all-gather moves compute_dtype bytes. Backward, its transpose scatters gradients back.
     """
 
     def laid_out(array, w: jax.Array | Int8Array | LoraArray) -> jax.Array | LoraArray:
-        where = sharding.COMPUTE.partition(array.axes[1:])
+        where = sharding.COMPUTE.partition(array.axes[1:])  # without the stack's
         if isinstance(w, LoraArray):
             return w.laid_out(spec.compute_dtype, where)
         w = w.after(x) if isinstance(w, Int8Array) else w  # one layer at a time
         return sharding.constrain(w.astype(spec.compute_dtype), where)
 
-    return jax.tree.map(laid_out, param_specs(spec).layers, layer)
+    return jax.tree.map(laid_out, arrays, layer)
 
 
 def _rematerialise(layer, policy: str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 
@@ -15,6 +16,7 @@ from jaxagent.config import Config, LoraConfig
 from jaxagent.learner.programs import action_tokens
 from jaxagent.models import lora
 from jaxagent.models import params as model_params
+from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.spec import ModelSpec
 from jaxagent.plan.chips import Chip
 
@@ -54,14 +56,16 @@ class StepTimes:
 
 def layer_matmul_params(spec: ModelSpec) -> int:
     """Weights of all layers that every token is multiplied with (norms and biases left out)."""
-    layers = model_params.param_specs(spec).layers
-    matrices = (layers.wq, layers.wk, layers.wv, layers.wo, layers.w_gate, layers.w_up, layers.w_down)
-    return sum(matrix.size for matrix in matrices)
+    return sum(array.size for array in jax.tree.leaves(model_params.param_specs(spec).layers) if array.summed)
+
+
+def _over_layers(spec: ModelSpec, of_block: Callable[[LayerBlock], float]) -> float:
+    return spec.num_layers // len(spec.pattern) * sum(of_block(block) for kind in spec.pattern for block in kind)
 
 
 def forward_flops(spec: ModelSpec, tokens: int, keys: float, targets: int) -> float:
     """A forward pass over `tokens` tokens that each attend to `keys` keys, with logits at `targets` of them."""
-    attention = 4 * spec.num_layers * spec.num_heads * spec.head_dim * keys
+    attention = _over_layers(spec, lambda block: block.flops(spec, keys))
     head = 2 * spec.padded_vocab_size * spec.embed_dim * targets
     return tokens * (2.0 * layer_matmul_params(spec) + attention) + head
 
@@ -122,8 +126,8 @@ def estimate(cfg: Config, spec: ModelSpec, work: StepWork, chip: Chip) -> StepTi
     bytes_per_value = {"float32": 4, "bfloat16": 2}
     head = spec.padded_vocab_size * spec.embed_dim
     weights = (layer_matmul_params(spec) + head) * bytes_per_value[spec.compute_dtype] / cfg.mesh.tensor
-    per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * bytes_per_value[cfg.engine.cache_dtype]
-    cached = cfg.env.context_tokens / 2 * per_token / cfg.mesh.tensor / shards
+    values = _over_layers(spec, lambda block: block.state_values(spec, cfg.env.context_tokens / 2))
+    cached = values * bytes_per_value[cfg.engine.cache_dtype] / cfg.mesh.tensor / shards
     read_s = (weights + cfg.engine.slots * cached) / (chip.bandwidth * chip.decode_bandwidth_frac)
     compute_s = work.decode_flops / max(work.decode_steps, 1) / devices / (chip.flops * chip.prefill_mfu)
     step_s = max(read_s, compute_s) + chip.dispatch_s / cfg.engine.steps_per_dispatch

@@ -14,7 +14,7 @@ from jaxagent.config.fleet import FleetConfig
 from jaxagent.config.parse import convert, hints
 from jaxagent.engine import automaton
 from jaxagent.envs.base import Environment, check_texts
-from jaxagent.models import lora
+from jaxagent.models.families import family_of
 from jaxagent.rollout import groups
 from jaxagent.runs import roles
 
@@ -41,8 +41,8 @@ def check(cfg: Config) -> None:
     relations.check(cfg)
     algorithm.check(cfg.rl)
     _check_group_reward(cfg)
-    if cfg.model.lora:
-        lora.targets(cfg.model.lora)
+    if cfg.model.family:
+        family_of(cfg.model.family)
     groups.check(cfg.rl)
     if OPD in cfg.stages:
         _check_opd(cfg)

@@ -398,4 +398,6 @@ def _spec(cfg: Config, tokenizer: Tokenizer) -> ModelSpec:
         spec = ModelSpec.from_config(cfg.model, tokenizer.vocab_size)
     tokenizer.check_fits(spec.vocab_size)
     spec.check_context(cfg.env.context_tokens)
+    if cfg.model.lora:
+        lora.targets(cfg.model.lora, spec)
     return spec

@@ -17,7 +17,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jaxagent.config import ConfigError
 from jaxagent.data import codec
-from jaxagent.engine import lm
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.learner import peers
@@ -67,7 +66,7 @@ def copied(model: LanguageModel, params: Params, mesh: Mesh, own: Mesh) -> Param
     One program gathers what fsdp splits; what its devices then hold is taken as it is.
     """
     with jax.set_mesh(mesh):
-        gathered = lm.laid_out(model, params)
+        gathered = model.lay_out(params)
 
     def to_own_mesh(x: jax.Array) -> jax.Array:
         parts = {part.device: part.data for part in x.addressable_shards}

@@ -177,7 +177,8 @@ def changes_line(changes: list[tuple[str, Any, Any]]) -> str:
 def of_spec(spec: Any) -> dict[str, Any]:
     """What of a model's spec decides the function that its weights compute, as JSON values."""
     execution = ("embed_init_std", "compute_dtype", "param_dtype", "remat", "logprob_chunk_tokens", "max_position")
-    return {name: value for name, value in dataclasses.asdict(spec).items() if name not in execution}
+    fields = dataclasses.asdict(spec) | {"pattern": str(spec.pattern)}
+    return {name: value for name, value in fields.items() if name not in execution}
 
 
 def _value_text(value: Any) -> str:

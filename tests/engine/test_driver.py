@@ -16,7 +16,7 @@ from jaxagent.engine.model import ROWS
 from jaxagent.engine.requests import EngineError, QueueFullError
 from jaxagent.engine.scheduler import Scheduler
 from tests.engine import toys
-from tests.engine.toy_model import Toy
+from tests.engine.toy_model import RecurrentToy, Toy
 
 
 def letters(text: str) -> list[int]:
@@ -109,17 +109,20 @@ async def sample_all(driver, tasks, order, max_tokens=7):
     return out
 
 
-def test_randomness_knows_no_slot_arrival_or_batch() -> None:
+def test_randomness_knows_no_slot_arrival_or_batch_and_no_kind_of_cache() -> None:
+    """The last run keeps a state of fixed size per page, with hardly more pages than one sequence needs."""
     tasks = [(task, sample) for task in ("alpha", "beta", "gamma") for sample in range(4)]
     runs = []
-    for slots, steps, order in (
-        (12, 3, range(12)),
-        (4, 3, reversed(range(12))),
-        (8, 5, np.random.default_rng(0).permutation(12)),
+    for slots, steps, pages, order, model in (
+        (12, 3, 48, range(12), Toy),
+        (4, 3, 48, reversed(range(12)), Toy),
+        (8, 5, 48, np.random.default_rng(0).permutation(12), Toy),
+        (8, 3, 12, np.random.default_rng(1).permutation(12), RecurrentToy),
     ):
-        with toys.running(slots, steps_per_dispatch=steps) as driver:
+        with toys.running(slots, steps_per_dispatch=steps, pages=pages, model=model(toys.VOCAB)) as driver:
             runs.append(asyncio.run(sample_all(driver, tasks, list(order))))
-    assert runs[0] == runs[1] == runs[2]
+            assert pages > 12 or (driver.stats()["preemptions"] > 0)
+    assert runs[0] == runs[1] == runs[2] == runs[3]
     assert len({tuple(tokens) for tokens, _ in runs[0].values()}) == len(tasks)  # samples of a task differ
     params = toys.weights()
     for (task, _), (tokens, logprobs) in runs[0].items():

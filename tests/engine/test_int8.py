@@ -111,7 +111,7 @@ def test_the_driver_serves_it() -> None:
 
     mesh = test_lm.mesh_of()
     base = test_lm.driver_for(mesh, WIDE)
-    base._model = LanguageModel(WIDE, "float32", int8=True)
+    base.model = LanguageModel(WIDE, "float32", int8=True)
     with base as driver:
         driver.start(120)
         g = asyncio.run(ask(driver))

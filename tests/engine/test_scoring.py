@@ -20,7 +20,7 @@ def score():
     spec, mesh = tiny.spec(vocab_size=VOCAB), mesh_of(1)
     with jax.set_mesh(mesh):
         weights = tiny.init(spec, 0, params.shardings(spec, mesh, sharding.COMPUTE))
-    scorer = scoring.Scoring(spec, mesh)
+    scorer = scoring.scorer(spec, mesh)
 
     def score(given_up=None, **body):
         asked = {"sequences": [[5, 6, 7, 8]], "positions": [[1, 3]]} | body

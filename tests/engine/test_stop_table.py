@@ -28,7 +28,7 @@ def ends(built: StopTable, block, tokens: list[int]) -> tuple[int, str] | None:
     for count, token in enumerate(tokens, 1):
         entry = int(built.table[row, token])
         if entry < 0:
-            return count, block.stops.decode(entry)[0]
+            return count, block.decode(entry)[0]
         row = entry
     assert row == block.state_after(tokens)
     return None
@@ -83,9 +83,7 @@ def test_strings_that_cannot_be_are_refused_before_a_table_is_made():
     """A policy's environment or a client may ask for anything; the thread of all turns must not walk it."""
     vocabulary = [b"a"] * 1_000_000  # of which one row of the table is 2 MB
     built = StopTable(automaton.build((), [b"a"], len(vocabulary)), 12)
-    built.default = dataclasses.replace(
-        built.default, stops=dataclasses.replace(built.default.stops, token_bytes=vocabulary)
-    )
+    built.default = dataclasses.replace(built.default, token_bytes=vocabulary)
     for strings in (("a" * 10_000_000,), tuple(map(chr, range(1, 50_000))), ("abcdefgh", "bcdefghi")):
         with pytest.raises(ValueError, match=r"engine\.stop_states leaves") as error:
             built.block(strings, ())

@@ -23,6 +23,7 @@ class Toy:
     """Implements `engine.model.Model`. Parameters: f32[V,V], row = last token."""
 
     vocab_size: int
+    splits_pages = True
 
     def place(self, params: jax.Array) -> jax.Array:
         """Replicated."""
@@ -69,3 +70,39 @@ class Toy:
 def toy_bonus(checksum: jax.Array | np.ndarray, token: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
     """The part of a toy logit that depends on the whole sequence."""
     return 0.01 * ((checksum + token) % 7)
+
+
+class RecurrentToy(Toy):
+    """The same logits from a state of fixed size, as a recurrent layer has one: a page holds its last token's checksum.
+
+    A token goes on from the page of the token before it, so what a full page holds is what the next page begins from.
+    """
+
+    splits_pages = False
+
+    def init_cache(self, pages: int, page_tokens: int) -> jax.Array:
+        """i32[P, page_tokens], of which the first column is used: the others say how many tokens a page has."""
+        return super().init_cache(pages, page_tokens)
+
+    def extend(
+        self, params: jax.Array, cache: jax.Array, tokens: jax.Array, positions: jax.Array, tables: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """As `Toy.extend`, row after row."""
+
+        def local(params: jax.Array, cache: jax.Array, tokens: jax.Array, positions: jax.Array, tables: jax.Array):
+            page_tokens = cache.shape[1]
+            tables = jnp.repeat(tables, len(tokens) // len(tables), axis=0)
+
+            def row(cache: jax.Array, row: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+                token, position, table = row
+                before = cache[table[jnp.maximum(position - 1, 0) // page_tokens], 0]
+                checksum = jnp.where(position > 0, before, 0) + (position + 1) * token
+                return cache.at[table[position // page_tokens], 0].set(checksum), checksum
+
+            cache, checksums = jax.lax.scan(row, cache, (tokens, positions, tables))
+            return params[tokens] + toy_bonus(checksums[:, None], jnp.arange(self.vocab_size)), cache
+
+        specs = (jax.P(None, None), _MATRIX, ROWS, ROWS, _MATRIX)
+        return jax.shard_map(local, in_specs=specs, out_specs=(_MATRIX, _MATRIX))(
+            params, cache, tokens, positions, tables
+        )

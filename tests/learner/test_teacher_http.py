@@ -13,7 +13,7 @@ from jaxagent import serve
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import scoring
-from jaxagent.engine.scoring import Scoring
+from jaxagent.engine.scoring import scorer
 from jaxagent.learner import teacher
 from jaxagent.learner.teacher_http import HttpTeacher, TeacherError
 from jaxagent.models import hf, params, sharding
@@ -59,7 +59,7 @@ def server(teacher_folder):
     """The real server; its engine is not started, since scoring needs nothing of it but the weights."""
     options = serve.arguments([f"--model={teacher_folder}", "--context=64", "--slots=4", "--page_tokens=16"])
     driver, tokenizer, _ = serve.open_engine(options)
-    service = serve.open_gateway(driver, tokenizer, 64, 600.0, Scoring(driver.model.spec, driver.mesh))
+    service = serve.open_gateway(driver, tokenizer, 64, 600.0, scorer(driver.model.spec, driver.mesh))
     with serving(service.app()) as address:
         yield address
 

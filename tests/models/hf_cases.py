@@ -41,6 +41,7 @@ CASES = {
     "llama-llama3": ("llama", dict(rope_parameters=LLAMA3)),
     "llama-linear": ("llama", dict(rope_parameters=LINEAR, num_key_value_heads=4)),
     "llama-dynamic": ("llama", dict(rope_parameters=DYNAMIC, tie_word_embeddings=True)),
+    "wide-heads": ("qwen3", dict(head_dim=128)),
 }
 
 

@@ -15,9 +15,9 @@ from tests.models import tiny
 
 CONFIG = LoraConfig(rank=3, alpha=6.0, rank_stabilised=False, targets="all-linear")
 FAMILIES = {
-    "qwen2": dict(family="qwen2", qkv_bias=True, qk_norm=False, remat="dots"),
+    "qwen2": dict(family="qwen2", remat="dots"),
     "qwen3": dict(remat="none"),
-    "llama": dict(family="llama", qk_norm=False, tie_embeddings=False, remat="layer"),
+    "llama": dict(family="llama", tie_embeddings=False, remat="layer"),
 }
 
 
@@ -128,7 +128,7 @@ def test_mistakes_are_named(changes, message):
     import dataclasses
 
     with pytest.raises(ConfigError, match=re.escape(message)):
-        lora.targets(dataclasses.replace(CONFIG, **changes))
+        lora.targets(dataclasses.replace(CONFIG, **changes), tiny.spec())
 
 
 @pytest.mark.parametrize("rank", [3, 16])

@@ -14,14 +14,14 @@ from tests.models import tiny
 
 def loss(weights, head, spec, batch):
     """Uses everything: log-probs at a temperature, entropies and values, each weighted differently per target."""
-    b, r = batch["targets"].shape
     x = transformer.forward_packed(
-        weights, spec, batch["tokens"], batch["positions"], batch["segments"], batch["head_positions"]
+        weights, spec, *(batch[name] for name in ("tokens", "positions", "segments", "head_positions"))
     )
-    flat = x.reshape(b * r, -1)
-    scores, entropy, _ = logprobs.token_scores(weights, spec, flat, batch["targets"].reshape(-1), 0.7)
-    values = critic.values(critic.Critic(backbone=weights, value_head=head), flat)
-    ramp = jnp.linspace(0.1, 1.0, b * r)
+    flat, targets = sharding.merge_places(x), sharding.merge_places(batch["targets"])
+    found = logprobs.token_scores(weights, spec, flat, targets, 0.7)[:2]
+    scores, entropy = (sharding.whole_rows(sharding.split_places(a, x)) for a in found)
+    values = sharding.whole_rows(critic.values(critic.Critic(backbone=weights, value_head=head), x))
+    ramp = jnp.linspace(0.1, 1.0, values.size).reshape(values.shape)
     total = (scores * ramp).sum() + 0.3 * entropy.sum() + (values * ramp[::-1]).sum()
     return total, (scores, entropy, values)
 
@@ -31,33 +31,35 @@ step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), static_ar
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mesh, changes",
+    "sizes, changes",  # data, fsdp, tensor, context
     [
-        ((1, 1, 1), dict()),
-        ((2, 2, 2), dict()),
-        ((1, 4, 2), dict(remat="layer", logprob_chunk_tokens=16, tie_embeddings=False)),
-        ((2, 2, 2), dict(remat="dots", family="qwen2", qkv_bias=True, qk_norm=False, logprob_chunk_tokens=24)),
+        ((1, 1, 1, 1), dict()),
+        ((2, 2, 2, 1), dict()),
+        ((1, 4, 2, 1), dict(remat="layer", logprob_chunk_tokens=16, tie_embeddings=False)),
+        ((2, 2, 2, 1), dict(remat="dots", family="qwen2", logprob_chunk_tokens=24)),
+        ((1, 1, 1, 8), dict()),
+        ((1, 2, 2, 2), dict(remat="layer", logprob_chunk_tokens=16, tie_embeddings=False)),
+        ((2, 1, 1, 4), dict(remat="dots", family="qwen2", logprob_chunk_tokens=24)),
     ],
-    ids=["qwen3-111", "qwen3-222", "untied-layer-chunks-142", "qwen2-dots-chunks-222"],
+    ids=str,
 )
-def test_loss_and_gradients(mesh, changes):
+def test_loss_and_gradients_are_those_of_one_device(sizes, changes):
     spec = tiny.spec(**changes)
-    weights = tiny.random_params(spec)
+    weights = tiny.init(spec)
     head = jax.random.normal(jax.random.key(1), (spec.embed_dim,))
-    batch = tiny.batch(b=8, t=12, r=7, vocab=spec.vocab_size)
+    batch = tiny.batch(b=4, t=48, r=16, vocab=spec.vocab_size)
     (total, outputs), grads = step(weights, head, spec, batch)
 
-    device_mesh = sharding.make_mesh(MeshConfig(*mesh, 1))
-    with jax.set_mesh(device_mesh):
-        where = params.shardings(spec, device_mesh, sharding.TRAIN)
-        split = jax.device_put(weights, where)
-        split_batch = jax.device_put(batch, sharding.rows(device_mesh, 2))
-        (split_total, split_outputs), split_grads = step(split, head, spec, split_batch)
+    mesh = sharding.make_mesh(MeshConfig(*sizes))
+    with jax.set_mesh(mesh):
+        where = params.shardings(spec, mesh, sharding.TRAIN)
+        split_batch = jax.tree.map(sharding.over_context, jax.device_put(batch, sharding.rows(mesh, 2)))
+        (split_total, split_outputs), split_grads = step(jax.device_put(weights, where), head, spec, split_batch)
 
     np.testing.assert_allclose(split_total, total, rtol=1e-5)
     assert tiny.worst_relative(outputs, split_outputs) < 1e-5
     assert tiny.worst_relative(grads, split_grads) < 1e-5
-    # Gradients come back in the layout of the parameters, ready for the optimiser.
+    # Gradients come back in the layout of the parameters, split over fsdp and context, ready for the optimiser.
     jax.tree.map(
         lambda g, s: None if g.sharding.is_equivalent_to(s, g.ndim) else pytest.fail(str(g)), split_grads[0], where
     )

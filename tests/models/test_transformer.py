@@ -11,6 +11,8 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.models import attention, critic, params, transformer
+from jaxagent.models.blocks.attention import Attention
+from jaxagent.models.blocks.mlp import SwiGLU
 from jaxagent.models.spec import ModelSpec
 from tests.models import tiny
 
@@ -65,17 +67,15 @@ def test_a_deep_models_program_does_not_grow_with_depth(remat):
     assert remat == "layer" or operations(2) < operations(3)  # few layers are written out
 
 
-@pytest.mark.parametrize("unroll", [False, True])
-def test_each_layer_gets_its_own_cache_and_returns_a_new_one(unroll):
+def test_each_layer_gets_its_own_cache_and_returns_a_new_one():
     spec = tiny.spec(num_layers=3)
     weights = tiny.init(spec)
 
     def attend(cache, q, k, v):
         return q, cache + 1
 
-    cache = tuple(jnp.full((2,), 10.0 * i) for i in range(3)) if unroll else jnp.array([[0.0, 0], [10, 10], [20, 20]])
-    _, new = hidden(weights, spec, np.arange(4, dtype=np.int32), unroll, cache, attend)
-    assert isinstance(new, tuple) == unroll
+    cache = tuple(jnp.full((2,), 10.0 * i) for i in range(3))
+    _, new = hidden(weights, spec, np.arange(4, dtype=np.int32), True, cache, attend)
     np.testing.assert_array_equal(np.stack(new), [[1, 1], [11, 11], [21, 21]])
 
 
@@ -149,7 +149,7 @@ def test_spec_from_config():
         family="qwen2", num_layers=2, embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=8, mlp_dim=32, rope_theta=1e4
     )
     spec = ModelSpec.from_config(config, vocab_size=61)
-    assert (spec.vocab_size, spec.padded_vocab_size, spec.qkv_bias, spec.qk_norm) == (61, 64, True, False)
+    assert (spec.vocab_size, spec.padded_vocab_size, spec.pattern) == (61, 64, ((Attention(qkv_bias=True), SwiGLU()),))
     assert spec == ModelSpec.from_config(config, vocab_size=61) and hash(spec) == hash(spec)
     with pytest.raises(ConfigError, match=r"config.model.family must be one of qwen2, qwen3, llama"):
         ModelSpec.from_config(tiny.model_config(), vocab_size=61)

@@ -25,8 +25,6 @@ def spec(**changes) -> ModelSpec:
             num_kv_heads=2,
             head_dim=8,
             mlp_dim=32,
-            qkv_bias=False,
-            qk_norm=True,
             tie_embeddings=True,
             rope_theta=10_000.0,
             rope_scaling=None,

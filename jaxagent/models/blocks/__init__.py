@@ -1,0 +1,72 @@
+"""What a decoder layer is made of: blocks, each in one file that says everything about it.
+
+A layer is a tuple of blocks, each of which adds to the residual stream, and a family is the layers' pattern
+(families.py). Trainer, engine, import and export, adapters and the dry run ask the blocks and know none of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+if TYPE_CHECKING:
+    from jaxagent.models.attention import Attend
+    from jaxagent.models.params import ArraySpec, Layers
+    from jaxagent.models.spec import ModelSpec
+
+State = Any  # what one layer keeps of its sequences between calls: a pytree of arrays with a leading page axis, or None
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatRows:
+    """What all layers of one forward pass share: how its rows (token, position) belong together.
+
+    A block that relates tokens in another way than attention brings a callback of its own, beside `attend`.
+    """
+
+    angles: tuple[jax.Array, jax.Array]  # cos and sin f32[N, D/2] of each row's position, see `rope.table`
+    attend: Attend
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerBlock:
+    """One step of a layer, x -> x + block(x). Its fields are settings, so that it can be static under jit.
+
+    At most one block of a layer keeps a state of sequences; the others hand on what they get. The engine keeps it in
+    pages of `page_tokens` tokens, which sequences with the same beginning share: a page must hold what later tokens
+    need of its own. So a state of fixed size is written to the page of its last token, and what it was at a page's end
+    is what the next page begins from: a snapshot that is shared, counted and evicted as its page is.
+    """
+
+    def arrays(self, spec: ModelSpec) -> dict[str, ArraySpec | None]:
+        """The arrays of one layer by their names in `Layers`; None for one that this setting of the block leaves out.
+
+        Every matrix can have an adapter, under the last part of its Hugging Face name. A projection back into the
+        residual stream starts at the scale of the embeddings: a layer then adds to what a token is without drowning it,
+        and tied embeddings can be copied from the first steps on.
+        """
+        raise NotImplementedError
+
+    def apply(
+        self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
+    ) -> tuple[jax.Array, State]:
+        """What is added to x compute_dtype[N, E], and the new state; `layer` is in compute dtype, whole over fsdp."""
+        raise NotImplementedError
+
+    def init_state(self, spec: ModelSpec, pages: int, page_tokens: int, dtype: str) -> State:
+        """Zeros for one layer, pages sharded over `sharding.FLAT`, heads over tensor; None: it keeps nothing."""
+
+    @property
+    def splits_pages(self) -> bool:
+        """Whether the first tokens of a cached page can be reused without the others."""
+        return True
+
+    def state_values(self, spec: ModelSpec, tokens: float) -> float:
+        """Numbers of its state that a token reads with `tokens` before it."""
+        return 0
+
+    def flops(self, spec: ModelSpec, keys: float) -> float:
+        """Of a token's forward pass with `keys` before it, beside those of its matrices."""
+        return 0

@@ -1,0 +1,274 @@
+"""Hugging Face's config.json <-> `ModelSpec`, for Qwen2 / Qwen2.5, Qwen3 (dense) and Llama 3.
+
+A setting of config.json that this code does not compute is an error and never ignored, so a model that loads is right:
+every key is one that is read here, one whose value leaves a feature off, or one that is known not to change what is
+computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from jaxagent.config import MODEL_SHAPE, ConfigError, ModelConfig
+from jaxagent.models.families import FAMILIES, family_of
+from jaxagent.models.rope import yarn_attention_factor
+from jaxagent.models.spec import Computing, ModelSpec, RopeScaling, round_up
+
+# Config keys whose features are not implemented, with the values that leave them off.
+UNSUPPORTED = {
+    "hidden_act": ("silu", "swish"),  # two names of one function
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "use_sliding_window": (False, None),
+    "quantization_config": (None, {}),
+    "num_experts": (0, None),
+    "partial_rotary_factor": (1, None),
+    "is_causal": (True, None),
+    "is_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
+    "pruned_heads": ({}, None),
+    "use_mrope": (False, None),
+    "rope_interleaved": (False, None),
+    "auto_map": ({}, None),  # code of its own, which transformers runs only where it is trusted
+}
+_READ = """model_type vocab_size num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim
+    intermediate_size tie_word_embeddings rms_norm_eps max_position_embeddings initializer_range layer_types
+    rope_theta rope_scaling rope_parameters original_max_position_embeddings"""
+# Special tokens, dropout, labels, what transformers takes for generation and training, and notes of the file's writer.
+_WITHOUT_EFFECT = """_name_or_path architectures transformers_version torch_dtype dtype use_cache attention_dropout
+    hidden_dropout bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id prefix
+    tokenizer_class
+    sliding_window max_window_layers pretraining_tp chunk_size_feed_forward gradient_checkpointing
+    id2label label2id num_labels problem_type finetuning_task task_specific_params output_attentions
+    output_hidden_states return_dict torchscript use_bfloat16 tf_legacy_loss is_decoder attn_implementation
+    _attn_implementation _attn_implementation_autoset unsloth_version unsloth_fixed
+    unsloth_training is_llama_config transformers.js_config max_sequence_length seq_length kv_cache_dtype _commit_hash
+    summary_type _flash_attn_2_enabled use_flash_attention use_flash_attn liger_kernel
+    do_sample temperature top_k top_p typical_p repetition_penalty length_penalty max_length min_length num_beams
+    num_beam_groups num_return_sequences no_repeat_ngram_size encoder_no_repeat_ngram_size early_stopping
+    diversity_penalty bad_words_ids begin_suppress_tokens suppress_tokens exponential_decay_length_penalty
+    forced_bos_token_id forced_eos_token_id remove_invalid_values output_scores return_dict_in_generate
+    cross_attention_hidden_size tie_encoder_decoder"""
+
+ORIGINAL = "original_max_position_embeddings"
+DETAILS = {  # of each kind of RoPE scaling what it reads beside its factor, as config.json and `RopeScaling` name it
+    "linear": (),
+    "dynamic": (),
+    "llama3": ("low_freq_factor", "high_freq_factor"),
+    "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
+}
+
+
+def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: str) -> ModelSpec:
+    """The spec of a Hugging Face model.
+
+    Args:
+      hf: its parsed config.json.
+      model: what config.json does not say (dtypes, remat, chunks, vocabulary padding). A `ModelConfig` may state the
+        shape too, so that a dry run needs no folder; it must be the same.
+      source: the file's name, for error messages.
+
+    Raises:
+      ConfigError: another architecture, an unsupported feature, or a missing key, named with its file.
+    """
+    name, stated = _need(hf, "model_type", source), getattr(model, "family", "")
+    own = family_of(stated) if ":" in stated else None
+    family = own or (FAMILIES.get(name) if isinstance(name, str) else None)
+    if family is None or family.model_type != name:
+        valid = ", ".join([own.model_type] if own else FAMILIES)
+        raise ConfigError(f"{source}: model_type {name!r} is not supported. Valid: {valid}.")
+    for key, off in UNSUPPORTED.items():
+        if key in hf and hf[key] not in off and key not in family.reads:
+            raise ConfigError(f"{source}: {key}={hf[key]!r} is not supported.")
+    keys = {key for key, value in hf.items() if value is not None}  # null is as good as no key
+    if unknown := sorted(keys.difference(_READ.split(), _WITHOUT_EFFECT.split(), UNSUPPORTED, family.reads)):
+        raise ConfigError(
+            f"{source}: nothing is known here of {unknown[0]}={hf[unknown[0]]!r}, which may change what the model "
+            "computes. Delete the key if it does not."
+        )
+    size = functools.partial(integer, hf, source=source)
+    layers, heads, embed_dim = size("num_hidden_layers"), size("num_attention_heads"), size("hidden_size")
+    types = hf.get("layer_types")
+    if types not in (None, ["full_attention"] * layers) and "layer_types" not in family.reads:
+        raise ConfigError(
+            f"{source}: layer_types {str(types)[:80]} is not supported, only 'full_attention' for each of the {layers} "
+            "layers."
+        )
+    theta, scaling, positions = _rope(hf, source)
+    spec = ModelSpec(
+        family=stated if own else name,
+        vocab_size=size("vocab_size"),
+        padded_vocab_size=round_up(size("vocab_size"), model.vocab_multiple),
+        num_layers=layers,
+        embed_dim=embed_dim,
+        num_heads=heads,
+        num_kv_heads=size("num_key_value_heads", heads if "num_key_value_heads" in hf else family.kv_heads or heads),
+        head_dim=size("head_dim", family.head_dim or max(1, embed_dim // heads)),
+        mlp_dim=size("intermediate_size"),
+        tie_embeddings=flag(hf, "tie_word_embeddings", source),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        norm_eps=number(hf, "rms_norm_eps", source, 1e-6),
+        max_position=positions,
+        embed_init_std=number(hf, "initializer_range", source, 0.02),
+        compute_dtype=model.compute_dtype,
+        param_dtype=model.param_dtype,
+        remat=model.remat,
+        logprob_chunk_tokens=model.logprob_chunk_tokens,
+        pattern=family.pattern_of(hf, source),
+    )
+    stated = {field: getattr(model, field) for field in MODEL_SHAPE} if isinstance(model, ModelConfig) else {}
+    other = {field: value for field, value in stated.items() if value not in ("", 0, getattr(spec, field))}
+    if other:
+        listed = ", ".join(f"{field} is {value!r} ({getattr(spec, field)!r} there)" for field, value in other.items())
+        raise ConfigError(f"config.model is another model than {source}: {listed}. Say the same, or 0 or ''.")
+    return spec
+
+
+def _need(hf: Mapping[str, Any], key: str, source: str) -> Any:
+    if hf.get(key) is None:
+        raise ConfigError(f"{source} has no '{key}'.")
+    return hf[key]
+
+
+def integer(hf: Mapping[str, Any], key: str, default: int | None = None, *, source: str) -> int:
+    """A size: a whole number from 1 on. Without a default the key must be there."""
+    value = _need(hf, key, source) if default is None else hf.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+        raise ConfigError(f"{source}: {key} must be a whole number from 1 on, not {value!r}.")
+    return value
+
+
+def number(section: Mapping[str, Any], key: str, source: str, default: float | None = None) -> float:
+    """A positive number. Without a default the key must be there."""
+    value = _need(section, key, source) if default is None else section.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e30:
+        raise ConfigError(f"{source}: {key} must be a positive number, not {value!r}.")
+    return float(value)
+
+
+def flag(section: Mapping[str, Any], key: str, source: str, default: bool = False) -> bool:
+    """True or false; null as if the key were not there."""
+    value = section.get(key)
+    if not isinstance(value, bool | None):
+        raise ConfigError(f"{source}: {key} must be true or false, not {value!r}.")
+    return default if value is None else value
+
+
+def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
+    """The config.json of an exported model, in the form that transformers 4 and 5 both read."""
+    scaling = spec.rope_scaling
+    # An own, randomly initialised model has no bound; transformers wants a number.
+    positions = spec.max_position or 32768
+    rope: dict[str, Any] | None = None
+    if scaling is not None:
+        rope = {"rope_type": scaling.kind, "factor": scaling.factor}
+        if keys := DETAILS[scaling.kind]:
+            rope |= {ORIGINAL: scaling.original_max_position} | {key: getattr(scaling, key) for key in keys}
+        else:  # linear and dynamic read their original length from here
+            positions = scaling.original_max_position
+    family = family_of(spec.family)
+    return {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "vocab_size": spec.vocab_size,
+        "num_hidden_layers": spec.num_layers,
+        "hidden_size": spec.embed_dim,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.mlp_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": spec.tie_embeddings,
+        "rms_norm_eps": spec.norm_eps,
+        "rope_theta": spec.rope_theta,
+        "rope_scaling": rope,
+        "max_position_embeddings": positions,
+        "initializer_range": spec.embed_init_std,
+        "use_sliding_window": False,
+        "torch_dtype": dtype,
+        **family.settings_of(spec),
+    }
+
+
+def _rope(hf: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None, int]:
+    """(theta, scaling, usable positions). transformers 5 keeps all of it in `rope_parameters`."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(hf.get(key), Mapping | None):
+            raise ConfigError(f"{source}: {key} must be an object, not {hf[key]!r}.")
+    new, old = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
+    rope = _one_rope(hf, new or old, source)
+    # transformers takes the old key, and then forgets the theta of the new one: rarely what was meant.
+    if new and old and _one_rope(hf, old, source) != rope:
+        raise ConfigError(
+            f"{source}: 'rope_parameters' and 'rope_scaling' say different things. Keep one of them, with the "
+            "'rope_theta' of the model."
+        )
+    return rope
+
+
+def _one_rope(hf: Mapping[str, Any], rope: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None, int]:
+    """As `_rope`, from one of the two keys that may hold it."""
+    if nested := [key for key, value in rope.items() if isinstance(value, Mapping)]:
+        raise ConfigError(f"{source}: RoPE of its own for layers of type '{nested[0]}' is not supported.")
+    if rope.get("partial_rotary_factor") not in UNSUPPORTED["partial_rotary_factor"]:
+        raise ConfigError(f"{source}: partial_rotary_factor={rope['partial_rotary_factor']!r} is not supported.")
+    theta = number(rope, "rope_theta", source, number(hf, "rope_theta", source, 10_000.0))
+    positions = (
+        0 if hf.get("max_position_embeddings") is None else integer(hf, "max_position_embeddings", source=source)
+    )
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return theta, None, positions
+    original = positions
+    if DETAILS.get(kind):  # as transformers: only these read it, and a length beside the section goes first
+        where = hf if hf.get(ORIGINAL) else rope
+        original = integer(where, ORIGINAL, positions or None, source=source)
+    if kind not in DETAILS:
+        raise ConfigError(f"{source}: rope_type '{kind}' is not supported. Valid: {', '.join(DETAILS)}.")
+    if not original:
+        raise ConfigError(f"{source}: rope_type '{kind}' needs max_position_embeddings.")
+    # YaRN's factor may follow from the two lengths, but only where both are given.
+    implied = positions / original if kind == "yarn" and (hf.get(ORIGINAL) or rope.get(ORIGINAL)) else None
+    if rope.get("factor") is None and not implied:
+        raise ConfigError(f"{source}: rope_type '{kind}' has no 'factor'.")
+    base = RopeScaling(kind=kind, factor=number(rope, "factor", source, implied), original_max_position=original)
+    return theta, _details(base, rope, source), _usable(base, positions)
+
+
+def _details(base: RopeScaling, rope: Mapping[str, Any], source: str) -> RopeScaling:
+    """Adds what only one kind of scaling reads."""
+    if base.kind == "llama3":
+        factors = {key: number(rope, key, source) for key in ("low_freq_factor", "high_freq_factor")}
+        return dataclasses.replace(base, **factors)
+    if base.kind != "yarn":
+        return base
+    for key in ("attention_factor", "mscale", "mscale_all_dim"):
+        if rope.get(key) not in (None, 0):
+            number(rope, key, source)
+    betas = {
+        key: number(rope, key, source, usual) if rope.get(key) else usual
+        for key, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    }
+    return dataclasses.replace(
+        base,
+        **betas,
+        attention_factor=yarn_attention_factor(base.factor, rope),
+        truncate=flag(rope, "truncate", source, "truncate" not in rope),
+    )
+
+
+def _usable(scaling: RopeScaling, positions: int) -> int:
+    """Tokens of context the scaled model was made for."""
+    if scaling.kind == "dynamic":
+        return scaling.original_max_position
+    if scaling.kind in ("linear", "yarn"):
+        return max(positions, int(scaling.factor * scaling.original_max_position))
+    return positions
