@@ -63,6 +63,8 @@ class Sizes:
                 raise ConfigError(
                     f"config.engine.{name}: {size} does not divide over mesh.data x fsdp x context = {shards}."
                 )
+        if cfg != cfg.for_platform("cpu", exact, shards):
+            raise ConfigError("config.engine: a size of 0 is by platform; Config.for_platform puts one in its place.")
         table = -(-context // cfg.page_tokens)
         if cfg.pages // shards < table:
             raise ConfigError(

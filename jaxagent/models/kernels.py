@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
+import re
 from typing import TYPE_CHECKING
 
 import jax
@@ -77,6 +79,8 @@ def packed(on: str, dtype: str, row_tokens: int, split: bool = False) -> Choice:
         return Choice(plain, f"the GPU's kernel takes bfloat16, not {dtype}")
     if not _has_tokamax():
         return Choice(plain, "tokamax is not installed (pip install 'jaxagent[cuda]')")
+    if because := _refused_tokamax():
+        return Choice(plain, because)
     if jax.default_backend() not in _GPU:
         return Choice(plain, "tokamax compiles on the GPU itself only, not for a plan")
     return Choice("tokamax")
@@ -113,3 +117,15 @@ def report(spec: ModelSpec, page_tokens: int, row_tokens: int, share_prefix: boo
 @functools.cache
 def _has_tokamax() -> bool:
     return importlib.util.find_spec("tokamax") is not None
+
+
+@functools.cache
+def _refused_tokamax() -> str:
+    """Why the installed tokamax is not used; "" where it is."""
+    try:
+        version = importlib.metadata.version("tokamax")
+    except importlib.metadata.PackageNotFoundError:  # a copy that nobody installed
+        return ""
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) >= (0, 0, 13):
+        return ""
+    return f"tokamax {version} masks wrongly backward; 0.0.13 is needed, which wants Python 3.12"

@@ -33,6 +33,23 @@ def test_gpu_kernels_and_their_conditions(monkeypatch):
     assert "float32" in kernels.packed("gpu", "float32", 256).because
 
 
+@pytest.mark.parametrize(
+    ("version", "used"), [("0.0.9", False), ("0.0.12.post1", False), ("0.0.13", True), ("1.0", True)]
+)
+def test_a_tokamax_that_masks_wrongly_is_refused(monkeypatch, version, used):
+    monkeypatch.setattr(kernels.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(kernels, "_has_tokamax", lambda: True)
+    monkeypatch.setattr(kernels.importlib.metadata, "version", lambda name: {"tokamax": version}[name])
+    kernels._refused_tokamax.cache_clear()
+    try:
+        chosen = kernels.packed("gpu", "bfloat16", 256)
+    finally:
+        kernels._refused_tokamax.cache_clear()
+    assert chosen.name == ("tokamax" if used else "xla")
+    because = f"tokamax {version} masks wrongly backward; 0.0.13 is needed, which wants Python 3.12"
+    assert chosen.because == ("" if used else because)
+
+
 def test_tpu_kernels_and_their_conditions():
     assert kernels.paged("tpu", 128, 128).name == "mosaic"
     assert "page_tokens 64" in kernels.paged("tpu", 128, 64).because
