@@ -437,11 +437,11 @@ async def test_a_control_group_is_free_again_however_its_sandbox_ends(isolated):
     groups = isolated.backend.owner.cgroups
     if not groups.controllers:
         pytest.skip("no control groups can be made here")
-    before, free = dict(groups._sums), len(groups._free)
+    before = dict(groups._sums)  # a group in which something still dies is removed, others are used again
     async with await isolated.start() as sandbox:
         assert groups._sums != before
         os.kill(sandbox.pid, signal.SIGKILL)
-    assert (groups._sums, len(groups._free)) == (before, max(free, 1))
+    assert groups._sums == before
     with pytest.raises(SandboxError):
         await isolated.backend.begin(Spec(), lambda: (["x"], []), executable="/nowhere")
-    assert (groups._sums, len(groups._free)) == (before, max(free, 1))
+    assert groups._sums == before
