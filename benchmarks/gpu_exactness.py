@@ -7,8 +7,8 @@ same episodes and scores them in two packings, as `benchmarks.exactness` does; n
 two feeds the same tokens to one program of decode tiles and one of scoring tiles that also return what each step
 computed, from the embedding over every norm, product and attention to the log-prob, and compares those bits (what a
 program returns can change how it is compiled, so part one has the last word). `--barriers` keeps XLA from fusing
-anything into matrix products: `products` in both programs, `weights` only the scoring program's weights. Set XLA_FLAGS
-for everything else. The last line is JSON:
+anything into matrix products: `products` in both programs, `weights` only the scoring program's weights;
+`--products=xla` takes XLA's products in place of our kernels. Set XLA_FLAGS for everything else. The last line is JSON:
 
   equal         of sampled tokens: log-prob bit-equal to the trainer's
   same          of episodes: tokens and log-probs equal those of the first engine
@@ -31,20 +31,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import exactness, workloads
+from benchmarks import exactness, gpu_ceilings, workloads
 from jaxagent.config import Config, parse
 from jaxagent.configs import search_r1
 from jaxagent.engine import lm
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.model import ROWS
-from jaxagent.models import attention, exact, logprobs, params, sharding, transformer
+from jaxagent.models import attention, exact, kernels, logprobs, params, sharding, transformer
 from jaxagent.models.spec import ModelSpec
 
 ENGINES = ("64 slots, all at once", "7 slots, 7 at once", "K = 16, few pages")
 PACKINGS = ((4, 640), (1, 1300))
 PRODUCTS = {  # a layer's products by their equations; others are called by theirs
-    "ne,ehd->nhd": "q",
-    "ne,ekd->nkd": "k or v",
+    "ne,ehd->nhd": "q, k or v",
     "nhd,hde->ne": "o",
     "ne,ef->nf": "gate or up",
     "nf,fe->ne": "down",
@@ -115,7 +114,8 @@ def recording() -> Iterator[dict[str, jax.Array]]:
             if jax.sharding.get_abstract_mesh().manual_axes:  # inside attention, which is one step
                 return out
             equation = arguments[0] if isinstance(arguments[0], str) else ""
-            add(steps, PRODUCTS.get(equation, f"{name} {equation}".strip()), out)
+            for value in out if isinstance(out, tuple) else (out,):
+                add(steps, PRODUCTS.get(equation, f"{name} {equation}".strip()), value)
             return out
 
         return call
@@ -148,6 +148,7 @@ def replaced(wrappers: dict[str, Callable[[Any], Any]]) -> Iterator[None]:
             setattr(module, name, function)
 
 
+@kernels.pinned()
 def _decoded(spec: ModelSpec, cfg: Config, weights: params.Params, tokens: jax.Array) -> dict[str, jax.Array]:
     """What each step computes when tokens i32[N, T + 1] are fed one column after the other, as `generate` does it."""
     rows, length = tokens.shape[0], tokens.shape[1] - 1
@@ -176,6 +177,7 @@ def _decoded(spec: ModelSpec, cfg: Config, weights: params.Params, tokens: jax.A
     return {name: jnp.swapaxes(a, 0, 1) for name, a in steps.items()}
 
 
+@kernels.pinned()
 def _scored(spec: ModelSpec, cfg: Config, weights: params.Params, tokens: jax.Array) -> dict[str, jax.Array]:
     """The same for rows [N, T + 1] that are scored tile after tile, as `models.exact` does it."""
     tokens, targets = tokens[:, :-1], tokens[:, 1:]
@@ -249,9 +251,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--barriers", choices=("none", "weights", "products"), default="none")
+    gpu_ceilings.add_products(parser)
     parser.add_argument("--episodes", type=int, default=32)
     parser.add_argument("--engines", type=int, default=len(ENGINES), help="how many of the engines sample")
     args = parser.parse_args()
+    gpu_ceilings.choose_products(args)
     raw = search_r1.get_config()
     raw.model.compute_dtype = raw.engine.cache_dtype = args.dtype
     cfg = parse(raw)
@@ -259,7 +263,12 @@ def main() -> None:
     mesh = sharding.make_mesh(cfg.mesh)
     with jax.set_mesh(mesh):
         weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
-    result = {"device": jax.devices()[0].device_kind, "dtype": args.dtype, "barriers": args.barriers}
+    result = {
+        "device": jax.devices()[0].device_kind,
+        "dtype": args.dtype,
+        "barriers": args.barriers,
+        "products": args.products,
+    }
     with barriers(args.barriers):
         result["first"] = by_layer(cfg, spec, mesh, weights)
         result |= whole(cfg, spec, mesh, weights, args.episodes, args.engines)
