@@ -12,13 +12,14 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
 from jaxagent.config import Config
 from jaxagent.io import files
 from jaxagent.learner.programs import describe
-from jaxagent.models import hf
+from jaxagent.models import hf, kernels
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.observe.files import PLAN_FILE
@@ -78,6 +79,9 @@ def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> 
     work = costs.count(cfg, spec, learner.packer.row_targets)
     numbers = CHIPS[chip]
     times = costs.estimate(cfg, spec, work, numbers)
+    with jax.set_mesh(mesh):
+        batch, exact = cfg.rl.batch, cfg.numerics == "exact"
+        chosen = kernels.report(spec, cfg.engine.page_tokens, batch.row_tokens, batch.share_prefix, exact)
     return Plan(
         chip=chip,
         compiled_for=compiled_for,
@@ -90,7 +94,7 @@ def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> 
         chip_memory_bytes=numbers.memory_bytes,
         work=work,
         times=times,
-        assumptions=assumptions(cfg, chip, compiled_for),
+        assumptions=[chosen, *assumptions(cfg, chip, compiled_for)],
     )
 
 

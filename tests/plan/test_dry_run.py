@@ -91,6 +91,7 @@ def test_a_tiny_model_on_four_virtual_devices(tmp_path):
     assert "Memory of one device" in printed and "h100" in printed
     assert "fleet: the memory of a trainer that plays" in printed
     assert any("engine: tiles of 128 rows, pages of 64 tokens" in line for line in plan["assumptions"])  # an H100's
+    assert plan["assumptions"][0].startswith("attention: pages ")  # the kernels that were compiled
 
 
 @pytest.mark.slow
