@@ -220,15 +220,10 @@ def packed(segments: jax.Array) -> Attend:
 
 
 def with_named_residuals(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The kernel (segments, q, k, v) -> out with what its own backward pass reads, and its output, named `KEPT`.
+    """The kernel (segments, q, k, v) -> out with its output and what its own backward pass reads named `KEPT`.
 
-    A policy of rematerialisation that keeps the name never runs the kernel's forward pass again. Only so can it keep
-    what a kernel of another package remembers (its log-sum-exp).
+    Only so can a policy of rematerialisation keep what another package's kernel remembers (its log-sum-exp).
     """
-
-    @jax.custom_vjp
-    def named(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return kernel(segments, q, k, v)
 
     def forward(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array):
         out_and_backward = jax.vjp(functools.partial(kernel, segments), q, k, v)
@@ -237,6 +232,7 @@ def with_named_residuals(kernel: Callable[..., jax.Array]) -> Callable[..., jax.
     def backward(pull: Callable[..., tuple[jax.Array, ...]], gradient: jax.Array):
         return None, *pull(gradient)
 
+    named = jax.custom_vjp(kernel)
     named.defvjp(forward, backward)
     return named
 

@@ -185,8 +185,7 @@ def _rematerialise(layer, policy: str, scanned: bool):
     Layers of a loop need no barrier that keeps the compiler from computing forward values once for both passes, as
     jax.checkpoint has it: behind one, everything that was kept would be copied out of its stack before it is read.
     """
-    policies = jax.checkpoint_policies
-    named = policies.save_only_these_names
+    policies, named = jax.checkpoint_policies, jax.checkpoint_policies.save_only_these_names
     products = policies.dots_with_no_batch_dims_saveable
     if policy in ("none", "auto"):  # a run has put a setting in the place of "auto"; elsewhere nothing runs backward
         return layer

@@ -7,7 +7,6 @@ A multiply-add is two FLOPs; backward is twice forward; norms, RoPE, softmax and
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 
@@ -64,11 +63,6 @@ def _over_layers(spec: ModelSpec, of_block: Callable[[LayerBlock], float]) -> fl
     return spec.num_layers // len(spec.pattern) * sum(of_block(block) for kind in spec.pattern for block in kind)
 
 
-def _products_beside_attention(spec: ModelSpec, block: LayerBlock) -> float:
-    arrays = () if block.flops(spec, 1) else block.arrays(spec).values()
-    return sum(array.size for array in arrays if array is not None and array.summed)
-
-
 def forward_flops(spec: ModelSpec, tokens: int, keys: float, targets: int) -> float:
     """A forward pass over `tokens` tokens that each attend to `keys` keys, with logits at `targets` of them."""
     attention = _over_layers(spec, lambda block: block.flops(spec, keys))
@@ -81,16 +75,14 @@ def train_flops(
 ) -> float:
     """Forward and backward over packed rows. Packed attention computes the whole T x T square.
 
-    Recomputation counts: it is work. "layer" repeats the layers' forward, "attention" the products of blocks that do
-    not attend (that "dots" repeats attention is left out); the head's is always repeated. With adapters the products
-    that would make the gradients of frozen weights are left out, and those of the adapters come in.
+    Recomputation counts where it is a whole pass: "layer" repeats the layers' forward, and the head's is always
+    repeated. With adapters the products that would make the gradients of frozen weights are left out, and those of the
+    adapters come in.
     """
     tokens = rows * row_tokens
     layers = forward_flops(spec, tokens, row_tokens, 0)
     head = forward_flops(spec, 0, 0, rows * row_targets)
-    passes = 3.0 + (spec.remat == "layer")
-    if spec.remat == "attention":
-        passes += 2.0 * tokens * _over_layers(spec, functools.partial(_products_beside_attention, spec)) / layers
+    passes = 4 if spec.remat == "layer" else 3
     if adapters is None:
         return layers * passes + head * 4
     own = sum(array.size for array in jax.tree.leaves(lora.adapter_specs(spec, adapters)))

@@ -1,7 +1,6 @@
 """`model.remat = "auto"`: the setting that computes least again and fits a device's memory, from shapes alone.
 
-jax says what its backward pass keeps under each setting, as shapes: no program is compiled and nothing allocated. The
-compiler may keep less (it computes cheap values again by itself), so that "auto" errs towards less memory.
+jax says what its backward pass keeps under each setting, as shapes: no program is compiled and nothing allocated.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ def for_devices(cfg: Config) -> Config:
 
     Raises:
       ConfigError: as `model_spec`.
-      PeerError: processes whose devices differ chose different ones.
     """
     if cfg.model.remat == "auto":
         mesh = sharding.make_mesh(cfg.mesh)
@@ -43,11 +41,9 @@ def resolved(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, device_bytes
     """The config with a setting in place of "auto"; where none fits, with that which keeps least."""
     if cfg.model.remat != "auto":
         return cfg
-    fixed = sum(programs.resident_bytes(cfg, spec, mesh).values())
-    choice = SETTINGS[-1]
-    for choice in SETTINGS:
-        if fixed + gradient_bytes(cfg, dataclasses.replace(spec, remat=choice), mesh) <= USABLE * device_bytes:
-            break
+    free = USABLE * device_bytes - sum(programs.resident_bytes(cfg, spec, mesh).values())
+    fitting = (r for r in SETTINGS if gradient_bytes(cfg, dataclasses.replace(spec, remat=r), mesh) <= free)
+    choice = next(fitting, SETTINGS[-1])
     return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, remat=choice))
 
 
@@ -58,28 +54,24 @@ def gradient_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> int
     """
     with jax.set_mesh(mesh):
         train = programs.abstract_state(cfg, spec, mesh)
-        empty = describe(cfg, spec, mesh).packer.empty()
-        rows, everywhere = jax.NamedSharding(mesh, jax.P(sharding.ROWS)), jax.NamedSharding(mesh, jax.P())
+        rows, empty = jax.NamedSharding(mesh, jax.P(sharding.ROWS)), describe(cfg, spec, mesh).packer.empty()
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), empty)
-        temperature = jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere)
         logprobs = forward.policy_forward(spec, adapters=cfg.model.lora)
 
-        def backward(params: Any, batch: Any, temperature: jax.Array, frozen: Any) -> Any:
-            return jax.vjp(lambda p: logprobs(p, batch, temperature, frozen)[0], params)[1]
+        def backward(params: Any, batch: Any, frozen: Any) -> Any:
+            return jax.vjp(lambda p: logprobs(p, batch, jnp.float32(1), frozen)[0], params)[1]
 
-        kept = programs.device_bytes(jax.eval_shape(backward, train.params, batch, temperature, train.frozen))
-        new = programs.device_bytes(train.params)
-        summed = programs.device_bytes(jax.tree.map(lambda x: x.update(dtype=jnp.float32), train.params))
-        stays = programs.device_bytes(train.params if train.frozen is None else (train.params, train.frozen.base))
-        return max(kept - stays, 0) + new + summed  # weights are among what backward reads
+        kept = programs.device_bytes(jax.eval_shape(backward, train.params, batch, train.frozen))
+        gradients = train.params, jax.tree.map(lambda x: x.update(dtype=jnp.float32), train.params)
+        stays = train.params if train.frozen is None else (train.params, train.frozen.base)
+        # Weights are among what backward reads.
+        return max(kept - programs.device_bytes(stays), 0) + programs.device_bytes(gradients)
 
 
 def device_bytes(mesh: jax.sharding.Mesh) -> float:
     """Memory of one device of the mesh that this process may use; of virtual CPU devices the machine's, in parts."""
-    device = mesh.local_devices[0]
-    if limit := (device.memory_stats() or {}).get("bytes_limit"):
-        return float(limit)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(mesh.local_devices)
+    limit = (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
+    return limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(mesh.local_devices)
 
 
 def model_spec(cfg: Config) -> ModelSpec:
