@@ -128,12 +128,13 @@ def _judge(cfg: Config) -> server.Judge | None:
 
 def _train(cfg: Config, options: argparse.Namespace, link: Client, token: str, signs: Vitals) -> None:
     from jaxagent import loop
+    from jaxagent.plan import memory
     from jaxagent.runs.fleet.trainer import Trainer
 
     with devices.distributed(options.rank, options.processes, options.meet):
         devices.provide(cfg.mesh, cfg.numerics == "exact")
         with Trainer(cfg, link, token, options.name or "trainer", options.host, signs) as trainer:
-            loop.run(cfg, trainer.connect, trainer.alive)
+            loop.run(memory.for_devices(cfg), trainer.connect, trainer.alive)
 
 
 def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, signs: Vitals) -> None:

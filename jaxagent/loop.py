@@ -31,7 +31,6 @@ from jaxagent.learner.teacher import check_teacher, open_teacher
 from jaxagent.models.params import Params
 from jaxagent.observe.files import OUTDATED_FILE, POLICY_FOLDER
 from jaxagent.observe.progress import Progress
-from jaxagent.plan import memory
 from jaxagent.rollout.experience import Experience, check_tasks
 from jaxagent.rollout.groups import largest
 from jaxagent.runs import devices, lag
@@ -62,7 +61,6 @@ def run(
       OSError: the disk is full, or failed.
     """
     check(cfg)
-    cfg = memory.for_devices(cfg)
     devices.keep_compiled_programs()
     with (
         Stopping() as stopping,

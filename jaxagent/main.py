@@ -102,8 +102,9 @@ def _run(invocation: flags.Invocation, argv: Sequence[str]) -> int | None:
     quiet_libraries()
     devices.provide(invocation.config.mesh, invocation.config.numerics == "exact")
     from jaxagent import loop
+    from jaxagent.plan import memory
 
-    loop.run(invocation.config)
+    loop.run(memory.for_devices(invocation.config))
     return None
 
 

@@ -18,18 +18,16 @@ from jaxagent.learner.programs import describe
 from jaxagent.models import hf, sharding
 from jaxagent.models.spec import ModelSpec
 from jaxagent.plan import programs
+from jaxagent.runs.checks import check
 
 SETTINGS = ("none", "products", "dots", "attention", "layer")  # in the order of what is computed again
 USABLE = 0.85  # of the memory; the rest is for logits, one layer's work and what the allocator cannot use
 
 
 def for_devices(cfg: Config) -> Config:
-    """The config of a run with a setting in place of "auto", the same in all processes of a trainer.
-
-    Raises:
-      ConfigError: as `model_spec`.
-    """
+    """The config of a run with a setting for "auto", the same in all processes. Raises ConfigError as `check`."""
     if cfg.model.remat == "auto":
+        check(cfg)
         mesh = sharding.make_mesh(cfg.mesh)
         cfg = resolved(cfg, model_spec(cfg), mesh, device_bytes(mesh))
         if peers.count() > 1:
