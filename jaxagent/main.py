@@ -100,11 +100,11 @@ def _run(invocation: flags.Invocation, argv: Sequence[str]) -> int | None:
 
         return local.run(invocation.config, argv)
     quiet_libraries()
-    devices.provide(invocation.config.mesh, invocation.config.numerics == "exact")
+    config = devices.provide_for(invocation.config)
     from jaxagent import loop
     from jaxagent.plan import memory
 
-    loop.run(memory.for_devices(invocation.config))
+    loop.run(memory.for_devices(config))
     return None
 
 

@@ -337,6 +337,15 @@ def test_a_trainer_that_was_silent_and_not_replaced_goes_on_under_its_name(tmp_p
             assert trainer.beat(name, []).newest == 0
 
 
+def test_a_trainer_whose_first_call_comes_twice_is_one_trainer(served):
+    """The answer to the first one was lost, or it is late: a second name would make the trainer its own successor."""
+    key, first = "5" * 32, served.client()
+    row = {"role": "trainer", "facts": FACTS, "holding": [], "wire": wire.WIRE, "run": "", "was": ""}
+    names = [raw(served, "POST", "/v1/join", json.dumps(row), HEADERS | {wire.KEY: key})[1]["name"] for _ in range(2)]
+    assert names[0] == names[1] and list(first.status()["members"]["trainer"]) == names[:1]
+    assert first.join("trainer", FACTS).name != names[0], "another process is another trainer"
+
+
 def test_engines_that_wait_are_asked_for_when_there_is_something_and_not_before(tmp_path, monkeypatch):
     """Else their looks alone fill a processor: each is a look at all engines, of which there are many."""
     looks = []

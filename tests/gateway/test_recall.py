@@ -185,6 +185,7 @@ def test_another_text_beside_a_known_call_is_counted(text, counted):
         one = await session.answer(ask(user("go"), tools=True))
         session.delivered(one)
         ident = one.calls[0].id
+        await session.count(ask(user("go"), assistant("not asked", *one.calls), tool("x", ident), tools=True))
         await session.answer(ask(user("go"), assistant(text, *one.calls), tool("x", ident), tools=True))
         assert session.counters["rewritten_calls"] == counted
         await session.answer(ask(user("go"), assistant(f"I will not do {ident}"), user("why"), tools=True))

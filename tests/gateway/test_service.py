@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from jaxagent.engine import scheduler, scoring
+from jaxagent.gateway import service as completions_service
 from jaxagent.gateway.forms import completions
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.service import Completions
@@ -264,6 +265,20 @@ def test_numbers_that_are_not_finite_are_an_error_and_no_answer():
     with toys.running(params=poisoned) as driver:
         status, answer = talk(driver, lambda client: ask(client, prompt="abc", max_tokens=2))
     assert status == 500 and "not finite" in answer["error"]["message"]
+
+
+def test_a_dead_engine_is_not_healthy_and_who_would_wait_for_scores_is_told(monkeypatch):
+    async def scene(client):
+        async with client.get("/health") as response:
+            return response.status
+
+    with toys.running() as driver:
+        assert talk(driver, scene) == 200
+        monkeypatch.setattr(completions_service, "MAX_SCORING", 0)
+        body = {"sequences": [[1, 2, 3]], "positions": [[1, 2]]}
+        status, answer = talk(driver, lambda client: ask(client, "/v1/score", **body))
+        assert status == 429 and "are being scored already" in answer["error"]["message"]
+    assert talk(driver, scene) == 503
 
 
 @pytest.mark.parametrize("stream", [False, True])

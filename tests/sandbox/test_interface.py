@@ -431,3 +431,17 @@ async def test_choosing():
             await choose.choose_backend(owner, [])
     finally:
         owner.close()
+
+
+async def test_a_control_group_is_free_again_however_its_sandbox_ends(isolated):
+    groups = isolated.backend.owner.cgroups
+    if not groups.controllers:
+        pytest.skip("no control groups can be made here")
+    before = dict(groups._sums)  # a group in which something still dies is removed, others are used again
+    async with await isolated.start() as sandbox:
+        assert groups._sums != before
+        os.kill(sandbox.pid, signal.SIGKILL)
+    assert groups._sums == before
+    with pytest.raises(SandboxError):
+        await isolated.backend.begin(Spec(), lambda: (["x"], []), executable="/nowhere")
+    assert groups._sums == before

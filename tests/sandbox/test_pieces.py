@@ -1,5 +1,6 @@
 """The pieces without a sandbox: the filter, control groups' paths and settings, quoting, the program inside."""
 
+import asyncio
 import errno
 import os
 import random
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import cgroups, namespaces, seccomp, snapshot, uids, wire
-from jaxagent.sandbox.base import Limits, SandboxError
+from jaxagent.sandbox import cgroups, connection, namespaces, seccomp, snapshot, uids, wire
+from jaxagent.sandbox.base import Limits, SandboxClosed, SandboxError
 from jaxagent.sandbox.owner import Owner
 
 ALLOW = 0x7FFF0000
@@ -336,6 +337,57 @@ def test_a_hostile_tree_is_copied_and_not_followed(tmp_path):
     assert sorted(p.name for p in layer.iterdir()) == ["d", "dirlink", "link"]
     assert (layer / "link").is_symlink() and (layer / "dirlink").is_symlink()
     assert stat.S_IMODE((layer / "d" / "setuid").stat().st_mode) == 0o755
+
+
+def test_a_file_that_becomes_a_link_meanwhile_is_not_followed(tmp_path, monkeypatch):
+    """A program that still runs puts a link in a file's, or a folder's, place after its kind was looked at."""
+    for folder in ("upper/d", "outside/d"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder).with_name("file").write_text("x")
+    real, swap = os.stat, []
+
+    def racing(path, *, dir_fd=None, follow_symlinks=True):
+        info = real(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+        if [path] == swap and dir_fd is not None and not follow_symlinks:
+            os.rename(path, "away", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+            os.symlink(tmp_path / "outside" / path, path, dir_fd=dir_fd)
+        return info
+
+    monkeypatch.setattr(snapshot.os, "stat", racing)
+    for name in ("file", "d"):
+        swap[:] = [name]
+        with pytest.raises(SandboxError, match=r"symbolic links|Not a directory"):
+            snapshot.save(os.open(tmp_path / "upper", os.O_PATH | os.O_DIRECTORY), str(tmp_path / "layer"), 10**6)
+        assert sorted(os.listdir(tmp_path)) == ["outside", "upper"]
+
+
+def test_a_socket_out_of_a_sandbox_gives_nothing_that_was_not_asked_for():
+    """Descriptors that come with an answer are dropped unless they are wanted, and a huge frame ends the sandbox."""
+
+    def answer(theirs, size, kind=b"D"):
+        theirs.recv(100)
+        sent = struct.pack("<IcI", size, kind, 1)
+        socket.send_fds(theirs, [sent], [0, 0, 0])
+
+    async def main():
+        mine, theirs = socket.socketpair()
+        with theirs:
+            frames = connection._Frames(mine)
+            for wanted in (None, [], None):
+                before = len(os.listdir("/proc/self/fd"))
+                answering = asyncio.create_task(asyncio.to_thread(answer, theirs, 0))
+                assert await frames.ask(b"?", wanted) == ("D", 1, b"")
+                await answering
+                assert len(os.listdir("/proc/self/fd")) == before + (0 if wanted is None else 3)
+                connection.close_all(wanted or [])
+            answering = asyncio.create_task(asyncio.to_thread(answer, theirs, wire.MAX_FRAME_BYTES + 1))
+            async with asyncio.timeout(10):
+                with pytest.raises(SandboxClosed):
+                    await frames.ask(b"?")
+            await answering
+            frames.close()
+
+    asyncio.run(main())
 
 
 def blocks(directory):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxagent.models import rope, sharding
 from jaxagent.models.attention import LayerCache
 from jaxagent.models.blocks import FlatRows, LayerBlock
-from jaxagent.models.layers import contract, rms_norm
+from jaxagent.models.layers import contract, contract_each, rms_norm
 from jaxagent.models.params import ArraySpec, Layers, matrix, vector
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ class Attention(LayerBlock):
     ) -> tuple[jax.Array, LayerCache | None]:
         """Attention by `rows.attend`, which knows which keys a row sees and where they are kept."""
         h = rms_norm(x, layer.attn_norm, spec.norm_eps)
-        q = contract("ne,ehd->nhd", h, layer.wq)
-        k = contract("ne,ekd->nkd", h, layer.wk)
-        v = contract("ne,ekd->nkd", h, layer.wv)
+        q, k, v = contract_each("ne,ehd->nhd", h, layer.wq, layer.wk, layer.wv)
         if self.qkv_bias:
             q, k, v = q + layer.bq, k + layer.bk, v + layer.bv
         if self.qk_norm:

@@ -9,7 +9,7 @@ import jax
 
 from jaxagent.models import sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
-from jaxagent.models.layers import contract, rms_norm
+from jaxagent.models.layers import contract, contract_each, rms_norm
 from jaxagent.models.params import ArraySpec, Layers, matrix, vector
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class SwiGLU(LayerBlock):
     ) -> tuple[jax.Array, State]:
         """Row by row."""
         h = rms_norm(x, layer.mlp_norm, spec.norm_eps)
-        gate = jax.nn.silu(contract("ne,ef->nf", h, layer.w_gate))
-        hidden = gate * contract("ne,ef->nf", h, layer.w_up)
-        return contract("nf,fe->ne", hidden, layer.w_down, sharding.out(sharding.row_axes(x), None)), state
+        gate, up = contract_each("ne,ef->nf", h, layer.w_gate, layer.w_up)
+        return contract(
+            "nf,fe->ne", jax.nn.silu(gate) * up, layer.w_down, sharding.out(sharding.row_axes(x), None)
+        ), state
