@@ -21,6 +21,7 @@ SHAPES = {
     "3b": (36, 2_048, 16, 2, 128, 11_008, 151_936, True),
     "tiny": (2, 64, 4, 2, 16, 128, 512, True),
 }
+REMAT = ("none", "products", "dots", "attention", "layer")  # see `ModelConfig.remat`
 _FIELDS = ("num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim")
 
 

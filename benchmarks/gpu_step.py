@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--observation", type=int, default=500)
     parser.add_argument("--row_tokens", type=int, default=4096)
     parser.add_argument("--micro_rows", type=int, default=4)
-    parser.add_argument("--remat", choices=("none", "dots", "layer"), default="dots")
+    parser.add_argument("--remat", choices=gpu_shapes.REMAT, default="dots")
     args = parser.parse_args()
     slots = args.groups * args.group
     longest = args.prompt + args.turns * args.sampled + (args.turns - 1) * args.observation

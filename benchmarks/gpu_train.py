@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--chip", choices=tuple(CHIPS), default="h100")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--remat", choices=("none", "dots", "layer"), default="dots")
+    parser.add_argument("--remat", choices=gpu_shapes.REMAT, default="dots")
     parser.add_argument("--profile", action="store_true", help="print the kernels of one gradient")
     gpu_ceilings.add_arguments(parser)
     args = parser.parse_args()

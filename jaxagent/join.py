@@ -128,13 +128,14 @@ def _judge(cfg: Config) -> server.Judge | None:
 
 def _train(cfg: Config, options: argparse.Namespace, link: Client, token: str, signs: Vitals) -> None:
     from jaxagent import loop
+    from jaxagent.plan import memory
     from jaxagent.runs.fleet.trainer import Trainer
 
     with devices.distributed(options.rank, options.processes, options.meet):
         config = devices.provide_for(cfg)
         # The fleet's processes know each other by the config that they were given.
         with Trainer(cfg, link, token, options.name or "trainer", options.host, signs) as trainer:
-            loop.run(config, trainer.connect, trainer.alive)
+            loop.run(memory.for_devices(config), trainer.connect, trainer.alive)
 
 
 def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, signs: Vitals) -> None:

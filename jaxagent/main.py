@@ -102,8 +102,9 @@ def _run(invocation: flags.Invocation, argv: Sequence[str]) -> int | None:
     quiet_libraries()
     config = devices.provide_for(invocation.config)
     from jaxagent import loop
+    from jaxagent.plan import memory
 
-    loop.run(config)
+    loop.run(memory.for_devices(config))
     return None
 
 

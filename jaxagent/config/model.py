@@ -10,6 +10,8 @@ from typing import ClassVar, Literal
 from jaxagent.config.errors import ConfigError
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+Remat = Literal["none", "products", "dots", "attention", "layer", "auto"]
+
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
@@ -56,7 +58,10 @@ class ModelConfig:
     embed_init_std: NonNegativeFloat  # also the scale at which each layer starts to add to the residual stream
     param_dtype: Literal["float32", "bfloat16"]  # master weights
     compute_dtype: Literal["float32", "bfloat16"]
-    remat: Literal["none", "layer", "dots"]  # what the backward pass recomputes
+    # What is kept for the backward pass, from most memory to least, the rest being computed again: everything; all but
+    # what costs little (norms, activations); matrix products, so that attention runs again; attention and the stream
+    # around it, so that the MLP runs again; a layer's input. "auto": the first that fits a device (plan/memory.py).
+    remat: Remat
     logprob_chunk_tokens: PositiveInt  # tokens whose [V] logits exist at once
     lora: LoraConfig | None = None  # None: all weights are trained
 

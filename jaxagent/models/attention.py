@@ -7,6 +7,7 @@ depends on its own sequence alone, bit for bit, not on what else is in the batch
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,11 @@ import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import blockwise, gpu_kernels, kernels, layers, tpu_kernels
-from jaxagent.models.layers import MASKED, contract
+from jaxagent.models.layers import KEPT, MASKED, contract
 from jaxagent.models.sharding import ROWS, in_mesh, merge_rows, row_axes, split_rows
 
 # A layer's attention: (this layer's cache, q[N, H, D], k[N, K, D], v[N, K, D]) -> (out[N, H, D], new cache).
@@ -221,9 +223,10 @@ def packed(segments: jax.Array) -> Attend:
     masks = [_visible(segments, start, stop) for start, stop in spans]
 
     def attend(cache: None, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
-        q, k, v = (split_rows(x, b, t) for x in (q, k, v))
+        q, k, v = (split_rows(checkpoint_name(x, KEPT), b, t) for x in (q, k, v))
         kernel = _PACKED[kernels.packed(kernels.platform(), str(q.dtype), t).name]
         if kernel is not None:
+            kernel = with_named_residuals(kernel) if kernel is not _in_blocks else kernel
             if in_mesh():
                 specs = (P(ROWS, None), *[_HEADS] * 3)
                 kernel = jax.shard_map(kernel, in_specs=specs, out_specs=_HEADS, check_vma=False)
@@ -232,9 +235,27 @@ def packed(segments: jax.Array) -> Attend:
             attend_dense(q[:, start:stop], k[:, :stop], v[:, :stop], mask)
             for (start, stop), mask in zip(spans, masks, strict=True)
         ]
-        return merge_rows(jnp.concatenate(outs, axis=1)), None
+        return checkpoint_name(merge_rows(jnp.concatenate(outs, axis=1)), KEPT), None
 
     return attend
+
+
+def with_named_residuals(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The kernel (segments, q, k, v) -> out with its output and what its own backward pass reads named `KEPT`.
+
+    Only so can a policy of rematerialisation keep what another package's kernel remembers (its log-sum-exp).
+    """
+
+    def forward(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array):
+        out_and_backward = jax.vjp(functools.partial(kernel, segments), q, k, v)
+        return jax.tree.map(lambda x: checkpoint_name(x, KEPT), out_and_backward)
+
+    def backward(pull: Callable[..., tuple[jax.Array, ...]], gradient: jax.Array):
+        return None, *pull(gradient)
+
+    named = jax.custom_vjp(kernel)
+    named.defvjp(forward, backward)
+    return named
 
 
 def _in_blocks(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -15,8 +15,9 @@ import functools
 import chex
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
-from jaxagent.models.layers import MASKED, contract
+from jaxagent.models.layers import KEPT, MASKED, contract
 
 BLOCK = 512  # queries of a block, and keys, at most
 
@@ -77,7 +78,7 @@ def _forward(size: int, q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Arr
         total = jnp.where(total > 0, total, 1.0)
         return (acc / total[..., None]).astype(q.dtype), peak + jnp.log(total)
 
-    out, log_total = jax.lax.map(block, (q, first, last))
+    out, log_total = (checkpoint_name(x, KEPT) for x in jax.lax.map(block, (q, first, last)))
     return out, (q, k, v, first, last, out, log_total)
 
 

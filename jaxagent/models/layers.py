@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import gpu_products, sharding
 
+KEPT = "attention"  # name, for policies of rematerialisation, of what attention's backward pass reads
 TERMS = 8  # of a matrix's sum that are added while it is read and written once
 
 

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Literal
 
 from jaxagent.config import ConfigError, ModelConfig
+from jaxagent.config.model import Remat
 from jaxagent.models.families import Pattern, family_of
 
 
@@ -39,7 +40,7 @@ class Computing:
     vocab_multiple: int
     compute_dtype: Literal["float32", "bfloat16"]
     param_dtype: Literal["float32", "bfloat16"]
-    remat: Literal["none", "layer", "dots"]
+    remat: Remat
     logprob_chunk_tokens: int
 
 
@@ -64,7 +65,7 @@ class ModelSpec:
     embed_init_std: float
     compute_dtype: Literal["float32", "bfloat16"]
     param_dtype: Literal["float32", "bfloat16"]
-    remat: Literal["none", "layer", "dots"]
+    remat: Remat
     logprob_chunk_tokens: int
     pattern: Pattern = ()  # of the layers, as a config.json describes it; (): the family's own
 

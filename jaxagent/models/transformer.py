@@ -13,12 +13,13 @@ import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import context, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
-from jaxagent.models.layers import Int8Array, LoraArray, rms_norm
+from jaxagent.models.layers import KEPT, Int8Array, LoraArray, rms_norm
 from jaxagent.models.params import Layers, Params, param_specs, stacks_of
 from jaxagent.models.spec import ModelSpec
 
@@ -55,15 +56,16 @@ def hidden(
     chex.assert_type([tokens, positions], int)
     x = embed(params, spec, tokens)
     rows = FlatRows(rope.table(spec, positions), attend)
+    scanned = not unroll and not isinstance(params.layers, tuple)
 
     def runner(blocks: tuple[LayerBlock, ...], arrays: Layers) -> Callable[..., tuple[jax.Array, State]]:
         def run_layer(x: jax.Array, layer: Layers, state: State) -> tuple[jax.Array, State]:
             return _layer(blocks, _gather(arrays, layer, spec, x), spec, x, rows, state)
 
-        return _rematerialise(run_layer, spec.remat)
+        return _rematerialise(run_layer, spec.remat, scanned)
 
     kinds = list(map(runner, spec.pattern, stacks_of(param_specs(spec).layers)))
-    if unroll or isinstance(params.layers, tuple):
+    if not scanned:
         states = []
         for i, layer in enumerate(unstack(params.layers)):
             x, state = kinds[i % len(kinds)](x, layer, cache[i] if cache is not None else None)
@@ -157,7 +159,7 @@ def _layer(
     for block in blocks:
         with jax.named_scope(type(block).__name__.lower()):
             added, state = block.apply(layer, spec, x, rows, state)
-            x = x + added
+            x = checkpoint_name(x + added, "stream")
     return x, state
 
 
@@ -177,10 +179,20 @@ def _gather(arrays: Layers, layer: Layers, spec: ModelSpec, x: jax.Array) -> Lay
     return jax.tree.map(laid_out, arrays, layer)
 
 
-def _rematerialise(layer, policy: str):
-    """What the backward pass keeps of a layer: everything, its matrix products, or its input only."""
-    if policy == "none":
+def _rematerialise(layer, policy: str, scanned: bool):
+    """What the backward pass keeps of a layer beside its input, see `ModelConfig.remat`.
+
+    Layers of a loop need no barrier that keeps the compiler from computing forward values once for both passes, as
+    jax.checkpoint has it: behind one, everything that was kept would be copied out of its stack before it is read.
+    """
+    policies, named = jax.checkpoint_policies, jax.checkpoint_policies.save_only_these_names
+    products = policies.dots_with_no_batch_dims_saveable
+    if policy in ("none", "auto"):  # a run has put a setting in the place of "auto"; elsewhere nothing runs backward
         return layer
-    if policy == "dots":
-        return jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
-    return jax.checkpoint(layer)
+    kept = {
+        "products": policies.save_from_both_policies(products, named(KEPT)),
+        "dots": products,
+        "attention": named(KEPT, "stream"),
+        "layer": None,
+    }
+    return jax.checkpoint(layer, policy=kept[policy], prevent_cse=not scanned)

@@ -75,8 +75,9 @@ def train_flops(
 ) -> float:
     """Forward and backward over packed rows. Packed attention computes the whole T x T square.
 
-    Recomputation counts: it is work. "layer" repeats the layers' forward; the head's is always repeated. With adapters
-    the products that would make the gradients of frozen weights are left out, and those of the adapters come in.
+    Recomputation counts where it is a whole pass: "layer" repeats the layers' forward, and the head's is always
+    repeated. With adapters the products that would make the gradients of frozen weights are left out, and those of the
+    adapters come in.
     """
     tokens = rows * row_tokens
     layers = forward_flops(spec, tokens, row_tokens, 0)

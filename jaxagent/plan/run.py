@@ -19,12 +19,12 @@ from rich.table import Table
 from jaxagent.config import Config
 from jaxagent.io import files
 from jaxagent.learner.programs import describe
-from jaxagent.models import hf, kernels
+from jaxagent.models import kernels
 from jaxagent.models import params as model_params
-from jaxagent.models.spec import ModelSpec
 from jaxagent.observe.files import PLAN_FILE
 from jaxagent.plan import costs, programs, topology
 from jaxagent.plan.chips import CHIPS
+from jaxagent.plan.memory import model_spec, resolved
 from jaxagent.runs.checks import check
 
 _GB = 1e9
@@ -73,6 +73,8 @@ def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> 
     spec = model_spec(cfg)
     spec.check_context(cfg.env.context_tokens)
     mesh, compiled_for = topology.mesh_for(cfg.mesh, chip)
+    cfg = resolved(cfg, spec, mesh, CHIPS[chip].memory_bytes)
+    spec = dataclasses.replace(spec, remat=cfg.model.remat)
     learner = describe(cfg, spec, mesh)
     resident = programs.resident_bytes(cfg, spec, mesh)
     compiled = programs.compile_all(cfg, spec, mesh, learner, report)
@@ -96,17 +98,6 @@ def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> 
         times=times,
         assumptions=[chosen, *assumptions(cfg, chip, compiled_for)],
     )
-
-
-def model_spec(cfg: Config) -> ModelSpec:
-    """The model's shape: from config.json of `model.path`, else from the config's own fields.
-
-    Raises:
-      ConfigError: `model.path` has no config.json, or one of a model this code does not compute.
-    """
-    if not cfg.model.path:
-        return ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size)
-    return hf.read_spec(cfg.model.path, cfg.model)
 
 
 def transient_bytes(program: programs.Program, resident: dict[str, int]) -> int:
@@ -133,6 +124,7 @@ def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:
         "FLOPs by formula (matrix products and attention), recomputation included",
         "the allocator's own overhead and library workspaces are not counted",
     ]
+    out.append(f"model.remat: {cfg.model.remat}")
     if cfg.rl.distill is not None or "opd" in cfg.stages:
         out.append("rl.distill: the teacher's weights, its forward pass and its part of the loss are not counted")
     if cfg.roles:

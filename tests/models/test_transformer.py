@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.models import attention, critic, params, transformer
+from jaxagent.models import attention, critic, kernels, params, transformer
 from jaxagent.models.blocks.attention import Attention
 from jaxagent.models.blocks.mlp import SwiGLU
 from jaxagent.models.spec import ModelSpec
@@ -38,7 +38,7 @@ def test_scan_unrolled_and_unstacked_layers_agree():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remat", ["layer", "dots"])
+@pytest.mark.parametrize("remat", ["products", "dots", "attention", "layer"])
 @pytest.mark.parametrize("unroll", [False, True])
 def test_rematerialisation_changes_no_number(remat, unroll):
     tokens = np.arange(10, dtype=np.int32)
@@ -51,6 +51,47 @@ def test_rematerialisation_changes_no_number(remat, unroll):
         jax.jit(jax.value_and_grad(loss), static_argnums=1)(weights, tiny.spec(remat=r)) for r in ("none", remat)
     )
     assert tiny.worst_relative(plain, changed) < 1e-5
+
+
+def _gradient(remat: str, row_tokens: int, unroll: bool = False):
+    """Of a tiny model on one packed row, and the shapes that it takes."""
+    spec = tiny.spec(remat=remat)
+    row = np.zeros((1, row_tokens), np.int32)
+
+    def loss(weights):
+        if not unroll:
+            return transformer.forward_packed(weights, spec, row, row, row, row).sum()
+        attend = attention.packed(jnp.asarray(row))
+        return transformer.hidden(weights, spec, jnp.asarray(row[0]), jnp.asarray(row[0]), attend, unroll=True)[0].sum()
+
+    return jax.grad(loss), tiny.shapes(spec)
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(("remat", "loops"), [("products", 2), ("dots", 3), ("attention", 2), ("layer", 3)])
+def test_attention_of_long_rows_is_not_computed_again_where_it_is_kept(monkeypatch, remat, loops, own):
+    if not own:  # a kernel of another package names nothing
+        monkeypatch.setattr(attention, "_in_blocks", None)
+    gradient, weights = _gradient(remat, kernels.LONG_ROW)
+    assert str(jax.make_jaxpr(gradient)(weights)).count("while[") == loops
+
+
+def test_a_kernel_with_named_residuals_has_its_own_gradients():
+    kernel = attention._PACKED["blocks"]
+    segments = jnp.asarray(np.repeat([[1, 2]], 8, axis=1))
+    q, k, v = (jax.random.normal(jax.random.key(i), (1, 16, heads, 4)) for i, heads in enumerate((4, 2, 2)))
+    own, named = (
+        jax.value_and_grad(lambda *qkv, f=f: jnp.square(f(segments, *qkv)).sum(), argnums=(0, 1, 2))(q, k, v)
+        for f in (kernel, attention.with_named_residuals(kernel))
+    )
+    jax.tree.map(np.testing.assert_array_equal, own, named)
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_only_layers_that_are_written_out_need_a_barrier_to_be_computed_again(unroll):
+    gradient, weights = _gradient("dots", 64, unroll)
+    text = str(jax.make_jaxpr(gradient)(weights))
+    assert f"prevent_cse={unroll}" in text and f"prevent_cse={not unroll}" not in text
 
 
 @pytest.mark.parametrize("remat", ["none", "layer"])
