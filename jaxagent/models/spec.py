@@ -81,8 +81,8 @@ class ModelSpec:
             )
         if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
             raise ConfigError(
-                f"model.head_dim={self.head_dim} must be even, and so must the {self.rotary_dim} of its dimensions that "
-                "RoPE turns: they turn in pairs."
+                f"model.head_dim={self.head_dim} must be even, and so must the {self.rotary_dim} dimensions of it that "
+                "RoPE turns in pairs."
             )
         if self.num_layers % len(self.pattern):
             raise ConfigError(

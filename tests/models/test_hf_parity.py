@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -12,7 +13,7 @@ import safetensors.numpy
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from jaxagent.models import hf  # noqa: E402 (after importorskip)
+from jaxagent.models import hf, hf_config, rope  # noqa: E402 (after importorskip)
 from jaxagent.models.families import FAMILIES  # noqa: E402
 from tests.models import forward, hf_cases, tiny  # noqa: E402
 from tests.models.forward import all_logits  # noqa: E402
@@ -69,6 +70,25 @@ def test_logits_and_round_trip(name, tmp_path):
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
     assert type(again) is type(model)
     np.testing.assert_array_equal(hf_cases.logits(again, tokens).numpy(), expected)
+
+
+@pytest.mark.parametrize("scaling", [hf_cases.PLAIN, hf_cases.YARN, hf_cases.LLAMA3], ids=lambda s: s["rope_type"])
+def test_a_part_of_each_head_turns_as_in_qwen3_next(scaling):
+    from transformers.models.qwen3_next import modeling_qwen3_next as theirs
+
+    config = transformers.Qwen3NextConfig(head_dim=16, rope_parameters=scaling | dict(partial_rotary_factor=0.5))
+    folder = dict(model_type="qwen3", vocab_size=8, num_hidden_layers=1, hidden_size=16, num_attention_heads=1)
+    folder |= dict(
+        intermediate_size=8, num_key_value_heads=1, head_dim=16, rope_parameters=scaling, max_position_embeddings=64
+    )
+    spec = hf_config.spec_from_hf(folder, tiny.model_config(), "config.json")
+    spec = dataclasses.replace(spec, partial_rotary_factor=0.5)
+    x = np.random.default_rng(0).normal(size=(50, 3, 16)).astype(np.float32)
+    q = torch.as_tensor(x).transpose(0, 1)[None]
+    angles = theirs.Qwen3NextRotaryEmbedding(config)(q, torch.arange(50)[None])
+    expected = theirs.apply_rotary_pos_emb(q, q, *angles)[0][0].transpose(0, 1).numpy()
+    ours = rope.rotate(jax.numpy.asarray(x), *rope.table(spec, np.arange(50, dtype=np.int32)))
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
 YARN = hf_cases.YARN | dict(rope_theta=500.0)
