@@ -137,3 +137,29 @@ def test_every_key_of_a_rope_section(case, tmp_path):
         folder.assert_same_or_refused(
             folder.config | {"rope_parameters": {name: one for name, one in section.items() if name != key}}
         )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_config_leaves_out_is_what_transformers_takes(family):
+    """Of a folder that leaves everything out but its sizes each key can be left out, too, or be there as by default."""
+    sizes = dict(vocab_size=8, hidden_size=64, intermediate_size=8, num_hidden_layers=4, num_attention_heads=64)
+    sizes |= dict(model_type=family, num_key_value_heads=1, head_dim=4, sliding_window=None)
+
+    def spec_of(hf):
+        try:
+            spec = hf_config.spec_from_hf(hf, tiny.model_config(), "config.json")
+        except ConfigError as error:
+            return str(error)
+        return dataclasses.replace(spec, max_position=0)  # a bound that is not known is no other function
+
+    for field in dataclasses.fields(hf_cases.CONFIGS[family]):
+        if field.name.startswith("_") or field.name == "model_type" or field.default is dataclasses.MISSING:
+            continue
+        absent = spec_of({key: value for key, value in sizes.items() if key != field.name})
+        there = spec_of(sizes | {field.name: field.default})
+        if isinstance(absent, str):
+            assert field.name in absent, (field.name, absent)
+        else:
+            assert absent == there, field.name
+    theta = hf_config.spec_from_hf(sizes, tiny.model_config(), "config.json").rope_theta
+    assert theta == hf_cases.CONFIGS[family].default_theta
