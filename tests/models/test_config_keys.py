@@ -142,7 +142,7 @@ def test_every_key_of_a_rope_section(case, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_config_leaves_out_is_what_transformers_takes(family):
     """Of a folder that leaves everything out but its sizes each key can be left out, too, or be there as by default."""
-    sizes = dict(vocab_size=8, hidden_size=64, intermediate_size=8, num_hidden_layers=4, num_attention_heads=64)
+    sizes = dict(vocab_size=8, hidden_size=256, intermediate_size=8, num_hidden_layers=4, num_attention_heads=64)
     sizes |= dict(model_type=family, num_key_value_heads=1, head_dim=4, sliding_window=None)
 
     def spec_of(hf):
