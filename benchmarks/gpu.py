@@ -50,6 +50,7 @@ def _bench(module: str, *flags: str) -> tuple[str, ...]:
 
 
 _TINY_DECODE = ("--shape=tiny", "--batches=1,4", "--context=100", "--repetitions=1")
+_EXACT_DECODE = ("--shape=3b", "--numerics=exact", "--batches=64,256")
 _TINY_TRAIN = ("--shape=tiny", "--tokens=64", "--rows=2", "--repetitions=1")
 _TINY_TORCH = ("--shape=tiny", "--context=32", "--new_tokens=4", "--batches=2", "--tokens=32", "--rows=1")
 
@@ -68,8 +69,12 @@ PARTS = (
     Part("decode-0.5b", 60, _bench("gpu_decode", "--shape=0.5b"), _TINY_DECODE, CEILINGS[:1]),
     Part("train-0.5b", 40, _bench("gpu_train", "--shape=0.5b"), _TINY_TRAIN, CEILINGS[1:]),
     Part("tests", 90, ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"), needs=("pytest",)),
-    Part("decode-3b-exact", 60, _bench("gpu_decode", "--shape=3b", "--numerics=exact", "--batches=64,256"),
-         (*_TINY_DECODE, "--tile_rows=4"), CEILINGS[:1], exact=True),
+    *(
+        Part(f"decode-3b-exact-{products}", 60, _bench("gpu_decode", *_EXACT_DECODE, f"--products={products}"),
+             (*_TINY_DECODE, "--tile_rows=4"), CEILINGS[:1], exact=True)
+        for products in ("kernels", "xla")
+    ),
+    Part("exactness-xla", 60, _bench("gpu_exactness", "--products=xla"), ("--episodes=2", "--engines=1"), exact=True),
     Part("torch-3b", 120, _bench("gpu_torch", "--shape=3b"), _TINY_TORCH, needs=("torch", "transformers")),
 )  # fmt: skip
 

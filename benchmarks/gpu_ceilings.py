@@ -19,6 +19,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxagent.models import kernels
+
 CALLS = 20
 ROUNDS = 3
 
@@ -62,6 +64,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--product_tflops", type=float, default=0.0, help="measured before; 0 = measure now")
     parser.add_argument("--gib", type=float, default=4.0, help="of the copy")
     parser.add_argument("--size", type=int, default=8192, help="rows and columns of the product's matrices")
+
+
+def add_products(parser: argparse.ArgumentParser) -> None:
+    """What multiplies matrices in exact numerics."""
+    parser.add_argument("--products", choices=("kernels", "xla"), default="kernels", help="in exact numerics on a GPU")
+
+
+def choose_products(args: argparse.Namespace) -> None:
+    """Takes XLA's products in exact numerics, too, where the command asks for them. Before anything is traced."""
+    if args.products == "xla":
+        kernels.products = lambda on, exact: kernels.Choice("xla", "--products=xla")
 
 
 def bandwidth_of(args: argparse.Namespace) -> float:

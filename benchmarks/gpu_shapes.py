@@ -42,5 +42,5 @@ def shape(name: str, remat: str = "none", engine: dict[str, Any] | None = None, 
     raw.mesh.fsdp = 1
     raw.engine.update(engine or {})
     raw.rl.batch.update(batch)
-    cfg = parse(raw)
+    cfg = parse(raw).for_platform(jax.default_backend())
     return Shape(cfg, ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size), sharding.make_mesh(cfg.mesh))

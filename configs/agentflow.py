@@ -227,10 +227,8 @@ def qwen2_5_7b() -> ConfigDict:
         config.roles[name].sampling = ConfigDict({"temperature": 0.7})
 
     config.engine.slots = 64
-    config.engine.steps_per_dispatch = 16
-    config.engine.prefill_tokens = 16_384
     config.engine.pages = 8_192
-    config.engine.tile_rows = 128
+    config.engine.steps_per_dispatch = config.engine.prefill_tokens = config.engine.tile_rows = 0  # by platform
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
     config.engine.request_timeout_s = 600.0

@@ -173,9 +173,7 @@ def agent_scale(config: ConfigDict) -> None:
     config.env.init_s = 600.0
     config.env.sandbox.update(warm=16, memory_mb=8192, disk_mb=8192, files=500_000, processes=512, cpus=2.0)
 
-    config.engine.steps_per_dispatch = 16
-    config.engine.prefill_tokens = 16_384
-    config.engine.tile_rows = 128
+    config.engine.steps_per_dispatch = config.engine.prefill_tokens = config.engine.tile_rows = 0  # by platform
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
     config.engine.request_timeout_s = 1800.0

@@ -168,10 +168,8 @@ def chat_scale(config: ConfigDict) -> None:
     config.env.sandbox.disk_mb = 64
 
     config.engine.slots = 256
-    config.engine.steps_per_dispatch = 16
-    config.engine.prefill_tokens = 16_384
     config.engine.pages = 8192
-    config.engine.tile_rows = 128
+    config.engine.steps_per_dispatch = config.engine.prefill_tokens = config.engine.tile_rows = 0  # by platform
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
     config.engine.request_timeout_s = 300.0

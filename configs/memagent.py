@@ -159,10 +159,9 @@ def qwen2_5_7b() -> ConfigDict:
     config.env.episode_timeout_s = 3600.0
 
     config.engine.slots = 128
-    config.engine.steps_per_dispatch = 16
+    config.engine.steps_per_dispatch = config.engine.tile_rows = 0  # by platform
     config.engine.prefill_tokens = 8192
     config.engine.pages = 16_384
-    config.engine.tile_rows = 128
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
     config.engine.request_timeout_s = 900.0

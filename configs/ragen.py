@@ -179,10 +179,8 @@ def qwen2_5_0_5b(world: str) -> ConfigDict:
     config.env.context_tokens = 3600
     config.env.episode_timeout_s = 600.0
 
-    config.engine.steps_per_dispatch = 16
-    config.engine.prefill_tokens = 16_384
     config.engine.pages = 4096
-    config.engine.tile_rows = 128
+    config.engine.steps_per_dispatch = config.engine.prefill_tokens = config.engine.tile_rows = 0  # by platform
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
     config.engine.request_timeout_s = 300.0

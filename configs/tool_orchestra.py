@@ -193,10 +193,8 @@ def qwen3_8b() -> ConfigDict:
     config.roles.judge = _http("gpt-5", 4_000)
 
     config.engine.slots = 64
-    config.engine.steps_per_dispatch = 16
-    config.engine.prefill_tokens = 16_384
     config.engine.pages = 20_480  # 40 whole episodes, 24 GB a chip; those that wait for experts give theirs up
-    config.engine.tile_rows = 128
+    config.engine.steps_per_dispatch = config.engine.prefill_tokens = config.engine.tile_rows = 0  # by platform
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
     config.engine.request_timeout_s = 900.0

@@ -46,7 +46,7 @@ def _run(argv: Sequence[str]) -> int:
     options, rest = parser().parse_known_args(argv[1:])
     config = read_config([argv[0], *rest])
     quiet_libraries()
-    devices.provide(config.mesh, config.numerics == "exact")
+    config = devices.provide_for(config)
     # Late imports: what they name loads jax, which costs seconds.
     from jaxagent.engine.requests import EngineError
     from jaxagent.runs.evaluation import run

@@ -116,7 +116,7 @@ def _run(argv: Sequence[str]) -> int:
     lengths = lengths_of_command(options)
     config = evaluate.read_config([argv[0], *rest])
     quiet_libraries()
-    devices.provide(config.mesh, config.numerics == "exact")
+    config = devices.provide_for(config)
     configs = [config_at_length(config, length) for length in lengths]
     # Late imports: what they name loads jax, which costs seconds.
     from jaxagent.engine.requests import EngineError

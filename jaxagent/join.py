@@ -131,21 +131,21 @@ def _train(cfg: Config, options: argparse.Namespace, link: Client, token: str, s
     from jaxagent.runs.fleet.trainer import Trainer
 
     with devices.distributed(options.rank, options.processes, options.meet):
-        devices.provide(cfg.mesh, cfg.numerics == "exact")
+        config = devices.provide_for(cfg)
+        # The fleet's processes know each other by the config that they were given.
         with Trainer(cfg, link, token, options.name or "trainer", options.host, signs) as trainer:
-            loop.run(cfg, trainer.connect, trainer.alive)
+            loop.run(config, trainer.connect, trainer.alive)
 
 
 def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, signs: Vitals) -> None:
     name = options.name or f"engine-{socket.gethostname()}-{os.getpid()}"
-    own = local.of_engine(cfg)
     with local.errors_of_engine(cfg):
-        devices.provide(own.mesh, cfg.numerics == "exact")
+        own = devices.provide_for(local.of_engine(cfg))
     from jaxagent.runs import checks
     from jaxagent.runs.fleet import player
     from jaxagent.runs.fleet.facts import facts
 
-    checks.check(cfg)
+    checks.check(cfg.for_platform(devices.available()[0].platform))
     devices.keep_compiled_programs()
     signals: list[int] = []
 

@@ -100,10 +100,10 @@ def _run(invocation: flags.Invocation, argv: Sequence[str]) -> int | None:
 
         return local.run(invocation.config, argv)
     quiet_libraries()
-    devices.provide(invocation.config.mesh, invocation.config.numerics == "exact")
+    config = devices.provide_for(invocation.config)
     from jaxagent import loop
 
-    loop.run(invocation.config)
+    loop.run(config)
     return None
 
 

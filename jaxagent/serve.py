@@ -23,6 +23,7 @@ slots. /health says 503 when generation has failed for good.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import sys
 from collections.abc import Mapping, Sequence
@@ -73,13 +74,15 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
         slots=options.slots,
         steps_per_dispatch=options.steps_per_dispatch,
         prefill_tokens=options.prefill_tokens,
-        pages=options.pages or options.slots * -(-options.context // options.page_tokens),
+        pages=options.pages,
         page_tokens=options.page_tokens,
         tile_rows=options.tile_rows,
         cache_dtype=options.dtype,
         kv_on_update="recompute",
         request_timeout_s=options.timeout_s,
-    )
+    ).for_platform(mesh.devices.flat[0].platform, shards=1)
+    pages = cfg.pages or cfg.slots * -(-options.context // cfg.page_tokens)
+    cfg = dataclasses.replace(cfg, pages=pages)
     weights = hf.load(options.model, spec, params.shardings(spec, mesh, sharding.COMPUTE))
     model, gauges = LanguageModel(spec, cfg.cache_dtype), {}
     if options.int8:
@@ -154,10 +157,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=0,
         help="of the cache; 0 = enough for all slots at full length",
     )
-    parser.add_argument("--page_tokens", type=count, default=64, help="tokens per page")
-    parser.add_argument("--tile_rows", type=count, default=64, help="rows computed together")
-    parser.add_argument("--prefill_tokens", type=count, default=2048, help="prefilled between two dispatches, at most")
-    parser.add_argument("--steps_per_dispatch", type=count, default=8, help="tokens per slot and dispatch")
+    parser.add_argument("--page_tokens", type=amount, default=0, help="tokens per page; 0 = by platform")
+    parser.add_argument("--tile_rows", type=amount, default=0, help="rows computed together; 0 = by platform")
+    parser.add_argument("--prefill_tokens", type=amount, default=0, help="most between two dispatches; 0 = by platform")
+    parser.add_argument("--steps_per_dispatch", type=amount, default=0, help="tokens per slot each; 0 = by platform")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and cache")
     parser.add_argument("--exact", action="store_true", help="tokens that do not depend on what else is served; slower")
     parser.add_argument("--int8", action="store_true", help="matrices in 8 bits; how far off they are is measured")

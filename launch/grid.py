@@ -120,6 +120,8 @@ def _check_earlier(folder: pathlib.Path, cfg: Config, shared: Sequence[str] = ()
     if not shared and shorter and not (folder / SUMMARY_FILE).exists():
         shared = first  # taken over from a shared run, which has these alone, and not gone on with yet
     wanted = {**_read(cfg, shared), "stages": shared} if shared else {**to_dict(cfg), "workdir": stored.get("workdir")}
+    if "engine" in wanted:  # where it says 0, the run has what suited its platform
+        wanted["engine"] = {name: value for name, value in wanted["engine"].items() if value != 0}
     for field, was, now in _differences(stored, json.loads(json.dumps(wanted)), ""):
         raise ConfigError(f"{folder} was made with {field}={was}, not {now}: use another --workdir.")
 

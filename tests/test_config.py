@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from configs import search_r1
 from jaxagent import config as schema
 from jaxagent.config import flags
+from jaxagent.config.engine import suitable_sizes
 from jaxagent.config.parse import build
 from jaxagent.config.run import STAGE_SECTIONS
 from tests.tiny_run import ROOT, put
@@ -52,6 +53,36 @@ LAPTOPS = [
 def test_a_run_on_a_laptop_is_said_in_150_values(name):
     stored = schema.to_dict(flags.parse_argv(["main", f"--config={name}"]).config)
     assert leaves(stored) <= 150 and leaves(stored["rl"]) <= 55
+
+
+@pytest.mark.parametrize(
+    ("platform", "slots", "tile", "page"),
+    [
+        ("cuda", 8, 128, 64),
+        ("gpu", 200, 208, 64),  # whole runs of 16 rows
+        ("gpu", 512, 256, 64),
+        ("gpu", 600, 208, 64),  # three tiles, and few rows that nobody uses
+        ("tpu", 512, 128, 128),
+    ],
+)
+def test_sizes_that_suit_an_accelerator(platform, slots, tile, page):
+    sizes = {"tile_rows": tile, "page_tokens": page, "steps_per_dispatch": 16, "prefill_tokens": 16_384}
+    assert suitable_sizes(platform, slots) == sizes
+
+
+def test_sizes_that_suit_a_cpu_are_the_laptops():
+    laptop = schema.to_dict(schema.parse(search_r1.get_config()))["engine"]
+    assert all(laptop[name] == size for name, size in suitable_sizes("cpu", 128).items())
+
+
+def test_sizes_are_by_platform_where_they_are_0():
+    cfg = flags.parse_argv(["main", "--config=search_r1:qwen2.5-3b", "--config.engine.tile_rows=256"]).config
+    engine = cfg.for_platform("gpu").engine
+    assert (engine.tile_rows, engine.page_tokens, engine.steps_per_dispatch) == (256, 64, 16)
+    engine = dataclasses.replace(cfg.engine, tile_rows=0)
+    shards = dataclasses.replace(cfg.mesh, data=2, fsdp=2, context=1, tensor=2)  # 128 slots on each of four
+    assert dataclasses.replace(cfg, engine=engine, mesh=shards).for_platform("gpu").engine.tile_rows == 128
+    assert cfg.for_platform("gpu").for_platform("cpu") == cfg.for_platform("gpu")
 
 
 def test_integers_become_floats_where_a_float_is_meant():

@@ -93,27 +93,24 @@ def test_a_user_without_a_home_compiles_anew(monkeypatch):
 
 
 @pytest.mark.parametrize("plugin", ["jax_cuda12_plugin", "jax_cuda13_plugin", None])
-def test_exact_numerics_fix_the_products_of_a_gpu(plugin, monkeypatch):
+def test_exact_numerics_fix_the_products_of_a_gpu_unless_its_user_says_otherwise(plugin, monkeypatch):
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name == plugin or None)
     monkeypatch.setattr(devices, "_split_cpu", lambda *_: None)
-    for exact, platforms, user, wanted in [
-        (True, "", "", "--xla_gpu_enable_triton_gemm=false --xla_gpu_autotune_level=0"),
-        (
-            True,
-            "cuda,cpu",
-            "--xla_gpu_autotune_level=3",
-            "--xla_gpu_autotune_level=3 --xla_gpu_enable_triton_gemm=false",
-        ),
-        (True, "cpu", "--a", "--a"),
-        (True, "tpu,cpu", "--a", "--a"),
-        (True, "", "/home/me/xla.flags", "/home/me/xla.flags"),
-        (False, "", "--a", "--a"),
+    no_triton, level = "--xla_gpu_enable_triton_gemm=false", "--xla_gpu_autotune_level=0"
+    for exact, platforms, user, added in [
+        (True, "", "", [no_triton, level]),
+        (True, "cuda,cpu", "--xla_gpu_autotune_level=3", [no_triton]),
+        (True, "", "--xla_gpu_autotune_level_of_others=3", [no_triton, level]),
+        (True, "cpu", "--a", []),
+        (True, "tpu,cpu", "--a", []),
+        (True, "", "/home/me/xla.flags", []),
+        (False, "", "--a", []),
     ]:
         monkeypatch.setenv("XLA_FLAGS", user)
         monkeypatch.setenv("JAX_PLATFORMS", platforms)
         monkeypatch.setattr("jax.devices", lambda: [None])
         devices.provide(MeshConfig(1, 1, 1, 1), exact)
-        assert os.environ["XLA_FLAGS"] == (wanted if plugin else user)
+        assert os.environ["XLA_FLAGS"].split() == [*filter(None, [user]), *(added if plugin else [])]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,12 @@ def test_overrides_reach_the_loop(runs):
     assert config.stages == ("rl",)
 
 
+def test_the_loop_gets_the_sizes_that_suit_the_devices(runs):
+    assert cli.main(["main", CONFIG + ":qwen2.5-3b", "--config.engine.tile_rows=96"]) == 0
+    engine = runs[0].engine
+    assert (engine.tile_rows, engine.steps_per_dispatch, engine.prefill_tokens) == (96, 4, 4096)  # a CPU's
+
+
 @pytest.mark.parametrize("value", ["warm_start,rl", "('warm_start','rl')", "warm_start,rl,"])
 def test_stages_are_a_list_with_commas(runs, value):
     assert cli.main(["main", CONFIG + ":qwen2.5-3b", f"--config.stages={value}"]) == 0

@@ -70,6 +70,7 @@ def test_the_pages_own_command_trains_an_environment_an_advantage_and_an_objecti
     done = run(
         tmp_path,
         "--config.env.max_turns=2",
+        "--config.engine.tile_rows=0",
         "--config.rl.advantage=my_advantage:GroupQuantile",
         "--config.rl.objective=my_objective:Quadratic",
         "--config.rl.objective.epsilon=0.3",
@@ -81,6 +82,7 @@ def test_the_pages_own_command_trains_an_environment_an_advantage_and_an_objecti
         "name": "my_package.guess:Guess", "hints": True, "max_turns": 2, "turn_tokens": 8, "observation_tokens": 16,
         "context_tokens": 128, "episode_timeout_s": 600.0, "concurrent_episodes": 0, "max_failed_steps": 3,
     }  # fmt: skip
+    assert config["engine"]["tile_rows"] == 64  # what suits a CPU; told again below, it is no change
     assert config["rl"]["objective"] == {"name": "my_objective:Quadratic", "epsilon": 0.3}
     assert config["rl"]["advantage"]["name"] == "my_advantage:GroupQuantile"
     assert config["data"]["source"] == {"name": "my_package.guess:Numbers", "below": 5, "count": 60}

@@ -230,6 +230,16 @@ def test_changes_that_are_taken_are_told(then, now, told):
     assert resume.changes_line(resume.check_config(saved, after, "7", adapting=True)) == told
 
 
+def test_sizes_by_platform_are_no_change_where_they_come_to_the_same():
+    """On another platform they are what suits that one, and told."""
+    by_platform = [f"--config.engine.{name}=0" for name in ("tile_rows", "page_tokens", "prefill_tokens")]
+    open_sizes = cfg(*by_platform, "--config.numerics=fast")
+    saved = json.loads(json.dumps(to_dict(open_sizes.for_platform("cpu"))))
+    assert resume.check_config(saved, open_sizes.for_platform("cpu"), "7", adapting=True) == []
+    told = resume.changes_line(resume.check_config(saved, open_sizes.for_platform("gpu"), "7", adapting=True))
+    assert told == "engine.prefill_tokens 4096 -> 16384, engine.tile_rows 64 -> 128"
+
+
 def test_fields_of_earlier_versions_open_and_are_told_where_they_were_in_use(tmp_path):
     now = cfg("--config.fleet=on", "--config.rl.staleness=1")
     for field, used in (("lend", True), ("in_flight", "auto"), ("transfer", "device")):

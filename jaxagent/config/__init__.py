@@ -9,6 +9,7 @@ Imports nothing slow: `--help` and config errors answer at once.
 from jaxagent.config.data import Columns as Columns
 from jaxagent.config.data import DataConfig as DataConfig
 from jaxagent.config.data import SourceConfig as SourceConfig
+from jaxagent.config.engine import EngineConfig as EngineConfig
 from jaxagent.config.env import EnvConfig as EnvConfig
 from jaxagent.config.env import RoleConfig as RoleConfig
 from jaxagent.config.env import SandboxConfig as SandboxConfig
@@ -31,7 +32,6 @@ from jaxagent.config.run import LEAST_TEMPERATURE as LEAST_TEMPERATURE
 from jaxagent.config.run import Config as Config
 from jaxagent.config.run import DistillConfig as DistillConfig
 from jaxagent.config.run import EchoConfig as EchoConfig
-from jaxagent.config.run import EngineConfig as EngineConfig
 from jaxagent.config.run import EntropyControlConfig as EntropyControlConfig
 from jaxagent.config.run import KLConfig as KLConfig
 from jaxagent.config.run import OPDConfig as OPDConfig

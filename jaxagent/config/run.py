@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from jaxagent.config.choice import Choice
 from jaxagent.config.data import DataConfig, Seed
+from jaxagent.config.engine import EngineConfig
 from jaxagent.config.env import EnvConfig, RoleConfig
 from jaxagent.config.errors import Removed
 from jaxagent.config.fleet import FleetConfig
@@ -23,7 +24,6 @@ from jaxagent.config.ranges import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    Seconds,
     ZeroToOne,
     at_least,
     between,
@@ -49,22 +49,6 @@ TEACHERS = Choice("jaxagent.algorithms.teachers:TEACHERS", otherwise="folder:pat
 TEACHER_LOSSES = Choice("jaxagent.algorithms.teachers:LOSSES")
 CURRICULA = Choice("jaxagent.data.curriculum:CURRICULA")
 GROUP_REWARDS = Choice("jaxagent.algorithms.group_rewards:GROUP_REWARDS")
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineConfig:
-    """The generation engine."""
-
-    slots: PositiveInt  # turns that generate at once
-    steps_per_dispatch: PositiveInt  # K: tokens per slot between two looks of the host
-    prefill_tokens: PositiveInt  # cached between two dispatches, at most: long prompts do not stall those who generate
-    pages: PositiveInt  # of the key/value cache
-    page_tokens: PositiveInt  # per page; part of the numerics: the trainer's exact log-probs go page by page too
-    tile_rows: PositiveInt  # rows computed together; part of the numerics likewise
-    kv_on_update: Literal["keep", "recompute"]  # what sessions in progress have cached when weights change
-    cache_dtype: Literal["float32", "bfloat16"]
-    request_timeout_s: Seconds
-    stop_states: PositiveInt = 128  # of all stop strings in use at once; a string has about one per character
 
 
 # Below it sampling is greedy: logits divided by less lie further apart than f32 can tell, and their differences are
@@ -343,6 +327,12 @@ class Config:
     def takes_other_rounding(self) -> bool:
         """Whether a machine whose programs round otherwise goes on with an exact run."""
         return self.resume is not None and self.resume.numerics == "accept"
+
+    def for_platform(self, platform: str) -> Config:
+        """With sizes of the engine that suit `platform` ("cpu", "gpu", "tpu") where they are 0."""
+        shards = self.mesh.devices // self.mesh.tensor
+        engine = self.engine.for_platform(platform, shards)
+        return dataclasses.replace(self, engine=engine)
 
     @property
     def concurrent_episodes(self) -> int:

@@ -49,9 +49,8 @@ class Sizes:
     def of(cls, cfg: EngineConfig, context: int, exact: bool) -> Sizes:
         """Sizes under the mesh in use.
 
-        In exact numerics every row is computed in a tile of `tile_rows` and attends on its own. In fast numerics rows
-        of prefill attend together (not on a GPU, whose kernel takes row by row), and on a CPU, whose time grows with
-        the rows, few active slots take a small tile.
+        In exact numerics every row is computed in a tile of one size and attends on its own. In fast numerics rows
+        of prefill attend together, and on a CPU, whose time grows with the rows, few active slots take a small tile.
 
         Raises:
           ConfigError: slots or pages that the mesh cannot divide, or too few pages for one sequence.
@@ -63,6 +62,8 @@ class Sizes:
                 raise ConfigError(
                     f"config.engine.{name}: {size} does not divide over mesh.data x fsdp x context = {shards}."
                 )
+        if cfg != cfg.for_platform("cpu", shards):
+            raise ConfigError("config.engine: a size of 0 is by platform; Config.for_platform puts one in its place.")
         table = -(-context // cfg.page_tokens)
         if cfg.pages // shards < table:
             raise ConfigError(
@@ -77,8 +78,8 @@ class Sizes:
             usable=cfg.slots // shards,
             tile_rows=tile,
             decode_tiles=(tile,) if exact or tile == 1 or kernels.platform() != "cpu" else (*small, tile),
-            share=1 if exact or kernels.on_gpu() else math.gcd(tile, _SHARE),
-            prefill_tiles=max(1, -(-cfg.prefill_tokens // (shards * cfg.tile_rows))),
+            share=1 if exact else math.gcd(tile, _SHARE),
+            prefill_tiles=max(1, -(-cfg.prefill_tokens // (shards * tile))),
             pages=cfg.pages // shards + 1,
             page_tokens=cfg.page_tokens,
             table=table,
@@ -107,7 +108,7 @@ class Executor:
     """
 
     def __init__(self, model: Model, setup: EngineSetup) -> None:
-        self.model, self.truncation = model, setup.truncation
+        self.model, self.truncation = model.pinned() if setup.exact else model, setup.truncation
         self.sizes = Sizes.of(setup.cfg, setup.context, setup.exact)
         self.steps = setup.cfg.steps_per_dispatch
         self.params: Params | None = None

@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxagent.engine import sampling
 from jaxagent.engine.model import ROWS, Cache, Model, Params
+from jaxagent.models import kernels
 from jaxagent.models.sharding import tile_at
 
 Tree = Any  # a pytree of arrays
@@ -220,7 +221,11 @@ def generate(
             return step + 1, cache, *choose(model.logits(params, hidden), stops, slots, result, step)
 
         blank = StepResult.blank(lanes.shape[1], steps)
-        _, cache, slots, result = jax.lax.while_loop(more, advance, (jnp.int32(0), state.cache, slots, blank))
+        start = (jnp.int32(0), state.cache, slots, blank)
+        if kernels.on_gpu():  # whose host would have to read after each token whether to go on
+            _, cache, slots, result = jax.lax.fori_loop(0, steps, lambda _, carry: advance(carry), start)
+        else:
+            _, cache, slots, result = jax.lax.while_loop(more, advance, start)
         new_slots, results = _paste((state.slots, results), (slots, result.packed()), own_lanes)
         return DecodeState(cache, new_slots), results
 

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxagent.engine.model import ROWS
-from jaxagent.models import kernels, logprobs, sharding, tpu_kernels, transformer
+from jaxagent.models import kernels, logprobs, sharding, transformer
 from jaxagent.models import params as model_params
-from jaxagent.models.attention import LayerCache, attend_pages
+from jaxagent.models.attention import LayerCache, attend_pages, write_pages
 from jaxagent.models.blocks import LayerBlock, State
 from jaxagent.models.blocks.attention import PAGES
 from jaxagent.models.layers import quantise
@@ -53,11 +53,7 @@ def attend_cached(
         of_rows = tables if share == 1 else jnp.repeat(tables, share, axis=0)
         page = jnp.take_along_axis(of_rows, (positions // page_tokens)[:, None], axis=1)[:, 0]
         offset = positions % page_tokens
-        if kernels.paged(kernels.platform(), q.shape[-1], page_tokens).name == "mosaic":
-            keys, values = tpu_kernels.write(cache.keys, cache.values, k, v, page, offset)
-        else:
-            keys = cache.keys.at[page, :, :, offset].set(k.astype(cache.keys.dtype))
-            values = cache.values.at[page, :, offset].set(v.astype(cache.values.dtype))
+        keys, values = write_pages(cache.keys, cache.values, k, v, page, offset, page_tokens)
         out = attend_pages(q, positions, page_tokens, keys, values, tables)
         return out, LayerCache(keys, values)
 
@@ -76,16 +72,22 @@ class LanguageModel:
 
     `cache_dtype` is the dtype of keys and values at rest; attention is computed in the model's compute dtype. With
     `int8`, placed matrices are rounded to int8, a quarter of float32's memory, and multiplied out where they are used.
+    `exact`: for exact numerics, see `kernels.products`.
     """
 
     spec: ModelSpec
     cache_dtype: str
     int8: bool = False
+    exact: bool = False
 
     @property
     def vocab_size(self) -> int:
         """V, padding included."""
         return self.spec.padded_vocab_size
+
+    def pinned(self) -> LanguageModel:
+        """The same model in exact numerics."""
+        return dataclasses.replace(self, exact=True)
 
     def place(self, params: model_params.Params) -> model_params.Params:
         """Weights in compute dtype, whole over fsdp, split over tensor, one tree per layer; placed ones as they are.
@@ -143,11 +145,13 @@ class LanguageModel:
         def attend(layer: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, LayerCache]:
             return attend_cached(layer, q, k, v, tables, positions)
 
-        return transformer.hidden(params, self.spec, tokens, positions, attend, cache, unroll=True)
+        with kernels.pinned(self.exact):
+            return transformer.hidden(params, self.spec, tokens, positions, attend, cache, unroll=True)
 
     def logits(self, params: model_params.Params, hidden: jax.Array) -> jax.Array:
         """Next-token logits f32[N, V] of the hidden states that `extend` returned."""
-        return jax.reshard(logprobs.logits(params, self.spec, hidden), jax.P(*ROWS, None))
+        with kernels.pinned(self.exact):
+            return jax.reshard(logprobs.logits(params, self.spec, hidden), jax.P(*ROWS, None))
 
     def copy_pages(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
         """Copies pages within the cache of every layer (arguments: `Model.copy_pages`)."""

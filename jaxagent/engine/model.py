@@ -32,6 +32,9 @@ class Model(Protocol):
     def vocab_size(self) -> int:
         """V: width of the logits, padding included (padding has logit -inf)."""
 
+    def pinned(self) -> Model:
+        """The same model in exact numerics: each row rounded one way, whatever program computes it."""
+
     @property
     def splits_pages(self) -> bool:
         """Whether a copy of a page serves a sequence that has only the first of its tokens; else whole pages do."""

@@ -28,7 +28,7 @@ _HEADS = P(ROWS, None, "tensor", None)
 
 QUERY_BLOCK = 64  # queries per block of packed attention, at least
 GROUP_ROWS = 32  # rows of paged attention that share a loop over pages; part of the exact numerics
-_PAGED = {"triton": gpu_kernels.attend_pages, "mosaic": tpu_kernels.attend_pages}
+_PAGED = {"triton": gpu_kernels, "mosaic": tpu_kernels}
 MAX_BLOCKS = 8  # per row: more blocks skip little more and compile longer
 
 
@@ -123,7 +123,7 @@ def attend_pages(
     m = len(blocks)
     kernel = _PAGED.get(kernels.paged(kernels.platform(), d, page_tokens).name)
     if kernel is not None:
-        return kernel(q, positions, page_tokens, keys, values, blocks, starts)
+        return kernel.attend_pages(q, positions, page_tokens, keys, values, blocks, starts)
     q, positions = q.reshape(m, n // m, h, d), positions.reshape(m, n // m)
     size = math.gcd(m, GROUP_ROWS)
 
@@ -144,6 +144,27 @@ def attend_pages(
         return jax.lax.dynamic_update_slice_in_dim(out, new, i * size, 0)
 
     return jax.lax.fori_loop(0, m // size, group, jnp.zeros_like(q)).reshape(n, h, d)
+
+
+def write_pages(
+    keys: jax.Array, values: jax.Array, k: jax.Array, v: jax.Array, page: jax.Array, offset: jax.Array, page_tokens: int
+) -> tuple[jax.Array, jax.Array]:
+    """Writes one token per row, in place where the pages are given up.
+
+    Args:
+      keys, values: [P, K, D, C] and [P, K, C, D]: pages of C tokens, or packed rows as `attend_pages` takes them.
+      k, v: [N, K, D].
+      page, offset: i32[N]. A row with a page past the last one is not written.
+      page_tokens: keys per page, by which the kernel is chosen.
+
+    Returns:
+      The pages.
+    """
+    kernel = _PAGED.get(kernels.paged(kernels.platform(), k.shape[-1], page_tokens).name)
+    if kernel is gpu_kernels or (kernel is tpu_kernels and keys.shape[-1] == page_tokens):
+        return kernel.write(keys, values, k, v, page, offset)
+    keys = keys.at[page, :, :, offset].set(k.astype(keys.dtype), mode="drop")
+    return keys, values.at[page, :, offset].set(v.astype(values.dtype), mode="drop")
 
 
 def _attend_group(

@@ -16,8 +16,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxagent.models import sharding, transformer
-from jaxagent.models.attention import LayerCache, attend_pages
+from jaxagent.models import kernels, sharding, transformer
+from jaxagent.models.attention import LayerCache, attend_pages, write_pages
 from jaxagent.models.logprobs import logits, row_logprobs
 from jaxagent.models.params import ArraySpec, Params, param_specs
 from jaxagent.models.spec import ModelSpec
@@ -37,6 +37,7 @@ class Tiling:
 
 
 @jax.named_scope("exact_logprobs")
+@kernels.pinned()
 def packed_logprobs(
     params: Params,
     spec: ModelSpec,
@@ -182,8 +183,7 @@ def _attend(
         rows = tile * len(q) + jnp.arange(len(q))
         row, column = rows // t, rows % t
         # Rows that only fill the last tile lie past the end: they are not written, and read the last packed row.
-        keys = layer.keys.at[row, :, :, column].set(k.astype(layer.keys.dtype), mode="drop")
-        values = layer.values.at[row, :, column].set(v.astype(layer.values.dtype), mode="drop")
+        keys, values = write_pages(layer.keys, layer.values, k, v, row, column, page_tokens)
         own, first = jnp.minimum(row, len(keys) - 1)[:, None], column - positions
         out = attend_pages(q, positions, page_tokens, keys, values, own, first if starts is None else starts)
         return out, LayerCache(keys, values)

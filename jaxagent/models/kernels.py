@@ -6,14 +6,18 @@ are traced; `report` says the same in words when a run starts.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
+import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import jax
 
-from jaxagent.models import gpu_kernels, tpu_kernels
+from jaxagent.models import gpu_calls, gpu_kernels, gpu_products, tpu_kernels
 from jaxagent.models.sharding import CONTEXT
 
 if TYPE_CHECKING:
@@ -57,9 +61,27 @@ def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
         return Choice("mosaic")
     if on not in _GPU:
         return Choice("xla")
+    if not gpu_calls.AVAILABLE:
+        return Choice("xla", "this version of jax has no Triton back end of Pallas")
     if not gpu_kernels.supports_pages(head_dim, page_tokens):
         return Choice("xla", f"head_dim {head_dim} and page_tokens {page_tokens} are not powers of two from 16 on")
     return Choice("triton")
+
+
+def products(on: str, exact: bool) -> Choice:
+    """Chooses what multiplies matrices, norms and takes log-probs in the engine and in exact scoring."""
+    if on not in _GPU or not exact:
+        return Choice("xla")
+    if not gpu_calls.AVAILABLE:
+        return Choice("xla", "this version of jax has no Triton back end of Pallas")
+    return Choice("pinned")
+
+
+@contextlib.contextmanager
+def pinned(exact: bool = True) -> Iterator[None]:
+    """While it is traced, the model multiplies and norms by what `products` chooses."""
+    with gpu_products.pinned(products(platform(), exact).name == "pinned"):
+        yield
 
 
 def packed(on: str, dtype: str, row_tokens: int, split: bool = False) -> Choice:
@@ -77,6 +99,8 @@ def packed(on: str, dtype: str, row_tokens: int, split: bool = False) -> Choice:
         return Choice(plain, f"the GPU's kernel takes bfloat16, not {dtype}")
     if not _has_tokamax():
         return Choice(plain, "tokamax is not installed (pip install 'jaxagent[cuda]')")
+    if because := _refused_tokamax():
+        return Choice(plain, because)
     if jax.default_backend() not in _GPU:
         return Choice(plain, "tokamax compiles on the GPU itself only, not for a plan")
     return Choice("tokamax")
@@ -102,6 +126,8 @@ def report(spec: ModelSpec, page_tokens: int, row_tokens: int, share_prefix: boo
         "pages": paged(on, spec.head_dim, page_tokens),
         "packed rows": packed(on, str(spec.compute_dtype), row_tokens, over_context()),
     }
+    if exact and on in _GPU:
+        chosen["products"] = products(on, exact)
     if share_prefix:
         chosen["prefixes"] = prefixes(on, spec, page_tokens, row_tokens, exact)
     if exact and over_context():
@@ -113,3 +139,15 @@ def report(spec: ModelSpec, page_tokens: int, row_tokens: int, share_prefix: boo
 @functools.cache
 def _has_tokamax() -> bool:
     return importlib.util.find_spec("tokamax") is not None
+
+
+@functools.cache
+def _refused_tokamax() -> str:
+    """Why the installed tokamax is not used; "" where it is."""
+    try:
+        version = importlib.metadata.version("tokamax")
+    except importlib.metadata.PackageNotFoundError:  # a copy that nobody installed
+        return ""
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) >= (0, 0, 13):
+        return ""
+    return f"tokamax {version} masks wrongly backward; 0.0.13 is needed, which wants Python 3.12"

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import sharding
+from jaxagent.models import gpu_products, sharding
 
 TERMS = 8  # of a matrix's sum that are added while it is read and written once
 
@@ -127,8 +127,20 @@ def contract(equation: str, x: jax.Array, w: jax.Array | LoraArray, out: P | Non
         down, up = beside(equation)
         low = contract(down, x, w.a, out, dtype)
         return contract(equation, x, w.w, out, dtype) + w.scale * contract(up, low, w.b, out, dtype)
+    pinned = gpu_products.are_pinned()
+    if pinned and gpu_products.is_matrix_product(equation):
+        return gpu_products.contract(equation, x, [w], dtype or x.dtype)[0]
+    x, w = lax.optimization_barrier((x, w)) if pinned else (x, w)  # nothing fused in, so one kernel for one shape
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
-    return jnp.einsum(equation, x, w, precision=precision, preferred_element_type=dtype or x.dtype, out_sharding=out)
+    y = jnp.einsum(equation, x, w, precision=precision, preferred_element_type=dtype or x.dtype, out_sharding=out)
+    return lax.optimization_barrier(y) if pinned else y
+
+
+def contract_each(equation: str, x: jax.Array, *weights: jax.Array | LoraArray) -> tuple[jax.Array, ...]:
+    """`contract` of the same rows with each of several matrices."""
+    if gpu_products.are_pinned() and not any(isinstance(w, LoraArray) for w in weights):
+        return gpu_products.contract(equation, x, weights, x.dtype)
+    return tuple(contract(equation, x, w) for w in weights)
 
 
 @jax.named_scope("norm")
@@ -140,6 +152,8 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     axes = tuple(range(x.ndim - scale.ndim, x.ndim))
     chex.assert_shape(scale, tuple(x.shape[axis] for axis in axes))
     chex.assert_type([x, scale], float)
+    if gpu_products.are_pinned():
+        return gpu_products.rms_norm(x, scale, eps)
     wide = x.astype(jnp.float32)
     inverse = lax.rsqrt(jnp.mean(jnp.square(wide), axis=axes, keepdims=True) + eps)
     return (wide * inverse * scale.astype(jnp.float32)).astype(x.dtype)

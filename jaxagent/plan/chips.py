@@ -21,18 +21,19 @@ class Chip:
     prefill_mfu: float
     decode_bandwidth_frac: float
     dispatch_s: float  # host time per decode dispatch that no data sheet knows
+    platform: str = "cpu"  # as jax calls it
 
 
-def _accelerator(tflops: float, gigabytes: float, gigabytes_per_s: float) -> Chip:
-    return Chip(tflops * 1e12, gigabytes * 1e9, gigabytes_per_s * 1e9, 0.40, 0.40, 0.50, 1e-3)
+def _accelerator(platform: str, tflops: float, gigabytes: float, gigabytes_per_s: float) -> Chip:
+    return Chip(tflops * 1e12, gigabytes * 1e9, gigabytes_per_s * 1e9, 0.40, 0.40, 0.50, 1e-3, platform)
 
 
 CHIPS: dict[str, Chip] = {
     "cpu": Chip(0.2e12, 16e9, 20e9, 0.30, 0.30, 0.50, 1e-3),
-    "a100": _accelerator(312, 80, 2039),
-    "h100": _accelerator(989, 80, 3350),
-    "h200": _accelerator(989, 141, 4800),
-    "v5e": _accelerator(197, 16, 819),
-    "v5p": _accelerator(459, 95, 2765),
-    "v6e": _accelerator(918, 32, 1640),
+    "a100": _accelerator("gpu", 312, 80, 2039),
+    "h100": _accelerator("gpu", 989, 80, 3350),
+    "h200": _accelerator("gpu", 989, 141, 4800),
+    "v5e": _accelerator("tpu", 197, 16, 819),
+    "v5p": _accelerator("tpu", 459, 95, 2765),
+    "v6e": _accelerator("tpu", 918, 32, 1640),
 }

@@ -137,7 +137,7 @@ def compile_all(
 def _compile_engine(
     cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, params: Tree, add: Callable[..., None]
 ) -> None:
-    model = LanguageModel(spec, cfg.engine.cache_dtype)
+    model = LanguageModel(spec, cfg.engine.cache_dtype, exact=cfg.numerics == "exact")
     add("engine: take new weights", jax.jit(model.place), params)
     rollout = jax.eval_shape(model.place, params)
     decode = _decode_state(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)

@@ -67,6 +67,7 @@ def run(cfg: Config, chip: str, console: Console | None = None) -> Plan:
 
 def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> Plan:
     """The plan of a config on a chip; `report` is called with each `programs.Program` when it is compiled."""
+    cfg = cfg.for_platform(CHIPS[chip].platform)
     check(cfg)
     spec = model_spec(cfg)
     spec.check_context(cfg.env.context_tokens)
@@ -115,7 +116,10 @@ def transient_bytes(program: programs.Program, resident: dict[str, int]) -> int:
 def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:
     """What the numbers rest on, in words."""
     numbers = CHIPS[chip]
+    engine = cfg.engine
     out = [
+        f"engine: tiles of {engine.tile_rows} rows, pages of {engine.page_tokens} tokens, {engine.steps_per_dispatch} "
+        f"steps per dispatch, {engine.prefill_tokens} tokens of prefill between two of them",
         f"times: {numbers.flops / 1e12:.0f} TFLOP/s, of which {numbers.train_mfu:.0%} in training and "
         f"{numbers.prefill_mfu:.0%} in prefill; {numbers.bandwidth / 1e9:.0f} GB/s, of which "
         f"{numbers.decode_bandwidth_frac:.0%} in decode; no time for communication, environments and the host",

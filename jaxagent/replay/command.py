@@ -53,7 +53,7 @@ def _run(argv: Sequence[str]) -> int:
         raise ConfigError("--draw chooses the steps of --verify=K, which is not there.")
     config = read_config([argv[0], *rest])
     quiet_libraries()
-    devices.provide(config.mesh, config.numerics == "exact")
+    config = devices.provide_for(config)
     # Late imports: what they name loads jax, which costs seconds.
     from jaxagent import loop
     from jaxagent.replay import run

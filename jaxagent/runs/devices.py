@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import ConfigError, MeshConfig
+from jaxagent.config import Config, ConfigError, MeshConfig
 from jaxagent.config.errors import Stopped
 from jaxagent.io.files import cache_directory
 from jaxagent.learner import peers
@@ -25,6 +25,18 @@ from jaxagent.learner import peers
 MOST_COMPILED_BYTES = 4 * 2**30  # of the folder of compiled programs; the least recently used go first
 _FOR_MESH: dict[str, str] = {}  # variables of XLA's that this process has set, not its user
 LEAST_COMPILE_S = 0.2  # what compiles faster is not worth a file
+# All of XLA's flags for GPUs that a run sets. None helped fast numerics (docs/gpu.md).
+EXACT_GPU_FLAGS = ("xla_gpu_enable_triton_gemm=false", "xla_gpu_autotune_level=0")
+
+
+def provide_for(cfg: Config) -> Config:
+    """Provides the devices of a run's mesh; returns its config with the sizes of the engine that suit them.
+
+    Raises:
+      ConfigError: as `provide`.
+    """
+    provide(cfg.mesh, cfg.numerics == "exact")
+    return cfg.for_platform(available()[0].platform)
 
 
 def provide(mesh: MeshConfig, exact: bool = False) -> None:
@@ -110,7 +122,7 @@ def _fix_gpu_products() -> None:
 
     Otherwise it fuses products with their surroundings and times several kernels, program by program: on an H200,
     engine and trainer then differ in 1 to 5 % of bfloat16 log-probs and in half of the float32 ones, and in none with
-    these flags (docs/benchmarks.md). A flag that the user set wins, and so does a file of flags (its name in
+    these flags (docs/gpu.md). A flag that the user set wins, and so does a file of flags (its name in
     XLA_FLAGS). XLA reads them before it first touches a device.
     """
     flags, platforms = os.environ.get("XLA_FLAGS", "").strip(), os.environ.get("JAX_PLATFORMS", "").strip().lower()
@@ -121,8 +133,8 @@ def _fix_gpu_products() -> None:
         return
     if flags and not flags.startswith("-"):
         return  # the name of a user's file of flags, which holds all there are
-    flags_needed = ("xla_gpu_enable_triton_gemm=false", "xla_gpu_autotune_level=0")
-    missing = [f"--{flag}" for flag in flags_needed if flag.partition("=")[0] not in flags]
+    names = [flag.lstrip("-").partition("=")[0] for flag in flags.split()]
+    missing = [f"--{flag}" for flag in EXACT_GPU_FLAGS if flag.partition("=")[0] not in names]
     os.environ["XLA_FLAGS"] = " ".join(filter(None, (flags, *missing)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -40,7 +41,7 @@ from jaxagent.rollout.episode import CLOSE_TIMEOUT_S, ForcedTools
 from jaxagent.rollout.prompts import check_prompts, check_role_prompts, some
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template, unended_messages
 from jaxagent.rollout.workers import Rollout, Workers
-from jaxagent.runs import replica, resume
+from jaxagent.runs import provenance, replica, resume
 from jaxagent.runs.roles import WARM_UP_TIMEOUT_S, RunRoles, check_folders, open_roles
 from jaxagent.types import Task
 
@@ -238,6 +239,8 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
     with jax.set_mesh(mesh):
         batch, exact = cfg.rl.batch, cfg.numerics == "exact"
         note(kernels.report(spec, cfg.engine.page_tokens, batch.row_tokens, batch.share_prefix, exact))
+    if mesh.devices.flat[0].platform == "gpu":
+        note(f"XLA_FLAGS: {provenance.deciding_flags(os.environ.get('XLA_FLAGS', '')) or 'none'}")
     template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)
     if tokenizer.chat_template and (unended := unended_messages(tokenizer, CHAT_DATE)):
         note(unended)

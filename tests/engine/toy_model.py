@@ -25,6 +25,9 @@ class Toy:
     vocab_size: int
     splits_pages = True
 
+    def pinned(self):
+        return self
+
     def place(self, params: jax.Array) -> jax.Array:
         """Replicated."""
         return jax.device_put(params, jax.P(None, None))

@@ -43,7 +43,8 @@ def expected(tmp_path_factory):
 def test_a_fleet_is_the_run_of_one_process(tmp_path, expected, staleness, engines, compute):
     """Also where versions leave in bfloat16, of masters in float32."""
     workdir, extra = tmp_path / "run", [f"--config.model.compute_dtype={compute}"] * (compute != "float32")
-    ended(fleet(workdir, engines, f"--config.rl.staleness={staleness}", *extra), workdir)
+    by_platform = "--config.engine.tile_rows=0"  # given so to all, each puts its own in place
+    ended(fleet(workdir, engines, f"--config.rl.staleness={staleness}", by_platform, *extra), workdir)
     compare(workdir, expected(staleness, *extra))
     with weight_reader.OpenVersion(weights.path_of(workdir / settings.FOLDER / settings.WEIGHTS, 5)) as held:
         assert {leaf.dtype for leaf in held.manifest.leaves} == {compute}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.models import attention, gpu_kernels, kernels
+from jaxagent.models import attention, gpu_kernels, gpu_products, kernels, layers
 
 if jax.default_backend() != "gpu":
     pytest.skip("needs an NVIDIA GPU and JAX_PLATFORMS=cuda", allow_module_level=True)
@@ -75,6 +75,53 @@ def test_a_row_of_pages_does_not_depend_on_its_neighbours(dtype):
         at, start = jnp.zeros((1, 1), jnp.int32), jnp.asarray([13], jnp.int32)
         alone = np.float32(run(q[row][None], positions[row][None], PAGE, k, v, at, start))
         assert np.array_equal(alone[0], whole[row])
+
+
+def test_rows_that_share_a_sequence_read_its_pages_together():
+    q, positions, _, keys, values, tables = pages(jnp.bfloat16)
+    run = jax.jit(gpu_kernels.attend_pages, static_argnums=2)
+    shared = run(q, positions, PAGE, keys, values, tables[::16], None)
+    alone = run(q, positions, PAGE, keys, values, jnp.repeat(tables[::16], 16, axis=0), None)
+    np.testing.assert_allclose(np.float32(shared), np.float32(alone), atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_tokens_are_written_into_their_pages(dtype):
+    _, _, _, keys, values, _ = pages(dtype)
+    rng = np.random.default_rng(4)
+    k, v = (jnp.asarray(rng.normal(size=(9, 2, D)), dtype) for _ in range(2))
+    page, offset = jnp.arange(9) * 6 + 2, jnp.asarray(rng.integers(0, PAGE, 9))  # the last one is past the end
+    actual = jax.jit(gpu_kernels.write)(keys, values, k, v, page, offset)
+    expected = keys.at[page, :, :, offset].set(k), values.at[page, :, offset].set(v)
+    for new, of_scatter in zip(actual, expected, strict=True):
+        assert np.array_equal(np.float32(new), np.float32(of_scatter))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_exact_numerics_round_a_row_alike_among_any_others(dtype):
+    rng = np.random.default_rng(5)
+    x, w, head = (jnp.asarray(rng.normal(size=shape), dtype) for shape in ((512, 896), (896, 4864), (4096, 896)))
+    scale, temperature = jnp.asarray(rng.normal(size=896), dtype), jnp.linspace(0.1, 2, 512)
+
+    @jax.jit
+    def run(x, temperature):
+        scores = gpu_products.product(x, [head], True, jnp.float32)
+        logprobs = gpu_products.row_logprobs(scores, jnp.zeros(len(x), jnp.int32), temperature)
+        return gpu_products.product(x, [w], False, dtype), gpu_products.rms_norm(x, scale, 1e-6), scores, logprobs
+
+    whole = run(x, temperature)
+    for rows in (1, 2, 7, 64, 65, 200):
+        chosen = rng.permutation(512)[:rows]
+        for few, many in zip(run(x[chosen], temperature[chosen]), whole, strict=True):
+            assert np.array_equal(np.float32(few), np.float32(many)[chosen])
+    wide = np.float64(x), np.float64(w), np.float64(head)
+    tolerance = {"atol": 2e-3} if dtype == jnp.float32 else {"rtol": 1e-2, "atol": 0.2}
+    np.testing.assert_allclose(np.float64(whole[0]), wide[0] @ wide[1], **tolerance)
+    np.testing.assert_allclose(whole[2], wide[0] @ wide[2].T, atol=2e-3)
+    norm = layers.rms_norm(x, scale, 1e-6)
+    np.testing.assert_allclose(np.float32(whole[1]), np.float32(norm), rtol=1e-2, atol=1e-5)
+    expected = jax.nn.log_softmax(whole[2] / temperature[:, None])[:, 0]
+    np.testing.assert_allclose(whole[3], expected, rtol=1e-5, atol=1e-4)
 
 
 def test_packed_rows_run_the_kernel_and_not_its_fallback():

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxagent.config import MeshConfig
-from jaxagent.models import attention, blockwise, gpu_kernels, kernels
+from jaxagent.models import attention, blockwise, gpu_calls, gpu_kernels, kernels
 from jaxagent.models.sharding import ROWS, make_mesh
 from tests.models import tiny
 
@@ -31,6 +31,32 @@ def test_gpu_kernels_and_their_conditions(monkeypatch):
     assert "head_dim 80" in kernels.paged("gpu", 80, 64).because
     assert kernels.packed("gpu", "bfloat16", 256).name == "tokamax"
     assert "float32" in kernels.packed("gpu", "float32", 256).because
+
+
+def test_a_jax_without_tritons_back_end_runs_plain_code_and_says_so(monkeypatch):
+    assert kernels.products("gpu", True).name == "pinned" and kernels.products("gpu", False) == kernels.Choice("xla")
+    monkeypatch.setattr(gpu_calls, "AVAILABLE", False)
+    for choice in (kernels.paged("gpu", 128, 64), kernels.products("gpu", True)):
+        assert choice.name == "xla" and "Triton" in choice.because
+    monkeypatch.setattr(kernels, "platform", lambda: "gpu")
+    assert "products xla (this version of jax" in kernels.report(tiny.spec(), 64, 256, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("version", "used"), [("0.0.9", False), ("0.0.12.post1", False), ("0.0.13", True), ("1.0", True)]
+)
+def test_a_tokamax_that_masks_wrongly_is_refused(monkeypatch, version, used):
+    monkeypatch.setattr(kernels.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(kernels, "_has_tokamax", lambda: True)
+    monkeypatch.setattr(kernels.importlib.metadata, "version", lambda name: {"tokamax": version}[name])
+    kernels._refused_tokamax.cache_clear()
+    try:
+        chosen = kernels.packed("gpu", "bfloat16", 256)
+    finally:
+        kernels._refused_tokamax.cache_clear()
+    assert chosen.name == ("tokamax" if used else "xla")
+    because = f"tokamax {version} masks wrongly backward; 0.0.13 is needed, which wants Python 3.12"
+    assert chosen.because == ("" if used else because)
 
 
 def test_tpu_kernels_and_their_conditions():

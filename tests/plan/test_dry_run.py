@@ -20,6 +20,7 @@ TINY = {
     "tokenizer.vocab_size": 256,
     "engine.slots": 8,
     "engine.prefill_tokens": 128,
+    "engine.tile_rows": 0,
     "engine.pages": 16,
     "env.context_tokens": 64,
     "rl.batch.row_tokens": 64,
@@ -89,6 +90,7 @@ def test_a_tiny_model_on_four_virtual_devices(tmp_path):
     assert plan["times"]["total_s"] > 0 and plan["work"]["train_flops"] > 0
     assert "Memory of one device" in printed and "h100" in printed
     assert "fleet: the memory of a trainer that plays" in printed
+    assert any("engine: tiles of 128 rows, pages of 64 tokens" in line for line in plan["assumptions"])  # an H100's
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxagent.models import rope, sharding
 from jaxagent.models.attention import LayerCache
 from jaxagent.models.blocks import FlatRows, LayerBlock
-from jaxagent.models.layers import contract, rms_norm
+from jaxagent.models.layers import contract, contract_each, rms_norm
 from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix, vector
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ PAGES = jax.P(sharding.FLAT, "tensor", None, None)  # how keys and values are sp
 
 @dataclasses.dataclass(frozen=True)
 class Attention(LayerBlock):
-    """attention(rms_norm(x)), or rms_norm(attention(x)). See Ainslie et al., grouped-query attention (https://arxiv.org/abs/2305.13245).
+    """attention(rms_norm(x)), or rms_norm(attention(x)).
 
+    See Ainslie et al., grouped-query attention (https://arxiv.org/abs/2305.13245).
     Its state is a `LayerCache`: rotated keys [P, K, D, page_tokens], the layout in which a CPU multiplies them fastest,
     and values [P, K, page_tokens, D]. Nothing is ever cleared: a position is always written before it is attended.
     """
@@ -69,9 +70,7 @@ class Attention(LayerBlock):
     ) -> tuple[jax.Array, LayerCache | None]:
         """Attention by `rows.attend`, which knows which keys a row sees and where they are kept."""
         h = x if self.post_norm else rms_norm(x, layer.attn_norm, spec.norm_eps)
-        q = contract("ne,ehd->nhd", h, layer.wq)
-        k = contract("ne,ekd->nkd", h, layer.wk)
-        v = contract("ne,ekd->nkd", h, layer.wv)
+        q, k, v = contract_each("ne,ehd->nhd", h, layer.wq, layer.wk, layer.wv)
         if self.qkv_bias:
             q, k, v = q + layer.bq, k + layer.bk, v + layer.bv
         if self.qk_norm or self.wide_qk_norm:

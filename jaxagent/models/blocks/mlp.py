@@ -9,7 +9,7 @@ import jax
 
 from jaxagent.models import sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
-from jaxagent.models.layers import contract, rms_norm
+from jaxagent.models.layers import contract, contract_each, rms_norm
 from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class SwiGLU(LayerBlock):
     ) -> tuple[jax.Array, State]:
         """Row by row."""
         h = x if self.post_norm else rms_norm(x, layer.mlp_norm, spec.norm_eps)
-        gate = jax.nn.silu(contract("ne,ef->nf", h, layer.w_gate))
-        hidden = gate * contract("ne,ef->nf", h, layer.w_up)
+        gate, up = contract_each("ne,ef->nf", h, layer.w_gate, layer.w_up)
+        hidden = jax.nn.silu(gate) * up
         added = contract("nf,fe->ne", hidden, layer.w_down, sharding.out(sharding.row_axes(x), None))
         return (rms_norm(added, layer.mlp_norm, spec.norm_eps) if self.post_norm else added), state
