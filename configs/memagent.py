@@ -27,6 +27,9 @@ since its own are known from notes alone. Not run by us: `--dry_run` says what t
   template, so that its policy is shown \boxed{{}}.
 - Evaluations sample at temperature 1 with top_p=1 (published: .7 in training, 4 attempts), since the trainer scores the
   whole vocabulary; RULER-HQA is published at temperature .7, top_p .95: `--temperature=0.7`, and top_p stays 1.
+- The reproduction stretches Qwen2.5 to 131,072 positions by YaRN. No conversation here is longer than 9,216 tokens, and
+  YaRN changes short ones, too, so it is off; to have it, give the model's config.json "rope_scaling": {"rope_type":
+  "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}.
 - Published are 32 GPUs (14B: 128); a run here has one host, so the mesh has 8.
 - An update's conversations are those of whole questions; the published one cuts a step's conversations into 16 parts.
 """

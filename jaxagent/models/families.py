@@ -6,7 +6,7 @@ A family of your own is named by its path, `--config.model.family=my_package.my_
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxagent.config import ConfigError
@@ -29,10 +29,11 @@ class Family:
     architecture: str  # transformers' class
     pattern: Pattern
     norm_eps: float = 1e-6  # as released; a Hugging Face folder says its own
-    # What transformers takes for sizes that a config.json leaves out; None: what follows from the number of heads.
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    reads: frozenset[str] = frozenset()  # keys of config.json that only this family's `pattern_of` reads
+    # What transformers takes for keys that a config.json leaves out, where this is no other family's way.
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    reads: frozenset[str] = frozenset()  # keys of config.json that only this family reads, its `pattern_of` or its RoPE
+    # Keys of the family's class in transformers that change nothing of what is computed, and why not.
+    harmless: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
         """The pattern that a parsed config.json describes; `source` is its name, for ConfigErrors."""
@@ -43,12 +44,84 @@ class Family:
         return {}
 
 
+class EveryFewPositions(Family):
+    """SmolLM3: some layers, every fourth as released, have no RoPE."""
+
+    def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
+        """A layer has RoPE where `no_rope_layers` has a 1."""
+        layers, every = hf["num_hidden_layers"], hf.get("no_rope_layer_interval")
+        if (rotary := hf.get("no_rope_layers")) is None and isinstance(every, int) and every > 0:
+            rotary = [int((layer + 1) % every > 0) for layer in range(layers)]
+        if not isinstance(rotary, list) or len(rotary) < layers or any(one not in (0, 1) for one in rotary):
+            raise ConfigError(
+                f"{source}: no_rope_layers must say 1 or 0 for each of the {layers} layers, or no_rope_layer_interval "
+                f"be a whole number from 1 on. They are {str(rotary)[:80]} and {every!r}."
+            )
+        return period_of([(Attention(rotary=bool(one)), SwiGLU()) for one in rotary[:layers]])
+
+    def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
+        """`no_rope_layers`, which goes before an interval."""
+        rotary = [int(blocks[0].rotary) for blocks in spec.pattern]
+        return {"no_rope_layers": rotary * (spec.num_layers // len(rotary))}
+
+
+def period_of(layers: Sequence[tuple[LayerBlock, ...]]) -> Pattern:
+    """The shortest pattern that repeats to these layers."""
+    n = len(layers)
+    return next(tuple(layers[:p]) for p in range(1, n + 1) if n % p == 0 and layers[:p] * (n // p) == layers)
+
+
+_NO_WINDOW = "read only where use_sliding_window is true, which is refused"
 FAMILIES = {
     family.model_type: family
     for family in (
-        Family("qwen2", "Qwen2ForCausalLM", ((Attention(qkv_bias=True), SwiGLU()),), kv_heads=32),
-        Family("qwen3", "Qwen3ForCausalLM", ((Attention(qk_norm=True), SwiGLU()),), kv_heads=32, head_dim=128),
-        Family("llama", "LlamaForCausalLM", ((Attention(), SwiGLU()),), norm_eps=1e-5),
+        Family(
+            "qwen2",
+            "Qwen2ForCausalLM",
+            ((Attention(qkv_bias=True), SwiGLU()),),
+            defaults={"num_key_value_heads": 32},
+            harmless={"sliding_window": _NO_WINDOW, "max_window_layers": _NO_WINDOW},
+        ),
+        Family(
+            "qwen3",
+            "Qwen3ForCausalLM",
+            ((Attention(qk_norm=True), SwiGLU()),),
+            defaults={"num_key_value_heads": 32, "head_dim": 128},
+            harmless={"sliding_window": _NO_WINDOW, "max_window_layers": _NO_WINDOW},
+        ),
+        Family(
+            "llama",
+            "LlamaForCausalLM",
+            ((Attention(), SwiGLU()),),
+            norm_eps=1e-5,
+            harmless={"pretraining_tp": "how Llama 2's training split its products, which are the same"},
+        ),
+        Family(
+            "mistral",
+            "MistralForCausalLM",
+            ((Attention(), SwiGLU()),),
+            norm_eps=1e-5,
+            defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+        ),
+        EveryFewPositions(
+            "smollm3",
+            "SmolLM3ForCausalLM",
+            (*[(Attention(), SwiGLU())] * 3, (Attention(rotary=False), SwiGLU())),
+            defaults={
+                "num_key_value_heads": 4,
+                "rope_theta": 2e6,
+                "tie_word_embeddings": True,
+                "no_rope_layer_interval": 4,
+            },
+            reads=frozenset({"no_rope_layers", "no_rope_layer_interval"}),
+            harmless={"sliding_window": _NO_WINDOW, "max_window_layers": _NO_WINDOW},
+        ),
+        Family(
+            "olmo2",
+            "Olmo2ForCausalLM",
+            ((Attention(wide_qk_norm=True, post_norm=True), SwiGLU(post_norm=True)),),
+            defaults={"rms_norm_eps": 1e-5},
+        ),
     )
 }
 

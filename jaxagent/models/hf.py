@@ -124,13 +124,14 @@ def save(
         old.unlink(missing_ok=True)
     _save_weights(folder, params, spec, np.dtype(jax.numpy.dtype(dtype)), file_bytes)
     config = hf_config.spec_to_hf(spec, dtype)
+    settings = {"pad_token_id": None}  # some families' classes take one that a small vocabulary does not have
     if assets:
         for name in ASSETS:
             if (pathlib.Path(assets) / name).exists() and pathlib.Path(assets).resolve() != folder.resolve():
                 shutil.copyfile(pathlib.Path(assets) / name, folder / name)
         if (pathlib.Path(assets) / "config.json").exists():
-            settings = read_json(pathlib.Path(assets) / "config.json")
-            config = {k: v for k, v in settings.items() if k not in ("rope_parameters", "dtype")} | config
+            settings |= read_json(pathlib.Path(assets) / "config.json")
+    config = {k: v for k, v in settings.items() if k not in ("rope_parameters", "dtype")} | config
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

@@ -1,8 +1,8 @@
-"""Hugging Face's config.json <-> `ModelSpec`, for Qwen2 / Qwen2.5, Qwen3 (dense) and Llama 3.
+"""Hugging Face's config.json <-> `ModelSpec`, for the families of families.py.
 
 A setting of config.json that this code does not compute is an error and never ignored, so a model that loads is right:
 every key is one that is read here, one whose value leaves a feature off, or one that is known not to change what is
-computed.
+computed, in every family (`HARMLESS`) or in this one (`Family.harmless`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxagent.config import MODEL_SHAPE, ConfigError, ModelConfig
-from jaxagent.models.families import FAMILIES, family_of
+from jaxagent.models.families import FAMILIES, Family, family_of
 from jaxagent.models.rope import yarn_attention_factor
 from jaxagent.models.spec import Computing, ModelSpec, RopeScaling, round_up
 
@@ -26,6 +26,16 @@ UNSUPPORTED = {
     "quantization_config": (None, {}),
     "num_experts": (0, None),
     "partial_rotary_factor": (1, None),
+    "sliding_window": (None,),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "logit_scale": (1, None),
+    "logits_scaling": (1, None),
+    "embedding_multiplier": (1, None),
+    "residual_multiplier": (1, None),
+    "attention_multiplier": (None,),
+    "clip_qkv": (None,),
+    "kv_lora_rank": (None,),
     "is_causal": (True, None),
     "is_encoder_decoder": (False, None),
     "add_cross_attention": (False, None),
@@ -37,21 +47,27 @@ UNSUPPORTED = {
 _READ = """model_type vocab_size num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim
     intermediate_size tie_word_embeddings rms_norm_eps max_position_embeddings initializer_range layer_types
     rope_theta rope_scaling rope_parameters original_max_position_embeddings"""
-# Special tokens, dropout, labels, what transformers takes for generation and training, and notes of the file's writer.
-_WITHOUT_EFFECT = """_name_or_path architectures transformers_version torch_dtype dtype use_cache attention_dropout
-    hidden_dropout bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id prefix
-    tokenizer_class
-    sliding_window max_window_layers pretraining_tp chunk_size_feed_forward gradient_checkpointing
-    id2label label2id num_labels problem_type finetuning_task task_specific_params output_attentions
-    output_hidden_states return_dict torchscript use_bfloat16 tf_legacy_loss is_decoder attn_implementation
-    _attn_implementation _attn_implementation_autoset unsloth_version unsloth_fixed
-    unsloth_training is_llama_config transformers.js_config max_sequence_length seq_length kv_cache_dtype _commit_hash
-    summary_type _flash_attn_2_enabled use_flash_attention use_flash_attn liger_kernel
-    do_sample temperature top_k top_p typical_p repetition_penalty length_penalty max_length min_length num_beams
-    num_beam_groups num_return_sequences no_repeat_ngram_size encoder_no_repeat_ngram_size early_stopping
-    diversity_penalty bad_words_ids begin_suppress_tokens suppress_tokens exponential_decay_length_penalty
-    forced_bos_token_id forced_eos_token_id remove_invalid_values output_scores return_dict_in_generate
-    cross_attention_hidden_size tie_encoder_decoder"""
+# Keys that change nothing of what any family computes, by the reason.
+HARMLESS = {
+    "special tokens, which only tokenizers and generation read": """bos_token_id eos_token_id pad_token_id sep_token_id
+        cls_token_id decoder_start_token_id prefix tokenizer_class""",
+    "read in training by transformers' own trainer only": """attention_dropout hidden_dropout gradient_checkpointing
+        id2label label2id num_labels problem_type finetuning_task summary_type chunk_size_feed_forward""",
+    "how transformers computes, or what its forward pass hands back": """torch_dtype dtype use_cache output_attentions
+        output_hidden_states return_dict torchscript use_bfloat16 tf_legacy_loss attn_implementation
+        _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled use_flash_attention use_flash_attn
+        liger_kernel kv_cache_dtype""",
+    "notes of whoever wrote the file": """_name_or_path _commit_hash architectures transformers_version
+        task_specific_params unsloth_version unsloth_fixed unsloth_training is_llama_config transformers.js_config
+        max_sequence_length seq_length""",
+    "of encoders or decoders beside this one, which a model of these families does not have": """is_decoder
+        cross_attention_hidden_size tie_encoder_decoder""",
+    "of generation, which older versions kept here": """do_sample temperature top_k top_p typical_p repetition_penalty
+        length_penalty max_length min_length num_beams num_beam_groups num_return_sequences no_repeat_ngram_size
+        encoder_no_repeat_ngram_size early_stopping diversity_penalty bad_words_ids begin_suppress_tokens
+        suppress_tokens exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id
+        remove_invalid_values output_scores return_dict_in_generate""",
+}
 
 ORIGINAL = "original_max_position_embeddings"
 DETAILS = {  # of each kind of RoPE scaling what it reads beside its factor, as config.json and `RopeScaling` name it
@@ -60,6 +76,11 @@ DETAILS = {  # of each kind of RoPE scaling what it reads beside its factor, as 
     "llama3": ("low_freq_factor", "high_freq_factor"),
     "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
 }
+_ROPE_KEYS = (
+    ("rope_type", "type", "rope_theta", "factor", "partial_rotary_factor", ORIGINAL, "mscale", "mscale_all_dim"),
+    ("finetuned",),  # a note of older files, which no version reads
+    *DETAILS.values(),
+)
 
 
 def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: str) -> ModelSpec:
@@ -80,11 +101,17 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
     if family is None or family.model_type != name:
         valid = ", ".join([own.model_type] if own else FAMILIES)
         raise ConfigError(f"{source}: model_type {name!r} is not supported. Valid: {valid}.")
+    absent = family.defaults.keys() - hf.keys()
+    hf = {**family.defaults, **hf}
     for key, off in UNSUPPORTED.items():
-        if key in hf and hf[key] not in off and key not in family.reads:
-            raise ConfigError(f"{source}: {key}={hf[key]!r} is not supported.")
+        if key in hf and hf[key] not in off and key not in family.reads and key not in family.harmless:
+            taken = (
+                " It is what transformers takes where the key is left out; null turns it off." if key in absent else ""
+            )
+            raise ConfigError(f"{source}: {key}={hf[key]!r} is not supported.{taken}")
     keys = {key for key, value in hf.items() if value is not None}  # null is as good as no key
-    if unknown := sorted(keys.difference(_READ.split(), _WITHOUT_EFFECT.split(), UNSUPPORTED, family.reads)):
+    harmless = {key for names in HARMLESS.values() for key in names.split()} | family.harmless.keys()
+    if unknown := sorted(keys.difference(_READ.split(), harmless, UNSUPPORTED, family.reads)):
         raise ConfigError(
             f"{source}: nothing is known here of {unknown[0]}={hf[unknown[0]]!r}, which may change what the model "
             "computes. Delete the key if it does not."
@@ -97,7 +124,6 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
             f"{source}: layer_types {str(types)[:80]} is not supported, only 'full_attention' for each of the {layers} "
             "layers."
         )
-    theta, scaling, positions = _rope(hf, source)
     spec = ModelSpec(
         family=stated if own else name,
         vocab_size=size("vocab_size"),
@@ -105,20 +131,18 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         num_layers=layers,
         embed_dim=embed_dim,
         num_heads=heads,
-        num_kv_heads=size("num_key_value_heads", heads if "num_key_value_heads" in hf else family.kv_heads or heads),
-        head_dim=size("head_dim", family.head_dim or max(1, embed_dim // heads)),
+        num_kv_heads=size("num_key_value_heads", heads),
+        head_dim=size("head_dim", max(1, embed_dim // heads)),
         mlp_dim=size("intermediate_size"),
         tie_embeddings=flag(hf, "tie_word_embeddings", source),
-        rope_theta=theta,
-        rope_scaling=scaling,
         norm_eps=number(hf, "rms_norm_eps", source, 1e-6),
-        max_position=positions,
         embed_init_std=number(hf, "initializer_range", source, 0.02),
         compute_dtype=model.compute_dtype,
         param_dtype=model.param_dtype,
         remat=model.remat,
         logprob_chunk_tokens=model.logprob_chunk_tokens,
         pattern=family.pattern_of(hf, source),
+        **_rope(hf, family, source),
     )
     stated = {field: getattr(model, field) for field in MODEL_SHAPE} if isinstance(model, ModelConfig) else {}
     other = {field: value for field, value in stated.items() if value not in ("", 0, getattr(spec, field))}
@@ -194,19 +218,21 @@ def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
         "initializer_range": spec.embed_init_std,
         "use_sliding_window": False,
         "torch_dtype": dtype,
+        **({"partial_rotary_factor": spec.partial_rotary_factor} if spec.partial_rotary_factor != 1 else {}),
+        **{key: UNSUPPORTED[key][0] for key in family.defaults if key in UNSUPPORTED},
         **family.settings_of(spec),
     }
 
 
-def _rope(hf: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None, int]:
-    """(theta, scaling, usable positions). transformers 5 keeps all of it in `rope_parameters`."""
+def _rope(hf: Mapping[str, Any], family: Family, source: str) -> dict[str, Any]:
+    """The spec's fields about positions. transformers 5 keeps all of it in `rope_parameters`."""
     for key in ("rope_parameters", "rope_scaling"):
         if not isinstance(hf.get(key), Mapping | None):
             raise ConfigError(f"{source}: {key} must be an object, not {hf[key]!r}.")
     new, old = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
-    rope = _one_rope(hf, new or old, source)
+    rope = _one_rope(hf, family, new or old, source)
     # transformers takes the old key, and then forgets the theta of the new one: rarely what was meant.
-    if new and old and _one_rope(hf, old, source) != rope:
+    if new and old and _one_rope(hf, family, old, source) != rope:
         raise ConfigError(
             f"{source}: 'rope_parameters' and 'rope_scaling' say different things. Keep one of them, with the "
             "'rope_theta' of the model."
@@ -214,19 +240,23 @@ def _rope(hf: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None
     return rope
 
 
-def _one_rope(hf: Mapping[str, Any], rope: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None, int]:
+def _one_rope(hf: Mapping[str, Any], family: Family, rope: Mapping[str, Any], source: str) -> dict[str, Any]:
     """As `_rope`, from one of the two keys that may hold it."""
     if nested := [key for key, value in rope.items() if isinstance(value, Mapping)]:
         raise ConfigError(f"{source}: RoPE of its own for layers of type '{nested[0]}' is not supported.")
-    if rope.get("partial_rotary_factor") not in UNSUPPORTED["partial_rotary_factor"]:
-        raise ConfigError(f"{source}: partial_rotary_factor={rope['partial_rotary_factor']!r} is not supported.")
+    if unknown := sorted({key for key, value in rope.items() if value is not None}.difference(*_ROPE_KEYS)):
+        raise ConfigError(f"{source}: {unknown[0]}={rope[unknown[0]]!r} of its RoPE is not supported.")
+    share = number(rope, "partial_rotary_factor", source, number(hf, "partial_rotary_factor", source, 1.0))
+    if share != 1 and ("partial_rotary_factor" not in family.reads or share > 1):
+        raise ConfigError(f"{source}: partial_rotary_factor={share!r} is not supported.")
     theta = number(rope, "rope_theta", source, number(hf, "rope_theta", source, 10_000.0))
     positions = (
         0 if hf.get("max_position_embeddings") is None else integer(hf, "max_position_embeddings", source=source)
     )
+    fields = {"rope_theta": theta, "rope_scaling": None, "max_position": positions, "partial_rotary_factor": share}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
-        return theta, None, positions
+        return fields
     original = positions
     if DETAILS.get(kind):  # as transformers: only these read it, and a length beside the section goes first
         where = hf if hf.get(ORIGINAL) else rope
@@ -240,7 +270,7 @@ def _one_rope(hf: Mapping[str, Any], rope: Mapping[str, Any], source: str) -> tu
     if rope.get("factor") is None and not implied:
         raise ConfigError(f"{source}: rope_type '{kind}' has no 'factor'.")
     base = RopeScaling(kind=kind, factor=number(rope, "factor", source, implied), original_max_position=original)
-    return theta, _details(base, rope, source), _usable(base, positions)
+    return fields | {"rope_scaling": _details(base, rope, source), "max_position": _usable(base, positions)}
 
 
 def _details(base: RopeScaling, rope: Mapping[str, Any], source: str) -> RopeScaling:

@@ -146,16 +146,17 @@ def contract_each(equation: str, x: jax.Array, *weights: jax.Array | LoraArray) 
 
 @jax.named_scope("norm")
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """x / rms(x) * scale over the last axis, in float32, returned in the dtype of `x`.
+    """x / rms(x) * scale over the axes of `scale`, the last ones, in float32, returned in the dtype of `x`.
 
     See Zhang and Sennrich, Root Mean Square Layer Normalization (https://arxiv.org/abs/1910.07467).
     """
-    chex.assert_shape(scale, x.shape[-1:])
+    axes = tuple(range(x.ndim - scale.ndim, x.ndim))
+    chex.assert_shape(scale, tuple(x.shape[axis] for axis in axes))
     chex.assert_type([x, scale], float)
     if gpu_products.are_pinned():
         return gpu_products.rms_norm(x, scale, eps)
     wide = x.astype(jnp.float32)
-    inverse = lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    inverse = lax.rsqrt(jnp.mean(jnp.square(wide), axis=axes, keepdims=True) + eps)
     return (wide * inverse * scale.astype(jnp.float32)).astype(x.dtype)
 
 

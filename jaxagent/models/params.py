@@ -103,6 +103,11 @@ def vector(name: str, sizes: dict[str, int], mean: float = 0.0) -> ArraySpec:
     return ArraySpec(shape, "", tuple(sizes), mean, 0.0, name, (tuple(range(len(shape))),), (math.prod(shape),))
 
 
+def block_norm(spec: ModelSpec, name: str, behind: bool) -> ArraySpec:
+    """The RMSNorm before a block; or behind it, where its gain says how much a layer adds (`LayerBlock.arrays`)."""
+    return vector(f"{name}_layernorm.weight", {"embed": spec.embed_dim}, spec.embed_init_std if behind else 1.0)
+
+
 def matrix(name: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
     """A projection: [inputs.., outputs..] here, stored as [outputs, inputs]. As `vector`."""
     sizes, split = inputs | outputs, len(inputs)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def frequencies(spec: ModelSpec) -> np.ndarray:
-    """Radians per position of each pair of dimensions, scaling included. f32[D/2]."""
-    d = spec.head_dim
+    """Radians per position of each pair of dimensions that turns, scaling included. f32[R/2], R = `spec.rotary_dim`."""
+    d = spec.rotary_dim
     plain = (1.0 / spec.rope_theta ** (np.arange(0, d, 2, dtype=np.float32) / np.float32(d))).astype(np.float32)
     scaling = spec.rope_scaling
     if scaling is None or scaling.kind == "dynamic":
@@ -35,7 +35,7 @@ def frequencies(spec: ModelSpec) -> np.ndarray:
 
 @jax.named_scope("rope")
 def table(spec: ModelSpec, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(cos, sin) of the angles of each row: f32[N, D/2] each, from positions i32[N]."""
+    """(cos, sin) of the angles of each row: f32[N, R/2] each, from positions i32[N]."""
     chex.assert_rank(positions, 1)
     chex.assert_type(positions, int)
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(frequencies(spec))[None, :]
@@ -47,18 +47,23 @@ def table(spec: ModelSpec, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @jax.named_scope("rope")
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Turns dimension pairs (i, i + D/2) of x[N, H, D] by the angles whose cos and sin are f32[N, D/2]."""
-    chex.assert_rank(x, 3)
-    chex.assert_shape([cos, sin], (x.shape[0], x.shape[2] // 2))
+    """Turns dimension pairs (i, i + R/2) of x[N, H, D] by the angles whose cos and sin are f32[N, R/2].
+
+    Dimensions from R on stay as they are.
+    """
+    chex.assert_rank([x, cos, sin], [3, 2, 2])
+    chex.assert_equal_shape([cos, sin])
+    chex.assert_equal_shape_prefix([x, cos], 1)
     chex.assert_type([x, cos, sin], float)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    half = cos.shape[1]
+    first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), axis=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
     return turned.astype(x.dtype)
 
 
 def _llama3(plain: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-    """Long wavelengths are stretched by `factor`, short ones kept, between them a linear blend. f32[D/2]."""
+    """Long wavelengths are stretched by `factor`, short ones kept, between them a linear blend. f32[R/2]."""
     original = scaling.original_max_position
     wavelength = 2 * math.pi / plain
     blend = (original / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -67,7 +72,7 @@ def _llama3(plain: np.ndarray, scaling: RopeScaling) -> np.ndarray:
 
 
 def _yarn(plain: np.ndarray, scaling: RopeScaling, theta: float, d: int) -> np.ndarray:
-    """Interpolates dimensions that turn slowly, keeps those that turn fast. f32[D/2].
+    """Interpolates dimensions that turn slowly, keeps those that turn fast. f32[R/2].
 
     See Peng et al., YaRN (https://arxiv.org/abs/2309.00071), section 3.2.
     """

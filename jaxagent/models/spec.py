@@ -67,6 +67,7 @@ class ModelSpec:
     param_dtype: Literal["float32", "bfloat16"]
     remat: Remat
     logprob_chunk_tokens: int
+    partial_rotary_factor: float = 1.0  # share of a head's dimensions that RoPE turns, the first ones
     pattern: Pattern = ()  # of the layers, as a config.json describes it; (): the family's own
 
     def __post_init__(self) -> None:
@@ -79,13 +80,21 @@ class ModelSpec:
             raise ConfigError(
                 f"model.num_heads={self.num_heads} is not a multiple of model.num_kv_heads={self.num_kv_heads}."
             )
-        if self.head_dim % 2:
-            raise ConfigError(f"model.head_dim={self.head_dim} must be even: RoPE turns pairs of dimensions.")
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
+            raise ConfigError(
+                f"model.head_dim={self.head_dim} must be even, and so must the {self.rotary_dim} dimensions of it that "
+                "RoPE turns in pairs."
+            )
         if self.num_layers % len(self.pattern):
             raise ConfigError(
                 f"model.num_layers={self.num_layers} is not a multiple of the {len(self.pattern)} kinds of layers of "
                 f"{self.family}."
             )
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that RoPE turns."""
+        return int(self.head_dim * self.partial_rotary_factor)
 
     @classmethod
     def from_config(cls, model: ModelConfig, vocab_size: int) -> ModelSpec:

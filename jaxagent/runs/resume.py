@@ -177,7 +177,13 @@ def changes_line(changes: list[tuple[str, Any, Any]]) -> str:
 def of_spec(spec: Any) -> dict[str, Any]:
     """What of a model's spec decides the function that its weights compute, as JSON values."""
     execution = ("embed_init_std", "compute_dtype", "param_dtype", "remat", "logprob_chunk_tokens", "max_position")
-    fields = dataclasses.asdict(spec) | {"pattern": str(spec.pattern)}
+
+    # Of a block's settings only those that say something: a setting that a later version adds leaves the rest as it is.
+    def of_block(block: Any) -> list[Any]:
+        settings = {field.name: (getattr(block, field.name), field.default) for field in dataclasses.fields(block)}
+        return [type(block).__name__, {name: value for name, (value, usual) in settings.items() if value != usual}]
+
+    fields = dataclasses.asdict(spec) | {"pattern": str([[of_block(block) for block in kind] for kind in spec.pattern])}
     return {name: value for name, value in fields.items() if name not in execution}
 
 

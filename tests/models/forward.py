@@ -12,8 +12,10 @@ from jaxagent.models import attention, logprobs, transformer
 
 
 @functools.partial(jax.jit, static_argnames="spec")
-def _logits(params, spec, tokens, segments):
+def every_logit(params, spec, tokens, segments=None):
+    """f32[B, T, V] with the padded rows, traceable; all are one sequence a row unless `segments` says else."""
     b, t = tokens.shape
+    segments = jnp.ones_like(tokens) if segments is None else segments
     positions = jnp.tile(jnp.arange(t, dtype=jnp.int32), b)
     x, _ = transformer.hidden(params, spec, tokens.reshape(-1), positions, attention.packed(segments))
     return logprobs.logits(params, spec, x).reshape(b, t, -1)
@@ -21,4 +23,4 @@ def _logits(params, spec, tokens, segments):
 
 def all_logits(params, spec, tokens: np.ndarray) -> np.ndarray:
     """f32[B, T, V] without the padded vocabulary rows; every row is one sequence."""
-    return np.asarray(_logits(params, spec, tokens, np.ones_like(tokens)))[..., : spec.vocab_size]
+    return np.asarray(every_logit(params, spec, tokens))[..., : spec.vocab_size]

@@ -9,6 +9,9 @@ CONFIGS = {
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
     "llama": transformers.LlamaConfig,
+    "mistral": transformers.MistralConfig,
+    "smollm3": transformers.SmolLM3Config,
+    "olmo2": transformers.Olmo2Config,
 }
 
 LLAMA3 = dict(
@@ -23,6 +26,8 @@ YARN = dict(rope_type="yarn", rope_theta=10_000.0, factor=4.0, original_max_posi
 LINEAR = dict(rope_type="linear", rope_theta=10_000.0, factor=2.5)
 DYNAMIC = dict(rope_type="dynamic", rope_theta=10_000.0, factor=2.0)
 PLAIN = dict(rope_type="default", rope_theta=1_000_000.0)
+
+SMOLLM3 = dict(pad_token_id=None, bos_token_id=None, eos_token_id=None, tie_word_embeddings=True)
 
 # name -> (family, changes of its config)
 CASES = {
@@ -42,6 +47,15 @@ CASES = {
     "llama-linear": ("llama", dict(rope_parameters=LINEAR, num_key_value_heads=4)),
     "llama-dynamic": ("llama", dict(rope_parameters=DYNAMIC, tie_word_embeddings=True)),
     "wide-heads": ("qwen3", dict(head_dim=128)),
+    "mistral": ("mistral", dict(sliding_window=None, rope_parameters=PLAIN)),
+    "mistral-yarn": ("mistral", dict(sliding_window=None, rope_parameters=YARN | dict(mscale=0.7, mscale_all_dim=1.3))),
+    "smollm3": ("smollm3", dict(SMOLLM3, num_hidden_layers=4)),
+    "smollm3-untied": (
+        "smollm3",
+        dict(SMOLLM3, tie_word_embeddings=False, no_rope_layers=[0, 1], rope_parameters=YARN),
+    ),
+    "olmo2": ("olmo2", dict(pad_token_id=None, eos_token_id=None, head_dim=6)),
+    "olmo2-llama3": ("olmo2", dict(pad_token_id=None, eos_token_id=None, rope_parameters=LLAMA3)),
 }
 
 

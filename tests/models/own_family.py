@@ -49,5 +49,5 @@ FAMILY = EveryOther(
     model_type="every_other",
     architecture="EveryOtherForCausalLM",
     pattern=((Attention(qkv_bias=True), SwiGLU()), (Parallel(),)),
-    reads=frozenset({"residual_scale"}),
+    reads=frozenset({"residual_scale", "partial_rotary_factor"}),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -12,16 +13,37 @@ import safetensors.numpy
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from jaxagent.models import hf  # noqa: E402 (after importorskip)
-from tests.models import hf_cases, tiny  # noqa: E402
+from jaxagent.models import hf, hf_config, rope  # noqa: E402 (after importorskip)
+from jaxagent.models.families import FAMILIES  # noqa: E402
+from tests.models import forward, hf_cases, tiny  # noqa: E402
 from tests.models.forward import all_logits  # noqa: E402
 
 TOLERANCE = 1e-4
+GRADIENTS = {"qwen2-yarn", "llama-llama3", "mistral", "smollm3", "olmo2"}  # each family and scaling once
 
 
 def tensors_of(folder) -> dict[str, np.ndarray]:
     files = sorted(folder.glob("*.safetensors"))
     return {name: t for file in files for name, t in safetensors.numpy.load_file(file).items()}
+
+
+def assert_gradients(model, params, spec, tokens) -> None:
+    """Of the mean log-prob of the next token, each of our arrays' as it would be stored."""
+    model.zero_grad()
+    labels = torch.as_tensor(tokens, dtype=torch.long)
+    model(input_ids=labels, labels=labels).loss.backward()
+
+    def loss(params):
+        logits = forward.every_logit(params, spec, tokens)[:, :-1, : spec.vocab_size]
+        logprobs = jax.nn.log_softmax(logits)
+        return -jax.numpy.take_along_axis(logprobs, tokens[:, 1:, None], axis=-1).mean()
+
+    ours = dict(hf._stored_tensors(jax.grad(loss)(params), spec, np.dtype("float32")))
+    theirs = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
+    assert set(ours) == set(theirs)
+    for name, theirs_of in theirs.items():
+        worst = np.linalg.norm(ours[name] - theirs_of) / np.linalg.norm(theirs_of)
+        assert worst <= 1e-3, (name, worst)
 
 
 @pytest.mark.parametrize("name", sorted(hf_cases.CASES))
@@ -35,7 +57,11 @@ def test_logits_and_round_trip(name, tmp_path):
     params = hf.load(tmp_path / "theirs", spec, None)
     np.testing.assert_allclose(all_logits(params, spec, tokens), expected, atol=TOLERANCE, rtol=0)
 
+    if name in GRADIENTS:
+        assert_gradients(model, params, spec, tokens)
+
     hf.save(tmp_path / "ours", params, spec, "float32", assets=tmp_path / "theirs")
+    assert hf.read_spec(tmp_path / "ours", tiny.model_config()) == spec
     theirs, ours = tensors_of(tmp_path / "theirs"), tensors_of(tmp_path / "ours")
     assert set(theirs) == set(ours)
     for key in theirs:
@@ -44,6 +70,25 @@ def test_logits_and_round_trip(name, tmp_path):
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
     assert type(again) is type(model)
     np.testing.assert_array_equal(hf_cases.logits(again, tokens).numpy(), expected)
+
+
+@pytest.mark.parametrize("scaling", [hf_cases.PLAIN, hf_cases.YARN, hf_cases.LLAMA3], ids=lambda s: s["rope_type"])
+def test_a_part_of_each_head_turns_as_in_qwen3_next(scaling):
+    from transformers.models.qwen3_next import modeling_qwen3_next as theirs
+
+    config = transformers.Qwen3NextConfig(head_dim=16, rope_parameters=scaling | dict(partial_rotary_factor=0.5))
+    folder = dict(model_type="qwen3", vocab_size=8, num_hidden_layers=1, hidden_size=16, num_attention_heads=1)
+    folder |= dict(
+        intermediate_size=8, num_key_value_heads=1, head_dim=16, rope_parameters=scaling, max_position_embeddings=64
+    )
+    spec = hf_config.spec_from_hf(folder, tiny.model_config(), "config.json")
+    spec = dataclasses.replace(spec, partial_rotary_factor=0.5)
+    x = np.random.default_rng(0).normal(size=(50, 3, 16)).astype(np.float32)
+    q = torch.as_tensor(x).transpose(0, 1)[None]
+    angles = theirs.Qwen3NextRotaryEmbedding(config)(q, torch.arange(50)[None])
+    expected = theirs.apply_rotary_pos_emb(q, q, *angles)[0][0].transpose(0, 1).numpy()
+    ours = rope.rotate(jax.numpy.asarray(x), *rope.table(spec, np.arange(50, dtype=np.int32)))
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
 YARN = hf_cases.YARN | dict(rope_theta=500.0)
@@ -85,10 +130,10 @@ def test_an_edited_config_is_the_model_that_transformers_reads(name, tmp_path):
     np.testing.assert_allclose(ours, hf_cases.logits(theirs, tokens).numpy(), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("family", sorted(hf_cases.CONFIGS))
 def test_own_model_exports_to_transformers(family, tmp_path):
     """A model born here, with a padded vocabulary, in several files."""
-    spec = tiny.spec(family=family, tie_embeddings=False)
+    spec = tiny.spec(family=family, tie_embeddings=False, num_layers=len(FAMILIES[family].pattern) * 2)
     from jaxagent.models import params as model_params
 
     params = model_params.init(spec, jax.random.key(0))

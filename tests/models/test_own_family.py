@@ -71,11 +71,11 @@ def test_layers_of_two_kinds_take_turns(tmp_path):
     one_by_one = weights.replace(layers=transformer.unstack(weights.layers))
     np.testing.assert_allclose(all_logits(one_by_one, SPEC, tokens[None])[0], expected, atol=1e-4)
 
-    other = dataclasses.replace(SPEC, pattern=(SPEC.pattern[0], (Parallel(0.25),)))
+    other = dataclasses.replace(SPEC, pattern=(SPEC.pattern[0], (Parallel(0.25),)), partial_rotary_factor=0.5)
     hf.save(tmp_path, weights, other, "float32")
     assert json.loads((tmp_path / "config.json").read_text())["residual_scale"] == 0.25
     read = hf.read_spec(tmp_path, CONFIG)
-    assert read.pattern == other.pattern
+    assert (read.pattern, read.rotary_dim) == (other.pattern, 4)
     jax.tree.map(np.testing.assert_array_equal, hf.load(tmp_path, read, None).layers, weights.layers)
     names = {name for array in jax.tree.leaves(params.param_specs(read).layers[1]) for name in array.hf_names}
     assert "model.layers.3.mlp.up_proj.weight" in names and "model.layers.2.mlp.up_proj.weight" not in names

@@ -37,6 +37,7 @@ step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), static_ar
         ((2, 2, 2, 1), dict()),
         ((1, 4, 2, 1), dict(remat="layer", logprob_chunk_tokens=16, tie_embeddings=False)),
         ((2, 2, 2, 1), dict(remat="dots", family="qwen2", logprob_chunk_tokens=24)),
+        ((2, 2, 2, 1), dict(family="olmo2")),  # one norm over the heads of several devices
         ((1, 1, 1, 8), dict()),
         ((1, 2, 2, 2), dict(remat="layer", logprob_chunk_tokens=16, tie_embeddings=False)),
         ((2, 1, 1, 4), dict(remat="dots", family="qwen2", logprob_chunk_tokens=24)),

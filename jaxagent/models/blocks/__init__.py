@@ -26,7 +26,7 @@ class FlatRows:
     A block that relates tokens in another way than attention brings a callback of its own, beside `attend`.
     """
 
-    angles: tuple[jax.Array, jax.Array]  # cos and sin f32[N, D/2] of each row's position, see `rope.table`
+    angles: tuple[jax.Array, jax.Array]  # cos and sin f32[N, R/2] of each row's position, see `rope.table`
     attend: Attend
 
 

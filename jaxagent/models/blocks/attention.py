@@ -12,7 +12,7 @@ from jaxagent.models import rope, sharding
 from jaxagent.models.attention import LayerCache
 from jaxagent.models.blocks import FlatRows, LayerBlock
 from jaxagent.models.layers import contract, contract_each, rms_norm
-from jaxagent.models.params import ArraySpec, Layers, matrix, vector
+from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix, vector
 
 if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
@@ -22,14 +22,18 @@ PAGES = jax.P(sharding.FLAT, "tensor", None, None)  # how keys and values are sp
 
 @dataclasses.dataclass(frozen=True)
 class Attention(LayerBlock):
-    """attention(rms_norm(x)). See Ainslie et al., grouped-query attention (https://arxiv.org/abs/2305.13245).
+    """attention(rms_norm(x)), or rms_norm(attention(x)).
 
+    See Ainslie et al., grouped-query attention (https://arxiv.org/abs/2305.13245).
     Its state is a `LayerCache`: rotated keys [P, K, D, page_tokens], the layout in which a CPU multiplies them fastest,
     and values [P, K, page_tokens, D]. Nothing is ever cleared: a position is always written before it is attended.
     """
 
     qkv_bias: bool = False
     qk_norm: bool = False  # RMSNorm on each head of q and k
+    wide_qk_norm: bool = False  # RMSNorm on all heads of q together, and on those of k
+    rotary: bool = True  # RoPE; without it only the mask says where a token stands
+    post_norm: bool = False  # the norm behind the block instead of before it
 
     def arrays(self, spec: ModelSpec) -> dict[str, ArraySpec | None]:
         """The norm, the projections, and what the settings add."""
@@ -44,10 +48,12 @@ class Attention(LayerBlock):
             return vector(f"self_attn.{name}_proj.bias", outputs) if self.qkv_bias else None
 
         def head_norm(name: str) -> ArraySpec | None:
-            return vector(f"self_attn.{name}_norm.weight", head, mean=1.0) if self.qk_norm else None
+            sizes = {"q": q, "k": kv}[name] if self.wide_qk_norm else head
+            normed = self.qk_norm or self.wide_qk_norm
+            return vector(f"self_attn.{name}_norm.weight", sizes, mean=1.0) if normed else None
 
         return {
-            "attn_norm": vector("input_layernorm.weight", embed, mean=1.0),
+            "attn_norm": block_norm(spec, "post_attention" if self.post_norm else "input", self.post_norm),
             "wq": projection("q", q),
             "wk": projection("k", kv),
             "wv": projection("v", kv),
@@ -63,14 +69,17 @@ class Attention(LayerBlock):
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: LayerCache | None
     ) -> tuple[jax.Array, LayerCache | None]:
         """Attention by `rows.attend`, which knows which keys a row sees and where they are kept."""
-        h = rms_norm(x, layer.attn_norm, spec.norm_eps)
+        h = x if self.post_norm else rms_norm(x, layer.attn_norm, spec.norm_eps)
         q, k, v = contract_each("ne,ehd->nhd", h, layer.wq, layer.wk, layer.wv)
         if self.qkv_bias:
             q, k, v = q + layer.bq, k + layer.bk, v + layer.bv
-        if self.qk_norm:
+        if self.qk_norm or self.wide_qk_norm:
             q, k = rms_norm(q, layer.q_norm, spec.norm_eps), rms_norm(k, layer.k_norm, spec.norm_eps)
-        attended, state = rows.attend(state, rope.rotate(q, *rows.angles), rope.rotate(k, *rows.angles), v)
-        return contract("nhd,hde->ne", attended, layer.wo, sharding.out(sharding.row_axes(x), None)), state
+        if self.rotary:
+            q, k = rope.rotate(q, *rows.angles), rope.rotate(k, *rows.angles)
+        attended, state = rows.attend(state, q, k, v)
+        added = contract("nhd,hde->ne", attended, layer.wo, sharding.out(sharding.row_axes(x), None))
+        return (rms_norm(added, layer.attn_norm, spec.norm_eps) if self.post_norm else added), state
 
     def init_state(self, spec: ModelSpec, pages: int, page_tokens: int, dtype: str) -> LayerCache:
         """Empty pages of keys and values."""

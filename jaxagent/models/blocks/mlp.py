@@ -10,7 +10,7 @@ import jax
 from jaxagent.models import sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
 from jaxagent.models.layers import contract, contract_each, rms_norm
-from jaxagent.models.params import ArraySpec, Layers, matrix, vector
+from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix
 
 if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 class SwiGLU(LayerBlock):
     """(silu(h w_gate) * (h w_up)) w_down of h = rms_norm(x). See Shazeer (https://arxiv.org/abs/2002.05202)."""
 
+    post_norm: bool = False  # the norm behind the block, of what it adds, instead of before it
+
     def arrays(self, spec: ModelSpec) -> dict[str, ArraySpec | None]:
         """The norm and the three projections."""
         embed, mlp = {"embed": spec.embed_dim}, {"mlp": spec.mlp_dim}
         return {
-            "mlp_norm": vector("post_attention_layernorm.weight", embed, mean=1.0),
+            "mlp_norm": block_norm(spec, "post_feedforward" if self.post_norm else "post_attention", self.post_norm),
             "w_gate": matrix("mlp.gate_proj.weight", embed, mlp, spec.embed_dim**-0.5),
             "w_up": matrix("mlp.up_proj.weight", embed, mlp, spec.embed_dim**-0.5),
             "w_down": matrix("mlp.down_proj.weight", mlp, embed, spec.embed_init_std * spec.mlp_dim**-0.5),
@@ -34,8 +36,8 @@ class SwiGLU(LayerBlock):
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
     ) -> tuple[jax.Array, State]:
         """Row by row."""
-        h = rms_norm(x, layer.mlp_norm, spec.norm_eps)
+        h = x if self.post_norm else rms_norm(x, layer.mlp_norm, spec.norm_eps)
         gate, up = contract_each("ne,ef->nf", h, layer.w_gate, layer.w_up)
-        return contract(
-            "nf,fe->ne", jax.nn.silu(gate) * up, layer.w_down, sharding.out(sharding.row_axes(x), None)
-        ), state
+        hidden = jax.nn.silu(gate) * up
+        added = contract("nf,fe->ne", hidden, layer.w_down, sharding.out(sharding.row_axes(x), None))
+        return (rms_norm(added, layer.mlp_norm, spec.norm_eps) if self.post_norm else added), state
