@@ -214,6 +214,6 @@ def test_a_profile_reads_like_the_code(spec, make_params, make_packer, make_stre
     with jax.set_mesh(one):
         lowered = jax.jit(side_loss(spec, "policy")).lower(make_params(one), shard(batch, one))
     text = lowered.as_text(debug_info=True)
-    scopes = ("embed", "attention/norm", "attention/rope", "attention/attend_dense", "mlp", "token_scores", "head")
+    scopes = ("embed", "attention/norm", "attention/rope", "attention/attend_dense", "swiglu", "token_scores", "head")
     for scope in (*scopes, "policy_loss/PPOClip"):
         assert f"/{scope}/" in text or f'"{scope}/' in text, scope  # the second in the body of a loop
