@@ -1,4 +1,4 @@
-"""Hugging Face's config.json <-> `ModelSpec`, for Qwen2 / Qwen2.5, Qwen3 (dense) and Llama 3.
+"""Hugging Face's config.json <-> `ModelSpec`, for Qwen2 / Qwen2.5, Qwen3, Qwen3-MoE and Llama 3.
 
 A setting of config.json that this code does not compute is an error and never ignored, so a model that loads is right:
 every key is one that is read here, one whose value leaves a feature off, or one that is known not to change what is

@@ -24,7 +24,7 @@ def tensors_of(folder) -> dict[str, np.ndarray]:
     return {name: t for file in files for name, t in safetensors.numpy.load_file(file).items()}
 
 
-@pytest.mark.parametrize("name", sorted(hf_cases.CASES))
+@pytest.mark.parametrize("name", [*sorted(hf_cases.CASES), *hf_cases.MIXTURES])
 def test_logits_and_round_trip(name, tmp_path):
     model = hf_cases.build(name)
     model.save_pretrained(tmp_path / "theirs")
