@@ -85,7 +85,7 @@ class Mixture(Family):
         return {
             "num_experts": experts.count,
             "num_experts_per_tok": experts.active,
-            "moe_intermediate_size": experts.mlp_dim or spec.mlp_dim,
+            "moe_intermediate_size": experts.width(spec),
             "norm_topk_prob": experts.renormalise,
             "mlp_only_layers": dense,
             "decoder_sparse_step": 1,

@@ -85,7 +85,7 @@ def test_an_edited_config_is_the_model_that_transformers_reads(name, tmp_path):
     np.testing.assert_allclose(ours, hf_cases.logits(theirs, tokens).numpy(), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "qwen3_moe"])
 def test_own_model_exports_to_transformers(family, tmp_path):
     """A model born here, with a padded vocabulary, in several files."""
     spec = tiny.spec(family=family, tie_embeddings=False)

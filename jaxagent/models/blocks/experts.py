@@ -39,12 +39,16 @@ class Experts(LayerBlock):
 
     count: int = 8
     active: int = 2  # experts per token
-    mlp_dim: int = 0  # of one expert; 0: `ModelSpec.mlp_dim`
+    mlp_dim: int = 0  # of one expert; 0: `ModelSpec.mlp_dim` of all active ones together
     renormalise: bool = True  # the chosen experts' weights to a sum of 1
+
+    def width(self, spec: ModelSpec) -> int:
+        """F."""
+        return self.mlp_dim or max(1, spec.mlp_dim // self.active)
 
     def arrays(self, spec: ModelSpec) -> dict[str, ArraySpec | None]:
         """The norm, the router, and the projections of all experts."""
-        embed, mlp = {"embed": spec.embed_dim}, {"mlp": self.mlp_dim or spec.mlp_dim}
+        embed, mlp = {"embed": spec.embed_dim}, {"mlp": self.width(spec)}
 
         def projection(name: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
             array = matrix(f"mlp.experts.{{expert}}.{name}_proj.weight", inputs, outputs, std)
@@ -55,7 +59,7 @@ class Experts(LayerBlock):
             "router": matrix("mlp.gate.weight", embed, {"expert": self.count}, spec.embed_dim**-0.5),
             "w_gate": projection("gate", embed, mlp, spec.embed_dim**-0.5),
             "w_up": projection("up", embed, mlp, spec.embed_dim**-0.5),
-            "w_down": projection("down", mlp, embed, spec.embed_init_std * (self.mlp_dim or spec.mlp_dim) ** -0.5),
+            "w_down": projection("down", mlp, embed, spec.embed_init_std * self.width(spec) ** -0.5),
         }
 
     def apply(
