@@ -2,10 +2,10 @@
 
     python -m benchmarks.exactness [--model=qwen3] [--dtype=float32] [--episodes=48] [--repetitions=5]
 
-The laptop preset's model shape in any family, random weights. The same multi-turn episodes are sampled by engines that differ in
-everything that must not matter (slots, concurrency, order of arrival, tokens per dispatch, prefill chunks, pages so
-few that sessions are preempted, prefixes shared or not), at two temperatures; their log-probs are then computed by the
-trainer's exact forward over batches packed in several shapes and random orders. The last line is JSON:
+The laptop preset's model shape in any family, random weights. The same multi-turn episodes are sampled by engines that
+differ in everything that must not matter (slots, concurrency, order of arrival, tokens per dispatch, prefill chunks,
+pages so few that sessions are preempted, prefixes shared or not), at two temperatures; their log-probs are then
+computed by the trainer's exact forward over batches packed in several shapes and random orders. The last line is JSON:
 
   fraction_equal   of sampled tokens: log-prob bit-equal to the trainer's, over all engines and packings
   fraction_same    of episodes: tokens and log-probs equal those of the first engine

@@ -43,9 +43,7 @@ class ModelConfig:
     """The policy. With a `path`, the shape is read from its config.json; fields below must agree with it or be 0."""
 
     path: str  # a Hugging Face folder; "" = random weights of the shape below; a flag for it clears that shape
-    family: (
-        str  # qwen2, qwen3, qwen3_moe or llama, or a Family of yours as "package.module:NAME"; "" = as the folder says
-    )
+    family: str  # one of models/families.py, or a Family of yours as "package.module:NAME"; "" = as the folder says
     num_layers: NonNegativeInt
     embed_dim: NonNegativeInt
     num_heads: NonNegativeInt
