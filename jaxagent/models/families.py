@@ -62,8 +62,10 @@ class Mixture(Family):
             return integer(hf, key, default, source=source)
 
         layers, step, dense = size("num_hidden_layers", 1), size("decoder_sparse_step", 1), hf.get("mlp_only_layers")
-        if not isinstance(dense, list | None):
-            raise ConfigError(f"{source}: mlp_only_layers must be a list of layers, not {dense!r}.")
+        if dense is not None and not (isinstance(dense, list) and all(layer in range(layers) for layer in dense)):
+            raise ConfigError(
+                f"{source}: mlp_only_layers must be a list of the {layers} layers' numbers, not {dense!r}."
+            )
         count = size("num_experts", size("num_local_experts", 128))
         if "num_local_experts" in hf and size("num_local_experts", count) != count:
             raise ConfigError(f"{source}: num_experts and num_local_experts differ. Keep one of them.")

@@ -171,7 +171,8 @@ def test_the_plan_counts_the_experts_that_a_token_goes_to():
     [
         (dict(num_experts_per_tok=9), "num_experts_per_tok=9 of 8 experts"),
         (dict(num_local_experts=4), "num_experts and num_local_experts differ"),
-        (dict(mlp_only_layers=3), "mlp_only_layers must be a list of layers, not 3"),
+        (dict(mlp_only_layers=3), "mlp_only_layers must be a list of the 2 layers' numbers, not 3"),
+        (dict(mlp_only_layers=[2]), r"mlp_only_layers must be a list of the 2 layers' numbers, not \[2\]"),
         (dict(n_group=2), "nothing is known here of n_group=2"),
     ],
 )
