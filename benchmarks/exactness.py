@@ -1,11 +1,11 @@
 """Is what the engine recorded what the trainer computes, bit for bit; and what does that cost?
 
-    python -m benchmarks.exactness [--dtype=float32] [--episodes=48] [--repetitions=5]
+    python -m benchmarks.exactness [--model=qwen3] [--dtype=float32] [--episodes=48] [--repetitions=5]
 
-The laptop preset's model shape, random weights. The same multi-turn episodes are sampled by engines that differ in
-everything that must not matter (slots, concurrency, order of arrival, tokens per dispatch, prefill chunks, pages so
-few that sessions are preempted, prefixes shared or not), at two temperatures; their log-probs are then computed by the
-trainer's exact forward over batches packed in several shapes and random orders. The last line is JSON:
+The laptop preset's model shape in any family, random weights. The same multi-turn episodes are sampled by engines that
+differ in everything that must not matter (slots, concurrency, order of arrival, tokens per dispatch, prefill chunks,
+pages so few that sessions are preempted, prefixes shared or not), at two temperatures; their log-probs are then
+computed by the trainer's exact forward over batches packed in several shapes and random orders. The last line is JSON:
 
   fraction_equal   of sampled tokens: log-prob bit-equal to the trainer's, over all engines and packings
   fraction_same    of episodes: tokens and log-probs equal those of the first engine
@@ -142,9 +142,10 @@ def score(
     return [scored[b][r, c + played[i].sampled - 1] for i, (b, r, c) in sorted(place.items())]
 
 
-def equality(dtype: str, count: int) -> dict[str, float]:
+def equality(family: str, dtype: str, count: int) -> dict[str, float]:
     """fraction_equal, fraction_same and tokens."""
     raw = search_r1.get_config()
+    raw.model.family = family or raw.model.family
     raw.model.compute_dtype = raw.engine.cache_dtype = dtype
     cfg = parse(raw)
     spec = ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size)
@@ -179,9 +180,9 @@ def equality(dtype: str, count: int) -> dict[str, float]:
     return {"fraction_equal": equal / tokens, "fraction_same": same / of, "tokens": tokens}
 
 
-def cost(repetitions: int) -> dict[str, float]:
+def cost(family: str, repetitions: int) -> dict[str, float]:
     """Seconds of an RL step, rollout and update, in both numerics, interleaved."""
-    learners = {name: Learner("laptop", 0, numerics=name) for name in ("exact", "fast")}
+    learners = {name: Learner("laptop", 0, name, family) for name in ("exact", "fast")}
     cfg = learners["exact"].cfg
     spec = ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size)
     mesh = learners["exact"].mesh
@@ -239,11 +240,12 @@ def cost(repetitions: int) -> dict[str, float]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="", help="a family, as config.model.family; left out: the preset's")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--episodes", type=int, default=48)
     parser.add_argument("--repetitions", type=int, default=5)
     args = parser.parse_args()
-    result = equality(args.dtype, args.episodes) | cost(args.repetitions)
+    result = equality(args.model, args.dtype, args.episodes) | cost(args.model, args.repetitions)
     print(json.dumps({name: round(value, 6) for name, value in result.items()}))
 
 

@@ -73,9 +73,9 @@ def synthetic_groups(cfg: Config, rng: np.random.Generator, shape: Shape = SEARC
 class Learner:
     """One algorithm's learner with its state; `step()` is one RL step on the batch."""
 
-    def __init__(self, preset: str, seed: int, numerics: str = "exact"):
+    def __init__(self, preset: str, seed: int, numerics: str = "exact", family: str = ""):
         raw = search_r1.get_config(preset)
-        raw.numerics = numerics
+        raw.numerics, raw.model.family = numerics, family or raw.model.family
         self._open(parse(raw), seed, SEARCH)
 
     @classmethod

@@ -108,7 +108,7 @@ class LanguageModel:
     def lay_out(self, params: model_params.Params) -> model_params.Params:
         """Weights in compute dtype, whole over fsdp, split over tensor, still stacked; such ones as they are.
 
-        With `int8` their matrices are rounded, but not an embedding that is only looked up.
+        With `int8` their matrices are rounded, but not an embedding that is only looked up, nor what chooses experts.
         """
 
         def place_stack(array: model_params.ArraySpec, weights: jax.Array) -> jax.Array:
@@ -119,7 +119,7 @@ class LanguageModel:
         if not self.int8:
             return params
         head = "embed" if params.head is None else "head"
-        rounded = jax.tree.map(lambda array, w: quantise(w, array.summed) if array.summed else w, specs, params)
+        rounded = jax.tree.map(lambda array, w: quantise(w, array.summed) if _rounds(array) else w, specs, params)
         return params.replace(layers=rounded.layers, **{head: getattr(rounded, head)})
 
     @property
@@ -161,6 +161,10 @@ class LanguageModel:
 
         layout = jax.tree.map(lambda pages: jax.typeof(pages).sharding.spec, cache)
         return jax.shard_map(local, in_specs=(layout, ROWS, ROWS), out_specs=layout)(cache, source, target)
+
+
+def _rounds(array: model_params.ArraySpec) -> bool:
+    return bool(array.summed) and array.axes[-1] != "expert"
 
 
 @jax.jit

@@ -13,6 +13,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.choice import object_at
 from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.blocks.attention import Attention
+from jaxagent.models.blocks.experts import Experts
 from jaxagent.models.blocks.mlp import SwiGLU
 
 if TYPE_CHECKING:
@@ -71,6 +72,51 @@ def period_of(layers: Sequence[tuple[LayerBlock, ...]]) -> Pattern:
     return next(tuple(layers[:p]) for p in range(1, n + 1) if n % p == 0 and layers[:p] * (n // p) == layers)
 
 
+@dataclasses.dataclass(frozen=True)
+class Mixture(Family):
+    """Qwen3-MoE: layers with experts, and with one feed-forward block where config.json says so."""
+
+    def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
+        """The shortest that the layers repeat."""
+        from jaxagent.models.hf_config import flag, integer  # it knows the families
+
+        def size(key: str, default: int) -> int:
+            return integer(hf, key, default, source=source)
+
+        layers, step, dense = size("num_hidden_layers", 1), size("decoder_sparse_step", 1), hf.get("mlp_only_layers")
+        if dense is not None and not (isinstance(dense, list) and all(layer in range(layers) for layer in dense)):
+            raise ConfigError(
+                f"{source}: mlp_only_layers must be a list of the {layers} layers' numbers, not {dense!r}."
+            )
+        count = size("num_experts", size("num_local_experts", 128))
+        if "num_local_experts" in hf and size("num_local_experts", count) != count:
+            raise ConfigError(f"{source}: num_experts and num_local_experts differ. Keep one of them.")
+        active = size("num_experts_per_tok", 8)
+        if active > count:
+            raise ConfigError(f"{source}: num_experts_per_tok={active} of {count} experts.")
+        renormalise = flag(hf, "norm_topk_prob", source)
+        experts = Experts(count, active, size("moe_intermediate_size", 768), renormalise)
+        attention, _ = self.pattern[0]
+        kinds = [(attention, SwiGLU() if i in (dense or ()) or (i + 1) % step else experts) for i in range(layers)]
+        return period_of(kinds)
+
+    def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
+        """The experts' settings, and the layers without any."""
+        second = [blocks[1] for blocks in spec.pattern]
+        dense = [i for i in range(spec.num_layers) if isinstance(second[i % len(second)], SwiGLU)]
+        experts = next((block for block in second if isinstance(block, Experts)), Experts())
+        return {
+            "num_experts": experts.count,
+            "num_experts_per_tok": experts.active,
+            "moe_intermediate_size": experts.width(spec),
+            "norm_topk_prob": experts.renormalise,
+            "mlp_only_layers": dense,
+            "decoder_sparse_step": 1,
+        }
+
+
+_MIXTURE = """num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob mlp_only_layers
+    decoder_sparse_step"""
 _NO_WINDOW = "read only where use_sliding_window is true, which is refused"
 FAMILIES = {
     family.model_type: family
@@ -121,6 +167,19 @@ FAMILIES = {
             "Olmo2ForCausalLM",
             ((Attention(wide_qk_norm=True, post_norm=True), SwiGLU(post_norm=True)),),
             defaults={"rms_norm_eps": 1e-5},
+        ),
+        Mixture(
+            "qwen3_moe",
+            "Qwen3MoeForCausalLM",
+            ((Attention(qk_norm=True), Experts()),),
+            defaults={"num_key_value_heads": 4},
+            reads=frozenset(_MIXTURE.split()),
+            harmless={
+                "sliding_window": _NO_WINDOW,
+                "max_window_layers": _NO_WINDOW,
+                "output_router_logits": "what transformers' forward pass hands back",
+                "router_aux_loss_coef": "of a loss that only transformers' own trainer adds",
+            },
         ),
     )
 }

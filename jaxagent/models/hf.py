@@ -9,6 +9,7 @@ We keep heads as axes of their own and inputs first ([E, H, D]); a checkpoint me
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import pathlib
@@ -153,12 +154,48 @@ def _open(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, tuple[
         except safetensors.SafetensorError as error:
             raise ConfigError(f"{folder / name} is not a whole safetensors file: {error}") from error
         for key in file.keys():  # noqa: SIM118 (not a mapping)
-            if key in tensors:
-                raise ConfigError(
-                    f"{folder}: tensor '{key}' is in {tensors[key][0]} and in {name}. Delete the file of another model."
-                )
-            tensors[key] = name, file.get_slice(key)
+            for single, tensor in _of_experts(key, file.get_slice(key)):
+                if single in tensors:
+                    raise ConfigError(
+                        f"{folder}: tensor '{single}' is in {tensors[single][0]} and in {name}. Delete the file of "
+                        "another model."
+                    )
+                tensors[single] = name, tensor
     return tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class _ExpertSlice:
+    """One expert's matrix, rows `first` on, of a lazy tensor that holds those of all."""
+
+    tensor: Any
+    expert: int
+    first: int
+    rows: int
+
+    def get_dtype(self) -> str:
+        return self.tensor.get_dtype()
+
+    def get_shape(self) -> list[int]:
+        return [self.rows, self.tensor.get_shape()[2]]
+
+    def __getitem__(self, where: tuple[slice, slice]) -> np.ndarray:
+        start, stop, _ = where[0].indices(self.rows)
+        rows = slice(self.first + start, self.first + stop)
+        return self.tensor[self.expert : self.expert + 1, rows, where[1]][0]
+
+
+def _of_experts(name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
+    """A stored tensor by its name; of one that holds a matrix of each expert these, named as released models do."""
+    block, _, kind = name.rpartition(".")
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind, ())
+    if not parts or not block.endswith(".experts") or len(tensor.get_shape()) != 3:
+        yield name, tensor
+        return
+    experts, rows = tensor.get_shape()[0], tensor.get_shape()[1] // len(parts)
+    for expert in range(experts):
+        for i, part in enumerate(parts):
+            yield f"{block}.{expert}.{part}.weight", _ExpertSlice(tensor, expert, i * rows, rows)
 
 
 def _weight_files(folder: pathlib.Path) -> list[str]:
@@ -241,9 +278,11 @@ def _read_block(tensors: Mapping[str, tuple[str, Any]], array: ArraySpec, spans:
 
     if not array.stacked:
         return np.ascontiguousarray(single(array.hf_name, spans))
+    names = np.array(array.hf_names).reshape(array.shape[: array.stacks])
+    names = names[tuple(slice(*span) for span in spans[: array.stacks])]
     block = np.empty([stop - start for start, stop in spans], dtype)
-    for row, name in enumerate(array.hf_names[slice(*spans[0])]):
-        block[row] = single(name, spans[1:])
+    for at, name in np.ndenumerate(names):
+        block[at] = single(name, spans[array.stacks :])
     return block
 
 
@@ -293,7 +332,8 @@ def _stored_tensors(params: Params, spec: ModelSpec, dtype: np.dtype) -> Iterato
     """(name, tensor) as stored, one array of the model on the host at a time."""
     for array, weights in zip(jax.tree.leaves(param_specs(spec)), jax.tree.leaves(params), strict=True):
         host = global_arrays.get(weights)
-        for name, single in zip(array.hf_names, host if array.stacked else [host], strict=True):
+        tensors = host.reshape(-1, *host.shape[array.stacks :])
+        for name, single in zip(array.hf_names, tensors, strict=True):
             yield name, to_stored(single, array).astype(dtype, copy=False)
 
 
@@ -311,12 +351,12 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-Spans = tuple[tuple[int, int], ...]  # (start, stop) of each of our dimensions, the layer axis left out
+Spans = tuple[tuple[int, int], ...]  # (start, stop) of each of our dimensions, those of layers and experts left out
 
 
 def stored_slices(array: ArraySpec, spans: Spans) -> tuple[slice, ...]:
     """Which part of the stored tensor holds our `spans`. Padded vocabulary rows are not there: cut off."""
-    sizes = array.shape[1:] if array.stacked else array.shape
+    sizes = array.shape[array.stacks :]
     slices = []
     for merged, length in zip(array.hf_dims, array.hf_shape, strict=True):
         inner = math.prod(sizes[d] for d in merged[1:])

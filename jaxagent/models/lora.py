@@ -54,11 +54,12 @@ ADAPTER_DTYPE = "float32"  # masters of what is trained, whatever the base is st
 
 
 def projections(spec: ModelSpec) -> dict[str, str]:
-    """Every matrix of the layers: its name in Hugging Face's families -> its field of `Layers`, in a layer's order."""
+    """Every matrix that can have an adapter: its name in Hugging Face's families -> its field of `Layers`, in order."""
     layers = param_specs(spec).layers
     if isinstance(layers, list):
         raise ConfigError(f"config.model.lora: {spec.family} has layers of several kinds, which take no adapters yet.")
-    return {array.hf_name.split(".")[-2]: name for name, array in vars(layers).items() if array and array.summed}
+    matrices = {name: array for name, array in vars(layers).items() if array and array.summed}
+    return {array.hf_name.split(".")[-2]: name for name, array in matrices.items() if "expert" not in array.axes}
 
 
 def targets(config: LoraConfig, spec: ModelSpec) -> dict[str, str]:
@@ -68,6 +69,12 @@ def targets(config: LoraConfig, spec: ModelSpec) -> dict[str, str]:
       ConfigError: there is no such projection.
     """
     all_of, names = projections(spec), [name.strip() for name in config.targets.split(",")]
+    mixed = {array.hf_name.split(".")[-2] for array in jax.tree.leaves(param_specs(spec)) if "expert" in array.axes}
+    if wanted := sorted(mixed.intersection(mixed if names == [ALL_LINEAR] else names)):
+        raise ConfigError(
+            f"config.model.lora.targets: {', '.join(wanted)} of a mixture of experts take no adapters yet. Name "
+            f"projections of attention: {','.join(all_of)}."
+        )
     if names == [ALL_LINEAR]:
         return all_of
     for name in names:

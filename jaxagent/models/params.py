@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import types
 import zlib
@@ -62,8 +63,9 @@ class Params:
 class ArraySpec:
     """One array of the model, and how a Hugging Face checkpoint stores it. A pytree leaf.
 
-    Each dimension of the stored tensor merges some dimensions of our (single-layer) array, in order. E.g. wq [E, H, D]
-    is stored as `q_proj.weight` [H*D, E]: dims ((1, 2), (0,)). Only the vocabulary may be shorter there: not padded.
+    Each dimension of the stored tensor merges some dimensions of our (single-layer, single-expert) array, in order.
+    E.g. wq [E, H, D] is stored as `q_proj.weight` [H*D, E]: dims ((1, 2), (0,)). Only the vocabulary may be shorter
+    there: not padded.
     """
 
     shape: tuple[int, ...]
@@ -71,7 +73,7 @@ class ArraySpec:
     axes: tuple[str, ...]  # logical axis of each dimension
     mean: float  # initialiser: normal(mean, std); std 0 = constant
     std: float
-    hf_name: str  # with "{layer}" when stacked
+    hf_name: str  # with "{layer}" when stacked, and "{expert}" when each expert has one
     hf_dims: tuple[tuple[int, ...], ...]
     hf_shape: tuple[int, ...]
     layers: range = range(0)  # of a stack: the numbers of the layers that lie in it
@@ -82,19 +84,26 @@ class ArraySpec:
         return self.axes[0] == "layers"
 
     @property
+    def stacks(self) -> int:
+        """How many leading axes number stored tensors: layers, and of a mixture its experts."""
+        return len(self.shape) - sum(map(len, self.hf_dims))
+
+    @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def hf_names(self) -> list[str]:
-        """The stored tensors, one per layer of a stack."""
-        return [self.hf_name.format(layer=layer) for layer in self.layers] if self.stacked else [self.hf_name]
+        """The stored tensors, one per layer of a stack, or one per layer and expert."""
+        experts = range(self.shape[1]) if self.stacks == 2 else (0,)
+        numbers = itertools.product(self.layers, experts) if self.stacked else [(0, 0)]
+        return [self.hf_name.format(layer=layer, expert=expert) for layer, expert in numbers]
 
     @property
     def summed(self) -> tuple[int, ...]:
         """Of a matrix the axes that a product with it sums over, its inputs; () of a norm or bias."""
-        return tuple(axis + self.stacked for axis in self.hf_dims[-1]) if len(self.hf_dims) == 2 else ()
+        return tuple(axis + self.stacks for axis in self.hf_dims[-1]) if len(self.hf_dims) == 2 else ()
 
 
 def vector(name: str, sizes: dict[str, int], mean: float = 0.0) -> ArraySpec:
@@ -114,6 +123,11 @@ def matrix(name: str, inputs: dict[str, int], outputs: dict[str, int], std: floa
     dims = tuple(range(split, len(sizes))), tuple(range(split))
     stored = math.prod(outputs.values()), math.prod(inputs.values())
     return ArraySpec(tuple(sizes.values()), "", tuple(sizes), 0.0, std, name, dims, stored)
+
+
+def per_expert(array: ArraySpec, experts: int) -> ArraySpec:
+    """An array that each expert has, [X, ..]; its name has "{expert}" in it."""
+    return dataclasses.replace(array, shape=(experts, *array.shape), axes=("expert", *array.axes))
 
 
 def stacked(array: ArraySpec, layers: range, dtype: str, prefix: str) -> ArraySpec:

@@ -41,6 +41,7 @@ class Rules:
     head_dim: str | None
     mlp: str | None
     rank: str | None = None  # of LoRA adapters
+    expert: str | None = None
 
     def partition(self, axes: tuple[str, ...]) -> P:
         """The PartitionSpec of an array whose logical axes are `axes`."""

@@ -54,9 +54,9 @@ class StepTimes:
         return self.train_s + self.score_s + self.prefill_s + self.decode_s
 
 
-def layer_matmul_params(spec: ModelSpec) -> int:
-    """Weights of all layers that every token is multiplied with (norms and biases left out)."""
-    return sum(array.size for array in jax.tree.leaves(model_params.param_specs(spec).layers) if array.summed)
+def layer_matmul_params(spec: ModelSpec) -> float:
+    """Weights of all layers that a token is multiplied with (norms, biases and experts it does not go to left out)."""
+    return _over_layers(spec, lambda block: block.matmul_params(spec))
 
 
 def _over_layers(spec: ModelSpec, of_block: Callable[[LayerBlock], float]) -> float:
@@ -126,7 +126,9 @@ def estimate(cfg: Config, spec: ModelSpec, work: StepWork, chip: Chip) -> StepTi
     shards = devices // cfg.mesh.tensor  # of the engine's slots
     bytes_per_value = {"float32": 4, "bfloat16": 2}
     head = spec.padded_vocab_size * spec.embed_dim
-    weights = (layer_matmul_params(spec) + head) * bytes_per_value[spec.compute_dtype] / cfg.mesh.tensor
+    # All experts are read: a step's slots together choose about every one.
+    matrices = sum(array.size for array in jax.tree.leaves(model_params.param_specs(spec).layers) if array.summed)
+    weights = (matrices + head) * bytes_per_value[spec.compute_dtype] / cfg.mesh.tensor
     values = _over_layers(spec, lambda block: block.state_values(spec, cfg.env.context_tokens / 2))
     cached = values * bytes_per_value[cfg.engine.cache_dtype] / cfg.mesh.tensor / shards
     read_s = (weights + cfg.engine.slots * cached) / (chip.bandwidth * chip.decode_bandwidth_frac)

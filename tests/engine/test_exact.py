@@ -16,6 +16,8 @@ from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.requests import EngineSetup
 from jaxagent.learner.batching import Packer, Sharing, unpack
 from jaxagent.models import exact, params, sharding
+from jaxagent.models.blocks.experts import Experts
+from jaxagent.models.spec import ModelSpec
 from jaxagent.types import Trajectory
 from tests.engine.test_lm import COOL, SPEC, VOCAB, mesh_of
 from tests.models import tiny
@@ -25,6 +27,7 @@ CONTEXT = 150
 WIDE = dataclasses.replace(
     SPEC, embed_init_std=0.1, embed_dim=64, num_heads=4, num_kv_heads=2, head_dim=16, mlp_dim=192
 )
+MIXTURE = dataclasses.replace(WIDE, family="qwen3_moe", pattern=((SPEC.pattern[0][0], Experts(16, 4, mlp_dim=64)),))
 CONFIG = EngineConfig(
     slots=64,
     steps_per_dispatch=4,
@@ -120,21 +123,30 @@ def assert_bits_equal(episodes: dict, scored: dict) -> None:
     assert count > 300
 
 
+both = pytest.mark.parametrize("model", [WIDE, MIXTURE], ids=["dense", "mixture"])
+
+
+@pytest.fixture(scope="module", params=[WIDE, pytest.param(MIXTURE, marks=pytest.mark.slow)], ids=["dense", "mixture"])
+def model(request) -> ModelSpec:
+    """What is played and scored."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def crowd() -> dict:
+def crowd(model) -> dict:
     """Episodes that were played all at once."""
-    return play(WIDE, mesh_of(), CONFIG, list(reversed(range(24))), 24)
+    return play(model, mesh_of(), CONFIG, list(reversed(range(24))), 24)
 
 
 @pytest.mark.parametrize("remat", ["none", pytest.param("layer", marks=pytest.mark.slow)])
-def test_recorded_logprobs_are_the_trainers_to_the_bit(crowd, remat: str) -> None:
-    spec, mesh = dataclasses.replace(WIDE, remat=remat), mesh_of()
+def test_recorded_logprobs_are_the_trainers_to_the_bit(model, crowd, remat: str) -> None:
+    spec, mesh = dataclasses.replace(model, remat=remat), mesh_of()
     episodes = crowd if remat == "none" else play(spec, mesh, CONFIG, list(range(24)), 24)
     assert_bits_equal(episodes, scores(spec, mesh, CONFIG, episodes, 0.7, 4, 256, 1))
     assert_bits_equal(episodes, scores(spec, mesh, CONFIG, episodes, 0.7, 3, 200, 2))
 
 
-def test_rows_that_share_pages_of_their_beginnings_score_the_same_bits(crowd) -> None:
+def test_rows_that_share_pages_of_their_beginnings_score_the_same_bits(model, crowd) -> None:
     mesh, episodes = mesh_of(), crowd
     streams = []
     for tokens, at, _ in episodes.values():
@@ -150,16 +162,16 @@ def test_rows_that_share_pages_of_their_beginnings_score_the_same_bits(crowd) ->
         for b in batches:
             arrays = b.tokens, b.positions, b.head_positions, b.targets, np.full(b.targets.shape, 0.7, np.float32)
             placed = [jax.device_put(x, sharding.rows(mesh, 2)) for x in arrays]
-            got.append(np.asarray(program(weights_of(WIDE, mesh), WIDE, tiling, *placed, shared=True)))
+            got.append(np.asarray(program(weights_of(model, mesh), model, tiling, *placed, shared=True)))
     scored = unpack(batches, got, streams)
     assert_bits_equal(episodes, {i: found[1:] for i, found in zip(episodes, scored, strict=True)})
 
 
-def test_an_episode_does_not_know_who_else_is_there(crowd) -> None:
+def test_an_episode_does_not_know_who_else_is_there(model, crowd) -> None:
     mesh = mesh_of()
-    alone = play(WIDE, mesh, CONFIG, list(range(24)), 1)
+    alone = play(model, mesh, CONFIG, list(range(24)), 1)
     few_pages = dataclasses.replace(CONFIG, slots=7, steps_per_dispatch=3, prefill_tokens=64, pages=22)
-    tight = play(WIDE, mesh, few_pages, list(np.random.default_rng(0).permutation(24)), 24)
+    tight = play(model, mesh, few_pages, list(np.random.default_rng(0).permutation(24)), 24)
     for i in alone:
         for other in (crowd, tight):
             for a, b in zip(alone[i], other[i], strict=True):
@@ -167,8 +179,9 @@ def test_an_episode_does_not_know_who_else_is_there(crowd) -> None:
 
 
 @pytest.mark.slow
-def test_bfloat16_is_exact_too() -> None:
-    spec = dataclasses.replace(WIDE, compute_dtype="bfloat16")
+@both
+def test_bfloat16_is_exact_too(model) -> None:
+    spec = dataclasses.replace(model, compute_dtype="bfloat16")
     cfg, mesh = dataclasses.replace(CONFIG, cache_dtype="bfloat16"), mesh_of()
     episodes = play(spec, mesh, cfg, list(range(24)), 24)
     assert_bits_equal(episodes, scores(spec, mesh, cfg, episodes, 0.7, 4, 256, 1))
@@ -183,8 +196,9 @@ def test_a_gradient_is_that_of_the_plain_value() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [pytest.param((2, 1, 1), marks=pytest.mark.nightly), (2, 2, 2)])
-def test_on_a_mesh(shape: tuple[int, int, int]) -> None:
+@both
+def test_on_a_mesh(model, shape: tuple[int, int, int]) -> None:
     mesh = mesh_of(*shape)
     cfg = dataclasses.replace(CONFIG, slots=128)
-    episodes = play(WIDE, mesh, cfg, list(range(24)), 24)
-    assert_bits_equal(episodes, scores(WIDE, mesh, cfg, episodes, 0.7, 4, 256, 1))
+    episodes = play(model, mesh, cfg, list(range(24)), 24)
+    assert_bits_equal(episodes, scores(model, mesh, cfg, episodes, 0.7, 4, 256, 1))

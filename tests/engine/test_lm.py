@@ -103,8 +103,9 @@ def assert_trainer_agrees(spec: ModelSpec, results: list, temperature: float) ->
 
 
 @pytest.mark.slow
-def test_every_logprob_is_the_trainers_whose_layers_are_rematerialised() -> None:
-    spec = dataclasses.replace(SPEC, remat="layer")
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_every_logprob_is_the_trainers_whose_layers_are_rematerialised(family: str) -> None:
+    spec = tiny.spec(family=family, logprob_chunk_tokens=64, remat="layer")
     with driver_for(mesh_of(), spec) as driver:
         driver.start(120)
         results = asyncio.run(episodes(driver, 12))

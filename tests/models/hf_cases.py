@@ -9,6 +9,7 @@ CONFIGS = {
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
     "llama": transformers.LlamaConfig,
+    "qwen3_moe": transformers.Qwen3MoeConfig,
     "mistral": transformers.MistralConfig,
     "smollm3": transformers.SmolLM3Config,
     "olmo2": transformers.Olmo2Config,
@@ -58,10 +59,18 @@ CASES = {
     "olmo2-llama3": ("olmo2", dict(pad_token_id=None, eos_token_id=None, rope_parameters=LLAMA3)),
 }
 
+_MOE = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True)
+MIXTURES = {
+    "moe": ("qwen3_moe", _MOE),
+    "moe-as-weighed": ("qwen3_moe", _MOE | dict(norm_topk_prob=False, num_experts=5, num_experts_per_tok=3)),
+    "moe-every-second": ("qwen3_moe", _MOE | dict(decoder_sparse_step=2, num_hidden_layers=4, rope_parameters=YARN)),
+    "moe-not-at-the-ends": ("qwen3_moe", _MOE | dict(mlp_only_layers=[0, 2], num_hidden_layers=3)),
+}
+
 
 def build(name: str) -> transformers.PreTrainedModel:
     """The random model of a case, with norms and biases that are not their trivial initial values."""
-    family, changes = CASES[name]
+    family, changes = (CASES | MIXTURES)[name]
     config = CONFIGS[family](
         **dict(
             vocab_size=48,
@@ -76,7 +85,7 @@ def build(name: str) -> transformers.PreTrainedModel:
         )
         | changes
     )
-    torch.manual_seed(sorted(CASES).index(name))
+    torch.manual_seed([*sorted(CASES), *MIXTURES].index(name))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():

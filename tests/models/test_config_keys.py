@@ -25,9 +25,10 @@ from tests.models import hf_cases, tiny  # noqa: E402
 from tests.models.forward import all_logits  # noqa: E402
 
 CASES = {"qwen2": "qwen2-untied", "qwen3": "qwen3-untied", "llama": "llama-untied", "mistral": "mistral",
-         "smollm3": "smollm3", "olmo2": "olmo2"}  # fmt: skip
+         "smollm3": "smollm3", "olmo2": "olmo2", "qwen3_moe": "moe"}  # fmt: skip
 EVERYWHERE = {key for keys in hf_config.HARMLESS.values() for key in keys.split()}
-OTHER = {  # of what is no number, flag or list
+OTHER = {  # of what is no number, flag or list that holds any
+    "mlp_only_layers": [0],
     "hidden_act": "gelu",
     "dtype": "float64",
     "problem_type": "regression",
@@ -54,7 +55,7 @@ def another(key: str, value: object) -> object:
         return not value
     if isinstance(value, int | float):
         return value + (1 if isinstance(value, int) else 0.5)
-    if isinstance(value, list):
+    if isinstance(value, list) and value:
         return [1 - one if one in (0, 1) else "sliding_attention" for one in value]
     return OTHER.get(key, 3)
 

@@ -46,7 +46,7 @@ def assert_gradients(model, params, spec, tokens) -> None:
         assert worst <= 1e-3, (name, worst)
 
 
-@pytest.mark.parametrize("name", sorted(hf_cases.CASES))
+@pytest.mark.parametrize("name", [*sorted(hf_cases.CASES), *hf_cases.MIXTURES])
 def test_logits_and_round_trip(name, tmp_path):
     model = hf_cases.build(name)
     model.save_pretrained(tmp_path / "theirs")

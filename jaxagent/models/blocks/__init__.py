@@ -67,6 +67,10 @@ class LayerBlock:
         """Numbers of its state that a token reads with `tokens` before it."""
         return 0
 
+    def matmul_params(self, spec: ModelSpec) -> float:
+        """Weights of its matrices that a token is multiplied with: all of them, unless a router chooses."""
+        return sum(array.size for array in self.arrays(spec).values() if array and array.summed)
+
     def flops(self, spec: ModelSpec, keys: float) -> float:
         """Of a token's forward pass with `keys` before it, beside those of its matrices."""
         return 0

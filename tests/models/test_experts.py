@@ -1,0 +1,184 @@
+"""A mixture of experts: what is computed, by hand and by torch; and that a row does not know its company."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxagent.config import ConfigError, LoraConfig
+from jaxagent.engine.lm import LanguageModel
+from jaxagent.models import hf, logprobs, lora, params, sharding, transformer
+from jaxagent.models.blocks.experts import Experts, tile_rows
+from jaxagent.models.layers import Int8Array
+from jaxagent.plan import costs
+from tests.engine.test_lm import mesh_of
+from tests.models import tiny
+from tests.models.test_lora import random_adapters
+
+BLOCK = Experts(count=5, active=2, mlp_dim=12)
+SPEC = tiny.spec(family="qwen3_moe", pattern=((tiny.spec().pattern[0][0], BLOCK),))
+ATTENTION = LoraConfig(3, 6.0, False, "q_proj,o_proj")
+
+
+def arrays(rows: int = 37, embed: int = 16, seed: int = 0) -> list[np.ndarray]:
+    """Rows, a router and the three matrices of each expert."""
+    rng = np.random.default_rng(seed)
+    x, f = BLOCK.count, BLOCK.mlp_dim
+    shapes = (rows, embed), (embed, x), (x, embed, f), (x, embed, f), (x, f, embed)
+    return [rng.normal(0, 0.5, shape).astype(np.float32) for shape in shapes]
+
+
+def by_hand(block: Experts, h, router, w_gate, w_up, w_down) -> np.ndarray:
+    """f64[N, E], one row and expert after another, in NumPy."""
+    h, router, w_gate, w_up, w_down = (np.asarray(a, np.float64) for a in (h, router, w_gate, w_up, w_down))
+    out = np.zeros_like(h)
+    for n, row in enumerate(h):
+        share = np.exp(row @ router) / np.exp(row @ router).sum()
+        chosen = np.argsort(-share, kind="stable")[: block.active]
+        total = share[chosen].sum() if block.renormalise else 1.0
+        for x in chosen:
+            gate = row @ w_gate[x]
+            out[n] += share[x] / total * (gate / (1 + np.exp(-gate)) * (row @ w_up[x])) @ w_down[x]
+    return out
+
+
+mixture = jax.jit(Experts._mixture, static_argnums=0)
+
+
+@pytest.mark.parametrize("block", [BLOCK, Experts(5, 3, 12, renormalise=False), Experts(5, 5, 12), Experts(5, 1, 12)])
+def test_the_sum_of_the_chosen_experts(block):
+    a = arrays()
+    np.testing.assert_allclose(mixture(block, *a), by_hand(block, *a), atol=1e-5)
+
+
+def test_of_equal_experts_the_first_are_chosen_however_the_rows_lie():
+    h, router, *_ = arrays()
+    router[:, 1:] = router[:, :1]
+    _, chosen = jax.jit(BLOCK.route)(h, router)
+    np.testing.assert_array_equal(chosen, np.tile([0, 1], (len(h), 1)))
+
+
+def test_a_row_is_the_same_to_the_bit_whoever_chooses_its_expert():
+    """Also when all others choose it, and when it is alone with it."""
+    h, router, *matrices = arrays(rows=64)
+    together = np.asarray(mixture(BLOCK, h, router, *matrices))
+    rng = np.random.default_rng(1)
+    for _ in range(4):
+        order = rng.permutation(64)
+        np.testing.assert_array_equal(np.asarray(mixture(BLOCK, h[order], router, *matrices)), together[order])
+    for row in range(4):
+        crowd, alone = np.tile(h[row], (64, 1)), np.tile(-h[row], (64, 1))
+        alone[17] = h[row]
+        np.testing.assert_array_equal(
+            np.asarray(mixture(BLOCK, crowd, router, *matrices)), np.tile(together[row], (64, 1))
+        )
+        np.testing.assert_array_equal(np.asarray(mixture(BLOCK, alone, router, *matrices))[17], together[row])
+
+
+def test_tiles_are_as_large_as_experts_are_busy():
+    sizes = [tile_rows(rows, 8, 128) for rows in (1, 16, 64, 256, 1024, 16384)]
+    assert sizes == [1, 8, 8, 16, 64, 128]
+
+
+def loss(weights, spec, batch):
+    """Mean negative log-prob of some targets."""
+    x = transformer.forward_packed(
+        weights, spec, *(batch[k] for k in ("tokens", "positions", "segments", "head_positions"))
+    )
+    targets = sharding.merge_rows(jnp.asarray(batch["targets"]))
+    values, *_ = logprobs.token_scores(weights, spec, sharding.merge_rows(x), targets, 1.0)
+    return -values.mean()
+
+
+@pytest.mark.slow
+def test_a_mesh_gives_the_gradients_of_one_device():
+    batch, program = tiny.batch(4, 24, 6, SPEC.vocab_size), jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    expected, gradients = program(tiny.init(SPEC), SPEC, batch)
+    mesh = mesh_of(2, 2, 2)
+    with jax.set_mesh(mesh):
+        weights = tiny.init(SPEC, 0, params.shardings(SPEC, mesh, sharding.TRAIN))
+        placed = {name: jax.device_put(x, sharding.rows(mesh, 2)) for name, x in batch.items()}
+        value, others = program(weights, SPEC, placed)
+    assert abs(float(value - expected)) < 1e-5
+    assert tiny.worst_relative(gradients, others) < 1e-5
+    assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradients))
+
+
+def test_gradients_are_torchs_and_folders_of_both_forms_load(tmp_path):
+    torch = pytest.importorskip("torch")
+    from tests.models import hf_cases
+
+    def tensors(name):
+        return safetensors.numpy.load_file(tmp_path / name / "model.safetensors")
+
+    model = hf_cases.build("moe")
+    model.save_pretrained(tmp_path / "each")
+    model.save_pretrained(tmp_path / "stacked", save_original_format=False)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in tensors("stacked")
+    spec = hf.read_spec(tmp_path / "each", tiny.model_config())
+    weights = hf.load(tmp_path / "each", spec, None)
+    jax.tree.map(np.testing.assert_array_equal, weights, hf.load(tmp_path / "stacked", spec, None))
+
+    batch = tiny.batch(2, 20, 8, spec.vocab_size)
+    batch["segments"][:], batch["positions"][:] = 1, np.arange(20)
+    gradients = jax.jit(jax.grad(loss), static_argnums=1)(weights, spec, batch)
+    tokens, heads, targets = (torch.as_tensor(batch[k]).long() for k in ("tokens", "head_positions", "targets"))
+    scores = torch.log_softmax(model(input_ids=tokens).logits, -1)[torch.arange(2)[:, None], heads]
+    (-scores.gather(-1, targets[..., None]).mean()).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.grad)
+    model.save_pretrained(tmp_path / "theirs")
+    hf.save(tmp_path / "ours", gradients, spec, "float32")
+    theirs, ours = tensors("theirs"), tensors("ours")
+    assert theirs.keys() == ours.keys()
+    assert tiny.worst_relative(theirs, ours) < 1e-3
+
+
+def test_adapters_of_attention_and_none_of_experts():
+    with pytest.raises(ConfigError, match=r"down_proj, gate, gate_proj, up_proj of a mixture .* q_proj,k_proj,v_proj"):
+        lora.adapter_specs(SPEC, dataclasses.replace(ATTENTION, targets="all-linear"))
+    with pytest.raises(ConfigError, match="targets: up_proj of a mixture"):
+        lora.adapter_specs(SPEC, dataclasses.replace(ATTENTION, targets="q_proj,up_proj"))
+    base, adapters = tiny.init(SPEC), random_adapters(SPEC, ATTENTION)
+    batch = tiny.batch(2, 24, 6, SPEC.vocab_size)
+    beside, merged = lora.adapt(base, adapters, ATTENTION), lora.merge(base, adapters, ATTENTION, "float32")
+    values = [float(jax.jit(loss, static_argnums=1)(weights, SPEC, batch)) for weights in (beside, merged, base)]
+    assert abs(values[0] - values[1]) < 1e-5 and abs(values[0] - values[2]) > 1e-3
+
+
+def test_int8_rounds_each_experts_channels_and_not_the_router():
+    with jax.set_mesh(mesh_of()):
+        placed = LanguageModel(SPEC, "float32", int8=True).lay_out(tiny.init(SPEC)).layers
+    assert isinstance(placed.router, jax.Array) and isinstance(placed.w_down, Int8Array)
+    assert placed.w_down.scale.shape == (SPEC.num_layers, BLOCK.count, 1, SPEC.embed_dim)
+
+
+def test_the_plan_counts_the_experts_that_a_token_goes_to():
+    attention = costs.layer_matmul_params(tiny.spec()) - 2 * 3 * 16 * 32
+    assert costs.layer_matmul_params(SPEC) == attention + 2 * (16 * 5 + 2 * 3 * 16 * 12)
+    held = sum(array.size for array in jax.tree.leaves(params.param_specs(SPEC).layers) if array.summed)
+    assert held == attention + 2 * (16 * 5 + 5 * 3 * 16 * 12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(num_experts_per_tok=9), "num_experts_per_tok=9 of 8 experts"),
+        (dict(num_local_experts=4), "num_experts and num_local_experts differ"),
+        (dict(mlp_only_layers=3), "mlp_only_layers must be a list of the 2 layers' numbers, not 3"),
+        (dict(mlp_only_layers=[2]), r"mlp_only_layers must be a list of the 2 layers' numbers, not \[2\]"),
+        (dict(n_group=2), "nothing is known here of n_group=2"),
+    ],
+)
+def test_what_a_config_must_not_say(changes, message, tmp_path):
+    from jaxagent.models import hf_config
+
+    spec = tiny.spec(family="qwen3_moe")
+    with pytest.raises(ConfigError, match=message):
+        hf_config.spec_from_hf(hf_config.spec_to_hf(spec, "float32") | changes, tiny.model_config(), "config.json")
