@@ -13,7 +13,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -54,6 +54,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         jax.config.update(OPTIMISATIONS.lower(), wanted == "1")
         jax.clear_caches()  # what was compiled otherwise is not to be used again
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A report whose text is no UTF-8, such as what a hostile program printed, would end a worker and all its tests."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    if isinstance(words := report.longrepr, str) or (report.failed and words is not None):
+        utf8 = str(words).encode("utf-8", "backslashreplace").decode()
+        report.longrepr = words if utf8 == str(words) else utf8
+    return report
 
 
 @pytest.hookimpl(trylast=True)

@@ -263,7 +263,7 @@ def test_settings_and_tasks_that_cannot_work_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"config\.env\.policy: /nowhere"):
         opened(tmp_path, policy="/nowhere")
     with (
-        pytest.raises(ConfigError, match=r"orders\.json cannot be read: No such file"),
+        pytest.raises(ConfigError, match=r"orders\.json is missing: a shop is a folder"),
         TauBench(store=str(Path("/nowhere"))).open(Opening(tmp_path, [TASK], None, print)),
     ):
         pass
