@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jaxagent.config import Config
 from jaxagent.learner import forward, peers
 from jaxagent.learner.programs import describe
-from jaxagent.models import hf, sharding
+from jaxagent.models import sharding
 from jaxagent.models.spec import ModelSpec
 from jaxagent.plan import programs
-from jaxagent.runs.checks import check
+from jaxagent.runs.checks import check, model_spec
 
 SETTINGS = ("none", "products", "dots", "attention", "layer")  # in the order of what is computed again
 USABLE = 0.85  # of the memory; the rest is for logits, one layer's work and what the allocator cannot use
@@ -70,14 +70,3 @@ def device_bytes(mesh: jax.sharding.Mesh) -> float:
     """Memory of one device of the mesh that this process may use; of virtual CPU devices the machine's, in parts."""
     limit = (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
     return limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(mesh.local_devices)
-
-
-def model_spec(cfg: Config) -> ModelSpec:
-    """The model's shape: from config.json of `model.path`, else from the config's own fields.
-
-    Raises:
-      ConfigError: `model.path` has no config.json, or one of a model this code does not compute.
-    """
-    if not cfg.model.path:
-        return ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size)
-    return hf.read_spec(cfg.model.path, cfg.model)

@@ -24,8 +24,8 @@ from jaxagent.models import params as model_params
 from jaxagent.observe.files import PLAN_FILE
 from jaxagent.plan import costs, programs, topology
 from jaxagent.plan.chips import CHIPS
-from jaxagent.plan.memory import model_spec, resolved
-from jaxagent.runs.checks import check
+from jaxagent.plan.memory import resolved
+from jaxagent.runs.checks import check, model_spec
 
 _GB = 1e9
 

@@ -14,7 +14,9 @@ from jaxagent.config.fleet import FleetConfig
 from jaxagent.config.parse import convert, hints
 from jaxagent.engine import automaton
 from jaxagent.envs.base import Environment, check_texts
+from jaxagent.models import hf, lora
 from jaxagent.models.families import family_of
+from jaxagent.models.spec import ModelSpec
 from jaxagent.rollout import groups
 from jaxagent.runs import roles
 
@@ -44,6 +46,8 @@ def check(cfg: Config) -> None:
     _check_group_reward(cfg)
     if cfg.model.family:
         family_of(cfg.model.family)
+    if cfg.model.lora:
+        lora.targets(cfg.model.lora, model_spec(cfg))
     groups.check(cfg.rl)
     if OPD in cfg.stages:
         _check_opd(cfg)
@@ -67,6 +71,17 @@ def check(cfg: Config) -> None:
         )
     if cfg.rl.sampling.greedy:
         raise ConfigError(f"rl.sampling.temperature must be {LEAST_TEMPERATURE:g} or more: below, sampling is greedy.")
+
+
+def model_spec(cfg: Config) -> ModelSpec:
+    """The model's shape: from config.json of `model.path`, else from the config's own fields.
+
+    Raises:
+      ConfigError: `model.path` has no config.json, or one of a model this code does not compute.
+    """
+    if not cfg.model.path:
+        return ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size)
+    return hf.read_spec(cfg.model.path, cfg.model)
 
 
 def _check_environment(cfg: Config) -> None:
