@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Sequence
 
 from jaxagent.algorithms import checks as algorithm
@@ -46,7 +47,7 @@ def check(cfg: Config) -> None:
     _check_group_reward(cfg)
     if cfg.model.family:
         family_of(cfg.model.family)
-    if cfg.model.lora:
+    if cfg.model.lora and (not cfg.model.path or pathlib.Path(cfg.model.path).is_dir()):
         lora.targets(cfg.model.lora, model_spec(cfg))
     groups.check(cfg.rl)
     if OPD in cfg.stages:
