@@ -56,6 +56,7 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     chex.assert_equal_shape_prefix([x, cos], 1)
     chex.assert_type([x, cos, sin], float)
     half = cos.shape[1]
+    chex.assert_axis_dimension_gteq(x, 2, 2 * half)
     first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), axis=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
