@@ -13,7 +13,7 @@ from jaxagent.runs.workdir import Workdir
 from tests import tiny_run
 
 PACKAGE = tiny_run.ROOT / "jaxagent"
-MOST_FILES, MOST_LINES = 43, 1830  # today's (without data/); the bars were 45 files, 1,900 lines
+MOST_FILES, MOST_LINES = 44, 1830  # today's (without data/ in the lines); the bars were 45 files, 1,900 lines
 
 
 def functions_of_a_step(workdir: pathlib.Path) -> set[tuple[str, int]]:
