@@ -26,9 +26,10 @@ import sys
 import time
 from typing import Any
 
+from jaxagent.runs import devices
+
 TINY_CEILINGS = ("--gib=0.0625", "--size=512")
 CEILINGS = ("copy_gb_per_s", "product_tflops")  # what `ceilings` measures and other parts are given
-BOTH_FLAGS = "--xla_gpu_enable_triton_gemm=false --xla_gpu_autotune_level=0"  # as a run in exact numerics sets them
 NOTHING_RAN = 5  # pytest: every test was skipped
 
 
@@ -40,7 +41,7 @@ class Part:
     limit_s: float
     command: tuple[str, ...]
     tiny: tuple[str, ...] = ()  # later flags win
-    given: tuple[str, ...] = ()  # of CEILINGS
+    ceilings: tuple[str, ...] = ()  # of CEILINGS, which the part is told
     exact: bool = False  # with the flags that exact numerics set
     needs: tuple[str, ...] = ()  # packages
 
@@ -83,7 +84,8 @@ def run_part(part: Part, limit_s: float, folder: pathlib.Path, flags: list[str])
     """Runs a part to its end or its limit: its figures, or `error`, the first words of why there are none."""
     environment = dict(os.environ)
     if part.exact:
-        environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {BOTH_FLAGS}".strip()
+        exact_flags = [f"--{flag}" for flag in devices.EXACT_GPU_FLAGS]
+        environment["XLA_FLAGS"] = " ".join([*exact_flags, environment.get("XLA_FLAGS", "")]).strip()
     log = folder / f"{part.name}.log"
     started = time.monotonic()
     with log.open("wb") as output:
@@ -117,10 +119,10 @@ def run_part(part: Part, limit_s: float, folder: pathlib.Path, flags: list[str])
     return took | figures
 
 
-def flags_of(part: Part, ceilings: dict[str, Any], dry: bool) -> list[str]:
+def flags_of(part: Part, measured: dict[str, Any], dry: bool) -> list[str]:
     """What is added to a part's command: ceilings that are known, tiny sizes."""
-    known = [f"--{name}={ceilings[name]}" for name in part.given if name in ceilings]
-    tiny = [*part.tiny, *(TINY_CEILINGS if part.given else ())] if dry else []
+    known = [f"--{name}={measured[name]}" for name in part.ceilings if name in measured]
+    tiny = [*part.tiny, *(TINY_CEILINGS if part.ceilings else ())] if dry else []
     return [*tiny, *known]
 
 

@@ -32,9 +32,9 @@ def test_a_part_that_hangs_ends_at_its_limit(tmp_path):
 
 
 def test_ceilings_are_measured_once_and_given_to_the_others():
-    ceilings = {"copy_gb_per_s": 4242.0, "product_tflops": 700.0, "device": "a card"}
-    assert gpu.flags_of(part("", given=("copy_gb_per_s",)), ceilings, dry=False) == ["--copy_gb_per_s=4242.0"]
-    assert gpu.flags_of(part("", given=("copy_gb_per_s",)), {}, dry=False) == []
+    measured = {"copy_gb_per_s": 4242.0, "product_tflops": 700.0, "device": "a card"}
+    assert gpu.flags_of(part("", ceilings=("copy_gb_per_s",)), measured, dry=False) == ["--copy_gb_per_s=4242.0"]
+    assert gpu.flags_of(part("", ceilings=("copy_gb_per_s",)), {}, dry=False) == []
 
 
 def test_the_command_goes_on_after_a_failure_and_writes_what_it_knows(tmp_path, monkeypatch, capsys):
