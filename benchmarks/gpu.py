@@ -57,7 +57,7 @@ _TINY_TORCH = ("--shape=tiny", "--context=32", "--new_tokens=4", "--batches=2", 
 
 PARTS = (
     Part("ceilings", 40, _bench("gpu_ceilings"), TINY_CEILINGS),
-    Part("exactness", 60, _bench("gpu_exactness"), ("--episodes=2", "--engines=1"), exact=True),
+    Part("exactness", 90, _bench("gpu_exactness", "--episodes=96"), ("--episodes=2", "--engines=1"), exact=True),
     Part("decode-3b", 75, _bench("gpu_decode", "--shape=3b"), _TINY_DECODE, CEILINGS[:1]),
     Part("train-3b", 60, _bench("gpu_train", "--shape=3b"), _TINY_TRAIN, CEILINGS[1:]),
     Part("step-0.5b", 90, _bench("gpu_step", "--shape=0.5b"), (
