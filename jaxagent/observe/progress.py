@@ -104,6 +104,8 @@ class Progress:
     ) -> None:
         if self._live:
             self._live.stop()
+        self._note_display_loss()  # the last redrawing may have been the first that failed
+        self._write()
 
     def stage(self, name: str, total: int, step: int = 0) -> None:
         """Begins a stage of at most `total` steps, of which `step` are done already (after a resume)."""
@@ -148,10 +150,13 @@ class Progress:
         if show:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
         self._unwritten.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-        if self._display.gone and not self._display_loss_noted:  # the bar may have seen it first
+        self._note_display_loss()
+        self._write()
+
+    def _note_display_loss(self) -> None:
+        if self._display.gone and not self._display_loss_noted:
             self._display_loss_noted = True
             self._unwritten.append(f"The display is gone ({self._display.gone}): the run goes on without it.\n")
-        self._write()
 
     def _write(self) -> None:
         if self._file is None:

@@ -151,6 +151,29 @@ def test_a_run_does_not_end_with_its_display(display, tmp_path):
     assert len(told) == (display not in ("closed", "ascii"))
 
 
+def test_a_display_that_goes_after_the_last_line_is_told_too(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        gone = False
+
+        def isatty(self):
+            return True
+
+        def write(self, text):
+            if self.gone:
+                raise OSError(5, "Input/output error")
+            return super().write(text)
+
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with Progress(log_every_s=0.0) as progress:
+        progress.append_lines_to(tmp_path / "console.txt")
+        progress.stage("rl", total=1)
+        progress.update(1, {"reward/mean": 0.5})
+        terminal.gone = True
+    assert "The display is gone (Input/output error)" in (tmp_path / "console.txt").read_text()
+
+
 def test_the_file_of_lines_is_bounded_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(progress_module, "MOST_BYTES", 200)
     for part in range(2):
