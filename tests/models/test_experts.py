@@ -53,21 +53,10 @@ def by_hand(block: Experts, h, router, w_gate, w_up, w_down) -> np.ndarray:
 mixture = jax.jit(Experts._mixture, static_argnums=0)
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        BLOCK,
-        *(
-            Experts(routing, 12)
-            for routing in (
-                Routing(5, 3, renormalise=False),
-                Routing(5, 5),
-                Routing(5, 1),
-                Routing(5, 2, scores="sigmoid"),
-            )
-        ),
-    ],
-)
+ROUTINGS = BLOCK.routing, Routing(5, 3, False), Routing(5, 5), Routing(5, 1), Routing(5, 2, scores="sigmoid")
+
+
+@pytest.mark.parametrize("block", [Experts(routing, 12) for routing in ROUTINGS])
 def test_the_sum_of_the_chosen_experts(block):
     a = arrays()
     np.testing.assert_allclose(mixture(block, *a), by_hand(block, *a), atol=1e-5)

@@ -38,7 +38,7 @@ class Experts(LayerBlock):
     (https://arxiv.org/abs/1701.06538).
     """
 
-    routing: Routing = Routing()
+    routing: Routing = dataclasses.field(default_factory=Routing)
     mlp_dim: int = 0  # of one expert; 0: `ModelSpec.mlp_dim` of all active ones together
 
     def width(self, spec: ModelSpec) -> int:
