@@ -77,6 +77,7 @@ class ArraySpec:
     hf_dims: tuple[tuple[int, ...], ...]
     hf_shape: tuple[int, ...]
     layers: range = range(0)  # of a stack: the numbers of the layers that lie in it
+    wide: bool = False  # float32, in whatever dtype the others are stored and used
 
     @property
     def stacked(self) -> bool:
@@ -92,6 +93,10 @@ class ArraySpec:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    def dtype_among(self, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
+        """Its own where the model's other arrays have this one."""
+        return "float32" if self.wide else dtype
 
     @property
     def hf_names(self) -> list[str]:
@@ -133,7 +138,9 @@ def per_expert(array: ArraySpec, experts: int) -> ArraySpec:
 def stacked(array: ArraySpec, layers: range, dtype: str, prefix: str) -> ArraySpec:
     """The stack of an array of these layers, whose name has "{layer}" in it once `prefix` stands before it."""
     shape, axes, name = (len(layers), *array.shape), ("layers", *array.axes), prefix + array.hf_name
-    return dataclasses.replace(array, shape=shape, axes=axes, dtype=dtype, hf_name=name, layers=layers)
+    return dataclasses.replace(
+        array, shape=shape, axes=axes, dtype=array.dtype_among(dtype), hf_name=name, layers=layers
+    )
 
 
 @functools.lru_cache(maxsize=64)
