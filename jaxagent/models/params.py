@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
 
 
+WIDE = ("router_bias",)  # arrays of `Layers` that are float32 in whatever dtype the others are stored, used and sent
+
+
 class Layers(types.SimpleNamespace):
     """Arrays of one kind of layer by name: stacked, with a leading L axis, or of one layer, without it. A pytree.
 
@@ -77,7 +80,7 @@ class ArraySpec:
     hf_dims: tuple[tuple[int, ...], ...]
     hf_shape: tuple[int, ...]
     layers: range = range(0)  # of a stack: the numbers of the layers that lie in it
-    wide: bool = False  # float32, in whatever dtype the others are stored and used
+    wide: bool = False  # one of `WIDE`
 
     @property
     def stacked(self) -> bool:
@@ -138,9 +141,11 @@ def per_expert(array: ArraySpec, experts: int) -> ArraySpec:
 def stacked(array: ArraySpec, layers: range, dtype: str, prefix: str) -> ArraySpec:
     """The stack of an array of these layers, whose name has "{layer}" in it once `prefix` stands before it."""
     shape, axes, name = (len(layers), *array.shape), ("layers", *array.axes), prefix + array.hf_name
-    return dataclasses.replace(
-        array, shape=shape, axes=axes, dtype=array.dtype_among(dtype), hf_name=name, layers=layers
-    )
+    return dataclasses.replace(array, shape=shape, axes=axes, dtype=dtype, hf_name=name, layers=layers)
+
+
+def _wide(array: ArraySpec) -> ArraySpec:
+    return dataclasses.replace(array, wide=True, dtype="float32")
 
 
 @functools.lru_cache(maxsize=64)
@@ -150,7 +155,8 @@ def param_specs(spec: ModelSpec) -> Params:
     def stack_of(kind: int) -> Layers:
         arrays = {name: array for block in spec.pattern[kind] for name, array in block.arrays(spec).items()}
         where = range(kind, spec.num_layers, len(spec.pattern)), spec.param_dtype, "model.layers.{layer}."
-        return jax.tree.map(lambda array: stacked(array, *where), Layers(**arrays))
+        stacks = {name: array and stacked(array, *where) for name, array in arrays.items()}
+        return Layers(**stacks | {name: _wide(stacks[name]) for name in WIDE if stacks.get(name)})
 
     def table(name: str, std: float) -> ArraySpec:
         sizes = {"vocab": spec.padded_vocab_size, "embed": spec.embed_dim}

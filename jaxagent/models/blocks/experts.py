@@ -64,11 +64,12 @@ class Experts(LayerBlock):
             return projection(f"{self._shared}.{name}", *where) if self.shared_dim else None
 
         into, out = spec.embed_dim**-0.5, spec.embed_init_std
-        bias = vector("mlp.gate.e_score_correction_bias", {"expert": self.routing.count})
         return {
             "mlp_norm": vector("post_attention_layernorm.weight", embed, mean=1.0),
             "router": matrix("mlp.gate.weight", embed, {"expert": self.routing.count}, into),
-            "router_bias": dataclasses.replace(bias, wide=True) if self.routing.bias else None,
+            "router_bias": vector("mlp.gate.e_score_correction_bias", {"expert": self.routing.count})
+            if self.routing.bias
+            else None,
             "w_gate": each("gate", embed, mlp, into),
             "w_up": each("up", embed, mlp, into),
             "w_down": each("down", mlp, embed, out * self.width(spec) ** -0.5),
