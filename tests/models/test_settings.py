@@ -13,7 +13,6 @@ from jaxagent.models.blocks.experts import Experts
 from jaxagent.models.spec import ModelSpec
 from tests.models import tiny
 
-
 SIZES = dict(num_layers=2, embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=8, mlp_dim=32, embed_init_std=0.5)
 
 
