@@ -108,7 +108,7 @@ class LanguageModel:
     def lay_out(self, params: model_params.Params) -> model_params.Params:
         """Weights in compute dtype, whole over fsdp, split over tensor, still stacked; such ones as they are.
 
-        With `int8` their matrices are rounded, but not an embedding that is only looked up, nor what chooses experts.
+        With `int8` their matrices are rounded, but not an embedding that is only looked up, nor what chooses experts or gates a memory.
         """
 
         def place_stack(array: model_params.ArraySpec, weights: jax.Array) -> jax.Array:
@@ -164,7 +164,7 @@ class LanguageModel:
 
 
 def _rounds(array: model_params.ArraySpec) -> bool:
-    return bool(array.summed) and array.axes[-1] != "expert"
+    return bool(array.summed) and array.axes[-1] not in ("expert", "gate")
 
 
 @jax.jit

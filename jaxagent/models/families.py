@@ -30,6 +30,7 @@ class Family:
     architecture: str  # transformers' class
     pattern: Pattern
     norm_eps: float = 1e-6  # as released; a Hugging Face folder says its own
+    zero_centred_norms: bool = False  # see `ModelSpec`
     # What transformers takes for keys that a config.json leaves out, where this is no other family's way.
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     reads: frozenset[str] = frozenset()  # keys of config.json that only this family reads, its `pattern_of` or its RoPE

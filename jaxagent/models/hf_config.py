@@ -141,6 +141,7 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         param_dtype=model.param_dtype,
         remat=model.remat,
         logprob_chunk_tokens=model.logprob_chunk_tokens,
+        zero_centred_norms=family.zero_centred_norms,
         pattern=family.pattern_of(hf, source),
         **_rope(hf, family, source),
     )

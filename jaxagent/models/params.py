@@ -114,7 +114,8 @@ def vector(name: str, sizes: dict[str, int], mean: float = 0.0) -> ArraySpec:
 
 def block_norm(spec: ModelSpec, name: str, behind: bool) -> ArraySpec:
     """The RMSNorm before a block; or behind it, where its gain says how much a layer adds (`LayerBlock.arrays`)."""
-    return vector(f"{name}_layernorm.weight", {"embed": spec.embed_dim}, spec.embed_init_std if behind else 1.0)
+    gain = spec.embed_init_std if behind else 1.0
+    return vector(f"{name}_layernorm.weight", {"embed": spec.embed_dim}, gain - spec.zero_centred_norms)
 
 
 def matrix(name: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
@@ -151,7 +152,7 @@ def param_specs(spec: ModelSpec) -> Params:
         return ArraySpec(tuple(sizes.values()), spec.param_dtype, tuple(sizes), 0.0, std, name, ((0,), (1,)), stored)
 
     stacks = [stack_of(kind) for kind in range(len(spec.pattern))]
-    final_norm = vector("model.norm.weight", {"embed": spec.embed_dim}, mean=1.0)
+    final_norm = vector("model.norm.weight", {"embed": spec.embed_dim}, mean=1.0 - spec.zero_centred_norms)
     return Params(
         embed=table("model.embed_tokens.weight", spec.embed_init_std),
         layers=stacks if len(stacks) > 1 else stacks[0],

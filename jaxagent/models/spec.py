@@ -68,6 +68,7 @@ class ModelSpec:
     remat: Remat
     logprob_chunk_tokens: int
     partial_rotary_factor: float = 1.0  # share of a head's dimensions that RoPE turns, the first ones
+    zero_centred_norms: bool = False  # the gain of an RMSNorm, but for those inside a block, is 1 + what is stored
     pattern: Pattern = ()  # of the layers, as a config.json describes it; (): the family's own
 
     def __post_init__(self) -> None:
@@ -104,12 +105,15 @@ class ModelSpec:
           ConfigError: `model.family` is none, or a size is impossible.
         """
         same = {field.name for field in dataclasses.fields(cls)} & set(vars(model))
+        family = family_of(model.family)
         return cls(
             vocab_size=vocab_size,
             padded_vocab_size=round_up(vocab_size, model.vocab_multiple),
             rope_scaling=None,
-            norm_eps=family_of(model.family).norm_eps,
+            norm_eps=family.norm_eps,
             max_position=0,
+            partial_rotary_factor=family.defaults.get("partial_rotary_factor", 1.0),
+            zero_centred_norms=family.zero_centred_norms,
             **{name: getattr(model, name) for name in same},
         )
 

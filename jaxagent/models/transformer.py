@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jaxagent.models import context, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
-from jaxagent.models.layers import KEPT, Int8Array, LoraArray, rms_norm
+from jaxagent.models.layers import KEPT, Int8Array, LoraArray, gain, rms_norm
 from jaxagent.models.params import Layers, Params, param_specs, stacks_of
 from jaxagent.models.spec import ModelSpec
 
@@ -80,7 +80,7 @@ def hidden(
             return x, None
 
         x, _ = lax.scan(period, x, stacks_of(params.layers))
-    return rms_norm(x, sharding.constrain(params.final_norm, P(None)), spec.norm_eps), cache
+    return rms_norm(x, gain(sharding.constrain(params.final_norm, P(None)), spec), spec.norm_eps), cache
 
 
 def forward_packed(

@@ -19,8 +19,8 @@ from jax import lax
 
 from jaxagent.models import sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
-from jaxagent.models.layers import contract, rms_norm
-from jaxagent.models.params import ArraySpec, Layers, matrix, per_expert, vector
+from jaxagent.models.layers import contract, gain, rms_norm
+from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix, per_expert
 
 if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
@@ -55,7 +55,7 @@ class Experts(LayerBlock):
             return per_expert(array, self.count)
 
         return {
-            "mlp_norm": vector("post_attention_layernorm.weight", embed, mean=1.0),
+            "mlp_norm": block_norm(spec, "post_attention", behind=False),
             "router": matrix("mlp.gate.weight", embed, {"expert": self.count}, spec.embed_dim**-0.5),
             "w_gate": projection("gate", embed, mlp, spec.embed_dim**-0.5),
             "w_up": projection("up", embed, mlp, spec.embed_dim**-0.5),
@@ -66,7 +66,7 @@ class Experts(LayerBlock):
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
     ) -> tuple[jax.Array, State]:
         """Row by row, on the device that has the row."""
-        h = rms_norm(x, layer.mlp_norm, spec.norm_eps)
+        h = rms_norm(x, gain(layer.mlp_norm, spec), spec.norm_eps)
         arrays = layer.router, layer.w_gate, layer.w_up, layer.w_down
         if not sharding.in_mesh():
             return self._mixture(h, *arrays), state

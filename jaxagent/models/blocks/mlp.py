@@ -9,7 +9,7 @@ import jax
 
 from jaxagent.models import sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
-from jaxagent.models.layers import contract, contract_each, rms_norm
+from jaxagent.models.layers import contract, contract_each, gain, rms_norm
 from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class SwiGLU(LayerBlock):
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
     ) -> tuple[jax.Array, State]:
         """Row by row."""
-        h = x if self.post_norm else rms_norm(x, layer.mlp_norm, spec.norm_eps)
+        h = x if self.post_norm else rms_norm(x, gain(layer.mlp_norm, spec), spec.norm_eps)
         gate, up = contract_each("ne,ef->nf", h, layer.w_gate, layer.w_up)
         hidden = jax.nn.silu(gate) * up
         added = contract("nf,fe->ne", hidden, layer.w_down, sharding.out(sharding.row_axes(x), None))
-        return (rms_norm(added, layer.mlp_norm, spec.norm_eps) if self.post_norm else added), state
+        return (rms_norm(added, gain(layer.mlp_norm, spec), spec.norm_eps) if self.post_norm else added), state
