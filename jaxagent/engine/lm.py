@@ -23,10 +23,10 @@ from jaxagent.engine.model import ROWS
 from jaxagent.models import kernels, logprobs, sharding, transformer
 from jaxagent.models import params as model_params
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
-from jaxagent.models.blocks import LayerBlock, State
 from jaxagent.models.blocks.attention import PAGES
 from jaxagent.models.layers import quantise
 from jaxagent.models.spec import ModelSpec
+from jaxagent.models.transformer import Cache
 
 _AXES = ROWS[0]
 _HEADS = jax.P(_AXES, "tensor", None)  # of [N, H, D]
@@ -61,9 +61,6 @@ def attend_cached(
     return jax.shard_map(
         local, in_specs=(PAGES, _HEADS, _HEADS, _HEADS, rows, ROWS), out_specs=(_HEADS, PAGES)
     )(cache, q, k, v, tables, positions)  # fmt: skip
-
-
-Cache = tuple[State, ...]  # one per layer: separate arrays, so that a donated cache is updated in place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,14 +125,8 @@ class LanguageModel:
         return all(block.splits_pages for blocks in self.spec.pattern for block in blocks)
 
     def init_cache(self, pages: int, page_tokens: int) -> Cache:
-        """The state of every layer: that of the one block in it that keeps any."""
-
-        def state_of(blocks: tuple[LayerBlock, ...]) -> State:
-            states = [block.init_state(self.spec, pages, page_tokens, self.cache_dtype) for block in blocks]
-            return next((state for state in states if state is not None), None)
-
-        kinds = self.spec.pattern
-        return tuple(state_of(kinds[i % len(kinds)]) for i in range(self.spec.num_layers))
+        """The states of all blocks of all layers."""
+        return transformer.init_cache(self.spec, pages, page_tokens, self.cache_dtype)
 
     def extend(
         self, params: model_params.Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array

@@ -11,6 +11,7 @@ from typing import Literal
 
 from jaxagent.config import ConfigError, ModelConfig
 from jaxagent.config.model import Remat
+from jaxagent.models.blocks.delta import DeltaNet
 from jaxagent.models.families import Pattern, family_of
 
 
@@ -96,6 +97,11 @@ class ModelSpec:
     def rotary_dim(self) -> int:
         """Dimensions of a head that RoPE turns."""
         return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether a block of it keeps a memory of fixed size instead of pages."""
+        return any(isinstance(block, DeltaNet) for blocks in self.pattern for block in blocks)
 
     @classmethod
     def from_config(cls, model: ModelConfig, vocab_size: int) -> ModelSpec:

@@ -14,13 +14,14 @@ from jaxagent.config import ConfigError, LoraConfig
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.models import hf, logprobs, lora, params, sharding, transformer
 from jaxagent.models.blocks.experts import Experts, tile_rows
+from jaxagent.models.blocks.routing import Routing, route
 from jaxagent.models.layers import Int8Array
 from jaxagent.plan import costs
 from tests.engine.test_lm import mesh_of
 from tests.models import tiny
 from tests.models.test_lora import random_adapters
 
-BLOCK = Experts(count=5, active=2, mlp_dim=12)
+BLOCK = Experts(Routing(count=5, active=2), mlp_dim=12)
 SPEC = tiny.spec(family="qwen3_moe", pattern=((tiny.spec().pattern[0][0], BLOCK),))
 ATTENTION = LoraConfig(3, 6.0, False, "q_proj,o_proj")
 
@@ -28,7 +29,7 @@ ATTENTION = LoraConfig(3, 6.0, False, "q_proj,o_proj")
 def arrays(rows: int = 37, embed: int = 16, seed: int = 0) -> list[np.ndarray]:
     """Rows, a router and the three matrices of each expert."""
     rng = np.random.default_rng(seed)
-    x, f = BLOCK.count, BLOCK.mlp_dim
+    x, f = BLOCK.routing.count, BLOCK.mlp_dim
     shapes = (rows, embed), (embed, x), (x, embed, f), (x, embed, f), (x, f, embed)
     return [rng.normal(0, 0.5, shape).astype(np.float32) for shape in shapes]
 
@@ -39,8 +40,10 @@ def by_hand(block: Experts, h, router, w_gate, w_up, w_down) -> np.ndarray:
     out = np.zeros_like(h)
     for n, row in enumerate(h):
         share = np.exp(row @ router) / np.exp(row @ router).sum()
-        chosen = np.argsort(-share, kind="stable")[: block.active]
-        total = share[chosen].sum() if block.renormalise else 1.0
+        if block.routing.scores == "sigmoid":
+            share = 1 / (1 + np.exp(-row @ router))
+        chosen = np.argsort(-share, kind="stable")[: block.routing.active]
+        total = share[chosen].sum() if block.routing.renormalise else 1.0
         for x in chosen:
             gate = row @ w_gate[x]
             out[n] += share[x] / total * (gate / (1 + np.exp(-gate)) * (row @ w_up[x])) @ w_down[x]
@@ -50,7 +53,10 @@ def by_hand(block: Experts, h, router, w_gate, w_up, w_down) -> np.ndarray:
 mixture = jax.jit(Experts._mixture, static_argnums=0)
 
 
-@pytest.mark.parametrize("block", [BLOCK, Experts(5, 3, 12, renormalise=False), Experts(5, 5, 12), Experts(5, 1, 12)])
+ROUTINGS = BLOCK.routing, Routing(5, 3, False), Routing(5, 5), Routing(5, 1), Routing(5, 2, scores="sigmoid")
+
+
+@pytest.mark.parametrize("block", [Experts(routing, 12) for routing in ROUTINGS])
 def test_the_sum_of_the_chosen_experts(block):
     a = arrays()
     np.testing.assert_allclose(mixture(block, *a), by_hand(block, *a), atol=1e-5)
@@ -59,7 +65,7 @@ def test_the_sum_of_the_chosen_experts(block):
 def test_of_equal_experts_the_first_are_chosen_however_the_rows_lie():
     h, router, *_ = arrays()
     router[:, 1:] = router[:, :1]
-    _, chosen = jax.jit(BLOCK.route)(h, router)
+    _, chosen = jax.jit(route, static_argnums=0)(BLOCK.routing, h, router)
     np.testing.assert_array_equal(chosen, np.tile([0, 1], (len(h), 1)))
 
 
@@ -156,7 +162,7 @@ def test_int8_rounds_each_experts_channels_and_not_the_router():
     with jax.set_mesh(mesh_of()):
         placed = LanguageModel(SPEC, "float32", int8=True).lay_out(tiny.init(SPEC)).layers
     assert isinstance(placed.router, jax.Array) and isinstance(placed.w_down, Int8Array)
-    assert placed.w_down.scale.shape == (SPEC.num_layers, BLOCK.count, 1, SPEC.embed_dim)
+    assert placed.w_down.scale.shape == (SPEC.num_layers, BLOCK.routing.count, 1, SPEC.embed_dim)
 
 
 def test_the_plan_counts_the_experts_that_a_token_goes_to():

@@ -19,6 +19,7 @@ from jax import lax
 
 from jaxagent.models import sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
+from jaxagent.models.blocks.routing import Routing, route
 from jaxagent.models.layers import contract, gain, rms_norm
 from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix, per_expert
 
@@ -33,18 +34,16 @@ MATRICES = ("w_gate", "w_up", "w_down")
 class Experts(LayerBlock):
     """Sum over the chosen experts of weight * swiglu_expert(h), h = rms_norm(x), as Qwen3-MoE has it.
 
-    The k experts of highest probability under softmax(h router) are chosen, of equal ones the first, and weigh what
-    the router gives them. See Shazeer et al. (https://arxiv.org/abs/1701.06538).
+    Which experts a row goes to, and what they weigh, `Routing` says. See Shazeer et al.
+    (https://arxiv.org/abs/1701.06538).
     """
 
-    count: int = 8
-    active: int = 2  # experts per token
+    routing: Routing = dataclasses.field(default_factory=Routing)
     mlp_dim: int = 0  # of one expert; 0: `ModelSpec.mlp_dim` of all active ones together
-    renormalise: bool = True  # the chosen experts' weights to a sum of 1
 
     def width(self, spec: ModelSpec) -> int:
         """F."""
-        return self.mlp_dim or max(1, spec.mlp_dim // self.active)
+        return self.mlp_dim or max(1, spec.mlp_dim // self.routing.active)
 
     def arrays(self, spec: ModelSpec) -> dict[str, ArraySpec | None]:
         """The norm, the router, and the projections of all experts."""
@@ -52,11 +51,11 @@ class Experts(LayerBlock):
 
         def projection(name: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
             array = matrix(f"mlp.experts.{{expert}}.{name}_proj.weight", inputs, outputs, std)
-            return per_expert(array, self.count)
+            return per_expert(array, self.routing.count)
 
         return {
             "mlp_norm": block_norm(spec, "post_attention", behind=False),
-            "router": matrix("mlp.gate.weight", embed, {"expert": self.count}, spec.embed_dim**-0.5),
+            "router": matrix("mlp.gate.weight", embed, {"expert": self.routing.count}, spec.embed_dim**-0.5),
             "w_gate": projection("gate", embed, mlp, spec.embed_dim**-0.5),
             "w_up": projection("up", embed, mlp, spec.embed_dim**-0.5),
             "w_down": projection("down", mlp, embed, spec.embed_init_std * self.width(spec) ** -0.5),
@@ -85,26 +84,14 @@ class Experts(LayerBlock):
         return jax.shard_map(local, in_specs=(by_rows, *layout), out_specs=by_rows)(h, *arrays), state
 
     def _mixture(self, h: jax.Array, router: jax.Array, *matrices: jax.Array) -> jax.Array:
-        weights, chosen = self.route(h, router)
+        weights, chosen = route(self.routing, h, router)
         return _experts(h, weights, *matrices, chosen)
-
-    @jax.named_scope("route")
-    def route(self, h: jax.Array, router: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Weights f32[N, k] and numbers i32[N, k], ascending, of the experts of rows h[N, E]; in float32 throughout."""
-        wide = contract("ne,ex->nx", h.astype(jnp.float32), router.astype(jnp.float32))
-        probabilities = jax.nn.softmax(lax.optimization_barrier(wide))  # its sum must not be compiled with what is near
-        _, chosen = lax.top_k(lax.stop_gradient(probabilities), self.active)  # of equal ones the lower number
-        chosen = jnp.sort(chosen, axis=1)
-        weights = jnp.take_along_axis(probabilities, chosen, axis=1)
-        if self.renormalise:
-            weights = weights / sum(weights[:, i : i + 1] for i in range(self.active))  # one order of additions
-        return lax.optimization_barrier((weights, chosen))
 
     def matmul_params(self, spec: ModelSpec) -> float:
         """Of the router and of the experts that a token goes to."""
         arrays = self.arrays(spec)
         experts = sum(arrays[name].size for name in MATRICES)
-        return arrays["router"].size + experts * self.active / self.count
+        return arrays["router"].size + experts * self.routing.active / self.routing.count
 
 
 class _Tiles(NamedTuple):
