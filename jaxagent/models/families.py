@@ -13,6 +13,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.choice import object_at
 from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.blocks.attention import Attention
+from jaxagent.models.blocks.delta import DeltaNet
 from jaxagent.models.blocks.experts import Experts
 from jaxagent.models.blocks.mlp import SwiGLU
 from jaxagent.models.blocks.routing import Routing
@@ -117,6 +118,54 @@ class Mixture(Family):
         }
 
 
+class Hybrid(Family):
+    """Qwen3-Next and Qwen3.5: attention in some layers, every fourth as released, gated delta nets in the others."""
+
+    def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
+        """By `layer_types`, or else by `full_attention_interval`."""
+        from jaxagent.models.hf_config import integer
+
+        def size(key: str, default: int) -> int:
+            return integer(hf, key, default, source=source)
+
+        (delta, *_), (attention, *_) = self.pattern[0], self.pattern[-1]
+        heads, groups = size("linear_num_value_heads", 32), size("linear_num_key_heads", 16)
+        if heads % groups:
+            raise ConfigError(f"{source}: linear_num_value_heads={heads} is no multiple of linear_num_key_heads={groups}.")
+        dims = size("linear_key_head_dim", 128), size("linear_value_head_dim", 128)
+        delta = DeltaNet(groups, heads, *dims, size("linear_conv_kernel_dim", 4), delta.grouped)
+        layers, every, types = size("num_hidden_layers", 1), size("full_attention_interval", 4), hf.get("layer_types")
+        if types is None:
+            types = [_MIXERS[(i + 1) % every == 0] for i in range(layers)]
+        if not isinstance(types, list) or len(types) != layers or not set(types) <= set(_MIXERS):
+            raise ConfigError(f"{source}: layer_types must say {' or '.join(_MIXERS)} for each of the {layers} layers.")
+        mixers = [(delta, attention)[_MIXERS.index(kind)] for kind in types]
+        return period_of(list(zip(mixers, self._feed_forwards(hf, source), strict=True)))
+
+    def _feed_forwards(self, hf: Mapping[str, Any], source: str) -> list[LayerBlock]:
+        return [SwiGLU()] * hf["num_hidden_layers"]
+
+    def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
+        """What `pattern_of` reads, and the share of a head that RoPE turns, which is not 1 where it is left out."""
+        mixers = [blocks[0] for blocks in spec.pattern]
+        delta = next((mixer for mixer in mixers if isinstance(mixer, DeltaNet)), DeltaNet())
+        key_heads, heads, key, value = delta.sizes(spec)
+        types = [_MIXERS[isinstance(mixer, Attention)] for mixer in mixers]
+        return {
+            "linear_num_key_heads": key_heads,
+            "linear_num_value_heads": heads,
+            "linear_key_head_dim": key,
+            "linear_value_head_dim": value,
+            "linear_conv_kernel_dim": delta.kernel,
+            "layer_types": types * (spec.num_layers // len(types)),
+            "partial_rotary_factor": spec.partial_rotary_factor,
+        }
+
+
+_MIXERS = ("linear_attention", "full_attention")
+_HYBRID = """layer_types full_attention_interval linear_num_key_heads linear_num_value_heads linear_key_head_dim
+    linear_value_head_dim linear_conv_kernel_dim partial_rotary_factor"""
+_GATED = Attention(qk_norm=True, gated=True)
 _MIXTURE = """num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob mlp_only_layers
     decoder_sparse_step"""
 _NO_WINDOW = "read only where use_sliding_window is true, which is refused"
@@ -182,6 +231,22 @@ FAMILIES = {
                 "output_router_logits": "what transformers' forward pass hands back",
                 "router_aux_loss_coef": "of a loss that only transformers' own trainer adds",
             },
+        ),
+        Hybrid(
+            "qwen3_next",
+            "Qwen3NextForCausalLM",
+            (*[(DeltaNet(grouped=True), SwiGLU())] * 3, (_GATED, SwiGLU())),
+            zero_centred_norms=True,
+            defaults={"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25},
+            reads=frozenset(_HYBRID.split()),
+        ),
+        Hybrid(
+            "qwen3_5_text",
+            "Qwen3_5ForCausalLM",
+            (*[(DeltaNet(), SwiGLU())] * 3, (_GATED, SwiGLU())),
+            zero_centred_norms=True,
+            defaults={"num_key_value_heads": 4, "head_dim": 256, "partial_rotary_factor": 0.25},
+            reads=frozenset(_HYBRID.split()),
         ),
     )
 }

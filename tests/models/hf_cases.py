@@ -13,6 +13,8 @@ CONFIGS = {
     "mistral": transformers.MistralConfig,
     "smollm3": transformers.SmolLM3Config,
     "olmo2": transformers.Olmo2Config,
+    "qwen3_next": transformers.Qwen3NextConfig,
+    "qwen3_5_text": transformers.Qwen3_5TextConfig,
 }
 
 LLAMA3 = dict(
@@ -66,11 +68,22 @@ MIXTURES = {
     "moe-every-second": ("qwen3_moe", _MOE | dict(decoder_sparse_step=2, num_hidden_layers=4, rope_parameters=YARN)),
     "moe-not-at-the-ends": ("qwen3_moe", _MOE | dict(mlp_only_layers=[0, 2], num_hidden_layers=3)),
 }
+_DELTA = dict(
+    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=6, rope_parameters=PLAIN
+)
+HYBRIDS = {
+    "qwen3_5": ("qwen3_5_text", _DELTA | dict(num_hidden_layers=4)),
+    "qwen3_5-tied": (
+        "qwen3_5_text",
+        _DELTA | dict(layer_types=["full_attention", "linear_attention"], tie_word_embeddings=True, linear_conv_kernel_dim=3),
+    ),
+    "qwen3_next-dense": ("qwen3_next", _DELTA | dict(num_hidden_layers=4, num_experts=0)),
+}
 
 
 def build(name: str) -> transformers.PreTrainedModel:
     """The random model of a case, with norms and biases that are not their trivial initial values."""
-    family, changes = (CASES | MIXTURES)[name]
+    family, changes = (CASES | MIXTURES | HYBRIDS)[name]
     config = CONFIGS[family](
         **dict(
             vocab_size=48,
@@ -85,11 +98,14 @@ def build(name: str) -> transformers.PreTrainedModel:
         )
         | changes
     )
-    torch.manual_seed([*sorted(CASES), *MIXTURES].index(name))
+    torch.manual_seed([*sorted(CASES), *MIXTURES, *HYBRIDS].index(name))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if parameter.ndim == 1 else 0.0))
+        for key, parameter in model.named_parameters():
+            slow = key.endswith(("A_log", "dt_bias"))  # decays that leave something, or rounding is all one sees
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if parameter.ndim == 1 and not slow else 0.0))
+            if slow:
+                parameter -= 1.0
     return model.eval()
 
 
