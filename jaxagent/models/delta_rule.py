@@ -78,10 +78,10 @@ def chunked(tokens: Inputs, segments: jax.Array) -> jax.Array:
     beta = beta[..., None]
     system = jnp.where(strictly, _product("...ik,...jk->...ij", k * beta, k) * decay, 0.0)
     right = jnp.concatenate([v * beta, k * (beta * since[..., None])], axis=-1)
-    solved = lax.linalg.triangular_solve(
-        system + jnp.eye(CHUNK), right, left_side=True, lower=True, unit_diagonal=True
-    )
-    values, keys = jnp.split(solved, [v.shape[-1]], axis=-1)  # corrections: of an empty memory, and what a full one takes
+    solved = lax.linalg.triangular_solve(system + jnp.eye(CHUNK), right, left_side=True, lower=True, unit_diagonal=True)
+    values, keys = jnp.split(
+        solved, [v.shape[-1]], axis=-1
+    )  # corrections: of an empty memory, and what a full one takes
     scores = _product("...ik,...jk->...ij", q, k) * decay
     xs = values, keys, scores, q * since[..., None], k * until[..., None], since[..., -1]
 

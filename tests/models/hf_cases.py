@@ -15,6 +15,7 @@ CONFIGS = {
     "olmo2": transformers.Olmo2Config,
     "qwen3_next": transformers.Qwen3NextConfig,
     "qwen3_5_text": transformers.Qwen3_5TextConfig,
+    "qwen3_5_moe_text": transformers.Qwen3_5MoeTextConfig,
 }
 
 LLAMA3 = dict(
@@ -69,15 +70,23 @@ MIXTURES = {
     "moe-not-at-the-ends": ("qwen3_moe", _MOE | dict(mlp_only_layers=[0, 2], num_hidden_layers=3)),
 }
 _DELTA = dict(
-    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=6, rope_parameters=PLAIN
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=6,
+    rope_parameters=PLAIN,
 )
+_SHARED = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20)
+_BOTH = dict(layer_types=["linear_attention", "full_attention"])
 HYBRIDS = {
     "qwen3_5": ("qwen3_5_text", _DELTA | dict(num_hidden_layers=4)),
     "qwen3_5-tied": (
         "qwen3_5_text",
-        _DELTA | dict(layer_types=["full_attention", "linear_attention"], tie_word_embeddings=True, linear_conv_kernel_dim=3),
+        _DELTA | dict(_BOTH, tie_word_embeddings=True, linear_conv_kernel_dim=3),
     ),
-    "qwen3_next-dense": ("qwen3_next", _DELTA | dict(num_hidden_layers=4, num_experts=0)),
+    "qwen3_5_moe": ("qwen3_5_moe_text", _DELTA | _SHARED | _BOTH),
+    "qwen3_next": ("qwen3_next", _DELTA | _SHARED | _BOTH | dict(mlp_only_layers=[1])),
+    "qwen3_next-dense": ("qwen3_next", _DELTA | dict(num_hidden_layers=4, mlp_only_layers=[0, 1, 2, 3])),
 }
 
 
@@ -103,7 +112,8 @@ def build(name: str) -> transformers.PreTrainedModel:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             slow = key.endswith(("A_log", "dt_bias"))  # decays that leave something, or rounding is all one sees
-            parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if parameter.ndim == 1 and not slow else 0.0))
+            std = 0.2 if name in HYBRIDS else 0.3  # norms of small sums that a delta net takes make roundings larger
+            parameter.copy_(torch.randn_like(parameter) * std + (1.0 if parameter.ndim == 1 and not slow else 0.0))
             if slow:
                 parameter -= 1.0
     return model.eval()

@@ -51,7 +51,9 @@ class Attention(LayerBlock):
         def head_norm(name: str) -> ArraySpec | None:
             sizes = {"q": q, "k": kv}[name] if self.wide_qk_norm else head
             normed = self.qk_norm or self.wide_qk_norm
-            return vector(f"self_attn.{name}_norm.weight", sizes, mean=1.0 - spec.zero_centred_norms) if normed else None
+            return (
+                vector(f"self_attn.{name}_norm.weight", sizes, mean=1.0 - spec.zero_centred_norms) if normed else None
+            )
 
         return {
             "attn_norm": block_norm(spec, "post_attention" if self.post_norm else "input", self.post_norm),
