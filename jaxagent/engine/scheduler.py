@@ -31,6 +31,8 @@ from jaxagent.engine.prefix_tree import common, pack
 from jaxagent.engine.requests import Request, Session, SlotTable, admission_order, rows_of
 from jaxagent.types import Generation
 
+Copy = tuple[int, int, int]  # the shard, what to copy in it, and where to
+
 
 class Scheduler:
     """Decides which turns have slots and pages, and what the device does next.
@@ -43,11 +45,10 @@ class Scheduler:
     def __init__(self, executor: Executor, context: int) -> None:
         sizes = executor.sizes
         self._executor, self._sizes = executor, sizes
-        splits = executor.model.splits_pages
-        self.stores = [PageStore(sizes.pages, sizes.page_tokens, splits) for _ in range(sizes.shards)]
+        self.stores = [PageStore(sizes.pages, sizes.page_tokens, sizes.memories) for _ in range(sizes.shards)]
         self.slot_table = SlotTable(sizes.all_slots, context)
         self.stats: collections.Counter[str] = collections.Counter()
-        self._tables = np.zeros((sizes.all_slots, sizes.table), np.int32)
+        self._tables = np.zeros((sizes.all_slots, sizes.columns), np.int32)
         self._free_slots = [
             list(range(shard * sizes.slots, shard * sizes.slots + sizes.usable)) for shard in range(sizes.shards)
         ]  # heaps: low slots first, so that those in use fill few tiles
@@ -92,7 +93,8 @@ class Scheduler:
             self._give_back(request)
         for request in [r for r in self.slot_table.requests if r is not None and r.session in dropped]:
             mask[request.slot] = True
-            self.slot_table.drop(request.slot)
+            tokens = np.concatenate([request.tokens, self.slot_table.drop(request.slot).tokens])
+            self._commit(request, tokens[:-1])
             self._give_back(request)
         if mask.any():
             self._executor.free(mask)
@@ -129,6 +131,8 @@ class Scheduler:
             self._prefilling = [r for r in self._prefilling if r.prefilled < len(r.tokens) - 1]
             for request in [*ready, *self._prefilling]:
                 self._commit(request, request.tokens[: request.prefilled])
+            if copies := [c for r in ready for c in self._snapshot(r.session)]:
+                self._executor.copy_memories(copies)
             if ready:
                 self._begin(ready)
             if spans or ready:
@@ -150,7 +154,7 @@ class Scheduler:
             return 0
         self._sort()
         admissions = 0
-        copies: list[tuple[int, int, int]] = []
+        copies: tuple[list[Copy], list[Copy]] = [], []  # of pages, of memories
         computing = {self._first_page(r.tokens): r.tokens for r in reversed(self._prefilling)}
         full: set[int] = set()  # shards in which the first in the queue waits for pages
         for request in list(self._waiting):
@@ -159,7 +163,7 @@ class Scheduler:
             if session.pages is None:
                 cached = {s: self.stores[s].cached(request.tokens) for s in open_shards}
                 other = computing.get(self._first_page(request.tokens), request.tokens[:0])
-                if common(pack(request.tokens[:-1]), pack(other)) > max(cached.values(), default=0):
+                if self._usable(request.tokens[:-1], other[:-1]) > max(cached.values(), default=0):
                     continue  # wait for what is being prefilled
                 # Where most is cached; else where most is free.
                 ranked = sorted(open_shards, key=lambda s: (-cached[s], -self._room(s), s))
@@ -183,9 +187,16 @@ class Scheduler:
             if not request.admitted:  # else it was interrupted
                 request.admitted, request.cached_tokens = True, request.prefilled
                 self.stats.update(requests=1, cached_tokens=request.prefilled)
-        if copies:
-            self._executor.copy_pages(copies)
+        if copies[0]:
+            self._executor.copy_pages(copies[0])
+        if copies[1]:
+            self._executor.copy_memories(copies[1])
         return admissions
+
+    def _usable(self, tokens: np.ndarray, cached: np.ndarray) -> int:
+        """How many leading tokens can be used of a context that another turn prefills."""
+        count = common(pack(tokens), pack(cached))
+        return count if count == len(cached) or not self._sizes.memories else 0  # it leaves a snapshot at its end
 
     def _sort(self) -> None:
         """Brings the queue into the order of admission."""
@@ -197,7 +208,7 @@ class Scheduler:
         order = admission_order([r.claim for r in self._waiting], in_use, self._served)
         self._waiting = [self._waiting[i] for i in order]
 
-    def _give_pages(self, request: Request, copies: list[tuple[int, int, int]]) -> bool:
+    def _give_pages(self, request: Request, copies: tuple[list[Copy], list[Copy]]) -> bool:
         """Gives a turn pages for its context; `request.prefilled` is what is cached of it. False: too few."""
         session, store = request.session, self.stores[request.session.shard]
         while True:
@@ -210,8 +221,9 @@ class Scheduler:
                 admission = store.admit(pages, request.tokens, len(request.tokens))
                 if admission is not None:
                     session.pages, self._holders[session] = pages, None
-                    request.prefilled, of_pages = admission
-                    copies += [(session.shard, *copy) for copy in of_pages]
+                    request.prefilled = admission.cached
+                    for all_copies, own in zip(copies, (admission.pages, admission.memories), strict=True):
+                        all_copies += [(session.shard, *copy) for copy in own]
                     return True
                 store.release(pages)
             if not self._make_room(request):
@@ -346,10 +358,17 @@ class Scheduler:
         if request.slot >= 0:
             self._show(request)
 
+    def _snapshot(self, session: Session) -> list[Copy]:
+        """The copy by which what a session has committed can be continued by others, while it goes on itself."""
+        copies = self.stores[session.shard].snapshot(session.pages)
+        return [(session.shard, *copy) for copy in copies]
+
     def _show(self, request: Request) -> None:
         pages = request.session.pages.pages
         self._tables[request.slot, : len(pages)] = pages
         self._tables[request.slot, len(pages) :] = 0
+        if self._sizes.memories:
+            self._tables[request.slot, -1] = request.session.pages.memory
 
     def _give_back(self, request: Request) -> None:
         heapq.heappush(self._free_slots[request.session.shard], request.slot)
