@@ -11,7 +11,7 @@ from typing import Literal
 
 from jaxagent.config import ConfigError, ModelConfig
 from jaxagent.config.model import Remat
-from jaxagent.models.blocks.delta import DeltaNet
+from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.families import Pattern, family_of
 
 
@@ -100,8 +100,9 @@ class ModelSpec:
 
     @property
     def has_memory(self) -> bool:
-        """Whether a block of it keeps a memory of fixed size instead of pages."""
-        return any(isinstance(block, DeltaNet) for blocks in self.pattern for block in blocks)
+        """Whether a block of it keeps a memory of fixed size (`LayerBlock.init_memory`)."""
+        own = (type(block).init_memory for blocks in self.pattern for block in blocks)
+        return any(method is not LayerBlock.init_memory for method in own)
 
     @classmethod
     def from_config(cls, model: ModelConfig, vocab_size: int) -> ModelSpec:

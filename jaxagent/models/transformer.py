@@ -145,7 +145,7 @@ def forward_packed(
         flat(positions),
         attend,
         unroll=spec.remat == "none" and spec.num_layers <= MOST_WRITTEN_OUT,
-        recur=recurrence.packed(segments),
+        recur=recurrence.PackedRows(segments),
     )
     if split:
         return context.at(x, t, head_positions)

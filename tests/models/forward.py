@@ -18,7 +18,7 @@ def every_logit(params, spec, tokens, segments=None):
     segments = jnp.ones_like(tokens) if segments is None else segments
     positions = jnp.tile(jnp.arange(t, dtype=jnp.int32), b)
     x, _ = transformer.hidden(
-        params, spec, tokens.reshape(-1), positions, attention.packed(segments), recur=recurrence.packed(segments)
+        params, spec, tokens.reshape(-1), positions, attention.packed(segments), recur=recurrence.PackedRows(segments)
     )
     return logprobs.logits(params, spec, x).reshape(b, t, -1)
 

@@ -74,7 +74,7 @@ _DELTA = dict(
     linear_num_value_heads=4,
     linear_key_head_dim=8,
     linear_value_head_dim=6,
-    rope_parameters=PLAIN,
+    rope_parameters=dict(PLAIN),
 )
 _SHARED = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20)
 _BOTH = dict(layer_types=["linear_attention", "full_attention"])
