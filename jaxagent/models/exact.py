@@ -69,6 +69,7 @@ def packed_logprobs(
     chex.assert_equal_shape([tokens, positions])
     chex.assert_equal_shape([head_positions, targets, temperature])
     chex.assert_type([tokens, positions, head_positions, targets, temperature], [int, int, int, int, float])
+    assert not (shared and spec.has_memory), "a memory takes rows of whole sequences"
     b = tokens.shape[0]
     params = _as_generation(params, spec)
     starts = _page_starts(positions, tiling.page_tokens) if shared else None
@@ -172,9 +173,8 @@ def _init_cache(spec: ModelSpec, tiling: Tiling, b: int, t: int) -> Cache:
     states = jax.eval_shape(lambda: transformer.init_cache(spec, b * context, depth, memories, tiling.cache_dtype))
 
     def zeros(a: jax.ShapeDtypeStruct) -> jax.Array:
-        return jnp.zeros(
-            (a.shape[0] // context, *a.shape[1:]), a.dtype, out_sharding=jax.P(sharding.ROWS, *a.sharding.spec[1:])
-        )
+        shape, where = (a.shape[0] // context, *a.shape[1:]), jax.P(sharding.ROWS, *a.sharding.spec[1:])
+        return jnp.zeros(shape, a.dtype, out_sharding=where)
 
     return jax.tree.map(zeros, states)
 

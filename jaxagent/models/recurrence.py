@@ -1,9 +1,9 @@
 """How a recurrent block's rows follow one another: in packed training rows, and behind memories that are kept.
 
 A block that keeps a memory of fixed size asks for two things (`Recurrence`): what the few rows before each row were,
-for a short convolution, and the delta rule along each sequence. `PackedRows` answers from the rows alone, in the form that
-has a fast gradient; `Memories` goes token by token from the memories of the rows' sequences, so that a row gets the same
-bits however its sequence was cut into tiles.
+for a short convolution, and the delta rule along each sequence. `PackedRows` answers from the rows alone, in the form
+that has a fast gradient; `Memories` goes token by token from the memories of the rows' sequences, so that a row gets
+the same bits however its sequence was cut into tiles.
 
 Axis letters: B packed rows, T tokens, N flat rows, M memories, W inputs of the convolution, C channels.
 """

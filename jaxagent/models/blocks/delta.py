@@ -1,6 +1,7 @@
 """The gated delta net: attention's place in most layers of Qwen3-Next and Qwen3.5, with a memory of fixed size.
 
-Axis letters: N rows, E embed, C channels of the convolution, H heads of values, K and V dimensions of a key and a value.
+Axis letters: N rows, E embed, C channels of the convolution, W its width, H heads of values, K and V dimensions of a
+key and a value.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class DeltaNet(LayerBlock):
         """
         _, heads, _, value = self.sizes(spec)
         embed, channels, inner = {"embed": spec.embed_dim}, self.channels(spec), heads * value
+        branch = spec.embed_init_std * inner**-0.5  # see `LayerBlock.arrays`
         ones = (channels, 1, self.kernel)  # stored with an axis for the channels that one output sums over
 
         def projection(name: str, outputs: int, axis: str = "channel") -> ArraySpec:
@@ -91,7 +93,7 @@ class DeltaNet(LayerBlock):
             "dt_bias": per_head("dt_bias", -4.6, 1.3),
             "a_log": per_head("A_log", 1.8, 0.8),
             "out_norm": vector("linear_attn.norm.weight", {"channel": value}, mean=1.0),
-            "w_out": matrix("linear_attn.out_proj.weight", {"channel": inner}, embed, spec.embed_init_std * inner**-0.5),
+            "w_out": matrix("linear_attn.out_proj.weight", {"channel": inner}, embed, branch),
         }  # fmt: skip
 
     def apply(
