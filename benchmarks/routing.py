@@ -38,8 +38,8 @@ def recorded() -> Iterator[Choices]:
         for row, ids in zip(rows, np.asarray(chosen), strict=True):
             choices.setdefault(hashlib.blake2b(row, digest_size=16).digest(), set()).add(ids.tobytes())
 
-    def route(routing: Routing, h: jax.Array, *arrays: jax.Array | None) -> Any:
-        weights, chosen = plain(routing, h, *arrays)
+    def route(routing: Routing, h: jax.Array, *router: jax.Array | None) -> Any:
+        weights, chosen = plain(routing, h, *router)
         jax.debug.callback(keep, h, chosen)
         return weights, chosen
 
