@@ -75,6 +75,10 @@ class LayerBlock:
         """Weights of its matrices that a token is multiplied with: all of them, unless a router chooses."""
         return sum(array.size for array in self.arrays(spec).values() if array and array.summed)
 
+    def params_read(self, spec: ModelSpec, rows: float) -> float:
+        """Weights of its matrices that are read for so many tokens at once: those that any of them needs."""
+        return self.matmul_params(spec)
+
     def flops(self, spec: ModelSpec, keys: float) -> float:
         """Of a token's forward pass with `keys` before it, beside those of its matrices."""
         return 0

@@ -131,6 +131,11 @@ class Experts(LayerBlock):
         experts = sum(self.arrays(spec)[name].size for name in MATRICES)
         return super().matmul_params(spec) - experts * (1 - self.routing.active / self.routing.count)
 
+    def params_read(self, spec: ModelSpec, rows: float) -> float:
+        """An expert is read if any row goes to it; with equal loads and rows that choose on their own."""
+        experts = sum(self.arrays(spec)[name].size for name in MATRICES)
+        return super().matmul_params(spec) - experts * (1 - self.routing.active / self.routing.count) ** rows
+
 
 class _Tiles(NamedTuple):
     """Which rows lie in which tile."""
