@@ -132,7 +132,7 @@ def describe(
     optimizer, critic_optimizer = optimizers(rl)
     with jax.set_mesh(mesh):
         share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
-    shards, reads = cfg.mesh.data * cfg.mesh.fsdp, reads_of(rl.objective)
+    shards, reads = cfg.mesh.row_shards, reads_of(rl.objective)
     packer = Packer(rl.batch, longest_targets(cfg), shards, share, cfg.mesh.context, reads)
     logprobs = values = critic = None
     if rl.kl or rl.reads_old or rl.replay or rl.rescores:

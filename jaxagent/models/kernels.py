@@ -7,6 +7,7 @@ are traced; `report` says the same in words when a run starts.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import importlib.metadata
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
 
 _GPU = ("gpu", "cuda")
+_exact = contextvars.ContextVar("_exact", default=False)
 LONG_ROW = 2048  # tokens from which plain code's scores of whole rows are what memory goes into
 
 
@@ -80,8 +82,17 @@ def products(on: str, exact: bool) -> Choice:
 @contextlib.contextmanager
 def pinned(exact: bool = True) -> Iterator[None]:
     """While it is traced, the model multiplies and norms by what `products` chooses."""
-    with gpu_products.pinned(products(platform(), exact).name == "pinned"):
-        yield
+    before = _exact.set(exact)
+    try:
+        with gpu_products.pinned(products(platform(), exact).name == "pinned"):
+            yield
+    finally:
+        _exact.reset(before)
+
+
+def are_exact() -> bool:
+    """Whether what is traced must not depend on the mesh."""
+    return _exact.get()
 
 
 def packed(on: str, dtype: str, row_tokens: int, split: bool = False) -> Choice:

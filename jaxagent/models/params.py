@@ -127,7 +127,7 @@ def matrix(name: str, inputs: dict[str, int], outputs: dict[str, int], std: floa
 
 def per_expert(array: ArraySpec, experts: int) -> ArraySpec:
     """An array that each expert has, [X, ..]; its name has "{expert}" in it."""
-    return dataclasses.replace(array, shape=(experts, *array.shape), axes=("expert", *array.axes))
+    return dataclasses.replace(array, shape=(experts, *array.shape), axes=("experts", *array.axes))
 
 
 def stacked(array: ArraySpec, layers: range, dtype: str, prefix: str) -> ArraySpec:

@@ -68,8 +68,12 @@ class LayerBlock:
         return 0
 
     def matmul_params(self, spec: ModelSpec) -> float:
-        """Weights of its matrices that a token is multiplied with: all of them, unless a router chooses."""
-        return sum(array.size for array in self.arrays(spec).values() if array and array.summed)
+        """Weights of its matrices that a token is multiplied with."""
+        return sum(array.size * self.used(array) for array in self.arrays(spec).values() if array and array.summed)
+
+    def used(self, array: ArraySpec) -> float:
+        """The part of a matrix that a token is multiplied with: all of it, unless a router chooses."""
+        return 1
 
     def flops(self, spec: ModelSpec, keys: float) -> float:
         """Of a token's forward pass with `keys` before it, beside those of its matrices."""
