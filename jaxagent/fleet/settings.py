@@ -75,8 +75,8 @@ def plan_of(cfg: Config) -> Plan:
     if devices // trainers % (cfg.mesh.tensor * cfg.mesh.expert):
         axes = "tensor" if cfg.mesh.expert == 1 else "expert x tensor"
         raise ConfigError(
-            f"config.mesh.{axes} ({cfg.mesh.expert * cfg.mesh.tensor}) must divide the devices of each trainer process: "
-            f"with fleet.trainers={trainers} these are {devices // trainers}."
+            f"config.mesh.{axes} ({cfg.mesh.expert * cfg.mesh.tensor}) must divide the devices of each trainer "
+            f"process: with fleet.trainers={trainers} these are {devices // trainers}."
         )
     return Plan(
         steps=rl.steps,

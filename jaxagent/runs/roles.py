@@ -79,7 +79,8 @@ def check(cfg: Config, environment: Environment) -> None:
         for field, size in (("slots", engine.slots), ("pages", engine.pages)):
             if size % shards:
                 raise ConfigError(
-                    f"config.roles.{name}.{field}={size} does not divide over mesh.data x fsdp x expert x context = {shards}."
+                    f"config.roles.{name}.{field}={size} does not divide over mesh.data x fsdp x expert x context = "
+                    f"{shards}."
                 )
         needed = -(-context // engine.page_tokens) * shards
         if engine.pages < needed:

@@ -174,7 +174,7 @@ def test_adapters_beside_experts_and_multiplied_out_are_one_function(spec, confi
 
 def test_a_router_has_no_adapter():
     assert "gate" not in lora.targets(ADAPTED, SPEC)
-    with pytest.raises(ConfigError, match="targets: no projection 'gate'. Did you mean 'gate_proj'"):
+    with pytest.raises(ConfigError, match=r"targets: no projection 'gate'\. Did you mean 'gate_proj'"):
         lora.adapter_specs(SPEC, dataclasses.replace(ADAPTED, targets="q_proj,gate"))
 
 
