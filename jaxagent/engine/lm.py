@@ -23,10 +23,10 @@ from jaxagent.engine.model import ROWS
 from jaxagent.models import kernels, logprobs, sharding, transformer
 from jaxagent.models import params as model_params
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
-from jaxagent.models.blocks import LayerBlock, State
 from jaxagent.models.blocks.attention import PAGES
 from jaxagent.models.layers import quantise
 from jaxagent.models.spec import ModelSpec
+from jaxagent.models.transformer import Cache
 
 _AXES = ROWS[0]
 _HEADS = jax.P(_AXES, "tensor", None)  # of [N, H, D]
@@ -61,9 +61,6 @@ def attend_cached(
     return jax.shard_map(
         local, in_specs=(PAGES, _HEADS, _HEADS, _HEADS, rows, ROWS), out_specs=(_HEADS, PAGES)
     )(cache, q, k, v, tables, positions)  # fmt: skip
-
-
-Cache = tuple[State, ...]  # one per layer: separate arrays, so that a donated cache is updated in place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,18 +105,21 @@ class LanguageModel:
     def lay_out(self, params: model_params.Params) -> model_params.Params:
         """Weights in compute dtype, whole over fsdp, split over tensor, still stacked; such ones as they are.
 
-        With `int8` their matrices are rounded, but not an embedding that is only looked up, nor what chooses experts.
+        With `int8` their matrices are rounded, but not an embedding that is only looked up, nor what chooses experts or
+        gates what a block adds.
         """
 
         def place_stack(array: model_params.ArraySpec, weights: jax.Array) -> jax.Array:
-            return jax.reshard(weights.astype(self.spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
+            return jax.reshard(
+                weights.astype(array.dtype_among(self.spec.compute_dtype)), sharding.COMPUTE.partition(array.axes)
+            )
 
         specs = model_params.param_specs(self.spec)
         params = jax.tree.map(place_stack, specs, params)
         if not self.int8:
             return params
         head = "embed" if params.head is None else "head"
-        rounded = jax.tree.map(lambda array, w: quantise(w, array.summed) if _rounds(array) else w, specs, params)
+        rounded = jax.tree.map(lambda array, w: quantise(w, array.summed) if array.projects else w, specs, params)
         return params.replace(layers=rounded.layers, **{head: getattr(rounded, head)})
 
     @property
@@ -128,14 +128,8 @@ class LanguageModel:
         return all(block.splits_pages for blocks in self.spec.pattern for block in blocks)
 
     def init_cache(self, pages: int, page_tokens: int) -> Cache:
-        """The state of every layer: that of the one block in it that keeps any."""
-
-        def state_of(blocks: tuple[LayerBlock, ...]) -> State:
-            states = [block.init_state(self.spec, pages, page_tokens, self.cache_dtype) for block in blocks]
-            return next((state for state in states if state is not None), None)
-
-        kinds = self.spec.pattern
-        return tuple(state_of(kinds[i % len(kinds)]) for i in range(self.spec.num_layers))
+        """The states of all blocks of all layers."""
+        return transformer.init_cache(self.spec, pages, page_tokens, self.cache_dtype)
 
     def extend(
         self, params: model_params.Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
@@ -161,10 +155,6 @@ class LanguageModel:
 
         layout = jax.tree.map(lambda pages: jax.typeof(pages).sharding.spec, cache)
         return jax.shard_map(local, in_specs=(layout, ROWS, ROWS), out_specs=layout)(cache, source, target)
-
-
-def _rounds(array: model_params.ArraySpec) -> bool:
-    return bool(array.summed) and array.axes[-1] != "expert"
 
 
 @jax.jit

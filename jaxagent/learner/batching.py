@@ -58,7 +58,8 @@ class Packer:
             raise ConfigError("batch.row_tokens, micro_rows and targets_multiple must be at least 1.")
         if config.micro_rows % row_shards:
             raise ConfigError(
-                f"batch.micro_rows ({config.micro_rows}) must be a multiple of mesh.data x fsdp x expert = {row_shards}."
+                f"batch.micro_rows ({config.micro_rows}) must be a multiple of mesh.data x fsdp x expert "
+                f"({row_shards})."
             )
         self.row_tokens = config.row_tokens
         self.micro_rows = config.micro_rows

@@ -22,6 +22,7 @@ from jaxagent.models.attention import LayerCache, attend_pages, write_pages
 from jaxagent.models.logprobs import logits, row_logprobs
 from jaxagent.models.params import ArraySpec, Params, param_specs
 from jaxagent.models.spec import ModelSpec
+from jaxagent.models.transformer import Cache
 
 _ROWS = jax.P(sharding.ROWS)
 _HEADS = jax.P(sharding.ROWS, "tensor", None)
@@ -109,7 +110,9 @@ def _as_generation(params: Params, spec: ModelSpec) -> Params:
     """Weights as the engine has them: compute dtype, whole over fsdp, one tree per layer; once, not in every tile."""
 
     def laid_out(array: ArraySpec, weights: jax.Array) -> jax.Array:
-        return sharding.constrain(weights.astype(spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
+        return sharding.constrain(
+            weights.astype(array.dtype_among(spec.compute_dtype)), sharding.COMPUTE.partition(array.axes)
+        )
 
     params = jax.tree.map(laid_out, param_specs(spec), params)
     return params.replace(layers=transformer.unstack(params.layers))
@@ -138,19 +141,14 @@ def _hidden(
 ) -> jax.Array:
     """[B, T, E] hidden states, tile after tile in the order of the rows."""
     b, t = tokens.shape
-    dtype, depth = tiling.cache_dtype, t + tiling.page_tokens  # room for a page that begins at the last token
-    blank = lambda *shape: jnp.zeros((b, *shape), dtype, out_sharding=_KEYS)  # noqa: E731
-    kv_heads, head_dim = spec.num_kv_heads, spec.head_dim
-    cache = tuple(
-        LayerCache(blank(kv_heads, head_dim, depth), blank(kv_heads, depth, head_dim)) for _ in range(spec.num_layers)
-    )
+    cache = _init_cache(spec, tiling, b, t)
     all_tokens, all_positions = (_to_tiles(a, tiling.tile_rows) for a in (tokens, positions))
     all_starts = None if starts is None else _to_tiles(starts, tiling.tile_rows)
     x = jnp.zeros(
         (*all_tokens.shape, spec.embed_dim), spec.compute_dtype, out_sharding=jax.P(None, sharding.ROWS, None)
     )
 
-    def tile(i: jax.Array, carry: tuple[tuple[LayerCache, ...], jax.Array]) -> tuple[tuple[LayerCache, ...], jax.Array]:
+    def tile(i: jax.Array, carry: tuple[Cache, jax.Array]) -> tuple[Cache, jax.Array]:
         cache, x = carry
         at = sharding.tile_at(all_positions, i)
         begins = None if starts is None else sharding.tile_at(all_starts, i)
@@ -163,6 +161,17 @@ def _hidden(
 
     _, x = jax.lax.fori_loop(0, all_tokens.shape[0], tile, (cache, x))
     return _from_tiles(x, b, t)
+
+
+def _init_cache(spec: ModelSpec, tiling: Tiling, b: int, t: int) -> Cache:
+    """The engine's states with a packed row for a page, with room for a page that begins at the row's last token."""
+    depth, context = t + tiling.page_tokens, jax.sharding.get_abstract_mesh().shape["context"]
+    pages = jax.eval_shape(lambda: transformer.init_cache(spec, b * context, depth, tiling.cache_dtype))
+
+    def zeros(a: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.zeros((b, *a.shape[1:]), a.dtype, out_sharding=jax.P(sharding.ROWS, *a.sharding.spec[1:]))
+
+    return jax.tree.map(zeros, pages)
 
 
 def _attend(

@@ -15,6 +15,7 @@ from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.blocks.attention import Attention
 from jaxagent.models.blocks.experts import Experts
 from jaxagent.models.blocks.mlp import SwiGLU
+from jaxagent.models.blocks.routing import Routing
 
 if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
@@ -95,7 +96,7 @@ class Mixture(Family):
         if active > count:
             raise ConfigError(f"{source}: num_experts_per_tok={active} of {count} experts.")
         renormalise = flag(hf, "norm_topk_prob", source)
-        experts = Experts(count, active, size("moe_intermediate_size", 768), renormalise)
+        experts = Experts(Routing(count, active, renormalise), size("moe_intermediate_size", 768))
         attention, _ = self.pattern[0]
         kinds = [(attention, SwiGLU() if i in (dense or ()) or (i + 1) % step else experts) for i in range(layers)]
         return period_of(kinds)
@@ -106,10 +107,10 @@ class Mixture(Family):
         dense = [i for i in range(spec.num_layers) if isinstance(second[i % len(second)], SwiGLU)]
         experts = next((block for block in second if isinstance(block, Experts)), Experts())
         return {
-            "num_experts": experts.count,
-            "num_experts_per_tok": experts.active,
+            "num_experts": experts.routing.count,
+            "num_experts_per_tok": experts.routing.active,
             "moe_intermediate_size": experts.width(spec),
-            "norm_topk_prob": experts.renormalise,
+            "norm_topk_prob": experts.routing.renormalise,
             "mlp_only_layers": dense,
             "decoder_sparse_step": 1,
         }

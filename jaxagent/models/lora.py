@@ -45,12 +45,8 @@ def projections(spec: ModelSpec) -> list[dict[str, str]]:
     """Every matrix that can have an adapter, of each kind of layer: its field of `Layers` -> its name in Hugging Face's
     families. A router has none: what it chooses would change under what is trained behind it.
     """
-
-    def adaptable(array: ArraySpec | None) -> bool:
-        return array is not None and bool(array.summed) and array.axes[-1] != "expert"
-
     return [
-        {field: array.hf_name.split(".")[-2] for field, array in vars(kind).items() if adaptable(array)}
+        {field: array.hf_name.split(".")[-2] for field, array in vars(kind).items() if array and array.projects}
         for kind in stacks_of(param_specs(spec).layers)
     ]
 

@@ -45,6 +45,7 @@ class Rules:
     rank: str | None = None  # of LoRA adapters
     experts: str | None = EXPERT  # matrices of which each expert has one
     expert: str | None = None  # what a router says of each expert
+    gate: str | None = None
 
     def partition(self, axes: tuple[str, ...]) -> P:
         """The PartitionSpec of an array whose logical axes are `axes`."""

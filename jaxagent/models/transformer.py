@@ -23,6 +23,8 @@ from jaxagent.models.layers import KEPT, Int8Array, LoraArray, rms_norm
 from jaxagent.models.params import Layers, Params, param_specs, stacks_of
 from jaxagent.models.spec import ModelSpec
 
+Cache = tuple[tuple[State, ...], ...]  # of each layer, of each of its blocks; None where a block keeps nothing
+
 MOST_WRITTEN_OUT = 8  # layers of a packed forward pass that are a program's own lines, and not turns of a loop
 
 
@@ -43,13 +45,13 @@ def hidden(
       tokens: i32[N]; how N is split over the mesh is read from its type and kept throughout.
       positions: i32[N], place of the token in its own sequence.
       attend: one layer's attention, see `attention.Attend`.
-      cache: a sequence of L states, what the blocks of each layer get and return; None: they keep nothing, as always
-        where layers are scanned.
+      cache: `Cache`, what the blocks get and return, see `init_cache`; None: they keep nothing, as always where layers
+        are scanned.
       unroll: False scans over the stacked layers (training: small programs); True writes them out, as is always done
         where the layers are no stack (the engine: a scan would copy every layer's weights out of it at every step).
 
     Returns:
-      (x compute_dtype[N, E], the new cache, in the form it came).
+      (x compute_dtype[N, E], the new cache).
     """
     chex.assert_rank([tokens, positions], 1)
     chex.assert_equal_shape([tokens, positions])
@@ -58,29 +60,38 @@ def hidden(
     rows = FlatRows(rope.table(spec, positions), attend)
     scanned = not unroll and not isinstance(params.layers, tuple)
 
-    def runner(blocks: tuple[LayerBlock, ...], arrays: Layers) -> Callable[..., tuple[jax.Array, State]]:
-        def run_layer(x: jax.Array, layer: Layers, state: State) -> tuple[jax.Array, State]:
-            return _layer(blocks, _gather(arrays, layer, spec, x), spec, x, rows, state)
+    def runner(blocks: tuple[LayerBlock, ...], arrays: Layers) -> Callable[..., tuple[jax.Array, tuple[State, ...]]]:
+        def run_layer(x: jax.Array, layer: Layers, states: tuple[State, ...]) -> tuple[jax.Array, tuple[State, ...]]:
+            return _layer(blocks, _gather(arrays, layer, spec, x), spec, x, rows, states)
 
         return _rematerialise(run_layer, spec.remat, scanned)
 
     kinds = list(map(runner, spec.pattern, stacks_of(param_specs(spec).layers)))
+    nothing = [(None,) * len(blocks) for blocks in spec.pattern]
     if not scanned:
-        states = []
+        new = []
         for i, layer in enumerate(unstack(params.layers)):
-            x, state = kinds[i % len(kinds)](x, layer, cache[i] if cache is not None else None)
-            states.append(state)
-        cache = None if cache is None else type(cache)(states)
+            kind = i % len(kinds)
+            x, states = kinds[kind](x, layer, nothing[kind] if cache is None else cache[i])
+            new.append(states)
+        cache = None if cache is None else tuple(new)
     else:
         assert cache is None, "layers that are scanned keep nothing"
 
         def period(x: jax.Array, layers: list[Layers]) -> tuple[jax.Array, None]:
-            for run_layer, layer in zip(kinds, layers, strict=True):
-                x, _ = run_layer(x, layer, None)
+            for run_layer, layer, states in zip(kinds, layers, nothing, strict=True):
+                x, _ = run_layer(x, layer, states)
             return x, None
 
         x, _ = lax.scan(period, x, stacks_of(params.layers))
     return rms_norm(x, sharding.constrain(params.final_norm, P(None)), spec.norm_eps), cache
+
+
+def init_cache(spec: ModelSpec, pages: int, page_tokens: int, dtype: str) -> Cache:
+    """What all blocks of all layers keep, see `LayerBlock.init_state`; separate arrays, so that they can be donated."""
+    kinds = spec.pattern
+    layers = (kinds[i % len(kinds)] for i in range(spec.num_layers))
+    return tuple(tuple(block.init_state(spec, pages, page_tokens, dtype) for block in blocks) for blocks in layers)
 
 
 def forward_packed(
@@ -153,14 +164,21 @@ def unstack(layers: Layers | tuple[Layers, ...]) -> tuple[Layers, ...]:
 
 
 def _layer(
-    blocks: tuple[LayerBlock, ...], layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
-) -> tuple[jax.Array, State]:
+    blocks: tuple[LayerBlock, ...],
+    layer: Layers,
+    spec: ModelSpec,
+    x: jax.Array,
+    rows: FlatRows,
+    states: tuple[State, ...],
+) -> tuple[jax.Array, tuple[State, ...]]:
     """One decoder layer on x[N, E]: what each block makes of it is added to the residual stream."""
-    for block in blocks:
+    new = []
+    for block, state in zip(blocks, states, strict=True):
         with jax.named_scope(type(block).__name__.lower()):
             added, state = block.apply(layer, spec, x, rows, state)
             x = checkpoint_name(x + added, "stream")
-    return x, state
+        new.append(state)
+    return x, tuple(new)
 
 
 def _gather(arrays: Layers, layer: Layers, spec: ModelSpec, x: jax.Array) -> Layers:
@@ -174,7 +192,7 @@ def _gather(arrays: Layers, layer: Layers, spec: ModelSpec, x: jax.Array) -> Lay
         if isinstance(w, LoraArray):
             return w.laid_out(spec.compute_dtype, where)
         w = w.after(x) if isinstance(w, Int8Array) else w  # one layer at a time
-        return sharding.constrain(w.astype(spec.compute_dtype), where)
+        return sharding.constrain(w.astype(array.dtype_among(spec.compute_dtype)), where)
 
     return jax.tree.map(laid_out, arrays, layer)
 

@@ -17,6 +17,7 @@ from jaxagent.engine.requests import EngineSetup
 from jaxagent.learner.batching import Packer, Sharing, unpack
 from jaxagent.models import exact, params, sharding
 from jaxagent.models.blocks.experts import Experts
+from jaxagent.models.blocks.routing import Routing
 from jaxagent.models.spec import ModelSpec
 from jaxagent.types import Trajectory
 from tests.engine.test_lm import COOL, SPEC, VOCAB, mesh_of
@@ -27,7 +28,7 @@ CONTEXT = 150
 WIDE = dataclasses.replace(
     SPEC, embed_init_std=0.1, embed_dim=64, num_heads=4, num_kv_heads=2, head_dim=16, mlp_dim=192
 )
-MIXTURE = dataclasses.replace(WIDE, family="qwen3_moe", pattern=((SPEC.pattern[0][0], Experts(16, 4, mlp_dim=64)),))
+MIXTURE = dataclasses.replace(WIDE, family="qwen3_moe", pattern=((SPEC.pattern[0][0], Experts(Routing(16, 4), 64)),))
 CONFIG = EngineConfig(
     slots=64,
     steps_per_dispatch=4,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxagent.models.params import ArraySpec, Layers
     from jaxagent.models.spec import ModelSpec
 
-State = Any  # what one layer keeps of its sequences between calls: a pytree of arrays with a leading page axis, or None
+State = Any  # what one block keeps of its sequences between calls: a pytree of arrays with a leading page axis, or None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +34,10 @@ class FlatRows:
 class LayerBlock:
     """One step of a layer, x -> x + block(x). Its fields are settings, so that it can be static under jit.
 
-    At most one block of a layer keeps a state of sequences; the others hand on what they get. The engine keeps it in
-    pages of `page_tokens` tokens, which sequences with the same beginning share: a page must hold what later tokens
-    need of its own. So a state of fixed size is written to the page of its last token, and what it was at a page's end
-    is what the next page begins from: a snapshot that is shared, counted and evicted as its page is.
+    Each block of a layer may keep a state of sequences; one that does not returns the None it gets. The engine keeps
+    states in pages of `page_tokens` tokens, which sequences with the same beginning share: a page must hold what later
+    tokens need of its own. So a state of fixed size is written to the page of its last token, and what it was at a
+    page's end is what the next page begins from: a snapshot that is shared, counted and evicted as its page is.
     """
 
     def arrays(self, spec: ModelSpec) -> dict[str, ArraySpec | None]:

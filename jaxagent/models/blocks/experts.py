@@ -20,6 +20,8 @@ from jax import lax
 
 from jaxagent.models import kernels, sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
+from jaxagent.models.blocks.mlp import swiglu
+from jaxagent.models.blocks.routing import Routing, route
 from jaxagent.models.layers import LoraArray, contract, rms_norm
 from jaxagent.models.params import ArraySpec, Layers, matrix, per_expert, vector
 from jaxagent.models.sharding import EXPERT
@@ -35,45 +37,79 @@ Matrix = jax.Array | LoraArray
 class Experts(LayerBlock):
     """Sum over the chosen experts of weight * swiglu_expert(h), h = rms_norm(x), as Qwen3-MoE has it.
 
-    The k experts of highest probability under softmax(h router) are chosen, of equal ones the first, and weigh what
-    the router gives them. See Shazeer et al. (https://arxiv.org/abs/1701.06538).
+    Which experts a row goes to, and what they weigh, `Routing` says. See Shazeer et al.
+    (https://arxiv.org/abs/1701.06538).
     """
 
-    count: int = 8
-    active: int = 2  # experts per token
+    routing: Routing = dataclasses.field(default_factory=Routing)
     mlp_dim: int = 0  # of one expert; 0: `ModelSpec.mlp_dim` of all active ones together
-    renormalise: bool = True  # the chosen experts' weights to a sum of 1
+    shared_dim: int = 0  # of the expert, or of those side by side, that every row goes to; 0: there is none
+    shared_gate: bool = False  # it weighs what a sigmoid says of the row, and not 1
 
     def width(self, spec: ModelSpec) -> int:
         """F."""
-        return self.mlp_dim or max(1, spec.mlp_dim // self.active)
+        return self.mlp_dim or max(1, spec.mlp_dim // self.routing.active)
 
     def arrays(self, spec: ModelSpec) -> dict[str, ArraySpec | None]:
         """The norm, the router, and the projections of all experts."""
         embed, mlp = {"embed": spec.embed_dim}, {"mlp": self.width(spec)}
 
-        def projection(name: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
-            array = matrix(f"mlp.experts.{{expert}}.{name}_proj.weight", inputs, outputs, std)
-            return per_expert(array, self.count)
+        shared = {"mlp": self.shared_dim}
 
+        def projection(part: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
+            return matrix(f"mlp.{part}_proj.weight", inputs, outputs, std)
+
+        def each(name: str, *where: Any) -> ArraySpec:
+            return per_expert(projection(f"experts.{{expert}}.{name}", *where), self.routing.count)
+
+        def of_shared(name: str, *where: Any) -> ArraySpec | None:
+            return projection(f"{self._shared}.{name}", *where) if self.shared_dim else None
+
+        into, out = spec.embed_dim**-0.5, spec.embed_init_std
         return {
             "mlp_norm": vector("post_attention_layernorm.weight", embed, mean=1.0),
-            "router": matrix("mlp.gate.weight", embed, {"expert": self.count}, spec.embed_dim**-0.5),
-            "w_gate": projection("gate", embed, mlp, spec.embed_dim**-0.5),
-            "w_up": projection("up", embed, mlp, spec.embed_dim**-0.5),
-            "w_down": projection("down", mlp, embed, spec.embed_init_std * self.width(spec) ** -0.5),
+            "router": matrix("mlp.gate.weight", embed, {"expert": self.routing.count}, into),
+            "router_bias": vector("mlp.gate.e_score_correction_bias", {"expert": self.routing.count})
+            if self.routing.bias
+            else None,
+            "w_gate": each("gate", embed, mlp, into),
+            "w_up": each("up", embed, mlp, into),
+            "w_down": each("down", mlp, embed, out * self.width(spec) ** -0.5),
+            "shared_w_gate": of_shared("gate", embed, shared, into),
+            "shared_w_up": of_shared("up", embed, shared, into),
+            "shared_w_down": of_shared("down", shared, embed, out * max(1, self.shared_dim) ** -0.5),
+            "shared_gate": matrix("mlp.shared_expert_gate.weight", embed, {"gate": 1}, into)
+            if self.shared_gate
+            else None,
         }
+
+    @property
+    def _shared(self) -> str:
+        """As checkpoints of both kinds have it."""
+        return "shared_expert" if self.shared_gate else "shared_experts"
 
     def apply(
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
     ) -> tuple[jax.Array, State]:
         """Row by row, on the device that has the row; what experts add to it, on the devices that have them."""
         h = rms_norm(x, layer.mlp_norm, spec.norm_eps)
-        arrays = h, layer.router, layer.w_gate, layer.w_up, layer.w_down
+        added = self._of_chosen(layer, h)
+        if not self.shared_dim:
+            return added, state
+        shared = swiglu(h, layer.shared_w_gate, layer.shared_w_up, layer.shared_w_down)
+        if self.shared_gate:
+            gate = jax.nn.sigmoid(contract("ne,eo->no", h, layer.shared_gate).astype(jnp.float32))
+            shared = lax.optimization_barrier(
+                (shared.astype(jnp.float32) * gate).astype(x.dtype)
+            )  # rounded, then added
+        return added + shared, state
+
+    def _of_chosen(self, layer: Layers, h: jax.Array) -> jax.Array:
+        arrays = h, layer.router, layer.router_bias, layer.w_gate, layer.w_up, layer.w_down
         if not sharding.in_mesh():
-            return self._mixture(*arrays), state
+            return self._mixture(*arrays)
         specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, arrays)
-        split = sharding.row_axes(x)
+        split = sharding.row_axes(h)
         rows_over = (split,) if isinstance(split, str) else split or ()
         over = dict.fromkeys((*rows_over, EXPERT, "tensor"))
 
@@ -86,16 +122,23 @@ class Experts(LayerBlock):
         def local(*arrays: Any) -> jax.Array:
             return lax.psum(self._mixture(*jax.tree.map(own, arrays, specs), over=rows_over), "tensor")
 
-        return jax.shard_map(local, in_specs=specs, out_specs=jax.P(split, None))(*arrays), state
+        return jax.shard_map(local, in_specs=specs, out_specs=jax.P(split, None))(*arrays)
 
-    def _mixture(self, h: jax.Array, router: jax.Array, *matrices: Matrix, over: tuple[str, ...] | None = None):
+    def _mixture(
+        self,
+        h: jax.Array,
+        router: jax.Array,
+        bias: jax.Array | None,
+        *matrices: Matrix,
+        over: tuple[str, ...] | None = None,
+    ) -> jax.Array:
         """[N, E]. `over`: inside a mesh, the axes that split rows; the matrices are those of the device's experts."""
-        weights, chosen = self.route(h, router)
+        weights, chosen = route(self.routing, h, router, bias)
         exact, rows = kernels.are_exact(), len(h)
         if over is not None and EXPERT in over:
             h, weights, chosen = (lax.all_gather(a, EXPERT, tiled=True) for a in (h, weights, chosen))
         # In exact numerics tiles have the size that they have on one device with these rows.
-        size = tile_rows(rows if exact else len(h), self.active, self.count)
+        size = tile_rows(rows if exact else len(h), self.routing.active, self.routing.count)
         own = chosen if over is None else chosen - lax.axis_index(EXPERT) * _count(matrices)
         own = jnp.where((own >= 0) & (own < _count(matrices)), own, _count(matrices))
         added = (_parts if exact else _experts)(size, h, weights, *matrices, own)
@@ -104,21 +147,9 @@ class Experts(LayerBlock):
             added = add(added, EXPERT)
         return (_in_order(added) if exact else added).astype(h.dtype)
 
-    @jax.named_scope("route")
-    def route(self, h: jax.Array, router: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Weights f32[N, k] and numbers i32[N, k], ascending, of the experts of rows h[N, E]; in float32 throughout."""
-        wide = contract("ne,ex->nx", h.astype(jnp.float32), router.astype(jnp.float32))
-        probabilities = jax.nn.softmax(lax.optimization_barrier(wide))  # its sum must not be compiled with what is near
-        _, chosen = lax.top_k(lax.stop_gradient(probabilities), self.active)  # of equal ones the lower number
-        chosen = jnp.sort(chosen, axis=1)
-        weights = jnp.take_along_axis(probabilities, chosen, axis=1)
-        if self.renormalise:
-            weights = weights / sum(weights[:, i : i + 1] for i in range(self.active))  # one order of additions
-        return lax.optimization_barrier((weights, chosen))
-
     def used(self, array: ArraySpec) -> float:
         """Of what each expert has, the part that is in the experts that a token goes to."""
-        return self.active / self.count if array.axes[0] == "experts" else 1
+        return self.routing.active / self.routing.count if array.axes[0] == "experts" else 1
 
 
 class _Tiles(NamedTuple):
