@@ -1,9 +1,9 @@
 """LoRA adapters as PEFT's two files, in and out, for transformers' other readers of such folders, too.
 
-Matrices of experts have two forms there. We write one adapter per expert, under the names that released checkpoints
-have, which PEFT joins when it loads them into transformers 5. PEFT itself writes the joined form (`target_parameters`):
-the experts' A below one another, their B beside one another, rank by rank; and for the joined gate and up projections
-one A. We read both.
+Matrices of experts have two forms there. One adapter per expert, under the names that released checkpoints have, is
+what we write; PEFT joins them when it loads them into transformers 5, but only all three projections or down alone.
+PEFT itself writes the joined form (`target_parameters`): the experts' A below one another, their B beside one another,
+rank by rank, and for gate and up together one A and one B. We write it where PEFT could not join, and read both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -66,11 +66,22 @@ def save_adapters(
     for array, weights in zip(arrays, jax.tree.leaves(adapters), strict=True):
         singles = weights.reshape(-1, *weights.shape[array.stacks :])
         tensors |= {name: to_stored(single, array) for name, single in zip(array.hf_names, singles, strict=True)}
+    each = {_part(array.hf_name) for array in arrays if array.stacks == 2}  # projections of experts
+    # PEFT doubles rank and alpha of gate and up, which keeps alpha / rank alone.
+    stabilised = config.rank_stabilised and not each
+    alpha = config.alpha if stabilised == config.rank_stabilised else lora.scale(config) * config.rank
+    modules, joined = lora.targets(config, spec), {}
+    if each and each != {"down_proj"} and len(each) < 3:
+        kinds = [kind for kind, parts in _JOINED.items() if each.intersection(parts)]
+        _join(tensors, arrays, kinds)
+        wide = [kind for kind in kinds if each.issuperset(_JOINED[kind]) and len(_JOINED[kind]) == 2]
+        joined = {
+            "target_parameters": kinds,
+            "rank_pattern": {rf".*\.{kind}": 2 * config.rank for kind in wide},
+            "alpha_pattern": {rf".*\.{kind}": 2 * alpha for kind in wide},
+        }
+        modules = [name for name in modules if name not in each]
     save_file(tensors, folder / WEIGHTS_FILE)
-    stabilised = config.rank_stabilised
-    if stabilised and any(array.stacks == 2 for array in arrays):
-        stabilised = False  # PEFT doubles rank and alpha of what it joins, which keeps alpha / rank alone
-    alpha = lora.scale(config) * config.rank if stabilised != config.rank_stabilised else config.alpha
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -78,13 +89,14 @@ def save_adapters(
         "r": config.rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "use_rslora": stabilised,
-        "target_modules": lora.targets(config, spec),
+        "target_modules": modules,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
         "modules_to_save": None,
+        **joined,
     }
     (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
@@ -180,6 +192,33 @@ class _Settings:
 def _module(name: str) -> str:
     """The module of a tensor's name: "model.layers.0.self_attn.q_proj"."""
     return re.sub(r"^base_model\.model\.|\.lora_[AB]\.weight$", "", name)
+
+
+def _part(name: str) -> str:
+    """The projection of a tensor's name: "gate_proj"."""
+    return _module(name).rpartition(".")[2]
+
+
+def _join(tensors: dict[str, np.ndarray], arrays: Sequence[ArraySpec], kinds: Sequence[str]) -> None:
+    """Puts joined adapters in the place of those of each expert."""
+    modules: dict[str, int] = {}
+    for array in arrays:
+        for layer in array.layers if array.stacks == 2 else ():
+            modules[array.hf_name.format(layer=layer, expert=0).partition(".experts.")[0] + ".experts"] = array.shape[1]
+    for module, count in modules.items():
+        for kind in kinds:
+            parts = [part for part in _JOINED[kind] if f"{module}.0.{part}.lora_A.weight" in tensors]
+            a = [[tensors.pop(f"{module}.{x}.{part}.lora_A.weight") for x in range(count)] for part in parts]
+            b = [[tensors.pop(f"{module}.{x}.{part}.lora_B.weight") for x in range(count)] for part in parts]
+            below, beside = np.concatenate(a, axis=1), np.stack(b)  # [X, ranks, inputs], [parts, X, outputs, r]
+            (_, _, rows, rank), all_of = beside.shape, _JOINED[kind]
+            up = np.zeros((len(all_of) * rows, len(parts), rank, count), np.float32)
+            for i, part in enumerate(parts):
+                at = all_of.index(part) * rows
+                up[at : at + rows, i] = beside[i].transpose(1, 2, 0)
+            stem = f"{module}.base_layer" if len(kinds) == 2 and kind == kinds[0] else module
+            tensors[f"{stem}.lora_A.weight"] = below.reshape(-1, below.shape[2])
+            tensors[f"{stem}.lora_B.weight"] = up.reshape(len(up), -1)
 
 
 def _of_rank(config: LoraConfig, rank: int) -> LoraConfig:
