@@ -103,9 +103,8 @@ def test_adapters_of_experts_and_a_run_that_begins_with_them(tmp_path):
         served, _ = policies.load(parts, source)
         jax.tree.map(np.testing.assert_array_equal, served, hf.load(first / "policy", parts.spec, None))
 
-    goes_on = (
-        *argv, "--config.stages=rl", f"--config.model.path={first / 'base'}", f"--config.model.lora.path={first / 'adapter'}",
-    )  # fmt: skip # noqa: E501
+    begins = f"--config.model.path={first / 'base'}", f"--config.model.lora.path={first / 'adapter'}"
+    goes_on = (*argv, "--config.stages=rl", *begins)
     assert cli.main(tiny_run.argv(second, *goes_on, preset="laptop-moe")) == 0
     kl = {r["step"]: r["policy/kl_reference"] for r in jsonl.read(second / "metrics.jsonl") if r["stage"] == "rl" and r["step"]}  # fmt: skip # noqa: E501
     assert kl[1] == 0.0 and kl[2] > 0  # to where it began

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from jaxagent.models import gpu_calls, gpu_kernels, gpu_products, tpu_kernels
+from jaxagent.models.params import param_specs
 from jaxagent.models.sharding import CONTEXT
 
 if TYPE_CHECKING:
@@ -106,15 +107,29 @@ def packed(on: str, dtype: str, row_tokens: int, split: bool = False) -> Choice:
         return Choice("splash")
     if on not in _GPU:
         return Choice(plain)
-    if dtype != "bfloat16":
-        return Choice(plain, f"the GPU's kernel takes bfloat16, not {dtype}")
-    if not _has_tokamax():
-        return Choice(plain, "tokamax is not installed (pip install 'jaxagent[cuda]')")
-    if because := _refused_tokamax():
+    if because := _without_tokamax(dtype):
         return Choice(plain, because)
-    if jax.default_backend() not in _GPU:
-        return Choice(plain, "tokamax compiles on the GPU itself only, not for a plan")
     return Choice("tokamax")
+
+
+def experts(on: str, dtype: str, exact: bool) -> Choice:
+    """Chooses what multiplies rows with their experts' matrices: a loop over "tiles", or "tokamax" all in one."""
+    if on not in _GPU or exact:
+        return Choice("tiles")
+    if because := _without_tokamax(dtype):
+        return Choice("tiles", because)
+    return Choice("tokamax")
+
+
+def _without_tokamax(dtype: str) -> str:
+    """Why none of tokamax's kernels runs on a GPU; "" where they do."""
+    if dtype != "bfloat16":
+        return f"the GPU's kernel takes bfloat16, not {dtype}"
+    if not _has_tokamax():
+        return "tokamax is not installed (pip install 'jaxagent[cuda]')"
+    if because := _refused_tokamax():
+        return because
+    return "" if jax.default_backend() in _GPU else "tokamax compiles on the GPU itself only, not for a plan"
 
 
 def prefixes(on: str, spec: ModelSpec, page_tokens: int, row_tokens: int, exact: bool) -> Choice:
@@ -139,6 +154,8 @@ def report(spec: ModelSpec, page_tokens: int, row_tokens: int, share_prefix: boo
     }
     if exact and on in _GPU:
         chosen["products"] = products(on, exact)
+    if on in _GPU and any(array.stacks == 2 for array in jax.tree.leaves(param_specs(spec))):
+        chosen["experts"] = experts(on, str(spec.compute_dtype), False)
     if share_prefix:
         chosen["prefixes"] = prefixes(on, spec, page_tokens, row_tokens, exact)
     if exact and over_context():

@@ -86,8 +86,8 @@ def train_flops(
     if adapters is None:
         return layers * passes + head * 4
     own = 0.0
-    for layers, kind in zip(spec.stacks, model_params.stacks_of(lora.adapter_specs(spec, adapters)), strict=True):
-        blocks = spec.pattern[layers[0]]
+    for stack, kind in zip(spec.stacks, model_params.stacks_of(lora.adapter_specs(spec, adapters)), strict=True):
+        blocks = spec.pattern[stack[0]]
         used = {name: block.used(array) for block in blocks for name, array in block.arrays(spec).items() if array}
         own += sum(used[name] * (adapter.a.size + adapter.b.size) for name, adapter in kind.items())
     return layers * passes + 2.0 * tokens * (own * passes - layer_matmul_params(spec)) + head * 3

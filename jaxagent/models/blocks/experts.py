@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxagent.models import kernels, sharding
+from jaxagent.models import gpu_kernels, kernels, sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
 from jaxagent.models.blocks.mlp import swiglu
 from jaxagent.models.blocks.routing import Routing, route
@@ -113,17 +113,18 @@ class Experts(LayerBlock):
         split = sharding.row_axes(h)
         rows_over = (split,) if isinstance(split, str) else split or ()
         over = dict.fromkeys((*rows_over, EXPERT, "tensor"))
+        checked = not _is_grouped(h)  # tokamax's kernels do not say how their results vary
 
         def own(array: jax.Array, where: jax.P) -> jax.Array:
             """Varying over all axes: its gradients are summed along those that do not split it."""
             split = [axis for axes in where for axis in ((axes,) if isinstance(axes, str) else axes or ())]
             axes = tuple(axis for axis in over if axis not in split)
-            return lax.pcast(array, axes, to="varying") if axes else array
+            return lax.pcast(array, axes, to="varying") if axes and checked else array
 
         def local(*arrays: Any) -> jax.Array:
             return lax.psum(self._mixture(*jax.tree.map(own, arrays, specs), over=rows_over), "tensor")
 
-        return jax.shard_map(local, in_specs=specs, out_specs=jax.P(split, None))(*arrays)
+        return jax.shard_map(local, in_specs=specs, out_specs=jax.P(split, None), check_vma=checked)(*arrays)
 
     def _mixture(
         self,
@@ -142,7 +143,10 @@ class Experts(LayerBlock):
         size = tile_rows(rows if exact else len(h), self.routing.active, self.routing.count)
         own = chosen if over is None else chosen - lax.axis_index(EXPERT) * _count(matrices)
         own = jnp.where((own >= 0) & (own < _count(matrices)), own, _count(matrices))
-        added = (_parts if exact else _experts)(size, h, weights, *matrices, own)
+        if _is_grouped(h):
+            added = _grouped(h, weights, *matrices, own)
+        else:
+            added = (_parts if exact else _experts)(size, h, weights, *matrices, own)
         if over is not None:
             add = functools.partial(lax.psum_scatter, tiled=True) if EXPERT in over else lax.psum
             added = add(added, EXPERT)
@@ -171,6 +175,32 @@ def tile_rows(rows: int, active: int, experts: int) -> int:
 def _count(matrices: Any) -> int:
     """X, of the experts that this device has."""
     return len(jax.tree.leaves(matrices)[0])
+
+
+def _is_grouped(h: jax.Array) -> bool:
+    return kernels.experts(kernels.platform(), str(h.dtype), kernels.are_exact()).name != "tiles"
+
+
+def _grouped(
+    h: jax.Array, weights: jax.Array, w_gate: Matrix, w_up: Matrix, w_down: Matrix, chosen: jax.Array
+) -> jax.Array:
+    """As `_experts`, by products that take the rows of all experts at once."""
+    n, k = chosen.shape
+    flat, count = chosen.reshape(-1), _count(w_gate)
+    order = jnp.argsort(flat, stable=True)
+    sizes = jnp.sum(flat[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32)
+    own = (flat[order] < count)[:, None]  # behind them nothing is computed, forward or backward
+
+    def product(x: jax.Array, w: Matrix) -> jax.Array:
+        if isinstance(w, LoraArray):
+            return product(x, w.w) + w.scale * product(product(x, w.a), w.b)
+        return jnp.where(own, gpu_kernels.grouped_product(x, w, sizes), 0)
+
+    x = jnp.where(own, h[order // k], 0)
+    hidden = jax.nn.silu(product(x, w_gate)) * product(x, w_up)
+    added = product(hidden, w_down).astype(jnp.float32) * weights.reshape(-1)[order][:, None]
+    parts = jnp.zeros_like(x).at[order].set(added.astype(h.dtype))
+    return _in_order(parts.reshape(n, k, -1))
 
 
 def _tiles(chosen: jax.Array, experts: int, size: int) -> _Tiles:
