@@ -37,6 +37,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         "builtin": builtin,
         "claude_code": claude_code,
         "codex": codex,
+        "qwen3.6-35b-a3b": qwen3_6_35b_a3b,
         "qwen3-30b-a3b": qwen3_30b_a3b,
     }
     return parts.chosen("configs/coding_agent.py", preset, presets)
@@ -124,6 +125,34 @@ def codex() -> ConfigDict:
     config.workdir = "runs/coding_agent_codex"
     config.env.agent = ConfigDict({"name": "codex"})
     return config
+
+
+def qwen3_6_35b_a3b() -> ConfigDict:
+    """The published recipe with Claude Code and the published model, whose text part is as large as Qwen3.5-35B-A3B."""
+    config = claude_code()
+    config.workdir = "runs/coding_agent_qwen3.6-35b-a3b"
+    qwen3_5(config)
+    config.model.family = "qwen3_5_moe_text"
+    config.model.num_layers = 40
+    config.model.embed_dim = 2048
+    config.model.num_heads = 16
+    config.model.num_kv_heads = 2
+    config.model.mlp_dim = 512
+    experts = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512}
+    more = experts | {"shared_expert_intermediate_size": 512}
+    config.model.settings = json.dumps(json.loads(config.model.settings) | more)
+    return config
+
+
+def qwen3_5(config: ConfigDict) -> None:
+    """What all models of Qwen3.5 and 3.6 have in common, as their config.json says it."""
+    config.model.head_dim = 256
+    config.model.rope_theta = 10_000_000.0
+    heads = {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
+    dims = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "partial_rotary_factor": 0.25}
+    config.model.settings = json.dumps(heads | dims | {"full_attention_interval": 4})
+    config.model.logprob_chunk_tokens = 1024  # of a quarter of a million logits each
+    config.tokenizer.vocab_size = 248_320
 
 
 def qwen3_30b_a3b() -> ConfigDict:
