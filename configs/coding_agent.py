@@ -3,8 +3,8 @@
     python -m jaxagent.main --config=configs/coding_agent.py                       # the laptop default
     python -m jaxagent.main --config=configs/coding_agent.py:laptop+gspo           # any of algorithms/published.py
     python -m jaxagent.main --config=configs/coding_agent.py:builtin               # the same tasks without a program
-    python -m jaxagent.main --config=configs/coding_agent.py:claude_code \
-        --config.model.path=Qwen3-32B --config.data.source=data/swe                # the published recipe
+    python -m jaxagent.main --config=configs/coding_agent.py:qwen3.6-35b-a3b \
+        --config.model.path=Qwen3.6-35B-A3B --config.data.source=data/swe          # the published recipe
 
 Laptop: a policy of about one million parameters, random at first, is what an agent program talks to. Every episode
 starts that program, `jaxagent/agents/shell_agent.py`, inside a sandbox of its own, in a small Python repository with
@@ -14,9 +14,11 @@ quarter of the tasks; RL unlearns that. Held-out tasks are other issues than tho
 writes the same commands itself, in the ordinary rollout; the gain is the same. Held-out tasks resolved, greedy: from
 0.25 to 1.00, with a log-prob gap of 0.0. 17 minutes beside several other runs (13 of them RL), builtin 9.
 
-claude_code: the published hyper-parameters (8 prompts x 8, learning rate 1e-6, no KL, clip 0.2 / 0.28) with the nearest
-model that there is code for. codex: the same with Codex. Not run by us; on 64 GPUs of 80 GB, over eight of which the
-96k tokens of a row are split (docs/scaling_out.md, "Long sequences").
+qwen3.6-35b-a3b: the published hyper-parameters (8 prompts x 8, learning rate 1e-6, no KL, clip 0.2 / 0.28) and model,
+with Claude Code. qwen3-30b-a3b: a mixture without gated delta nets. claude_code, codex: Qwen3-32B, a dense model of
+that size, with these programs. Not run by us; on 64 GPUs of 80 GB (qwen3-30b-a3b: 32), over eight of which the 96k
+tokens of a row are split (docs/scaling_out.md, "Long sequences"). What dry runs say of them:
+docs/recipes/coding_agent.md.
 """
 
 import json
@@ -174,8 +176,7 @@ def qwen3_30b_a3b() -> ConfigDict:
 def published() -> ConfigDict:
     """slime's coding_agent_rl: 8 prompts x 8 samples in 96k tokens of context; the split over 64 GPUs is ours.
 
-    The published policy, Qwen3.6-35B-A3B, is a mixture of experts with linear attention. There is no code for either
-    here; the shape is that of Qwen3-32B, a dense model of the same size.
+    The shape is that of Qwen3-32B, a dense model as large as the published one.
     """
     config = laptop()
     del config.env.agent
