@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,9 @@ def by_hand(block: Experts, h, router, w_gate, w_up, w_down) -> np.ndarray:
     return out
 
 
-mixture = jax.jit(Experts._mixture, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
+def mixture(block, h, router, *matrices):
+    return block._mixture(h, *route(block.routing, h, router), *matrices)
 
 
 ROUTINGS = BLOCK.routing, Routing(5, 3, False), Routing(5, 5), Routing(5, 1), Routing(5, 2, scores="sigmoid")

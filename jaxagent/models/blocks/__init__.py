@@ -7,6 +7,7 @@ A layer is a tuple of blocks, each of which adds to the residual stream, and a f
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
 
 State = Any  # what one block keeps of its sequences between calls: a pytree of arrays with a leading page axis, or None
+Cache = tuple[tuple[State, ...], ...]  # of each layer, of each of its blocks; None where a block keeps nothing
+
+# What becomes of a block's choices: its state, the scores f32[N, X] of what each row may go to and the numbers
+# i32[N, k] that it would choose -> the numbers i32[N, k] that it takes, ascending, and the new state.
+Choose = Callable[[State, jax.Array, jax.Array], tuple[jax.Array, State]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +34,7 @@ class FlatRows:
 
     angles: tuple[jax.Array, jax.Array]  # cos and sin f32[N, R/2] of each row's position, see `rope.table`
     attend: Attend
+    choose: Choose | None = None  # None: blocks go by their own choices, and nobody hears of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +64,11 @@ class LayerBlock:
 
     def init_state(self, spec: ModelSpec, pages: int, page_tokens: int, dtype: str) -> State:
         """Zeros for one layer, pages sharded over `sharding.FLAT`, heads over tensor; None: it keeps nothing."""
+
+    @property
+    def choices(self) -> tuple[int, int]:
+        """(k, X): the block sends each row to k of X, and asks `FlatRows.choose`; (0, 0): it chooses nothing."""
+        return 0, 0
 
     @property
     def splits_pages(self) -> bool:

@@ -11,6 +11,7 @@ Axis letters: N rows, X experts, k experts per row, T tiles, R rows of a tile, E
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from jax import lax
 
 from jaxagent.models import sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
-from jaxagent.models.blocks.routing import Routing, route
+from jaxagent.models.blocks.routing import Routing, route, weigh
 from jaxagent.models.layers import contract, rms_norm
 from jaxagent.models.params import ArraySpec, Layers, matrix, per_expert, vector
 
@@ -66,26 +67,37 @@ class Experts(LayerBlock):
     ) -> tuple[jax.Array, State]:
         """Row by row, on the device that has the row."""
         h = rms_norm(x, layer.mlp_norm, spec.norm_eps)
-        arrays = layer.router, layer.w_gate, layer.w_up, layer.w_down
+        split = sharding.row_axes(x)
+        by_rows = jax.P(split, None)
+        decide = functools.partial(route, self.routing)
+        if sharding.in_mesh():
+            decide = jax.shard_map(decide, in_specs=(by_rows, jax.P(None, None)), out_specs=by_rows)
+        scores, chosen = decide(h, layer.router)
+        if rows.choose is not None:
+            chosen, state = rows.choose(state, scores, chosen)
+        arrays = scores, chosen, layer.w_gate, layer.w_up, layer.w_down
         if not sharding.in_mesh():
             return self._mixture(h, *arrays), state
-        split = sharding.row_axes(x)
         rows_over = (split,) if isinstance(split, str) else split or ()
 
         def own(array: jax.Array, *axes: str) -> jax.Array:
             return lax.pcast(array, axes, to="varying") if axes else array  # the gradients of all along them are summed
 
-        def local(h: jax.Array, router: jax.Array, *matrices: jax.Array) -> jax.Array:
-            matrices = [own(array, *rows_over) for array in matrices]
-            return lax.psum(self._mixture(own(h, "tensor"), own(router, *rows_over, "tensor"), *matrices), "tensor")
+        def local(h: jax.Array, scores: jax.Array, chosen: jax.Array, *matrices: jax.Array) -> jax.Array:
+            of_rows = (own(array, "tensor") for array in (h, scores, chosen))
+            return lax.psum(self._mixture(*of_rows, *(own(array, *rows_over) for array in matrices)), "tensor")
 
         wide, narrow = jax.P(None, None, "tensor"), jax.P(None, "tensor", None)
-        layout, by_rows = (jax.P(None, None), wide, wide, narrow), jax.P(split, None)
-        return jax.shard_map(local, in_specs=(by_rows, *layout), out_specs=by_rows)(h, *arrays), state
+        layout = by_rows, by_rows, by_rows, wide, wide, narrow
+        return jax.shard_map(local, in_specs=layout, out_specs=by_rows)(h, *arrays), state
 
-    def _mixture(self, h: jax.Array, router: jax.Array, *matrices: jax.Array) -> jax.Array:
-        weights, chosen = route(self.routing, h, router)
-        return _experts(h, weights, *matrices, chosen)
+    def _mixture(self, h: jax.Array, scores: jax.Array, chosen: jax.Array, *matrices: jax.Array) -> jax.Array:
+        return _experts(h, weigh(self.routing, scores, chosen), *matrices, chosen)
+
+    @property
+    def choices(self) -> tuple[int, int]:
+        """The experts that a token goes to, of all."""
+        return self.routing.active, self.routing.count
 
     def matmul_params(self, spec: ModelSpec) -> float:
         """Of the router and of the experts that a token goes to."""

@@ -30,10 +30,9 @@ class Routing:
 
 @jax.named_scope("route")
 def route(routing: Routing, h: jax.Array, router: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Weights f32[N, k] and numbers i32[N, k], ascending, of the experts of rows h[N, E]; router [E, X]."""
+    """Scores f32[N, X] of all experts for rows h[N, E], and the numbers i32[N, k] of the chosen; router [E, X]."""
     scores = scores_of(routing, h, router)
-    chosen = choose(routing, scores)
-    return lax.optimization_barrier((weigh(routing, scores, chosen), chosen))
+    return lax.optimization_barrier((scores, choose(routing, scores)))
 
 
 def scores_of(routing: Routing, h: jax.Array, router: jax.Array) -> jax.Array:
@@ -49,9 +48,10 @@ def choose(routing: Routing, scores: jax.Array) -> jax.Array:
     return jnp.sort(chosen, axis=1)
 
 
+@jax.named_scope("route")
 def weigh(routing: Routing, scores: jax.Array, chosen: jax.Array) -> jax.Array:
     """What each of the chosen experts weighs, f32[N, k]."""
     weights = jnp.take_along_axis(scores, chosen, axis=1)
     if routing.renormalise:
         weights = weights / sum(weights[:, i : i + 1] for i in range(routing.active))  # one order of additions
-    return weights
+    return lax.optimization_barrier(weights)
