@@ -128,11 +128,14 @@ class LanguageModel:
     def lay_out(self, params: model_params.Params) -> model_params.Params:
         """Weights in compute dtype, whole over fsdp, split over tensor, still stacked; such ones as they are.
 
-        With `int8` their matrices are rounded, but not an embedding that is only looked up, nor what chooses experts.
+        With `int8` their matrices are rounded, but not an embedding that is only looked up, nor what chooses experts or
+        gates what a block adds.
         """
 
         def place_stack(array: model_params.ArraySpec, weights: jax.Array) -> jax.Array:
-            return jax.reshard(weights.astype(self.spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
+            return jax.reshard(
+                weights.astype(array.dtype_among(self.spec.compute_dtype)), sharding.COMPUTE.partition(array.axes)
+            )
 
         specs = model_params.param_specs(self.spec)
         params = jax.tree.map(place_stack, specs, params)
@@ -194,7 +197,7 @@ class LanguageModel:
 
 
 def _rounds(array: model_params.ArraySpec) -> bool:
-    return bool(array.summed) and array.axes[-1] != "expert"
+    return bool(array.summed) and array.axes[-1] not in ("expert", "gate")
 
 
 @jax.jit

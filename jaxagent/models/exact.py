@@ -109,7 +109,9 @@ def _as_generation(params: Params, spec: ModelSpec) -> Params:
     """Weights as the engine has them: compute dtype, whole over fsdp, one tree per layer; once, not in every tile."""
 
     def laid_out(array: ArraySpec, weights: jax.Array) -> jax.Array:
-        return sharding.constrain(weights.astype(spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
+        return sharding.constrain(
+            weights.astype(array.dtype_among(spec.compute_dtype)), sharding.COMPUTE.partition(array.axes)
+        )
 
     params = jax.tree.map(laid_out, param_specs(spec), params)
     return params.replace(layers=transformer.unstack(params.layers))

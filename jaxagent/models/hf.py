@@ -334,7 +334,7 @@ def _stored_tensors(params: Params, spec: ModelSpec, dtype: np.dtype) -> Iterato
         host = global_arrays.get(weights)
         tensors = host.reshape(-1, *host.shape[array.stacks :])
         for name, single in zip(array.hf_names, tensors, strict=True):
-            yield name, to_stored(single, array).astype(dtype, copy=False)
+            yield name, to_stored(single, array).astype(array.dtype_among(dtype), copy=False)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
 
 
+WIDE = ("router_bias",)  # arrays of `Layers` that are float32 in whatever dtype the others are stored, used and sent
+
+
 class Layers(types.SimpleNamespace):
     """Arrays of one kind of layer by name: stacked, with a leading L axis, or of one layer, without it. A pytree.
 
@@ -77,6 +80,7 @@ class ArraySpec:
     hf_dims: tuple[tuple[int, ...], ...]
     hf_shape: tuple[int, ...]
     layers: range = range(0)  # of a stack: the numbers of the layers that lie in it
+    wide: bool = False  # one of `WIDE`
 
     @property
     def stacked(self) -> bool:
@@ -92,6 +96,10 @@ class ArraySpec:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    def dtype_among(self, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
+        """Its own where the model's other arrays have this one."""
+        return "float32" if self.wide else dtype
 
     @property
     def hf_names(self) -> list[str]:
@@ -136,6 +144,10 @@ def stacked(array: ArraySpec, layers: range, dtype: str, prefix: str) -> ArraySp
     return dataclasses.replace(array, shape=shape, axes=axes, dtype=dtype, hf_name=name, layers=layers)
 
 
+def _wide(array: ArraySpec) -> ArraySpec:
+    return dataclasses.replace(array, wide=True, dtype="float32")
+
+
 @functools.lru_cache(maxsize=64)
 def param_specs(spec: ModelSpec) -> Params:
     """The tree of `ArraySpec`s of a model. Shared: change nothing in it."""
@@ -143,7 +155,8 @@ def param_specs(spec: ModelSpec) -> Params:
     def stack_of(kind: int) -> Layers:
         arrays = {name: array for block in spec.pattern[kind] for name, array in block.arrays(spec).items()}
         where = range(kind, spec.num_layers, len(spec.pattern)), spec.param_dtype, "model.layers.{layer}."
-        return jax.tree.map(lambda array: stacked(array, *where), Layers(**arrays))
+        stacks = {name: array and stacked(array, *where) for name, array in arrays.items()}
+        return Layers(**stacks | {name: _wide(stacks[name]) for name in WIDE if stacks.get(name)})
 
     def table(name: str, std: float) -> ArraySpec:
         sizes = {"vocab": spec.padded_vocab_size, "embed": spec.embed_dim}

@@ -42,6 +42,7 @@ class Rules:
     mlp: str | None
     rank: str | None = None  # of LoRA adapters
     expert: str | None = None
+    gate: str | None = None
 
     def partition(self, axes: tuple[str, ...]) -> P:
         """The PartitionSpec of an array whose logical axes are `axes`."""

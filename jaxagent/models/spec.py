@@ -101,10 +101,13 @@ class ModelSpec:
         """The spec of a randomly initialised model with `vocab_size` tokens.
 
         Raises:
-          ConfigError: `model.family` is none, or a size is impossible.
+          ConfigError: `model.family` is none, a size is impossible, or `model.settings` say what this code does not
+            compute.
         """
+        from jaxagent.models import hf_config  # it knows specs
+
         same = {field.name for field in dataclasses.fields(cls)} & set(vars(model))
-        return cls(
+        spec = cls(
             vocab_size=vocab_size,
             padded_vocab_size=round_up(vocab_size, model.vocab_multiple),
             rope_scaling=None,
@@ -112,6 +115,7 @@ class ModelSpec:
             max_position=0,
             **{name: getattr(model, name) for name in same},
         )
+        return hf_config.with_settings(spec, model) if model.settings else spec
 
     def check_context(self, tokens: int) -> None:
         """Raises ConfigError when sequences of `tokens` tokens are longer than the model can position."""

@@ -219,7 +219,7 @@ def _gather(arrays: Layers, layer: Layers, spec: ModelSpec, x: jax.Array) -> Lay
         if isinstance(w, LoraArray):
             return w.laid_out(spec.compute_dtype, where)
         w = w.after(x) if isinstance(w, Int8Array) else w  # one layer at a time
-        return sharding.constrain(w.astype(spec.compute_dtype), where)
+        return sharding.constrain(w.astype(array.dtype_among(spec.compute_dtype)), where)
 
     return jax.tree.map(laid_out, arrays, layer)
 

@@ -15,7 +15,7 @@ from jaxagent.config import ConfigError, LoraConfig
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.models import hf, logprobs, lora, params, sharding, transformer
 from jaxagent.models.blocks.experts import Experts, tile_rows
-from jaxagent.models.blocks.routing import Routing, route
+from jaxagent.models.blocks.routing import Routing, route, weigh
 from jaxagent.models.layers import Int8Array
 from jaxagent.plan import costs
 from tests.engine.test_lm import mesh_of
@@ -41,8 +41,7 @@ def by_hand(block: Experts, h, router, w_gate, w_up, w_down) -> np.ndarray:
     out = np.zeros_like(h)
     for n, row in enumerate(h):
         share = np.exp(row @ router) / np.exp(row @ router).sum()
-        if block.routing.scores == "sigmoid":
-            share = 1 / (1 + np.exp(-row @ router))
+        share = 1 / (1 + np.exp(-row @ router)) if block.routing.scores == "sigmoid" else share
         chosen = np.argsort(-share, kind="stable")[: block.routing.active]
         total = share[chosen].sum() if block.routing.renormalise else 1.0
         for x in chosen:
@@ -63,6 +62,78 @@ ROUTINGS = BLOCK.routing, Routing(5, 3, False), Routing(5, 5), Routing(5, 1), Ro
 def test_the_sum_of_the_chosen_experts(block):
     a = arrays()
     np.testing.assert_allclose(mixture(block, *a), by_hand(block, *a), atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_a_bias_and_groups_choose_as_in_deepseek_v3(groups, renormalise):
+    """By transformers' own router, with experts that a bias makes attractive although they weigh little."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as theirs
+
+    rng = np.random.default_rng(3)
+    h, router, bias = (rng.normal(0, 0.4, shape).astype(np.float32) for shape in ((200, 16), (16, 12), (12,)))
+    config = transformers.DeepseekV3Config(
+        hidden_size=16, n_routed_experts=12, num_experts_per_tok=3, n_group=groups, topk_group=min(2, groups),
+        norm_topk_prob=renormalise, routed_scaling_factor=2.5,
+    )  # fmt: skip
+    module = theirs.DeepseekV3TopkRouter(config)
+    module.weight.data[:], module.e_score_correction_bias[:] = torch.as_tensor(router.T), torch.as_tensor(bias)
+    routing = Routing(12, 3, renormalise, "sigmoid", True, groups, min(2, groups), 2.5, 1e-20)
+    scores, chosen = jax.jit(route, static_argnums=0)(routing, h, router, bias)
+    weights = weigh(routing, scores, chosen)
+    _, their_weights, their_choice = module(torch.as_tensor(h))
+    order = their_choice.argsort(-1)
+    np.testing.assert_array_equal(chosen, their_choice.gather(-1, order))
+    np.testing.assert_allclose(weights, their_weights.gather(-1, order).detach(), rtol=1e-5)
+    slope = jax.grad(lambda bias: weigh(routing, *route(routing, h, router, bias)).sum())(bias)
+    assert not np.any(slope)
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_a_shared_expert_with_its_gate_is_that_of_qwen3_next(renormalise):
+    """And its gradients: the block's output less the residual stream, behind the norm."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from transformers.models.qwen3_next import modeling_qwen3_next as theirs
+
+    block = Experts(Routing(6, 2, renormalise), 12, shared_dim=20, shared_gate=True)
+    config = transformers.Qwen3NextConfig(
+        hidden_size=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=renormalise,
+        shared_expert_intermediate_size=20,
+    )  # fmt: skip
+    config._experts_implementation = "eager"
+    torch.manual_seed(1)
+    module = theirs.Qwen3NextSparseMoeBlock(config)
+    for parameter in module.parameters():
+        parameter.data[:] = torch.randn_like(parameter) * 0.3
+    w = {name: parameter.detach().numpy().swapaxes(-1, -2) for name, parameter in module.named_parameters()}
+    layer = params.Layers(
+        mlp_norm=jnp.ones(16), router=w["gate.weight"], router_bias=None, w_down=w["experts.down_proj"],
+        w_gate=w["experts.gate_up_proj"][..., :12], w_up=w["experts.gate_up_proj"][..., 12:],
+        shared_w_gate=w["shared_expert.gate_proj.weight"], shared_w_up=w["shared_expert.up_proj.weight"],
+        shared_w_down=w["shared_expert.down_proj.weight"], shared_gate=w["shared_expert_gate.weight"],
+    )  # fmt: skip
+    spec = tiny.spec(embed_dim=16, family="qwen3_moe", num_layers=1, pattern=((block,),))
+    shapes = {name: array and array.shape for name, array in block.arrays(spec).items()}
+    assert shapes == {name: array if array is None else array.shape for name, array in vars(layer).items()}
+    x = np.random.default_rng(2).normal(size=(30, 16)).astype(np.float32)
+    x /= np.sqrt(np.mean(x**2, axis=1, keepdims=True) + spec.norm_eps)  # as the block's norm leaves it
+    expected = module(torch.as_tensor(x)[None])[0]
+    (expected**3).sum().backward()
+
+    def cubes(layer):
+        added, _ = block.apply(layer, spec, jnp.asarray(x), None, None)
+        return (added**3).sum(), added
+
+    gradients, added = jax.jit(jax.grad(cubes, has_aux=True))(layer)
+    np.testing.assert_allclose(added, expected.detach(), atol=1e-5)
+    for name, ours in (
+        ("gate", "router"),
+        ("shared_expert_gate", "shared_gate"),
+        ("shared_expert.up_proj", "shared_w_up"),
+    ):
+        theirs_of = module.get_parameter(f"{name}.weight").grad.numpy().T
+        np.testing.assert_allclose(getattr(gradients, ours), theirs_of, atol=1e-3 * np.abs(theirs_of).max())
 
 
 def test_of_equal_experts_the_first_are_chosen_however_the_rows_lie():

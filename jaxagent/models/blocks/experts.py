@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jax import lax
 
 from jaxagent.models import sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
+from jaxagent.models.blocks.mlp import swiglu
 from jaxagent.models.blocks.routing import Routing, route, weigh
 from jaxagent.models.layers import contract, rms_norm
 from jaxagent.models.params import ArraySpec, Layers, matrix, per_expert, vector
@@ -41,6 +42,8 @@ class Experts(LayerBlock):
 
     routing: Routing = dataclasses.field(default_factory=Routing)
     mlp_dim: int = 0  # of one expert; 0: `ModelSpec.mlp_dim` of all active ones together
+    shared_dim: int = 0  # of the expert, or of those side by side, that every row goes to; 0: there is none
+    shared_gate: bool = False  # it weighs what a sigmoid says of the row, and not 1
 
     def width(self, spec: ModelSpec) -> int:
         """F."""
@@ -50,29 +53,63 @@ class Experts(LayerBlock):
         """The norm, the router, and the projections of all experts."""
         embed, mlp = {"embed": spec.embed_dim}, {"mlp": self.width(spec)}
 
-        def projection(name: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
-            array = matrix(f"mlp.experts.{{expert}}.{name}_proj.weight", inputs, outputs, std)
-            return per_expert(array, self.routing.count)
+        shared = {"mlp": self.shared_dim}
 
+        def projection(part: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
+            return matrix(f"mlp.{part}_proj.weight", inputs, outputs, std)
+
+        def each(name: str, *where: Any) -> ArraySpec:
+            return per_expert(projection(f"experts.{{expert}}.{name}", *where), self.routing.count)
+
+        def of_shared(name: str, *where: Any) -> ArraySpec | None:
+            return projection(f"{self._shared}.{name}", *where) if self.shared_dim else None
+
+        into, out = spec.embed_dim**-0.5, spec.embed_init_std
         return {
             "mlp_norm": vector("post_attention_layernorm.weight", embed, mean=1.0),
-            "router": matrix("mlp.gate.weight", embed, {"expert": self.routing.count}, spec.embed_dim**-0.5),
-            "w_gate": projection("gate", embed, mlp, spec.embed_dim**-0.5),
-            "w_up": projection("up", embed, mlp, spec.embed_dim**-0.5),
-            "w_down": projection("down", mlp, embed, spec.embed_init_std * self.width(spec) ** -0.5),
+            "router": matrix("mlp.gate.weight", embed, {"expert": self.routing.count}, into),
+            "router_bias": vector("mlp.gate.e_score_correction_bias", {"expert": self.routing.count})
+            if self.routing.bias
+            else None,
+            "w_gate": each("gate", embed, mlp, into),
+            "w_up": each("up", embed, mlp, into),
+            "w_down": each("down", mlp, embed, out * self.width(spec) ** -0.5),
+            "shared_w_gate": of_shared("gate", embed, shared, into),
+            "shared_w_up": of_shared("up", embed, shared, into),
+            "shared_w_down": of_shared("down", shared, embed, out * max(1, self.shared_dim) ** -0.5),
+            "shared_gate": matrix("mlp.shared_expert_gate.weight", embed, {"gate": 1}, into)
+            if self.shared_gate
+            else None,
         }
+
+    @property
+    def _shared(self) -> str:
+        """As checkpoints of both kinds have it."""
+        return "shared_expert" if self.shared_gate else "shared_experts"
 
     def apply(
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
     ) -> tuple[jax.Array, State]:
         """Row by row, on the device that has the row."""
         h = rms_norm(x, layer.mlp_norm, spec.norm_eps)
-        split = sharding.row_axes(x)
+        added, state = self._of_chosen(layer, h, rows, state)
+        if not self.shared_dim:
+            return added, state
+        shared = swiglu(h, layer.shared_w_gate, layer.shared_w_up, layer.shared_w_down)
+        if self.shared_gate:
+            gate = jax.nn.sigmoid(contract("ne,eo->no", h, layer.shared_gate).astype(jnp.float32))
+            shared = lax.optimization_barrier(
+                (shared.astype(jnp.float32) * gate).astype(x.dtype)
+            )  # rounded, then added
+        return added + shared, state
+
+    def _of_chosen(self, layer: Layers, h: jax.Array, rows: FlatRows, state: State) -> tuple[jax.Array, State]:
+        split = sharding.row_axes(h)
         by_rows = jax.P(split, None)
         decide = functools.partial(route, self.routing)
         if sharding.in_mesh():
-            decide = jax.shard_map(decide, in_specs=(by_rows, jax.P(None, None)), out_specs=by_rows)
-        scores, chosen = decide(h, layer.router)
+            decide = jax.shard_map(decide, in_specs=(by_rows, jax.P(None, None), jax.P(None)), out_specs=by_rows)
+        scores, chosen = decide(h, layer.router, layer.router_bias)
         if rows.choose is not None:
             chosen, state = rows.choose(state, scores, chosen)
         arrays = scores, chosen, layer.w_gate, layer.w_up, layer.w_down
@@ -80,8 +117,8 @@ class Experts(LayerBlock):
             return self._mixture(h, *arrays), state
         rows_over = (split,) if isinstance(split, str) else split or ()
 
-        def own(array: jax.Array, *axes: str) -> jax.Array:
-            return lax.pcast(array, axes, to="varying") if axes else array  # the gradients of all along them are summed
+        def own(array: jax.Array | None, *axes: str) -> jax.Array | None:  # the gradients of all along them are summed
+            return lax.pcast(array, axes, to="varying") if axes and array is not None else array
 
         def local(h: jax.Array, scores: jax.Array, chosen: jax.Array, *matrices: jax.Array) -> jax.Array:
             of_rows = (own(array, "tensor") for array in (h, scores, chosen))
@@ -100,10 +137,9 @@ class Experts(LayerBlock):
         return self.routing.active, self.routing.count
 
     def matmul_params(self, spec: ModelSpec) -> float:
-        """Of the router and of the experts that a token goes to."""
-        arrays = self.arrays(spec)
-        experts = sum(arrays[name].size for name in MATRICES)
-        return arrays["router"].size + experts * self.routing.active / self.routing.count
+        """Of all but the experts that a token does not go to."""
+        experts = sum(self.arrays(spec)[name].size for name in MATRICES)
+        return super().matmul_params(spec) - experts * (1 - self.routing.active / self.routing.count)
 
 
 class _Tiles(NamedTuple):

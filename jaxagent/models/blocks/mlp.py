@@ -37,7 +37,12 @@ class SwiGLU(LayerBlock):
     ) -> tuple[jax.Array, State]:
         """Row by row."""
         h = x if self.post_norm else rms_norm(x, layer.mlp_norm, spec.norm_eps)
-        gate, up = contract_each("ne,ef->nf", h, layer.w_gate, layer.w_up)
-        hidden = jax.nn.silu(gate) * up
-        added = contract("nf,fe->ne", hidden, layer.w_down, sharding.out(sharding.row_axes(x), None))
+        added = swiglu(h, layer.w_gate, layer.w_up, layer.w_down)
         return (rms_norm(added, layer.mlp_norm, spec.norm_eps) if self.post_norm else added), state
+
+
+def swiglu(h: jax.Array, w_gate: jax.Array, w_up: jax.Array, w_down: jax.Array) -> jax.Array:
+    """Rows h[N, E] through [E, F] twice and [F, E], or a `LoraArray` in the place of each."""
+    gate, up = contract_each("ne,ef->nf", h, w_gate, w_up)
+    hidden = jax.nn.silu(gate) * up
+    return contract("nf,fe->ne", hidden, w_down, sharding.out(sharding.row_axes(h), None))
