@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import object_at
+from jaxagent.models import deepseek
 from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.blocks.attention import Attention
 from jaxagent.models.blocks.experts import Experts
@@ -116,6 +117,26 @@ class Mixture(Family):
         }
 
 
+class Glm4Moe(Family):
+    """GLM-4.5 and its successors: a part of each head turns, and experts are routed as in DeepSeek-V3."""
+
+    def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
+        """The first layers dense, then experts."""
+        from jaxagent.models.hf_config import flag
+
+        attention = Attention(flag(hf, "attention_bias", source), flag(hf, "use_qk_norm", source))
+        return period_of(deepseek.layers_of(hf, source, attention, self.defaults))
+
+    def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
+        """The settings of attention and of the experts, and how many layers come before them."""
+        attention, _ = spec.pattern[0]
+        return deepseek.settings_of(spec) | {
+            "attention_bias": attention.qkv_bias,
+            "use_qk_norm": attention.qk_norm,
+            "partial_rotary_factor": spec.partial_rotary_factor,
+        }
+
+
 _MIXTURE = """num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob mlp_only_layers
     decoder_sparse_step"""
 _NO_WINDOW = "read only where use_sliding_window is true, which is refused"
@@ -181,6 +202,28 @@ FAMILIES = {
                 "output_router_logits": "what transformers' forward pass hands back",
                 "router_aux_loss_coef": "of a loss that only transformers' own trainer adds",
             },
+        ),
+        Glm4Moe(
+            "glm4_moe",
+            "Glm4MoeForCausalLM",
+            ((Attention(), Experts(deepseek.ROUTING, shared=1)),),
+            norm_eps=1e-5,
+            defaults={
+                "num_key_value_heads": 8,
+                "rms_norm_eps": 1e-5,
+                "partial_rotary_factor": 0.5,
+                "moe_intermediate_size": 1408,
+                "num_experts_per_tok": 8,
+                "n_shared_experts": 1,
+                "n_routed_experts": 128,
+                "routed_scaling_factor": 1.0,
+                "n_group": 1,
+                "topk_group": 1,
+                "first_k_dense_replace": 1,
+                "norm_topk_prob": True,
+            },
+            reads=frozenset(f"{deepseek.READS} attention_bias use_qk_norm partial_rotary_factor".split()),
+            harmless=deepseek.HARMLESS,
         ),
     )
 }

@@ -14,6 +14,7 @@ import safetensors.numpy
 from jaxagent.config import ConfigError, LoraConfig
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.models import hf, logprobs, lora, params, sharding, transformer
+from jaxagent.models.blocks import FlatRows
 from jaxagent.models.blocks.experts import Experts, tile_rows
 from jaxagent.models.blocks.routing import Routing, route, weigh
 from jaxagent.models.layers import Int8Array
@@ -96,7 +97,7 @@ def test_a_shared_expert_with_its_gate_is_that_of_qwen3_next(renormalise):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
-    block = Experts(Routing(6, 2, renormalise), 12, shared_dim=20, shared_gate=True)
+    block = Experts(Routing(6, 2, renormalise), 12, shared=1, shared_dim=20, shared_gate=True)
     config = transformers.Qwen3NextConfig(
         hidden_size=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=renormalise,
         shared_expert_intermediate_size=20,
@@ -122,7 +123,7 @@ def test_a_shared_expert_with_its_gate_is_that_of_qwen3_next(renormalise):
     (expected**3).sum().backward()
 
     def cubes(layer):
-        added, _ = block.apply(layer, spec, jnp.asarray(x), None, None)
+        added, _ = block.apply(layer, spec, jnp.asarray(x), FlatRows(None, None), None)
         return (added**3).sum(), added
 
     gradients, added = jax.jit(jax.grad(cubes, has_aux=True))(layer)
@@ -189,17 +190,18 @@ def test_a_mesh_gives_the_gradients_of_one_device():
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradients))
 
 
-def test_gradients_are_torchs_and_folders_of_both_forms_load(tmp_path):
+@pytest.mark.parametrize("case", ["moe", "glm-groups"])
+def test_gradients_are_torchs_and_folders_of_both_forms_load(case, tmp_path):
     torch = pytest.importorskip("torch")
     from tests.models import hf_cases
 
     def tensors(name):
         return safetensors.numpy.load_file(tmp_path / name / "model.safetensors")
 
-    model = hf_cases.build("moe")
+    model = hf_cases.build(case)
     model.save_pretrained(tmp_path / "each")
     model.save_pretrained(tmp_path / "stacked", save_original_format=False)
-    assert "model.layers.0.mlp.experts.gate_up_proj" in tensors("stacked")
+    assert "model.layers.1.mlp.experts.gate_up_proj" in tensors("stacked")
     spec = hf.read_spec(tmp_path / "each", tiny.model_config())
     weights = hf.load(tmp_path / "each", spec, None)
     jax.tree.map(np.testing.assert_array_equal, weights, hf.load(tmp_path / "stacked", spec, None))
@@ -213,10 +215,14 @@ def test_gradients_are_torchs_and_folders_of_both_forms_load(tmp_path):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.grad)
+        for _, buffer in model.named_buffers():
+            buffer.zero_()  # a bias that chooses has no gradient
     model.save_pretrained(tmp_path / "theirs")
     hf.save(tmp_path / "ours", gradients, spec, "float32")
     theirs, ours = tensors("theirs"), tensors("ours")
     assert theirs.keys() == ours.keys()
+    biases = {name for name in theirs if name.endswith("e_score_correction_bias")}
+    assert all(not ours.pop(name).any() and not theirs.pop(name).any() for name in biases)
     assert tiny.worst_relative(theirs, ours) < 1e-3
 
 
