@@ -3,9 +3,9 @@
 `models.transformer.hidden` does all the maths over flat rows; a prefill is rows of one sequence, a decode step is one
 row per sequence, and neither knows which it is.
 
-What a layer keeps of a sequence its blocks say (`LayerBlock.init_state`), in pages that are sharded over (data, fsdp,
-context), heads over tensor; each device touches only its own (`shard_map`), so the same code runs on one device and on
-many.
+What a layer keeps of a sequence its blocks say (`LayerBlock`), in pages or in memories that are sharded over (data,
+fsdp, context), heads over tensor; each device touches only its own (`shard_map`), so the same code runs on one device
+and on many.
 
 Axis letters: N rows of a tile, P pages, Q pages per sequence, H heads, K kv heads, D head dim, E embed, V vocabulary.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from jaxagent.engine.model import ROWS
 from jaxagent.models import choices, kernels, logprobs, sharding, transformer
 from jaxagent.models import params as model_params
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
-from jaxagent.models.blocks import Cache, LayerBlock, State
+from jaxagent.models.blocks import Cache, State
 from jaxagent.models.blocks.attention import PAGES
 from jaxagent.models.layers import quantise
 from jaxagent.models.spec import ModelSpec
@@ -146,24 +147,26 @@ class LanguageModel:
         return params.replace(layers=rounded.layers, **{head: getattr(rounded, head)})
 
     @property
-    def splits_pages(self) -> bool:
-        """Whether every block can use the first tokens of a page without the others."""
-        return all(block.splits_pages for blocks in self.spec.pattern for block in blocks)
+    def keeps_memories(self) -> bool:
+        """Whether some block keeps a state of fixed size."""
+        return any(map(any, self._in_memories))
 
-    def init_cache(self, pages: int, page_tokens: int) -> Cache:
+    def init_cache(self, pages: int, page_tokens: int, memories: int = 0) -> Cache:
         """The states of all blocks of all layers."""
-        return transformer.init_cache(self.spec, pages, page_tokens, self.cache_dtype, self.records)
+        return transformer.init_cache(self.spec, pages, page_tokens, memories, self.cache_dtype, self.records)
 
     def extend(
         self, params: model_params.Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
     ) -> tuple[jax.Array, Cache]:
         """Caches one tile of tokens (arguments: `Model.extend`); returns their hidden states [N, E] and the cache."""
 
-        def attend(layer: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, LayerCache]:
-            return attend_cached(layer, q, k, v, tables, positions)
+        pages = tables[:, :-1] if self.keeps_memories else tables
 
-        def record(pages: State, scores: jax.Array, chosen: jax.Array) -> tuple[jax.Array, State]:
-            return chosen, record_choices(pages, chosen, tables, positions)
+        def attend(layer: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, LayerCache]:
+            return attend_cached(layer, q, k, v, pages, positions)
+
+        def record(state: State, scores: jax.Array, chosen: jax.Array) -> tuple[jax.Array, State]:
+            return chosen, record_choices(state, chosen, pages, positions)
 
         choose = record if self.records else None
         with kernels.pinned(self.exact):
@@ -177,23 +180,49 @@ class LanguageModel:
     def copy_pages(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
         """Copies pages within the cache of every layer (arguments: `Model.copy_pages`)."""
 
+        def copied(state: State, source: jax.Array, target: jax.Array) -> State:
+            return jax.tree.map(lambda pages: pages.at[target].set(pages[source]), state)
+
+        return self._copied(cache, False, copied, source, target)
+
+    def copy_memories(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
+        """Copies memories within the cache of every layer (arguments: `Model.copy_memories`)."""
+
+        def copied(state: State, source: jax.Array, target: jax.Array) -> State:
+            # One after the other and no more than asked for: a model's memory may have tens of megabytes.
+            def copy(i: jax.Array, state: State) -> State:
+                return jax.tree.map(lambda memories: memories.at[target[i]].set(memories[source[i]]), state)
+
+            return jax.lax.fori_loop(0, jnp.sum(target > 0), copy, state)
+
+        return self._copied(cache, True, copied, source, target)
+
+    def _copied(
+        self, cache: Cache, memories: bool, copied: Callable[..., State], source: jax.Array, target: jax.Array
+    ) -> Cache:
+        """The cache with what `copied` makes, on each device, of the states in memories, or else of those in pages."""
+        kinds = self._in_memories
+
         def local(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
-            return jax.tree.map(lambda pages: pages.at[target].set(pages[source]), cache)
+            return jax.tree.map(lambda kind, x: copied(x, source, target) if kind == memories else x, kinds, cache)
 
         layout = jax.tree.map(lambda pages: jax.typeof(pages).sharding.spec, cache)
         return jax.shard_map(local, in_specs=(layout, ROWS, ROWS), out_specs=layout)(cache, source, target)
 
     def read_choices(self, cache: Cache, pages: jax.Array) -> jax.Array:
         """What was chosen for the tokens of pages i32[n], sharded like rows: [n, page_tokens, W]."""
-        chooses = [block.choices[0] > 0 for i in range(self.spec.num_layers) for block in self._blocks(i)]
-        states = [state for states in cache for state in states]
-        local = lambda states, pages: jnp.concatenate([s[pages] for s in states], axis=-1)  # noqa: E731
-        of_blocks = [state for state, is_choice in zip(states, chooses, strict=True) if is_choice]
+        local = lambda states, pages: jnp.concatenate([state[pages] for state in states], axis=-1)  # noqa: E731
         whole = jax.P(_AXES, None, None)
-        return jax.shard_map(local, in_specs=(whole, ROWS), out_specs=whole)(of_blocks, pages)
+        return jax.shard_map(local, in_specs=(whole, ROWS), out_specs=whole)(choices.pages_of(self.spec, cache), pages)
 
-    def _blocks(self, layer: int) -> tuple[LayerBlock, ...]:
-        return self.spec.pattern[layer % len(self.spec.pattern)]
+    @property
+    def _in_memories(self) -> tuple[tuple[bool, ...], ...]:
+        """Of each block of each layer, whether its state lies in memories."""
+        kinds = [
+            tuple(jax.eval_shape(lambda b=b: b.init_memory(self.spec, 0, self.cache_dtype)) is not None for b in blocks)
+            for blocks in self.spec.pattern
+        ]
+        return tuple(kinds[i % len(kinds)] for i in range(self.spec.num_layers))
 
 
 def _rounds(array: model_params.ArraySpec) -> bool:

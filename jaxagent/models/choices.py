@@ -61,6 +61,12 @@ def states(spec: ModelSpec, choices: jax.Array, scanned: bool) -> Cache:
     return tuple(layer for i in range(turns) for layer in of_period(of_turns[i]))
 
 
+def pages_of(spec: ModelSpec, cache: Cache) -> list[State]:
+    """The states of the blocks that choose, in the order of W."""
+    layers = [zip(spec.pattern[i % len(spec.pattern)], states, strict=True) for i, states in enumerate(cache)]
+    return [state for layer in layers for block, state in layer if block.choices[0]]
+
+
 def replay(state: State, scores: jax.Array, chosen: jax.Array) -> tuple[jax.Array, State]:
     """Implements `blocks.Choose`: the recorded choices [N, k], and the row's own where there are none.
 

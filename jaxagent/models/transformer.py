@@ -89,8 +89,10 @@ def hidden(
     return rms_norm(x, sharding.constrain(params.final_norm, P(None)), spec.norm_eps), cache
 
 
-def init_cache(spec: ModelSpec, pages: int, page_tokens: int, dtype: str, records: bool = False) -> Cache:
-    """What all blocks of all layers keep, see `LayerBlock.init_state`; separate arrays, so that they can be donated.
+def init_cache(
+    spec: ModelSpec, pages: int, page_tokens: int, memories: int, dtype: str, records: bool = False
+) -> Cache:
+    """What all blocks of all layers keep, in pages or in memories (`LayerBlock`); separate arrays, to be donated.
 
     With `records` pages [P, page_tokens, k] of what it has chosen for each token, for a block that chooses.
     """
@@ -99,7 +101,8 @@ def init_cache(spec: ModelSpec, pages: int, page_tokens: int, dtype: str, record
         if records and block.choices[0]:
             shape = pages, page_tokens, block.choices[0]
             return jnp.zeros(shape, choices.dtype(spec), out_sharding=P(sharding.FLAT, None, None))
-        return block.init_state(spec, pages, page_tokens, dtype)
+        memory = block.init_memory(spec, memories, dtype)
+        return block.init_state(spec, pages, page_tokens, dtype) if memory is None else memory
 
     kinds = spec.pattern
     layers = (kinds[i % len(kinds)] for i in range(spec.num_layers))
