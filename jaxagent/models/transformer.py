@@ -114,9 +114,18 @@ def is_scanned(params: Params, unroll: bool) -> bool:
     return not unroll and not isinstance(params.layers, tuple)
 
 
-def forward_packed(*args: Any, **named: Any) -> jax.Array:
-    """The hidden states alone of `forward_replayed`."""
-    return forward_replayed(*args, **named)[0]
+def forward_packed(
+    params: Params,
+    spec: ModelSpec,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segments: jax.Array,
+    head_positions: jax.Array,
+    ends: jax.Array | None = None,
+    longest: int = 0,
+) -> jax.Array:
+    """The hidden states alone of `forward_replayed`, whose blocks choose by themselves."""
+    return forward_replayed(params, spec, tokens, positions, segments, head_positions, ends, longest)[0]
 
 
 def forward_replayed(
