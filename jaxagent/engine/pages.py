@@ -100,7 +100,7 @@ class PageStore:
         self._open[seq] = None
         return seq
 
-    def admit(self, seq: PagedSequence, tokens: np.ndarray, needed: int) -> Admission | None:
+    def admit(self, seq: PagedSequence, tokens: np.ndarray, needed: int, greedy: bool = True) -> Admission | None:
         """Gives a sequence its first pages, those that hold a prefix of its tokens already where there are any.
 
         The last token is never counted as cached: a turn begins by decoding from it. The copies must be issued before
@@ -110,10 +110,11 @@ class PageStore:
           seq: open and without pages.
           tokens: i32[n], the sequence from its start.
           needed: positions to have pages for, n at least.
+          greedy: whether it may take for its own the very snapshot that it begins from, if no other memory is left.
 
         Returns:
           What it got of others; None if there are not enough pages even without all idle ones, or no memory even
-          without all snapshots, and then nothing has changed.
+          without other snapshots, and then nothing has changed.
 
         Raises:
           ValueError: the sequence is not open, has pages, or `needed` is less than n.
@@ -124,7 +125,7 @@ class PageStore:
         (shared, tail, place), known = self._match(tokens), len(self._tree.match(tokens[:-1])[0]) * self.page_tokens
         fresh = self._pages_for(needed) - len(shared)
         spare = len(self._free) + self._idle - sum(self._refs[page] == 1 for page in shared)
-        if fresh > spare or (self._remembers and not self._memories.available):
+        if fresh > spare or (self._remembers and self._memories.available <= (place is not None and not greedy)):
             return None
         source, count = tail or (TRASH, 0)
         # All pages that are left are needed, the one to copy from too: then it is the sequence's from here on.

@@ -128,11 +128,12 @@ class Scheduler:
                 self.stats.update(
                     prefill_tokens=tokens, prefill_padded_tokens=self._executor.prefill(spans, self._tables)
                 )
+            for request in self._prefilling:
+                self._commit(request, request.tokens[: request.prefilled])
+            if self._sizes.memories:
+                self._take_snapshots()
             ready = [r for r in self._prefilling if r.prefilled == len(r.tokens) - 1]
             self._prefilling = [r for r in self._prefilling if r.prefilled < len(r.tokens) - 1]
-            for request in [*ready, *self._prefilling]:
-                self._commit(request, request.tokens[: request.prefilled])
-            self._take_snapshots(ready)
             if ready:
                 self._begin(ready)
             if spans or ready:
@@ -221,6 +222,7 @@ class Scheduler:
     def _give_pages(self, request: Request, copies: tuple[list[Copy], list[Copy]]) -> bool:
         """Gives a turn pages for its context; `request.prefilled` is what is cached of it. False: too few."""
         session, store = request.session, self.stores[request.session.shard]
+        greedy = session.lost_tokens > 0  # the snapshot that it left; those of groups serve others too
         while True:
             if session.pages is not None:
                 if store.grow(session.pages, len(request.tokens)):
@@ -228,7 +230,7 @@ class Scheduler:
                     return True
             else:
                 pages = store.open()
-                admission = store.admit(pages, request.tokens, len(request.tokens))
+                admission = store.admit(pages, request.tokens, len(request.tokens), greedy)
                 if admission is not None:
                     session.pages, self._holders[session] = pages, None
                     request.prefilled = admission.cached
@@ -238,7 +240,9 @@ class Scheduler:
                     return True
                 store.release(pages)
             if not self._make_room(request):
-                return False
+                if greedy or not self._sizes.memories:
+                    return False
+                greedy = True
 
     def _make_room(self, asking: Request, idle_only: bool = False) -> bool:
         """Takes the pages of one session of the shard. Returns False if no session may lose its pages.
@@ -376,12 +380,12 @@ class Scheduler:
         if request.slot >= 0:
             self._show(request)
 
-    def _take_snapshots(self, ready: list[Request]) -> None:
+    def _take_snapshots(self) -> None:
         """Keeps memories for others: of contexts that are prefilled, and where other turns are known to go on from."""
         copies: list[Copy] = []
-        for request in [*ready, *self._prefilling] if self._sizes.memories else []:
+        for request in self._prefilling:
             session, wanted = request.session, request.prefilled in request.branches
-            if wanted or request in ready:
+            if wanted or request.prefilled == len(request.tokens) - 1:
                 own = self.stores[session.shard].snapshot(session.pages)
                 if own is None and wanted and self._make_room(request, idle_only=True):
                     own = self.stores[session.shard].snapshot(session.pages)

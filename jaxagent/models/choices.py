@@ -42,23 +42,28 @@ def recorded(choices: Array) -> Array:
 
 def states(spec: ModelSpec, choices: jax.Array, scanned: bool) -> Cache:
     """Choices [N, W] as `transformer.hidden` hands them to the blocks: a state [N, k] for each that chooses."""
-    turns = spec.num_layers // len(spec.pattern)
-    of_turns = jnp.moveaxis(choices.reshape(len(choices), turns, -1), 1, 0)
+    if not scanned:
+        return tuple(tuple(c if c is None else choices[:, c] for c in blocks) for blocks in _columns(spec))
+    columns = _columns(spec)
 
-    def of_period(part: jax.Array) -> Cache:  # [..., N, W of one period]
-        at, layers = 0, []
-        for blocks in spec.pattern:
-            kept = []
-            for block in blocks:
-                k, _ = block.choices
-                kept.append(part[..., at : at + k] if k else None)
-                at += k
-            layers.append(tuple(kept))
-        return tuple(layers)
+    def of_stack(layers: range, block: int) -> jax.Array | None:
+        if columns[layers[0]][block] is None:
+            return None
+        return jnp.moveaxis(choices[:, np.stack([columns[layer][block] for layer in layers])], 1, 0)
 
-    if scanned:
-        return of_period(of_turns)
-    return tuple(layer for i in range(turns) for layer in of_period(of_turns[i]))
+    return tuple(tuple(of_stack(layers, i) for i in range(len(columns[layers[0]]))) for layers in spec.stacks)
+
+
+def _columns(spec: ModelSpec) -> list[list[np.ndarray | None]]:
+    """Which of the W are whose, i64[k], of each block of each layer; None: it chooses nothing."""
+    at, columns = 0, []
+    for layer in range(spec.num_layers):
+        columns.append([])
+        for block in spec.pattern[layer % len(spec.pattern)]:
+            k, _ = block.choices
+            columns[-1].append(np.arange(at, at + k) if k else None)
+            at += k
+    return columns
 
 
 def pages_of(spec: ModelSpec, cache: Cache) -> list[State]:

@@ -6,6 +6,7 @@ A family of your own is named by its path, `--config.model.family=my_package.my_
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,18 @@ def period_of(layers: Sequence[tuple[LayerBlock, ...]]) -> Pattern:
     """The shortest pattern that repeats to these layers."""
     n = len(layers)
     return next(tuple(layers[:p]) for p in range(1, n + 1) if n % p == 0 and layers[:p] * (n // p) == layers)
+
+
+@functools.lru_cache(maxsize=64)
+def before_repetition(layers: Pattern) -> tuple[int, int]:
+    """How many layers come before those that repeat, and the period of these: of both together the fewest."""
+    n = len(layers)
+    splits = ((first, kinds - first) for kinds in range(1, n + 1) for first in range(kinds))
+    return next(
+        (first, p)
+        for first, p in splits
+        if not (n - first) % p and layers[first : first + p] * ((n - first) // p) == layers[first:]
+    )
 
 
 @dataclasses.dataclass(frozen=True)

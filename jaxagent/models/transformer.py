@@ -20,7 +20,7 @@ from jaxagent.models import choices, context, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
 from jaxagent.models.blocks import Cache, Choose, FlatRows, LayerBlock, State
 from jaxagent.models.layers import KEPT, Int8Array, LoraArray, rms_norm
-from jaxagent.models.params import Layers, Params, param_specs, stacks_of
+from jaxagent.models.params import Layers, Params, in_order, param_specs, stacks_of
 from jaxagent.models.spec import ModelSpec
 
 MOST_WRITTEN_OUT = 8  # layers of a packed forward pass that are a program's own lines, and not turns of a loop
@@ -44,8 +44,8 @@ def hidden(
       tokens: i32[N]; how N is split over the mesh is read from its type and kept throughout.
       positions: i32[N], place of the token in its own sequence.
       attend: one layer's attention, see `attention.Attend`.
-      cache: `Cache`, what the blocks get and return, see `init_cache`; None: nothing. Where layers are scanned, one
-        layer's for each kind in `ModelSpec.pattern`, of arrays with all its layers in front.
+      cache: `Cache`, what the blocks get and return, see `init_cache`; None: nothing. Where layers are scanned, that of
+        one layer for each of `ModelSpec.stacks`, of arrays with the stack's layers in front.
       unroll: False scans over the stacked layers (training: small programs); True writes them out, as is always done
         where the layers are no stack (the engine: a scan would copy every layer's weights out of it at every step).
       choose: what becomes of the choices of blocks that make any.
@@ -60,18 +60,21 @@ def hidden(
     rows = FlatRows(rope.table(spec, positions), attend, choose)
     scanned = is_scanned(params, unroll)
 
-    def runner(blocks: tuple[LayerBlock, ...], arrays: Layers) -> Callable[..., tuple[jax.Array, tuple[State, ...]]]:
+    def runner(layers: range, arrays: Layers) -> Callable[..., tuple[jax.Array, tuple[State, ...]]]:
+        blocks = spec.pattern[layers[0]]
+
         def run_layer(x: jax.Array, layer: Layers, states: tuple[State, ...]) -> tuple[jax.Array, tuple[State, ...]]:
             return _layer(blocks, _gather(arrays, layer, spec, x), spec, x, rows, states)
 
-        return _rematerialise(run_layer, spec.remat, scanned)
+        return _rematerialise(run_layer, spec.remat, scanned and len(layers) > 1)
 
-    kinds = list(map(runner, spec.pattern, stacks_of(param_specs(spec).layers)))
-    nothing = [(None,) * len(blocks) for blocks in spec.pattern]
+    kinds = list(map(runner, spec.stacks, stacks_of(param_specs(spec).layers)))
+    nothing = [(None,) * len(spec.pattern[layers[0]]) for layers in spec.stacks]
+    order = in_order(list(map(len, spec.stacks)))
     if not scanned:
         new = []
         for i, layer in enumerate(unstack(params.layers)):
-            kind = i % len(kinds)
+            kind, _ = order[i]
             x, states = kinds[kind](x, layer, nothing[kind] if cache is None else cache[i])
             new.append(states)
         cache = None if cache is None else tuple(new)
@@ -79,13 +82,18 @@ def hidden(
 
         def period(x: jax.Array, turn: tuple[list[Layers], Cache]) -> tuple[jax.Array, Cache]:
             new = []
-            for run_layer, layer, states in zip(kinds, *turn, strict=True):
+            for run_layer, layer, states in zip(kinds[alone:], *turn, strict=True):
                 x, states = run_layer(x, layer, states)
                 new.append(states)
             return x, tuple(new)
 
-        x, new = lax.scan(period, x, (stacks_of(params.layers), tuple(nothing) if cache is None else cache))
-        cache = None if cache is None else new
+        stacks, alone = stacks_of(params.layers), sum(len(layers) < len(spec.stacks[-1]) for layers in spec.stacks)
+        of_stacks, new = tuple(nothing) if cache is None else cache, []
+        for run_layer, *first in zip(kinds[:alone], stacks, of_stacks, strict=False):
+            x, states = run_layer(x, *jax.tree.map(lambda w: w[0], first))
+            new.append(states)
+        x, repeated = lax.scan(period, x, (stacks[alone:], of_stacks[alone:]))
+        cache = None if cache is None else (*new, *repeated)
     return rms_norm(x, sharding.constrain(params.final_norm, P(None)), spec.norm_eps), cache
 
 
@@ -198,8 +206,8 @@ def unstack(layers: Layers | tuple[Layers, ...]) -> tuple[Layers, ...]:
         return layers
 
     stacks = stacks_of(layers)
-    depth = len(jax.tree.leaves(stacks)[0])
-    return tuple(jax.tree.map(lambda w, i=i: w[i], stack) for i in range(depth) for stack in stacks)
+    order = in_order([len(jax.tree.leaves(stack)[0]) for stack in stacks])
+    return tuple(jax.tree.map(lambda w, i=i: w[i], stacks[stack]) for stack, i in order)
 
 
 def _layer(

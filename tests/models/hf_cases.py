@@ -72,7 +72,7 @@ _GLM = dict(
     first_k_dense_replace=1,
 )  # fmt: skip
 MIXTURES |= {
-    "glm": ("glm4_moe", _GLM | dict(num_hidden_layers=3)),
+    "glm": ("glm4_moe", _GLM | dict(num_hidden_layers=5, first_k_dense_replace=2)),
     "glm-groups": (
         "glm4_moe",
         _GLM

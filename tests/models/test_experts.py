@@ -226,6 +226,20 @@ def test_gradients_are_torchs_and_folders_of_both_forms_load(case, tmp_path):
     assert tiny.worst_relative(theirs, ours) < 1e-3
 
 
+def test_layers_before_the_pattern_repeats_are_stacks_of_their_own():
+    dense, (attention, _) = tiny.spec().pattern[0], tiny.spec().pattern[0]
+    spec = dataclasses.replace(SPEC, num_layers=6, pattern=(dense, dense, *[(attention, BLOCK)] * 4))
+    assert spec.stacks == (range(1), range(1, 2), range(2, 6))
+    turns = dataclasses.replace(spec, num_layers=7, pattern=(dense, *[dense, dense, (attention, BLOCK)] * 2))
+    assert turns.stacks == (range(1), range(1, 7, 3), range(2, 7, 3), range(3, 7, 3))
+    weights, batch = tiny.init(turns), tiny.batch(2, 12, 4, turns.vocab_size)
+    single = weights.replace(layers=transformer.unstack(weights.layers))
+    assert [layer.w_gate.ndim for layer in single.layers] == [2, 2, 2, 3, 2, 2, 3]
+    scanned = dataclasses.replace(turns, remat="layer")
+    values = [float(jax.jit(loss, static_argnums=1)(*args, batch)) for args in ((weights, scanned), (single, turns))]
+    assert abs(values[0] - values[1]) < 1e-6
+
+
 def test_adapters_of_attention_and_none_of_experts():
     with pytest.raises(ConfigError, match=r"down_proj, gate, gate_proj, up_proj of a mixture .* q_proj,k_proj,v_proj"):
         lora.adapter_specs(SPEC, dataclasses.replace(ATTENTION, targets="all-linear"))

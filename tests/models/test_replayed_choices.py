@@ -95,11 +95,13 @@ def test_the_selection_is_replayed_and_all_else_is_torchs(remat, tmp_path, monke
     assert tiny.worst_relative(theirs, ours) < 1e-3
 
 
-def test_what_a_token_would_choose_itself_changes_nothing():
-    block = Experts(Routing(count=5, active=2), mlp_dim=12)
-    first = tiny.spec().pattern[0][0]
-    spec = tiny.spec(family="qwen3_moe", num_layers=4, pattern=((first, SwiGLU()), (first, block)))
-    assert choices.width(spec) == 4
+@pytest.mark.parametrize("kinds", ["de", "deee", "edee"])
+def test_what_a_token_would_choose_itself_changes_nothing(kinds):
+    """Layers repeat, or begin with some that do not; d: dense, e: of experts."""
+    of_kind = {"d": SwiGLU(), "e": Experts(Routing(count=5, active=2), mlp_dim=12)}
+    pattern = tuple((tiny.spec().pattern[0][0], of_kind[kind]) for kind in kinds)
+    spec = tiny.spec(family="qwen3_moe", num_layers=4, pattern=pattern)
+    assert choices.width(spec) == 2 * (kinds * 4)[:4].count("e")
     weights, batch = tiny.init(spec), batch_of(spec)
     batch["recorded"][:] = 255
     (expected, _), gradients = with_gradients(weights, spec, batch)
