@@ -27,6 +27,7 @@ from jaxagent.models.attention import LayerCache, attend_pages, write_pages
 from jaxagent.models.blocks import Cache, State
 from jaxagent.models.blocks.attention import PAGES
 from jaxagent.models.layers import quantise
+from jaxagent.models.recurrence import Memories
 from jaxagent.models.spec import ModelSpec
 
 _AXES = ROWS[0]
@@ -168,9 +169,14 @@ class LanguageModel:
         def record(state: State, scores: jax.Array, chosen: jax.Array) -> tuple[jax.Array, State]:
             return chosen, record_choices(state, chosen, pages, positions)
 
-        choose = record if self.records else None
+        recur, choose = None, record if self.records else None
+        if self.keeps_memories:
+            share = len(tokens) // len(tables)
+            of_rows = jax.shard_map(lambda numbers: jnp.repeat(numbers, share), in_specs=ROWS, out_specs=ROWS)
+            recur = Memories(of_rows(tables[:, -1]), positions)
+
         with kernels.pinned(self.exact):
-            return transformer.hidden(params, self.spec, tokens, positions, attend, cache, unroll=True, choose=choose)
+            return transformer.hidden(params, self.spec, tokens, positions, attend, cache, True, recur, choose)
 
     def logits(self, params: model_params.Params, hidden: jax.Array) -> jax.Array:
         """Next-token logits f32[N, V] of the hidden states that `extend` returned."""

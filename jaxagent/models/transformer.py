@@ -16,11 +16,12 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import choices, context, rope, sharding, trees
+from jaxagent.models import choices, context, recurrence, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
 from jaxagent.models.blocks import Cache, Choose, FlatRows, LayerBlock, State
-from jaxagent.models.layers import KEPT, Int8Array, LoraArray, rms_norm
+from jaxagent.models.layers import KEPT, Int8Array, LoraArray, gain, rms_norm
 from jaxagent.models.params import Layers, Params, in_order, param_specs, stacks_of
+from jaxagent.models.recurrence import Recurrence
 from jaxagent.models.spec import ModelSpec
 
 MOST_WRITTEN_OUT = 8  # layers of a packed forward pass that are a program's own lines, and not turns of a loop
@@ -34,6 +35,7 @@ def hidden(
     attend: Attend,
     cache: Any = None,
     unroll: bool = False,
+    recur: Recurrence | None = None,
     choose: Choose | None = None,
 ) -> tuple[jax.Array, Any]:
     """Hidden states of each row after the final norm.
@@ -48,6 +50,7 @@ def hidden(
         one layer for each of `ModelSpec.stacks`, of arrays with the stack's layers in front.
       unroll: False scans over the stacked layers (training: small programs); True writes them out, as is always done
         where the layers are no stack (the engine: a scan would copy every layer's weights out of it at every step).
+      recur: for blocks with a memory of fixed size.
       choose: what becomes of the choices of blocks that make any.
 
     Returns:
@@ -57,7 +60,7 @@ def hidden(
     chex.assert_equal_shape([tokens, positions])
     chex.assert_type([tokens, positions], int)
     x = embed(params, spec, tokens)
-    rows = FlatRows(rope.table(spec, positions), attend, choose)
+    rows = FlatRows(rope.table(spec, positions), attend, recur, choose)
     scanned = is_scanned(params, unroll)
 
     def runner(layers: range, arrays: Layers) -> Callable[..., tuple[jax.Array, tuple[State, ...]]]:
@@ -94,7 +97,7 @@ def hidden(
             new.append(states)
         x, repeated = lax.scan(period, x, (stacks[alone:], of_stacks[alone:]))
         cache = None if cache is None else (*new, *repeated)
-    return rms_norm(x, sharding.constrain(params.final_norm, P(None)), spec.norm_eps), cache
+    return rms_norm(x, gain(sharding.constrain(params.final_norm, P(None)), spec), spec.norm_eps), cache
 
 
 def init_cache(
@@ -172,12 +175,14 @@ def forward_replayed(
         attend = context.packed(segments)
     else:
         attend = packed(segments) if ends is None else trees.shared(ends, longest)
+    assert not spec.has_memory or (ends is None and not split), "a memory takes rows of whole sequences"
     # Written out, layers need no stacking of what backward keeps; of a deep model that would take minutes to compile.
     unroll = spec.remat == "none" and spec.num_layers <= MOST_WRITTEN_OUT
     cache = choose = None
     if recorded is not None:
         cache, choose = choices.states(spec, flat(recorded), is_scanned(params, unroll)), choices.replay
-    x, new = hidden(params, spec, flat(tokens), flat(positions), attend, cache, unroll, choose)
+    recur = recurrence.PackedRows(segments)
+    x, new = hidden(params, spec, flat(tokens), flat(positions), attend, cache, unroll, recur, choose)
 
     def at_heads(x: jax.Array) -> jax.Array:
         if split:

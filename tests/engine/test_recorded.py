@@ -102,7 +102,7 @@ def chosen(spec, weights, tokens):
         return ids, state
 
     attend = attention.packed(jnp.ones((1, len(tokens)), jnp.int32))
-    transformer.hidden(weights, spec, tokens, jnp.arange(len(tokens)), attend, None, True, note)
+    transformer.hidden(weights, spec, tokens, jnp.arange(len(tokens)), attend, None, True, choose=note)
     return jnp.concatenate(seen, axis=1)
 
 
