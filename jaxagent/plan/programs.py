@@ -53,7 +53,7 @@ def resident_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dic
     """Bytes per device of everything that stays between programs, by name."""
     with jax.set_mesh(mesh):
         train = abstract_state(cfg, spec, mesh)
-        model = LanguageModel(spec, cfg.engine.cache_dtype)
+        model = LanguageModel(spec, cfg.engine.cache_dtype, records=replays_routing(cfg, spec))
         rollout = jax.eval_shape(model.place, train.policy)
         decode = _decode_state(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)
         adapted = train.frozen is not None

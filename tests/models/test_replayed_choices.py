@@ -114,7 +114,9 @@ def test_what_a_token_would_choose_itself_changes_nothing(kinds):
 
     def hidden(weights, tokens, positions):
         seen.clear()
-        transformer.hidden(weights, spec, tokens, positions, attention.packed(batch["segments"]), None, True, choose=note)
+        transformer.hidden(
+            weights, spec, tokens, positions, attention.packed(batch["segments"]), None, True, choose=note
+        )
         return jnp.concatenate(seen, axis=-1)
 
     live = jax.jit(hidden)(weights, batch["tokens"].reshape(-1), batch["positions"].reshape(-1))
