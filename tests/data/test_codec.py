@@ -94,7 +94,7 @@ def through_json(value):
     return json.loads(json.dumps(value, allow_nan=False))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(instances(Task), trajectories(), instances(Episode))
 def test_every_field_comes_back(task, trajectory, episode):
     assert {*COLUMNS, "experts"} == {f.name for f in dataclasses.fields(Trajectory)}

@@ -91,6 +91,7 @@ def half_wrong(streams):
     return with_experts(streams, out), np.concatenate(differs), sum(np.count_nonzero(s.policy_weights) for s in streams)
 
 
+@pytest.mark.slow
 def test_an_update_tells_how_much_of_the_recorded_routing_it_would_not_choose(make_streams, mesh, weights):
     streams, differs, targets = half_wrong(make_streams(6))
     assert 0.1 < differs.mean() < 0.9

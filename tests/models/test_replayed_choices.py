@@ -51,7 +51,7 @@ def batch_of(spec, b=2, t=20):
     return batch
 
 
-@pytest.mark.parametrize("remat", ["none", "layer"])
+@pytest.mark.parametrize("remat", [pytest.param("none", marks=pytest.mark.slow), "layer"])
 def test_the_selection_is_replayed_and_all_else_is_torchs(remat, tmp_path, monkeypatch):
     """Also where nobody recorded it, and in the gradients: the router's own are among them."""
     torch = pytest.importorskip("torch")
@@ -95,7 +95,7 @@ def test_the_selection_is_replayed_and_all_else_is_torchs(remat, tmp_path, monke
     assert tiny.worst_relative(theirs, ours) < 1e-3
 
 
-@pytest.mark.parametrize("kinds", ["de", "deee", "edee"])
+@pytest.mark.parametrize("kinds", ["deee", *(pytest.param(kinds, marks=pytest.mark.slow) for kinds in ("de", "edee"))])
 def test_what_a_token_would_choose_itself_changes_nothing(kinds):
     """Layers repeat, or begin with some that do not; d: dense, e: of experts."""
     of_kind = {"d": SwiGLU(), "e": Experts(Routing(count=5, active=2), mlp_dim=12)}
