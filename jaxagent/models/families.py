@@ -16,6 +16,7 @@ from jaxagent.models import deepseek
 from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.blocks.attention import Attention
 from jaxagent.models.blocks.experts import Experts
+from jaxagent.models.blocks.mla import LatentAttention
 from jaxagent.models.blocks.mlp import SwiGLU
 from jaxagent.models.blocks.routing import Routing
 
@@ -45,6 +46,10 @@ class Family:
 
     def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
         """What `pattern_of` reads, for the config.json of an exported model."""
+        return {}
+
+    def scaling_of(self, spec: ModelSpec) -> dict[str, Any]:
+        """What `pattern_of` reads in the section about scaled RoPE."""
         return {}
 
 
@@ -130,7 +135,15 @@ class Mixture(Family):
         }
 
 
-class Glm4Moe(Family):
+class LikeDeepSeek(Family):
+    """A family that routes as DeepSeek-V3 does."""
+
+    def _own(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings without those for which the family has another key."""
+        return {key: value for key, value in settings.items() if key in self.reads or key in self.harmless}
+
+
+class Glm4Moe(LikeDeepSeek):
     """GLM-4.5 and its successors: a part of each head turns, and experts are routed as in DeepSeek-V3."""
 
     def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
@@ -143,11 +156,29 @@ class Glm4Moe(Family):
     def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
         """The settings of attention and of the experts, and how many layers come before them."""
         attention, _ = spec.pattern[0]
-        return deepseek.settings_of(spec) | {
+        return self._own(deepseek.settings_of(spec)) | {
             "attention_bias": attention.qkv_bias,
             "use_qk_norm": attention.qk_norm,
             "partial_rotary_factor": spec.partial_rotary_factor,
         }
+
+
+class Latent(LikeDeepSeek):
+    """DeepSeek-V3, and GLM-4.7-Flash beside it: latent attention."""
+
+    def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
+        """The first layers dense, then experts."""
+        attention = deepseek.latent_attention(hf, source, self.defaults)
+        return period_of(deepseek.layers_of(hf, source, attention, self.defaults))
+
+    def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
+        """The settings of attention and of the experts, and which layers have these."""
+        return self._own(deepseek.latent_settings_of(spec)) | {"num_key_value_heads": spec.num_heads}
+
+    def scaling_of(self, spec: ModelSpec) -> dict[str, Any]:
+        """How much it sharpens attention."""
+        attention, _ = spec.pattern[0]
+        return {"mscale_all_dim": attention.mscale} if attention.mscale else {}
 
 
 _MIXTURE = """num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob mlp_only_layers
@@ -221,22 +252,28 @@ FAMILIES = {
             "Glm4MoeForCausalLM",
             ((Attention(), Experts(deepseek.ROUTING, shared=1)),),
             norm_eps=1e-5,
-            defaults={
-                "num_key_value_heads": 8,
-                "rms_norm_eps": 1e-5,
-                "partial_rotary_factor": 0.5,
-                "moe_intermediate_size": 1408,
-                "num_experts_per_tok": 8,
-                "n_shared_experts": 1,
-                "n_routed_experts": 128,
-                "routed_scaling_factor": 1.0,
-                "n_group": 1,
-                "topk_group": 1,
-                "first_k_dense_replace": 1,
-                "norm_topk_prob": True,
-            },
-            reads=frozenset(f"{deepseek.READS} attention_bias use_qk_norm partial_rotary_factor".split()),
+            defaults=deepseek.DEFAULTS["glm4_moe"],
+            reads=frozenset(
+                f"{deepseek.READS} first_k_dense_replace attention_bias use_qk_norm partial_rotary_factor".split()
+            ),
             harmless=deepseek.HARMLESS,
+        ),
+        Latent(
+            "deepseek_v3",
+            "DeepseekV3ForCausalLM",
+            ((LatentAttention(), Experts(deepseek.ROUTING, shared=1)),),
+            defaults=deepseek.DEFAULTS["deepseek_v3"],
+            reads=frozenset(f"{deepseek.READS} {deepseek.READS_LATENT} first_k_dense_replace".split()),
+            harmless=deepseek.HARMLESS | deepseek.HARMLESS_LATENT,
+        ),
+        Latent(
+            "glm4_moe_lite",
+            "Glm4MoeLiteForCausalLM",
+            ((LatentAttention(), Experts(deepseek.ROUTING, shared=1)),),
+            norm_eps=1e-5,
+            defaults=deepseek.DEFAULTS["glm4_moe_lite"],
+            reads=frozenset(f"{deepseek.READS} {deepseek.READS_LATENT} mlp_layer_types".split()),
+            harmless=deepseek.HARMLESS | deepseek.HARMLESS_LATENT,
         ),
     )
 }

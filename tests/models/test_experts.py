@@ -188,7 +188,7 @@ def test_a_mesh_gives_the_gradients_of_one_device():
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradients))
 
 
-@pytest.mark.parametrize("case", ["moe", "glm-groups"])
+@pytest.mark.parametrize("case", ["moe", "glm-groups", "deepseek"])
 def test_gradients_are_torchs_and_folders_of_both_forms_load(case, tmp_path):
     torch = pytest.importorskip("torch")
     from tests.models import hf_cases
