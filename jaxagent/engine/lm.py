@@ -3,9 +3,9 @@
 `models.transformer.hidden` does all the maths over flat rows; a prefill is rows of one sequence, a decode step is one
 row per sequence, and neither knows which it is.
 
-What a layer keeps of a sequence its blocks say (`LayerBlock.init_state`), in pages that are sharded over (data, fsdp,
-context), heads over tensor; each device touches only its own (`shard_map`), so the same code runs on one device and on
-many.
+What a layer keeps of a sequence its blocks say (`LayerBlock`), in pages or in memories that are sharded over (data,
+fsdp, context), heads over tensor; each device touches only its own (`shard_map`), so the same code runs on one device
+and on many.
 
 Axis letters: N rows of a tile, P pages, Q pages per sequence, H heads, K kv heads, D head dim, E embed, V vocabulary.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from jaxagent.engine.model import ROWS
 from jaxagent.models import kernels, logprobs, sharding, transformer
 from jaxagent.models import params as model_params
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
+from jaxagent.models.blocks import State
 from jaxagent.models.blocks.attention import PAGES
 from jaxagent.models.layers import quantise
 from jaxagent.models.spec import ModelSpec
@@ -123,21 +125,23 @@ class LanguageModel:
         return params.replace(layers=rounded.layers, **{head: getattr(rounded, head)})
 
     @property
-    def splits_pages(self) -> bool:
-        """Whether every block can use the first tokens of a page without the others."""
-        return all(block.splits_pages for blocks in self.spec.pattern for block in blocks)
+    def keeps_memories(self) -> bool:
+        """Whether some block keeps a state of fixed size."""
+        return any(map(any, self._in_memories))
 
-    def init_cache(self, pages: int, page_tokens: int) -> Cache:
+    def init_cache(self, pages: int, page_tokens: int, memories: int = 0) -> Cache:
         """The states of all blocks of all layers."""
-        return transformer.init_cache(self.spec, pages, page_tokens, self.cache_dtype)
+        return transformer.init_cache(self.spec, pages, page_tokens, memories, self.cache_dtype)
 
     def extend(
         self, params: model_params.Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
     ) -> tuple[jax.Array, Cache]:
         """Caches one tile of tokens (arguments: `Model.extend`); returns their hidden states [N, E] and the cache."""
 
+        pages = tables[:, :-1] if self.keeps_memories else tables
+
         def attend(layer: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, LayerCache]:
-            return attend_cached(layer, q, k, v, tables, positions)
+            return attend_cached(layer, q, k, v, pages, positions)
 
         with kernels.pinned(self.exact):
             return transformer.hidden(params, self.spec, tokens, positions, attend, cache, unroll=True)
@@ -150,11 +154,43 @@ class LanguageModel:
     def copy_pages(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
         """Copies pages within the cache of every layer (arguments: `Model.copy_pages`)."""
 
+        def copied(state: State, source: jax.Array, target: jax.Array) -> State:
+            return jax.tree.map(lambda pages: pages.at[target].set(pages[source]), state)
+
+        return self._copied(cache, False, copied, source, target)
+
+    def copy_memories(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
+        """Copies memories within the cache of every layer (arguments: `Model.copy_memories`)."""
+
+        def copied(state: State, source: jax.Array, target: jax.Array) -> State:
+            # One after the other and no more than asked for: a model's memory may have tens of megabytes.
+            def copy(i: jax.Array, state: State) -> State:
+                return jax.tree.map(lambda memories: memories.at[target[i]].set(memories[source[i]]), state)
+
+            return jax.lax.fori_loop(0, jnp.sum(target > 0), copy, state)
+
+        return self._copied(cache, True, copied, source, target)
+
+    def _copied(
+        self, cache: Cache, memories: bool, copied: Callable[..., State], source: jax.Array, target: jax.Array
+    ) -> Cache:
+        """The cache with what `copied` makes, on each device, of the states in memories, or else of those in pages."""
+        kinds = self._in_memories
+
         def local(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
-            return jax.tree.map(lambda pages: pages.at[target].set(pages[source]), cache)
+            return jax.tree.map(lambda kind, x: copied(x, source, target) if kind == memories else x, kinds, cache)
 
         layout = jax.tree.map(lambda pages: jax.typeof(pages).sharding.spec, cache)
         return jax.shard_map(local, in_specs=(layout, ROWS, ROWS), out_specs=layout)(cache, source, target)
+
+    @property
+    def _in_memories(self) -> tuple[tuple[bool, ...], ...]:
+        """Of each block of each layer, whether its state lies in memories."""
+        kinds = [
+            tuple(jax.eval_shape(lambda b=b: b.init_memory(self.spec, 0, self.cache_dtype)) is not None for b in blocks)
+            for blocks in self.spec.pattern
+        ]
+        return tuple(kinds[i % len(kinds)] for i in range(self.spec.num_layers))
 
 
 def _rounds(array: model_params.ArraySpec) -> bool:

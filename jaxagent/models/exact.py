@@ -163,14 +163,14 @@ def _hidden(
 
 
 def _init_cache(spec: ModelSpec, tiling: Tiling, b: int, t: int) -> Cache:
-    """The engine's states with a packed row for a page, with room for a page that begins at the row's last token."""
+    """The engine's states, a packed row for a page or memory, with room for a page that begins at its last token."""
     depth, context = t + tiling.page_tokens, jax.sharding.get_abstract_mesh().shape["context"]
-    pages = jax.eval_shape(lambda: transformer.init_cache(spec, b * context, depth, tiling.cache_dtype))
+    states = jax.eval_shape(lambda: transformer.init_cache(spec, b * context, depth, b * context, tiling.cache_dtype))
 
     def zeros(a: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros((b, *a.shape[1:]), a.dtype, out_sharding=jax.P(sharding.ROWS, *a.sharding.spec[1:]))
 
-    return jax.tree.map(zeros, pages)
+    return jax.tree.map(zeros, states)
 
 
 def _attend(

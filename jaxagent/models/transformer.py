@@ -93,11 +93,16 @@ def hidden(
     return rms_norm(x, sharding.constrain(params.final_norm, P(None)), spec.norm_eps), cache
 
 
-def init_cache(spec: ModelSpec, pages: int, page_tokens: int, dtype: str) -> Cache:
-    """What all blocks of all layers keep, see `LayerBlock.init_state`; separate arrays, so that they can be donated."""
+def init_cache(spec: ModelSpec, pages: int, page_tokens: int, memories: int, dtype: str) -> Cache:
+    """What all blocks of all layers keep, in pages or in memories (`LayerBlock`); separate arrays, to be donated."""
+
+    def state_of(block: LayerBlock) -> State:
+        memory = block.init_memory(spec, memories, dtype)
+        return block.init_state(spec, pages, page_tokens, dtype) if memory is None else memory
+
     kinds = spec.pattern
     layers = (kinds[i % len(kinds)] for i in range(spec.num_layers))
-    return tuple(tuple(block.init_state(spec, pages, page_tokens, dtype) for block in blocks) for blocks in layers)
+    return tuple(tuple(map(state_of, blocks)) for blocks in layers)
 
 
 def forward_packed(
