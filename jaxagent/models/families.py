@@ -135,6 +135,24 @@ class Mixture(Family):
         }
 
 
+class Olmoe(Mixture):
+    """OLMoE: all layers have experts, as wide as config.json's `intermediate_size`."""
+
+    def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
+        """One layer's."""
+        plain = hf["hidden_size"] // hf["num_attention_heads"]
+        if hf.get("head_dim") not in (None, plain):  # its norms of all heads have the other size
+            raise ConfigError(f"{source}: head_dim must be hidden_size / num_attention_heads, {plain}.")
+        return super().pattern_of(dict(hf) | {"moe_intermediate_size": hf.get("intermediate_size")}, source)
+
+    def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
+        """The experts' settings."""
+        settings = super().settings_of(spec)
+        return {key: settings[key] for key in settings if key in self.reads} | {
+            "intermediate_size": settings["moe_intermediate_size"]
+        }
+
+
 class LikeDeepSeek(Family):
     """A family that routes as DeepSeek-V3 does."""
 
@@ -183,6 +201,10 @@ class Latent(LikeDeepSeek):
 
 _MIXTURE = """num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob mlp_only_layers
     decoder_sparse_step"""
+_OF_TRANSFORMERS = {
+    "output_router_logits": "what transformers' forward pass hands back",
+    "router_aux_loss_coef": "of a loss that only transformers' own trainer adds",
+}
 _NO_WINDOW = "read only where use_sliding_window is true, which is refused"
 FAMILIES = {
     family.model_type: family
@@ -240,12 +262,16 @@ FAMILIES = {
             ((Attention(qk_norm=True), Experts()),),
             defaults={"num_key_value_heads": 4},
             reads=frozenset(_MIXTURE.split()),
-            harmless={
-                "sliding_window": _NO_WINDOW,
-                "max_window_layers": _NO_WINDOW,
-                "output_router_logits": "what transformers' forward pass hands back",
-                "router_aux_loss_coef": "of a loss that only transformers' own trainer adds",
-            },
+            harmless={"sliding_window": _NO_WINDOW, "max_window_layers": _NO_WINDOW, **_OF_TRANSFORMERS},
+        ),
+        Olmoe(
+            "olmoe",
+            "OlmoeForCausalLM",
+            ((Attention(wide_qk_norm=True), Experts(Routing(renormalise=False))),),
+            norm_eps=1e-5,
+            defaults={"rms_norm_eps": 1e-5, "num_experts": 64},
+            reads=frozenset(["num_experts", "num_experts_per_tok", "norm_topk_prob"]),
+            harmless=_OF_TRANSFORMERS,
         ),
         Glm4Moe(
             "glm4_moe",

@@ -13,6 +13,7 @@ CONFIGS = {
     "glm4_moe": transformers.Glm4MoeConfig,
     "deepseek_v3": transformers.DeepseekV3Config,
     "glm4_moe_lite": transformers.Glm4MoeLiteConfig,
+    "olmoe": transformers.OlmoeConfig,
     "mistral": transformers.MistralConfig,
     "smollm3": transformers.SmolLM3Config,
     "olmo2": transformers.Olmo2Config,
@@ -102,6 +103,8 @@ MIXTURES |= {
         _LITE | dict(v_head_dim=10, mlp_layer_types=["dense", "sparse", "dense"], num_hidden_layers=3),
     ),
 }
+MIXTURES |= {"olmoe": ("olmoe", _MOE | dict(head_dim=4, pad_token_id=None, eos_token_id=None, num_experts_per_tok=3))}
+del MIXTURES["olmoe"][1]["moe_intermediate_size"]
 
 
 def build(name: str) -> transformers.PreTrainedModel:
