@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from jaxagent.config import ConfigError
 from jaxagent.models.blocks import LayerBlock
+from jaxagent.models.blocks.attention import Attention
 from jaxagent.models.blocks.experts import Experts
 from jaxagent.models.blocks.mla import LatentAttention
 from jaxagent.models.blocks.mlp import SwiGLU
 from jaxagent.models.blocks.routing import Routing
+from jaxagent.models.family import Family, Pattern, period_of
 
 if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
@@ -154,3 +156,49 @@ def settings_of(spec: ModelSpec) -> dict[str, Any]:
         "mlp_layer_types": ["dense" if isinstance(block, SwiGLU) else "sparse" for block in second],
         "num_nextn_predict_layers": 0,  # none are exported
     }
+
+
+class LikeDeepSeek(Family):
+    """A family that routes as DeepSeek-V3 does."""
+
+    def _own(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings without those for which the family has another key."""
+        return {key: value for key, value in settings.items() if key in self.reads or key in self.harmless}
+
+
+class Glm4Moe(LikeDeepSeek):
+    """GLM-4.5 and its successors: a part of each head turns, and experts are routed as in DeepSeek-V3."""
+
+    def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
+        """The first layers dense, then experts."""
+        from jaxagent.models.hf_config import flag
+
+        attention = Attention(flag(hf, "attention_bias", source), flag(hf, "use_qk_norm", source))
+        return period_of(layers_of(hf, source, attention, self.defaults))
+
+    def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
+        """The settings of attention and of the experts, and how many layers come before them."""
+        attention, _ = spec.pattern[0]
+        return self._own(settings_of(spec)) | {
+            "attention_bias": attention.qkv_bias,
+            "use_qk_norm": attention.qk_norm,
+            "partial_rotary_factor": spec.partial_rotary_factor,
+        }
+
+
+class Latent(LikeDeepSeek):
+    """DeepSeek-V3, and GLM-4.7-Flash beside it: latent attention."""
+
+    def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
+        """The first layers dense, then experts."""
+        attention = latent_attention(hf, source, self.defaults)
+        return period_of(layers_of(hf, source, attention, self.defaults))
+
+    def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
+        """The settings of attention and of the experts, and which layers have these."""
+        return self._own(latent_settings_of(spec)) | {"num_key_value_heads": spec.num_heads}
+
+    def scaling_of(self, spec: ModelSpec) -> dict[str, Any]:
+        """How much it sharpens attention."""
+        attention, _ = spec.pattern[0]
+        return {"mscale_all_dim": attention.mscale} if attention.mscale else {}

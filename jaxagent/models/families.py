@@ -6,8 +6,7 @@ A family of your own is named by its path, `--config.model.family=my_package.my_
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxagent.config import ConfigError
@@ -15,42 +14,15 @@ from jaxagent.config.choice import object_at
 from jaxagent.models import deepseek
 from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.blocks.attention import Attention
+from jaxagent.models.blocks.delta import DeltaNet
 from jaxagent.models.blocks.experts import Experts
 from jaxagent.models.blocks.mla import LatentAttention
 from jaxagent.models.blocks.mlp import SwiGLU
 from jaxagent.models.blocks.routing import Routing
+from jaxagent.models.family import Family, Pattern, period_of
 
 if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
-
-Pattern = tuple[tuple[LayerBlock, ...], ...]  # the blocks of each layer of a period; layer i is of kind i % its length
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """All in which a family differs from the others. One whose blocks read keys of config.json extends this class."""
-
-    model_type: str  # as config.json has it
-    architecture: str  # transformers' class
-    pattern: Pattern
-    norm_eps: float = 1e-6  # as released; a Hugging Face folder says its own
-    # What transformers takes for keys that a config.json leaves out, where this is no other family's way.
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    reads: frozenset[str] = frozenset()  # keys of config.json that only this family reads, its `pattern_of` or its RoPE
-    # Keys of the family's class in transformers that change nothing of what is computed, and why not.
-    harmless: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
-        """The pattern that a parsed config.json describes; `source` is its name, for ConfigErrors."""
-        return self.pattern
-
-    def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
-        """What `pattern_of` reads, for the config.json of an exported model."""
-        return {}
-
-    def scaling_of(self, spec: ModelSpec) -> dict[str, Any]:
-        """What `pattern_of` reads in the section about scaled RoPE."""
-        return {}
 
 
 class EveryFewPositions(Family):
@@ -74,30 +46,17 @@ class EveryFewPositions(Family):
         return {"no_rope_layers": rotary * (spec.num_layers // len(rotary))}
 
 
-def period_of(layers: Sequence[tuple[LayerBlock, ...]]) -> Pattern:
-    """The shortest pattern that repeats to these layers."""
-    n = len(layers)
-    return next(tuple(layers[:p]) for p in range(1, n + 1) if n % p == 0 and layers[:p] * (n // p) == layers)
-
-
-@functools.lru_cache(maxsize=64)
-def before_repetition(layers: Pattern) -> tuple[int, int]:
-    """How many layers come before those that repeat, and the period of these: of both together the fewest."""
-    n = len(layers)
-    splits = ((first, kinds - first) for kinds in range(1, n + 1) for first in range(kinds))
-    return next(
-        (first, p)
-        for first, p in splits
-        if not (n - first) % p and layers[first : first + p] * ((n - first) // p) == layers[first:]
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Mixture(Family):
     """Qwen3-MoE: layers with experts, and with one feed-forward block where config.json says so."""
 
     def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
         """The shortest that the layers repeat."""
+        attention, _ = self.pattern[0]
+        return period_of([(attention, block) for block in self.feed_forwards(hf, source)])
+
+    def feed_forwards(self, hf: Mapping[str, Any], source: str) -> list[LayerBlock]:
+        """The second block of each layer."""
         from jaxagent.models.hf_config import flag, integer  # it knows the families
 
         def size(key: str, default: int) -> int:
@@ -116,9 +75,7 @@ class Mixture(Family):
             raise ConfigError(f"{source}: num_experts_per_tok={active} of {count} experts.")
         renormalise = flag(hf, "norm_topk_prob", source)
         experts = Experts(Routing(count, active, renormalise), size("moe_intermediate_size", 768))
-        attention, _ = self.pattern[0]
-        kinds = [(attention, SwiGLU() if i in (dense or ()) or (i + 1) % step else experts) for i in range(layers)]
-        return period_of(kinds)
+        return [SwiGLU() if i in (dense or ()) or (i + 1) % step else experts for i in range(layers)]
 
     def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
         """The experts' settings, and the layers without any."""
@@ -153,55 +110,85 @@ class Olmoe(Mixture):
         }
 
 
-class LikeDeepSeek(Family):
-    """A family that routes as DeepSeek-V3 does."""
-
-    def _own(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The settings without those for which the family has another key."""
-        return {key: value for key, value in settings.items() if key in self.reads or key in self.harmless}
-
-
-class Glm4Moe(LikeDeepSeek):
-    """GLM-4.5 and its successors: a part of each head turns, and experts are routed as in DeepSeek-V3."""
+class Hybrid(Family):
+    """Qwen3-Next and Qwen3.5: attention in some layers, every fourth as released, gated delta nets in the others."""
 
     def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
-        """The first layers dense, then experts."""
-        from jaxagent.models.hf_config import flag
+        """By `layer_types`, or else by `full_attention_interval`."""
+        from jaxagent.models.hf_config import integer
 
-        attention = Attention(flag(hf, "attention_bias", source), flag(hf, "use_qk_norm", source))
-        return period_of(deepseek.layers_of(hf, source, attention, self.defaults))
+        def size(key: str, default: int) -> int:
+            return integer(hf, key, default, source=source)
+
+        (delta, *_), (attention, *_) = self.pattern[0], self.pattern[-1]
+        heads, groups = size("linear_num_value_heads", 32), size("linear_num_key_heads", 16)
+        if heads % groups:
+            raise ConfigError(
+                f"{source}: linear_num_value_heads={heads} is no multiple of linear_num_key_heads={groups}."
+            )
+        dims = size("linear_key_head_dim", 128), size("linear_value_head_dim", 128)
+        delta = DeltaNet(groups, heads, *dims, size("linear_conv_kernel_dim", 4), delta.grouped)
+        layers, every, types = size("num_hidden_layers", 1), size("full_attention_interval", 4), hf.get("layer_types")
+        if types is None:
+            types = [_MIXERS[(i + 1) % every == 0] for i in range(layers)]
+        if not isinstance(types, list) or len(types) != layers or not set(types) <= set(_MIXERS):
+            raise ConfigError(f"{source}: layer_types must say {' or '.join(_MIXERS)} for each of the {layers} layers.")
+        mixers = [(delta, attention)[_MIXERS.index(kind)] for kind in types]
+        return period_of(list(zip(mixers, self.feed_forwards(hf, source), strict=True)))
+
+    def feed_forwards(self, hf: Mapping[str, Any], source: str) -> list[LayerBlock]:
+        """The second block of each layer."""
+        return [SwiGLU()] * hf["num_hidden_layers"]
 
     def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
-        """The settings of attention and of the experts, and how many layers come before them."""
-        attention, _ = spec.pattern[0]
-        return self._own(deepseek.settings_of(spec)) | {
-            "attention_bias": attention.qkv_bias,
-            "use_qk_norm": attention.qk_norm,
+        """What `pattern_of` reads, and the share of a head that RoPE turns, which is not 1 where it is left out."""
+        mixers = [blocks[0] for blocks in spec.pattern]
+        delta = next((mixer for mixer in mixers if isinstance(mixer, DeltaNet)), DeltaNet())
+        key_heads, heads, key, value = delta.sizes(spec)
+        types = [_MIXERS[isinstance(mixer, Attention)] for mixer in mixers]
+        return {
+            "linear_num_key_heads": key_heads,
+            "linear_num_value_heads": heads,
+            "linear_key_head_dim": key,
+            "linear_value_head_dim": value,
+            "linear_conv_kernel_dim": delta.kernel,
+            "layer_types": types * (spec.num_layers // len(types)),
             "partial_rotary_factor": spec.partial_rotary_factor,
         }
 
 
-class Latent(LikeDeepSeek):
-    """DeepSeek-V3, and GLM-4.7-Flash beside it: latent attention."""
+class HybridMixture(Hybrid, Mixture):
+    """With experts, beside which stands one that every token goes to, weighed by a gate."""
 
-    def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
-        """The first layers dense, then experts."""
-        attention = deepseek.latent_attention(hf, source, self.defaults)
-        return period_of(deepseek.layers_of(hf, source, attention, self.defaults))
+    def feed_forwards(self, hf: Mapping[str, Any], source: str) -> list[LayerBlock]:
+        """The second block of each layer."""
+        from jaxagent.models.hf_config import integer
+
+        read = {key: value for key, value in hf.items() if key in self.reads or key not in _MIXTURE.split()}
+        blocks = Mixture.feed_forwards(self, {"norm_topk_prob": True, "moe_intermediate_size": 512} | read, source)
+        shared = {
+            "shared": 1,
+            "shared_dim": integer(hf, "shared_expert_intermediate_size", 512, source=source),
+            "shared_gate": True,
+        }
+        return [dataclasses.replace(block, **shared) if isinstance(block, Experts) else block for block in blocks]
 
     def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
-        """The settings of attention and of the experts, and which layers have these."""
-        return self._own(deepseek.latent_settings_of(spec)) | {"num_key_value_heads": spec.num_heads}
-
-    def scaling_of(self, spec: ModelSpec) -> dict[str, Any]:
-        """How much it sharpens attention."""
-        attention, _ = spec.pattern[0]
-        return {"mscale_all_dim": attention.mscale} if attention.mscale else {}
+        """What `pattern_of` reads."""
+        shared = [block.shared_dim for _, block in spec.pattern if isinstance(block, Experts)] or [512]
+        settings = Hybrid.settings_of(self, spec) | Mixture.settings_of(self, spec)
+        settings["shared_expert_intermediate_size"] = shared[0]
+        return {key: value for key, value in settings.items() if key in self.reads}
 
 
+_MIXERS = ("linear_attention", "full_attention")
+_HYBRID = """layer_types full_attention_interval linear_num_key_heads linear_num_value_heads linear_key_head_dim
+    linear_value_head_dim linear_conv_kernel_dim partial_rotary_factor"""
+_GATED, _SHARED = Attention(qk_norm=True, gated=True), Experts(shared=1, shared_dim=128, shared_gate=True)
+_QWEN3_NEXT = {"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25}
 _MIXTURE = """num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob mlp_only_layers
     decoder_sparse_step"""
-_OF_TRANSFORMERS = {
+_ROUTERS = {
     "output_router_logits": "what transformers' forward pass hands back",
     "router_aux_loss_coef": "of a loss that only transformers' own trainer adds",
 }
@@ -262,7 +249,36 @@ FAMILIES = {
             ((Attention(qk_norm=True), Experts()),),
             defaults={"num_key_value_heads": 4},
             reads=frozenset(_MIXTURE.split()),
-            harmless={"sliding_window": _NO_WINDOW, "max_window_layers": _NO_WINDOW, **_OF_TRANSFORMERS},
+            harmless={"sliding_window": _NO_WINDOW, "max_window_layers": _NO_WINDOW} | _ROUTERS,
+        ),
+        HybridMixture(
+            "qwen3_next",
+            "Qwen3NextForCausalLM",
+            (*[(DeltaNet(grouped=True), _SHARED)] * 3, (_GATED, _SHARED)),
+            zero_centred_norms=True,
+            defaults=_QWEN3_NEXT | {"num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True},
+            reads=frozenset(f"{_HYBRID} {_MIXTURE} shared_expert_intermediate_size".split()),
+            harmless=_ROUTERS,
+        ),
+        Hybrid(
+            "qwen3_5_text",
+            "Qwen3_5ForCausalLM",
+            (*[(DeltaNet(), SwiGLU())] * 3, (_GATED, SwiGLU())),
+            zero_centred_norms=True,
+            defaults=_QWEN3_NEXT | {"num_key_value_heads": 4},
+            reads=frozenset(_HYBRID.split()),
+        ),
+        HybridMixture(
+            "qwen3_5_moe_text",
+            "Qwen3_5MoeForCausalLM",
+            (*[(DeltaNet(), _SHARED)] * 3, (_GATED, _SHARED)),
+            zero_centred_norms=True,
+            defaults=_QWEN3_NEXT | {"num_experts": 256, "intermediate_size": 512},
+            reads=frozenset(
+                f"{_HYBRID} num_experts num_experts_per_tok moe_intermediate_size "
+                "shared_expert_intermediate_size".split()
+            ),
+            harmless=_ROUTERS,
         ),
         Olmoe(
             "olmoe",
@@ -271,9 +287,9 @@ FAMILIES = {
             norm_eps=1e-5,
             defaults={"rms_norm_eps": 1e-5, "num_experts": 64},
             reads=frozenset(["num_experts", "num_experts_per_tok", "norm_topk_prob"]),
-            harmless=_OF_TRANSFORMERS,
+            harmless=_ROUTERS,
         ),
-        Glm4Moe(
+        deepseek.Glm4Moe(
             "glm4_moe",
             "Glm4MoeForCausalLM",
             ((Attention(), Experts(deepseek.ROUTING, shared=1)),),
@@ -284,7 +300,7 @@ FAMILIES = {
             ),
             harmless=deepseek.HARMLESS,
         ),
-        Latent(
+        deepseek.Latent(
             "deepseek_v3",
             "DeepseekV3ForCausalLM",
             ((LatentAttention(), Experts(deepseek.ROUTING, shared=1)),),
@@ -292,7 +308,7 @@ FAMILIES = {
             reads=frozenset(f"{deepseek.READS} {deepseek.READS_LATENT} first_k_dense_replace".split()),
             harmless=deepseek.HARMLESS | deepseek.HARMLESS_LATENT,
         ),
-        Latent(
+        deepseek.Latent(
             "glm4_moe_lite",
             "Glm4MoeLiteForCausalLM",
             ((LatentAttention(), Experts(deepseek.ROUTING, shared=1)),),
