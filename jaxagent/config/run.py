@@ -234,6 +234,8 @@ class RLConfig:
     oversample: OversampleConfig | None = None
     curriculum: Annotated[Any, CURRICULA] | None = None  # which tasks come next; None: whole shuffled epochs
     replay: ReplayConfig | None = None
+    # Whether updates send a token to the experts to which the engine sent it; auto: where numerics are fast.
+    replay_routing: Literal["auto", "always", "never"] = "auto"
 
     @property
     def critic(self) -> Any:

@@ -9,6 +9,7 @@ Axis letters: B packed rows, R target positions per row, K histogram edges.
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -44,7 +45,9 @@ class Tally:
 
 
 # What a loss may read of the targets' distributions beside log-probs and entropies, f32[B, R] by name: "log_z", the
-# logarithms of the softmax's normalisers, and "divergence" to a teacher's, in nats, finite at all targets.
+# logarithms of the softmax's normalisers, "divergence" to a teacher's, in nats, finite at all targets; where routing is
+# replayed "routing_recorded", 1 where the token before a target has recorded experts, and "routing_differs", the part
+# of them to which it would not go by itself.
 Extras = Mapping[str, jax.Array]
 PolicyLoss = Callable[[jax.Array, jax.Array, Batch, Extras], tuple[jax.Array, Tally]]
 
@@ -129,6 +132,9 @@ def policy_loss(
         "gap": jnp.sum(jnp.abs(gap)),
         "ratios_below": jnp.sum(below, axis=(0, 1)),
     }
+    if "routing_differs" in extras:
+        seen = jnp.where(policy, extras["routing_recorded"], 0.0)
+        sums |= {"replayed": jnp.sum(seen), "replayed_differ": jnp.sum(seen * extras["routing_differs"])}
     maxima = {"gap": jnp.max(jnp.abs(gap)), "log_ratio": jnp.max(gap)}
     return sum(losses.values()), _tally(sums, maxima)
 
@@ -170,20 +176,31 @@ def policy_metrics(tally: Tally) -> dict[str, float]:
     """Scalars of one update from its tally."""
     s, tokens = tally.sums, max(float(tally.sums["policy_tokens"]), 1.0)
     out = {name: float(value) for name, value in s.items() if name.startswith("loss/")}
-    return out | {
-        "loss/total": sum(out.values()),
-        "policy/tokens": float(s["policy_tokens"]),
-        "policy/entropy": float(s["entropy"]) / tokens,
-        "policy/clip_frac": float(s["clipped"]) / tokens,
-        "policy/kl_behaviour": float(s["kl_behaviour"]) / tokens,
-        "policy/kl_reference": float(s["kl"]) / max(float(s["kl_tokens"]), 1.0),
-        "policy/ratio_p99": _ratio_quantile(np.asarray(s["ratios_below"]), float(s["policy_tokens"]), 0.99),
-        "policy/ratio_max": float(np.exp(tally.maxima["log_ratio"])),
-        "policy/logprob_gap_mean": float(s["gap"]) / tokens,
-        "policy/logprob_gap_max": float(tally.maxima["gap"]),
-        "ce/tokens": float(s["ce_tokens"]),
-        "ce/nll": float(s["nll"]) / max(float(s["ce_tokens"]), 1.0),
-    }
+    routing = {}
+    if "replayed" in s:
+        tokens_with = float(s["replayed"])
+        routing = {
+            "routing/replayed_frac": tokens_with / tokens,
+            "routing/replayed_differ_frac": float(s["replayed_differ"]) / tokens_with if tokens_with else math.nan,
+        }
+    return (
+        out
+        | routing
+        | {
+            "loss/total": sum(out.values()),
+            "policy/tokens": float(s["policy_tokens"]),
+            "policy/entropy": float(s["entropy"]) / tokens,
+            "policy/clip_frac": float(s["clipped"]) / tokens,
+            "policy/kl_behaviour": float(s["kl_behaviour"]) / tokens,
+            "policy/kl_reference": float(s["kl"]) / max(float(s["kl_tokens"]), 1.0),
+            "policy/ratio_p99": _ratio_quantile(np.asarray(s["ratios_below"]), float(s["policy_tokens"]), 0.99),
+            "policy/ratio_max": float(np.exp(tally.maxima["log_ratio"])),
+            "policy/logprob_gap_mean": float(s["gap"]) / tokens,
+            "policy/logprob_gap_max": float(tally.maxima["gap"]),
+            "ce/tokens": float(s["ce_tokens"]),
+            "ce/nll": float(s["nll"]) / max(float(s["ce_tokens"]), 1.0),
+        }
+    )
 
 
 def value_metrics(tally: Tally) -> dict[str, float]:

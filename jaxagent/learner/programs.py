@@ -17,18 +17,18 @@ import optax
 from jaxagent.algorithms import estimate
 from jaxagent.algorithms.policy_loss import reads_of
 from jaxagent.algorithms.streams import ModelScores, Streams
-from jaxagent.config import BatchConfig, Config, RLConfig
+from jaxagent.config import BatchConfig, Config, ConfigError, RLConfig
 from jaxagent.learner import forward, loss, score
 from jaxagent.learner.batching import Packer, Sharing
 from jaxagent.learner.state import Batch, Frozen, TrainState, init_state
 from jaxagent.learner.teacher import Distiller, Weights, distiller
 from jaxagent.learner.teacher_http import HttpTeacher
 from jaxagent.learner.update import Critic, Update, make_optimizer, make_update
+from jaxagent.models import choices, kernels, lora, params, sharding
 from jaxagent.models import critic as critics
-from jaxagent.models import kernels, lora, params, sharding
 from jaxagent.models.exact import Tiling
 from jaxagent.models.spec import ModelSpec
-from jaxagent.types import Trajectory
+from jaxagent.types import Trajectory, unrecorded
 
 Tree = Any  # a pytree of arrays
 
@@ -50,7 +50,8 @@ class Programs:
         if self.values is not None:
             (scores["values"],) = self.values(state.critic, trajectories)
         if self.rl.kl is not None:
-            scores["reference"], _ = self.logprobs(self.reference_weights(state), trajectories, temperature)
+            alone = [dataclasses.replace(trajectory, experts=None) for trajectory in trajectories]  # by its own router
+            scores["reference"], _ = self.logprobs(self.reference_weights(state), alone, temperature)
         if self.rl.reads_old:
             scores["old"] = self.policy_logprobs(state, trajectories, temperature)
         if self.distiller is not None:
@@ -133,7 +134,9 @@ def describe(
     with jax.set_mesh(mesh):
         share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
     shards, reads = cfg.mesh.data * cfg.mesh.fsdp, reads_of(rl.objective)
-    packer = Packer(rl.batch, longest_targets(cfg), shards, share, cfg.mesh.context, reads)
+    replays = replays_routing(cfg, spec)
+    experts = unrecorded(1, choices.width(spec), choices.dtype(spec)) if replays else None
+    packer = Packer(rl.batch, longest_targets(cfg), shards, share, cfg.mesh.context, reads, experts)
     logprobs = values = critic = None
     if rl.kl or rl.reads_old or rl.replay or rl.rescores:
         score_policy = forward.policy_forward(spec, tiling(cfg), config)
@@ -145,7 +148,7 @@ def describe(
     judge = None if teacher is None else distiller(rl.distill, spec, mesh, packer, teacher)
     compare = None if judge is None else judge.compare
     update = make_update(
-        forward.policy_forward(spec, tiling(cfg), config, rl.z_loss is not None, compare),
+        forward.policy_forward(spec, tiling(cfg), config, rl.z_loss is not None, compare, replays),
         optimizer,
         mesh,
         loss.policy_loss_of(rl),
@@ -202,6 +205,18 @@ def tiling(cfg: Config) -> Tiling | None:
     if cfg.numerics == "fast":
         return None
     return Tiling(cfg.engine.tile_rows, cfg.engine.page_tokens, cfg.engine.cache_dtype)
+
+
+def replays_routing(cfg: Config, spec: ModelSpec) -> bool:
+    """Whether engines record the experts of each token, and updates replay them.
+
+    Raises:
+      ConfigError: they shall, and the model has none.
+    """
+    wanted, width = cfg.rl.replay_routing, choices.width(spec)
+    if wanted == "always" and not width:
+        raise ConfigError(f"rl.replay_routing=always: {spec.family} has no experts among which tokens choose.")
+    return bool(width) and cfg.numerics == "fast" and wanted != "never"
 
 
 def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = False) -> Sharing | None:

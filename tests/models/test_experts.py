@@ -14,9 +14,10 @@ import safetensors.numpy
 from jaxagent.config import ConfigError, LoraConfig
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.models import hf, logprobs, lora, params, sharding, transformer
+from jaxagent.models.blocks import FlatRows
 from jaxagent.models.blocks.experts import Experts, tile_rows
 from jaxagent.models.blocks.mla import LatentAttention
-from jaxagent.models.blocks.routing import Routing, route
+from jaxagent.models.blocks.routing import Routing, route, weigh
 from jaxagent.models.layers import Int8Array
 from jaxagent.plan import costs
 from tests.engine.test_lm import mesh_of
@@ -53,7 +54,7 @@ def by_hand(block: Experts, h, router, w_gate, w_up, w_down) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=0)
 def mixture(block, h, router, *matrices):
-    return block._mixture(h, router, None, *matrices)
+    return block._mixture(h, *route(block.routing, h, router), *matrices)
 
 
 ROUTINGS = BLOCK.routing, Routing(5, 3, False), Routing(5, 5), Routing(5, 1), Routing(5, 2, scores="sigmoid")
@@ -81,12 +82,13 @@ def test_a_bias_and_groups_choose_as_in_deepseek_v3(groups, renormalise):
     module = theirs.DeepseekV3TopkRouter(config)
     module.weight.data[:], module.e_score_correction_bias[:] = torch.as_tensor(router.T), torch.as_tensor(bias)
     routing = Routing(12, 3, renormalise, "sigmoid", True, groups, min(2, groups), 2.5, 1e-20)
-    weights, chosen = jax.jit(route, static_argnums=0)(routing, h, router, bias)
+    scores, chosen = jax.jit(route, static_argnums=0)(routing, h, router, bias)
+    weights = weigh(routing, scores, chosen)
     _, their_weights, their_choice = module(torch.as_tensor(h))
     order = their_choice.argsort(-1)
     np.testing.assert_array_equal(chosen, their_choice.gather(-1, order))
     np.testing.assert_allclose(weights, their_weights.gather(-1, order).detach(), rtol=1e-5)
-    slope = jax.grad(lambda bias: route(routing, h, router, bias)[0].sum())(bias)
+    slope = jax.grad(lambda bias: weigh(routing, *route(routing, h, router, bias)).sum())(bias)
     assert not np.any(slope)
 
 
@@ -122,7 +124,7 @@ def test_a_shared_expert_with_its_gate_is_that_of_qwen3_next(renormalise):
     (expected**3).sum().backward()
 
     def cubes(layer):
-        added, _ = block.apply(layer, spec, jnp.asarray(x), None, None)
+        added, _ = block.apply(layer, spec, jnp.asarray(x), FlatRows(None, None), None)
         return (added**3).sum(), added
 
     gradients, added = jax.jit(jax.grad(cubes, has_aux=True))(layer)

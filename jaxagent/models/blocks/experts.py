@@ -11,6 +11,7 @@ Axis letters: N rows, X experts, k experts per row, T tiles, R rows of a tile, E
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from jax import lax
 from jaxagent.models import sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
 from jaxagent.models.blocks.mlp import swiglu
-from jaxagent.models.blocks.routing import Routing, route
+from jaxagent.models.blocks.routing import Routing, route, weigh
 from jaxagent.models.layers import contract, gain, rms_norm
 from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix, per_expert, vector
 
@@ -92,7 +93,7 @@ class Experts(LayerBlock):
     ) -> tuple[jax.Array, State]:
         """Row by row, on the device that has the row."""
         h = rms_norm(x, gain(layer.mlp_norm, spec), spec.norm_eps)
-        added = self._of_chosen(layer, h)
+        added, state = self._of_chosen(layer, h, rows, state)
         if not self.shared:
             return added, state
         shared = swiglu(h, layer.shared_w_gate, layer.shared_w_up, layer.shared_w_down)
@@ -103,28 +104,38 @@ class Experts(LayerBlock):
             )  # rounded, then added
         return added + shared, state
 
-    def _of_chosen(self, layer: Layers, h: jax.Array) -> jax.Array:
-        arrays = layer.router, layer.router_bias, layer.w_gate, layer.w_up, layer.w_down
-        if not sharding.in_mesh():
-            return self._mixture(h, *arrays)
+    def _of_chosen(self, layer: Layers, h: jax.Array, rows: FlatRows, state: State) -> tuple[jax.Array, State]:
         split = sharding.row_axes(h)
+        by_rows = jax.P(split, None)
+        decide = functools.partial(route, self.routing)
+        if sharding.in_mesh():
+            decide = jax.shard_map(decide, in_specs=(by_rows, jax.P(None, None), jax.P(None)), out_specs=by_rows)
+        scores, chosen = decide(h, layer.router, layer.router_bias)
+        if rows.choose is not None:
+            chosen, state = rows.choose(state, scores, chosen)
+        arrays = scores, chosen, layer.w_gate, layer.w_up, layer.w_down
+        if not sharding.in_mesh():
+            return self._mixture(h, *arrays), state
         rows_over = (split,) if isinstance(split, str) else split or ()
 
         def own(array: jax.Array | None, *axes: str) -> jax.Array | None:  # the gradients of all along them are summed
             return lax.pcast(array, axes, to="varying") if axes and array is not None else array
 
-        def local(h: jax.Array, router: jax.Array, bias: jax.Array | None, *matrices: jax.Array) -> jax.Array:
-            matrices = [own(array, *rows_over) for array in matrices]
-            router, bias = (own(array, *rows_over, "tensor") for array in (router, bias))
-            return lax.psum(self._mixture(own(h, "tensor"), router, bias, *matrices), "tensor")
+        def local(h: jax.Array, scores: jax.Array, chosen: jax.Array, *matrices: jax.Array) -> jax.Array:
+            of_rows = (own(array, "tensor") for array in (h, scores, chosen))
+            return lax.psum(self._mixture(*of_rows, *(own(array, *rows_over) for array in matrices)), "tensor")
 
         wide, narrow = jax.P(None, None, "tensor"), jax.P(None, "tensor", None)
-        layout, by_rows = (jax.P(None, None), jax.P(None), wide, wide, narrow), jax.P(split, None)
-        return jax.shard_map(local, in_specs=(by_rows, *layout), out_specs=by_rows)(h, *arrays)
+        layout = by_rows, by_rows, by_rows, wide, wide, narrow
+        return jax.shard_map(local, in_specs=layout, out_specs=by_rows)(h, *arrays), state
 
-    def _mixture(self, h: jax.Array, router: jax.Array, bias: jax.Array | None, *matrices: jax.Array) -> jax.Array:
-        weights, chosen = route(self.routing, h, router, bias)
-        return _experts(h, weights, *matrices, chosen)
+    def _mixture(self, h: jax.Array, scores: jax.Array, chosen: jax.Array, *matrices: jax.Array) -> jax.Array:
+        return _experts(h, weigh(self.routing, scores, chosen), *matrices, chosen)
+
+    @property
+    def choices(self) -> tuple[int, int]:
+        """The experts that a token goes to, of all."""
+        return self.routing.active, self.routing.count
 
     def matmul_params(self, spec: ModelSpec) -> float:
         """Of all but the experts that a token does not go to."""
