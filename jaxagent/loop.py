@@ -21,7 +21,7 @@ from typing import Any
 
 from jaxagent.algorithms import compose, trial
 from jaxagent.algorithms.compose import EntropyControl, as_opd, refresh_due
-from jaxagent.algorithms.streams import sampled_trajectories
+from jaxagent.algorithms.streams import Streams, sampled_trajectories
 from jaxagent.config import Config, RLConfig, Stage
 from jaxagent.engine.driver import Driver
 from jaxagent.learner.loss import over_updates
@@ -138,11 +138,10 @@ def rl_stage(
         record.add_groups(rollouts.rounds)
         chosen, sampled = rollouts.chosen, rollouts.metrics | lag.ages(rollouts.chosen.groups, step, seams.bound)
         episodes = [episode for group in chosen.sampled for episode in group.episodes]
-        if cfg.log_episodes:
-            workdir.log_episodes(stage, step, episodes)
         if rl.staleness:  # else the first update says it
             sampled |= lag.gaps(programs, state, sink.weights_of, chosen.groups, step)
-        state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
+        state, metrics, streams = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
+        workdir.keep_episodes(stage, step, episodes, streams)
         sampled |= experience.record(chosen.sampled, step)
         metrics["policy/entropy_coefficient"] = entropy.applied
         entropy = entropy.after(metrics)
@@ -193,8 +192,11 @@ def learn(
     experience: Experience,
     step: int,
     rl: RLConfig,
-) -> tuple[TrainState, dict[str, float | None]]:
-    """Groups -> streams -> optimiser updates. The metrics of the first update are those of exactly on-policy data."""
+) -> tuple[TrainState, dict[str, float | None], list[Streams]]:
+    """Groups -> streams -> optimiser updates; gives the streams back, too.
+
+    The metrics of the first update are those of exactly on-policy data.
+    """
     sampled_at = temperature(rl, step)
     scores = programs.score(state, sampled_trajectories(groups), sampled_at)
     streams, metrics = compose.streams(groups, rl, step / rl.steps, scores)
@@ -206,7 +208,7 @@ def learn(
     for part in compose.mini_batches(streams, rl, (parts.cfg.seed, step)):
         state, of_update = programs.train(state, part, sampled_at, step)
         updates += [of_update] if of_update else []  # none: no signal, and no observation either
-    return state, metrics | over_updates(updates, rl.staleness)
+    return state, metrics | over_updates(updates, rl.staleness), streams
 
 
 def summary(workdir: Workdir) -> dict[str, Any]:

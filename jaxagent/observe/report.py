@@ -23,7 +23,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.command import exit_code
 from jaxagent.io import files
 from jaxagent.observe import charts, headline, jsonl, report_episodes
-from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
+from jaxagent.observe.files import CONFIG_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from jaxagent.observe.text import duration, number
 
 # What a page cannot be made of raises: a file that is not there, is no JSON, or holds something else.
@@ -76,8 +76,9 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
     counts = [each["failed_episodes"] for each in (stored_summary, measured) if "failed_episodes" in each]
     if results is None and counts:  # records lack some failures (a gate's, dropped attempts), an older summary others
         summary["failed_episodes"] = {where: max(c.get(where, 0) for c in counts) for where in counts[0] | counts[-1]}
-    pairs = report_episodes.choose(report_episodes.evaluations(workdir), _EPISODES)
-    episodes = report_episodes.markup(pairs, *report_episodes.browsed(workdir, config))
+    table = report_episodes.token_table(workdir, config)
+    pairs = report_episodes.choose(report_episodes.evaluations(workdir, table), _EPISODES)
+    episodes = report_episodes.markup(pairs, *report_episodes.browsed(workdir, table))
     path = workdir / REPORT_FILE
     files.replace(path, page(workdir.name, records, episodes, summary, config))
     return path
@@ -296,7 +297,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) != 2 or argv[1] in ("-h", "--help"):
         raise ConfigError("Say which run: python -m jaxagent.observe.report WORKDIR")
     workdir = pathlib.Path(argv[1])
-    if not any((workdir / name).exists() for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, EPISODES_FILE)):
+    if not any((workdir / name).exists() for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE)):
         why = f"it has neither {CONFIG_FILE} nor {METRICS_FILE}" if workdir.is_dir() else "no such folder"
         raise ConfigError(f"There is no run in '{workdir}': {why}.")
     try:

@@ -1,8 +1,7 @@
 """The episodes that a report shows: which of a workdir's logs, however long these have grown, and their markup.
 
-Evaluation episodes come from `episodes.jsonl` (episodes.py), training episodes, where `log_episodes` kept them, from
-`episodes/<stage>.jsonl` (data/episode_log.py), whose tokens get their text from the run's tokenizer. Only the two ends
-of a log are read. The page holds them as JSON (`compact`), and report.js shows them, token by token.
+They come from the run's logs (episode_store.py), and their tokens get their text from the run's tokenizer. The page
+holds them as JSON (`compact`), and report.js shows them, token by token.
 """
 
 from __future__ import annotations
@@ -10,14 +9,18 @@ from __future__ import annotations
 import html
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxagent.config import ConfigError
+from jaxagent.data.codec import encode_episode
 from jaxagent.data.episode_log import EVALUATION
 from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.observe.episode_store import INDEX, StoredEpisodes
 from jaxagent.observe.episodes import report_record
-from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER
+from jaxagent.observe.files import EPISODES_FOLDER
 from jaxagent.types import StopReason, TokenKind
 
 READ_BYTES = 16_000_000  # of a log, from its beginning and its end together
@@ -75,33 +78,50 @@ def choose(records: Iterable[Record], limit: int) -> list[list[Record]]:
     return pairs[: limit * 2 // 3] + worst
 
 
-def evaluations(workdir: pathlib.Path, limit: int = READ_BYTES) -> list[Record]:
-    """Evaluation episodes in the order of the log: all, or the first and the last `limit` bytes' worth together."""
-    path = workdir / EPISODES_FILE
-    return [report_record(json.loads(line)) for line in _ends(path, limit)]
+def evaluations(workdir: pathlib.Path, table: Sequence[bytes] | None, limit: int = READ_BYTES) -> list[Record]:
+    """Held-out episodes in the order of their logs: all, or the first and the last `limit` bytes' worth of each."""
+    records = []
+    for log in logs(workdir):
+        if log.name.count(".") == 1 and log.name.endswith(EVALUATION):  # greedy ones
+            sizes = np.cumsum([block["body"] for block in log.blocks])
+            near = [s <= limit // 2 or sizes[-1] - s < limit // 2 for s in sizes]
+            chosen = [block for block, yes in zip(log.blocks, near, strict=True) if yes]
+            records += [record for block in chosen for record in records_of(log, block, table)]
+    return records
 
 
-def browsed(workdir: pathlib.Path, config: Mapping[str, Any], limit: int = SHOWN_BYTES) -> tuple[list[Record], str]:
-    """The episodes that the page can browse, newest first, and a sentence that says how many of all they are.
+def browsed(workdir: pathlib.Path, table: Sequence[bytes] | None, limit: int = SHOWN_BYTES) -> tuple[list[Record], str]:
+    """The episodes that the page can browse, newest first of each log, and a sentence that says how many of all."""
+    records, rows, every = [], 0, logs(workdir)
+    for index, log in enumerate(every):
+        rows += log.rows
+        left = (limit - sum(len(json.dumps(r, separators=(",", ":"))) for r in records)) // (len(every) - index)
+        for block in reversed(log.blocks):
+            for record in reversed(records_of(log, block, table)):
+                left -= len(json.dumps(small := compact(record), separators=(",", ":")))
+                if left < 0:
+                    break
+                records.append(small)
+            if left < 0:
+                break
+    sentence = f"All {rows:,} episodes"
+    if len(records) < rows:
+        sentence = f"The newest {len(records):,} of {rows:,} episodes: this page takes {limit / 1e6:g} MB of them"
+    by_number = " Tokens are shown by number: the run's tokenizer is not there." if table is None else ""
+    return records, f"{sentence}. All can be seen with: python -m jaxagent.view {workdir}.{by_number}"
 
-    Evaluation episodes have at least half of `limit`; see `compact` for the form.
-    """
-    logs = sorted(
-        path
-        for path in (workdir / EPISODES_FOLDER).glob("*.jsonl")
-        if not path.name.endswith(EVALUATION)  # these stand in EPISODES_FILE too
-    )
-    records, complete, bytes_so_far = _newest(workdir / EPISODES_FILE, limit // 2 if logs else limit, None)
-    table = _token_table(workdir, config) if logs else []
-    for index, path in enumerate(logs):
-        more, all_of_it, bytes_used = _newest(path, (limit - bytes_so_far) // (len(logs) - index), table)
-        records, complete, bytes_so_far = records + more, complete and all_of_it, bytes_so_far + bytes_used
-    names = ", ".join([EPISODES_FILE, *(f"{EPISODES_FOLDER}/{path.name}" for path in logs)])
-    sentence = f"All {len(records):,} logged episodes"
-    if not complete:
-        sentence = f"The newest {len(records):,} logged episodes: this page takes {limit / 1e6:g} MB of them"
-    by_number = " Tokens of training episodes are shown by number: the run's tokenizer is not there."
-    return records, f"{sentence}. Everything lies in {names}.{by_number if table is None else ''}"
+
+def logs(workdir: pathlib.Path) -> list[StoredEpisodes]:
+    """The logs of a run's episodes, by name."""
+    folder = workdir / EPISODES_FOLDER
+    return [StoredEpisodes(folder, path.name.removesuffix(INDEX)) for path in sorted(folder.glob(f"*{INDEX}"))]
+
+
+def records_of(log: StoredEpisodes, block: Mapping[str, Any], table: Sequence[bytes] | None) -> list[Record]:
+    """A block's episodes as the report shows them; none where their tokens were given up."""
+    split, stage = ("eval" if log.name.endswith(EVALUATION) else "train"), log.name.partition(".")[0]
+    rows = ({"stage": stage, "step": block["step"], "split": split, **encode_episode(e)} for e in log.of(block))
+    return [report_record(row, table) for row in rows]
 
 
 def compact(record: Mapping[str, Any]) -> Record:
@@ -127,7 +147,7 @@ def _compact(columns: Mapping[str, Any]) -> Record:
     }
 
 
-def _token_table(workdir: pathlib.Path, config: Mapping[str, Any]) -> list[bytes] | None:
+def token_table(workdir: pathlib.Path, config: Mapping[str, Any]) -> list[bytes] | None:
     """Bytes of the run's tokens; None where its tokenizer is not found."""
     named = [config.get(section, {}).get("path", "") for section in ("tokenizer", "model")]
     for folder in (*filter(None, named), workdir / "tokenizer", workdir / "policy"):
@@ -136,37 +156,6 @@ def _token_table(workdir: pathlib.Path, config: Mapping[str, Any]) -> list[bytes
         except (ConfigError, OSError):
             continue
     return None
-
-
-def _newest(path: pathlib.Path, limit: int, table: Sequence[bytes] | None) -> tuple[list[Record], bool, int]:
-    """(records, newest first, whether that is the whole log, bytes used). `table[id]` are a token's bytes."""
-    shown_records, bytes_so_far = [], 0
-    lines = list(_ends(path, READ_BYTES, tail_only=True)) if path.is_file() else []
-    for line in reversed(lines):
-        record = compact(report_record(json.loads(line), table))
-        size = len(json.dumps(record, separators=(",", ":")))
-        if bytes_so_far + size > limit:
-            return shown_records, False, bytes_so_far
-        shown_records.append(record)
-        bytes_so_far += size
-    return shown_records, not path.is_file() or path.stat().st_size <= READ_BYTES, bytes_so_far
-
-
-def _ends(path: pathlib.Path, limit: int, tail_only: bool = False) -> Iterator[bytes]:
-    """Complete lines of the first and last `limit` / 2 bytes, or of the last `limit`; of a small file all."""
-    if not path.is_file():
-        return
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        if size > limit:
-            if not tail_only:
-                head = file.read(limit // 2)
-                yield from head[: head.rfind(b"\n") + 1].splitlines()
-            file.seek(size - (limit if tail_only else limit // 2))
-            file.readline()  # the rest of a line
-        for line in file:
-            if line.endswith(b"\n"):  # a process that is writing, or was killed, leaves a part of one
-                yield line
 
 
 def _runs(values: Sequence[int]) -> list[int]:

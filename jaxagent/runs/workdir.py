@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from jaxagent.algorithms.streams import Streams
 from jaxagent.config import Config, ConfigError, to_dict
 from jaxagent.io import files
 from jaxagent.learner import checkpoint, peers
@@ -73,7 +74,7 @@ class Workdir:
         self._stack = contextlib.ExitStack()
         self._ending = False
         self._starts, self._bundle, self.host, self.changed = resume.newest_bundle(cfg, progress.note)
-        self._logs = Logs(self.path, self.host)
+        self._logs = Logs(cfg, self.host, progress.note)
         self.results: dict[str, Any] = self.host.get("results", {})
         self.stage_seconds: dict[str, float] = self.host.get("stage_seconds", {})
         self._identity: dict[str, Any] = {}
@@ -245,16 +246,12 @@ class Workdir:
         if self.checkpoints.look():
             self._mark_checkpointed()
 
-    def show_episodes(self, episodes: Sequence[Episode], token_bytes: Sequence[bytes], stage: str, step: int) -> None:
-        """Keeps evaluation episodes, token by token, for the report."""
-        self._logs.show(episodes, token_bytes, stage, step)
-
-    def log_episodes(self, name: str, step: int, episodes: Iterable[Episode]) -> None:
-        """Appends to `episodes/<name>.jsonl`, losslessly: what stages that learn from data read (data/episode_log.py).
+    def keep_episodes(self, name: str, step: int, episodes: Iterable[Episode], streams: Sequence[Streams] = ()) -> None:
+        """Keeps whole episodes (observe/episode_store.py), and what a step has made of them.
 
         `name` is the stage's, or "<stage>.eval" for held-out questions.
         """
-        self._logs.keep(name, step, episodes)
+        self._logs.keep(name, step, episodes, streams)
 
     def recorder(self, stage: str) -> Recorder:
         """Keeps what the steps of a stage are made of, from where it goes on, as far as `checkpoint.replay` says."""

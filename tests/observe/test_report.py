@@ -14,12 +14,12 @@ import pytest
 
 from configs import search_r1
 from jaxagent import types
-from jaxagent.config import ConfigError, parse, to_dict
-from jaxagent.data import episode_log
+from jaxagent.config import ConfigError, EpisodesConfig, parse, to_dict
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.observe import charts, jsonl, report, report_episodes
+from jaxagent.observe.episode_store import EpisodeStore, StoredEpisodes
 from jaxagent.observe.episodes import episode_record, report_record
-from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, EPISODES_FOLDER, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
+from jaxagent.observe.files import CONFIG_FILE, EPISODES_FOLDER, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 
 PROMPT, ACTION, OBSERVATION, WARNING = (int(kind) for kind in types.TokenKind)
 BYTES = [bytes([value]) for value in range(256)]
@@ -111,14 +111,13 @@ def test_token_texts_join_to_the_text_and_split_characters_are_kept():
     assert json.loads(json.dumps(record)) == record
 
 
-def test_page_is_self_contained_and_shows_every_token(tmp_path):
+def test_page_is_self_contained_and_shows_every_token(tmp_path, of_bytes):
     log = jsonl.JsonlLog(tmp_path / METRICS_FILE)
     for step in range(3):
         log.append(
             {"stage": "rl", "step": step, "reward/em": step / 3, "stop/answer": 1.0, "odd/one": step, "nan": None}
         )
-    episodes = jsonl.JsonlLog(tmp_path / EPISODES_FILE)
-    episodes.append(episode_record(_episode(), BYTES, stage="rl", step=3, split="eval"))
+    _keep(tmp_path, "rl.eval", (3, [_episode()]))
     (tmp_path / SUMMARY_FILE).write_text(json.dumps({"eval/em_before_rl": 0.25, "eval/em_after_rl": 0.75, "seed": 0}))
     text = report.write_report(tmp_path).read_text()
     assert not re.search(r"<[^>]* (src|href)=", text) and "http" not in text and "@import" not in text
@@ -127,6 +126,19 @@ def test_page_is_self_contained_and_shows_every_token(tmp_path):
         assert "".join(_texts(shown, "div.tokens")).replace("↵", "") == "Who? <b>\né!<i>São</i>again"
         assert any("tool <died>" in each for each in _texts(shown))
     assert not list(tmp_path.glob(".report*"))
+
+
+@pytest.fixture
+def of_bytes(monkeypatch):
+    """A tokenizer whose token i is byte i."""
+    monkeypatch.setattr(report_episodes, "token_table", lambda workdir, config: BYTES)
+
+
+def _keep(workdir, name, *steps):
+    log = EpisodeStore(workdir / EPISODES_FOLDER, name, 0, EpisodesConfig(), False)
+    for step, episodes in steps:
+        log.append(step, episodes, {})
+    log.close()
 
 
 def _log(path, *records):
@@ -139,8 +151,6 @@ def test_all_logged_episodes_can_be_browsed_those_of_training_too(tmp_path):
     """Training episodes are logged as token ids: their text comes from the run's tokenizer."""
     evil = dataclasses.replace(_episode("q0", 0.0), task=types.Task("q0", "</script><b>", ("x",), ""))
     failed = _episode("q2", 0.0, types.StopReason.TIMEOUT)
-    evaluated = [episode_record(e, BYTES, stage="rl", step=2, split="eval") for e in (evil, failed)]
-    _log(tmp_path / EPISODES_FILE, *evaluated)
     tokenizer = Tokenizer.train(["some text"], 300, [])
     tokenizer.save(tmp_path / "tokenizer")
     ids = np.array(tokenizer.encode("Who? é! yes"), np.int32)
@@ -149,10 +159,9 @@ def test_all_logged_episodes_can_be_browsed_those_of_training_too(tmp_path):
     logprobs, versions = np.float32(-0.12345) * kinds, np.where(kinds == ACTION, 5, -1)
     flat = types.Trajectory(ids, kinds, logprobs, versions, kinds * 0)
     trained = dataclasses.replace(_episode("q1"), trajectories=(flat,))
-    _log(tmp_path / EPISODES_FOLDER / "rl.jsonl", episode_log.record(trained, "rl", 1))
-    _log(
-        tmp_path / EPISODES_FOLDER / "rl.eval.jsonl", episode_log.record(failed, "rl", 1)
-    )  # shown once, from the other
+    evil, failed = [dataclasses.replace(e, trajectories=(flat,)) for e in (evil, failed)]
+    _keep(tmp_path, "rl", (1, [trained]))
+    _keep(tmp_path, "rl.eval", (2, [evil, failed]))
     text = report.write_report(tmp_path).read_text()
     newest, evil_one, of_training = _browsed(text)
     assert evil_one["prompt"] == "</script><b>" and evil_one["reward"] == 0.0
@@ -163,39 +172,21 @@ def test_all_logged_episodes_can_be_browsed_those_of_training_too(tmp_path):
     assert "".join(columns["text"]) == "Who? é! yes" and columns["kind"] == "0" + "1" * (len(ids) - 1)
     assert columns["logprob"] == [-0.123] * (len(ids) - 1) and columns["turn"] == [len(ids), 0]
     assert columns["version"] == [len(ids) - 1, 5]
-    assert "All 3 logged episodes" in text and "episodes/rl.jsonl" in text
+    assert "All 3 episodes" in text
     (tmp_path / "tokenizer/tokenizer.json").unlink()
     (columns,) = _browsed(report.write_report(tmp_path).read_text())[2]["trajectories"]
     assert columns["text"] == [f" {token}" for token in ids]
 
 
-def test_evaluations_logged_by_earlier_versions_are_shown_too(tmp_path):
-    record = dict(
-        stage="rl", step=3, split="eval", task="q1", kind="one_hop/x", prompt="Who?", answers=["A"], sample=0,
-        reward=1.0, rewards={"em": 1.0}, turn_rewards=[], stop_reason="answer", error="", turns=1, metrics={},
-    )  # fmt: skip
-    columns = dict(text=["Who?", " A", "."], kind=[0, 1, 2], logprob=[None, -0.25, None], turn=[0, 0, 0])
-    record["trajectories"] = [columns | {"version": [-1, 4, -1]}]
-    _log(tmp_path / EPISODES_FILE, record)
-    text = report.write_report(tmp_path).read_text()
-    (found,) = _browsed(text)
-    assert _records(text)["pairs"] == [[found]]
-    assert (found["task"], found["prompt"], found["split"]) == ("q1", "Who?", "eval")
-    assert found["trajectories"] == [
-        {"text": ["Who?", " A", "."], "kind": "012", "turn": [3, 0], "logprob": [-0.25], "version": [1, 4]}
-    ]
-
-
 def test_a_big_log_does_not_make_the_page_big(tmp_path):
-    records = [episode_record(_episode(f"q{i}"), BYTES, stage="rl", step=i, split="eval") for i in range(200)]
-    _log(tmp_path / EPISODES_FILE, *records)
-    size = (tmp_path / EPISODES_FILE).stat().st_size
-    found, said = report_episodes.browsed(tmp_path, {}, limit=20_000)
-    assert 10 < len(found) < 100 and said.startswith(f"The newest {len(found)} logged episodes")
+    _keep(tmp_path, "rl.eval", *((i, [_episode(f"q{i}")]) for i in range(200)))
+    size = StoredEpisodes(tmp_path / EPISODES_FOLDER, "rl.eval").blocks[0]["body"] * 200
+    found, said = report_episodes.browsed(tmp_path, BYTES, limit=20_000)
+    assert 10 < len(found) < 100 and said.startswith(f"The newest {len(found)} of 200 episodes")
     assert [record["step"] for record in found] == list(range(199, 199 - len(found), -1))
-    ends = [record["step"] for record in report_episodes.evaluations(tmp_path, limit=size // 4)]
+    ends = [record["step"] for record in report_episodes.evaluations(tmp_path, BYTES, limit=size // 4)]
     assert ends[0] == 0 and ends[-1] == 199 and 40 < len(ends) < 52, "the first try and the last of a task"
-    assert report_episodes.browsed(tmp_path / "nowhere", {})[0] == []
+    assert report_episodes.browsed(tmp_path / "nowhere", None)[0] == []
 
 
 def test_the_end_of_a_long_episode_is_not_hidden(tmp_path):
@@ -299,8 +290,7 @@ def _points(svg: str, css: str) -> list[tuple[float, float]]:
     [
         (SUMMARY_FILE, "[1]"),
         (METRICS_FILE, '{"stage": null, "step": 0}\n'),
-        (EPISODES_FILE, "[]\n"),
-        (f"{EPISODES_FOLDER}/rl.jsonl", '{"task": 3}\n'),
+        (f"{EPISODES_FOLDER}/rl.index", "[]\n"),
     ],
 )
 def test_a_damaged_workdir_is_told_in_one_line(tmp_path, name, content):
@@ -396,10 +386,8 @@ def _several() -> types.Episode:
     return dataclasses.replace(one, trajectories=[*one.trajectories] * 2, heard=heard)
 
 
-def test_conversations_with_roles_are_shown_in_their_order_each_with_whose_it_is(tmp_path):
-    record = episode_record(_several(), BYTES, stage="rl", step=3, split="eval")
-    assert json.loads(json.dumps(record)) == record
-    _log(tmp_path / EPISODES_FILE, record)
+def test_conversations_with_roles_are_shown_in_their_order_each_with_whose_it_is(tmp_path, of_bytes):
+    _keep(tmp_path, "rl.eval", (3, [_several()]))
     text = report.write_report(tmp_path).read_text()
     for shown in _shown(text, tmp_path):
         assert _texts(shown, "h5") == [
@@ -416,7 +404,7 @@ def test_conversations_with_roles_are_shown_in_their_order_each_with_whose_it_is
 
 
 def test_one_conversation_without_roles_is_shown_as_it_is(tmp_path):
-    _log(tmp_path / EPISODES_FILE, episode_record(_episode(), BYTES, stage="rl", step=3, split="eval"))
+    _keep(tmp_path, "rl.eval", (3, [_episode()]))
     text = report.write_report(tmp_path).read_text()
     assert not any(_texts(shown, "h5") or _texts(shown, "div.talks") for shown in _shown(text, tmp_path))
     assert "heard" not in _browsed(text)[0]
