@@ -19,8 +19,8 @@ from jaxagent.config import ConfigError, Stage, flags
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.models import hf
 from jaxagent.observe import jsonl
-from jaxagent.observe.episodes import token_texts
 from jaxagent.observe.files import OUTDATED_FILE, RUN_FILE
+from jaxagent.observe.shown_episodes import token_texts
 from jaxagent.runs import devices, provenance
 from jaxagent.runs.evaluation import policy as policies
 from jaxagent.runs.parts import Parts, open_parts

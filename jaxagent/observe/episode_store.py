@@ -77,7 +77,7 @@ class EpisodeStore:
         self._thread = ThreadPoolExecutor(1, "episodes")
         self._written: list[Future[None]] = []
         self._lock = threading.Lock()
-        self.dropped = 0  # episodes whose tokens were given up, by this process
+        self.dropped = 0  # episodes, or files of them, whose tokens this process has given up
 
     @property
     def position(self) -> int:
@@ -134,6 +134,7 @@ class EpisodeStore:
             for number, old in files_of(self._folder, self._name).items():
                 if number <= self._file - FILES:
                     old.unlink()
+                    self.dropped += 1
         if whole:
             with path.open("ab") as file:
                 file.write(texts + body)
@@ -181,7 +182,7 @@ def columns_of(episodes: Sequence[Episode], learnt: Sequence[Sequence[Learnt | N
         "tokens": [sum(map(len, episode.trajectories)) for episode in episodes],
         "sampled": [sum(int((t.kinds == TokenKind.ACTION).sum()) for t in e.trajectories) for e in episodes],
         "seconds": [round(float(episode.metrics.get("total_s", 0.0)), 3) for episode in episodes],
-        "error": [_plain(episode.error)[:ERROR_CHARS] for episode in episodes],
+        "error": [episode.error[:ERROR_CHARS] for episode in episodes],
     }
 
 
@@ -191,14 +192,9 @@ def _mean_advantage(learnt: Sequence[Learnt | None]) -> float | None:
     return round(float(values.mean()), 5) if len(values) else None
 
 
-def _plain(text: str) -> str:
-    """What UTF-8 can hold of a text."""
-    return text.encode("utf-8", "replace").decode()
-
-
 def pack(episodes: Sequence[Episode], learnt: Sequence[Sequence[Learnt | None]]) -> tuple[bytes, bytes]:
     """The two parts of a block: texts, that are searched and shown in lists, and all the rest."""
-    texts = [[episode.text, words(episode)] for episode in episodes]
+    texts = [[episode.text, episode.task.prompt, words(episode)] for episode in episodes]
     columns = codec.to_columns([dataclasses.replace(episode, text="") for episode in episodes])
     has = [[trajectory is not None for trajectory in each] for each in learnt]
     trained = [trajectory for each in learnt for trajectory in each if trajectory is not None]
@@ -212,10 +208,10 @@ LEARNT = {"advantages": "<f4", "logprobs": "<f4", "mask": "?"}
 
 
 def words(episode: Episode) -> str:
-    """What is searched beside an episode's text: the task, its failure, what others said. The prompt comes first."""
+    """What is searched beside an episode's text and prompt: the rest of its task, its failure, what others said."""
     heard = [part for conversation in episode.heard for turn in conversation.turns for part in turn]
     task = episode.task
-    return "\n".join([task.prompt, *task.answers, task.id, task.kind, episode.error, *heard])
+    return "\n".join([*task.answers, task.id, task.kind, episode.error, *heard])
 
 
 def unpack(body: bytes, texts: bytes) -> list[tuple[Episode, list[Learnt | None]]]:
@@ -239,7 +235,7 @@ def unpack(body: bytes, texts: bytes) -> list[tuple[Episode, list[Learnt | None]
     trained = (Learnt(**{name: column[a:b] for name, column in columns.items()}) for a, b in cuts)
     return [
         (dataclasses.replace(episode, text=text), [next(trained) if yes else None for yes in each])
-        for episode, each, (text, _) in zip(episodes, has, json.loads(inflate(texts)), strict=True)
+        for episode, each, (text, *_) in zip(episodes, has, json.loads(inflate(texts)), strict=True)
     ]
 
 
@@ -341,7 +337,7 @@ class StoredEpisodes:
             return file.read(block["body" if body else "texts"])
 
     def texts(self, block: Mapping[str, Any]) -> list[list[str]] | None:
-        """Each episode's text and other words (`words`); None where they were given up.
+        """Each episode's text, prompt and other words (`words`); None where they were given up.
 
         Raises ConfigError: the block is damaged.
         """

@@ -37,6 +37,7 @@ class Logs:
         }
         self._metrics: MetricsWriter | None = None  # None in a process that does not write
         self._episodes: dict[str, EpisodeStore] = {}
+        self._told: set[str] = set()  # logs of which it was said that some of their episodes are given up
         self._stack = contextlib.ExitStack()
 
     def open(self) -> None:
@@ -74,9 +75,9 @@ class Logs:
         """Appends episodes to the log `name`, with what was learnt of them in this step."""
         if peers.is_first() and (self._keep.keep != "none" or self._always(name)):
             log = self._log(name)
-            given_up = log.dropped
             log.append(step, episodes, learnt_of(streams))
-            if log.dropped and not given_up:
+            if log.dropped and name not in self._told:
+                self._told.add(name)
                 self._note(
                     f"episodes of '{name}': tokens of some are given up, since config.episodes.keep is "
                     f"'{self._keep.keep}'. Said once; the index has a row for each."

@@ -69,11 +69,11 @@ def test_what_is_read_is_what_was_played_and_learnt(tmp_path):
     for name in ("advantages", "logprobs", "mask"):
         np.testing.assert_array_equal(getattr(read[0][1][0], name), getattr(learnt, name))
         assert len(getattr(read[0][1][1], name)) == length
-    assert block["step"] == 3 and block["reward"] == [1.5, 0.5, 0.8, None] and block["error"][3] == "it died ?"
+    assert block["step"] == 3 and block["reward"] == [1.5, 0.5, 0.8, None] and block["error"][3] == "it died \ud800"
     assert block["advantage"] == [0.5, None, None, None] and block["tasks"] == ["a", "b", "c"]
     assert block["task"] == [0, 1, 0, 2] and block["tokens"] == [80, 0, 80, 80]
-    assert [text for text, _ in stored.texts(block)] == [e.text for e in played]
-    assert "said \x1b[31m" in stored.texts(block)[0][1] and "Who is a?" in stored.texts(block)[0][1]
+    assert [text for text, *_ in stored.texts(block)] == [e.text for e in played]
+    assert stored.texts(block)[0][1] == "Who is a?" and "said \x1b[31m" in stored.texts(block)[0][2]
     log.close()
 
 
