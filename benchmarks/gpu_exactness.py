@@ -37,7 +37,7 @@ from jaxagent.configs import search_r1
 from jaxagent.engine import lm
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.model import ROWS
-from jaxagent.models import attention, exact, kernels, logprobs, params, sharding, transformer
+from jaxagent.models import exact, kernels, logprobs, params, sharding, transformer
 from jaxagent.models.spec import ModelSpec
 
 ENGINES = ("64 slots, all at once", "7 slots, 7 at once", "K = 16, few pages")
@@ -189,14 +189,6 @@ def _scored(spec: ModelSpec, cfg: Config, weights: params.Params, tokens: jax.Ar
     tiles, places, goals = (
         exact._to_tiles(jax.reshard(a, batch), tiling.tile_rows) for a in (tokens, positions, targets)
     )
-    blank = lambda *shape: jnp.zeros((b, *shape), tiling.cache_dtype, out_sharding=exact._KEYS)  # noqa: E731
-    depth = t + tiling.page_tokens
-    cache = tuple(
-        attention.LayerCache(
-            blank(spec.num_kv_heads, spec.head_dim, depth), blank(spec.num_kv_heads, depth, spec.head_dim)
-        )
-        for _ in range(spec.num_layers)
-    )
 
     def step(cache: Any, i: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         at = sharding.tile_at(places, i)
@@ -213,7 +205,7 @@ def _scored(spec: ModelSpec, cfg: Config, weights: params.Params, tokens: jax.Ar
         add(steps, "log-prob", _logprobs(scores, sharding.tile_at(goals, i)))
         return cache, steps
 
-    _, steps = jax.lax.scan(step, cache, jnp.arange(len(tiles)))
+    _, steps = jax.lax.scan(step, exact._init_cache(spec, tiling, b, t), jnp.arange(len(tiles)))
     return steps  # [tiles, N, ...]
 
 

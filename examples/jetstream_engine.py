@@ -80,7 +80,9 @@ class JetStreamEngine(engine_api.Engine):
         is_eos = np.zeros(model.vocab_size, bool)
         is_eos[list(eos_ids)] = True
         with jax.set_mesh(mesh):
-            self._sizes = sizes = Sizes.of(cfg, context, exact=False)
+            if model.keeps_memories:
+                raise ValueError("JetStream's prefixes are pages here: recurrent blocks are not supported.")
+            self._sizes = sizes = Sizes.of(cfg, context, exact=False, model=model)
             self._stops = jax.device_put(functions.StopTables(stops.table, is_eos), jax.P())
             self._blank = jax.jit(lambda: model.init_cache(sizes.table + 1, sizes.page_tokens))()
         # Page 0 is nobody's; slot s has pages 1 + s * Q and on.

@@ -24,6 +24,9 @@ class EngineConfig:
     kv_on_update: Literal["keep", "recompute"]  # what sessions in progress have cached when weights change
     cache_dtype: Literal["float32", "bfloat16"]
     request_timeout_s: Seconds
+    # States of fixed size, where a model has recurrent blocks: one for each sequence in progress, the others for
+    # prefixes that can be reused; 0 = two per slot.
+    memories: NonNegativeInt = 0
     stop_states: PositiveInt = 128  # of all stop strings in use at once; a string has about one per character
 
     def for_platform(self, platform: str, shards: int) -> EngineConfig:

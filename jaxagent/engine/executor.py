@@ -25,7 +25,7 @@ from jaxagent.engine.model import ROWS, Model, Params
 from jaxagent.engine.requests import EngineSetup
 from jaxagent.models import kernels
 
-_COPIES = 64  # pages copied by one call, per shard
+_COPIES = 64  # pages or memories copied by one call, per shard
 _SHARE = 16  # rows of prefill that read their pages together, in fast numerics
 _LEAST_TILE = 8  # rows of the smallest decode tile but that of one row, in fast numerics
 
@@ -44,9 +44,10 @@ class Sizes:
     pages: int  # per shard, the unused page 0 included
     page_tokens: int
     table: int  # pages of the longest sequence
+    memories: int  # per shard, the unused memory 0 included; 0: the model keeps none
 
     @classmethod
-    def of(cls, cfg: EngineConfig, context: int, exact: bool) -> Sizes:
+    def of(cls, cfg: EngineConfig, context: int, exact: bool, model: Model) -> Sizes:
         """Sizes under the mesh in use.
 
         In exact numerics every row is computed in a tile of one size and attends on its own. In fast numerics rows
@@ -57,7 +58,8 @@ class Sizes:
         """
         mesh = jax.sharding.get_abstract_mesh()
         shards = math.prod(mesh.shape[axis] for axis in ROWS[0])
-        for name, size in (("slots", cfg.slots), ("pages", cfg.pages)):
+        memories = (cfg.memories or 2 * cfg.slots) if model.keeps_memories else shards
+        for name, size in (("slots", cfg.slots), ("pages", cfg.pages), ("memories", memories)):
             if size < 1 or size % shards:
                 raise ConfigError(
                     f"config.engine.{name}: {size} does not divide over mesh.data x fsdp x context = {shards}."
@@ -83,12 +85,18 @@ class Sizes:
             pages=cfg.pages // shards + 1,
             page_tokens=cfg.page_tokens,
             table=table,
+            memories=memories // shards + 1 if model.keeps_memories else 0,
         )
 
     @property
     def all_slots(self) -> int:
         """S: slots of all shards, padding included."""
         return self.slots * self.shards
+
+    @property
+    def columns(self) -> int:
+        """Of the tables: a sequence's pages, then its memory where the model keeps any."""
+        return self.table + (self.memories > 0)
 
     @property
     def prefill_rows(self) -> int:
@@ -109,14 +117,15 @@ class Executor:
 
     def __init__(self, model: Model, setup: EngineSetup) -> None:
         self.model, self.truncation = model.pinned() if setup.exact else model, setup.truncation
-        self.sizes = Sizes.of(setup.cfg, setup.context, setup.exact)
+        self.sizes = Sizes.of(setup.cfg, setup.context, setup.exact, model)
         self.steps = setup.cfg.steps_per_dispatch
         self.params: Params | None = None
         self._is_eos = np.zeros(model.vocab_size, bool)
         self._is_eos[list(setup.eos_ids)] = True
         self.set_stops(StopTable(setup.stops, setup.cfg.stop_states).table)
         s = self.sizes
-        self._state = programs.init_state(model, s.all_slots, s.pages * s.shards, s.page_tokens)
+        counts = s.all_slots, s.pages * s.shards, s.page_tokens, s.memories * s.shards
+        self._state = programs.init_state(model, *counts)
 
     def set_params(self, params: Params) -> None:
         """Takes new weights: laid out as generation wants them; what lies so already is shared."""
@@ -135,6 +144,13 @@ class Executor:
 
     def copy_pages(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copies whole pages: (shard, source, target) each."""
+        self._copy(programs.copy_pages, copies)
+
+    def copy_memories(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copies memories, one after the other: (shard, source, target) each."""
+        self._copy(programs.copy_memories, copies)
+
+    def _copy(self, program: Callable[..., Any], copies: Sequence[tuple[int, int, int]]) -> None:
         by_shard = [[c[1:] for c in copies if c[0] == shard] for shard in range(self.sizes.shards)]
         for start in range(0, max(map(len, by_shard)), _COPIES):
             pairs = np.zeros((self.sizes.shards, _COPIES, 2), np.int32)
@@ -142,7 +158,7 @@ class Executor:
                 part = all_pairs[start : start + _COPIES]
                 pairs[shard, : len(part)] = np.reshape(part, (-1, 2))
             source, target = np.ascontiguousarray(pairs.reshape(-1, 2).T)
-            self._state = _issue(programs.copy_pages, self.model, self._state, source, target)
+            self._state = _issue(program, self.model, self._state, source, target)
 
     def begin(self, turns: functions.Slots) -> None:
         """Starts turns."""
@@ -171,9 +187,11 @@ class Executor:
     def warm_up(self) -> None:
         """Runs every program once on padding: afterwards nothing compiles. Needs parameters."""
         none = np.zeros(self.sizes.all_slots, bool)
-        tables = np.zeros((self.sizes.all_slots, self.sizes.table), np.int32)
+        tables = np.zeros((self.sizes.all_slots, self.sizes.columns), np.int32)
         self.prefill([], tables)
         self.copy_pages([(0, 0, 0)])
+        if self.sizes.memories:
+            self.copy_memories([(0, 0, 0)])
         self.begin(functions.Slots.blank(self.sizes.all_slots))
         self.free(none)
         for truncated in (False, True) if self.truncation else (False,):

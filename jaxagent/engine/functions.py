@@ -8,7 +8,8 @@ when generation goes on from it: at the end of a turn the last one waits, and is
 Both run the model over tiles of a fixed number of rows, as many as are needed: the count is an argument, not a shape,
 so there is one program of each, and what a row gets does not depend on how many others there are.
 
-Axis letters: S slots, K steps of one dispatch, V vocabulary, n tiles, N rows of a tile, Q pages per sequence.
+Axis letters: S slots, K steps of one dispatch, V vocabulary, n tiles, N rows of a tile, Q pages per sequence (and one
+column more for its memory, of a model that keeps memories).
 """
 
 from __future__ import annotations
@@ -107,9 +108,9 @@ class StepResult:
         return cls(packed[:, :steps], logprobs, packed[:, -3], packed[:, -2], packed[:, -1])
 
 
-def init_state(model: Model, slots: int, pages: int, page_tokens: int) -> DecodeState:
+def init_state(model: Model, slots: int, pages: int, page_tokens: int, memories: int = 0) -> DecodeState:
     """No turn in any slot, nothing cached."""
-    return DecodeState(cache=model.init_cache(pages, page_tokens), slots=_laid_out(Slots.blank(slots)))
+    return DecodeState(cache=model.init_cache(pages, page_tokens, memories), slots=_laid_out(Slots.blank(slots)))
 
 
 def _laid_out(slots: Slots) -> Slots:
@@ -142,7 +143,7 @@ def prefill(
     tables = jax.reshard(tables, jax.P(*ROWS, None))
 
     def local(tables: jax.Array, slot: jax.Array) -> jax.Array:
-        return jnp.where(slot[:, None] >= 0, tables[slot], 0)  # padding writes to the page that is nobody's
+        return jnp.where(slot[:, None] >= 0, tables[slot], 0)  # padding writes to what is nobody's
 
     def tile(i: jax.Array, cache: Cache) -> Cache:
         own = jax.shard_map(local, in_specs=(jax.P(*ROWS, None), ROWS), out_specs=jax.P(*ROWS, None))
@@ -172,6 +173,13 @@ def copy_pages(model: Model, state: DecodeState, source: jax.Array, target: jax.
     """Copies page source[i] to target[i], i32[n] each; n is split over the mesh and (0, 0) copies nothing."""
     source, target = (jax.reshard(x, ROWS) for x in (source, target))
     return state.replace(cache=model.copy_pages(state.cache, source, target))
+
+
+@jax.named_scope("copy_memories")
+def copy_memories(model: Model, state: DecodeState, source: jax.Array, target: jax.Array) -> DecodeState:
+    """Copies memories, see `copy_pages` and `Model.copy_memories`."""
+    source, target = (jax.reshard(x, ROWS) for x in (source, target))
+    return state.replace(cache=model.copy_memories(state.cache, source, target))
 
 
 @jax.named_scope("generate")
@@ -216,7 +224,7 @@ def generate(
         def advance(carry: tuple[jax.Array, Cache, Slots, StepResult]) -> tuple[jax.Array, Cache, Slots, StepResult]:
             step, cache, slots, result = carry
             position = jnp.where(slots.active, slots.position, 0)
-            own = jnp.where(slots.active[:, None], pages, 0)  # a frozen slot writes to the page that is nobody's
+            own = jnp.where(slots.active[:, None], pages, 0)  # a frozen slot writes to what is nobody's
             hidden, cache = model.extend(params, cache, slots.token, position, own)
             return step + 1, cache, *choose(model.logits(params, hidden), stops, slots, result, step)
 

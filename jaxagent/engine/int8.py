@@ -51,7 +51,7 @@ def _next_logprobs(model: LanguageModel, params: Params, tokens: jax.Array) -> j
     """f32[N - 1]: log-probs of tokens[1:], each given those before, by the engine's own forward on one page."""
     count = tokens.shape[0]
     at = jax.reshard(jnp.arange(count), ROWS)
-    tables = jax.reshard(jnp.ones((count, 1), jnp.int32), jax.P(*ROWS, None))
-    hidden, _ = model.extend(params, model.init_cache(2, count), jax.reshard(tokens, ROWS), at, tables)
+    tables = jax.reshard(jnp.ones((count, 1 + model.keeps_memories), jnp.int32), jax.P(*ROWS, None))
+    hidden, _ = model.extend(params, model.init_cache(2, count, 2), jax.reshard(tokens, ROWS), at, tables)
     logprobs = jax.reshard(jax.nn.log_softmax(model.logits(params, hidden)), jax.P(None, None))
     return jnp.take_along_axis(logprobs[:-1], tokens[1:, None], axis=1)[:, 0]

@@ -3,9 +3,9 @@
 `models.transformer.hidden` does all the maths over flat rows; a prefill is rows of one sequence, a decode step is one
 row per sequence, and neither knows which it is.
 
-What a layer keeps of a sequence its blocks say (`LayerBlock.init_state`), in pages that are sharded over (data, fsdp,
-context), heads over tensor; each device touches only its own (`shard_map`), so the same code runs on one device and on
-many.
+What a layer keeps of a sequence its blocks say (`LayerBlock`), in pages or in memories that are sharded over (data,
+fsdp, context), heads over tensor; each device touches only its own (`shard_map`), so the same code runs on one device
+and on many.
 
 Axis letters: N rows of a tile, P pages, Q pages per sequence, H heads, K kv heads, D head dim, E embed, V vocabulary.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +24,12 @@ from jaxagent.engine.model import ROWS
 from jaxagent.models import kernels, logprobs, sharding, transformer
 from jaxagent.models import params as model_params
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
-from jaxagent.models.blocks import LayerBlock, State
+from jaxagent.models.blocks import State
 from jaxagent.models.blocks.attention import PAGES
 from jaxagent.models.layers import quantise
+from jaxagent.models.recurrence import Memories
 from jaxagent.models.spec import ModelSpec
+from jaxagent.models.transformer import Cache
 
 _AXES = ROWS[0]
 _HEADS = jax.P(_AXES, "tensor", None)  # of [N, H, D]
@@ -63,9 +66,6 @@ def attend_cached(
     )(cache, q, k, v, tables, positions)  # fmt: skip
 
 
-Cache = tuple[State, ...]  # one per layer: separate arrays, so that a donated cache is updated in place
-
-
 @dataclasses.dataclass(frozen=True)
 class LanguageModel:
     """Implements `engine.model.Model` for every family that `models.transformer` runs.
@@ -100,19 +100,22 @@ class LanguageModel:
             return params
         placed = self.lay_out(params)
         stacks = model_params.stacks_of(placed.layers)
-        turns = range(self.spec.num_layers // len(stacks))
-        layers = (_take(stack, jax.device_put(np.int32(i), jax.P())) for i in turns for stack in stacks)
+        order = model_params.in_order(list(map(len, self.spec.stacks)))
+        layers = (_take(stacks[stack], jax.device_put(np.int32(i), jax.P())) for stack, i in order)
         return placed.replace(layers=tuple(layers))
 
     @functools.partial(jax.jit, static_argnums=0)
     def lay_out(self, params: model_params.Params) -> model_params.Params:
         """Weights in compute dtype, whole over fsdp, split over tensor, still stacked; such ones as they are.
 
-        With `int8` their matrices are rounded, but not an embedding that is only looked up, nor what chooses experts.
+        With `int8` their matrices are rounded, but not an embedding that is only looked up, nor what chooses experts or
+        gates what a block adds.
         """
 
         def place_stack(array: model_params.ArraySpec, weights: jax.Array) -> jax.Array:
-            return jax.reshard(weights.astype(self.spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
+            return jax.reshard(
+                weights.astype(array.dtype_among(self.spec.compute_dtype)), sharding.COMPUTE.partition(array.axes)
+            )
 
         specs = model_params.param_specs(self.spec)
         params = jax.tree.map(place_stack, specs, params)
@@ -123,30 +126,32 @@ class LanguageModel:
         return params.replace(layers=rounded.layers, **{head: getattr(rounded, head)})
 
     @property
-    def splits_pages(self) -> bool:
-        """Whether every block can use the first tokens of a page without the others."""
-        return all(block.splits_pages for blocks in self.spec.pattern for block in blocks)
+    def keeps_memories(self) -> bool:
+        """Whether some block keeps a state of fixed size."""
+        return any(map(any, self._in_memories))
 
-    def init_cache(self, pages: int, page_tokens: int) -> Cache:
-        """The state of every layer: that of the one block in it that keeps any."""
-
-        def state_of(blocks: tuple[LayerBlock, ...]) -> State:
-            states = [block.init_state(self.spec, pages, page_tokens, self.cache_dtype) for block in blocks]
-            return next((state for state in states if state is not None), None)
-
-        kinds = self.spec.pattern
-        return tuple(state_of(kinds[i % len(kinds)]) for i in range(self.spec.num_layers))
+    def init_cache(self, pages: int, page_tokens: int, memories: int = 0) -> Cache:
+        """The states of all blocks of all layers."""
+        return transformer.init_cache(self.spec, pages, page_tokens, memories, self.cache_dtype)
 
     def extend(
         self, params: model_params.Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
     ) -> tuple[jax.Array, Cache]:
         """Caches one tile of tokens (arguments: `Model.extend`); returns their hidden states [N, E] and the cache."""
 
+        pages = tables[:, :-1] if self.keeps_memories else tables
+
         def attend(layer: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, LayerCache]:
-            return attend_cached(layer, q, k, v, tables, positions)
+            return attend_cached(layer, q, k, v, pages, positions)
+
+        recur = None
+        if self.keeps_memories:
+            share = len(tokens) // len(tables)
+            of_rows = jax.shard_map(lambda numbers: jnp.repeat(numbers, share), in_specs=ROWS, out_specs=ROWS)
+            recur = Memories(of_rows(tables[:, -1]), positions)
 
         with kernels.pinned(self.exact):
-            return transformer.hidden(params, self.spec, tokens, positions, attend, cache, unroll=True)
+            return transformer.hidden(params, self.spec, tokens, positions, attend, cache, True, recur)
 
     def logits(self, params: model_params.Params, hidden: jax.Array) -> jax.Array:
         """Next-token logits f32[N, V] of the hidden states that `extend` returned."""
@@ -156,15 +161,47 @@ class LanguageModel:
     def copy_pages(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
         """Copies pages within the cache of every layer (arguments: `Model.copy_pages`)."""
 
+        def copied(state: State, source: jax.Array, target: jax.Array) -> State:
+            return jax.tree.map(lambda pages: pages.at[target].set(pages[source]), state)
+
+        return self._copied(cache, False, copied, source, target)
+
+    def copy_memories(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
+        """Copies memories within the cache of every layer (arguments: `Model.copy_memories`)."""
+
+        def copied(state: State, source: jax.Array, target: jax.Array) -> State:
+            # One after the other and no more than asked for: a model's memory may have tens of megabytes.
+            def copy(i: jax.Array, state: State) -> State:
+                return jax.tree.map(lambda memories: memories.at[target[i]].set(memories[source[i]]), state)
+
+            return jax.lax.fori_loop(0, jnp.sum(target > 0), copy, state)
+
+        return self._copied(cache, True, copied, source, target)
+
+    def _copied(
+        self, cache: Cache, memories: bool, copied: Callable[..., State], source: jax.Array, target: jax.Array
+    ) -> Cache:
+        """The cache with what `copied` makes, on each device, of the states in memories, or else of those in pages."""
+        kinds = self._in_memories
+
         def local(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
-            return jax.tree.map(lambda pages: pages.at[target].set(pages[source]), cache)
+            return jax.tree.map(lambda kind, x: copied(x, source, target) if kind == memories else x, kinds, cache)
 
         layout = jax.tree.map(lambda pages: jax.typeof(pages).sharding.spec, cache)
         return jax.shard_map(local, in_specs=(layout, ROWS, ROWS), out_specs=layout)(cache, source, target)
 
+    @property
+    def _in_memories(self) -> tuple[tuple[bool, ...], ...]:
+        """Of each block of each layer, whether its state lies in memories."""
+        kinds = [
+            tuple(jax.eval_shape(lambda b=b: b.init_memory(self.spec, 0, self.cache_dtype)) is not None for b in blocks)
+            for blocks in self.spec.pattern
+        ]
+        return tuple(kinds[i % len(kinds)] for i in range(self.spec.num_layers))
+
 
 def _rounds(array: model_params.ArraySpec) -> bool:
-    return bool(array.summed) and array.axes[-1] != "expert"
+    return bool(array.summed) and array.axes[-1] not in ("expert", "gate")
 
 
 @jax.jit

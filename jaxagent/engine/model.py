@@ -3,12 +3,13 @@
 `engine/lm.py` implements it for transformers, `tests/engine/toy_model.py` for hand-checked tests. A model is a frozen,
 hashable object that holds shapes only; parameters and cache are always arguments, so that a weight update is one.
 
-Axis letters: N rows of a tile, P pages, Q pages per sequence, V vocabulary. The cache is pages of `page_tokens` tokens;
-what a sequence's token at index p leaves lies in page table[p // page_tokens], be it a key and a value beside those of
-other tokens or a state of fixed size in place of theirs. A full page never changes again, and is shared. Page 0 belongs
-to nobody: rows without a sequence write there. Every function runs under `jax.set_mesh` of a mesh with the axes data,
-fsdp, context and tensor; rows and pages are sharded over the first three together, and page numbers count the pages of
-the row's own shard.
+Axis letters: N rows of a tile, P pages, Q pages per sequence, V vocabulary. The cache is pages of `page_tokens` tokens,
+where what a sequence's token at index p leaves lies in page table[p // page_tokens]; and, of a model that
+`keeps_memories`, memories: states of fixed size, one for each sequence in progress, which its tokens read and write in
+place. A full page never changes again, and is shared; a memory is copied. The last column of such a model's tables is
+the memory's number. Page 0 and memory 0 belong to nobody: rows without a sequence write there. Every function runs
+under `jax.set_mesh` of a mesh with the axes data, fsdp, context and tensor; rows, pages and memories are sharded over
+the first three together, and their numbers count those of the row's own shard.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jaxagent.models.sharding import FLAT
 ROWS = jax.P(FLAT)  # how rows, slots and pages are sharded
 
 Params = Any
-Cache = Any  # a pytree of arrays with a leading page axis
+Cache = Any  # a pytree of arrays with a leading axis of pages or of memories
 
 
 class Model(Protocol):
@@ -35,15 +36,15 @@ class Model(Protocol):
     def pinned(self) -> Model:
         """The same model in exact numerics: each row rounded one way, whatever program computes it."""
 
-    @property
-    def splits_pages(self) -> bool:
-        """Whether a copy of a page serves a sequence that has only the first of its tokens; else whole pages do."""
-
     def place(self, params: Params) -> Params:
         """Lays parameters out as `extend` and `logits` want them: jitted calls, once per weight update."""
 
-    def init_cache(self, pages: int, page_tokens: int) -> Cache:
-        """An empty cache of `pages` pages, over all shards."""
+    @property
+    def keeps_memories(self) -> bool:
+        """Whether sequences have states of fixed size. Asked under the mesh."""
+
+    def init_cache(self, pages: int, page_tokens: int, memories: int = 0) -> Cache:
+        """An empty cache of `pages` pages, and of `memories` memories if it keeps any, over all shards."""
 
     def extend(
         self, params: Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
@@ -51,7 +52,10 @@ class Model(Protocol):
         """Caches one tile of rows: tokens i32[N] at positions i32[N] of the sequences with pages tables i32[M,Q].
 
         N / M rows in a row belong to one sequence. All earlier tokens of a row's sequence are cached, or are rows of
-        the same tile. Returns what `logits` turns into next-token logits of each row, and the cache.
+        the same tile, one after another in their order. With memories, tables are i32[M,Q+1]: a row goes on from its
+        sequence's memory as the row before left it, from zeros at position 0. Where a row repeats the one before it,
+        with the same token, position and sequence, it only fills up, and a memory must not change by it. What rows of
+        memory 0 get is never read. Returns what `logits` turns into next-token logits of each row, and the cache.
         """
 
     def logits(self, params: Params, hidden: Any) -> jax.Array:
@@ -59,3 +63,6 @@ class Model(Protocol):
 
     def copy_pages(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
         """Copies page source[i] to page target[i], i32[n] each, sharded like rows; (0, 0) copies nothing."""
+
+    def copy_memories(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
+        """Copies memories likewise, but one after the other; in each shard, pairs (0, 0) come last."""

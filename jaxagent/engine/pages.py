@@ -1,9 +1,12 @@
-"""Who uses which page of the key/value pools: reference counts, page lists, reuse. NumPy and stdlib only.
+"""Who uses which page and memory of the cache: reference counts, page lists, reuse. NumPy and stdlib only.
 
 A sequence's position p lies in `pages[p // page_tokens]` at `p % page_tokens`. A full page whose keys and values are
 computed never changes and is shared by reference. A partial page has one writer; the prefix tree may know its tokens,
 since the writer only appends, but another sequence that begins with them gets a copy. What sequences leave behind
 stays in the tree until the pages are needed.
+
+Where the model keeps memories, each sequence with pages has one, and a prefix can be used only where a snapshot says
+what the memory was after it: an admission ends at the deepest one. A closed sequence leaves its memory as a snapshot.
 
 Nothing here touches the device. It is enough that the device does what the driver issues in order: a page may be handed
 out again while work issued earlier still uses it.
@@ -12,25 +15,38 @@ out again while work issued earlier still uses it.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxagent.engine.prefix_tree import ROOT, PrefixTree
+from jaxagent.engine.memories import Memories, Place
+from jaxagent.engine.prefix_tree import BYTES, ROOT, PrefixTree, pack
 
 TRASH = ROOT  # the page that padding rows write to: never handed out
 
 
 @dataclasses.dataclass(eq=False)
 class PagedSequence:
-    """The pages of one sequence. Made by `PageStore.open`; read `pages`, change nothing."""
+    """The pages of one sequence, and its memory. Made by `PageStore.open`; read these two, change nothing."""
 
     pages: list[int] = dataclasses.field(default_factory=list)
+    memory: int = 0  # 0: without pages, or of a model that keeps none
     committed: int = 0  # leading tokens that `commit` has seen, or that came with shared pages
+    last: bytes = b""  # of those that `commit` has seen, the packed ones in the last page
     life: int = 0  # how often the store had forgotten everything when this sequence began
 
 
+class Admission(NamedTuple):
+    """What an admitted sequence gets of others."""
+
+    cached: int  # leading tokens that need no prefill once the copies are made
+    pages: list[tuple[int, int]]  # (source page, target page) to copy, one at most
+    memories: list[tuple[int, int]]  # memories likewise
+    known: int  # leading tokens in whole pages that the tree has, if only there were a snapshot
+
+
 class PageStore:
-    """All pages but the trash page, the sequences that use them and the tree of what they cache.
+    """All pages but the trash page, all memories, the sequences that use them and the tree of what they cache.
 
     In every step these hold, see `check`: a page is free, or has one reference per sequence that lists it and one if
     the tree has it. The listed pages before `committed` are a path of the tree, so a page that only the tree uses has
@@ -39,16 +55,19 @@ class PageStore:
     Args:
       pages: P, the trash page included; at least 2.
       page_tokens: positions per page.
-      splits: see `Model.splits_pages`.
+      memories: memory 0, which is nobody's, included; 0: the model keeps none.
 
     Raises:
       ValueError: sizes too small.
     """
 
-    def __init__(self, pages: int, page_tokens: int, splits: bool = True) -> None:
-        if pages < 2 or page_tokens < 1:
-            raise ValueError(f"A store needs 2 pages of 1 token at least, not {pages} of {page_tokens}.")
-        self.page_tokens, self._splits = page_tokens, splits
+    def __init__(self, pages: int, page_tokens: int, memories: int = 0) -> None:
+        if pages < 2 or page_tokens < 1 or memories == 1:
+            raise ValueError(
+                f"A store needs 2 pages of 1 token and 2 memories, or none, at least; not {pages} of {page_tokens} "
+                f"and {memories}."
+            )
+        self.page_tokens, self._remembers = page_tokens, memories > 0
         self.hit_tokens = 0  # tokens that admissions found cached
         self.evictions = 0  # pages given up because others needed them
         self._total = pages - 1
@@ -56,6 +75,7 @@ class PageStore:
         self._refs = [0] * pages
         self._idle = 0  # pages that only the tree uses
         self._tree = PrefixTree(page_tokens)
+        self._memories = Memories(memories)
         self._open: dict[PagedSequence, None] = {}
         self._life = 0
 
@@ -80,7 +100,7 @@ class PageStore:
         self._open[seq] = None
         return seq
 
-    def admit(self, seq: PagedSequence, tokens: np.ndarray, needed: int) -> tuple[int, list[tuple[int, int]]] | None:
+    def admit(self, seq: PagedSequence, tokens: np.ndarray, needed: int, greedy: bool = True) -> Admission | None:
         """Gives a sequence its first pages, those that hold a prefix of its tokens already where there are any.
 
         The last token is never counted as cached: a turn begins by decoding from it. The copies must be issued before
@@ -90,10 +110,11 @@ class PageStore:
           seq: open and without pages.
           tokens: i32[n], the sequence from its start.
           needed: positions to have pages for, n at least.
+          greedy: whether it may take for its own the very snapshot that it begins from, if no other memory is left.
 
         Returns:
-          How many leading tokens need no prefill once the copies are made, and these, (source page, target page) each;
-          None if there are not enough pages even without all idle ones, and then nothing has changed.
+          What it got of others; None if there are not enough pages even without all idle ones, or no memory even
+          without other snapshots, and then nothing has changed.
 
         Raises:
           ValueError: the sequence is not open, has pages, or `needed` is less than n.
@@ -101,33 +122,65 @@ class PageStore:
         self._must_be_open(seq)
         if seq.pages or needed < len(tokens):
             raise ValueError(f"Admission of {len(tokens)} tokens to {needed} positions and {len(seq.pages)} pages.")
-        shared, tail = self._match(tokens)
+        (shared, tail, place), known = self._match(tokens), len(self._tree.match(tokens[:-1])[0]) * self.page_tokens
         fresh = self._pages_for(needed) - len(shared)
         spare = len(self._free) + self._idle - sum(self._refs[page] == 1 for page in shared)
-        if fresh > spare:
+        if fresh > spare or (self._remembers and self._memories.available <= (place is not None and not greedy)):
             return None
-        if tail and self._refs[tail[0]] == 1 and fresh == spare:
-            tail = None  # the page to copy from is itself needed: compute those few tokens again
-        reused = [*shared, tail[0]] if tail else shared
+        source, count = tail or (TRASH, 0)
+        # All pages that are left are needed, the one to copy from too: then it is the sequence's from here on.
+        becomes_own = fresh == spare and self._refs[source] == 1
+        memories = self._give_memory(seq, place)
+        reused = [*shared, source] if tail and not becomes_own else shared
         self._tree.touch(reused)
         # The source of the copy is held while pages are handed out, so that it is none of them. No longer: the driver
         # issues the copy now, and whoever gets the source later writes to it later.
         for page in reused:
             self._retain(page)
-        seq.pages = shared + self._take(fresh)
-        cached, copies = len(shared) * self.page_tokens, []
-        seq.committed, seq.life = cached, self._life
-        if tail:
-            source, count = tail
-            cached += count
-            copies = [(source, seq.pages[len(shared)])]
+        own = self._take(fresh)
+        if becomes_own:
+            own = [source, *(page for page in own if page != source)]
+        seq.pages, seq.committed, seq.life = shared + own, len(shared) * self.page_tokens, self._life
+        seq.last = place[1] if place and not tail else b""
+        copies = [(source, own[0])] if len(reused) > len(shared) else []
+        if copies:
             self._drop(source)
+        cached = len(shared) * self.page_tokens + count
         self.hit_tokens += cached
-        return cached, copies
+        return Admission(cached, copies, memories, known)
+
+    def _give_memory(self, seq: PagedSequence, place: Place | None) -> list[tuple[int, int]]:
+        """Gives a sequence a memory where sequences have one; returns the copies that make it what it is at a place."""
+        if not self._remembers:
+            return []
+        source = self._memories.use(place) if place else 0
+        seq.memory = self._memories.take(place)
+        # Where no other was left, the snapshot itself goes on as the sequence's.
+        return [(source, seq.memory)] if source not in (0, seq.memory) else []
+
+    def snapshot(self, seq: PagedSequence) -> list[tuple[int, int]] | None:
+        """Keeps what a sequence's memory is now for others; call when it has read what was last committed, no more.
+
+        Returns:
+          The copy of a memory to issue, (source, target): none where there is such a snapshot, or nobody would find
+          it; None if all memories belong to sequences.
+
+        Raises:
+          ValueError: the sequence is not open.
+        """
+        self._must_be_open(seq)
+        place = self._place(seq)
+        if place is None or self._memories.use(place):
+            return []
+        if not self._memories.available:
+            return None
+        memory = self._memories.take()
+        self._memories.keep(place, memory)
+        return [(seq.memory, memory)]
 
     def cached(self, tokens: np.ndarray) -> int:
         """How many leading tokens of i32[n] an admission would find cached, n - 1 at most."""
-        pages, tail = self._match(tokens)
+        pages, tail, _ = self._match(tokens)
         return len(pages) * self.page_tokens + (tail[1] if tail else 0)
 
     def grow(self, seq: PagedSequence, needed: int) -> bool:
@@ -174,30 +227,57 @@ class PageStore:
                 self._retain(in_tree)
                 self._drop(page)
                 seq.pages[i] = in_tree
-        seq.committed = len(tokens)
+        full = (len(tokens) - 1) // self.page_tokens
+        seq.committed, seq.last = len(tokens), pack(tokens[full * self.page_tokens :])
 
     def release(self, seq: PagedSequence) -> None:
         """Ends a sequence, or takes its pages from it; what it committed can be found until it is evicted.
+
+        Its memory becomes a snapshot: it must have read what was last committed, no more.
 
         Raises:
           ValueError: the sequence is not open.
         """
         self._must_be_open(seq)
         del self._open[seq]
+        if seq.memory and (place := self._place(seq)):
+            self._memories.keep(place, seq.memory)
+        elif seq.memory:
+            self._memories.free.append(seq.memory)
         for page in reversed(seq.pages):
             self._drop(page)
-        seq.pages, seq.committed = [], 0
+        seq.pages, seq.memory, seq.committed, seq.last = [], 0, 0, b""
 
     def forget(self) -> None:
         """Nothing cached so far is found any more (the weights have changed); open sequences keep their pages."""
         self._life += 1
         self._idle = 0
+        self._memories.clear()
         for page in self._tree.clear():
             self._drop(page)
 
-    def _match(self, tokens: np.ndarray) -> tuple[list[int], tuple[int, int] | None]:
+    def _match(self, tokens: np.ndarray) -> tuple[list[int], tuple[int, int] | None, Place | None]:
+        """What an admission can use, as `PrefixTree.match`; with memories up to the deepest snapshot, and its place."""
         pages, tail = self._tree.match(tokens[:-1])
-        return pages, tail if self._splits else None
+        if not self._remembers:
+            return pages, tail, None
+        data, width = pack(tokens[:-1]), BYTES * self.page_tokens
+        for i in range(len(pages), -1, -1):
+            parent = pages[i - 1] if i else ROOT
+            if key := self._memories.longest(parent, data[i * width : (i + 1) * width]):
+                if len(key) == width:
+                    return pages[: i + 1], None, (parent, key)
+                page = pages[i] if i < len(pages) else tail[0]
+                return pages[:i], (page, len(key) // BYTES), (parent, key)
+        return [], None, None
+
+    def _place(self, seq: PagedSequence) -> Place | None:
+        """Where a snapshot of a sequence's memory belongs; None where nobody would find it."""
+        if not seq.last or not self._remembers or seq.life != self._life:
+            return None
+        full = (seq.committed - 1) // self.page_tokens
+        place = seq.pages[full - 1] if full else ROOT, seq.last
+        return place if self._tree.covers(*place) else None
 
     def _must_be_open(self, seq: PagedSequence) -> None:
         if seq not in self._open:
@@ -224,8 +304,10 @@ class PageStore:
     def _take(self, count: int) -> list[int]:
         """Hands out pages with a reference each, evicting the fewest possible; there must be enough."""
         while len(self._free) < count:
-            page = self._tree.evict(self._is_idle)
-            assert page is not None, "idle pages were miscounted"
+            leaf = self._tree.evict(self._is_idle)
+            assert leaf is not None, "idle pages were miscounted"
+            page, parent = leaf
+            self._memories.drop_behind(parent, lambda tokens, parent=parent: not self._tree.covers(parent, tokens))
             self._idle -= 1
             self.evictions += 1
             self._refs[page] = 0
@@ -259,7 +341,19 @@ class PageStore:
                 assert self._tree.is_full(page) or len(uses) <= 1, f"page {page} is partial and shared"
                 above = self._tree.path(page) if uses else []
                 assert not any(map(self._is_idle, above)), f"page {page} is used below an idle page"
+        self._check_memories()
         assert self._refs[TRASH] == 0 and TRASH not in free, "the trash page is in circulation"
         assert len(free) == len(self._free), "a page is free twice"
         assert self._idle == sum(map(self._is_idle, pages)), "idle pages are miscounted"
         self._tree.check(self._is_idle)
+
+    def _check_memories(self) -> None:
+        snapshots, free = self._memories.snapshots, self._memories.free
+        used = [seq.memory for seq in self._open if seq.memory]
+        every = sorted([*used, *free, *snapshots.values()])
+        assert every == list(range(1, len(every) + 1)), "a memory is lost or used twice"
+        assert all(bool(seq.pages and self._remembers) == bool(seq.memory) for seq in self._open), "pages want a memory"
+        for parent, tokens in snapshots:
+            assert parent == ROOT or (parent in self._tree and self._tree.is_full(parent)), f"no page {parent} is full"
+            assert tokens and self._tree.covers(parent, tokens), f"no page behind {parent} has a snapshot's tokens"
+            assert self._memories.longest(parent, tokens) == tokens, f"a snapshot behind page {parent} is not found"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 ROOT = 0  # names the root where a page is expected: page 0 is the trash page and caches nothing
-_BYTES = 4  # per token
+BYTES = 4  # per token of a key
 
 
 @dataclasses.dataclass(eq=False)
@@ -75,7 +75,7 @@ class PrefixTree:
           The full pages all of whose tokens match, and (page, count) of one more whose first `count` tokens match too,
           1 <= count < page_tokens; None for that where there is no such page.
         """
-        data, width = pack(tokens), self._page_tokens * _BYTES
+        data, width = pack(tokens), self._page_tokens * BYTES
         node, pages = self._nodes[ROOT], []
         for at in range(0, len(data), width):
             child, count = node.closest(data[at : at + width])
@@ -110,7 +110,7 @@ class PrefixTree:
             # Only a partial page gains tokens and it has no children, so nothing hangs on its old place.
             self._remove(node)
         other, count = above.closest(key)
-        if other is not None and count * _BYTES == len(key):
+        if other is not None and count * BYTES == len(key):
             self.touch([other.page])
             return other.page
         self._nodes[page] = node = _Node(page, key, above, 0)
@@ -125,8 +125,8 @@ class PrefixTree:
             self._queued.add(page)
             heapq.heappush(self._queue, (self._nodes[page].stamp, page))
 
-    def evict(self, idle: Callable[[int], bool]) -> int | None:
-        """Removes the least recently used idle page that has no children, and returns it; None if there is none.
+    def evict(self, idle: Callable[[int], bool]) -> tuple[int, int] | None:
+        """Removes the least recently used idle page that has no children; returns it and the page before it, if any.
 
         Args:
           idle: whether nobody but the tree uses a page; must be true only of pages that were offered.
@@ -141,8 +141,12 @@ class PrefixTree:
                 self.offer(page)  # used since: back, at its new place
                 continue
             self._remove(node)
-            return page
+            return page, node.parent.page
         return None
+
+    def covers(self, parent: int, key: bytes) -> bool:
+        """Whether some page behind a full one, or behind `ROOT`, begins with the tokens of a key (`pack`)."""
+        return self._nodes[parent].closest(key)[1] * BYTES == len(key)
 
     def clear(self) -> list[int]:
         """Removes all pages and returns them."""
@@ -170,7 +174,7 @@ class PrefixTree:
 
     def is_full(self, page: int) -> bool:
         """Whether all tokens of a page are known, so that it never changes again."""
-        return len(self._nodes[page].key) == self._page_tokens * _BYTES
+        return len(self._nodes[page].key) == self._page_tokens * BYTES
 
     def check(self, idle: Callable[[int], bool]) -> None:
         """Raises AssertionError naming the first broken invariant; linear in the pages, for tests."""
@@ -184,7 +188,7 @@ class PrefixTree:
             assert node.keys == sorted(set(node.keys)), f"children of page {node.page} are unordered or doubled"
             assert all(c.parent is node for c in node.children), f"a child of page {node.page} has another parent"
             if node.page != ROOT:
-                assert 0 < len(node.key) <= self._page_tokens * _BYTES, f"page {node.page} has a bad number of tokens"
+                assert 0 < len(node.key) <= self._page_tokens * BYTES, f"page {node.page} has a bad number of tokens"
                 assert self.is_full(node.page) or not node.children, f"page {node.page} is partial and has children"
                 waits = node.children or not idle(node.page) or node.page in self._queued
                 assert waits, f"page {node.page} is an idle leaf that will never be evicted"
@@ -202,5 +206,5 @@ def common(a: bytes, b: bytes) -> int:
     """Leading tokens that two keys have in common."""
     size = min(len(a), len(b))
     if a[:size] == b[:size]:
-        return size // _BYTES
-    return int(np.argmax(np.frombuffer(a, np.int32, size // _BYTES) != np.frombuffer(b, np.int32, size // _BYTES)))
+        return size // BYTES
+    return int(np.argmax(np.frombuffer(a, np.int32, size // BYTES) != np.frombuffer(b, np.int32, size // BYTES)))

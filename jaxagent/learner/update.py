@@ -274,6 +274,6 @@ def decayed(params: Any) -> Any:
 
     def is_decayed(path: tuple, _: Any) -> bool:
         name = jax.tree_util.keystr(path[-1:], simple=True)
-        return not ("norm" in name or name in ("bq", "bk", "bv"))
+        return not ("norm" in name or "bias" in name or name in ("bq", "bk", "bv"))
 
     return jax.tree_util.tree_map_with_path(is_decayed, params)

@@ -20,7 +20,9 @@ from jaxagent.models import kernels, sharding, transformer
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
 from jaxagent.models.logprobs import logits, row_logprobs
 from jaxagent.models.params import ArraySpec, Params, param_specs
+from jaxagent.models.recurrence import Memories
 from jaxagent.models.spec import ModelSpec
+from jaxagent.models.transformer import Cache
 
 _ROWS = jax.P(sharding.ROWS)
 _HEADS = jax.P(sharding.ROWS, "tensor", None)
@@ -67,6 +69,7 @@ def packed_logprobs(
     chex.assert_equal_shape([tokens, positions])
     chex.assert_equal_shape([head_positions, targets, temperature])
     chex.assert_type([tokens, positions, head_positions, targets, temperature], [int, int, int, int, float])
+    assert not (shared and spec.has_memory), "a memory takes rows of whole sequences"
     b = tokens.shape[0]
     params = _as_generation(params, spec)
     starts = _page_starts(positions, tiling.page_tokens) if shared else None
@@ -108,7 +111,9 @@ def _as_generation(params: Params, spec: ModelSpec) -> Params:
     """Weights as the engine has them: compute dtype, whole over fsdp, one tree per layer; once, not in every tile."""
 
     def laid_out(array: ArraySpec, weights: jax.Array) -> jax.Array:
-        return sharding.constrain(weights.astype(spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
+        return sharding.constrain(
+            weights.astype(array.dtype_among(spec.compute_dtype)), sharding.COMPUTE.partition(array.axes)
+        )
 
     params = jax.tree.map(laid_out, param_specs(spec), params)
     return params.replace(layers=transformer.unstack(params.layers))
@@ -137,19 +142,14 @@ def _hidden(
 ) -> jax.Array:
     """[B, T, E] hidden states, tile after tile in the order of the rows."""
     b, t = tokens.shape
-    dtype, depth = tiling.cache_dtype, t + tiling.page_tokens  # room for a page that begins at the last token
-    blank = lambda *shape: jnp.zeros((b, *shape), dtype, out_sharding=_KEYS)  # noqa: E731
-    kv_heads, head_dim = spec.num_kv_heads, spec.head_dim
-    cache = tuple(
-        LayerCache(blank(kv_heads, head_dim, depth), blank(kv_heads, depth, head_dim)) for _ in range(spec.num_layers)
-    )
+    cache = _init_cache(spec, tiling, b, t)
     all_tokens, all_positions = (_to_tiles(a, tiling.tile_rows) for a in (tokens, positions))
     all_starts = None if starts is None else _to_tiles(starts, tiling.tile_rows)
     x = jnp.zeros(
         (*all_tokens.shape, spec.embed_dim), spec.compute_dtype, out_sharding=jax.P(None, sharding.ROWS, None)
     )
 
-    def tile(i: jax.Array, carry: tuple[tuple[LayerCache, ...], jax.Array]) -> tuple[tuple[LayerCache, ...], jax.Array]:
+    def tile(i: jax.Array, carry: tuple[Cache, jax.Array]) -> tuple[Cache, jax.Array]:
         cache, x = carry
         at = sharding.tile_at(all_positions, i)
         begins = None if starts is None else sharding.tile_at(all_starts, i)
@@ -157,11 +157,37 @@ def _hidden(
         def attend(layer: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, LayerCache]:
             return _attend(layer, q, k, v, at, begins, i, t, tiling.page_tokens)
 
-        new, cache = transformer.hidden(params, spec, sharding.tile_at(all_tokens, i), at, attend, cache, unroll=True)
+        recur = Memories(_memories(i, at, b, t), at) if spec.has_memory else None
+        new, cache = transformer.hidden(params, spec, sharding.tile_at(all_tokens, i), at, attend, cache, True, recur)
         return cache, x.at[i].set(new)
 
     _, x = jax.lax.fori_loop(0, all_tokens.shape[0], tile, (cache, x))
     return _from_tiles(x, b, t)
+
+
+def _init_cache(spec: ModelSpec, tiling: Tiling, b: int, t: int) -> Cache:
+    """The engine's states, a packed row for a page or memory, with room for a page that begins at its last token."""
+    mesh = jax.sharding.get_abstract_mesh().shape
+    depth, context = t + tiling.page_tokens, mesh["context"]
+    memories = (b + mesh["data"] * mesh["fsdp"]) * context  # the first of each shard is nobody's
+    states = jax.eval_shape(lambda: transformer.init_cache(spec, b * context, depth, memories, tiling.cache_dtype))
+
+    def zeros(a: jax.ShapeDtypeStruct) -> jax.Array:
+        shape, where = (a.shape[0] // context, *a.shape[1:]), jax.P(sharding.ROWS, *a.sharding.spec[1:])
+        return jnp.zeros(shape, a.dtype, out_sharding=where)
+
+    return jax.tree.map(zeros, states)
+
+
+def _memories(tile: jax.Array, like: jax.Array, b: int, t: int) -> jax.Array:
+    """i32[N]: the memory of each row of the tile, one per packed row; 0 of rows that only fill it."""
+    own = b // sharding.row_shards(like)
+
+    def local(tile: jax.Array, like: jax.Array) -> jax.Array:
+        row = (tile * len(like) + jnp.arange(len(like), dtype=jnp.int32)) // t
+        return jnp.where(row < own, row + 1, jnp.zeros_like(like))
+
+    return jax.shard_map(local, in_specs=(jax.P(), _ROWS), out_specs=_ROWS)(tile, like)
 
 
 def _attend(

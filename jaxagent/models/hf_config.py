@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,6 +70,19 @@ HARMLESS = {
         remove_invalid_values output_scores return_dict_in_generate""",
 }
 
+# What families that people ask for would need.
+MISSING = {
+    "attention sinks, sliding windows and biases of experts": "gpt_oss",
+    "sliding windows, norms on both sides of a block and scaled embeddings": """gemma2 gemma3 gemma3_text gemma3n
+        gemma3n_text gemma4 gemma4_text""",
+    "latent attention (MLA)": """deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_linear minicpm3
+        longcat_flash""",
+    "state space layers (Mamba)": "nemotron_h mamba mamba2 falcon_h1 falcon_mamba jamba bamba zamba2 granitemoehybrid",
+    "sliding windows": "olmo3 cohere2 exaone4 llama4_text afmoe",
+    "projections of several matrices in one": "phi3",
+    "multipliers of embeddings, residuals and logits": "granite granitemoe",
+}
+
 ORIGINAL = "original_max_position_embeddings"
 DETAILS = {  # of each kind of RoPE scaling what it reads beside its factor, as config.json and `RopeScaling` name it
     "linear": (),
@@ -100,7 +114,10 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
     family = own or (FAMILIES.get(name) if isinstance(name, str) else None)
     if family is None or family.model_type != name:
         valid = ", ".join([own.model_type] if own else FAMILIES)
-        raise ConfigError(f"{source}: model_type {name!r} is not supported. Valid: {valid}.")
+        missing = next(
+            (f": there is no code for {what}" for what, names in MISSING.items() if name in names.split()), ""
+        )
+        raise ConfigError(f"{source}: model_type {name!r} is not supported{missing}. Valid: {valid}.")
     absent = family.defaults.keys() - hf.keys()
     hf = {**family.defaults, **hf}
     for key, off in UNSUPPORTED.items():
@@ -144,12 +161,35 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         pattern=family.pattern_of(hf, source),
         **_rope(hf, family, source),
     )
-    stated = {field: getattr(model, field) for field in MODEL_SHAPE} if isinstance(model, ModelConfig) else {}
-    other = {field: value for field, value in stated.items() if value not in ("", 0, getattr(spec, field))}
-    if other:
-        listed = ", ".join(f"{field} is {value!r} ({getattr(spec, field)!r} there)" for field, value in other.items())
+    if not isinstance(model, ModelConfig):
+        return spec
+    sizes = {field: getattr(model, field) for field in MODEL_SHAPE if field != "settings"}
+    stated = [(field, value, getattr(spec, field)) for field, value in sizes.items() if value not in ("", 0)]
+    stated += [(f"settings: {key}", value, hf.get(key)) for key, value in settings_of(model).items()]
+    if other := [one for one in stated if one[1] != one[2]]:
+        listed = ", ".join(f"{field} is {value!r} ({there!r} there)" for field, value, there in other)
         raise ConfigError(f"config.model is another model than {source}: {listed}. Say the same, or 0 or ''.")
     return spec
+
+
+def settings_of(model: ModelConfig) -> dict[str, Any]:
+    """What `model.settings` says, by config.json's keys. Raises ConfigError where that is no JSON object."""
+    try:
+        settings = json.loads(model.settings or "{}")
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise ConfigError(
+            f"""config.model.settings must be a JSON object such as '{{"num_experts": 8}}', not """
+            f"{model.settings[:80]!r}."
+        )
+    return settings
+
+
+def with_settings(spec: ModelSpec, model: ModelConfig) -> ModelSpec:
+    """A randomly initialised model's spec with what `model.settings` says, read as config.json is."""
+    hf = spec_to_hf(spec, spec.param_dtype) | {"max_position_embeddings": None} | settings_of(model)
+    return spec_from_hf(hf, model, "config.model.settings")
 
 
 def _need(hf: Mapping[str, Any], key: str, source: str) -> Any:

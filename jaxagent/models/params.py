@@ -14,7 +14,7 @@ import itertools
 import math
 import types
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import flax.struct
@@ -29,6 +29,12 @@ from jaxagent.models.sharding import Rules, check_divisible
 
 if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
+
+
+WIDE = (
+    "router_bias",
+    "a_log",
+)  # arrays of `Layers` that are float32 in whatever dtype the others are stored, used and sent
 
 
 class Layers(types.SimpleNamespace):
@@ -54,7 +60,7 @@ class Params:
     """One model. Leaves are arrays, or ArraySpecs, shardings, abstract arrays: the tree has one shape for all."""
 
     embed: Any  # [V, E]
-    layers: Any  # `Layers` stacked; of a pattern of several kinds a list of these; or a tuple of single layers
+    layers: Any  # `Layers` stacked; of several stacks a list of these; or a tuple of single layers
     final_norm: Any  # [E]
     head: Any  # [V, E], or None when tied to `embed`
 
@@ -77,6 +83,7 @@ class ArraySpec:
     hf_dims: tuple[tuple[int, ...], ...]
     hf_shape: tuple[int, ...]
     layers: range = range(0)  # of a stack: the numbers of the layers that lie in it
+    wide: bool = False  # one of `WIDE`
 
     @property
     def stacked(self) -> bool:
@@ -92,6 +99,10 @@ class ArraySpec:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    def dtype_among(self, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
+        """Its own where the model's other arrays have this one."""
+        return "float32" if self.wide else dtype
 
     @property
     def hf_names(self) -> list[str]:
@@ -114,7 +125,8 @@ def vector(name: str, sizes: dict[str, int], mean: float = 0.0) -> ArraySpec:
 
 def block_norm(spec: ModelSpec, name: str, behind: bool) -> ArraySpec:
     """The RMSNorm before a block; or behind it, where its gain says how much a layer adds (`LayerBlock.arrays`)."""
-    return vector(f"{name}_layernorm.weight", {"embed": spec.embed_dim}, spec.embed_init_std if behind else 1.0)
+    gain = spec.embed_init_std if behind else 1.0
+    return vector(f"{name}_layernorm.weight", {"embed": spec.embed_dim}, gain - spec.zero_centred_norms)
 
 
 def matrix(name: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
@@ -136,22 +148,27 @@ def stacked(array: ArraySpec, layers: range, dtype: str, prefix: str) -> ArraySp
     return dataclasses.replace(array, shape=shape, axes=axes, dtype=dtype, hf_name=name, layers=layers)
 
 
+def _wide(array: ArraySpec) -> ArraySpec:
+    return dataclasses.replace(array, wide=True, dtype="float32")
+
+
 @functools.lru_cache(maxsize=64)
 def param_specs(spec: ModelSpec) -> Params:
     """The tree of `ArraySpec`s of a model. Shared: change nothing in it."""
 
-    def stack_of(kind: int) -> Layers:
-        arrays = {name: array for block in spec.pattern[kind] for name, array in block.arrays(spec).items()}
-        where = range(kind, spec.num_layers, len(spec.pattern)), spec.param_dtype, "model.layers.{layer}."
-        return jax.tree.map(lambda array: stacked(array, *where), Layers(**arrays))
+    def stack_of(layers: range) -> Layers:
+        arrays = {name: array for block in spec.pattern[layers[0]] for name, array in block.arrays(spec).items()}
+        where = layers, spec.param_dtype, "model.layers.{layer}."
+        stacks = {name: array and stacked(array, *where) for name, array in arrays.items()}
+        return Layers(**stacks | {name: _wide(stacks[name]) for name in WIDE if stacks.get(name)})
 
     def table(name: str, std: float) -> ArraySpec:
         sizes = {"vocab": spec.padded_vocab_size, "embed": spec.embed_dim}
         stored = spec.vocab_size, spec.embed_dim
         return ArraySpec(tuple(sizes.values()), spec.param_dtype, tuple(sizes), 0.0, std, name, ((0,), (1,)), stored)
 
-    stacks = [stack_of(kind) for kind in range(len(spec.pattern))]
-    final_norm = vector("model.norm.weight", {"embed": spec.embed_dim}, mean=1.0)
+    stacks = [stack_of(layers) for layers in spec.stacks]
+    final_norm = vector("model.norm.weight", {"embed": spec.embed_dim}, mean=1.0 - spec.zero_centred_norms)
     return Params(
         embed=table("model.embed_tokens.weight", spec.embed_init_std),
         layers=stacks if len(stacks) > 1 else stacks[0],
@@ -161,8 +178,15 @@ def param_specs(spec: ModelSpec) -> Params:
 
 
 def stacks_of(layers: Any) -> list[Any]:
-    """The stack of each kind of layer, of `Params.layers` that are stacked."""
+    """All stacks, of `Params.layers` that are stacked."""
     return layers if isinstance(layers, list) else [layers]
+
+
+def in_order(depths: Sequence[int]) -> list[tuple[int, int]]:
+    """Of each layer the number of its stack and its place there, from the depths of all; see `ModelSpec.stacks`."""
+    alone = sum(depth < depths[-1] for depth in depths)
+    repeated = [(stack, i) for i in range(depths[-1]) for stack in range(alone, len(depths))]
+    return [(stack, 0) for stack in range(alone)] + repeated
 
 
 def count(spec: ModelSpec) -> int:

@@ -42,6 +42,8 @@ class Rules:
     mlp: str | None
     rank: str | None = None  # of LoRA adapters
     expert: str | None = None
+    gate: str | None = None
+    channel: str | None = None  # of a delta net, which every device of `tensor` computes as a whole
 
     def partition(self, axes: tuple[str, ...]) -> P:
         """The PartitionSpec of an array whose logical axes are `axes`."""

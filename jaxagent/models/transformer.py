@@ -16,12 +16,15 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import context, rope, sharding, trees
+from jaxagent.models import context, recurrence, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
-from jaxagent.models.layers import KEPT, Int8Array, LoraArray, rms_norm
-from jaxagent.models.params import Layers, Params, param_specs, stacks_of
+from jaxagent.models.layers import KEPT, Int8Array, LoraArray, gain, rms_norm
+from jaxagent.models.params import Layers, Params, in_order, param_specs, stacks_of
+from jaxagent.models.recurrence import Recurrence
 from jaxagent.models.spec import ModelSpec
+
+Cache = tuple[tuple[State, ...], ...]  # of each layer, of each of its blocks; None where a block keeps nothing
 
 MOST_WRITTEN_OUT = 8  # layers of a packed forward pass that are a program's own lines, and not turns of a loop
 
@@ -34,6 +37,7 @@ def hidden(
     attend: Attend,
     cache: Any = None,
     unroll: bool = False,
+    recur: Recurrence | None = None,
 ) -> tuple[jax.Array, Any]:
     """Hidden states of each row after the final norm.
 
@@ -43,44 +47,65 @@ def hidden(
       tokens: i32[N]; how N is split over the mesh is read from its type and kept throughout.
       positions: i32[N], place of the token in its own sequence.
       attend: one layer's attention, see `attention.Attend`.
-      cache: a sequence of L states, what the blocks of each layer get and return; None: they keep nothing, as always
-        where layers are scanned.
+      cache: `Cache`, what the blocks get and return, see `init_cache`; None: they keep nothing, as always where layers
+        are scanned.
       unroll: False scans over the stacked layers (training: small programs); True writes them out, as is always done
         where the layers are no stack (the engine: a scan would copy every layer's weights out of it at every step).
+      recur: for blocks with a memory of fixed size.
 
     Returns:
-      (x compute_dtype[N, E], the new cache, in the form it came).
+      (x compute_dtype[N, E], the new cache).
     """
     chex.assert_rank([tokens, positions], 1)
     chex.assert_equal_shape([tokens, positions])
     chex.assert_type([tokens, positions], int)
     x = embed(params, spec, tokens)
-    rows = FlatRows(rope.table(spec, positions), attend)
+    rows = FlatRows(rope.table(spec, positions), attend, recur)
     scanned = not unroll and not isinstance(params.layers, tuple)
 
-    def runner(blocks: tuple[LayerBlock, ...], arrays: Layers) -> Callable[..., tuple[jax.Array, State]]:
-        def run_layer(x: jax.Array, layer: Layers, state: State) -> tuple[jax.Array, State]:
-            return _layer(blocks, _gather(arrays, layer, spec, x), spec, x, rows, state)
+    def runner(layers: range, arrays: Layers) -> Callable[..., tuple[jax.Array, tuple[State, ...]]]:
+        blocks = spec.pattern[layers[0]]
 
-        return _rematerialise(run_layer, spec.remat, scanned)
+        def run_layer(x: jax.Array, layer: Layers, states: tuple[State, ...]) -> tuple[jax.Array, tuple[State, ...]]:
+            return _layer(blocks, _gather(arrays, layer, spec, x), spec, x, rows, states)
 
-    kinds = list(map(runner, spec.pattern, stacks_of(param_specs(spec).layers)))
+        return _rematerialise(run_layer, spec.remat, scanned and len(layers) > 1)
+
+    kinds = list(map(runner, spec.stacks, stacks_of(param_specs(spec).layers)))
+    nothing = [(None,) * len(spec.pattern[layers[0]]) for layers in spec.stacks]
+    order = in_order(list(map(len, spec.stacks)))
     if not scanned:
-        states = []
+        new = []
         for i, layer in enumerate(unstack(params.layers)):
-            x, state = kinds[i % len(kinds)](x, layer, cache[i] if cache is not None else None)
-            states.append(state)
-        cache = None if cache is None else type(cache)(states)
+            kind, _ = order[i]
+            x, states = kinds[kind](x, layer, nothing[kind] if cache is None else cache[i])
+            new.append(states)
+        cache = None if cache is None else tuple(new)
     else:
         assert cache is None, "layers that are scanned keep nothing"
 
         def period(x: jax.Array, layers: list[Layers]) -> tuple[jax.Array, None]:
-            for run_layer, layer in zip(kinds, layers, strict=True):
-                x, _ = run_layer(x, layer, None)
+            for run_layer, layer, states in zip(kinds[alone:], layers, nothing[alone:], strict=True):
+                x, _ = run_layer(x, layer, states)
             return x, None
 
-        x, _ = lax.scan(period, x, stacks_of(params.layers))
-    return rms_norm(x, sharding.constrain(params.final_norm, P(None)), spec.norm_eps), cache
+        stacks, alone = stacks_of(params.layers), sum(len(layers) < len(spec.stacks[-1]) for layers in spec.stacks)
+        for run_layer, stack, states in zip(kinds[:alone], stacks, nothing, strict=False):
+            x, _ = run_layer(x, jax.tree.map(lambda w: w[0], stack), states)
+        x, _ = lax.scan(period, x, stacks[alone:])
+    return rms_norm(x, gain(sharding.constrain(params.final_norm, P(None)), spec), spec.norm_eps), cache
+
+
+def init_cache(spec: ModelSpec, pages: int, page_tokens: int, memories: int, dtype: str) -> Cache:
+    """What all blocks of all layers keep, in pages or in memories (`LayerBlock`); separate arrays, to be donated."""
+
+    def state_of(block: LayerBlock) -> State:
+        memory = block.init_memory(spec, memories, dtype)
+        return block.init_state(spec, pages, page_tokens, dtype) if memory is None else memory
+
+    kinds = spec.pattern
+    layers = (kinds[i % len(kinds)] for i in range(spec.num_layers))
+    return tuple(tuple(map(state_of, blocks)) for blocks in layers)
 
 
 def forward_packed(
@@ -117,6 +142,7 @@ def forward_packed(
         attend = context.packed(segments)
     else:
         attend = packed(segments) if ends is None else trees.shared(ends, longest)
+    assert not spec.has_memory or (ends is None and not split), "a memory takes rows of whole sequences"
     # Written out, layers need no stacking of what backward keeps; of a deep model that would take minutes to compile.
     x, _ = hidden(
         params,
@@ -125,6 +151,7 @@ def forward_packed(
         flat(positions),
         attend,
         unroll=spec.remat == "none" and spec.num_layers <= MOST_WRITTEN_OUT,
+        recur=recurrence.PackedRows(segments),
     )
     if split:
         return context.at(x, t, head_positions)
@@ -148,19 +175,26 @@ def unstack(layers: Layers | tuple[Layers, ...]) -> tuple[Layers, ...]:
         return layers
 
     stacks = stacks_of(layers)
-    depth = len(jax.tree.leaves(stacks)[0])
-    return tuple(jax.tree.map(lambda w, i=i: w[i], stack) for i in range(depth) for stack in stacks)
+    order = in_order([len(jax.tree.leaves(stack)[0]) for stack in stacks])
+    return tuple(jax.tree.map(lambda w, i=i: w[i], stacks[stack]) for stack, i in order)
 
 
 def _layer(
-    blocks: tuple[LayerBlock, ...], layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
-) -> tuple[jax.Array, State]:
+    blocks: tuple[LayerBlock, ...],
+    layer: Layers,
+    spec: ModelSpec,
+    x: jax.Array,
+    rows: FlatRows,
+    states: tuple[State, ...],
+) -> tuple[jax.Array, tuple[State, ...]]:
     """One decoder layer on x[N, E]: what each block makes of it is added to the residual stream."""
-    for block in blocks:
+    new = []
+    for block, state in zip(blocks, states, strict=True):
         with jax.named_scope(type(block).__name__.lower()):
             added, state = block.apply(layer, spec, x, rows, state)
             x = checkpoint_name(x + added, "stream")
-    return x, state
+        new.append(state)
+    return x, tuple(new)
 
 
 def _gather(arrays: Layers, layer: Layers, spec: ModelSpec, x: jax.Array) -> Layers:
@@ -174,7 +208,7 @@ def _gather(arrays: Layers, layer: Layers, spec: ModelSpec, x: jax.Array) -> Lay
         if isinstance(w, LoraArray):
             return w.laid_out(spec.compute_dtype, where)
         w = w.after(x) if isinstance(w, Int8Array) else w  # one layer at a time
-        return sharding.constrain(w.astype(spec.compute_dtype), where)
+        return sharding.constrain(w.astype(array.dtype_among(spec.compute_dtype)), where)
 
     return jax.tree.map(laid_out, arrays, layer)
 

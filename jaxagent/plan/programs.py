@@ -141,8 +141,8 @@ def _compile_engine(
     add("engine: take new weights", jax.jit(model.place), params)
     rollout = jax.eval_shape(model.place, params)
     decode = _decode_state(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)
-    sizes = Sizes.of(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact")
-    tables = _abstract((sizes.all_slots, sizes.table), jnp.int32, mesh, jax.P())
+    sizes = Sizes.of(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)
+    tables = _abstract((sizes.all_slots, sizes.columns), jnp.int32, mesh, jax.P())
     rows = _abstract((sizes.prefill_tiles, sizes.tile_rows * sizes.shards), jnp.int32, mesh, jax.P())
     count = _abstract((), jnp.int32, mesh, jax.P())
     own = _abstract((rows.shape[0], rows.shape[1] // sizes.share), jnp.int32, mesh, jax.P())
@@ -180,8 +180,9 @@ def device_bytes(tree: Tree) -> int:
 
 
 def _decode_state(cfg: EngineConfig, context: int, exact: bool, model: LanguageModel) -> functions.DecodeState:
-    s = Sizes.of(cfg, context, exact)
-    return jax.eval_shape(lambda: functions.init_state(model, s.all_slots, s.pages * s.shards, s.page_tokens))
+    s = Sizes.of(cfg, context, exact, model)
+    counts = s.all_slots, s.pages * s.shards, s.page_tokens, s.memories * s.shards
+    return jax.eval_shape(lambda: functions.init_state(model, *counts))
 
 
 def _abstract(shape: tuple[int, ...], dtype: Any, mesh: jax.sharding.Mesh, spec: jax.P) -> jax.ShapeDtypeStruct:

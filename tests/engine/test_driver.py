@@ -16,7 +16,7 @@ from jaxagent.engine.model import ROWS
 from jaxagent.engine.requests import EngineError, QueueFullError
 from jaxagent.engine.scheduler import Scheduler
 from tests.engine import toys
-from tests.engine.toy_model import RecurrentToy, Toy
+from tests.engine.toy_model import MixedToy, RecurrentToy, Toy
 
 
 def letters(text: str) -> list[int]:
@@ -110,7 +110,7 @@ async def sample_all(driver, tasks, order, max_tokens=7):
 
 
 def test_randomness_knows_no_slot_arrival_or_batch_and_no_kind_of_cache() -> None:
-    """The last run keeps a state of fixed size per page, with hardly more pages than one sequence needs."""
+    """The last runs keep states of fixed size, with hardly more pages or memories than one sequence needs."""
     tasks = [(task, sample) for task in ("alpha", "beta", "gamma") for sample in range(4)]
     runs = []
     for slots, steps, pages, order, model in (
@@ -118,11 +118,12 @@ def test_randomness_knows_no_slot_arrival_or_batch_and_no_kind_of_cache() -> Non
         (4, 3, 48, reversed(range(12)), Toy),
         (8, 5, 48, np.random.default_rng(0).permutation(12), Toy),
         (8, 3, 12, np.random.default_rng(1).permutation(12), RecurrentToy),
+        (8, 3, 12, np.random.default_rng(1).permutation(12), MixedToy),
     ):
         with toys.running(slots, steps_per_dispatch=steps, pages=pages, model=model(toys.VOCAB)) as driver:
             runs.append(asyncio.run(sample_all(driver, tasks, list(order))))
             assert pages > 12 or (driver.stats()["preemptions"] > 0)
-    assert runs[0] == runs[1] == runs[2] == runs[3]
+    assert all(run == runs[0] for run in runs)
     assert len({tuple(tokens) for tokens, _ in runs[0].values()}) == len(tasks)  # samples of a task differ
     params = toys.weights()
     for (task, _), (tokens, logprobs) in runs[0].items():

@@ -25,8 +25,8 @@ def everything(page: int) -> bool:
 
 def evictions(tree: PrefixTree, idle=everything) -> list[int]:
     order = []
-    while (page := tree.evict(idle)) is not None:
-        order.append(page)
+    while (leaf := tree.evict(idle)) is not None:
+        order.append(leaf[0])
     return order
 
 

@@ -23,7 +23,7 @@ class Toy:
     """Implements `engine.model.Model`. Parameters: f32[V,V], row = last token."""
 
     vocab_size: int
-    splits_pages = True
+    keeps_memories = False
 
     def pinned(self):
         return self
@@ -32,7 +32,7 @@ class Toy:
         """Replicated."""
         return jax.device_put(params, jax.P(None, None))
 
-    def init_cache(self, pages: int, page_tokens: int) -> jax.Array:
+    def init_cache(self, pages: int, page_tokens: int, memories: int = 0) -> jax.Array:
         """The tokens themselves: i32[P, page_tokens]."""
         return jnp.zeros((pages, page_tokens), jnp.int32, out_sharding=_MATRIX)
 
@@ -76,16 +76,13 @@ def toy_bonus(checksum: jax.Array | np.ndarray, token: jax.Array | np.ndarray) -
 
 
 class RecurrentToy(Toy):
-    """The same logits from a state of fixed size, as a recurrent layer has one: a page holds its last token's checksum.
+    """The same logits from a state of fixed size, as a recurrent layer has one: a memory holds the checksum so far."""
 
-    A token goes on from the page of the token before it, so what a full page holds is what the next page begins from.
-    """
+    keeps_memories = True
 
-    splits_pages = False
-
-    def init_cache(self, pages: int, page_tokens: int) -> jax.Array:
-        """i32[P, page_tokens], of which the first column is used: the others say how many tokens a page has."""
-        return super().init_cache(pages, page_tokens)
+    def init_cache(self, pages: int, page_tokens: int, memories: int = 0) -> jax.Array:
+        """i32[memories]; pages hold nothing."""
+        return jnp.full((memories,), 12345, jnp.int32, out_sharding=ROWS)  # nobody clears a memory
 
     def extend(
         self, params: jax.Array, cache: jax.Array, tokens: jax.Array, positions: jax.Array, tables: jax.Array
@@ -93,19 +90,61 @@ class RecurrentToy(Toy):
         """As `Toy.extend`, row after row."""
 
         def local(params: jax.Array, cache: jax.Array, tokens: jax.Array, positions: jax.Array, tables: jax.Array):
-            page_tokens = cache.shape[1]
-            tables = jnp.repeat(tables, len(tokens) // len(tables), axis=0)
-
-            def row(cache: jax.Array, row: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-                token, position, table = row
-                before = cache[table[jnp.maximum(position - 1, 0) // page_tokens], 0]
-                checksum = jnp.where(position > 0, before, 0) + (position + 1) * token
-                return cache.at[table[position // page_tokens], 0].set(checksum), checksum
-
-            cache, checksums = jax.lax.scan(row, cache, (tokens, positions, tables))
+            cache, checksums = _recurrent(cache, tokens, positions, tables[:, -1])
             return params[tokens] + toy_bonus(checksums[:, None], jnp.arange(self.vocab_size)), cache
 
-        specs = (jax.P(None, None), _MATRIX, ROWS, ROWS, _MATRIX)
-        return jax.shard_map(local, in_specs=specs, out_specs=(_MATRIX, _MATRIX))(
-            params, cache, tokens, positions, tables
-        )
+        specs = (jax.P(None, None), ROWS, ROWS, ROWS, _MATRIX)
+        return jax.shard_map(local, in_specs=specs, out_specs=(_MATRIX, ROWS))(params, cache, tokens, positions, tables)
+
+    def copy_pages(self, cache: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+        """Nothing."""
+        return cache
+
+    def copy_memories(self, cache: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+        """Copies memories, one after the other."""
+
+        def local(cache: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+            return jax.lax.fori_loop(0, len(source), lambda i, c: c.at[target[i]].set(c[source[i]]), cache)
+
+        return jax.shard_map(local, in_specs=(ROWS, ROWS, ROWS), out_specs=ROWS)(cache, source, target)
+
+
+class MixedToy(RecurrentToy):
+    """Pages and memories, and the same logits only if both are right."""
+
+    def init_cache(self, pages: int, page_tokens: int, memories: int = 0) -> tuple[jax.Array, jax.Array]:
+        """Both toys' caches."""
+        return Toy.init_cache(self, pages, page_tokens), super().init_cache(pages, page_tokens, memories)
+
+    def extend(
+        self, params: jax.Array, cache: tuple, tokens: jax.Array, positions: jax.Array, tables: jax.Array
+    ) -> tuple[jax.Array, tuple]:
+        """The logits, or others where the two caches disagree."""
+        by_pages, pages = Toy.extend(self, params, cache[0], tokens, positions, tables[:, :-1])
+        by_memory, memories = super().extend(params, cache[1], tokens, positions, tables)
+        return jnp.where(by_pages == by_memory, by_pages, -by_pages), (pages, memories)
+
+    def copy_pages(self, cache: tuple, source: jax.Array, target: jax.Array) -> tuple:
+        """Of the first."""
+        return Toy.copy_pages(self, cache[0], source, target), cache[1]
+
+    def copy_memories(self, cache: tuple, source: jax.Array, target: jax.Array) -> tuple:
+        """Of the second."""
+        return cache[0], super().copy_memories(cache[1], source, target)
+
+
+def _recurrent(
+    cache: jax.Array, tokens: jax.Array, positions: jax.Array, memories: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The memories after the rows, and the checksum after each row."""
+    memories = jnp.repeat(memories, len(tokens) // len(memories), axis=0)
+    again = (positions == jnp.roll(positions, 1)) & (memories == jnp.roll(memories, 1))
+    again = again.at[0].set(False)  # of a row that fills up
+
+    def row(cache: jax.Array, row: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        token, position, memory, again = row
+        before = jnp.where((position > 0) | again, cache[memory], 0)
+        checksum = before + jnp.where(again, 0, (position + 1) * token)
+        return cache.at[memory].set(checksum), checksum
+
+    return jax.lax.scan(row, cache, (tokens, positions, memories, again))

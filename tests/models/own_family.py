@@ -24,7 +24,7 @@ class Parallel(LayerBlock):
 
     def apply(self, layer, spec, x, rows, state):
         attended, state = ATTENTION.apply(layer, spec, x, rows, state)
-        fed, state = MLP.apply(layer, spec, x, rows, state)
+        fed, _ = MLP.apply(layer, spec, x, rows, None)
         return self.scale * (attended + fed), state
 
     def init_state(self, spec, pages, page_tokens, dtype):

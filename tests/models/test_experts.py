@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +15,14 @@ from jaxagent.config import ConfigError, LoraConfig
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.models import hf, logprobs, lora, params, sharding, transformer
 from jaxagent.models.blocks.experts import Experts, tile_rows
+from jaxagent.models.blocks.routing import Routing, route
 from jaxagent.models.layers import Int8Array
 from jaxagent.plan import costs
 from tests.engine.test_lm import mesh_of
 from tests.models import tiny
 from tests.models.test_lora import random_adapters
 
-BLOCK = Experts(count=5, active=2, mlp_dim=12)
+BLOCK = Experts(Routing(count=5, active=2), mlp_dim=12)
 SPEC = tiny.spec(family="qwen3_moe", pattern=((tiny.spec().pattern[0][0], BLOCK),))
 ATTENTION = LoraConfig(3, 6.0, False, "q_proj,o_proj")
 
@@ -28,7 +30,7 @@ ATTENTION = LoraConfig(3, 6.0, False, "q_proj,o_proj")
 def arrays(rows: int = 37, embed: int = 16, seed: int = 0) -> list[np.ndarray]:
     """Rows, a router and the three matrices of each expert."""
     rng = np.random.default_rng(seed)
-    x, f = BLOCK.count, BLOCK.mlp_dim
+    x, f = BLOCK.routing.count, BLOCK.mlp_dim
     shapes = (rows, embed), (embed, x), (x, embed, f), (x, embed, f), (x, f, embed)
     return [rng.normal(0, 0.5, shape).astype(np.float32) for shape in shapes]
 
@@ -39,27 +41,104 @@ def by_hand(block: Experts, h, router, w_gate, w_up, w_down) -> np.ndarray:
     out = np.zeros_like(h)
     for n, row in enumerate(h):
         share = np.exp(row @ router) / np.exp(row @ router).sum()
-        chosen = np.argsort(-share, kind="stable")[: block.active]
-        total = share[chosen].sum() if block.renormalise else 1.0
+        share = 1 / (1 + np.exp(-row @ router)) if block.routing.scores == "sigmoid" else share
+        chosen = np.argsort(-share, kind="stable")[: block.routing.active]
+        total = share[chosen].sum() if block.routing.renormalise else 1.0
         for x in chosen:
             gate = row @ w_gate[x]
             out[n] += share[x] / total * (gate / (1 + np.exp(-gate)) * (row @ w_up[x])) @ w_down[x]
     return out
 
 
-mixture = jax.jit(Experts._mixture, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
+def mixture(block, h, router, *matrices):
+    return block._mixture(h, router, None, *matrices)
 
 
-@pytest.mark.parametrize("block", [BLOCK, Experts(5, 3, 12, renormalise=False), Experts(5, 5, 12), Experts(5, 1, 12)])
+ROUTINGS = BLOCK.routing, Routing(5, 3, False), Routing(5, 5), Routing(5, 1), Routing(5, 2, scores="sigmoid")
+
+
+@pytest.mark.parametrize("block", [Experts(routing, 12) for routing in ROUTINGS])
 def test_the_sum_of_the_chosen_experts(block):
     a = arrays()
     np.testing.assert_allclose(mixture(block, *a), by_hand(block, *a), atol=1e-5)
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_a_bias_and_groups_choose_as_in_deepseek_v3(groups, renormalise):
+    """By transformers' own router, with experts that a bias makes attractive although they weigh little."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as theirs
+
+    rng = np.random.default_rng(3)
+    h, router, bias = (rng.normal(0, 0.4, shape).astype(np.float32) for shape in ((200, 16), (16, 12), (12,)))
+    config = transformers.DeepseekV3Config(
+        hidden_size=16, n_routed_experts=12, num_experts_per_tok=3, n_group=groups, topk_group=min(2, groups),
+        norm_topk_prob=renormalise, routed_scaling_factor=2.5,
+    )  # fmt: skip
+    module = theirs.DeepseekV3TopkRouter(config)
+    module.weight.data[:], module.e_score_correction_bias[:] = torch.as_tensor(router.T), torch.as_tensor(bias)
+    routing = Routing(12, 3, renormalise, "sigmoid", True, groups, min(2, groups), 2.5, 1e-20)
+    weights, chosen = jax.jit(route, static_argnums=0)(routing, h, router, bias)
+    _, their_weights, their_choice = module(torch.as_tensor(h))
+    order = their_choice.argsort(-1)
+    np.testing.assert_array_equal(chosen, their_choice.gather(-1, order))
+    np.testing.assert_allclose(weights, their_weights.gather(-1, order).detach(), rtol=1e-5)
+    slope = jax.grad(lambda bias: route(routing, h, router, bias)[0].sum())(bias)
+    assert not np.any(slope)
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_a_shared_expert_with_its_gate_is_that_of_qwen3_next(renormalise):
+    """And its gradients: the block's output less the residual stream, behind the norm."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from transformers.models.qwen3_next import modeling_qwen3_next as theirs
+
+    block = Experts(Routing(6, 2, renormalise), 12, shared=1, shared_dim=20, shared_gate=True)
+    config = transformers.Qwen3NextConfig(
+        hidden_size=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=renormalise,
+        shared_expert_intermediate_size=20,
+    )  # fmt: skip
+    config._experts_implementation = "eager"
+    torch.manual_seed(1)
+    module = theirs.Qwen3NextSparseMoeBlock(config)
+    for parameter in module.parameters():
+        parameter.data[:] = torch.randn_like(parameter) * 0.3
+    w = {name: parameter.detach().numpy().swapaxes(-1, -2) for name, parameter in module.named_parameters()}
+    layer = params.Layers(
+        mlp_norm=jnp.ones(16), router=w["gate.weight"], router_bias=None, w_down=w["experts.down_proj"],
+        w_gate=w["experts.gate_up_proj"][..., :12], w_up=w["experts.gate_up_proj"][..., 12:],
+        shared_w_gate=w["shared_expert.gate_proj.weight"], shared_w_up=w["shared_expert.up_proj.weight"],
+        shared_w_down=w["shared_expert.down_proj.weight"], shared_gate=w["shared_expert_gate.weight"],
+    )  # fmt: skip
+    spec = tiny.spec(embed_dim=16, family="qwen3_moe", num_layers=1, pattern=((block,),))
+    shapes = {name: array and array.shape for name, array in block.arrays(spec).items()}
+    assert shapes == {name: array if array is None else array.shape for name, array in vars(layer).items()}
+    x = np.random.default_rng(2).normal(size=(30, 16)).astype(np.float32)
+    x /= np.sqrt(np.mean(x**2, axis=1, keepdims=True) + spec.norm_eps)  # as the block's norm leaves it
+    expected = module(torch.as_tensor(x)[None])[0]
+    (expected**3).sum().backward()
+
+    def cubes(layer):
+        added, _ = block.apply(layer, spec, jnp.asarray(x), None, None)
+        return (added**3).sum(), added
+
+    gradients, added = jax.jit(jax.grad(cubes, has_aux=True))(layer)
+    np.testing.assert_allclose(added, expected.detach(), atol=1e-5)
+    for name, ours in (
+        ("gate", "router"),
+        ("shared_expert_gate", "shared_gate"),
+        ("shared_expert.up_proj", "shared_w_up"),
+    ):
+        theirs_of = module.get_parameter(f"{name}.weight").grad.numpy().T
+        np.testing.assert_allclose(getattr(gradients, ours), theirs_of, atol=1e-3 * np.abs(theirs_of).max())
+
+
 def test_of_equal_experts_the_first_are_chosen_however_the_rows_lie():
     h, router, *_ = arrays()
     router[:, 1:] = router[:, :1]
-    _, chosen = jax.jit(BLOCK.route)(h, router)
+    _, chosen = jax.jit(route, static_argnums=0)(BLOCK.routing, h, router)
     np.testing.assert_array_equal(chosen, np.tile([0, 1], (len(h), 1)))
 
 
@@ -109,17 +188,18 @@ def test_a_mesh_gives_the_gradients_of_one_device():
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradients))
 
 
-def test_gradients_are_torchs_and_folders_of_both_forms_load(tmp_path):
+@pytest.mark.parametrize("case", ["moe", "glm-groups"])
+def test_gradients_are_torchs_and_folders_of_both_forms_load(case, tmp_path):
     torch = pytest.importorskip("torch")
     from tests.models import hf_cases
 
     def tensors(name):
         return safetensors.numpy.load_file(tmp_path / name / "model.safetensors")
 
-    model = hf_cases.build("moe")
+    model = hf_cases.build(case)
     model.save_pretrained(tmp_path / "each")
     model.save_pretrained(tmp_path / "stacked", save_original_format=False)
-    assert "model.layers.0.mlp.experts.gate_up_proj" in tensors("stacked")
+    assert "model.layers.1.mlp.experts.gate_up_proj" in tensors("stacked")
     spec = hf.read_spec(tmp_path / "each", tiny.model_config())
     weights = hf.load(tmp_path / "each", spec, None)
     jax.tree.map(np.testing.assert_array_equal, weights, hf.load(tmp_path / "stacked", spec, None))
@@ -133,11 +213,29 @@ def test_gradients_are_torchs_and_folders_of_both_forms_load(tmp_path):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.grad)
+        for _, buffer in model.named_buffers():
+            buffer.zero_()  # a bias that chooses has no gradient
     model.save_pretrained(tmp_path / "theirs")
     hf.save(tmp_path / "ours", gradients, spec, "float32")
     theirs, ours = tensors("theirs"), tensors("ours")
     assert theirs.keys() == ours.keys()
+    biases = {name for name in theirs if name.endswith("e_score_correction_bias")}
+    assert all(not ours.pop(name).any() and not theirs.pop(name).any() for name in biases)
     assert tiny.worst_relative(theirs, ours) < 1e-3
+
+
+def test_layers_before_the_pattern_repeats_are_stacks_of_their_own():
+    dense, (attention, _) = tiny.spec().pattern[0], tiny.spec().pattern[0]
+    spec = dataclasses.replace(SPEC, num_layers=6, pattern=(dense, dense, *[(attention, BLOCK)] * 4))
+    assert spec.stacks == (range(1), range(1, 2), range(2, 6))
+    turns = dataclasses.replace(spec, num_layers=7, pattern=(dense, *[dense, dense, (attention, BLOCK)] * 2))
+    assert turns.stacks == (range(1), range(1, 7, 3), range(2, 7, 3), range(3, 7, 3))
+    weights, batch = tiny.init(turns), tiny.batch(2, 12, 4, turns.vocab_size)
+    single = weights.replace(layers=transformer.unstack(weights.layers))
+    assert [layer.w_gate.ndim for layer in single.layers] == [2, 2, 2, 3, 2, 2, 3]
+    scanned = dataclasses.replace(turns, remat="layer")
+    values = [float(jax.jit(loss, static_argnums=1)(*args, batch)) for args in ((weights, scanned), (single, turns))]
+    assert abs(values[0] - values[1]) < 1e-6
 
 
 def test_adapters_of_attention_and_none_of_experts():
@@ -156,7 +254,7 @@ def test_int8_rounds_each_experts_channels_and_not_the_router():
     with jax.set_mesh(mesh_of()):
         placed = LanguageModel(SPEC, "float32", int8=True).lay_out(tiny.init(SPEC)).layers
     assert isinstance(placed.router, jax.Array) and isinstance(placed.w_down, Int8Array)
-    assert placed.w_down.scale.shape == (SPEC.num_layers, BLOCK.count, 1, SPEC.embed_dim)
+    assert placed.w_down.scale.shape == (SPEC.num_layers, BLOCK.routing.count, 1, SPEC.embed_dim)
 
 
 def test_the_plan_counts_the_experts_that_a_token_goes_to():

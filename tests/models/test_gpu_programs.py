@@ -145,7 +145,7 @@ def compiled(exact_numerics: bool, family: str, dtype: str) -> dict[str, Compile
     with jax.set_mesh(mesh):
         weights = params.abstract(spec, mesh, sharding.TRAIN)
         placed = jax.eval_shape(model.place, weights)
-        s = Sizes.of(cfg, 1024, exact_numerics)
+        s = Sizes.of(cfg, 1024, exact_numerics, model)
         state = jax.eval_shape(lambda: functions.init_state(model, s.all_slots, s.pages, s.page_tokens))
         stops = functions.StopTables(array(64, 2048, dtype=jnp.int16), array(2048, dtype=jnp.bool_))
         tables, rows = array(s.all_slots, s.table), array(s.prefill_tiles, s.tile_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.models import attention, critic, kernels, params, transformer
+from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.blocks.attention import Attention
 from jaxagent.models.blocks.mlp import SwiGLU
 from jaxagent.models.spec import ModelSpec
@@ -108,16 +110,36 @@ def test_a_deep_models_program_does_not_grow_with_depth(remat):
     assert remat == "layer" or operations(2) < operations(3)  # few layers are written out
 
 
-def test_each_layer_gets_its_own_cache_and_returns_a_new_one():
-    spec = tiny.spec(num_layers=3)
+@dataclasses.dataclass(frozen=True)
+class Noted(LayerBlock):
+    """Adds nothing, and keeps a number of its own."""
+
+    def arrays(self, spec):
+        return {}
+
+    def apply(self, layer, spec, x, rows, state):
+        return jnp.zeros_like(x), None if state is None else state + 100
+
+
+def test_each_block_of_each_layer_gets_its_own_state_and_returns_a_new_one():
+    kinds = (Noted(), Attention(qk_norm=True), SwiGLU()), (Attention(qk_norm=True), SwiGLU(), Noted())
+    spec = tiny.spec(num_layers=4, pattern=kinds)
     weights = tiny.init(spec)
 
-    def attend(cache, q, k, v):
-        return q, cache + 1
+    def attend(state, q, k, v):
+        return q, None if state is None else state + 1
 
-    cache = tuple(jnp.full((2,), 10.0 * i) for i in range(3))
-    _, new = hidden(weights, spec, np.arange(4, dtype=np.int32), True, cache, attend)
-    np.testing.assert_array_equal(np.stack(new), [[1, 1], [11, 11], [21, 21]])
+    number = lambda i: jnp.full((2,), float(i))  # noqa: E731
+    cache = ((number(10), number(20), None), (number(30), None, number(40))) * 2
+    tokens = np.arange(4, dtype=np.int32)
+    x, new = hidden(weights, spec, tokens, True, cache, attend)
+    first = [[110, 110], [21, 21], None], [[31, 31], None, [140, 140]]
+    for states, expected in zip(new, first * 2, strict=True):
+        for state, values in zip(states, expected, strict=True):
+            assert (state is None) == (values is None)
+            assert state is None or state.tolist() == values
+    for unroll in (True, False):
+        np.testing.assert_allclose(hidden(weights, spec, tokens, unroll, None, attend)[0], x, atol=1e-6)
 
 
 def test_later_tokens_do_not_change_earlier_states():

@@ -14,30 +14,33 @@ import jax
 if TYPE_CHECKING:
     from jaxagent.models.attention import Attend
     from jaxagent.models.params import ArraySpec, Layers
+    from jaxagent.models.recurrence import Recurrence
     from jaxagent.models.spec import ModelSpec
 
-State = Any  # what one layer keeps of its sequences between calls: a pytree of arrays with a leading page axis, or None
+# What a block keeps of sequences between calls: a pytree of arrays with a leading axis of pages or memories, or None.
+State = Any
 
 
 @dataclasses.dataclass(frozen=True)
 class FlatRows:
     """What all layers of one forward pass share: how its rows (token, position) belong together.
 
-    A block that relates tokens in another way than attention brings a callback of its own, beside `attend`.
+    A block that relates tokens in yet another way brings a callback of its own, beside these.
     """
 
     angles: tuple[jax.Array, jax.Array]  # cos and sin f32[N, R/2] of each row's position, see `rope.table`
     attend: Attend
+    recur: Recurrence | None = None  # for blocks with a memory of fixed size
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerBlock:
     """One step of a layer, x -> x + block(x). Its fields are settings, so that it can be static under jit.
 
-    At most one block of a layer keeps a state of sequences; the others hand on what they get. The engine keeps it in
-    pages of `page_tokens` tokens, which sequences with the same beginning share: a page must hold what later tokens
-    need of its own. So a state of fixed size is written to the page of its last token, and what it was at a page's end
-    is what the next page begins from: a snapshot that is shared, counted and evicted as its page is.
+    Each block of a layer may keep a state of sequences; one that does not returns the None it gets. What grows with the
+    tokens (`init_state`) lies in pages of `page_tokens` tokens, which sequences with the same beginning share: a page
+    holds what later tokens need of its own. What has a fixed size (`init_memory`) lies in memories: each sequence in
+    progress has one, which its tokens read and write in place, and what it was after some tokens is a copy of it.
     """
 
     def arrays(self, spec: ModelSpec) -> dict[str, ArraySpec | None]:
@@ -56,12 +59,13 @@ class LayerBlock:
         raise NotImplementedError
 
     def init_state(self, spec: ModelSpec, pages: int, page_tokens: int, dtype: str) -> State:
-        """Zeros for one layer, pages sharded over `sharding.FLAT`, heads over tensor; None: it keeps nothing."""
+        """Zeros for one layer, pages sharded over `sharding.FLAT`, heads over tensor; None: it keeps nothing there."""
 
-    @property
-    def splits_pages(self) -> bool:
-        """Whether the first tokens of a cached page can be reused without the others."""
-        return True
+    def init_memory(self, spec: ModelSpec, memories: int, dtype: str) -> State:
+        """Zeros for one layer, memories sharded over `sharding.FLAT`, heads over tensor; None: see `init_state`.
+
+        A token at position 0 starts from zeros, whatever the memory holds: nobody clears it.
+        """
 
     def state_values(self, spec: ModelSpec, tokens: float) -> float:
         """Numbers of its state that a token reads with `tokens` before it."""
@@ -70,6 +74,10 @@ class LayerBlock:
     def matmul_params(self, spec: ModelSpec) -> float:
         """Weights of its matrices that a token is multiplied with: all of them, unless a router chooses."""
         return sum(array.size for array in self.arrays(spec).values() if array and array.summed)
+
+    def params_read(self, spec: ModelSpec, rows: float) -> float:
+        """Weights of its matrices that are read for so many tokens at once: those that any of them needs."""
+        return self.matmul_params(spec)
 
     def flops(self, spec: ModelSpec, keys: float) -> float:
         """Of a token's forward pass with `keys` before it, beside those of its matrices."""

@@ -11,7 +11,7 @@ Axis letters: N rows, X experts, k experts per row, T tiles, R rows of a tile, E
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,10 @@ from jax import lax
 
 from jaxagent.models import sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
-from jaxagent.models.layers import contract, rms_norm
-from jaxagent.models.params import ArraySpec, Layers, matrix, per_expert, vector
+from jaxagent.models.blocks.mlp import swiglu
+from jaxagent.models.blocks.routing import Routing, route
+from jaxagent.models.layers import contract, gain, rms_norm
+from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix, per_expert, vector
 
 if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
@@ -33,78 +35,106 @@ MATRICES = ("w_gate", "w_up", "w_down")
 class Experts(LayerBlock):
     """Sum over the chosen experts of weight * swiglu_expert(h), h = rms_norm(x), as Qwen3-MoE has it.
 
-    The k experts of highest probability under softmax(h router) are chosen, of equal ones the first, and weigh what
-    the router gives them. See Shazeer et al. (https://arxiv.org/abs/1701.06538).
+    Which experts a row goes to, and what they weigh, `Routing` says. See Shazeer et al.
+    (https://arxiv.org/abs/1701.06538).
     """
 
-    count: int = 8
-    active: int = 2  # experts per token
+    routing: Routing = dataclasses.field(default_factory=Routing)
     mlp_dim: int = 0  # of one expert; 0: `ModelSpec.mlp_dim` of all active ones together
-    renormalise: bool = True  # the chosen experts' weights to a sum of 1
+    shared: int = 0  # more experts, which every row goes to, side by side as one
+    shared_dim: int = 0  # of one of them; 0: as that of the others
+    shared_gate: bool = False  # it weighs what a sigmoid says of the row, and not 1
 
     def width(self, spec: ModelSpec) -> int:
         """F."""
-        return self.mlp_dim or max(1, spec.mlp_dim // self.active)
+        return self.mlp_dim or max(1, spec.mlp_dim // self.routing.active)
+
+    def shared_width(self, spec: ModelSpec) -> int:
+        """F of the shared experts together."""
+        return self.shared * (self.shared_dim or self.width(spec))
 
     def arrays(self, spec: ModelSpec) -> dict[str, ArraySpec | None]:
         """The norm, the router, and the projections of all experts."""
         embed, mlp = {"embed": spec.embed_dim}, {"mlp": self.width(spec)}
 
-        def projection(name: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
-            array = matrix(f"mlp.experts.{{expert}}.{name}_proj.weight", inputs, outputs, std)
-            return per_expert(array, self.count)
+        shared = {"mlp": self.shared_width(spec)}
 
+        def projection(part: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
+            return matrix(f"mlp.{part}_proj.weight", inputs, outputs, std)
+
+        def each(name: str, *where: Any) -> ArraySpec:
+            return per_expert(projection(f"experts.{{expert}}.{name}", *where), self.routing.count)
+
+        def of_shared(name: str, *where: Any) -> ArraySpec | None:
+            return projection(f"{beside}.{name}", *where) if self.shared else None
+
+        beside = "shared_expert" if self.shared_gate else "shared_experts"  # checkpoints with a gate have one
+        into, out = spec.embed_dim**-0.5, spec.embed_init_std
         return {
-            "mlp_norm": vector("post_attention_layernorm.weight", embed, mean=1.0),
-            "router": matrix("mlp.gate.weight", embed, {"expert": self.count}, spec.embed_dim**-0.5),
-            "w_gate": projection("gate", embed, mlp, spec.embed_dim**-0.5),
-            "w_up": projection("up", embed, mlp, spec.embed_dim**-0.5),
-            "w_down": projection("down", mlp, embed, spec.embed_init_std * self.width(spec) ** -0.5),
+            "mlp_norm": block_norm(spec, "post_attention", behind=False),
+            "router": matrix("mlp.gate.weight", embed, {"expert": self.routing.count}, into),
+            "router_bias": vector("mlp.gate.e_score_correction_bias", {"expert": self.routing.count})
+            if self.routing.bias
+            else None,
+            "w_gate": each("gate", embed, mlp, into),
+            "w_up": each("up", embed, mlp, into),
+            "w_down": each("down", mlp, embed, out * self.width(spec) ** -0.5),
+            "shared_w_gate": of_shared("gate", embed, shared, into),
+            "shared_w_up": of_shared("up", embed, shared, into),
+            "shared_w_down": of_shared("down", shared, embed, out * max(1, self.shared_width(spec)) ** -0.5),
+            "shared_gate": matrix("mlp.shared_expert_gate.weight", embed, {"gate": 1}, into)
+            if self.shared_gate
+            else None,
         }
 
     def apply(
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
     ) -> tuple[jax.Array, State]:
         """Row by row, on the device that has the row."""
-        h = rms_norm(x, layer.mlp_norm, spec.norm_eps)
-        arrays = layer.router, layer.w_gate, layer.w_up, layer.w_down
+        h = rms_norm(x, gain(layer.mlp_norm, spec), spec.norm_eps)
+        added = self._of_chosen(layer, h)
+        if not self.shared:
+            return added, state
+        shared = swiglu(h, layer.shared_w_gate, layer.shared_w_up, layer.shared_w_down)
+        if self.shared_gate:
+            gate = jax.nn.sigmoid(contract("ne,eo->no", h, layer.shared_gate).astype(jnp.float32))
+            shared = lax.optimization_barrier(
+                (shared.astype(jnp.float32) * gate).astype(x.dtype)
+            )  # rounded, then added
+        return added + shared, state
+
+    def _of_chosen(self, layer: Layers, h: jax.Array) -> jax.Array:
+        arrays = layer.router, layer.router_bias, layer.w_gate, layer.w_up, layer.w_down
         if not sharding.in_mesh():
-            return self._mixture(h, *arrays), state
-        split = sharding.row_axes(x)
+            return self._mixture(h, *arrays)
+        split = sharding.row_axes(h)
         rows_over = (split,) if isinstance(split, str) else split or ()
 
-        def own(array: jax.Array, *axes: str) -> jax.Array:
-            return lax.pcast(array, axes, to="varying") if axes else array  # the gradients of all along them are summed
+        def own(array: jax.Array | None, *axes: str) -> jax.Array | None:  # the gradients of all along them are summed
+            return lax.pcast(array, axes, to="varying") if axes and array is not None else array
 
-        def local(h: jax.Array, router: jax.Array, *matrices: jax.Array) -> jax.Array:
+        def local(h: jax.Array, router: jax.Array, bias: jax.Array | None, *matrices: jax.Array) -> jax.Array:
             matrices = [own(array, *rows_over) for array in matrices]
-            return lax.psum(self._mixture(own(h, "tensor"), own(router, *rows_over, "tensor"), *matrices), "tensor")
+            router, bias = (own(array, *rows_over, "tensor") for array in (router, bias))
+            return lax.psum(self._mixture(own(h, "tensor"), router, bias, *matrices), "tensor")
 
         wide, narrow = jax.P(None, None, "tensor"), jax.P(None, "tensor", None)
-        layout, by_rows = (jax.P(None, None), wide, wide, narrow), jax.P(split, None)
-        return jax.shard_map(local, in_specs=(by_rows, *layout), out_specs=by_rows)(h, *arrays), state
+        layout, by_rows = (jax.P(None, None), jax.P(None), wide, wide, narrow), jax.P(split, None)
+        return jax.shard_map(local, in_specs=(by_rows, *layout), out_specs=by_rows)(h, *arrays)
 
-    def _mixture(self, h: jax.Array, router: jax.Array, *matrices: jax.Array) -> jax.Array:
-        weights, chosen = self.route(h, router)
+    def _mixture(self, h: jax.Array, router: jax.Array, bias: jax.Array | None, *matrices: jax.Array) -> jax.Array:
+        weights, chosen = route(self.routing, h, router, bias)
         return _experts(h, weights, *matrices, chosen)
 
-    @jax.named_scope("route")
-    def route(self, h: jax.Array, router: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Weights f32[N, k] and numbers i32[N, k], ascending, of the experts of rows h[N, E]; in float32 throughout."""
-        wide = contract("ne,ex->nx", h.astype(jnp.float32), router.astype(jnp.float32))
-        probabilities = jax.nn.softmax(lax.optimization_barrier(wide))  # its sum must not be compiled with what is near
-        _, chosen = lax.top_k(lax.stop_gradient(probabilities), self.active)  # of equal ones the lower number
-        chosen = jnp.sort(chosen, axis=1)
-        weights = jnp.take_along_axis(probabilities, chosen, axis=1)
-        if self.renormalise:
-            weights = weights / sum(weights[:, i : i + 1] for i in range(self.active))  # one order of additions
-        return lax.optimization_barrier((weights, chosen))
-
     def matmul_params(self, spec: ModelSpec) -> float:
-        """Of the router and of the experts that a token goes to."""
-        arrays = self.arrays(spec)
-        experts = sum(arrays[name].size for name in MATRICES)
-        return arrays["router"].size + experts * self.active / self.count
+        """Of all but the experts that a token does not go to."""
+        experts = sum(self.arrays(spec)[name].size for name in MATRICES)
+        return super().matmul_params(spec) - experts * (1 - self.routing.active / self.routing.count)
+
+    def params_read(self, spec: ModelSpec, rows: float) -> float:
+        """An expert is read if any row goes to it; with equal loads and rows that choose on their own."""
+        experts = sum(self.arrays(spec)[name].size for name in MATRICES)
+        return super().matmul_params(spec) - experts * (1 - self.routing.active / self.routing.count) ** rows
 
 
 class _Tiles(NamedTuple):

@@ -104,7 +104,9 @@ class EngineVersions:
 
 def place(leaves: Leaves, spec: ModelSpec, mesh: jax.sharding.Mesh) -> Params:
     """Full weights on the devices of a mesh, in compute dtype, as an engine takes them."""
-    return trees.placed(leaves, params.param_specs(spec), mesh, lambda path, array: spec.compute_dtype)
+    return trees.placed(
+        leaves, params.param_specs(spec), mesh, lambda path, array: array.dtype_among(spec.compute_dtype)
+    )
 
 
 def blank(spec: ModelSpec, mesh: jax.sharding.Mesh) -> Params:
@@ -258,8 +260,9 @@ class FrozenBase:
                 f"cannot be had: {failure}"
             ) from None
         changed = {("layers", name) for name in self._adapters}
+        used = self.spec.compute_dtype
         return trees.placed(
-            leaves, specs, self.mesh, lambda path, array: array.dtype if path in changed else self.spec.compute_dtype
+            leaves, specs, self.mesh, lambda path, array: array.dtype if path in changed else array.dtype_among(used)
         )
 
     def _report_difference(self, difference: str) -> None:

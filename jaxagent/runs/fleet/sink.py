@@ -79,8 +79,12 @@ def content_of(state: TrainState, dtype: str, base: str = "") -> VersionContent:
       dtype: of full weights.
       base: under LoRA, the digest of its frozen weights.
     """
+
+    def as_sent(path: tuple, leaf: jax.Array) -> jax.Array:
+        return leaf if jax.tree_util.keystr(path[-1:], simple=True) in params.WIDE else leaf.astype(dtype)
+
     if not base:
-        return VersionContent(trees.shares(jax.tree.map(lambda leaf: leaf.astype(dtype), state.policy)))
+        return VersionContent(trees.shares(jax.tree_util.tree_map_with_path(as_sent, state.policy)))
     return VersionContent(trees.shares(state.params), base, digest_of_merged(state.policy, state.params))
 
 
