@@ -19,9 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxagent.algorithms import compose, trial
 from jaxagent.algorithms.compose import EntropyControl, as_opd, refresh_due
-from jaxagent.algorithms.streams import Streams, sampled_trajectories
+from jaxagent.algorithms.streams import sampled_trajectories
 from jaxagent.config import Config, RLConfig, Stage
 from jaxagent.engine.driver import Driver
 from jaxagent.learner.loss import over_updates
@@ -29,6 +31,7 @@ from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState
 from jaxagent.learner.teacher import check_teacher, open_teacher
 from jaxagent.models.params import Params
+from jaxagent.observe.episode_store import Learnt
 from jaxagent.observe.files import OUTDATED_FILE, POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience, check_tasks
@@ -37,6 +40,7 @@ from jaxagent.runs import devices, lag
 from jaxagent.runs.attempts import temperature
 from jaxagent.runs.checks import OPD, RL, check
 from jaxagent.runs.evaluation.held_out import record_evaluation
+from jaxagent.runs.logs import learnt_of
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.runs.seams import Connect, one_process, publish_past
 from jaxagent.runs.stages import StageProgram, dpo, offline, outcome_model, rft, sample, sft, stages_left, warm_start
@@ -140,8 +144,8 @@ def rl_stage(
         episodes = [episode for group in chosen.sampled for episode in group.episodes]
         if rl.staleness:  # else the first update says it
             sampled |= lag.gaps(programs, state, sink.weights_of, chosen.groups, step)
-        state, metrics, streams = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
-        workdir.keep_episodes(stage, step, episodes, streams)
+        state, metrics, learnt = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
+        workdir.keep_episodes(stage, step, episodes, learnt)
         sampled |= experience.record(chosen.sampled, step)
         metrics["policy/entropy_coefficient"] = entropy.applied
         entropy = entropy.after(metrics)
@@ -192,8 +196,8 @@ def learn(
     experience: Experience,
     step: int,
     rl: RLConfig,
-) -> tuple[TrainState, dict[str, float | None], list[Streams]]:
-    """Groups -> streams -> optimiser updates; gives the streams back, too.
+) -> tuple[TrainState, dict[str, float | None], dict[int, Learnt]]:
+    """Groups -> streams -> optimiser updates; also what was learnt of each trajectory, by its id.
 
     The metrics of the first update are those of exactly on-policy data.
     """
@@ -205,10 +209,12 @@ def learn(
         replayed, counts = experience.replay.replayed(step, policy, rl.correction, streams)
         streams, metrics = streams + replayed, metrics | counts
     updates: list[dict[str, float]] = []
+    scored: dict[int, np.ndarray] = {}
     for part in compose.mini_batches(streams, rl, (parts.cfg.seed, step)):
-        state, of_update = programs.train(state, part, sampled_at, step)
+        state, of_update, logprobs = programs.train(state, part, sampled_at, step)
         updates += [of_update] if of_update else []  # none: no signal, and no observation either
-    return state, metrics | over_updates(updates, rl.staleness), streams
+        scored = {id(s.trajectory): own for s, own in zip(part, logprobs, strict=False)} | scored  # the first update's
+    return state, metrics | over_updates(updates, rl.staleness), learnt_of(streams, scored)
 
 
 def summary(workdir: Workdir) -> dict[str, Any]:

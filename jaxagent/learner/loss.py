@@ -33,10 +33,11 @@ RATIO_EDGES = (0.01 * np.sinh(np.linspace(-6.0, 6.0, 257))).astype(np.float32)
 
 @flax.struct.dataclass
 class Tally:
-    """Metrics that combine over micro-batches: sums add, maxima take the larger."""
+    """Metrics that combine over micro-batches: sums add, maxima take the larger. Log-probs are of one micro-batch."""
 
     sums: dict[str, Any]  # f32[] or f32[K]
     maxima: dict[str, Any]  # f32[]
+    logprobs: jax.Array | None = None  # f32[B, R] of the policy's targets, where somebody keeps them
 
     def add(self, other: Tally) -> Tally:
         """The tally of both micro-batches together."""
@@ -68,6 +69,7 @@ def policy_loss(
     objective: Callable[[Tokens], Losses] = NoObjective(),  # noqa: B008
     kl_estimator: str = "k3",
     opsm: OPSM | None = None,
+    keeps_logprobs: bool = False,
 ) -> tuple[jax.Array, Tally]:
     """Policy, KL, entropy, z-loss, cross-entropy and distillation terms of a micro-batch.
 
@@ -76,6 +78,7 @@ def policy_loss(
       entropy: f32[B, R] of the distributions the targets were drawn from.
       extras: what the z-loss ("PaLM", arXiv 2204.02311, section 5) and distillation read, where these are on.
       opsm: off-policy sequence masking; None: no sequence is masked.
+      keeps_logprobs: whether the tally has the policy's log-probs.
 
     Returns:
       f32[] share of the update's loss, and its tally.
@@ -130,7 +133,8 @@ def policy_loss(
         "ratios_below": jnp.sum(below, axis=(0, 1)),
     }
     maxima = {"gap": jnp.max(jnp.abs(gap)), "log_ratio": jnp.max(gap)}
-    return sum(losses.values()), _tally(sums, maxima)
+    tally = _tally(sums, maxima)
+    return sum(losses.values()), tally.replace(logprobs=jax.lax.stop_gradient(on_policy)) if keeps_logprobs else tally
 
 
 @jax.named_scope("value_loss")

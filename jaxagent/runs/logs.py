@@ -7,6 +7,7 @@ processes, process 0 writes what all have in common.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,11 +72,17 @@ class Logs:
         if self._metrics:
             self._metrics.write(stage, step, metrics)
 
-    def keep(self, name: str, step: int, episodes: Iterable[Episode], streams: Sequence[Streams] = ()) -> None:
+    def keep(
+        self,
+        name: str,
+        step: int,
+        episodes: Iterable[Episode],
+        learnt: Mapping[int, Learnt] = types.MappingProxyType({}),
+    ) -> None:
         """Appends episodes to the log `name`, with what was learnt of them in this step."""
         if peers.is_first() and (self._keep.keep != "none" or self._always(name)):
             log = self._log(name)
-            log.append(step, episodes, learnt_of(streams))
+            log.append(step, episodes, learnt)
             if log.dropped and name not in self._told:
                 self._told.add(name)
                 self._note(
@@ -96,12 +103,18 @@ class Logs:
         return self._episodes[name]
 
 
-def learnt_of(streams: Sequence[Streams]) -> dict[int, Learnt]:
-    """What a step's streams say of each trajectory, by its id. The trainer's log-probs: where it scored the samples."""
+def learnt_of(streams: Sequence[Streams], scored: Mapping[int, np.ndarray]) -> dict[int, Learnt]:
+    """What a step's streams say of each trajectory, by its id.
+
+    The trainer's log-probs are those of its first scoring, where a choice reads them, or those that the update which
+    trained the trajectory started from (`scored`, f32[T] by id); of tokens that nothing counted they are not known.
+    """
     learnt = {}
     for stream in streams:
-        scored = stream.old_logprobs is not stream.trajectory.logprobs
-        unknown = np.full(len(stream.trajectory), np.nan, np.float32)
-        logprobs = np.where(stream.trajectory.action_mask, stream.old_logprobs, np.nan) if scored else unknown
-        learnt[id(stream.trajectory)] = Learnt(stream.advantages, logprobs, stream.policy_weights != 0)
+        trajectory, counted = stream.trajectory, stream.policy_weights != 0
+        logprobs, known = scored.get(id(trajectory), trajectory.logprobs), counted & (id(trajectory) in scored)
+        if stream.old_logprobs is not trajectory.logprobs:
+            logprobs, known = stream.old_logprobs, trajectory.action_mask
+        said = np.where(known, logprobs, np.nan).astype(np.float32)
+        learnt[id(trajectory)] = Learnt(stream.advantages, said, counted)
     return learnt

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxagent.algorithms.streams import Streams
 from jaxagent.config import Config, ConfigError, to_dict
 from jaxagent.io import files
 from jaxagent.learner import checkpoint, peers
@@ -25,6 +25,7 @@ from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
 from jaxagent.observe import health, jsonl, report
 from jaxagent.observe.compiles import CompileCounter
+from jaxagent.observe.episode_store import Learnt
 from jaxagent.observe.files import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
@@ -246,12 +247,18 @@ class Workdir:
         if self.checkpoints.look():
             self._mark_checkpointed()
 
-    def keep_episodes(self, name: str, step: int, episodes: Iterable[Episode], streams: Sequence[Streams] = ()) -> None:
+    def keep_episodes(
+        self,
+        name: str,
+        step: int,
+        episodes: Iterable[Episode],
+        learnt: Mapping[int, Learnt] = types.MappingProxyType({}),
+    ) -> None:
         """Keeps whole episodes (observe/episode_store.py), and what a step has made of them.
 
         `name` is the stage's, or "<stage>.eval" for held-out questions.
         """
-        self._logs.keep(name, step, episodes, streams)
+        self._logs.keep(name, step, episodes, learnt)
 
     def recorder(self, stage: str) -> Recorder:
         """Keeps what the steps of a stage are made of, from where it goes on, as far as `checkpoint.replay` says."""

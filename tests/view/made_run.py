@@ -12,7 +12,7 @@ from jaxagent.config import EpisodesConfig
 from jaxagent.observe.episode_store import EpisodeStore, Learnt
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory, UntrainedConversation
 
-WORDS = "the search finds a city in the country and its capital is where that river ends so answer it".split()
+WORDS = str.split("the search finds a city in the country and its capital is where that river ends so answer it")
 HOSTILE = (
     "<script>window.hacked = 1</script>",
     "<img src=x onerror='window.hacked = 2'>",
