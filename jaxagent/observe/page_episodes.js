@@ -154,8 +154,8 @@ VIEWS.episodes = async (at, body) => {
     if (shows !== showing) return;
     mine.forEach((r, i) => {
       const said = texts[r + table.first];
-      lines[i].children[8].textContent = said ? clean(said.prompt) : table.kept[r] && !embedded ? "" : "its text is not here";
-      if (said && !table.error[r]) lines[i].children[9].textContent = clean(`${said.end.length > 80 ? "\u2026" : ""}${said.end.slice(-80)}`);
+      lines[i].children[8].textContent = said ? clean(said.prompt) : "its text is not here";
+      if (said && !table.error[r]) lines[i].children[9].textContent = clean(`${said.end.length > 50 ? "\u2026" : ""}${said.end.slice(-50)}`);
     });
   }
   add(body, form, by, shapes, count, make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "episodes" },

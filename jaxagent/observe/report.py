@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,10 +24,10 @@ from jaxagent.config.command import exit_code
 from jaxagent.data.episode_log import EVALUATION
 from jaxagent.io import files
 from jaxagent.observe import headline, jsonl, page, shown_episodes
+from jaxagent.observe.earlier_episodes import episodes_folder
 from jaxagent.observe.episode_store import INDEX, StoredEpisodes
 from jaxagent.observe.files import (
     CONFIG_FILE,
-    EPISODES_FOLDER,
     METRICS_FILE,
     RECORD_FOLDER,
     REPORT_FILE,
@@ -45,25 +46,27 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
     """Builds the page from what the workdir holds, and what the run's summary will say so far; returns its path."""
     workdir = pathlib.Path(workdir)
     table = shown_episodes.token_table(workdir, _load(workdir / CONFIG_FILE))
-    data = {
-        "run": workdir.resolve().name,
-        "facts": facts(workdir, results),
-        "metrics": _text(workdir / METRICS_FILE),
-        "logs": _embedded_logs(workdir, table),
-        "written": time.strftime("%Y-%m-%d %H:%M:%S"),
-    }
+    with tempfile.TemporaryDirectory() as spare:
+        folder = episodes_folder(workdir, pathlib.Path(spare))
+        data = {
+            "run": workdir.resolve().name,
+            "facts": facts(workdir, folder, results),
+            "metrics": _text(workdir / METRICS_FILE),
+            "logs": _embedded_logs(folder, table),
+            "written": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
     path = workdir / REPORT_FILE
     files.replace(path, page.whole(workdir.resolve().name, data))
     return path
 
 
-def _embedded_logs(workdir: pathlib.Path, table: shown_episodes.Table) -> dict[str, Any]:
+def _embedded_logs(folder: pathlib.Path, table: shown_episodes.Table) -> dict[str, Any]:
     """Of each log the newest lines of its index, and as many of its newest episodes as fit in its share of the file."""
-    names, logs, left = shown_episodes.logs(workdir), dict[str, Any](), EMBEDDED_BYTES
+    names, logs, left = shown_episodes.logs(folder), dict[str, Any](), EMBEDDED_BYTES
     for place, name in enumerate(names):
-        log = StoredEpisodes(workdir / EPISODES_FOLDER, name)
+        log = StoredEpisodes(folder, name)
         episodes, used = _embedded_episodes(log, left // (len(names) - place), table)
-        index = (workdir / EPISODES_FOLDER / f"{name}{INDEX}").read_bytes()
+        index = (folder / f"{name}{INDEX}").read_bytes()
         start = index.find(b"\n", len(index) - INDEX_BYTES) + 1 if len(index) > INDEX_BYTES else 0
         skipped = index.count(b"\n", 0, start)
         first = log.blocks[skipped]["first"] if skipped < len(log.blocks) else log.rows
@@ -94,8 +97,11 @@ def _embedded_episodes(log: StoredEpisodes, most: int, table: shown_episodes.Tab
     return episodes, used
 
 
-def facts(workdir: pathlib.Path, results: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What the page says of a run beside its curves and episodes: config, summary, the numbers to look at first."""
+def facts(workdir: pathlib.Path, episodes: pathlib.Path, results: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What the page says of a run beside its curves and episodes: config, summary, the numbers to look at first.
+
+    `episodes` is the folder of its logs.
+    """
     records = list(jsonl.read(workdir / METRICS_FILE))
     config = _load(workdir / CONFIG_FILE)
     measured = so_far(records)
@@ -110,7 +116,7 @@ def facts(workdir: pathlib.Path, results: Mapping[str, Any] | None = None) -> di
         "tiles": _tiles(summary),
         "summary": jsonl.plain(summary),
         "config": config,
-        "logs": shown_episodes.logs(workdir),
+        "logs": shown_episodes.logs(episodes),
         "folder": str(workdir),
         "score": headline.score_of(name for record in records for name in record),
         "recorded": recorded_steps(workdir),

@@ -17,7 +17,6 @@ import numpy as np
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.observe.episode_store import INDEX, Learnt, StoredEpisodes
-from jaxagent.observe.files import EPISODES_FOLDER
 from jaxagent.types import Episode, TokenKind, Trajectory, UntrainedConversation
 
 HEAD_TOKENS, TAIL_TOKENS = 1200, 2400  # of a trajectory that is longer, unless a window is asked for
@@ -28,9 +27,9 @@ PREVIEW_CHARS = 240
 Table = Sequence[bytes] | None  # the bytes of every token of the run's tokenizer; None: it is not there
 
 
-def logs(workdir: Path) -> list[str]:
-    """The names of a run's logs of episodes."""
-    return [path.name.removesuffix(INDEX) for path in sorted((workdir / EPISODES_FOLDER).glob(f"*{INDEX}"))]
+def logs(folder: Path) -> list[str]:
+    """The names of the logs of episodes in a folder."""
+    return [path.name.removesuffix(INDEX) for path in sorted(folder.glob(f"*{INDEX}"))]
 
 
 def token_table(workdir: Path, config: Mapping[str, Any]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -12,8 +13,9 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.observe import headline, report, shown_episodes
+from jaxagent.observe.earlier_episodes import episodes_folder
 from jaxagent.observe.episode_store import StoredEpisodes
-from jaxagent.observe.files import CONFIG_FILE, EPISODES_FOLDER, LOCK_FILE, METRICS_FILE, SUMMARY_FILE
+from jaxagent.observe.files import CONFIG_FILE, LOCK_FILE, METRICS_FILE, SUMMARY_FILE
 
 DEPTH = 4  # folders below the one that was named
 SCAN_S = 2.0  # the list of runs is no older
@@ -29,6 +31,7 @@ class Runs:
         self._found: dict[str, Path] = {}
         self._scanned = -SCAN_S
         self._lock = threading.Lock()
+        self._spare = tempfile.TemporaryDirectory()  # for runs of earlier versions
         self._logs: dict[tuple[str, str], StoredEpisodes] = {}
         self._tables: dict[str, shown_episodes.Table] = {}
 
@@ -47,14 +50,20 @@ class Runs:
             raise ConfigError(f"There is no run '{name[:200]}' below {self.root}.")
         return folder
 
+    def episodes(self, name: str) -> Path:
+        """The folder of a run's logs of episodes. Raises ConfigError: there is no such run."""
+        folder = self.folder(name)
+        with self._lock:
+            return episodes_folder(folder, Path(self._spare.name) / str(abs(hash(name))))
+
     def log(self, name: str, log: str) -> StoredEpisodes:
         """A run's log as it is now. Raises ConfigError: there is none."""
-        folder = self.folder(name)
+        folder = self.episodes(name)
         if log not in shown_episodes.logs(folder):
-            raise ConfigError(f"The run '{name}' has no log of episodes '{log[:200]}'.")
+            raise ConfigError(f"The run '{name[:200]}' has no log of episodes '{log[:200]}'.")
         with self._lock:
             if (name, log) not in self._logs:
-                self._logs[name, log] = StoredEpisodes(folder / EPISODES_FOLDER, log)
+                self._logs[name, log] = StoredEpisodes(folder, log)
             stored = self._logs[name, log]
             stored.refresh()
             return stored

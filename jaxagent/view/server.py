@@ -32,7 +32,7 @@ from jaxagent.config import ConfigError
 from jaxagent.io import connections
 from jaxagent.observe import jsonl, page, report, shown_episodes
 from jaxagent.observe.episode_store import INDEX, StoredEpisodes
-from jaxagent.observe.files import EPISODES_FOLDER, METRICS_FILE
+from jaxagent.observe.files import METRICS_FILE
 from jaxagent.view.runs import Runs
 from jaxagent.view.verify import Verifier
 
@@ -67,7 +67,7 @@ class View:
             app.router.add_get(path, _constant(kind, text()))
         answers: dict[str, Callable[[Mapping[str, str]], Any]] = {
             "runs": lambda asked: self._runs.lines(),
-            "run": lambda asked: report.facts(self._runs.folder(asked["run"])),
+            "run": lambda asked: report.facts(self._runs.folder(asked["run"]), self._runs.episodes(asked["run"])),
             "previews": self._previews,
             "search": lambda asked: shown_episodes.search(self._log(asked), asked["words"][:MOST_WORDS]),
             "episode": lambda asked: shown_episodes.shown(self._log(asked), int(asked["row"]), self._table(asked)),
@@ -121,10 +121,8 @@ class View:
         return await _lines(request, self._runs.folder(request.query["run"]) / METRICS_FILE)
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
-        folder, log = self._runs.folder(request.query["run"]), request.query["log"]
-        if log not in shown_episodes.logs(folder):
-            raise ConfigError(f"There is no log of episodes '{log[:200]}'.")
-        return await _lines(request, folder / EPISODES_FOLDER / f"{log}{INDEX}")
+        log = await asyncio.to_thread(self._log, request.query)
+        return await _lines(request, log.folder / f"{log.name}{INDEX}")
 
     async def _verdict(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(self._verifier.verdict(request.query["run"], int(request.query["step"])))

@@ -15,6 +15,7 @@ import pytest
 from configs import search_r1
 from jaxagent import types
 from jaxagent.config import ConfigError, EpisodesConfig, parse, to_dict
+from jaxagent.data import codec
 from jaxagent.observe import jsonl, report, shown_episodes
 from jaxagent.observe.episode_store import EpisodeStore, Learnt, StoredEpisodes
 from jaxagent.observe.files import CONFIG_FILE, EPISODES_FOLDER, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
@@ -82,7 +83,7 @@ def test_a_running_run_shows_what_it_has_measured(tmp_path):
 def test_a_kind_of_tasks_may_have_the_words_of_the_summary_in_its_name(tmp_path):
     scores = [{"eval/em": 0.25, "eval/em_day_after_tomorrow": 0.5}, {"eval/em": 0.25, "eval/em_day_after_tomorrow": 1}]
     _log(tmp_path / METRICS_FILE, *[{"stage": "rl", "step": step} | found for step, found in enumerate(scores)])
-    tiles = {tile["title"]: (tile.get("from"), tile["value"]) for tile in report.facts(tmp_path)["tiles"]}
+    tiles = {tile["title"]: (tile.get("from"), tile["value"]) for tile in report.facts(tmp_path, tmp_path)["tiles"]}
     assert tiles["held-out em, day after tomorrow"] == (0.5, 1)
 
 
@@ -129,7 +130,7 @@ def test_a_damaged_workdir_is_told_in_one_line(tmp_path, name, content):
 def test_what_a_recipes_own_config_is_about(tmp_path):
     stored = to_dict(parse(search_r1.get_config("laptop-echo")))
     (tmp_path / CONFIG_FILE).write_text(json.dumps(stored))
-    assert report.facts(tmp_path)["about"].startswith("search: group_mean_std, ppo_clip + ECHO")
+    assert report.facts(tmp_path, tmp_path)["about"].startswith("search: group_mean_std, ppo_clip + ECHO")
 
 
 def test_the_page_lets_nothing_run_but_its_own_script(tmp_path):
@@ -216,6 +217,26 @@ def test_search_finds_all_words_whatever_their_case(tmp_path):
     texts = ["Paris is it", "PARIS, Texas", "London", "is paris"]
     _keep(tmp_path, "rl", (0, [dataclasses.replace(_episode(f"q{i}"), text=text) for i, text in enumerate(texts)]))
     stored = StoredEpisodes(tmp_path / EPISODES_FOLDER, "rl")
-    assert shown_episodes.search(stored, "paris is") == [0, 3] and shown_episodes.search(stored, "Texas") == [1]
+    assert shown_episodes.search(stored, "paris IT") == [0] and shown_episodes.search(stored, "Texas") == [1]
     assert shown_episodes.search(stored, "why q2") == [2] and shown_episodes.search(stored, "<died>") == [0, 1, 2, 3]
     assert shown_episodes.previews(stored, [1]) == {1: {"prompt": "Who? & why", "end": "PARIS, Texas"}}
+
+
+def test_runs_of_earlier_versions_are_shown_and_left_as_they_are(tmp_path):
+    """Evaluations stood in episodes.jsonl, with a text beside each token, and with log_episodes once more."""
+    rows = {step: codec.encode_episode(_episode(f"q{step}")) for step in (0, 1)}
+    shown = [{"stage": "rl", "step": step, "split": "eval", **row} for step, row in rows.items()]
+    for row in shown:
+        row["trajectories"] = [{**t, "texts": ["x"] * len(t["tokens"])} for t in row["trajectories"]]
+    oldest = {"stage": "rl", "step": 0, "task": "q", "trajectories": []}
+    _log(tmp_path / "episodes.jsonl", oldest, *shown)
+    (tmp_path / EPISODES_FOLDER).mkdir()
+    for name in ("rl", "rl.eval"):
+        _log(tmp_path / EPISODES_FOLDER / f"{name}.jsonl", {"stage": "rl", "step": 4, **rows[1]})
+    before = sorted(tmp_path.rglob("*"))
+    logs = _data(report.write_report(tmp_path))["logs"]
+    assert {name: [e["step"] for e in log["episodes"].values()] for name, log in logs.items()} == {
+        "rl": [4],
+        "rl.eval": [0, 1],
+    }
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / REPORT_FILE])

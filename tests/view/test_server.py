@@ -120,7 +120,7 @@ def test_episodes_previews_and_search(root):
         ("/api/run?run=nope", 404, "There is no run 'nope'"),
         ("/api/run?run=../..", 404, "There is no run"),
         ("/api/metrics?run=one/../one", 404, "There is no run"),
-        ("/api/index?run=one&log=../../x", 404, "There is no log of episodes"),
+        ("/api/index?run=one&log=../../x", 404, "has no log of episodes"),
         ("/api/episode?run=one&log=rl&row=96", 404, "has no episode 96"),
         ("/api/episode?run=one&log=rl&row=x", 500, "ValueError"),
         ("/api/episode?run=one", 500, "KeyError"),
