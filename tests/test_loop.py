@@ -165,6 +165,10 @@ def test_killed_at_three_moments_and_continued(finished, tmp_path):
     assert tiny_run.start(workdir).wait(DEADLINE_S) == 0
     assert steps(workdir) == STEPS
     assert numbers(workdir) == numbers(finished)  # to the bit
+    for log in ("rl", "rl.eval", "rl.sampled.eval"):  # every episode once
+        ours, theirs = (tiny_run.episodes(folder, log) for folder in (workdir, finished))
+        names = ("step", "sample", "reward", "trajectories")
+        assert [[e[n] for n in names] for e in ours] == [[e[n] for n in names] for e in theirs]
 
 
 def test_numbers_do_not_depend_on_concurrency(finished, tmp_path):

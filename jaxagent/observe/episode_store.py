@@ -195,13 +195,32 @@ def _mean_advantage(learnt: Sequence[Learnt | None]) -> float | None:
 def pack(episodes: Sequence[Episode], learnt: Sequence[Sequence[Learnt | None]]) -> tuple[bytes, bytes]:
     """The two parts of a block: texts, that are searched and shown in lists, and all the rest."""
     texts = [[episode.text, episode.task.prompt, words(episode)] for episode in episodes]
-    columns = codec.to_columns([dataclasses.replace(episode, text="") for episode in episodes])
+    columns = _columns([dataclasses.replace(episode, text="") for episode in episodes])
     has = [[trajectory is not None for trajectory in each] for each in learnt]
     trained = [trajectory for each in learnt for trajectory in each if trajectory is not None]
     parts = [len(columns).to_bytes(8, "little"), columns, json.dumps(has).encode(), b"\n"]
     for name, dtype in LEARNT.items():
         parts += [getattr(trajectory, name).astype(dtype).tobytes() for trajectory in trained]
     return zlib.compress(json.dumps(texts).encode(), codec.LEVEL), zlib.compress(b"".join(parts), codec.LEVEL)
+
+
+def _columns(episodes: Sequence[Episode]) -> bytes:
+    """`codec.to_columns`, also where a task or a counter says something in NumPy's numbers."""
+    try:
+        return codec.to_columns(episodes)
+    except TypeError:
+        plain = [
+            dataclasses.replace(
+                episode,
+                task=dataclasses.replace(episode.task, metadata=jsonl.plain(dict(episode.task.metadata))),
+                metrics=jsonl.plain(dict(episode.metrics)),
+            )
+            for episode in episodes
+        ]
+    try:
+        return codec.to_columns(plain)
+    except TypeError as error:
+        raise ConfigError(f"An episode of '{episodes[0].task.id}' cannot be kept, it is not JSON: {error}.") from error
 
 
 LEARNT = {"advantages": "<f4", "logprobs": "<f4", "mask": "?"}

@@ -93,6 +93,8 @@ class View:
             known = isinstance(error, ConfigError)
             answer = _error(404 if known else 500, str(error) if known else f"{type(error).__name__}: {error}")
         answer.headers.update(HEADERS)
+        if self._token:  # from another machine: on this one it would only take time
+            answer.enable_compression()
         return answer
 
     def _refusal(self, request: web.Request) -> web.Response | None:
@@ -141,7 +143,7 @@ class View:
 
 def _constant(kind: str, text: str) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
-        return _compressed(web.Response(text=text, content_type=kind, charset="utf-8"))
+        return web.Response(text=text, content_type=kind, charset="utf-8")
 
     return answer
 
@@ -151,7 +153,7 @@ def _values(answer: Callable[[Mapping[str, str]], Any]) -> Handler:
 
     async def handler(request: web.Request) -> web.StreamResponse:
         value = await asyncio.to_thread(answer, request.query)
-        return _compressed(web.json_response(jsonl.plain(value)))
+        return web.json_response(jsonl.plain(value))
 
     return handler
 
@@ -173,11 +175,6 @@ async def _lines(request: web.Request, path: Path) -> web.StreamResponse:
     content, start = await asyncio.to_thread(read)
     answer = web.Response(body=content, content_type="application/x-ndjson")
     answer.headers.update({"X-From": str(start), "X-Next": str(start + len(content))})
-    return _compressed(answer)
-
-
-def _compressed(answer: web.Response) -> web.Response:
-    answer.enable_compression()  # where the browser takes it
     return answer
 
 

@@ -158,6 +158,20 @@ def test_held_out_episodes_of_a_folder_are_not_read_and_lines_of_earlier_version
         episode_store.read(tmp_path / "empty")
 
 
+def test_numbers_of_numpy_are_kept_and_what_is_no_json_is_refused(tmp_path):
+    about = Task("t", "Who?", ("me",), "", {"n": np.int64(3), "list": [np.float32(0.5)]})
+    log = store(tmp_path)
+    log.append(0, [dataclasses.replace(episode("t"), task=about, metrics={"total_s": np.float32(0.25)})], {})
+    log.wait()
+    reader = StoredEpisodes(tmp_path, "rl")
+    (read,) = reader.of(reader.blocks[0])
+    assert read.task.metadata == {"n": 3, "list": [0.5]} and read.metrics == {"total_s": 0.25}
+    log.append(1, [dataclasses.replace(episode("t"), task=dataclasses.replace(about, metadata={"s": {1}}))], {})
+    with pytest.raises(ConfigError, match=r"'t' cannot be kept, it is not JSON: .*set"):
+        log.wait()
+    log.close()
+
+
 def test_damage_is_named(tmp_path):
     fill(tmp_path, [0]).close()
     path = tmp_path / "rl.00000.blocks"
