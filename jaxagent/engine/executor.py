@@ -58,7 +58,7 @@ class Sizes:
         """
         mesh = jax.sharding.get_abstract_mesh()
         shards = math.prod(mesh.shape[axis] for axis in ROWS[0])
-        memories = (cfg.memories or 2 * cfg.slots) if model.keeps_memories else shards
+        memories = cfg.memory_count if model.keeps_memories else shards
         for name, size in (("slots", cfg.slots), ("pages", cfg.pages), ("memories", memories)):
             if size < 1 or size % shards:
                 raise ConfigError(

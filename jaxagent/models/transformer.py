@@ -91,8 +91,9 @@ def init_cache(spec: ModelSpec, pages: int, page_tokens: int, memories: int, dty
     """What all blocks of all layers keep, in pages or in memories (`LayerBlock`); separate arrays, to be donated."""
 
     def state_of(block: LayerBlock) -> State:
-        memory = block.init_memory(spec, memories, dtype)
-        return block.init_state(spec, pages, page_tokens, dtype) if memory is None else memory
+        if block.has_memory:
+            return block.init_memory(spec, memories, dtype)
+        return block.init_state(spec, pages, page_tokens, dtype)
 
     kinds = spec.pattern
     layers = (kinds[i % len(kinds)] for i in range(spec.num_layers))

@@ -68,7 +68,7 @@ def resident_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dic
             "critic and its optimiser": device_bytes((train.critic, train.critic_opt_state)),
             "reference": device_bytes(train.reference),
             "rollout parameters": device_bytes(rollout),
-            "kv cache": device_bytes(decode.cache),
+            **_cache_bytes(model, decode.cache),
             **_frozen_bytes(cfg, spec, mesh),
         }
 
@@ -84,8 +84,17 @@ def _frozen_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dict
         called = f"roles {', '.join(names)}"
         sizes[f"{called}: parameters"] = device_bytes(weights)
         decode = _decode_state(config, context, cfg.numerics == "exact", model)
-        sizes[f"{called}: kv cache"] = device_bytes(decode.cache)
+        sizes |= {f"{called}: {what}": size for what, size in _cache_bytes(model, decode.cache).items()}
     return sizes
+
+
+def _cache_bytes(model: LanguageModel, cache: Tree) -> dict[str, int]:
+    """Pages and, of recurrent blocks, memories."""
+
+    def bytes_of(memories: bool) -> int:
+        return device_bytes(jax.tree.map(lambda own, x: x if own == memories else None, model.in_memories, cache))
+
+    return {"kv cache": bytes_of(False), "memories": bytes_of(True)}
 
 
 def abstract_state(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> state.TrainState:
