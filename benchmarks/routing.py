@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxagent.models.blocks.experts import Experts
+from jaxagent.models.blocks import experts
+from jaxagent.models.blocks.routing import Routing
 from jaxagent.models.spec import ModelSpec
 
 Choices = dict[bytes, set[bytes]]  # of a router's input, by its digest: every set of experts that was chosen for it
@@ -23,7 +24,7 @@ Choices = dict[bytes, set[bytes]]  # of a router's input, by its digest: every s
 
 def layers(spec: ModelSpec) -> int:
     """How many have a router."""
-    routers = sum(isinstance(block, Experts) for blocks in spec.pattern for block in blocks)
+    routers = sum(isinstance(block, experts.Experts) for blocks in spec.pattern for block in blocks)
     return routers * spec.num_layers // len(spec.pattern)
 
 
@@ -37,18 +38,18 @@ def recorded() -> Iterator[Choices]:
         for row, ids in zip(rows, np.asarray(chosen), strict=True):
             choices.setdefault(hashlib.blake2b(row, digest_size=16).digest(), set()).add(ids.tobytes())
 
-    def route(self: Experts, h: jax.Array, router: jax.Array) -> Any:
-        weights, chosen = plain(self, h, router)
+    def route(routing: Routing, h: jax.Array, *router: jax.Array | None) -> Any:
+        weights, chosen = plain(routing, h, *router)
         jax.debug.callback(keep, h, chosen)
         return weights, chosen
 
-    plain, Experts.route = Experts.route, route
+    plain, experts.route = experts.route, route
     jax.clear_caches()
     try:
         yield choices
         jax.effects_barrier()
     finally:
-        Experts.route = plain
+        experts.route = plain
         jax.clear_caches()
 
 

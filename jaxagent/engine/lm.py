@@ -100,8 +100,8 @@ class LanguageModel:
             return params
         placed = self.lay_out(params)
         stacks = model_params.stacks_of(placed.layers)
-        turns = range(self.spec.num_layers // len(stacks))
-        layers = (_take(stack, jax.device_put(np.int32(i), jax.P())) for i in turns for stack in stacks)
+        order = model_params.in_order(list(map(len, self.spec.stacks)))
+        layers = (_take(stacks[stack], jax.device_put(np.int32(i), jax.P())) for stack, i in order)
         return placed.replace(layers=tuple(layers))
 
     @functools.partial(jax.jit, static_argnums=0)

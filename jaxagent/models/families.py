@@ -6,11 +6,13 @@ A family of your own is named by its path, `--config.model.family=my_package.my_
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import object_at
+from jaxagent.models import deepseek
 from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.blocks.attention import Attention
 from jaxagent.models.blocks.experts import Experts
@@ -73,6 +75,18 @@ def period_of(layers: Sequence[tuple[LayerBlock, ...]]) -> Pattern:
     return next(tuple(layers[:p]) for p in range(1, n + 1) if n % p == 0 and layers[:p] * (n // p) == layers)
 
 
+@functools.lru_cache(maxsize=64)
+def before_repetition(layers: Pattern) -> tuple[int, int]:
+    """How many layers come before those that repeat, and the period of these: of both together the fewest."""
+    n = len(layers)
+    splits = ((first, kinds - first) for kinds in range(1, n + 1) for first in range(kinds))
+    return next(
+        (first, p)
+        for first, p in splits
+        if not (n - first) % p and layers[first : first + p] * ((n - first) // p) == layers[first:]
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Mixture(Family):
     """Qwen3-MoE: layers with experts, and with one feed-forward block where config.json says so."""
@@ -113,6 +127,26 @@ class Mixture(Family):
             "norm_topk_prob": experts.routing.renormalise,
             "mlp_only_layers": dense,
             "decoder_sparse_step": 1,
+        }
+
+
+class Glm4Moe(Family):
+    """GLM-4.5 and its successors: a part of each head turns, and experts are routed as in DeepSeek-V3."""
+
+    def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
+        """The first layers dense, then experts."""
+        from jaxagent.models.hf_config import flag
+
+        attention = Attention(flag(hf, "attention_bias", source), flag(hf, "use_qk_norm", source))
+        return period_of(deepseek.layers_of(hf, source, attention, self.defaults))
+
+    def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
+        """The settings of attention and of the experts, and how many layers come before them."""
+        attention, _ = spec.pattern[0]
+        return deepseek.settings_of(spec) | {
+            "attention_bias": attention.qkv_bias,
+            "use_qk_norm": attention.qk_norm,
+            "partial_rotary_factor": spec.partial_rotary_factor,
         }
 
 
@@ -181,6 +215,28 @@ FAMILIES = {
                 "output_router_logits": "what transformers' forward pass hands back",
                 "router_aux_loss_coef": "of a loss that only transformers' own trainer adds",
             },
+        ),
+        Glm4Moe(
+            "glm4_moe",
+            "Glm4MoeForCausalLM",
+            ((Attention(), Experts(deepseek.ROUTING, shared=1)),),
+            norm_eps=1e-5,
+            defaults={
+                "num_key_value_heads": 8,
+                "rms_norm_eps": 1e-5,
+                "partial_rotary_factor": 0.5,
+                "moe_intermediate_size": 1408,
+                "num_experts_per_tok": 8,
+                "n_shared_experts": 1,
+                "n_routed_experts": 128,
+                "routed_scaling_factor": 1.0,
+                "n_group": 1,
+                "topk_group": 1,
+                "first_k_dense_replace": 1,
+                "norm_topk_prob": True,
+            },
+            reads=frozenset(f"{deepseek.READS} attention_bias use_qk_norm partial_rotary_factor".split()),
+            harmless=deepseek.HARMLESS,
         ),
     )
 }

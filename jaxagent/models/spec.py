@@ -11,7 +11,7 @@ from typing import Literal
 
 from jaxagent.config import ConfigError, ModelConfig
 from jaxagent.config.model import Remat
-from jaxagent.models.families import Pattern, family_of
+from jaxagent.models.families import Pattern, before_repetition, family_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +95,14 @@ class ModelSpec:
     def rotary_dim(self) -> int:
         """Dimensions of a head that RoPE turns."""
         return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def stacks(self) -> tuple[range, ...]:
+        """The numbers of the layers of each stack of equal ones: those before the pattern repeats have one each."""
+        written_out = len(self.pattern) == self.num_layers
+        alone, period = before_repetition(self.pattern) if written_out else (0, len(self.pattern))
+        repeated = (range(kind, self.num_layers, period) for kind in range(alone, alone + period))
+        return (*(range(layer, layer + 1) for layer in range(alone)), *repeated)
 
     @classmethod
     def from_config(cls, model: ModelConfig, vocab_size: int) -> ModelSpec:

@@ -10,6 +10,7 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.models import hf_config, params
 from jaxagent.models.blocks.experts import Experts
+from jaxagent.models.blocks.routing import Routing
 from jaxagent.models.spec import ModelSpec
 from tests.models import tiny
 
@@ -26,7 +27,7 @@ def config(**changes):
 
 def test_settings_are_read_as_a_folder_s():
     spec = spec_of(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=False)
-    assert spec.pattern[0][1] == Experts(6, 3, 20, renormalise=False)
+    assert spec.pattern[0][1] == Experts(Routing(6, 3, renormalise=False), 20)
     folder = hf_config.spec_to_hf(spec, "float32")
     assert (
         dataclasses.replace(hf_config.spec_from_hf(folder, tiny.model_config(), "config.json"), max_position=0) == spec
@@ -63,6 +64,6 @@ def test_other_settings_are_refused(text, sentence):
 def test_beside_a_folder_they_are_a_demand():
     folder = hf_config.spec_to_hf(spec_of(num_experts=6), "float32")
     asked = dataclasses.replace(tiny.model_config(), family="", settings='{"num_experts": 6}')
-    assert hf_config.spec_from_hf(folder, asked, "config.json").pattern[0][1].count == 6
+    assert hf_config.spec_from_hf(folder, asked, "config.json").pattern[0][1].routing.count == 6
     with pytest.raises(ConfigError, match=r"settings: num_experts is 6 \(8 there\)"):
         hf_config.spec_from_hf(folder | {"num_experts": 8}, asked, "config.json")
