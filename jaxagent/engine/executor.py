@@ -142,15 +142,8 @@ class Executor:
         self._state = _issue(programs.prefill, self.model, self.params, self._state, tables, *rows, np.int32(tiles))
         return tiles * s.tile_rows * s.shards
 
-    def copy_pages(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Copies whole pages: (shard, source, target) each."""
-        self._copy(programs.copy_pages, copies)
-
-    def copy_memories(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Copies memories, one after the other: (shard, source, target) each."""
-        self._copy(programs.copy_memories, copies)
-
-    def _copy(self, program: Callable[..., Any], copies: Sequence[tuple[int, int, int]]) -> None:
+    def copy_pages(self, copies: Sequence[tuple[int, int, int]], memories: bool = False) -> None:
+        """Copies whole pages, or memories one after the other: (shard, source, target) each."""
         by_shard = [[c[1:] for c in copies if c[0] == shard] for shard in range(self.sizes.shards)]
         for start in range(0, max(map(len, by_shard)), _COPIES):
             pairs = np.zeros((self.sizes.shards, _COPIES, 2), np.int32)
@@ -158,7 +151,7 @@ class Executor:
                 part = all_pairs[start : start + _COPIES]
                 pairs[shard, : len(part)] = np.reshape(part, (-1, 2))
             source, target = np.ascontiguousarray(pairs.reshape(-1, 2).T)
-            self._state = _issue(program, self.model, self._state, source, target)
+            self._state = _issue(programs.copy_pages, self.model, self._state, source, target, memories)
 
     def begin(self, turns: functions.Slots) -> None:
         """Starts turns."""
@@ -189,9 +182,8 @@ class Executor:
         none = np.zeros(self.sizes.all_slots, bool)
         tables = np.zeros((self.sizes.all_slots, self.sizes.columns), np.int32)
         self.prefill([], tables)
-        self.copy_pages([(0, 0, 0)])
-        if self.sizes.memories:
-            self.copy_memories([(0, 0, 0)])
+        for memories in (False, True) if self.sizes.memories else (False,):
+            self.copy_pages([(0, 0, 0)], memories)
         self.begin(functions.Slots.blank(self.sizes.all_slots))
         self.free(none)
         for truncated in (False, True) if self.truncation else (False,):

@@ -154,7 +154,7 @@ class Scheduler:
             return 0
         self._sort()
         admissions = 0
-        copies: tuple[list[Copy], list[Copy]] = [], []  # of pages, of memories
+        copies: dict[bool, list[Copy]] = {}  # of pages, of memories
         computing = {self._first_page(r.tokens): r for r in reversed(self._prefilling)}
         full: set[int] = set()  # shards in which the first in the queue waits for pages
         for request in list(self._waiting):
@@ -187,10 +187,8 @@ class Scheduler:
             if not request.admitted:  # else it was interrupted
                 request.admitted, request.cached_tokens = True, request.prefilled
                 self.stats.update(requests=1, cached_tokens=request.prefilled)
-        if copies[0]:
-            self._executor.copy_pages(copies[0])
-        if copies[1]:
-            self._executor.copy_memories(copies[1])
+        for memories, of_shards in copies.items():
+            self._executor.copy_pages(of_shards, memories)
         return admissions
 
     def _waits(self, request: Request, other: Request, cached: int) -> bool:
@@ -218,7 +216,7 @@ class Scheduler:
         order = admission_order([r.claim for r in self._waiting], in_use, self._served)
         self._waiting = [self._waiting[i] for i in order]
 
-    def _give_pages(self, request: Request, copies: tuple[list[Copy], list[Copy]]) -> bool:
+    def _give_pages(self, request: Request, copies: dict[bool, list[Copy]]) -> bool:
         """Gives a turn pages for its context; `request.prefilled` is what is cached of it. False: too few."""
         session, store = request.session, self.stores[request.session.shard]
         greedy = session.lost_tokens > 0  # the snapshot that it left; those of groups serve others too
@@ -234,8 +232,8 @@ class Scheduler:
                     session.pages, self._holders[session] = pages, None
                     request.prefilled = admission.cached
                     request.branches = {admission.known} if self._sizes.memories else set()
-                    for all_copies, own in zip(copies, (admission.pages, admission.memories), strict=True):
-                        all_copies += [(session.shard, *copy) for copy in own]
+                    for of_memories, copy in admission.copies:
+                        copies.setdefault(of_memories, []).append((session.shard, *copy))
                     return True
                 store.release(pages)
             if not self._make_room(request):
@@ -386,7 +384,7 @@ class Scheduler:
                     own = self.stores[session.shard].snapshot(session.pages)
                 copies += [(session.shard, *copy) for copy in own or ()]
         if copies:
-            self._executor.copy_memories(copies)
+            self._executor.copy_pages(copies, memories=True)
 
     def _show(self, request: Request) -> None:
         pages = request.session.pages.pages

@@ -131,7 +131,7 @@ def test_rows_that_fill_up_leave_memories_alone(schedulers, expected) -> None:
 def test_shards_have_memories_of_their_own(schedulers, expected) -> None:
     with toys.running(slots=8, pages=48, memories=40, data=4, model=MixedToy(toys.VOCAB)) as four:
         assert asyncio.run(episodes(four, 30)) == expected
-    assert all(store.hit_tokens > 0 for store in schedulers[0].stores)
+    assert sum(store.hit_tokens > 0 for store in schedulers[0].stores) > 1
 
 
 @pytest.mark.parametrize("policy", ["keep", "recompute"])
