@@ -43,7 +43,7 @@ class Sizes:
     prefill_tiles: int  # of one prefill call, at most
     pages: int  # per shard, the unused page 0 included
     page_tokens: int
-    table: int  # pages of the longest sequence
+    table: int  # columns: pages of the longest sequence, and then its memory if the model keeps any
     memories: int  # per shard, the unused memory 0 included; 0: the model keeps none
 
     @classmethod
@@ -84,7 +84,7 @@ class Sizes:
             prefill_tiles=max(1, -(-cfg.prefill_tokens // (shards * tile))),
             pages=cfg.pages // shards + 1,
             page_tokens=cfg.page_tokens,
-            table=table,
+            table=table + model.keeps_memories,
             memories=memories // shards + 1 if model.keeps_memories else 0,
         )
 
@@ -92,11 +92,6 @@ class Sizes:
     def all_slots(self) -> int:
         """S: slots of all shards, padding included."""
         return self.slots * self.shards
-
-    @property
-    def columns(self) -> int:
-        """Of the tables: a sequence's pages, then its memory where the model keeps any."""
-        return self.table + (self.memories > 0)
 
     @property
     def prefill_rows(self) -> int:
@@ -180,7 +175,7 @@ class Executor:
     def warm_up(self) -> None:
         """Runs every program once on padding: afterwards nothing compiles. Needs parameters."""
         none = np.zeros(self.sizes.all_slots, bool)
-        tables = np.zeros((self.sizes.all_slots, self.sizes.columns), np.int32)
+        tables = np.zeros((self.sizes.all_slots, self.sizes.table), np.int32)
         self.prefill([], tables)
         for memories in (False, True) if self.sizes.memories else (False,):
             self.copy_pages([(0, 0, 0)], memories)

@@ -64,11 +64,8 @@ class PageStore:
     """
 
     def __init__(self, pages: int, page_tokens: int, memories: int = 0) -> None:
-        if pages < 2 or page_tokens < 1 or memories == 1:
-            raise ValueError(
-                f"A store needs 2 pages of 1 token and 2 memories, or none, at least; not {pages} of {page_tokens} "
-                f"and {memories}."
-            )
+        if pages < 2 or page_tokens < 1:
+            raise ValueError(f"A store needs 2 pages of 1 token at least, not {pages} of {page_tokens}.")
         self.page_tokens, self._remembers = page_tokens, memories > 0
         self.hit_tokens = 0  # tokens that admissions found cached
         self.evictions = 0  # pages given up because others needed them

@@ -48,7 +48,7 @@ class Scheduler:
         self.stores = [PageStore(sizes.pages, sizes.page_tokens, sizes.memories) for _ in range(sizes.shards)]
         self.slot_table = SlotTable(sizes.all_slots, context)
         self.stats: collections.Counter[str] = collections.Counter()
-        self._tables = np.zeros((sizes.all_slots, sizes.columns), np.int32)
+        self._tables = np.zeros((sizes.all_slots, sizes.table), np.int32)
         self._free_slots = [
             list(range(shard * sizes.slots, shard * sizes.slots + sizes.usable)) for shard in range(sizes.shards)
         ]  # heaps: low slots first, so that those in use fill few tiles
@@ -219,7 +219,8 @@ class Scheduler:
     def _give_pages(self, request: Request, copies: dict[bool, list[Copy]]) -> bool:
         """Gives a turn pages for its context; `request.prefilled` is what is cached of it. False: too few."""
         session, store = request.session, self.stores[request.session.shard]
-        greedy = session.lost_tokens > 0  # the snapshot that it left; those of groups serve others too
+        # For the snapshot that it left when it lost its pages; those of groups serve others too.
+        greedy = session.lost_tokens > 0 or not self._sizes.memories
         while True:
             if session.pages is not None:
                 if store.grow(session.pages, len(request.tokens)):
@@ -231,13 +232,13 @@ class Scheduler:
                 if admission is not None:
                     session.pages, self._holders[session] = pages, None
                     request.prefilled = admission.cached
-                    request.branches = {admission.known} if self._sizes.memories else set()
+                    request.branches = set() if session.lost_tokens else {admission.known}
                     for of_memories, copy in admission.copies:
                         copies.setdefault(of_memories, []).append((session.shard, *copy))
                     return True
                 store.release(pages)
             if not self._make_room(request):
-                if greedy or not self._sizes.memories:
+                if greedy:
                     return False
                 greedy = True
 

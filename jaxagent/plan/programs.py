@@ -151,7 +151,7 @@ def _compile_engine(
     rollout = jax.eval_shape(model.place, params)
     decode = _decode_state(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)
     sizes = Sizes.of(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)
-    tables = _abstract((sizes.all_slots, sizes.columns), jnp.int32, mesh, jax.P())
+    tables = _abstract((sizes.all_slots, sizes.table), jnp.int32, mesh, jax.P())
     rows = _abstract((sizes.prefill_tiles, sizes.tile_rows * sizes.shards), jnp.int32, mesh, jax.P())
     count = _abstract((), jnp.int32, mesh, jax.P())
     own = _abstract((rows.shape[0], rows.shape[1] // sizes.share), jnp.int32, mesh, jax.P())
