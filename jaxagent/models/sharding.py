@@ -43,6 +43,7 @@ class Rules:
     rank: str | None = None  # of LoRA adapters
     expert: str | None = None
     gate: str | None = None
+    channel: str | None = None  # of a delta net, which every device of `tensor` computes as a whole
 
     def partition(self, axes: tuple[str, ...]) -> P:
         """The PartitionSpec of an array whose logical axes are `axes`."""

@@ -21,8 +21,8 @@ from jaxagent.models import sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
 from jaxagent.models.blocks.mlp import swiglu
 from jaxagent.models.blocks.routing import Routing, route
-from jaxagent.models.layers import contract, rms_norm
-from jaxagent.models.params import ArraySpec, Layers, matrix, per_expert, vector
+from jaxagent.models.layers import contract, gain, rms_norm
+from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix, per_expert, vector
 
 if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
@@ -71,7 +71,7 @@ class Experts(LayerBlock):
         beside = "shared_expert" if self.shared_gate else "shared_experts"  # checkpoints with a gate have one
         into, out = spec.embed_dim**-0.5, spec.embed_init_std
         return {
-            "mlp_norm": vector("post_attention_layernorm.weight", embed, mean=1.0),
+            "mlp_norm": block_norm(spec, "post_attention", behind=False),
             "router": matrix("mlp.gate.weight", embed, {"expert": self.routing.count}, into),
             "router_bias": vector("mlp.gate.e_score_correction_bias", {"expert": self.routing.count})
             if self.routing.bias
@@ -91,7 +91,7 @@ class Experts(LayerBlock):
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
     ) -> tuple[jax.Array, State]:
         """Row by row, on the device that has the row."""
-        h = rms_norm(x, layer.mlp_norm, spec.norm_eps)
+        h = rms_norm(x, gain(layer.mlp_norm, spec), spec.norm_eps)
         added = self._of_chosen(layer, h)
         if not self.shared:
             return added, state
@@ -130,6 +130,11 @@ class Experts(LayerBlock):
         """Of all but the experts that a token does not go to."""
         experts = sum(self.arrays(spec)[name].size for name in MATRICES)
         return super().matmul_params(spec) - experts * (1 - self.routing.active / self.routing.count)
+
+    def params_read(self, spec: ModelSpec, rows: float) -> float:
+        """An expert is read if any row goes to it; with equal loads and rows that choose on their own."""
+        experts = sum(self.arrays(spec)[name].size for name in MATRICES)
+        return super().matmul_params(spec) - experts * (1 - self.routing.active / self.routing.count) ** rows
 
 
 class _Tiles(NamedTuple):
