@@ -135,7 +135,7 @@ class LanguageModel:
     @property
     def keeps_memories(self) -> bool:
         """Whether some block keeps a state of fixed size."""
-        return any(map(any, self.in_memories))
+        return self.spec.has_memory
 
     @property
     def memory_bytes(self) -> int:
