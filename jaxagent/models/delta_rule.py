@@ -35,11 +35,10 @@ class Inputs(NamedTuple):
 def step(state: jax.Array, token: Inputs) -> tuple[jax.Array, jax.Array]:
     """One token: (S, o) = (f32[H, K, V], f32[H, V]) from the memory f32[H, K, V] before it."""
     chex.assert_rank([state, token.q], [3, 2])
-    state = state * jnp.exp(token.log_decay)[:, None, None]
-    read = jnp.sum(state * token.k[:, :, None], axis=1)
-    correction = (token.v - read) * token.beta[:, None]
-    state = state + token.k[:, :, None] * correction[:, None, :]
-    return state, jnp.sum(state * token.q[:, :, None], axis=1)
+    decay = jnp.exp(token.log_decay)[:, None]
+    correction = (token.v - decay * _product("hkv,hk->hv", state, token.k)) * token.beta[:, None]
+    state = state * decay[:, :, None] + token.k[:, :, None] * correction[:, None, :]
+    return state, _product("hkv,hk->hv", state, token.q)
 
 
 @jax.named_scope("delta_rule")
