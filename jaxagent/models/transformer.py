@@ -136,7 +136,7 @@ def forward_packed(
         attend = context.packed(segments)
     else:
         attend = packed(segments) if ends is None else trees.shared(ends, longest)
-    assert not spec.has_memory or (ends is None and not split), "a memory takes rows of whole sequences"
+    assert not spec.has_memory or ends is None, "a memory takes rows of whole sequences"
     # Written out, layers need no stacking of what backward keeps; of a deep model that would take minutes to compile.
     x, _ = hidden(
         params,
@@ -145,7 +145,7 @@ def forward_packed(
         flat(positions),
         attend,
         unroll=spec.remat == "none" and spec.num_layers <= MOST_WRITTEN_OUT,
-        recur=recurrence.PackedRows(segments),
+        recur=context.SplitRows(segments) if split else recurrence.PackedRows(segments),
     )
     if split:
         return context.at(x, t, head_positions)
