@@ -5,11 +5,14 @@
 The laptop preset's model shape in any family, random weights. The same multi-turn episodes are sampled by engines that
 differ in everything that must not matter (slots, concurrency, order of arrival, tokens per dispatch, prefill chunks,
 pages so few that sessions are preempted, prefixes shared or not), at two temperatures; their log-probs are then
-computed by the trainer's exact forward over batches packed in several shapes and random orders. The last line is JSON:
+computed by the trainer's exact forward over batches packed in several shapes and random orders. Of a mixture of experts
+the same episodes are sampled and scored once more, by programs that say which experts each token went to in each layer
+(routing.py). The last line is JSON:
 
   fraction_equal   of sampled tokens: log-prob bit-equal to the trainer's, over all engines and packings
   fraction_same    of episodes: tokens and log-probs equal those of the first engine
   tokens           comparisons made
+  routing_tokens, routing_differences  tokens whose experts were compared, and in how many layers of them they differ
   cost_ratio       seconds of an RL step (rollout and update, synthetic laptop batch) with exact numerics / with fast
   update_ratio     the same of the update alone
 """
@@ -18,16 +21,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import json
-import statistics
-import time
 
 import jax
 import numpy as np
 
-from benchmarks import workloads
+from benchmarks import routing, workloads
+from benchmarks.rl_step import step_seconds
 from benchmarks.train_step import Learner
 from jaxagent.config import EngineConfig, SamplingConfig, parse
 from jaxagent.configs import search_r1
@@ -36,7 +37,8 @@ from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.requests import EngineSetup
 from jaxagent.models import exact, params, sharding
-from jaxagent.models.spec import ModelSpec
+from jaxagent.models.families import family_of
+from jaxagent.models.spec import ModelSpec, round_up
 
 CONTEXT, PROMPT = 640, 70
 ENGINES = {  # changes to the laptop preset's engine, and how many episodes run at once
@@ -142,25 +144,54 @@ def score(
     return [scored[b][r, c + played[i].sampled - 1] for i, (b, r, c) in sorted(place.items())]
 
 
-def equality(family: str, dtype: str, count: int) -> dict[str, float]:
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model of random weights and what it plays."""
+
+    spec: ModelSpec
+    mesh: jax.sharding.Mesh
+    weights: params.Params
+    engine: EngineConfig
+    sampling: SamplingConfig
+    episodes: list[workloads.Episode]
+
+    @classmethod
+    def of(cls, family: str, dtype: str, count: int) -> Case:
+        """`count` episodes of the laptop's shape in a family; where its layers have a longer period, one period."""
+        raw = search_r1.get_config()
+        raw.model.family = family or raw.model.family
+        raw.model.num_layers = round_up(raw.model.num_layers, len(family_of(raw.model.family).pattern))
+        raw.model.compute_dtype = raw.engine.cache_dtype = dtype
+        cfg = parse(raw)
+        spec = ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size)
+        mesh = sharding.make_mesh(cfg.mesh)
+        with jax.set_mesh(mesh):
+            weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
+        episodes = workloads.ragged(0, count, PROMPT, spec.vocab_size, max_turns=3)
+        return cls(spec, mesh, weights, cfg.engine, cfg.rl.sampling, episodes)
+
+    def play(self, name: str, temperature: float, order: np.ndarray) -> tuple[list[Played], dict[str, float]]:
+        """The episodes as one of `ENGINES` samples them, and its counters."""
+        changes, concurrency = ENGINES[name]
+        engine = dataclasses.replace(self.engine, **changes)
+        sampling = dataclasses.replace(self.sampling, temperature=temperature)
+        return play(self.spec, self.mesh, self.weights, engine, concurrency, self.episodes, sampling, order)
+
+    def score(
+        self, played: list[Played], temperature: float, shape: tuple[int, int], rng: np.random.Generator
+    ) -> list[np.ndarray]:
+        """See `score`."""
+        return score(self.spec, self.mesh, self.weights, self.engine, played, temperature, shape, rng)
+
+
+def equality(case: Case) -> dict[str, float]:
     """fraction_equal, fraction_same and tokens."""
-    raw = search_r1.get_config()
-    raw.model.family = family or raw.model.family
-    raw.model.compute_dtype = raw.engine.cache_dtype = dtype
-    cfg = parse(raw)
-    spec = ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size)
-    mesh, rng = sharding.make_mesh(cfg.mesh), np.random.default_rng(0)
-    with jax.set_mesh(mesh):
-        weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
-    episodes = workloads.ragged(0, count, PROMPT, spec.vocab_size, max_turns=3)
+    count, rng = len(case.episodes), np.random.default_rng(0)
     equal = tokens = same = of = 0
     for temperature in (1.0, 0.7):
-        sampling = dataclasses.replace(cfg.rl.sampling, temperature=temperature)
         first: list[Played] = []
-        for name, (changes, concurrency) in ENGINES.items():
-            engine = dataclasses.replace(cfg.engine, **changes)
-            order = rng.permutation(count) if first else np.arange(count)
-            played, stats = play(spec, mesh, weights, engine, concurrency, episodes, sampling, order)
+        for name in ENGINES:
+            played, stats = case.play(name, temperature, rng.permutation(count) if first else np.arange(count))
             first = first or played
             agree = [
                 np.array_equal(a.tokens, b.tokens) and np.array_equal(a.logprobs, b.logprobs)
@@ -168,7 +199,7 @@ def equality(family: str, dtype: str, count: int) -> dict[str, float]:
             ]
             same, of = same + sum(agree), of + count
             for shape in PACKINGS:
-                scores = score(spec, mesh, weights, engine, played, temperature, shape, rng)
+                scores = case.score(played, temperature, shape, rng)
                 for p, s in zip(played, scores, strict=True):
                     equal += int(np.sum(p.logprobs.view(np.int32) == s.view(np.int32)))
                     tokens += len(s)
@@ -180,59 +211,42 @@ def equality(family: str, dtype: str, count: int) -> dict[str, float]:
     return {"fraction_equal": equal / tokens, "fraction_same": same / of, "tokens": tokens}
 
 
+def routed(case: Case) -> dict[str, int]:
+    """routing_tokens and routing_differences; {} for a model without experts."""
+    if not (layers := routing.layers(case.spec)):
+        return {}
+    tokens = differences = 0
+    rng = np.random.default_rng(1)
+    for number, name in enumerate(ENGINES):
+        with routing.recorded() as engine:
+            played, _ = case.play(name, 1.0, rng.permutation(len(case.episodes)))
+        # What an engine has read: all but the last token of each episode.
+        read = [Played(p.tokens[:-1], p.sampled[:-1], p.logprobs[:-1]) for p in played]
+        beginnings = {p.tokens[: i + 1].tobytes() for p in read for i in range(len(p.tokens))}
+        with routing.recorded() as padding:
+            case.score(
+                [Played(np.zeros(1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))], 1.0, (1, 64), rng
+            )
+        with routing.recorded() as trainer:
+            case.score(read, 1.0, PACKINGS[number % len(PACKINGS)], rng)
+        for key in padding:
+            trainer.pop(key, None)
+        tokens += len(beginnings)
+        # Two beginnings of one and the same bits would be a token that was not compared.
+        differences += routing.differences(engine, trainer) + abs(len(beginnings) * layers - len(trainer))
+        print(f"{name:<22} {differences} differences so far in {layers} layers of {tokens} tokens", flush=True)
+    return {"routing_tokens": tokens, "routing_differences": differences}
+
+
 def cost(family: str, repetitions: int) -> dict[str, float]:
     """Seconds of an RL step, rollout and update, in both numerics, interleaved."""
-    learners = {name: Learner("laptop", 0, name, family) for name in ("exact", "fast")}
-    cfg = learners["exact"].cfg
-    spec = ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size)
-    mesh = learners["exact"].mesh
-    weights = learners["exact"].state.params
-    rng = np.random.default_rng(0)
-
-    def turn(given: int, sampled: int) -> workloads.Turn:
-        return workloads.Turn(rng.integers(1, spec.vocab_size, given).astype(np.int32), sampled)
-
-    stops = automaton.build(["no such"], [b"ab"] * spec.padded_vocab_size, spec.padded_vocab_size)
-    model = LanguageModel(spec, cfg.engine.cache_dtype)
-    updates: dict[str, list[float]] = {name: [] for name in learners}
-    rollouts: dict[str, list[float]] = {name: [] for name in learners}
-    context = cfg.env.context_tokens
-    with contextlib.ExitStack() as stack:
-        drivers = {}
-        for name in learners:
-            setup = EngineSetup(cfg=cfg.engine, context=context, stops=stops, eos_ids=(), exact=name == "exact")
-            drivers[name] = driver = stack.enter_context(Driver(model, weights, 0, setup, mesh))
-            driver.start(600.0)
-
-        async def rollout(driver: Driver) -> None:
-            async def episode(i: int, turns: list[workloads.Turn]) -> None:
-                session = await driver.open(f"{i // 8}", i % 8)
-                for number, t in enumerate(turns):
-                    await driver.generate(session, t.given, t.sampled, cfg.rl.sampling, number, 600.0)
-                driver.close(session)
-
-            jobs = []
-            for i in range(cfg.rl.tasks_per_step * cfg.rl.group_size):
-                prompt = prompts[i // 8]
-                jobs.append(episode(i, [prompt, *(turn(75, 6) for _ in range(i % 2)), turn(75, 4)]))
-            await asyncio.gather(*jobs)
-
-        for repetition in range(repetitions + 1):
-            prompts = [turn(15, 6) for _ in range(cfg.rl.tasks_per_step)]
-            for name, learner in learners.items():
-                started = time.perf_counter()
-                asyncio.run(rollout(drivers[name]))
-                rolled = time.perf_counter() - started
-                seconds = learner.step()
-                if repetition:
-                    rollouts[name].append(rolled)
-                    updates[name].append(seconds)
-    rollout_s = {name: statistics.median(seconds) for name, seconds in rollouts.items()}
-    update = {name: statistics.median(seconds) for name, seconds in updates.items()}
-    for name in learners:
-        print(f"{name}: rollout {rollout_s[name]:.3f} s, update {update[name]:.3f} s")
+    rollout, update = step_seconds(
+        {name: Learner("laptop", 0, name, family) for name in ("exact", "fast")}, repetitions
+    )
+    for name, seconds in update.items():
+        print(f"{name}: rollout {rollout[name]:.3f} s, update {seconds:.3f} s")
     return {
-        "cost_ratio": (rollout_s["exact"] + update["exact"]) / (rollout_s["fast"] + update["fast"]),
+        "cost_ratio": (rollout["exact"] + update["exact"]) / (rollout["fast"] + update["fast"]),
         "update_ratio": update["exact"] / update["fast"],
     }
 
@@ -243,9 +257,10 @@ def main() -> None:
     parser.add_argument("--model", default="", help="a family, as config.model.family; left out: the preset's")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--episodes", type=int, default=48)
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, default=5, help="of an RL step; 0: its cost is not measured")
     args = parser.parse_args()
-    result = equality(args.model, args.dtype, args.episodes) | cost(args.model, args.repetitions)
+    case = Case.of(args.model, args.dtype, args.episodes)
+    result = equality(case) | routed(case) | (cost(args.model, args.repetitions) if args.repetitions else {})
     print(json.dumps({name: round(value, 6) for name, value in result.items()}))
 
 

@@ -19,6 +19,8 @@ model that there is code for. codex: the same with Codex. Not run by us; on 64 G
 96k tokens of a row are split (docs/scaling_out.md, "Long sequences").
 """
 
+import json
+
 from ml_collections import ConfigDict
 
 from jaxagent.configs import _parts as parts
@@ -30,7 +32,13 @@ def get_config(preset: str = "laptop") -> ConfigDict:
     Raises:
       ConfigError: unknown preset or algorithm.
     """
-    presets = {"laptop": laptop, "builtin": builtin, "claude_code": claude_code, "codex": codex}
+    presets = {
+        "laptop": laptop,
+        "builtin": builtin,
+        "claude_code": claude_code,
+        "codex": codex,
+        "qwen3-30b-a3b": qwen3_30b_a3b,
+    }
     return parts.chosen("configs/coding_agent.py", preset, presets)
 
 
@@ -115,6 +123,22 @@ def codex() -> ConfigDict:
     config = published()
     config.workdir = "runs/coding_agent_codex"
     config.env.agent = ConfigDict({"name": "codex"})
+    return config
+
+
+def qwen3_30b_a3b() -> ConfigDict:
+    """The published recipe with Claude Code and a smaller mixture of experts, on 32 GPUs."""
+    config = claude_code()
+    config.workdir = "runs/coding_agent_qwen3-30b-a3b"
+    config.mesh.update(fsdp=1, context=8, tensor=4)
+    config.model.family = "qwen3_moe"
+    config.model.num_layers = 48
+    config.model.embed_dim = 2048
+    config.model.num_heads = 32
+    config.model.num_kv_heads = 4
+    config.model.head_dim = 128
+    config.model.mlp_dim = 6144
+    config.model.settings = json.dumps({"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768})
     return config
 
 

@@ -7,6 +7,7 @@
     python -m jaxagent.main --config=configs/search_r1.py:laptop-dpo       # preferences among its own attempts
     python -m jaxagent.main --config=configs/search_r1.py:laptop-rft       # imitation of its own successes
     python -m jaxagent.main --config=configs/search_r1.py:laptop-opd       # a smaller student of a finished laptop run
+    python -m jaxagent.main --config=configs/search_r1.py:laptop-moe       # a mixture of experts, 2 of 8 active
     python -m jaxagent.main --config=configs/search_r1.py:laptop+gspo      # any of algorithms/published.py
     python -m jaxagent.main --config=configs/search_r1.py:smollm2          # a real pretrained model (see below)
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b \
@@ -44,6 +45,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         "laptop-dpo": laptop_dpo,
         "laptop-rft": laptop_rft,
         "laptop-opd": laptop_opd,
+        "laptop-moe": laptop_moe,
         "smollm2": smollm2,
         "qwen2.5-3b": qwen2_5_3b,
     }
@@ -135,6 +137,15 @@ def laptop_opd() -> ConfigDict:
     # Over the whole vocabulary, in contexts that the student samples.
     config.opd.distill = ConfigDict({"teacher": "runs/search_r1/policy", "loss": {"name": "reverse_kl"}})
     config.tokenizer.path = "runs/search_r1/policy"
+    return config
+
+
+def laptop_moe() -> ConfigDict:
+    """GRPO of a mixture of experts: of 8 experts a token goes to 2, which together are as wide as the dense MLP."""
+    config = laptop()
+    config.workdir = "runs/search_r1_moe"
+    config.model.family = "qwen3_moe"
+    config.model.settings = '{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 192}'
     return config
 
 

@@ -64,10 +64,11 @@ class ModelConfig:
     remat: Remat
     logprob_chunk_tokens: PositiveInt  # tokens whose [V] logits exist at once
     lora: LoraConfig | None = None  # None: all weights are trained
+    settings: str = ""  # of the family besides, a JSON object with config.json's keys: '{"num_experts": 8}'
 
 
 # Fields of ModelConfig that a Hugging Face folder describes: left "" or 0, or equal to what it says.
-MODEL_SHAPE = ("family", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim")
+MODEL_SHAPE = ("family", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "settings")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from jaxagent.engine.model import ROWS
 from jaxagent.models import kernels, logprobs, sharding, transformer
 from jaxagent.models import params as model_params
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
-from jaxagent.models.blocks import LayerBlock, State
+from jaxagent.models.blocks import State
 from jaxagent.models.blocks.attention import PAGES
 from jaxagent.models.layers import quantise
 from jaxagent.models.recurrence import Memories
@@ -100,8 +100,8 @@ class LanguageModel:
             return params
         placed = self.lay_out(params)
         stacks = model_params.stacks_of(placed.layers)
-        turns = range(self.spec.num_layers // len(stacks))
-        layers = (_take(stack, jax.device_put(np.int32(i), jax.P())) for i in turns for stack in stacks)
+        order = model_params.in_order(list(map(len, self.spec.stacks)))
+        layers = (_take(stacks[stack], jax.device_put(np.int32(i), jax.P())) for stack, i in order)
         return placed.replace(layers=tuple(layers))
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -185,23 +185,19 @@ class LanguageModel:
         kinds = self._in_memories
 
         def local(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
-            def states_of(i: int, states: tuple[State, ...]) -> tuple[State, ...]:
-                pairs = zip(states, kinds[i % len(kinds)], strict=True)
-                return tuple(copied(state, source, target) if kind == memories else state for state, kind in pairs)
-
-            return tuple(states_of(i, states) for i, states in enumerate(cache))
+            return jax.tree.map(lambda kind, x: copied(x, source, target) if kind == memories else x, kinds, cache)
 
         layout = jax.tree.map(lambda pages: jax.typeof(pages).sharding.spec, cache)
         return jax.shard_map(local, in_specs=(layout, ROWS, ROWS), out_specs=layout)(cache, source, target)
 
     @property
     def _in_memories(self) -> tuple[tuple[bool, ...], ...]:
-        """Of each block of a period, whether its state lies in memories."""
-
-        def remembers(block: LayerBlock) -> bool:
-            return jax.eval_shape(lambda: block.init_memory(self.spec, 0, self.cache_dtype)) is not None
-
-        return tuple(tuple(map(remembers, blocks)) for blocks in self.spec.pattern)
+        """Of each block of each layer, whether its state lies in memories."""
+        kinds = [
+            tuple(jax.eval_shape(lambda b=b: b.init_memory(self.spec, 0, self.cache_dtype)) is not None for b in blocks)
+            for blocks in self.spec.pattern
+        ]
+        return tuple(kinds[i % len(kinds)] for i in range(self.spec.num_layers))
 
 
 def _rounds(array: model_params.ArraySpec) -> bool:

@@ -42,6 +42,7 @@ class Admission(NamedTuple):
     cached: int  # leading tokens that need no prefill once the copies are made
     pages: list[tuple[int, int]]  # (source page, target page) to copy, one at most
     memories: list[tuple[int, int]]  # memories likewise
+    known: int  # leading tokens in whole pages that the tree has, if only there were a snapshot
 
 
 class PageStore:
@@ -99,7 +100,7 @@ class PageStore:
         self._open[seq] = None
         return seq
 
-    def admit(self, seq: PagedSequence, tokens: np.ndarray, needed: int) -> Admission | None:
+    def admit(self, seq: PagedSequence, tokens: np.ndarray, needed: int, greedy: bool = True) -> Admission | None:
         """Gives a sequence its first pages, those that hold a prefix of its tokens already where there are any.
 
         The last token is never counted as cached: a turn begins by decoding from it. The copies must be issued before
@@ -109,10 +110,11 @@ class PageStore:
           seq: open and without pages.
           tokens: i32[n], the sequence from its start.
           needed: positions to have pages for, n at least.
+          greedy: whether it may take for its own the very snapshot that it begins from, if no other memory is left.
 
         Returns:
           What it got of others; None if there are not enough pages even without all idle ones, or no memory even
-          without all snapshots, and then nothing has changed.
+          without other snapshots, and then nothing has changed.
 
         Raises:
           ValueError: the sequence is not open, has pages, or `needed` is less than n.
@@ -120,10 +122,10 @@ class PageStore:
         self._must_be_open(seq)
         if seq.pages or needed < len(tokens):
             raise ValueError(f"Admission of {len(tokens)} tokens to {needed} positions and {len(seq.pages)} pages.")
-        shared, tail, place = self._match(tokens)
+        (shared, tail, place), known = self._match(tokens), len(self._tree.match(tokens[:-1])[0]) * self.page_tokens
         fresh = self._pages_for(needed) - len(shared)
         spare = len(self._free) + self._idle - sum(self._refs[page] == 1 for page in shared)
-        if fresh > spare or (self._remembers and not self._memories.available):
+        if fresh > spare or (self._remembers and self._memories.available <= (place is not None and not greedy)):
             return None
         source, count = tail or (TRASH, 0)
         # All pages that are left are needed, the one to copy from too: then it is the sequence's from here on.
@@ -145,7 +147,7 @@ class PageStore:
             self._drop(source)
         cached = len(shared) * self.page_tokens + count
         self.hit_tokens += cached
-        return Admission(cached, copies, memories)
+        return Admission(cached, copies, memories, known)
 
     def _give_memory(self, seq: PagedSequence, place: Place | None) -> list[tuple[int, int]]:
         """Gives a sequence a memory where sequences have one; returns the copies that make it what it is at a place."""
@@ -156,20 +158,22 @@ class PageStore:
         # Where no other was left, the snapshot itself goes on as the sequence's.
         return [(source, seq.memory)] if source not in (0, seq.memory) else []
 
-    def snapshot(self, seq: PagedSequence) -> list[tuple[int, int]]:
+    def snapshot(self, seq: PagedSequence) -> list[tuple[int, int]] | None:
         """Keeps what a sequence's memory is now for others; call when it has read what was last committed, no more.
 
         Returns:
-          The copy of a memory to issue, (source, target): none if there is such a snapshot, if all memories belong
-          to sequences, or if the model keeps none.
+          The copy of a memory to issue, (source, target): none where there is such a snapshot, or nobody would find
+          it; None if all memories belong to sequences.
 
         Raises:
           ValueError: the sequence is not open.
         """
         self._must_be_open(seq)
         place = self._place(seq)
-        if place is None or self._memories.use(place) or not self._memories.available:
+        if place is None or self._memories.use(place):
             return []
+        if not self._memories.available:
+            return None
         memory = self._memories.take()
         self._memories.keep(place, memory)
         return [(seq.memory, memory)]
@@ -253,7 +257,7 @@ class PageStore:
             self._drop(page)
 
     def _match(self, tokens: np.ndarray) -> tuple[list[int], tuple[int, int] | None, Place | None]:
-        """What an admission can use: as `PrefixTree.match`, but with memories up to the deepest snapshot, and where it is."""
+        """What an admission can use, as `PrefixTree.match`; with memories up to the deepest snapshot, and its place."""
         pages, tail = self._tree.match(tokens[:-1])
         if not self._remembers:
             return pages, tail, None

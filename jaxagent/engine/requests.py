@@ -156,6 +156,7 @@ class Request:
     since_s: float  # when its present phase began
     slot: int = -1
     prefilled: int = 0  # leading tokens that are cached, or whose caching has been issued
+    branches: set[int] = dataclasses.field(default_factory=set)  # counts of leading tokens from which others go on
     before: SampledTokens = dataclasses.field(default_factory=SampledTokens)  # sampled before an interruption
     on_tokens: Callable[[SampledTokens], None] | None = (
         None  # called with new tokens as they come, in the caller's own loop

@@ -127,12 +127,12 @@ class Scheduler:
                 self.stats.update(
                     prefill_tokens=tokens, prefill_padded_tokens=self._executor.prefill(spans, self._tables)
                 )
+            for request in self._prefilling:
+                self._commit(request, request.tokens[: request.prefilled])
+            if self._sizes.memories:
+                self._take_snapshots()
             ready = [r for r in self._prefilling if r.prefilled == len(r.tokens) - 1]
             self._prefilling = [r for r in self._prefilling if r.prefilled < len(r.tokens) - 1]
-            for request in [*ready, *self._prefilling]:
-                self._commit(request, request.tokens[: request.prefilled])
-            if copies := [c for r in ready for c in self._snapshot(r.session)]:
-                self._executor.copy_memories(copies)
             if ready:
                 self._begin(ready)
             if spans or ready:
@@ -155,16 +155,16 @@ class Scheduler:
         self._sort()
         admissions = 0
         copies: tuple[list[Copy], list[Copy]] = [], []  # of pages, of memories
-        computing = {self._first_page(r.tokens): r.tokens for r in reversed(self._prefilling)}
+        computing = {self._first_page(r.tokens): r for r in reversed(self._prefilling)}
         full: set[int] = set()  # shards in which the first in the queue waits for pages
         for request in list(self._waiting):
             session = request.session
             open_shards = {s for s, slots in enumerate(self._free_slots) if slots} - full
             if session.pages is None:
                 cached = {s: self.stores[s].cached(request.tokens) for s in open_shards}
-                other = computing.get(self._first_page(request.tokens), request.tokens[:0])
-                if self._usable(request.tokens[:-1], other[:-1]) > max(cached.values(), default=0):
-                    continue  # wait for what is being prefilled
+                other = computing.get(self._first_page(request.tokens))
+                if other is not None and self._waits(request, other, max(cached.values(), default=0)):
+                    continue
                 # Where most is cached; else where most is free.
                 ranked = sorted(open_shards, key=lambda s: (-cached[s], -self._room(s), s))
             else:
@@ -180,7 +180,7 @@ class Scheduler:
             admissions += 1
             request.slot = heapq.heappop(self._free_slots[session.shard])
             self._show(request)
-            computing.setdefault(self._first_page(request.tokens), request.tokens)
+            computing.setdefault(self._first_page(request.tokens), request)
             self._served[session.domain] = self._admissions
             self._admissions += 1
             self.stats["queue_s"] += request.spend("queue_s", now)
@@ -193,10 +193,20 @@ class Scheduler:
             self._executor.copy_memories(copies[1])
         return admissions
 
-    def _usable(self, tokens: np.ndarray, cached: np.ndarray) -> int:
-        """How many leading tokens can be used of a context that another turn prefills."""
-        count = common(pack(tokens), pack(cached))
-        return count if count == len(cached) or not self._sizes.memories else 0  # it leaves a snapshot at its end
+    def _waits(self, request: Request, other: Request, cached: int) -> bool:
+        """Whether more of a turn's context than is cached will be, once another turn's is prefilled.
+
+        Where the model keeps memories, that one leaves a snapshot where the two part: at the end of its context, or at
+        the last page end before, unless it has got there.
+        """
+        whole = len(other.tokens) - 1
+        usable = common(pack(request.tokens[:-1]), pack(other.tokens[:whole]))
+        if self._sizes.memories and usable < whole:
+            usable -= usable % self._sizes.page_tokens
+        if usable <= cached or (self._sizes.memories and usable <= other.prefilled):
+            return False
+        other.branches.add(usable)
+        return True
 
     def _sort(self) -> None:
         """Brings the queue into the order of admission."""
@@ -211,6 +221,7 @@ class Scheduler:
     def _give_pages(self, request: Request, copies: tuple[list[Copy], list[Copy]]) -> bool:
         """Gives a turn pages for its context; `request.prefilled` is what is cached of it. False: too few."""
         session, store = request.session, self.stores[request.session.shard]
+        greedy = session.lost_tokens > 0  # the snapshot that it left; those of groups serve others too
         while True:
             if session.pages is not None:
                 if store.grow(session.pages, len(request.tokens)):
@@ -218,18 +229,21 @@ class Scheduler:
                     return True
             else:
                 pages = store.open()
-                admission = store.admit(pages, request.tokens, len(request.tokens))
+                admission = store.admit(pages, request.tokens, len(request.tokens), greedy)
                 if admission is not None:
                     session.pages, self._holders[session] = pages, None
                     request.prefilled = admission.cached
+                    request.branches = {admission.known} if self._sizes.memories else set()
                     for all_copies, own in zip(copies, (admission.pages, admission.memories), strict=True):
                         all_copies += [(session.shard, *copy) for copy in own]
                     return True
                 store.release(pages)
             if not self._make_room(request):
-                return False
+                if greedy or not self._sizes.memories:
+                    return False
+                greedy = True
 
-    def _make_room(self, asking: Request) -> bool:
+    def _make_room(self, asking: Request, idle_only: bool = False) -> bool:
         """Takes the pages of one session of the shard. Returns False if no session may lose its pages.
 
         A waiting turn takes pages from turns behind it in the queue. A generating turn takes them from all waiting
@@ -246,6 +260,8 @@ class Scheduler:
         younger = [s for s in others if s in running and s.number > asking.session.number]
         if idle := [s for s in others if s not in busy]:
             self._preempt(max(idle, key=lambda s: s.number))
+        elif idle_only:
+            return False
         elif queued:
             self._preempt(max(queued, key=place.__getitem__))
         elif younger:
@@ -281,7 +297,8 @@ class Scheduler:
         """The spans to prefill now, first come first served; subtracts them from the room of their shard."""
         for request in self._prefilling:
             shard = request.session.shard
-            stop = min(len(request.tokens) - 1, request.prefilled + room[shard])
+            ahead = (b for b in request.branches if b > request.prefilled and self._sizes.memories)
+            stop = min(len(request.tokens) - 1, request.prefilled + room[shard], *ahead)
             if stop > request.prefilled:
                 self._again += max(0, min(stop, request.session.lost_tokens) - request.prefilled)
                 yield Span(request.tokens[request.prefilled : stop], request.prefilled, request.slot)
@@ -358,10 +375,18 @@ class Scheduler:
         if request.slot >= 0:
             self._show(request)
 
-    def _snapshot(self, session: Session) -> list[Copy]:
-        """The copy by which what a session has committed can be continued by others, while it goes on itself."""
-        copies = self.stores[session.shard].snapshot(session.pages)
-        return [(session.shard, *copy) for copy in copies]
+    def _take_snapshots(self) -> None:
+        """Keeps memories for others: of contexts that are prefilled, and where other turns are known to go on from."""
+        copies: list[Copy] = []
+        for request in self._prefilling:
+            session, wanted = request.session, request.prefilled in request.branches
+            if wanted or request.prefilled == len(request.tokens) - 1:
+                own = self.stores[session.shard].snapshot(session.pages)
+                if own is None and wanted and self._make_room(request, idle_only=True):
+                    own = self.stores[session.shard].snapshot(session.pages)
+                copies += [(session.shard, *copy) for copy in own or ()]
+        if copies:
+            self._executor.copy_memories(copies)
 
     def _show(self, request: Request) -> None:
         pages = request.session.pages.pages

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -145,12 +146,35 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         pattern=family.pattern_of(hf, source),
         **_rope(hf, family, source),
     )
-    stated = {field: getattr(model, field) for field in MODEL_SHAPE} if isinstance(model, ModelConfig) else {}
-    other = {field: value for field, value in stated.items() if value not in ("", 0, getattr(spec, field))}
-    if other:
-        listed = ", ".join(f"{field} is {value!r} ({getattr(spec, field)!r} there)" for field, value in other.items())
+    if not isinstance(model, ModelConfig):
+        return spec
+    sizes = {field: getattr(model, field) for field in MODEL_SHAPE if field != "settings"}
+    stated = [(field, value, getattr(spec, field)) for field, value in sizes.items() if value not in ("", 0)]
+    stated += [(f"settings: {key}", value, hf.get(key)) for key, value in settings_of(model).items()]
+    if other := [one for one in stated if one[1] != one[2]]:
+        listed = ", ".join(f"{field} is {value!r} ({there!r} there)" for field, value, there in other)
         raise ConfigError(f"config.model is another model than {source}: {listed}. Say the same, or 0 or ''.")
     return spec
+
+
+def settings_of(model: ModelConfig) -> dict[str, Any]:
+    """What `model.settings` says, by config.json's keys. Raises ConfigError where that is no JSON object."""
+    try:
+        settings = json.loads(model.settings or "{}")
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise ConfigError(
+            f"""config.model.settings must be a JSON object such as '{{"num_experts": 8}}', not """
+            f"{model.settings[:80]!r}."
+        )
+    return settings
+
+
+def with_settings(spec: ModelSpec, model: ModelConfig) -> ModelSpec:
+    """A randomly initialised model's spec with what `model.settings` says, read as config.json is."""
+    hf = spec_to_hf(spec, spec.param_dtype) | {"max_position_embeddings": None} | settings_of(model)
+    return spec_from_hf(hf, model, "config.model.settings")
 
 
 def _need(hf: Mapping[str, Any], key: str, source: str) -> Any:

@@ -14,7 +14,7 @@ import itertools
 import math
 import types
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import flax.struct
@@ -60,7 +60,7 @@ class Params:
     """One model. Leaves are arrays, or ArraySpecs, shardings, abstract arrays: the tree has one shape for all."""
 
     embed: Any  # [V, E]
-    layers: Any  # `Layers` stacked; of a pattern of several kinds a list of these; or a tuple of single layers
+    layers: Any  # `Layers` stacked; of several stacks a list of these; or a tuple of single layers
     final_norm: Any  # [E]
     head: Any  # [V, E], or None when tied to `embed`
 
@@ -156,9 +156,9 @@ def _wide(array: ArraySpec) -> ArraySpec:
 def param_specs(spec: ModelSpec) -> Params:
     """The tree of `ArraySpec`s of a model. Shared: change nothing in it."""
 
-    def stack_of(kind: int) -> Layers:
-        arrays = {name: array for block in spec.pattern[kind] for name, array in block.arrays(spec).items()}
-        where = range(kind, spec.num_layers, len(spec.pattern)), spec.param_dtype, "model.layers.{layer}."
+    def stack_of(layers: range) -> Layers:
+        arrays = {name: array for block in spec.pattern[layers[0]] for name, array in block.arrays(spec).items()}
+        where = layers, spec.param_dtype, "model.layers.{layer}."
         stacks = {name: array and stacked(array, *where) for name, array in arrays.items()}
         return Layers(**stacks | {name: _wide(stacks[name]) for name in WIDE if stacks.get(name)})
 
@@ -167,7 +167,7 @@ def param_specs(spec: ModelSpec) -> Params:
         stored = spec.vocab_size, spec.embed_dim
         return ArraySpec(tuple(sizes.values()), spec.param_dtype, tuple(sizes), 0.0, std, name, ((0,), (1,)), stored)
 
-    stacks = [stack_of(kind) for kind in range(len(spec.pattern))]
+    stacks = [stack_of(layers) for layers in spec.stacks]
     final_norm = vector("model.norm.weight", {"embed": spec.embed_dim}, mean=1.0 - spec.zero_centred_norms)
     return Params(
         embed=table("model.embed_tokens.weight", spec.embed_init_std),
@@ -178,8 +178,15 @@ def param_specs(spec: ModelSpec) -> Params:
 
 
 def stacks_of(layers: Any) -> list[Any]:
-    """The stack of each kind of layer, of `Params.layers` that are stacked."""
+    """All stacks, of `Params.layers` that are stacked."""
     return layers if isinstance(layers, list) else [layers]
+
+
+def in_order(depths: Sequence[int]) -> list[tuple[int, int]]:
+    """Of each layer the number of its stack and its place there, from the depths of all; see `ModelSpec.stacks`."""
+    alone = sum(depth < depths[-1] for depth in depths)
+    repeated = [(stack, i) for i in range(depths[-1]) for stack in range(alone, len(depths))]
+    return [(stack, 0) for stack in range(alone)] + repeated
 
 
 def count(spec: ModelSpec) -> int:

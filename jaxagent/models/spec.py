@@ -12,7 +12,7 @@ from typing import Literal
 from jaxagent.config import ConfigError, ModelConfig
 from jaxagent.config.model import Remat
 from jaxagent.models.blocks import LayerBlock
-from jaxagent.models.families import Pattern, family_of
+from jaxagent.models.families import Pattern, before_repetition, family_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,16 +104,27 @@ class ModelSpec:
         own = (type(block).init_memory for blocks in self.pattern for block in blocks)
         return any(method is not LayerBlock.init_memory for method in own)
 
+    @property
+    def stacks(self) -> tuple[range, ...]:
+        """The numbers of the layers of each stack of equal ones: those before the pattern repeats have one each."""
+        written_out = len(self.pattern) == self.num_layers
+        alone, period = before_repetition(self.pattern) if written_out else (0, len(self.pattern))
+        repeated = (range(kind, self.num_layers, period) for kind in range(alone, alone + period))
+        return (*(range(layer, layer + 1) for layer in range(alone)), *repeated)
+
     @classmethod
     def from_config(cls, model: ModelConfig, vocab_size: int) -> ModelSpec:
         """The spec of a randomly initialised model with `vocab_size` tokens.
 
         Raises:
-          ConfigError: `model.family` is none, or a size is impossible.
+          ConfigError: `model.family` is none, a size is impossible, or `model.settings` say what this code does not
+            compute.
         """
+        from jaxagent.models import hf_config  # it knows specs
+
         same = {field.name for field in dataclasses.fields(cls)} & set(vars(model))
         family = family_of(model.family)
-        return cls(
+        spec = cls(
             vocab_size=vocab_size,
             padded_vocab_size=round_up(vocab_size, model.vocab_multiple),
             rope_scaling=None,
@@ -123,6 +134,7 @@ class ModelSpec:
             zero_centred_norms=family.zero_centred_norms,
             **{name: getattr(model, name) for name in same},
         )
+        return hf_config.with_settings(spec, model) if model.settings else spec
 
     def check_context(self, tokens: int) -> None:
         """Raises ConfigError when sequences of `tokens` tokens are longer than the model can position."""

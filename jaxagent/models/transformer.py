@@ -20,7 +20,7 @@ from jaxagent.models import context, recurrence, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
 from jaxagent.models.layers import KEPT, Int8Array, LoraArray, gain, rms_norm
-from jaxagent.models.params import Layers, Params, param_specs, stacks_of
+from jaxagent.models.params import Layers, Params, in_order, param_specs, stacks_of
 from jaxagent.models.recurrence import Recurrence
 from jaxagent.models.spec import ModelSpec
 
@@ -63,18 +63,21 @@ def hidden(
     rows = FlatRows(rope.table(spec, positions), attend, recur)
     scanned = not unroll and not isinstance(params.layers, tuple)
 
-    def runner(blocks: tuple[LayerBlock, ...], arrays: Layers) -> Callable[..., tuple[jax.Array, tuple[State, ...]]]:
+    def runner(layers: range, arrays: Layers) -> Callable[..., tuple[jax.Array, tuple[State, ...]]]:
+        blocks = spec.pattern[layers[0]]
+
         def run_layer(x: jax.Array, layer: Layers, states: tuple[State, ...]) -> tuple[jax.Array, tuple[State, ...]]:
             return _layer(blocks, _gather(arrays, layer, spec, x), spec, x, rows, states)
 
-        return _rematerialise(run_layer, spec.remat, scanned)
+        return _rematerialise(run_layer, spec.remat, scanned and len(layers) > 1)
 
-    kinds = list(map(runner, spec.pattern, stacks_of(param_specs(spec).layers)))
-    nothing = [(None,) * len(blocks) for blocks in spec.pattern]
+    kinds = list(map(runner, spec.stacks, stacks_of(param_specs(spec).layers)))
+    nothing = [(None,) * len(spec.pattern[layers[0]]) for layers in spec.stacks]
+    order = in_order(list(map(len, spec.stacks)))
     if not scanned:
         new = []
         for i, layer in enumerate(unstack(params.layers)):
-            kind = i % len(kinds)
+            kind, _ = order[i]
             x, states = kinds[kind](x, layer, nothing[kind] if cache is None else cache[i])
             new.append(states)
         cache = None if cache is None else tuple(new)
@@ -82,11 +85,14 @@ def hidden(
         assert cache is None, "layers that are scanned keep nothing"
 
         def period(x: jax.Array, layers: list[Layers]) -> tuple[jax.Array, None]:
-            for run_layer, layer, states in zip(kinds, layers, nothing, strict=True):
+            for run_layer, layer, states in zip(kinds[alone:], layers, nothing[alone:], strict=True):
                 x, _ = run_layer(x, layer, states)
             return x, None
 
-        x, _ = lax.scan(period, x, stacks_of(params.layers))
+        stacks, alone = stacks_of(params.layers), sum(len(layers) < len(spec.stacks[-1]) for layers in spec.stacks)
+        for run_layer, stack, states in zip(kinds[:alone], stacks, nothing, strict=False):
+            x, _ = run_layer(x, jax.tree.map(lambda w: w[0], stack), states)
+        x, _ = lax.scan(period, x, stacks[alone:])
     return rms_norm(x, gain(sharding.constrain(params.final_norm, P(None)), spec), spec.norm_eps), cache
 
 
@@ -169,8 +175,8 @@ def unstack(layers: Layers | tuple[Layers, ...]) -> tuple[Layers, ...]:
         return layers
 
     stacks = stacks_of(layers)
-    depth = len(jax.tree.leaves(stacks)[0])
-    return tuple(jax.tree.map(lambda w, i=i: w[i], stack) for i in range(depth) for stack in stacks)
+    order = in_order([len(jax.tree.leaves(stack)[0]) for stack in stacks])
+    return tuple(jax.tree.map(lambda w, i=i: w[i], stacks[stack]) for stack, i in order)
 
 
 def _layer(

@@ -23,7 +23,7 @@ HOW_TO_RECORD = (
 
 
 # What of a config no number of an RL step depends on.
-_SIZES = ("slots", "steps_per_dispatch", "prefill_tokens", "pages", "request_timeout_s", "stop_states")
+_SIZES = ("slots", "steps_per_dispatch", "prefill_tokens", "pages", "memories", "request_timeout_s", "stop_states")
 _ELSEWHERE = ("stages", "data.num_eval", "data.eval_source", *map("engine.{}".format, _SIZES))
 _FREE = (*provenance.UNREAD, *STAGE_SECTIONS, *_ELSEWHERE)
 _OWN = ("rl", "opd")  # sections that a step is made again with as they were then

@@ -29,7 +29,11 @@ CONTEXT = 150
 WIDE = dataclasses.replace(
     SPEC, embed_init_std=0.1, embed_dim=64, num_heads=4, num_kv_heads=2, head_dim=16, mlp_dim=192
 )
-MIXTURE = dataclasses.replace(WIDE, family="qwen3_moe", pattern=((SPEC.pattern[0][0], Experts(Routing(16, 4), 64)),))
+SOFTMAX = Experts(Routing(16, 4), 64, shared=1, shared_gate=True)  # as Qwen3-Next has it
+GROUPS = Experts(Routing(16, 4, True, "sigmoid", True, 4, 2, 1.7), 64, shared=2)  # as DeepSeek-V3
+MIXTURE = dataclasses.replace(
+    WIDE, family="qwen3_moe", pattern=tuple((SPEC.pattern[0][0], experts) for experts in (SOFTMAX, GROUPS))
+)
 HYBRID = dataclasses.replace(
     WIDE,
     family="qwen3_5_text",

@@ -33,7 +33,8 @@ def state(store: PageStore) -> tuple:
     tree = store._tree
     nodes = {p: (n.key, n.stamp, n.parent and n.parent.page) for p, n in tree._nodes.items()}
     lists = [(list(seq.pages), seq.committed, seq.life) for seq in store._open]
-    own = (store._free, store._refs, store._idle, store.hit_tokens, store.evictions)
+    memories = store._memories.free, list(store._memories.snapshots.items())
+    own = (store._free, store._refs, store._idle, store.hit_tokens, store.evictions, memories)
     return copy.deepcopy((own, nodes, tree._queue, tree._clock, lists))
 
 
@@ -41,12 +42,12 @@ def test_a_group_shares_its_prompt() -> None:
     store = PageStore(pages=64, page_tokens=4)
     prompt = "aaaabbbbcccd"  # the last token is decoded from: 11 are cached
     first, admission = start(store, prompt, needed=16)
-    assert admission == (0, [], []) and first.pages == [1, 2, 3, 4]
+    assert admission[:2] == (0, []) and first.pages == [1, 2, 3, 4]
     store.commit(first, ids(prompt[:-1]))
     store.check()
     for n in range(15):
         seq, admission = start(store, prompt, needed=16)
-        assert admission == (11, [(3, 5 + 2 * n)], [])
+        assert admission[:2] == (11, [(3, 5 + 2 * n)])
         assert seq.pages == [1, 2, 5 + 2 * n, 6 + 2 * n]
     assert store.used_pages == 2 + 16 * 2 and store.evictable_pages == 0
     assert store.hit_tokens == 15 * 11
@@ -83,9 +84,9 @@ def test_a_sequence_begins_with_its_admission() -> None:
     store = PageStore(pages=8, page_tokens=4)
     seq = store.open()
     store.forget()
-    assert store.admit(seq, ids("aaaab"), 5) == (0, [], [])
+    assert store.admit(seq, ids("aaaab"), 5) == (0, [], [], 0)
     store.commit(seq, ids("aaaa"))  # of the new weights
-    assert start(store, "aaaab")[1] == (4, [], [])
+    assert start(store, "aaaab")[1] == (4, [], [], 4)
 
 
 def test_misuse() -> None:
@@ -122,18 +123,21 @@ def common(a: np.ndarray, b: np.ndarray) -> int:
 
 
 class Simulation:
-    """A store, the contents of its pages as the device would have them, and sequences that do random things."""
+    """A store, the contents of its pages and memories as the device would have them, and sequences that do random
+    things. What a memory holds is what its sequence's last token caches."""
 
-    def __init__(self, seed: int, pages: int, page_tokens: int) -> None:
+    def __init__(self, seed: int, pages: int, page_tokens: int, memories: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.store = PageStore(pages, page_tokens)
+        self.store = PageStore(pages, page_tokens, memories)
         self.pool = np.zeros((pages, page_tokens), np.int64)
+        self.memories = np.zeros(memories, np.int64)
+        self.snapshots: list[np.ndarray] = []  # of which tokens there must be one, since the last forget
         self.context = 6 * page_tokens
         self.live: list[tuple[PagedSequence, np.ndarray, int]] = []  # handle, its tokens, the weights that compute it
         self.past: list[np.ndarray] = [np.zeros(0, np.int32)]  # sequences to begin like
         self.committed: list[np.ndarray] = []  # since the last forget
         self.life = 0
-        self.seen = dict.fromkeys(("shared", "copied", "refused", "swapped", "stuck"), 0)
+        self.seen = dict.fromkeys(("shared", "copied", "refused", "swapped", "stuck", "crowded"), 0)
 
     def text(self, size: int) -> np.ndarray:
         return self.rng.integers(0, 2, size, np.int32) * 1000
@@ -142,11 +146,37 @@ class Simulation:
         at = np.arange(len(tokens))
         held = self.pool[np.array(seq.pages, int)[at // self.store.page_tokens], at % self.store.page_tokens]
         np.testing.assert_array_equal(held, hashes(tokens, life))
+        if len(self.memories) and len(tokens):
+            assert self.memories[seq.memory] == hashes(tokens, life)[-1]
 
     def write(self, seq: PagedSequence, tokens: np.ndarray, since: int, life: int) -> None:
         at = np.arange(since, len(tokens))
         pages = np.array(seq.pages, int)[at // self.store.page_tokens]
         self.pool[pages, at % self.store.page_tokens] = hashes(tokens, life)[since:]
+        if len(self.memories) and len(tokens):
+            assert since == 0 or self.memories[seq.memory] == hashes(tokens, life)[since - 1]
+            self.memories[seq.memory] = hashes(tokens, life)[-1]
+
+    def snapshot(self, i: int) -> None:
+        seq, tokens, life = self.live[i]
+        self.commit(i)
+        copies = self.store.snapshot(seq)
+        for source, target in copies or []:
+            self.memories[target] = self.memories[source]
+        if len(self.memories) and copies is None:
+            assert all(s.memory for s, _, _ in self.live) and len(self.live) == len(self.memories) - 1
+            self.seen["crowded"] += 1
+        elif life == self.life:
+            self.snapshots.append(tokens[:-1])
+
+    def release(self, i: int) -> None:
+        seq, tokens, life = self.live[i]
+        if len(self.memories):
+            self.commit(i)  # as the contract has it
+        self.live.pop(i)
+        self.store.release(seq)
+        if life == self.life:
+            self.snapshots.append(tokens[:-1])
 
     def admit(self) -> None:
         store, page_tokens = self.store, self.store.page_tokens
@@ -154,11 +184,12 @@ class Simulation:
         like = like[: self.rng.integers(len(like) + 1)] if self.rng.random() < 0.6 else like
         tokens = np.concatenate([like, self.text(self.rng.integers(1, 5))])[: self.context]
         needed = int(self.rng.integers(len(tokens), self.context + 4))
-        pages, _ = store._tree.match(tokens[:-1])
+        pages, *_ = store._match(tokens)
         busy = {p for seq, _, _ in self.live for p in seq.pages} | set(pages)
         possible = -(-needed // page_tokens) - len(pages) <= len(self.pool) - 1 - len(busy)
+        possible = possible and not 0 < len(self.memories) <= len(self.live) + 1
         seq = store.open()
-        before = state(store)
+        before, known = state(store), store.cached(tokens)
         admission = store.admit(seq, tokens, needed)
         assert (admission is not None) == possible
         if admission is None:
@@ -166,14 +197,20 @@ class Simulation:
             store.release(seq)
             self.seen["refused"] += 1
             return
-        cached, copies, _ = admission
-        if store.evictions == 0:
+        cached, copies, memories, _ = admission
+        assert cached == known
+        if store.evictions == 0 and not len(self.memories):
             assert cached == max((common(c, tokens[:-1]) for c in self.committed), default=0)
+        if len(self.memories) > 1000:  # none is given up
+            lengths = [len(s) for s in self.snapshots if common(s, tokens[:-1]) == len(s)]
+            assert store.evictions or cached == max(lengths, default=0)
         assert len(seq.pages) == -(-needed // page_tokens) and TRASH not in seq.pages
         assert cached < len(tokens)
         for source, target in copies:
             assert source not in seq.pages[len(pages) :]
             self.pool[target] = self.pool[source]
+        for source, target in memories:
+            self.memories[target] = self.memories[source]
         self.expect(seq, tokens[:cached], self.life)
         self.write(seq, tokens[:-1], cached, self.life)
         self.seen["shared"] += bool(pages)
@@ -211,51 +248,50 @@ class Simulation:
     def forget(self) -> None:
         self.store.forget()
         self.life += 1
-        self.committed = []
+        self.committed, self.snapshots = [], []
 
     def step(self) -> None:
-        acts = ["admit", "turn", "commit", "release", "forget"]
-        act = self.rng.choice(acts, p=[0.3, 0.3, 0.2, 0.19, 0.01])
+        acts = ["admit", "turn", "commit", "snapshot", "release", "forget"]
+        act = self.rng.choice(acts, p=[0.3, 0.3, 0.1, 0.1, 0.19, 0.01])
         if act == "forget":
             self.forget()
         elif act == "admit" or not self.live:
             self.admit()
         else:
-            i = int(self.rng.integers(len(self.live)))
-            if act == "release":
-                self.store.release(self.live.pop(i)[0])
-            else:
-                getattr(self, act)(i)
+            getattr(self, act)(int(self.rng.integers(len(self.live))))
         self.store.check()
         for seq, tokens, life in self.live:
             self.expect(seq, tokens[:-1], life)  # nobody has written into what it reads
 
 
 @pytest.mark.parametrize(
-    ("seed", "pages", "page_tokens"), [(0, 14, 4), (1, 30, 4), (2, 12, 1), (3, 24, 3), (4, 40, 2), (5, 1000, 4)]
+    ("pages", "page_tokens", "memories"),
+    [(14, 4, 0), (12, 1, 0), (24, 3, 0), (1000, 4, 0)] + [(30, 4, 2), (12, 1, 3), (24, 3, 12), (1000, 4, 2000)],
 )
-def test_random_steps_against_simulated_pages(seed, pages, page_tokens) -> None:
-    sim = Simulation(seed, pages, page_tokens)
-    for _ in range(300 if pages > 100 else 1500):
+def test_random_steps_against_simulated_pages(pages, page_tokens, memories) -> None:
+    sim = Simulation(pages + memories, pages, page_tokens, memories)
+    for _ in range(300 if pages > 100 else 1000):
         sim.step()
     roomy = pages > 100
-    assert (sim.store.evictions == 0) == roomy
+    assert (sim.store.evictions == 0) == roomy or memories == 2
     assert sim.seen["shared"] and (sim.seen["copied"] or page_tokens == 1)
-    assert sim.seen["swapped"]
-    assert bool(sim.seen["refused"]) == bool(sim.seen["stuck"]) == (not roomy)
-    for seq, _, _ in sim.live:
-        sim.store.release(seq)
+    assert sim.seen["swapped"] or memories == 2
+    if not memories:
+        assert bool(sim.seen["refused"]) == bool(sim.seen["stuck"]) == (not roomy)
+    assert bool(sim.seen["crowded"]) == (memories in (2, 3)), sim.seen
+    while sim.live:
+        sim.release(0)
         sim.store.check()
     seq = sim.store.open()
-    assert sim.store.grow(seq, (pages - 1) * page_tokens)  # evicts all there is
-    assert sim.store.used_pages == pages - 1
+    assert sim.store.admit(seq, sim.text(1), (pages - 1) * page_tokens)  # evicts all there is
+    assert sim.store.used_pages == pages - 1 and not sim.store._memories.snapshots
     sim.store.release(seq)
     sim.store.check()
-    assert sim.store.free_pages == pages - 1
+    assert sim.store.free_pages == pages - 1 and len(sim.store._memories.free) == max(memories - 1, 0)
 
 
 def test_the_same_steps_give_the_same_pages() -> None:
-    a, b = Simulation(9, 20, 4), Simulation(9, 20, 4)
+    a, b = Simulation(9, 20, 4, 12), Simulation(9, 20, 4, 12)
     for _ in range(300):
         a.step()
         b.step()

@@ -77,12 +77,13 @@ def make(
     max_waiting: int | None = None,
     truncation: bool = False,
     turns: Turns | None = None,
+    context: int = CONTEXT,
     **changes,
 ) -> Driver:
     letters = [bytes([ord("a") + i]) for i in range(VOCAB)]
     setup = EngineSetup(
         cfg=config(slots, **changes),
-        context=CONTEXT,
+        context=context,
         stops=automaton.build(stops, letters, VOCAB),
         eos_ids=tuple(eos),
         exact=exact,

@@ -10,6 +10,7 @@ CONFIGS = {
     "qwen3": transformers.Qwen3Config,
     "llama": transformers.LlamaConfig,
     "qwen3_moe": transformers.Qwen3MoeConfig,
+    "glm4_moe": transformers.Glm4MoeConfig,
     "mistral": transformers.MistralConfig,
     "smollm3": transformers.SmolLM3Config,
     "olmo2": transformers.Olmo2Config,
@@ -69,6 +70,19 @@ MIXTURES = {
     "moe-every-second": ("qwen3_moe", _MOE | dict(decoder_sparse_step=2, num_hidden_layers=4, rope_parameters=YARN)),
     "moe-not-at-the-ends": ("qwen3_moe", _MOE | dict(mlp_only_layers=[0, 2], num_hidden_layers=3)),
 }
+_GLM = dict(
+    n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=12, n_shared_experts=1, routed_scaling_factor=1.7,
+    first_k_dense_replace=1,
+)  # fmt: skip
+MIXTURES |= {
+    "glm": ("glm4_moe", _GLM | dict(num_hidden_layers=5, first_k_dense_replace=2)),
+    "glm-groups": (
+        "glm4_moe",
+        _GLM
+        | dict(attention_bias=True, use_qk_norm=True, n_group=4, topk_group=2, n_shared_experts=2, norm_topk_prob=False)
+        | dict(rope_parameters=YARN | dict(partial_rotary_factor=0.25)),
+    ),
+}
 _DELTA = dict(
     linear_num_key_heads=2,
     linear_num_value_heads=4,
@@ -116,6 +130,9 @@ def build(name: str) -> transformers.PreTrainedModel:
             parameter.copy_(torch.randn_like(parameter) * std + (1.0 if parameter.ndim == 1 and not slow else 0.0))
             if slow:
                 parameter -= 1.0
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.3)
     return model.eval()
 
 

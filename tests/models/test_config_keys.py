@@ -25,7 +25,7 @@ from tests.models import hf_cases, tiny  # noqa: E402
 from tests.models.forward import all_logits  # noqa: E402
 
 CASES = {"qwen2": "qwen2-untied", "qwen3": "qwen3-untied", "llama": "llama-untied", "mistral": "mistral",
-         "smollm3": "smollm3", "olmo2": "olmo2", "qwen3_moe": "moe"}  # fmt: skip
+         "smollm3": "smollm3", "olmo2": "olmo2", "qwen3_moe": "moe", "glm4_moe": "glm"}  # fmt: skip
 EVERYWHERE = {key for keys in hf_config.HARMLESS.values() for key in keys.split()}
 OTHER = {  # of what is no number, flag or list that holds any
     "mlp_only_layers": [0],
@@ -94,7 +94,7 @@ class Folder:
 def test_a_changed_key_is_read_or_refused_or_listed(family):
     base = hf_cases.CONFIGS[family]().to_dict() | {"architectures": [FAMILIES[family].architecture]}
     base = {key: value for key, value in base.items() if not key.startswith("_")} | dict(
-        sliding_window=None, num_attention_heads=64, num_key_value_heads=1, hidden_size=8320, num_hidden_layers=8
+        sliding_window=None, num_attention_heads=64, num_key_value_heads=1, hidden_size=16640, num_hidden_layers=8
     )
     base |= {"layer_types": None, "no_rope_layers": [1, 0] * 5} if family == "smollm3" else {"layer_types": None}
     spec = hf_config.spec_from_hf(base, tiny.model_config(), "config.json")

@@ -95,7 +95,7 @@ def test_a_shared_expert_with_its_gate_is_that_of_qwen3_next(renormalise):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
-    block = Experts(Routing(6, 2, renormalise), 12, shared_dim=20, shared_gate=True)
+    block = Experts(Routing(6, 2, renormalise), 12, shared=1, shared_dim=20, shared_gate=True)
     config = transformers.Qwen3NextConfig(
         hidden_size=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=renormalise,
         shared_expert_intermediate_size=20,
@@ -188,17 +188,18 @@ def test_a_mesh_gives_the_gradients_of_one_device():
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradients))
 
 
-def test_gradients_are_torchs_and_folders_of_both_forms_load(tmp_path):
+@pytest.mark.parametrize("case", ["moe", "glm-groups"])
+def test_gradients_are_torchs_and_folders_of_both_forms_load(case, tmp_path):
     torch = pytest.importorskip("torch")
     from tests.models import hf_cases
 
     def tensors(name):
         return safetensors.numpy.load_file(tmp_path / name / "model.safetensors")
 
-    model = hf_cases.build("moe")
+    model = hf_cases.build(case)
     model.save_pretrained(tmp_path / "each")
     model.save_pretrained(tmp_path / "stacked", save_original_format=False)
-    assert "model.layers.0.mlp.experts.gate_up_proj" in tensors("stacked")
+    assert "model.layers.1.mlp.experts.gate_up_proj" in tensors("stacked")
     spec = hf.read_spec(tmp_path / "each", tiny.model_config())
     weights = hf.load(tmp_path / "each", spec, None)
     jax.tree.map(np.testing.assert_array_equal, weights, hf.load(tmp_path / "stacked", spec, None))
@@ -212,11 +213,29 @@ def test_gradients_are_torchs_and_folders_of_both_forms_load(tmp_path):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.grad)
+        for _, buffer in model.named_buffers():
+            buffer.zero_()  # a bias that chooses has no gradient
     model.save_pretrained(tmp_path / "theirs")
     hf.save(tmp_path / "ours", gradients, spec, "float32")
     theirs, ours = tensors("theirs"), tensors("ours")
     assert theirs.keys() == ours.keys()
+    biases = {name for name in theirs if name.endswith("e_score_correction_bias")}
+    assert all(not ours.pop(name).any() and not theirs.pop(name).any() for name in biases)
     assert tiny.worst_relative(theirs, ours) < 1e-3
+
+
+def test_layers_before_the_pattern_repeats_are_stacks_of_their_own():
+    dense, (attention, _) = tiny.spec().pattern[0], tiny.spec().pattern[0]
+    spec = dataclasses.replace(SPEC, num_layers=6, pattern=(dense, dense, *[(attention, BLOCK)] * 4))
+    assert spec.stacks == (range(1), range(1, 2), range(2, 6))
+    turns = dataclasses.replace(spec, num_layers=7, pattern=(dense, *[dense, dense, (attention, BLOCK)] * 2))
+    assert turns.stacks == (range(1), range(1, 7, 3), range(2, 7, 3), range(3, 7, 3))
+    weights, batch = tiny.init(turns), tiny.batch(2, 12, 4, turns.vocab_size)
+    single = weights.replace(layers=transformer.unstack(weights.layers))
+    assert [layer.w_gate.ndim for layer in single.layers] == [2, 2, 2, 3, 2, 2, 3]
+    scanned = dataclasses.replace(turns, remat="layer")
+    values = [float(jax.jit(loss, static_argnums=1)(*args, batch)) for args in ((weights, scanned), (single, turns))]
+    assert abs(values[0] - values[1]) < 1e-6
 
 
 def test_adapters_of_attention_and_none_of_experts():

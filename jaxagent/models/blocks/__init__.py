@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxagent.models.recurrence import Recurrence
     from jaxagent.models.spec import ModelSpec
 
-# What a block keeps of sequences between calls: None, or a pytree of arrays with a leading axis of pages or of memories.
+# What a block keeps of sequences between calls: a pytree of arrays with a leading axis of pages or memories, or None.
 State = Any
 
 

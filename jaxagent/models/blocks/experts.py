@@ -41,18 +41,23 @@ class Experts(LayerBlock):
 
     routing: Routing = dataclasses.field(default_factory=Routing)
     mlp_dim: int = 0  # of one expert; 0: `ModelSpec.mlp_dim` of all active ones together
-    shared_dim: int = 0  # of the expert, or of those side by side, that every row goes to; 0: there is none
+    shared: int = 0  # more experts, which every row goes to, side by side as one
+    shared_dim: int = 0  # of one of them; 0: as that of the others
     shared_gate: bool = False  # it weighs what a sigmoid says of the row, and not 1
 
     def width(self, spec: ModelSpec) -> int:
         """F."""
         return self.mlp_dim or max(1, spec.mlp_dim // self.routing.active)
 
+    def shared_width(self, spec: ModelSpec) -> int:
+        """F of the shared experts together."""
+        return self.shared * (self.shared_dim or self.width(spec))
+
     def arrays(self, spec: ModelSpec) -> dict[str, ArraySpec | None]:
         """The norm, the router, and the projections of all experts."""
         embed, mlp = {"embed": spec.embed_dim}, {"mlp": self.width(spec)}
 
-        shared = {"mlp": self.shared_dim}
+        shared = {"mlp": self.shared_width(spec)}
 
         def projection(part: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
             return matrix(f"mlp.{part}_proj.weight", inputs, outputs, std)
@@ -61,8 +66,9 @@ class Experts(LayerBlock):
             return per_expert(projection(f"experts.{{expert}}.{name}", *where), self.routing.count)
 
         def of_shared(name: str, *where: Any) -> ArraySpec | None:
-            return projection(f"{self._shared}.{name}", *where) if self.shared_dim else None
+            return projection(f"{beside}.{name}", *where) if self.shared else None
 
+        beside = "shared_expert" if self.shared_gate else "shared_experts"  # checkpoints with a gate have one
         into, out = spec.embed_dim**-0.5, spec.embed_init_std
         return {
             "mlp_norm": block_norm(spec, "post_attention", behind=False),
@@ -75,16 +81,11 @@ class Experts(LayerBlock):
             "w_down": each("down", mlp, embed, out * self.width(spec) ** -0.5),
             "shared_w_gate": of_shared("gate", embed, shared, into),
             "shared_w_up": of_shared("up", embed, shared, into),
-            "shared_w_down": of_shared("down", shared, embed, out * max(1, self.shared_dim) ** -0.5),
+            "shared_w_down": of_shared("down", shared, embed, out * max(1, self.shared_width(spec)) ** -0.5),
             "shared_gate": matrix("mlp.shared_expert_gate.weight", embed, {"gate": 1}, into)
             if self.shared_gate
             else None,
         }
-
-    @property
-    def _shared(self) -> str:
-        """As checkpoints of both kinds have it."""
-        return "shared_expert" if self.shared_gate else "shared_experts"
 
     def apply(
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
@@ -92,7 +93,7 @@ class Experts(LayerBlock):
         """Row by row, on the device that has the row."""
         h = rms_norm(x, gain(layer.mlp_norm, spec), spec.norm_eps)
         added = self._of_chosen(layer, h)
-        if not self.shared_dim:
+        if not self.shared:
             return added, state
         shared = swiglu(h, layer.shared_w_gate, layer.shared_w_up, layer.shared_w_down)
         if self.shared_gate:
