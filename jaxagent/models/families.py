@@ -40,6 +40,7 @@ class Family:
     reads: frozenset[str] = frozenset()  # keys of config.json that only this family reads, its `pattern_of` or its RoPE
     # Keys of the family's class in transformers that change nothing of what is computed, and why not.
     harmless: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    skips: tuple[str, ...] = ()  # beginnings of names of stored weights that are not read, see `hf.unread`
 
     def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
         """The pattern that a parsed config.json describes; `source` is its name, for ConfigErrors."""
@@ -267,6 +268,7 @@ FAMILIES = {
             defaults=hybrids.DEFAULTS | {"num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True},
             reads=frozenset(f"{hybrids.READS} {_MIXTURE} shared_expert_intermediate_size".split()),
             harmless=_ROUTERS | hybrids.HARMLESS,
+            skips=hybrids.SKIPS,
         ),
         Hybrid(
             "qwen3_5_text",
@@ -276,6 +278,7 @@ FAMILIES = {
             defaults=hybrids.DEFAULTS | {"num_key_value_heads": 4},
             reads=frozenset(hybrids.READS.split()),
             harmless=hybrids.HARMLESS,
+            skips=hybrids.SKIPS,
         ),
         HybridMixture(
             "qwen3_5_moe_text",
@@ -288,6 +291,7 @@ FAMILIES = {
                 "shared_expert_intermediate_size".split()
             ),
             harmless=_ROUTERS | hybrids.HARMLESS,
+            skips=hybrids.SKIPS,
         ),
         Glm4Moe(
             "glm4_moe",

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 # Keys of config.json that `mixers_of` reads, and the share of a head that turns.
 READS = """layer_types full_attention_interval linear_num_key_heads linear_num_value_heads linear_key_head_dim
-    linear_value_head_dim linear_conv_kernel_dim partial_rotary_factor"""
+    linear_value_head_dim linear_conv_kernel_dim attn_output_gate partial_rotary_factor"""
 HARMLESS = {
     "mtp_num_hidden_layers": "of layers beyond the last, which only speculative decoding runs",
     "mtp_use_dedicated_embeddings": "of layers beyond the last, which only speculative decoding runs",
     "mamba_ssm_dtype": "how other programs keep memories; here they are float32",
+    "mrope_section": "of the positions of images; those of text are the same in all sections",
+    "mrope_interleaved": "of the positions of images; those of text are the same in all sections",
 }
+# Beginnings of the names of weights that no log-prob of text needs.
+SKIPS = ("model.visual.", "mtp.")
 DEFAULTS = {"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25}
 ATTENTION = Attention(qk_norm=True, gated=True)
 _KINDS = ("linear_attention", "full_attention")
@@ -46,6 +50,8 @@ def mixers_of(hf: Mapping[str, Any], source: str, grouped: bool) -> list[LayerBl
     heads, groups = size("linear_num_value_heads", 32), size("linear_num_key_heads", 16)
     if heads % groups:
         raise ConfigError(f"{source}: linear_num_value_heads={heads} is no multiple of linear_num_key_heads={groups}.")
+    if hf.get("attn_output_gate") not in (True, None):
+        raise ConfigError(f"{source}: attn_output_gate={hf['attn_output_gate']!r} is not supported, only true.")
     dims = size("linear_key_head_dim", 128), size("linear_value_head_dim", 128)
     delta = DeltaNet(groups, heads, *dims, size("linear_conv_kernel_dim", 4), grouped)
     layers, every, types = size("num_hidden_layers", 1), size("full_attention_interval", 4), hf.get("layer_types")
