@@ -25,7 +25,8 @@ from tests.models import hf_cases, tiny  # noqa: E402
 from tests.models.forward import all_logits  # noqa: E402
 
 CASES = {"qwen2": "qwen2-untied", "qwen3": "qwen3-untied", "llama": "llama-untied", "mistral": "mistral",
-         "smollm3": "smollm3", "olmo2": "olmo2", "qwen3_moe": "moe", "glm4_moe": "glm"}  # fmt: skip
+         "smollm3": "smollm3", "olmo2": "olmo2", "qwen3_moe": "moe", "glm4_moe": "glm",
+         "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5-tied", "qwen3_5_moe_text": "qwen3_5_moe"}  # fmt: skip
 EVERYWHERE = {key for keys in hf_config.HARMLESS.values() for key in keys.split()}
 OTHER = {  # of what is no number, flag or list that holds any
     "mlp_only_layers": [0],
@@ -144,7 +145,7 @@ def test_every_key_of_a_rope_section(case, tmp_path):
 def test_what_a_config_leaves_out_is_what_transformers_takes(family):
     """Of a folder that leaves everything out but its sizes each key can be left out, too, or be there as by default."""
     sizes = dict(vocab_size=8, hidden_size=256, intermediate_size=8, num_hidden_layers=4, num_attention_heads=64)
-    sizes |= dict(model_type=family, num_key_value_heads=1, head_dim=4, sliding_window=None)
+    sizes |= dict(model_type=family, num_key_value_heads=1, head_dim=8, sliding_window=None)
 
     def spec_of(hf):
         try:
