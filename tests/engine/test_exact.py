@@ -37,8 +37,7 @@ MIXTURE = dataclasses.replace(
 HYBRID = dataclasses.replace(
     WIDE,
     family="qwen3_5_text",
-    num_layers=4,
-    pattern=FAMILIES["qwen3_5_text"].pattern,
+    pattern=FAMILIES["qwen3_5_text"].pattern[2:],
     zero_centred_norms=True,
     partial_rotary_factor=0.5,
 )

@@ -100,14 +100,18 @@ def test_rows_in_tiles_follow_one_another_as_whole_sequences_do():
     rows = [row for at in range(0, len(rows), tile - 1) for row in [*rows[at : at + tile - 1], None]]
     state = jnp.full((6, h, k, v), 9.0)
     last = jnp.full((6, width - 1, 5), 9.0)
-    step = jax.jit(lambda state, last, number, position, rows, x: (
-        (memories := recurrence.Memories(number, position)).fold(state, rows), memories.window(last, x, width)))  # fmt: skip
+
+    @jax.jit
+    def step(state, last, number, position, rows, x):
+        memories = recurrence.Memories(number, position)
+        return memories.fold(state, rows), memories.window(last, x, width)
+
     for at in range(0, len(rows), tile):
         part = [*rows[at : at + tile], *[None] * tile][:tile]
         number = np.array([0 if row is None else row[0] + 2 for row in part], np.int32)
         place = [(0, 0) if row is None else row for row in part]
         position = np.array([p for _, p in place], np.int32)
-        pick = lambda a: np.stack([a[row] for row in place])  # noqa: E731
+        pick = lambda a, place=place: np.stack([a[row] for row in place])  # noqa: E731
         (out, state), (found, last) = step(state, last, number, position, jax.tree.map(pick, inputs), pick(x))
         for i, row in enumerate(part):
             if row is not None:
