@@ -27,6 +27,7 @@ from jaxagent.models.attention import LayerCache, attend_pages, write_pages
 from jaxagent.models.blocks import State
 from jaxagent.models.blocks.attention import PAGES
 from jaxagent.models.layers import quantise
+from jaxagent.models.recurrence import Memories
 from jaxagent.models.spec import ModelSpec
 from jaxagent.models.transformer import Cache
 
@@ -143,8 +144,14 @@ class LanguageModel:
         def attend(layer: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, LayerCache]:
             return attend_cached(layer, q, k, v, pages, positions)
 
+        recur = None
+        if self.keeps_memories:
+            share = len(tokens) // len(tables)
+            of_rows = jax.shard_map(lambda numbers: jnp.repeat(numbers, share), in_specs=ROWS, out_specs=ROWS)
+            recur = Memories(of_rows(tables[:, -1]), positions)
+
         with kernels.pinned(self.exact):
-            return transformer.hidden(params, self.spec, tokens, positions, attend, cache, unroll=True)
+            return transformer.hidden(params, self.spec, tokens, positions, attend, cache, True, recur)
 
     def logits(self, params: model_params.Params, hidden: jax.Array) -> jax.Array:
         """Next-token logits f32[N, V] of the hidden states that `extend` returned."""

@@ -21,6 +21,7 @@ from jaxagent.models import kernels, sharding, transformer
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
 from jaxagent.models.logprobs import logits, row_logprobs
 from jaxagent.models.params import ArraySpec, Params, param_specs
+from jaxagent.models.recurrence import Memories
 from jaxagent.models.spec import ModelSpec
 from jaxagent.models.transformer import Cache
 
@@ -69,6 +70,7 @@ def packed_logprobs(
     chex.assert_equal_shape([tokens, positions])
     chex.assert_equal_shape([head_positions, targets, temperature])
     chex.assert_type([tokens, positions, head_positions, targets, temperature], [int, int, int, int, float])
+    assert not (shared and spec.has_memory), "a memory takes rows of whole sequences"
     b = tokens.shape[0]
     params = _as_generation(params, spec)
     starts = _page_starts(positions, tiling.page_tokens) if shared else None
@@ -156,7 +158,8 @@ def _hidden(
         def attend(layer: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, LayerCache]:
             return _attend(layer, q, k, v, at, begins, i, t, tiling.page_tokens)
 
-        new, cache = transformer.hidden(params, spec, sharding.tile_at(all_tokens, i), at, attend, cache, unroll=True)
+        recur = Memories(_memories(i, at, b, t), at) if spec.has_memory else None
+        new, cache = transformer.hidden(params, spec, sharding.tile_at(all_tokens, i), at, attend, cache, True, recur)
         return cache, x.at[i].set(new)
 
     _, x = jax.lax.fori_loop(0, all_tokens.shape[0], tile, (cache, x))
@@ -165,13 +168,27 @@ def _hidden(
 
 def _init_cache(spec: ModelSpec, tiling: Tiling, b: int, t: int) -> Cache:
     """The engine's states, a packed row for a page or memory, with room for a page that begins at its last token."""
-    depth, context = t + tiling.page_tokens, jax.sharding.get_abstract_mesh().shape["context"]
-    states = jax.eval_shape(lambda: transformer.init_cache(spec, b * context, depth, b * context, tiling.cache_dtype))
+    mesh = jax.sharding.get_abstract_mesh().shape
+    depth, context = t + tiling.page_tokens, mesh["context"]
+    memories = (b + mesh["data"] * mesh["fsdp"]) * context  # the first of each shard is nobody's
+    states = jax.eval_shape(lambda: transformer.init_cache(spec, b * context, depth, memories, tiling.cache_dtype))
 
     def zeros(a: jax.ShapeDtypeStruct) -> jax.Array:
-        return jnp.zeros((b, *a.shape[1:]), a.dtype, out_sharding=jax.P(sharding.ROWS, *a.sharding.spec[1:]))
+        shape, where = (a.shape[0] // context, *a.shape[1:]), jax.P(sharding.ROWS, *a.sharding.spec[1:])
+        return jnp.zeros(shape, a.dtype, out_sharding=where)
 
     return jax.tree.map(zeros, states)
+
+
+def _memories(tile: jax.Array, like: jax.Array, b: int, t: int) -> jax.Array:
+    """i32[N]: the memory of each row of the tile, one per packed row; 0 of rows that only fill it."""
+    own = b // sharding.row_shards(like)
+
+    def local(tile: jax.Array, like: jax.Array) -> jax.Array:
+        row = (tile * len(like) + jnp.arange(len(like), dtype=jnp.int32)) // t
+        return jnp.where(row < own, row + 1, jnp.zeros_like(like))
+
+    return jax.shard_map(local, in_specs=(jax.P(), _ROWS), out_specs=_ROWS)(tile, like)
 
 
 def _attend(

@@ -70,6 +70,19 @@ HARMLESS = {
         remove_invalid_values output_scores return_dict_in_generate""",
 }
 
+# What families that people ask for would need.
+MISSING = {
+    "attention sinks, sliding windows and biases of experts": "gpt_oss",
+    "sliding windows, norms on both sides of a block and scaled embeddings": """gemma2 gemma3 gemma3_text gemma3n
+        gemma3n_text gemma4 gemma4_text""",
+    "latent attention (MLA)": """deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_linear minicpm3
+        longcat_flash""",
+    "state space layers (Mamba)": "nemotron_h mamba mamba2 falcon_h1 falcon_mamba jamba bamba zamba2 granitemoehybrid",
+    "sliding windows": "olmo3 cohere2 exaone4 llama4_text afmoe",
+    "projections of several matrices in one": "phi3",
+    "multipliers of embeddings, residuals and logits": "granite granitemoe",
+}
+
 ORIGINAL = "original_max_position_embeddings"
 DETAILS = {  # of each kind of RoPE scaling what it reads beside its factor, as config.json and `RopeScaling` name it
     "linear": (),
@@ -101,7 +114,10 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
     family = own or (FAMILIES.get(name) if isinstance(name, str) else None)
     if family is None or family.model_type != name:
         valid = ", ".join([own.model_type] if own else FAMILIES)
-        raise ConfigError(f"{source}: model_type {name!r} is not supported. Valid: {valid}.")
+        missing = next(
+            (f": there is no code for {what}" for what, names in MISSING.items() if name in names.split()), ""
+        )
+        raise ConfigError(f"{source}: model_type {name!r} is not supported{missing}. Valid: {valid}.")
     absent = family.defaults.keys() - hf.keys()
     hf = {**family.defaults, **hf}
     for key, off in UNSUPPORTED.items():

@@ -136,6 +136,8 @@ def prefixes(on: str, spec: ModelSpec, page_tokens: int, row_tokens: int, exact:
     """Whether packed rows may be trees ("shared") or hold every sequence whole: only plain code knows their mask."""
     if over_context():
         return Choice("whole", "mesh.context splits rows, and plain code for shared beginnings takes them whole")
+    if spec.has_memory:
+        return Choice("whole", "a recurrent layer goes from each token of a row to the next")
     rows = packed(on, str(spec.compute_dtype), row_tokens).name
     if rows not in ("xla", "blocks"):
         return Choice("whole", f"{rows} has no mask for shared beginnings")

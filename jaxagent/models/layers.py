@@ -7,6 +7,8 @@ ever making the sum, x W + scale (x A) B; `product` makes it, W + scale A B. Or 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import chex
 import flax.struct
 import jax
@@ -15,6 +17,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import gpu_products, sharding
+
+if TYPE_CHECKING:
+    from jaxagent.models.spec import ModelSpec
 
 KEPT = "attention"  # name, for policies of rematerialisation, of what attention's backward pass reads
 TERMS = 8  # of a matrix's sum that are added while it is read and written once
@@ -164,6 +169,11 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     wide = x.astype(jnp.float32)
     inverse = lax.rsqrt(jnp.mean(jnp.square(wide), axis=axes, keepdims=True) + eps)
     return (wide * inverse * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def gain(stored: jax.Array, spec: ModelSpec) -> jax.Array:
+    """What an RMSNorm of the model multiplies with."""
+    return 1.0 + stored.astype(jnp.float32) if spec.zero_centred_norms else stored
 
 
 # A finite stand-in for -inf: a row with nothing to see then gives a mean of values instead of NaN.

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
 
 
-WIDE = ("router_bias",)  # arrays of `Layers` that are float32 in whatever dtype the others are stored, used and sent
+WIDE = (
+    "router_bias",
+    "a_log",
+)  # arrays of `Layers` that are float32 in whatever dtype the others are stored, used and sent
 
 
 class Layers(types.SimpleNamespace):
@@ -127,7 +130,8 @@ def vector(name: str, sizes: dict[str, int], mean: float = 0.0) -> ArraySpec:
 
 def block_norm(spec: ModelSpec, name: str, behind: bool) -> ArraySpec:
     """The RMSNorm before a block; or behind it, where its gain says how much a layer adds (`LayerBlock.arrays`)."""
-    return vector(f"{name}_layernorm.weight", {"embed": spec.embed_dim}, spec.embed_init_std if behind else 1.0)
+    gain = spec.embed_init_std if behind else 1.0
+    return vector(f"{name}_layernorm.weight", {"embed": spec.embed_dim}, gain - spec.zero_centred_norms)
 
 
 def matrix(name: str, inputs: dict[str, int], outputs: dict[str, int], std: float) -> ArraySpec:
@@ -169,7 +173,7 @@ def param_specs(spec: ModelSpec) -> Params:
         return ArraySpec(tuple(sizes.values()), spec.param_dtype, tuple(sizes), 0.0, std, name, ((0,), (1,)), stored)
 
     stacks = [stack_of(layers) for layers in spec.stacks]
-    final_norm = vector("model.norm.weight", {"embed": spec.embed_dim}, mean=1.0)
+    final_norm = vector("model.norm.weight", {"embed": spec.embed_dim}, mean=1.0 - spec.zero_centred_norms)
     return Params(
         embed=table("model.embed_tokens.weight", spec.embed_init_std),
         layers=stacks if len(stacks) > 1 else stacks[0],

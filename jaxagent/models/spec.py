@@ -11,6 +11,7 @@ from typing import Literal
 
 from jaxagent.config import ConfigError, ModelConfig
 from jaxagent.config.model import Remat
+from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.families import Pattern, before_repetition, family_of
 
 
@@ -104,6 +105,17 @@ class ModelSpec:
         repeated = (range(kind, self.num_layers, period) for kind in range(alone, alone + period))
         return (*(range(layer, layer + 1) for layer in range(alone)), *repeated)
 
+    @property
+    def zero_centred_norms(self) -> bool:
+        """Whether the gain of an RMSNorm, but for those inside a block, is 1 + what is stored."""
+        return family_of(self.family).zero_centred_norms
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether a block of it keeps a memory of fixed size (`LayerBlock.init_memory`)."""
+        own = (type(block).init_memory for blocks in self.pattern for block in blocks)
+        return any(method is not LayerBlock.init_memory for method in own)
+
     @classmethod
     def from_config(cls, model: ModelConfig, vocab_size: int) -> ModelSpec:
         """The spec of a randomly initialised model with `vocab_size` tokens.
@@ -115,12 +127,14 @@ class ModelSpec:
         from jaxagent.models import hf_config  # it knows specs
 
         same = {field.name for field in dataclasses.fields(cls)} & set(vars(model))
+        family = family_of(model.family)
         spec = cls(
             vocab_size=vocab_size,
             padded_vocab_size=round_up(vocab_size, model.vocab_multiple),
             rope_scaling=None,
-            norm_eps=family_of(model.family).norm_eps,
+            norm_eps=family.norm_eps,
             max_position=0,
+            partial_rotary_factor=family.defaults.get("partial_rotary_factor", 1.0),
             **{name: getattr(model, name) for name in same},
         )
         return hf_config.with_settings(spec, model) if model.settings else spec

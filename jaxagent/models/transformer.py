@@ -16,11 +16,12 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import context, rope, sharding, trees
+from jaxagent.models import context, recurrence, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
-from jaxagent.models.layers import KEPT, Int8Array, LoraArray, rms_norm
+from jaxagent.models.layers import KEPT, Int8Array, LoraArray, gain, rms_norm
 from jaxagent.models.params import Layers, Params, in_order, param_specs, stacks_of
+from jaxagent.models.recurrence import Recurrence
 from jaxagent.models.spec import ModelSpec
 
 Cache = tuple[tuple[State, ...], ...]  # of each layer, of each of its blocks; None where a block keeps nothing
@@ -36,6 +37,7 @@ def hidden(
     attend: Attend,
     cache: Any = None,
     unroll: bool = False,
+    recur: Recurrence | None = None,
 ) -> tuple[jax.Array, Any]:
     """Hidden states of each row after the final norm.
 
@@ -49,6 +51,7 @@ def hidden(
         are scanned.
       unroll: False scans over the stacked layers (training: small programs); True writes them out, as is always done
         where the layers are no stack (the engine: a scan would copy every layer's weights out of it at every step).
+      recur: for blocks with a memory of fixed size.
 
     Returns:
       (x compute_dtype[N, E], the new cache).
@@ -57,7 +60,7 @@ def hidden(
     chex.assert_equal_shape([tokens, positions])
     chex.assert_type([tokens, positions], int)
     x = embed(params, spec, tokens)
-    rows = FlatRows(rope.table(spec, positions), attend)
+    rows = FlatRows(rope.table(spec, positions), attend, recur)
     scanned = not unroll and not isinstance(params.layers, tuple)
 
     def runner(layers: range, arrays: Layers) -> Callable[..., tuple[jax.Array, tuple[State, ...]]]:
@@ -90,7 +93,7 @@ def hidden(
         for run_layer, stack, states in zip(kinds[:alone], stacks, nothing, strict=False):
             x, _ = run_layer(x, jax.tree.map(lambda w: w[0], stack), states)
         x, _ = lax.scan(period, x, stacks[alone:])
-    return rms_norm(x, sharding.constrain(params.final_norm, P(None)), spec.norm_eps), cache
+    return rms_norm(x, gain(sharding.constrain(params.final_norm, P(None)), spec), spec.norm_eps), cache
 
 
 def init_cache(spec: ModelSpec, pages: int, page_tokens: int, memories: int, dtype: str) -> Cache:
@@ -139,6 +142,7 @@ def forward_packed(
         attend = context.packed(segments)
     else:
         attend = packed(segments) if ends is None else trees.shared(ends, longest)
+    assert not spec.has_memory or (ends is None and not split), "a memory takes rows of whole sequences"
     # Written out, layers need no stacking of what backward keeps; of a deep model that would take minutes to compile.
     x, _ = hidden(
         params,
@@ -147,6 +151,7 @@ def forward_packed(
         flat(positions),
         attend,
         unroll=spec.remat == "none" and spec.num_layers <= MOST_WRITTEN_OUT,
+        recur=recurrence.PackedRows(segments),
     )
     if split:
         return context.at(x, t, head_positions)

@@ -15,7 +15,6 @@ import jax
 from jaxagent.config import Config, LoraConfig
 from jaxagent.learner.programs import action_tokens
 from jaxagent.models import lora
-from jaxagent.models import params as model_params
 from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.spec import ModelSpec
 from jaxagent.plan.chips import Chip
@@ -130,9 +129,8 @@ def estimate(cfg: Config, spec: ModelSpec, work: StepWork, chip: Chip) -> StepTi
     shards = devices // cfg.mesh.tensor  # of the engine's slots
     bytes_per_value = {"float32": 4, "bfloat16": 2}
     head = spec.padded_vocab_size * spec.embed_dim
-    # All experts are read: a step's slots together choose about every one.
-    arrays = [array for array in jax.tree.leaves(model_params.param_specs(spec).layers) if array.summed]
-    matrices = sum(array.size / (cfg.mesh.expert if "experts" in array.axes else 1) for array in arrays)
+    rows = cfg.engine.slots / shards * cfg.mesh.expert  # that each device's experts get
+    matrices = _over_layers(spec, lambda block: block.params_read(spec, rows, cfg.mesh.expert))
     weights = (matrices + head) * bytes_per_value[spec.compute_dtype] / cfg.mesh.tensor
     values = _over_layers(spec, lambda block: block.state_values(spec, cfg.env.context_tokens / 2))
     cached = values * bytes_per_value[cfg.engine.cache_dtype] / cfg.mesh.tensor / shards

@@ -18,6 +18,7 @@ from jaxagent.learner.batching import Packer, Sharing, unpack
 from jaxagent.models import exact, params, sharding
 from jaxagent.models.blocks.experts import Experts
 from jaxagent.models.blocks.routing import Routing
+from jaxagent.models.families import FAMILIES
 from jaxagent.models.spec import ModelSpec
 from jaxagent.types import Trajectory
 from tests.engine.test_lm import COOL, SPEC, VOCAB, mesh_of
@@ -32,6 +33,13 @@ SOFTMAX = Experts(Routing(16, 4), 64, shared=1, shared_gate=True)  # as Qwen3-Ne
 GROUPS = Experts(Routing(16, 4, True, "sigmoid", True, 4, 2, 1.7), 64, shared=2)  # as DeepSeek-V3
 MIXTURE = dataclasses.replace(
     WIDE, family="qwen3_moe", pattern=tuple((SPEC.pattern[0][0], experts) for experts in (SOFTMAX, GROUPS))
+)
+HYBRID = dataclasses.replace(
+    WIDE,
+    family="qwen3_5_text",
+    num_layers=4,
+    pattern=FAMILIES["qwen3_5_text"].pattern,
+    partial_rotary_factor=0.5,
 )
 CONFIG = EngineConfig(
     slots=64,
@@ -128,10 +136,12 @@ def assert_bits_equal(episodes: dict, scored: dict) -> None:
     assert count > 300
 
 
-both = pytest.mark.parametrize("model", [WIDE, MIXTURE], ids=["dense", "mixture"])
+MODELS = {"dense": WIDE, "mixture": MIXTURE, "hybrid": HYBRID}
+every = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+slow = [pytest.param(model, marks=pytest.mark.slow) for model in (MIXTURE, HYBRID)]
 
 
-@pytest.fixture(scope="module", params=[WIDE, pytest.param(MIXTURE, marks=pytest.mark.slow)], ids=["dense", "mixture"])
+@pytest.fixture(scope="module", params=[WIDE, *slow], ids=MODELS)
 def model(request) -> ModelSpec:
     """What is played and scored."""
     return request.param
@@ -152,6 +162,8 @@ def test_recorded_logprobs_are_the_trainers_to_the_bit(model, crowd, remat: str)
 
 
 def test_rows_that_share_pages_of_their_beginnings_score_the_same_bits(model, crowd) -> None:
+    if model.has_memory:
+        pytest.skip("rows hold whole sequences, see `kernels.prefixes`")
     mesh, episodes = mesh_of(), crowd
     streams = []
     for tokens, at, _ in episodes.values():
@@ -184,7 +196,7 @@ def test_an_episode_does_not_know_who_else_is_there(model, crowd) -> None:
 
 
 @pytest.mark.slow
-@both
+@every
 def test_bfloat16_is_exact_too(model) -> None:
     spec = dataclasses.replace(model, compute_dtype="bfloat16")
     cfg, mesh = dataclasses.replace(CONFIG, cache_dtype="bfloat16"), mesh_of()
@@ -201,7 +213,7 @@ def test_a_gradient_is_that_of_the_plain_value() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [pytest.param((2, 1, 1), marks=pytest.mark.nightly), (2, 2, 2)])
-@both
+@every
 def test_on_a_mesh(model, shape: tuple[int, int, int]) -> None:
     mesh = mesh_of(*shape)
     cfg = dataclasses.replace(CONFIG, slots=128)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxagent.models import attention, logprobs, transformer
+from jaxagent.models import attention, logprobs, recurrence, transformer
 
 
 @functools.partial(jax.jit, static_argnames="spec")
@@ -17,7 +17,9 @@ def every_logit(params, spec, tokens, segments=None):
     b, t = tokens.shape
     segments = jnp.ones_like(tokens) if segments is None else segments
     positions = jnp.tile(jnp.arange(t, dtype=jnp.int32), b)
-    x, _ = transformer.hidden(params, spec, tokens.reshape(-1), positions, attention.packed(segments))
+    x, _ = transformer.hidden(
+        params, spec, tokens.reshape(-1), positions, attention.packed(segments), recur=recurrence.PackedRows(segments)
+    )
     return logprobs.logits(params, spec, x).reshape(b, t, -1)
 
 

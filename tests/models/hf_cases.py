@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 import transformers
 
@@ -14,6 +16,9 @@ CONFIGS = {
     "mistral": transformers.MistralConfig,
     "smollm3": transformers.SmolLM3Config,
     "olmo2": transformers.Olmo2Config,
+    "qwen3_next": transformers.Qwen3NextConfig,
+    "qwen3_5_text": transformers.Qwen3_5TextConfig,
+    "qwen3_5_moe_text": transformers.Qwen3_5MoeTextConfig,
 }
 
 LLAMA3 = dict(
@@ -80,11 +85,30 @@ MIXTURES |= {
         | dict(rope_parameters=YARN | dict(partial_rotary_factor=0.25)),
     ),
 }
+_DELTA = dict(
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=6,
+    rope_parameters=dict(PLAIN),
+)
+_SHARED = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20)
+_BOTH = dict(layer_types=["linear_attention", "full_attention"])
+HYBRIDS = {
+    "qwen3_5": ("qwen3_5_text", _DELTA | dict(num_hidden_layers=4)),
+    "qwen3_5-tied": (
+        "qwen3_5_text",
+        _DELTA | dict(_BOTH, tie_word_embeddings=True, linear_conv_kernel_dim=3),
+    ),
+    "qwen3_5_moe": ("qwen3_5_moe_text", _DELTA | _SHARED | _BOTH),
+    "qwen3_next": ("qwen3_next", _DELTA | _SHARED | _BOTH | dict(mlp_only_layers=[1])),
+    "qwen3_next-dense": ("qwen3_next", _DELTA | dict(num_hidden_layers=4, mlp_only_layers=[0, 1, 2, 3])),
+}
 
 
 def build(name: str) -> transformers.PreTrainedModel:
     """The random model of a case, with norms and biases that are not their trivial initial values."""
-    family, changes = (CASES | MIXTURES)[name]
+    family, changes = (CASES | MIXTURES | HYBRIDS)[name]
     config = CONFIGS[family](
         **dict(
             vocab_size=48,
@@ -99,13 +123,17 @@ def build(name: str) -> transformers.PreTrainedModel:
         )
         | changes
     )
-    torch.manual_seed([*sorted(CASES), *MIXTURES].index(name))
+    torch.manual_seed(sorted(CASES).index(name) if name in CASES else zlib.crc32(name.encode()))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if parameter.ndim == 1 else 0.0))
-        for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+        for key, parameter in model.named_parameters():
+            slow = key.endswith(("A_log", "dt_bias"))  # decays that leave something, or rounding is all one sees
+            std = 0.2 if name in HYBRIDS else 0.3  # norms of small sums that a delta net takes make roundings larger
+            parameter.copy_(torch.randn_like(parameter) * std + (1.0 if parameter.ndim == 1 and not slow else 0.0))
+            if slow:
+                parameter -= 1.0
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn_like(buffer) * 0.3)
     return model.eval()
 

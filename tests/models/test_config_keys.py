@@ -164,3 +164,41 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(family):
             assert absent == there, field.name
     theta = hf_config.spec_from_hf(sizes, tiny.model_config(), "config.json").rope_theta
     assert theta == hf_cases.CONFIGS[family].default_theta
+
+
+@pytest.mark.parametrize(
+    ("model_type", "what"),
+    [
+        ("gpt_oss", "attention sinks"),
+        ("gemma3_text", "norms on both sides of a block"),
+        ("deepseek_v2", "latent attention"),
+        ("nemotron_h", "state space layers"),
+        ("olmo3", "sliding windows"),
+    ],
+)
+def test_what_a_family_would_need_is_named_before_weights_are_read(model_type, what, tmp_path):
+    transformers.CONFIG_MAPPING[model_type]().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(
+        ConfigError, match=rf"model_type '{model_type}' is not supported: there is no code for .*{what}"
+    ):
+        hf.read_spec(tmp_path, tiny.model_config())
+
+
+@pytest.mark.slow
+def test_no_other_config_of_transformers_is_taken_for_a_family_s(tmp_path):
+    """Every class of its registry, with its defaults: refused in one sentence, or one of ours."""
+    refused = 0
+    for model_type in transformers.CONFIG_MAPPING:
+        try:
+            config = transformers.CONFIG_MAPPING[model_type]().to_dict()
+        except Exception:  # classes that need arguments or other packages
+            continue
+        for name, section in [("", config), *((k, v) for k, v in config.items() if isinstance(v, dict) and k)]:
+            if section.get("model_type") in FAMILIES or "model_type" not in section:
+                continue
+            with pytest.raises(ConfigError) as error:
+                hf_config.spec_from_hf(section, tiny.model_config(), name or "config.json")
+            assert f"model_type {section['model_type']!r} is not supported" in str(error.value)
+            refused += 1
+    assert refused > 300

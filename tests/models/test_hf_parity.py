@@ -19,7 +19,15 @@ from tests.models import forward, hf_cases, tiny  # noqa: E402
 from tests.models.forward import all_logits  # noqa: E402
 
 TOLERANCE = 1e-4
-GRADIENTS = {"qwen2-yarn", "llama-llama3", "mistral", "smollm3", "olmo2"}  # each family and scaling once
+GRADIENTS = {
+    "qwen2-yarn",
+    "llama-llama3",
+    "mistral",
+    "smollm3",
+    "olmo2",
+    "qwen3_5",
+    "qwen3_next-dense",
+}  # each family and scaling once
 
 
 def tensors_of(folder) -> dict[str, np.ndarray]:
@@ -46,7 +54,12 @@ def assert_gradients(model, params, spec, tokens) -> None:
         assert worst <= 1e-3, (name, worst)
 
 
-@pytest.mark.parametrize("name", [*sorted(hf_cases.CASES), *hf_cases.MIXTURES])
+def heavy(name: str):
+    """The case, among the quick tests only where its gradients are not compared."""
+    return pytest.param(name, marks=pytest.mark.slow if name in GRADIENTS else ())
+
+
+@pytest.mark.parametrize("name", [*sorted(hf_cases.CASES), *hf_cases.MIXTURES, *map(heavy, hf_cases.HYBRIDS)])
 def test_logits_and_round_trip(name, tmp_path):
     model = hf_cases.build(name)
     model.save_pretrained(tmp_path / "theirs")

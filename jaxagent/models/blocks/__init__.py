@@ -14,6 +14,7 @@ import jax
 if TYPE_CHECKING:
     from jaxagent.models.attention import Attend
     from jaxagent.models.params import ArraySpec, Layers
+    from jaxagent.models.recurrence import Recurrence
     from jaxagent.models.spec import ModelSpec
 
 # What a block keeps of sequences between calls: a pytree of arrays with a leading axis of pages or memories, or None.
@@ -24,11 +25,12 @@ State = Any
 class FlatRows:
     """What all layers of one forward pass share: how its rows (token, position) belong together.
 
-    A block that relates tokens in another way than attention brings a callback of its own, beside `attend`.
+    A block that relates tokens in yet another way brings a callback of its own, beside these.
     """
 
     angles: tuple[jax.Array, jax.Array]  # cos and sin f32[N, R/2] of each row's position, see `rope.table`
     attend: Attend
+    recur: Recurrence | None = None  # for blocks with a memory of fixed size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +78,12 @@ class LayerBlock:
     def used(self, array: ArraySpec) -> float:
         """The part of a matrix that a token is multiplied with: all of it, unless a router chooses."""
         return 1
+
+    def params_read(self, spec: ModelSpec, rows: float, parts: int = 1) -> float:
+        """Weights of its matrices that a device with one of `parts` parts of the experts reads for so many tokens at
+        once: those that any of them needs.
+        """
+        return self.matmul_params(spec)
 
     def flops(self, spec: ModelSpec, keys: float) -> float:
         """Of a token's forward pass with `keys` before it, beside those of its matrices."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxagent.models import rope, sharding
 from jaxagent.models.attention import LayerCache
 from jaxagent.models.blocks import FlatRows, LayerBlock
-from jaxagent.models.layers import contract, contract_each, rms_norm
+from jaxagent.models.layers import contract, contract_each, gain, rms_norm
 from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix, vector
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Attention(LayerBlock):
     qk_norm: bool = False  # RMSNorm on each head of q and k
     wide_qk_norm: bool = False  # RMSNorm on all heads of q together, and on those of k
     rotary: bool = True  # RoPE; without it only the mask says where a token stands
+    gated: bool = False  # what a head gives is multiplied by a sigmoid, which q's projection computes beside q
     post_norm: bool = False  # the norm behind the block instead of before it
 
     def arrays(self, spec: ModelSpec) -> dict[str, ArraySpec | None]:
@@ -50,11 +51,13 @@ class Attention(LayerBlock):
         def head_norm(name: str) -> ArraySpec | None:
             sizes = {"q": q, "k": kv}[name] if self.wide_qk_norm else head
             normed = self.qk_norm or self.wide_qk_norm
-            return vector(f"self_attn.{name}_norm.weight", sizes, mean=1.0) if normed else None
+            return (
+                vector(f"self_attn.{name}_norm.weight", sizes, mean=1.0 - spec.zero_centred_norms) if normed else None
+            )
 
         return {
             "attn_norm": block_norm(spec, "post_attention" if self.post_norm else "input", self.post_norm),
-            "wq": projection("q", q),
+            "wq": projection("q", q | {"head_dim": spec.head_dim * (1 + self.gated)}),
             "wk": projection("k", kv),
             "wv": projection("v", kv),
             "bq": bias("q", q),
@@ -69,17 +72,22 @@ class Attention(LayerBlock):
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: LayerCache | None
     ) -> tuple[jax.Array, LayerCache | None]:
         """Attention by `rows.attend`, which knows which keys a row sees and where they are kept."""
-        h = x if self.post_norm else rms_norm(x, layer.attn_norm, spec.norm_eps)
+        h = x if self.post_norm else rms_norm(x, gain(layer.attn_norm, spec), spec.norm_eps)
         q, k, v = contract_each("ne,ehd->nhd", h, layer.wq, layer.wk, layer.wv)
+        if self.gated:
+            q, gate = jnp.split(q, 2, axis=-1)
         if self.qkv_bias:
             q, k, v = q + layer.bq, k + layer.bk, v + layer.bv
         if self.qk_norm or self.wide_qk_norm:
-            q, k = rms_norm(q, layer.q_norm, spec.norm_eps), rms_norm(k, layer.k_norm, spec.norm_eps)
+            gains = gain(layer.q_norm, spec), gain(layer.k_norm, spec)
+            q, k = (rms_norm(x, scale, spec.norm_eps) for x, scale in zip((q, k), gains, strict=True))
         if self.rotary:
             q, k = rope.rotate(q, *rows.angles), rope.rotate(k, *rows.angles)
         attended, state = rows.attend(state, q, k, v)
+        if self.gated:
+            attended = attended * jax.nn.sigmoid(gate)
         added = contract("nhd,hde->ne", attended, layer.wo, sharding.out(sharding.row_axes(x), None))
-        return (rms_norm(added, layer.attn_norm, spec.norm_eps) if self.post_norm else added), state
+        return (rms_norm(added, gain(layer.attn_norm, spec), spec.norm_eps) if self.post_norm else added), state
 
     def init_state(self, spec: ModelSpec, pages: int, page_tokens: int, dtype: str) -> LayerCache:
         """Empty pages of keys and values."""

@@ -22,8 +22,8 @@ from jaxagent.models import gpu_kernels, kernels, sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
 from jaxagent.models.blocks.mlp import swiglu
 from jaxagent.models.blocks.routing import Routing, route
-from jaxagent.models.layers import LoraArray, contract, rms_norm
-from jaxagent.models.params import ArraySpec, Layers, matrix, per_expert, vector
+from jaxagent.models.layers import LoraArray, contract, gain, rms_norm
+from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix, per_expert, vector
 from jaxagent.models.sharding import EXPERT
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Experts(LayerBlock):
         beside = "shared_expert" if self.shared_gate else "shared_experts"  # checkpoints with a gate have one
         into, out = spec.embed_dim**-0.5, spec.embed_init_std
         return {
-            "mlp_norm": vector("post_attention_layernorm.weight", embed, mean=1.0),
+            "mlp_norm": block_norm(spec, "post_attention", behind=False),
             "router": matrix("mlp.gate.weight", embed, {"expert": self.routing.count}, into),
             "router_bias": vector("mlp.gate.e_score_correction_bias", {"expert": self.routing.count})
             if self.routing.bias
@@ -93,7 +93,7 @@ class Experts(LayerBlock):
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
     ) -> tuple[jax.Array, State]:
         """Row by row, on the device that has the row; what experts add to it, on the devices that have them."""
-        h = rms_norm(x, layer.mlp_norm, spec.norm_eps)
+        h = rms_norm(x, gain(layer.mlp_norm, spec), spec.norm_eps)
         added = self._of_chosen(layer, h)
         if not self.shared:
             return added, state
@@ -155,6 +155,12 @@ class Experts(LayerBlock):
     def used(self, array: ArraySpec) -> float:
         """Of what each expert has, the part that is in the experts that a token goes to."""
         return self.routing.active / self.routing.count if array.axes[0] == "experts" else 1
+
+    def params_read(self, spec: ModelSpec, rows: float, parts: int = 1) -> float:
+        """An expert is read if any row goes to it; with equal loads and rows that choose on their own."""
+        experts = sum(array.size for array in self.arrays(spec).values() if array and array.axes[0] == "experts")
+        active = self.routing.active / self.routing.count
+        return self.matmul_params(spec) + experts * ((1 - (1 - active) ** rows) / parts - active)
 
 
 class _Tiles(NamedTuple):

@@ -9,7 +9,7 @@ import jax
 
 from jaxagent.models import sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
-from jaxagent.models.layers import contract, contract_each, rms_norm
+from jaxagent.models.layers import contract, contract_each, gain, rms_norm
 from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ class SwiGLU(LayerBlock):
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: State
     ) -> tuple[jax.Array, State]:
         """Row by row."""
-        h = x if self.post_norm else rms_norm(x, layer.mlp_norm, spec.norm_eps)
+        h = x if self.post_norm else rms_norm(x, gain(layer.mlp_norm, spec), spec.norm_eps)
         added = swiglu(h, layer.w_gate, layer.w_up, layer.w_down)
-        return (rms_norm(added, layer.mlp_norm, spec.norm_eps) if self.post_norm else added), state
+        return (rms_norm(added, gain(layer.mlp_norm, spec), spec.norm_eps) if self.post_norm else added), state
 
 
 def swiglu(h: jax.Array, w_gate: jax.Array, w_up: jax.Array, w_down: jax.Array) -> jax.Array:
