@@ -10,12 +10,11 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import jax
-
 from jaxagent.config import Config, LoraConfig
 from jaxagent.learner.programs import action_tokens
 from jaxagent.models import lora
 from jaxagent.models.blocks import LayerBlock
+from jaxagent.models.params import stacks_of
 from jaxagent.models.spec import ModelSpec
 from jaxagent.plan.chips import Chip
 
@@ -85,7 +84,7 @@ def train_flops(
     if adapters is None:
         return layers * passes + head * 4
     own = 0.0
-    for stack, kind in zip(spec.stacks, model_params.stacks_of(lora.adapter_specs(spec, adapters)), strict=True):
+    for stack, kind in zip(spec.stacks, stacks_of(lora.adapter_specs(spec, adapters)), strict=True):
         blocks = spec.pattern[stack[0]]
         used = {name: block.used(array) for block in blocks for name, array in block.arrays(spec).items() if array}
         own += sum(used[name] * (adapter.a.size + adapter.b.size) for name, adapter in kind.items())
