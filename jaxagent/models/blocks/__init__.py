@@ -79,10 +79,8 @@ class LayerBlock:
         """The part of a matrix that a token is multiplied with: all of it, unless a router chooses."""
         return 1
 
-    def params_read(self, spec: ModelSpec, rows: float, parts: int = 1) -> float:
-        """Weights of its matrices that a device with one of `parts` parts of the experts reads for so many tokens at
-        once: those that any of them needs.
-        """
+    def params_read(self, spec: ModelSpec, rows: float, expert_shards: int = 1) -> float:
+        """Weights of its matrices that a device with a part of the experts reads for so many tokens at once."""
         return self.matmul_params(spec)
 
     def flops(self, spec: ModelSpec, keys: float) -> float:

@@ -156,11 +156,11 @@ class Experts(LayerBlock):
         """Of what each expert has, the part that is in the experts that a token goes to."""
         return self.routing.active / self.routing.count if array.axes[0] == "experts" else 1
 
-    def params_read(self, spec: ModelSpec, rows: float, parts: int = 1) -> float:
+    def params_read(self, spec: ModelSpec, rows: float, expert_shards: int = 1) -> float:
         """An expert is read if any row goes to it; with equal loads and rows that choose on their own."""
-        experts = sum(array.size for array in self.arrays(spec).values() if array and array.axes[0] == "experts")
-        active = self.routing.active / self.routing.count
-        return self.matmul_params(spec) + experts * ((1 - (1 - active) ** rows) / parts - active)
+        share = self.routing.active / self.routing.count
+        experts = sum(a.size for a in self.arrays(spec).values() if a and a.axes[0] == "experts")
+        return self.matmul_params(spec) + experts * ((1 - (1 - share) ** rows) / expert_shards - share)
 
 
 class _Tiles(NamedTuple):
