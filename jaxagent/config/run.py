@@ -234,6 +234,10 @@ class RLConfig:
     oversample: OversampleConfig | None = None
     curriculum: Annotated[Any, CURRICULA] | None = None  # which tasks come next; None: whole shuffled epochs
     replay: ReplayConfig | None = None
+    # Whether updates send a token to the experts to which the engine sent it; auto: where numerics are fast.
+    replay_routing: Literal["auto", "always", "never"] = "auto"
+    balance_loss: NonNegativeFloat = 0.0  # coefficient, on the load of experts; 0 = none
+    router_bias_rate: NonNegativeFloat = 0.0  # per update, of biases that choose experts, towards even loads; 0 = fixed
 
     @property
     def critic(self) -> Any:
@@ -284,6 +288,17 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EpisodesConfig:
+    """Which episodes a run keeps whole, token by token. Those that stages learn from are kept in any case."""
+
+    keep: Literal["all", "newest", "sampled", "none"] = "all"
+    megabytes: PositiveInt = 1000  # with "newest": of each log, before its oldest part goes
+    fraction: ZeroToOne = 0.1  # with "sampled": of groups; those with a failed attempt are kept in any case
+
+    off: ClassVar = {"keep": "all"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ResumeConfig:
     """What a run takes that goes on from a bundle."""
 
@@ -321,7 +336,8 @@ class Config:
     eval: EvalConfig
     checkpoint: CheckpointConfig
     resume: ResumeConfig | None = None
-    log_episodes: bool  # RL and greedy evaluation episodes too, token by token, to episodes/*.jsonl of the workdir
+    log_episodes: bool  # stages that learn from data learn from RL's episodes, too
+    episodes: EpisodesConfig | None = None  # None: all are kept
 
     @property
     def takes_other_rounding(self) -> bool:

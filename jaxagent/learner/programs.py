@@ -7,6 +7,7 @@ under `jax.eval_shape`). `make_programs` compiles the same for a run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,18 +18,18 @@ import optax
 from jaxagent.algorithms import estimate
 from jaxagent.algorithms.policy_loss import reads_of
 from jaxagent.algorithms.streams import ModelScores, Streams
-from jaxagent.config import BatchConfig, Config, RLConfig
-from jaxagent.learner import forward, loss, score
-from jaxagent.learner.batching import Packer, Sharing
+from jaxagent.config import BatchConfig, Config, ConfigError, RLConfig
+from jaxagent.learner import forward, loss, peers, score
+from jaxagent.learner.batching import Packer, Sharing, unpack
 from jaxagent.learner.state import Batch, Frozen, TrainState, init_state
 from jaxagent.learner.teacher import Distiller, Weights, distiller
 from jaxagent.learner.teacher_http import HttpTeacher
 from jaxagent.learner.update import Critic, Update, make_optimizer, make_update
+from jaxagent.models import balance, choices, kernels, lora, params, peft, sharding
 from jaxagent.models import critic as critics
-from jaxagent.models import kernels, lora, params, peft, sharding
 from jaxagent.models.exact import Tiling
 from jaxagent.models.spec import ModelSpec
-from jaxagent.types import Trajectory
+from jaxagent.types import Trajectory, unrecorded
 
 Tree = Any  # a pytree of arrays
 
@@ -43,6 +44,7 @@ class Programs:
     logprobs: score.Scorer | None = None  # under weights of the policy's shape, where the algorithm reads any
     values: score.Scorer | None = None  # of PPO's critic
     distiller: Distiller | None = None  # what asks the teacher
+    keeps_logprobs: bool = False  # of updates: the policy's log-probs, which in exact numerics are the engine's
 
     def score(self, state: TrainState, trajectories: Sequence[Trajectory], temperature: float) -> ModelScores:
         """What models say of a step's trajectories before its first update, as far as the algorithm reads it."""
@@ -50,7 +52,8 @@ class Programs:
         if self.values is not None:
             (scores["values"],) = self.values(state.critic, trajectories)
         if self.rl.kl is not None:
-            scores["reference"], _ = self.logprobs(self.reference_weights(state), trajectories, temperature)
+            alone = [dataclasses.replace(trajectory, experts=None) for trajectory in trajectories]  # by its own router
+            scores["reference"], _ = self.logprobs(self.reference_weights(state), alone, temperature)
         if self.rl.reads_old:
             scores["old"] = self.policy_logprobs(state, trajectories, temperature)
         if self.distiller is not None:
@@ -65,13 +68,21 @@ class Programs:
 
     def train(
         self, state: TrainState, streams: Sequence[Streams], temperature: float, step: int
-    ) -> tuple[TrainState, dict[str, float]]:
-        """One optimiser update of an RL step; the state as it was and no metrics where nothing has a weight."""
-        if not (batches := self.batches(self.packer.pack(streams, step), streams)):
-            return state, {}
+    ) -> tuple[TrainState, dict[str, float], list[np.ndarray]]:
+        """One optimiser update of an RL step; the state as it was and no metrics where nothing has a weight.
+
+        Also the policy's log-probs before the update, f32[T] of each of the streams, where its loss keeps them.
+        """
+        packed = self.packer.pack(streams, step)
+        if not (batches := self.batches(packed, streams)):
+            return state, {}, []
         updates = step * self.rl.updates_per_step * self.rl.epochs
         train_policy = self.rl.critic is None or updates >= self.rl.critic.warmup_updates
-        return self.update(state, batches, train_policy, temperature, self.teacher)
+        if not self.keeps_logprobs:
+            return *self.update(state, batches, train_policy, temperature, self.teacher), []
+        logprobs: list[np.ndarray] = []
+        state, metrics = self.update(state, batches, train_policy, temperature, self.teacher, logprobs)
+        return state, metrics, unpack(batches, logprobs, streams) if logprobs else []
 
     def batches(self, packed: list[Batch], streams: Sequence[Streams]) -> list[Batch]:
         """The packed `streams` with the tokens in which they are compared to the teacher, where they are."""
@@ -135,7 +146,9 @@ def describe(
     with jax.set_mesh(mesh):
         share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
     shards, reads = cfg.mesh.row_shards, reads_of(rl.objective)
-    packer = Packer(rl.batch, longest_targets(cfg), shards, share, cfg.mesh.context, reads)
+    replays = replays_routing(cfg, spec)
+    experts = unrecorded(1, choices.width(spec), choices.dtype(spec)) if replays else None
+    packer = Packer(rl.batch, longest_targets(cfg), shards, share, cfg.mesh.context, reads, experts)
     logprobs = values = critic = None
     if rl.kl or rl.reads_old or rl.replay or rl.rescores:
         score_policy = forward.policy_forward(spec, tiling(cfg), config)
@@ -146,16 +159,18 @@ def describe(
         critic = Critic(of_states, critic_optimizer, rl.critic.loss, rl.critic.warmup_epochs)
     judge = None if teacher is None else distiller(rl.distill, spec, mesh, packer, teacher)
     compare = None if judge is None else judge.compare
+    policy_loss, keeps_logprobs = loss.policy_loss_of(rl), cfg.numerics == "fast" and peers.count() == 1
     update = make_update(
-        forward.policy_forward(spec, tiling(cfg), config, rl.z_loss is not None, compare),
+        forward.policy_forward(spec, tiling(cfg), config, rl.z_loss is not None, compare, replays, watches(cfg, spec)),
         optimizer,
         mesh,
-        loss.policy_loss_of(rl),
+        functools.partial(policy_loss, keeps_logprobs=True) if keeps_logprobs else policy_loss,
         rl.sampling.temperature or 1.0,
         critic,
         merger(cfg) if config else None,
+        _mover_of_biases(spec, rl.router_bias_rate) if rl.router_bias_rate else None,
     )
-    return Programs(rl, packer, update, logprobs, values, judge)
+    return Programs(rl, packer, update, logprobs, values, judge, keeps_logprobs)
 
 
 def first_state(cfg: Config, policy: Tree, adapters: lora.Adapters | None) -> TrainState:
@@ -209,6 +224,38 @@ def tiling(cfg: Config) -> Tiling | None:
     if cfg.numerics == "fast":
         return None
     return Tiling(cfg.engine.tile_rows, cfg.engine.page_tokens, cfg.engine.cache_dtype)
+
+
+def replays_routing(cfg: Config, spec: ModelSpec) -> bool:
+    """Whether engines record the experts of each token, and updates replay them.
+
+    Raises:
+      ConfigError: they shall, and the model has none.
+    """
+    wanted, width = cfg.rl.replay_routing, choices.width(spec)
+    if wanted == "always" and not width:
+        raise ConfigError(f"rl.replay_routing=always: {spec.family} has no experts among which tokens choose.")
+    return bool(width) and cfg.numerics == "fast" and wanted != "never"
+
+
+def watches(cfg: Config, spec: ModelSpec) -> bool:
+    """Whether updates count how experts are loaded.
+
+    Raises:
+      ConfigError: they shall balance the load of experts that the model does not have, or by a bias that is not there.
+    """
+    rl, mixture = cfg.rl, bool(balance.routers(spec))
+    biases = any(vars(stack).get("router_bias") for stack in params.stacks_of(params.param_specs(spec).layers))
+    if rl.balance_loss and not mixture:
+        raise ConfigError(f"rl.balance_loss={rl.balance_loss}: {spec.family} has no experts to balance. Set it to 0.")
+    if rl.router_bias_rate and (cfg.model.lora or not mixture or not biases):
+        why = "the frozen model's stay as they are" if cfg.model.lora else f"{spec.family} has none that choose experts"
+        raise ConfigError(f"rl.router_bias_rate={rl.router_bias_rate} moves routers' biases: {why}. Set it to 0.")
+    return mixture
+
+
+def _mover_of_biases(spec: ModelSpec, rate: float) -> Callable[[Tree, loss.Tally], Tree]:
+    return lambda policy, tally: balance.with_moved_biases(policy, tally.sums["load"], spec, rate)
 
 
 def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = False) -> Sharing | None:

@@ -49,6 +49,7 @@ class Update:
         train_policy: bool = True,
         temperature: float | None = None,
         teacher: Tree | None = None,
+        logprobs: list[np.ndarray] | None = None,
     ) -> tuple[TrainState, dict[str, float]]:
         """Applies one update.
 
@@ -60,6 +61,7 @@ class Update:
           temperature: at which the update's policy targets were sampled. It is a run-time argument, so changing it
             compiles nothing. None = the objective's temperature, for runs in which it never changes.
           teacher: the weights of another model that the policy's loss runs.
+          logprobs: gets the policy's, f32[B, R] of every batch, where its loss keeps them.
         """
         same_plan("an update", batches)
         with jax.set_mesh(self.mesh), jax.transfer_guard("disallow"):
@@ -72,6 +74,8 @@ class Update:
                 )
                 state = self.merged(state.replace(params=params, opt_state=opt_state, step=step))
                 metrics |= self.policy.metrics(pending, "policy")
+                if logprobs is not None and None not in pending[2]:
+                    logprobs += jax.device_get(pending[2])
             if self.critic is not None:
                 critic, opt_state, first = state.critic, state.critic_opt_state, None
                 for _ in range(1 if train_policy else self.critic_warmup_epochs):
@@ -100,24 +104,26 @@ class Trainable:
 
     # params, batch, temperature[, frozen, teacher] -> empty accumulators
     zeros: Callable[..., tuple[Tree, Tally]]
-    # params, batch, temperature, grads, tally[, frozen, teacher] -> grads, tally
-    accumulate: Callable[..., tuple[Tree, Tally]]
+    # params, batch, temperature, grads, tally[, frozen, teacher] -> grads, tally, the batch's log-probs or None
+    accumulate: Callable[..., tuple[Tree, Tally, jax.Array | None]]
     apply: Callable[..., tuple[Tree, Tree, jax.Array, dict[str, jax.Array]]]
     summarise: Callable[[Tally], dict[str, float]]
 
     def step(
         self, params: Tree, opt_state: Tree, step: jax.Array, batches: Sequence[Batch], at: jax.Array, *others: Tree
     ) -> tuple:
-        """Returns params, opt_state, step and what `metrics` needs, still on the device."""
+        """Returns params, opt_state, step, and what is still on the device: the two that `metrics` needs, log-probs."""
         grads, tally = self.zeros(params, batches[0], at, *others)
+        logprobs = []
         for batch in batches:
-            grads, tally = self.accumulate(params, batch, at, grads, tally, *others)
+            grads, tally, of_batch = self.accumulate(params, batch, at, grads, tally, *others)
+            logprobs.append(of_batch)
         params, opt_state, step, health = self.apply(params, opt_state, step, grads, tally)
-        return params, opt_state, step, (tally, health)
+        return params, opt_state, step, (tally, health, logprobs)
 
-    def metrics(self, pending: tuple[Tally, dict[str, jax.Array]], prefix: str) -> dict[str, float]:
+    def metrics(self, pending: tuple[Tally, dict[str, jax.Array], Any], prefix: str) -> dict[str, float]:
         """Copies an update's numbers to the host, once."""
-        tally, health = jax.device_get(pending)
+        tally, health = jax.device_get(pending[:2])
         return self.summarise(tally) | {f"{prefix}/{name}": float(value) for name, value in health.items()}
 
 
@@ -138,6 +144,7 @@ def make_update(
     temperature: float = 1.0,
     critic: Critic | None = None,
     merge: Callable[[Tree, Tree], Tree] | None = None,
+    adjust: Callable[[Tree, Tally], Tree] | None = None,
 ) -> Update:
     """Builds the update.
 
@@ -146,6 +153,7 @@ def make_update(
         `loss.Extras` where the loss reads more (forward.py).
       temperature: of updates that name none.
       merge: given when the policy's params are LoRA adapters: base, adapters -> the weights to serve.
+      adjust: what of the policy an update moves beside its gradient: params, the update's tally -> params.
     """
 
     def loss_of_policy(params: Tree, batch: Batch, *others: Any) -> tuple[jax.Array, Tally]:
@@ -155,7 +163,7 @@ def make_update(
     def loss_of_critic(values: Tree, batch: Batch, *_: Any) -> tuple[jax.Array, Tally]:  # of states, and trained whole
         return losses.value_loss(critic.forward(values, batch), batch, critic.loss)
 
-    policy, values = make_trainable(loss_of_policy, optimizer, policy_metrics), None
+    policy, values = make_trainable(loss_of_policy, optimizer, policy_metrics, adjust), None
     if critic is not None:
         values = make_trainable(loss_of_critic, critic.optimizer, value_metrics)
     return Update(mesh, policy, values, critic.warmup_epochs if critic else 1, temperature, merge)
@@ -165,30 +173,32 @@ def make_trainable(
     loss: Callable[..., tuple[jax.Array, Tally]],
     optimizer: optax.GradientTransformation,
     summarise: Callable[[Tally], dict[str, float]],
+    adjust: Callable[[Tree, Tally], Tree] | None = None,
 ) -> Trainable:
     """Jits the programs that train one tree of parameters. Gradients are f32 and accumulate in donated buffers.
 
-    `loss` is called with params, batch, temperature, frozen and teacher.
+    `loss` is called with params, batch, temperature, frozen and teacher; `adjust` as in `make_update`.
     """
 
     def zeros(params: Tree, batch: Batch, temperature: jax.Array, *others: Tree | None) -> tuple[Tree, Tally]:
         _, tally = jax.eval_shape(loss, params, batch, temperature, *others)
         grads = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
-        tally = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally)
+        tally = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally.replace(logprobs=None))
         return grads, tally.replace(maxima=jax.tree.map(lambda x: x - jnp.inf, tally.maxima))
 
     def accumulate(
         params: Tree, batch: Batch, temperature: jax.Array, grads: Tree, tally: Tally, *others: Tree | None
-    ) -> tuple[Tree, Tally]:
+    ) -> tuple[Tree, Tally, jax.Array | None]:
         new, part = jax.grad(loss, has_aux=True)(params, batch, temperature, *others)
-        return jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, new), tally.add(part)
+        return jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, new), tally.add(part), part.logprobs
 
     def apply(params: Tree, opt_state: Tree, step: jax.Array, grads: Tree, tally: Tally) -> tuple:
         norm = optax.tree.norm(grads)
         live = jnp.isfinite(norm) & (tally.sums["targets"] > 0)
         with jax.named_scope("optimizer"):
             updates, new_opt_state = optimizer.update(grads, opt_state, params)
-        new = (optax.apply_updates(params, updates), new_opt_state, step + 1)
+        moved = optax.apply_updates(params, updates)
+        new = (moved if adjust is None else adjust(moved, tally), new_opt_state, step + 1)
         params, opt_state, step = jax.tree.map(lambda n, o: jnp.where(live, n, o), new, (params, opt_state, step))
         return params, opt_state, step, {"grad_norm": norm, "update_applied": live.astype(jnp.float32)}
 

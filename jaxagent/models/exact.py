@@ -19,11 +19,11 @@ import jax.numpy as jnp
 
 from jaxagent.models import kernels, sharding, transformer
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
+from jaxagent.models.blocks import Cache
 from jaxagent.models.logprobs import logits, row_logprobs
 from jaxagent.models.params import ArraySpec, Params, param_specs
 from jaxagent.models.recurrence import Memories
 from jaxagent.models.spec import ModelSpec
-from jaxagent.models.transformer import Cache
 
 _ROWS = jax.P(sharding.ROWS)
 _HEADS = jax.P(sharding.ROWS, "tensor", None)

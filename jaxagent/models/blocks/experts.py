@@ -21,7 +21,7 @@ from jax import lax
 from jaxagent.models import gpu_kernels, kernels, sharding
 from jaxagent.models.blocks import FlatRows, LayerBlock, State
 from jaxagent.models.blocks.mlp import swiglu
-from jaxagent.models.blocks.routing import Routing, route
+from jaxagent.models.blocks.routing import Routing, route, weigh
 from jaxagent.models.layers import LoraArray, contract, gain, rms_norm
 from jaxagent.models.params import ArraySpec, Layers, block_norm, matrix, per_expert, vector
 from jaxagent.models.sharding import EXPERT
@@ -94,7 +94,7 @@ class Experts(LayerBlock):
     ) -> tuple[jax.Array, State]:
         """Row by row, on the device that has the row; what experts add to it, on the devices that have them."""
         h = rms_norm(x, gain(layer.mlp_norm, spec), spec.norm_eps)
-        added = self._of_chosen(layer, h)
+        added, state = self._of_chosen(layer, h, rows, state)
         if not self.shared:
             return added, state
         shared = swiglu(h, layer.shared_w_gate, layer.shared_w_up, layer.shared_w_down)
@@ -105,12 +105,19 @@ class Experts(LayerBlock):
             )  # rounded, then added
         return added + shared, state
 
-    def _of_chosen(self, layer: Layers, h: jax.Array) -> jax.Array:
-        arrays = h, layer.router, layer.router_bias, layer.w_gate, layer.w_up, layer.w_down
-        if not sharding.in_mesh():
-            return self._mixture(*arrays)
-        specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, arrays)
+    def _of_chosen(self, layer: Layers, h: jax.Array, rows: FlatRows, state: State) -> tuple[jax.Array, State]:
         split = sharding.row_axes(h)
+        by_rows = jax.P(split, None)
+        decide = functools.partial(route, self.routing)
+        if sharding.in_mesh():
+            decide = jax.shard_map(decide, in_specs=(by_rows, jax.P(None, None), jax.P(None)), out_specs=by_rows)
+        scores, chosen = decide(h, layer.router, layer.router_bias)
+        if rows.choose is not None:
+            chosen, state = rows.choose(state, scores, chosen)
+        arrays = h, scores, chosen, layer.w_gate, layer.w_up, layer.w_down
+        if not sharding.in_mesh():
+            return self._mixture(*arrays), state
+        specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, arrays)
         rows_over = (split,) if isinstance(split, str) else split or ()
         over = dict.fromkeys((*rows_over, EXPERT, "tensor"))
         checked = not _is_grouped(h)  # tokamax's kernels do not say how their results vary
@@ -124,18 +131,18 @@ class Experts(LayerBlock):
         def local(*arrays: Any) -> jax.Array:
             return lax.psum(self._mixture(*jax.tree.map(own, arrays, specs), over=rows_over), "tensor")
 
-        return jax.shard_map(local, in_specs=specs, out_specs=jax.P(split, None), check_vma=checked)(*arrays)
+        return jax.shard_map(local, in_specs=specs, out_specs=by_rows, check_vma=checked)(*arrays), state
 
     def _mixture(
         self,
         h: jax.Array,
-        router: jax.Array,
-        bias: jax.Array | None,
+        scores: jax.Array,
+        chosen: jax.Array,
         *matrices: Matrix,
         over: tuple[str, ...] | None = None,
     ) -> jax.Array:
         """[N, E]. `over`: inside a mesh, the axes that split rows; the matrices are those of the device's experts."""
-        weights, chosen = route(self.routing, h, router, bias)
+        weights = weigh(self.routing, scores, chosen)
         exact, rows = kernels.are_exact(), len(h)
         if over is not None and EXPERT in over:
             h, weights, chosen = (lax.all_gather(a, EXPERT, tiled=True) for a in (h, weights, chosen))
@@ -151,6 +158,11 @@ class Experts(LayerBlock):
             add = functools.partial(lax.psum_scatter, tiled=True) if EXPERT in over else lax.psum
             added = add(added, EXPERT)
         return (_in_order(added) if exact else added).astype(h.dtype)
+
+    @property
+    def choices(self) -> tuple[int, int]:
+        """The experts that a token goes to, of all."""
+        return self.routing.active, self.routing.count
 
     def used(self, array: ArraySpec) -> float:
         """Of what each expert has, the part that is in the experts that a token goes to."""
