@@ -335,6 +335,12 @@ def test_a_router_has_no_adapter():
         lora.adapter_specs(SPEC, dataclasses.replace(ADAPTED, targets="q_proj,gate"))
 
 
+def test_a_mesh_must_divide_the_experts():
+    message = r"config\.mesh\.expert=8 does not divide the 5 experts of 'layers\.w_gate'"
+    with pytest.raises(ConfigError, match=message):
+        params.shardings(SPEC, sharding.make_mesh(MeshConfig(1, 1, 1, 1, 8)), sharding.COMPUTE)
+
+
 def test_int8_rounds_each_experts_channels_and_not_the_router():
     with jax.set_mesh(mesh_of()):
         placed = LanguageModel(SPEC, "float32", int8=True).lay_out(tiny.init(SPEC)).layers
