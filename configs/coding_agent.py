@@ -134,6 +134,8 @@ def qwen3_6_35b_a3b() -> ConfigDict:
     config = claude_code()
     config.workdir = "runs/coding_agent_qwen3.6-35b-a3b"
     qwen3_5(config)
+    config.mesh.update(context=8, expert=4, tensor=2)
+    config.rl.batch.micro_rows = 4
     config.model.family = "qwen3_5_moe_text"
     config.model.num_layers = 40
     config.model.embed_dim = 2048

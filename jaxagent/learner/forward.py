@@ -36,6 +36,7 @@ def policy_forward(
     log_z: bool = False,
     compare: Compare | None = None,
     tells_routing: bool = False,
+    watches: bool = False,
 ) -> Callable[..., tuple[Any, ...]]:
     """A function: params, batch, temperature f32[] (may be traced)[, frozen, teacher] -> (log-probs, entropies).
 
@@ -47,8 +48,9 @@ def policy_forward(
       tiling: the engine's. Then the log-probs are bit for bit those the engine would record; gradients are those of
         the ordinary pass.
       adapters: with a `Frozen` as fourth argument, params are LoRA adapters of this config beside its base.
-      log_z, compare, tells_routing: with any there is a third result, `loss.Extras`: the normalisers, the divergences
-        of `compare_to_teacher`, which reads the fifth argument, and how far recorded experts are those of today.
+      log_z, compare, tells_routing, watches: with any there is a third result, `loss.Extras`: the normalisers, the
+        divergences of `compare_to_teacher`, which reads the fifth argument, how far recorded experts are those of
+        today, and the load of experts.
     """
 
     def forward(
@@ -61,7 +63,7 @@ def policy_forward(
         policy = params if frozen is None else frozen.merged
         unsplit, batch = batch, _over_context(batch)
         params = params if frozen is None else lora.adapt(frozen.base, params, adapters)
-        hidden, differing = _replayed_heads(params, spec, batch)
+        hidden, differing, load = _replayed_heads(params, spec, batch, watches)
         # Logits are linear in x; at temperature 1 this is the identity.
         x = jnp.where((batch.ce_weights != 0)[..., None], hidden * jnp.asarray(temperature, hidden.dtype), hidden)
         # Rows that share have room for many more targets than most of them hold.
@@ -69,7 +71,8 @@ def policy_forward(
         of_targets = token_scores(params, spec, _flat(x), _flat(batch.targets), temperature, live)
         read_scores = of_targets[: 3 if log_z else 2]
         logprobs, entropy, *normalisers = (_targets(score, x) for score in read_scores)
-        more = {"log_z": normalisers[0]} if log_z else {}
+        more: dict[str, Any] = {"log_z": normalisers[0]} if log_z else {}
+        more |= {"load": load} if watches else {}
         if compare is not None:
             more["divergence"] = compare(params, batch, hidden, temperature, teacher)
         if tells_routing and differing is not None:
@@ -182,7 +185,7 @@ def _heads(params: Params, spec: ModelSpec, batch: Batch) -> jax.Array:
     return _replayed_heads(params, spec, batch.replace(experts=None))[0]
 
 
-def _replayed_heads(params: Params, spec: ModelSpec, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
+def _replayed_heads(params: Params, spec: ModelSpec, batch: Batch, watches: bool = False) -> tuple:
     check_batch(batch)
     places = batch.tokens, batch.positions, batch.segments, batch.head_positions
-    return forward_replayed(params, spec, *places, batch.ends, batch.longest, batch.experts)
+    return forward_replayed(params, spec, *places, batch.ends, batch.longest, batch.experts, watches)

@@ -24,7 +24,7 @@ from jaxagent.learner.state import Batch, Frozen, TrainState, init_state
 from jaxagent.learner.teacher import Distiller, Weights, distiller
 from jaxagent.learner.teacher_http import HttpTeacher
 from jaxagent.learner.update import Critic, Update, make_optimizer, make_update
-from jaxagent.models import choices, kernels, lora, params, peft, sharding
+from jaxagent.models import balance, choices, kernels, lora, params, peft, sharding
 from jaxagent.models import critic as critics
 from jaxagent.models.exact import Tiling
 from jaxagent.models.spec import ModelSpec
@@ -135,9 +135,9 @@ def describe(
     optimizer, critic_optimizer = optimizers(rl)
     with jax.set_mesh(mesh):
         share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
-    shards, reads, experts = cfg.mesh.row_shards, reads_of(rl.objective), None
-    if replays := replays_routing(cfg, spec):
-        experts = unrecorded(1, choices.width(spec), choices.dtype(spec))
+    shards, reads = cfg.mesh.row_shards, reads_of(rl.objective)
+    replays = replays_routing(cfg, spec)
+    experts = unrecorded(1, choices.width(spec), choices.dtype(spec)) if replays else None
     packer = Packer(rl.batch, longest_targets(cfg), shards, share, cfg.mesh.context, reads, experts)
     logprobs = values = critic = None
     if rl.kl or rl.reads_old or rl.replay or rl.rescores:
@@ -150,13 +150,14 @@ def describe(
     judge = None if teacher is None else distiller(rl.distill, spec, mesh, packer, teacher)
     compare = None if judge is None else judge.compare
     update = make_update(
-        forward.policy_forward(spec, tiling(cfg), config, rl.z_loss is not None, compare, replays),
+        forward.policy_forward(spec, tiling(cfg), config, rl.z_loss is not None, compare, replays, watches(cfg, spec)),
         optimizer,
         mesh,
         loss.policy_loss_of(rl),
         rl.sampling.temperature or 1.0,
         critic,
         merger(cfg) if config else None,
+        _mover_of_biases(spec, rl.router_bias_rate) if rl.router_bias_rate else None,
     )
     return Programs(rl, packer, update, logprobs, values, judge)
 
@@ -224,6 +225,26 @@ def replays_routing(cfg: Config, spec: ModelSpec) -> bool:
     if wanted == "always" and not width:
         raise ConfigError(f"rl.replay_routing=always: {spec.family} has no experts among which tokens choose.")
     return bool(width) and cfg.numerics == "fast" and wanted != "never"
+
+
+def watches(cfg: Config, spec: ModelSpec) -> bool:
+    """Whether updates count how experts are loaded.
+
+    Raises:
+      ConfigError: they shall balance the load of experts that the model does not have, or by a bias that is not there.
+    """
+    rl, mixture = cfg.rl, bool(balance.routers(spec))
+    biases = any(vars(stack).get("router_bias") for stack in params.stacks_of(params.param_specs(spec).layers))
+    if rl.balance_loss and not mixture:
+        raise ConfigError(f"rl.balance_loss={rl.balance_loss}: {spec.family} has no experts to balance. Set it to 0.")
+    if rl.router_bias_rate and (cfg.model.lora or not mixture or not biases):
+        why = "the frozen model's stay as they are" if cfg.model.lora else f"{spec.family} has none that choose experts"
+        raise ConfigError(f"rl.router_bias_rate={rl.router_bias_rate} moves routers' biases: {why}. Set it to 0.")
+    return mixture
+
+
+def _mover_of_biases(spec: ModelSpec, rate: float) -> Callable[[Tree, loss.Tally], Tree]:
+    return lambda policy, tally: balance.with_moved_biases(policy, tally.sums["load"], spec, rate)
 
 
 def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = False) -> Sharing | None:

@@ -40,8 +40,11 @@ def recorded(choices: Array) -> Array:
     return choices[..., 0] != np.iinfo(choices.dtype).max
 
 
-def states(spec: ModelSpec, choices: jax.Array, scanned: bool) -> Cache:
-    """Choices [N, W] as `transformer.hidden` hands them to the blocks: a state [N, k] for each that chooses."""
+def states(spec: ModelSpec, choices: jax.Array | None, scanned: bool) -> Cache:
+    """Choices [N, W] as `transformer.hidden` hands them to the blocks: [N, k] for each that chooses; or nothing."""
+    if choices is None:
+        layers = [stack[0] for stack in spec.stacks] if scanned else range(spec.num_layers)
+        return tuple((None,) * len(spec.pattern[layer % len(spec.pattern)]) for layer in layers)
     if not scanned:
         return tuple(tuple(c if c is None else choices[:, c] for c in blocks) for blocks in _columns(spec))
     columns = _columns(spec)

@@ -12,7 +12,8 @@ from typing import Literal
 from jaxagent.config import ConfigError, ModelConfig
 from jaxagent.config.model import Remat
 from jaxagent.models.blocks import LayerBlock
-from jaxagent.models.families import Pattern, before_repetition, family_of
+from jaxagent.models.families import family_of
+from jaxagent.models.family import Pattern, before_repetition
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import choices, context, recurrence, rope, sharding, trees
+from jaxagent.models import balance, choices, context, recurrence, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
 from jaxagent.models.blocks import Cache, Choose, FlatRows, LayerBlock, State
 from jaxagent.models.layers import KEPT, Int8Array, LoraArray, gain, rms_norm
@@ -94,7 +94,7 @@ def hidden(
         of_stacks, new = tuple(nothing) if cache is None else cache, []
         for run_layer, *first in zip(kinds[:alone], stacks, of_stacks, strict=False):
             x, states = run_layer(x, *jax.tree.map(lambda w: w[0], first))
-            new.append(states)
+            new.append(jax.tree.map(lambda a: a[None], states))
         x, repeated = lax.scan(period, x, (stacks[alone:], of_stacks[alone:]))
         cache = None if cache is None else (*new, *repeated)
     return rms_norm(x, gain(sharding.constrain(params.final_norm, P(None)), spec), spec.norm_eps), cache
@@ -149,7 +149,8 @@ def forward_replayed(
     ends: jax.Array | None = None,
     longest: int = 0,
     recorded: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array | None]:
+    watch: bool = False,
+) -> tuple[jax.Array, jax.Array | None, balance.Load | None]:
     """Hidden states at the R places of each packed row whose NEXT token is a target.
 
     Args:
@@ -159,9 +160,11 @@ def forward_replayed(
       head_positions: i32[B, R], indices into T; unused ones may point anywhere inside the row.
       ends, longest: of rows in which sequences share their beginnings, see `trees.shared`; None: they share nothing.
       recorded: [B, T, W] what blocks shall choose for each token, see `choices.replay`; None: nobody says it.
+      watch: whether the load of experts is wanted.
 
     Returns:
-      (compute_dtype[B, R, E]; R split as T is, with `recorded` f32[B, R] how many of a token's would be chosen anew).
+      (compute_dtype[B, R, E]; R split as T is, with `recorded` f32[B, R] how many of a token's would be chosen anew,
+      with `watch` the load of experts by all tokens).
     """
     chex.assert_rank([tokens, head_positions], 2)
     chex.assert_equal_shape([tokens, positions, segments])
@@ -178,11 +181,18 @@ def forward_replayed(
     assert not spec.has_memory or (ends is None and not split), "a memory takes rows of whole sequences"
     # Written out, layers need no stacking of what backward keeps; of a deep model that would take minutes to compile.
     unroll = spec.remat == "none" and spec.num_layers <= MOST_WRITTEN_OUT
-    cache = choose = None
+    cache = choose = load = None
+    scanned = is_scanned(params, unroll)
     if recorded is not None:
-        cache, choose = choices.states(spec, flat(recorded), is_scanned(params, unroll)), choices.replay
+        cache, choose = choices.states(spec, flat(recorded), scanned), choices.replay
+    if watch:
+        cache = choices.states(spec, None, scanned) if cache is None else cache
+        choose = balance.watching(flat(segments) > 0, choose)
     recur = recurrence.PackedRows(segments)
     x, new = hidden(params, spec, flat(tokens), flat(positions), attend, cache, unroll, recur, choose)
+
+    if watch:
+        load, new = balance.load_of(spec, new, scanned), balance.without(new)
 
     def at_heads(x: jax.Array) -> jax.Array:
         if split:
@@ -190,8 +200,8 @@ def forward_replayed(
         return jnp.take_along_axis(sharding.split_rows(x, b, t), head_positions[:, :, None], axis=1)
 
     if recorded is None:
-        return at_heads(x), None
-    return at_heads(x), at_heads(choices.differing(new)[:, None].astype(jnp.float32))[:, :, 0]
+        return at_heads(x), None, load
+    return at_heads(x), at_heads(choices.differing(new)[:, None].astype(jnp.float32))[:, :, 0], load
 
 
 @jax.named_scope("embed")

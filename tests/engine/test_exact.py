@@ -17,6 +17,7 @@ from jaxagent.engine.requests import EngineSetup
 from jaxagent.learner.batching import Packer, Sharing, unpack
 from jaxagent.models import exact, params, sharding
 from jaxagent.models.blocks.experts import Experts
+from jaxagent.models.blocks.mla import LatentAttention
 from jaxagent.models.blocks.routing import Routing
 from jaxagent.models.families import FAMILIES
 from jaxagent.models.spec import ModelSpec
@@ -31,9 +32,8 @@ WIDE = dataclasses.replace(
 )
 SOFTMAX = Experts(Routing(16, 4), 64, shared=1, shared_gate=True)  # as Qwen3-Next has it
 GROUPS = Experts(Routing(16, 4, True, "sigmoid", True, 4, 2, 1.7), 64, shared=2)  # as DeepSeek-V3
-MIXTURE = dataclasses.replace(
-    WIDE, family="qwen3_moe", pattern=tuple((SPEC.pattern[0][0], experts) for experts in (SOFTMAX, GROUPS))
-)
+LATENT = LatentAttention(query_rank=24, rank=32, plain_dim=16, value_dim=24)
+MIXTURE = dataclasses.replace(WIDE, family="qwen3_moe", pattern=((SPEC.pattern[0][0], SOFTMAX), (LATENT, GROUPS)))
 HYBRID = dataclasses.replace(
     WIDE,
     family="qwen3_5_text",

@@ -16,6 +16,7 @@ from jaxagent.engine.lm import LanguageModel
 from jaxagent.models import gpu_kernels, hf, logprobs, lora, params, sharding, transformer
 from jaxagent.models.blocks import FlatRows, experts
 from jaxagent.models.blocks.experts import Experts, tile_rows
+from jaxagent.models.blocks.mla import LatentAttention
 from jaxagent.models.blocks.routing import Routing, route, weigh
 from jaxagent.models.layers import Int8Array
 from jaxagent.plan import costs
@@ -177,23 +178,37 @@ def loss(weights, spec, batch):
     return -values.mean()
 
 
+LATENT = LatentAttention(query_rank=12, rank=10, plain_dim=6, value_dim=10)
+SHARED = (
+    Experts(Routing(8, 2, True, "sigmoid", True, 4, 2, 1.7), 12, shared=2),
+    Experts(Routing(5, 2), 12, shared=1, shared_dim=6, shared_gate=True),
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "sizes",
-    [MeshConfig(2, 2, 2, 1), MeshConfig(2, 1, 1, 1, 4), MeshConfig(1, 2, 2, 1, 2)],
-    ids=lambda m: f"x{m.expert}",
+    ("sizes", "pattern"),
+    [
+        (MeshConfig(2, 2, 2, 1), EIGHT.pattern),
+        (MeshConfig(2, 1, 1, 1, 4), EIGHT.pattern),
+        (MeshConfig(1, 2, 2, 1, 2), EIGHT.pattern),
+        (MeshConfig(2, 2, 2, 1), tuple((LATENT, mixture) for mixture in SHARED)),
+    ],
+    ids=["x1", "x4", "x2", "latent"],
 )
-def test_a_mesh_gives_the_gradients_of_one_device(sizes):
+def test_a_mesh_gives_the_gradients_of_one_device(sizes, pattern):
+    spec = dataclasses.replace(EIGHT, pattern=pattern)
     batch, program = tiny.batch(8, 24, 6, EIGHT.vocab_size), jax.jit(jax.value_and_grad(loss), static_argnums=1)
-    expected, gradients = program(tiny.init(EIGHT), EIGHT, batch)
+    expected, gradients = program(tiny.init(spec), spec, batch)
     mesh = sharding.make_mesh(sizes)
     with jax.set_mesh(mesh):
-        weights = tiny.init(EIGHT, 0, params.shardings(EIGHT, mesh, sharding.TRAIN))
+        weights = tiny.init(spec, 0, params.shardings(spec, mesh, sharding.TRAIN))
         placed = {name: jax.device_put(x, sharding.rows(mesh, 2)) for name, x in batch.items()}
-        value, others = program(weights, EIGHT, placed)
+        value, others = program(weights, spec, placed)
     assert abs(float(value - expected)) < 1e-5
     assert tiny.worst_relative(gradients, others) < 1e-5
-    assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradients))
+    zero = [path[-1].name for path, g in jax.tree_util.tree_leaves_with_path(gradients) if not np.any(g)]
+    assert set(zero) <= {"router_bias"}
 
 
 @pytest.mark.slow
@@ -238,7 +253,7 @@ def test_the_grouped_product_of_a_gpu_gives_the_gradients_of_tiles(sizes, monkey
         assert tiny.worst_relative(getattr(theirs[1].layers, name), getattr(ours[1].layers, name)) < 1e-4
 
 
-@pytest.mark.parametrize("case", ["moe", "glm-groups"])
+@pytest.mark.parametrize("case", ["moe", "glm-groups", "deepseek"])
 def test_gradients_are_torchs_and_folders_of_both_forms_load(case, tmp_path):
     torch = pytest.importorskip("torch")
     from tests.models import hf_cases
@@ -350,3 +365,41 @@ def test_what_a_config_must_not_say(changes, message, tmp_path):
     spec = tiny.spec(family="qwen3_moe")
     with pytest.raises(ConfigError, match=message):
         hf_config.spec_from_hf(hf_config.spec_to_hf(spec, "float32") | changes, tiny.model_config(), "config.json")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("glm4_moe", dict(n_group=3), "num_experts_per_tok=2 of topk_group=1 of n_group=3 groups of two or more of n_"),
+        ("glm4_moe", dict(n_group=4, num_experts_per_tok=3), "num_experts_per_tok=3 of topk_group=1 of n_group=4"),
+        ("glm4_moe", dict(n_group=8), "n_group=8 groups of two or more of n_routed_experts=8 is not possible"),
+        ("glm4_moe", dict(first_k_dense_replace=-1), "first_k_dense_replace must be a whole number from 0 on, not -1"),
+        ("glm4_moe_lite", dict(mlp_layer_types=["dense"]), "mlp_layer_types must say 'dense' or 'sparse' for each of"),
+        ("deepseek_v3", dict(num_key_value_heads=2), "num_key_value_heads must be the 4 num_attention_heads in latent"),
+        ("deepseek_v3", dict(qk_rope_head_dim=7), "qk_rope_head_dim=7 must be even, and head_dim the same. It is 8"),
+        ("deepseek_v3", dict(head_dim=16), "qk_rope_head_dim=8 must be even, and head_dim the same. It is 16"),
+        ("deepseek_v3", dict(attention_bias=True), "attention_bias=True is not supported"),
+    ],
+)
+def test_what_a_config_with_groups_or_latent_attention_must_not_say(family, changes, message):
+    from jaxagent.models import hf_config
+
+    hf = hf_config.spec_to_hf(tiny.spec(family=family, num_layers=2), "float32") | dict(head_dim=8)
+    assert hf_config.spec_from_hf(hf, tiny.model_config(), "config.json").family == family
+    with pytest.raises(ConfigError, match=message):
+        hf_config.spec_from_hf(hf | changes, tiny.model_config(), "config.json")
+
+
+def test_a_layer_that_only_speculative_decoding_runs_is_not_loaded(tmp_path):
+    spec = tiny.spec(family="glm4_moe")
+    hf.save(tmp_path, tiny.init(spec), spec, "float32")
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    beyond = f"model.layers.{spec.num_layers}.shared_head.norm.weight"
+    hf.save_file(tensors | {beyond: np.ones(3, np.float32)}, path)
+    jax.tree.map(np.testing.assert_array_equal, hf.load(tmp_path, spec, None).layers, tiny.init(spec).layers)
+    hf.save_file(tensors | {beyond.replace("layers.2", "layers.3"): np.ones(3, np.float32)}, path)
+    with pytest.raises(
+        ConfigError, match=r"layers\.3\.shared_head\.norm\.weight' is not part of a glm4_moe of 2 layers"
+    ):
+        hf.load(tmp_path, spec, None)

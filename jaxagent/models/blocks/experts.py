@@ -107,16 +107,17 @@ class Experts(LayerBlock):
 
     def _of_chosen(self, layer: Layers, h: jax.Array, rows: FlatRows, state: State) -> tuple[jax.Array, State]:
         split = sharding.row_axes(h)
-        decide, asked = functools.partial(route, self.routing), (h, layer.router, layer.router_bias)
+        by_rows = jax.P(split, None)
+        decide = functools.partial(route, self.routing)
         if sharding.in_mesh():
-            decide = jax.shard_map(decide, in_specs=_specs(asked), out_specs=jax.P(split, None))
-        scores, chosen = decide(*asked)
+            decide = jax.shard_map(decide, in_specs=(by_rows, jax.P(None, None), jax.P(None)), out_specs=by_rows)
+        scores, chosen = decide(h, layer.router, layer.router_bias)
         if rows.choose is not None:
             chosen, state = rows.choose(state, scores, chosen)
         arrays = h, scores, chosen, layer.w_gate, layer.w_up, layer.w_down
         if not sharding.in_mesh():
             return self._mixture(*arrays), state
-        specs = _specs(arrays)
+        specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, arrays)
         rows_over = (split,) if isinstance(split, str) else split or ()
         over = dict.fromkeys((*rows_over, EXPERT, "tensor"))
         checked = not _is_grouped(h)  # tokamax's kernels do not say how their results vary
@@ -130,8 +131,7 @@ class Experts(LayerBlock):
         def local(*arrays: Any) -> jax.Array:
             return lax.psum(self._mixture(*jax.tree.map(own, arrays, specs), over=rows_over), "tensor")
 
-        mapped = jax.shard_map(local, in_specs=specs, out_specs=jax.P(split, None), check_vma=checked)
-        return mapped(*arrays), state
+        return jax.shard_map(local, in_specs=specs, out_specs=by_rows, check_vma=checked)(*arrays), state
 
     def _mixture(
         self,
@@ -173,10 +173,6 @@ class Experts(LayerBlock):
         share = self.routing.active / self.routing.count
         experts = sum(a.size for a in self.arrays(spec).values() if a and a.axes[0] == "experts")
         return self.matmul_params(spec) + experts * ((1 - (1 - share) ** rows) / expert_shards - share)
-
-
-def _specs(arrays: tuple) -> tuple:
-    return jax.tree.map(lambda array: jax.typeof(array).sharding.spec, arrays)
 
 
 class _Tiles(NamedTuple):
