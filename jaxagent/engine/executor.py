@@ -63,7 +63,7 @@ class Sizes:
         for name, size in (("slots", cfg.slots), ("pages", cfg.pages), ("memories", memories)):
             if size < 1 or size % shards:
                 raise ConfigError(
-                    f"config.engine.{name}: {size} does not divide over mesh.data x fsdp x context = {shards}."
+                    f"config.engine.{name}: {size} does not divide over mesh.data x fsdp x expert x context = {shards}."
                 )
         if cfg != cfg.for_platform("cpu", shards):
             raise ConfigError("config.engine: a size of 0 is by platform; Config.for_platform puts one in its place.")

@@ -144,7 +144,7 @@ class LanguageModel:
         if not self.int8:
             return params
         head = "embed" if params.head is None else "head"
-        rounded = jax.tree.map(lambda array, w: quantise(w, array.summed) if _rounds(array) else w, specs, params)
+        rounded = jax.tree.map(lambda array, w: quantise(w, array.summed) if array.projects else w, specs, params)
         return params.replace(layers=rounded.layers, **{head: getattr(rounded, head)})
 
     @property
@@ -229,10 +229,6 @@ class LanguageModel:
             for blocks in self.spec.pattern
         ]
         return tuple(kinds[i % len(kinds)] for i in range(self.spec.num_layers))
-
-
-def _rounds(array: model_params.ArraySpec) -> bool:
-    return bool(array.summed) and array.axes[-1] not in ("expert", "gate")
 
 
 @jax.jit

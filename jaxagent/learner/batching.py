@@ -50,7 +50,7 @@ class Packer:
           config: row length, rows per micro-batch, multiple of R.
           longest_targets: most targets one sequence can have (from the config's turn limits). Where nearly every token
             is a target (ECHO, SFT on observations) give `row_tokens`, or targets run out before a row is full.
-          row_shards: devices over which rows are split (data * fsdp).
+          row_shards: devices over which rows are split (`MeshConfig.row_shards`).
           sharing: the common beginning of sequences is stored once per row; None = every sequence is stored whole.
           context: devices over which the targets of a row are split, and its tokens (models/context.py).
           reads: what of `policy_loss.READABLE` the objective wants beside the streams.
@@ -60,7 +60,8 @@ class Packer:
             raise ConfigError("batch.row_tokens, micro_rows and targets_multiple must be at least 1.")
         if config.micro_rows % row_shards:
             raise ConfigError(
-                f"batch.micro_rows ({config.micro_rows}) must be a multiple of mesh.data * mesh.fsdp ({row_shards})."
+                f"batch.micro_rows ({config.micro_rows}) must be a multiple of mesh.data x fsdp x expert "
+                f"({row_shards})."
             )
         self.row_tokens = config.row_tokens
         self.micro_rows = config.micro_rows

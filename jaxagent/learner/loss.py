@@ -185,33 +185,27 @@ def policy_metrics(tally: Tally) -> dict[str, float]:
     """Scalars of one update from its tally."""
     s, tokens = tally.sums, max(float(tally.sums["policy_tokens"]), 1.0)
     out = {name: float(value) for name, value in s.items() if name.startswith("loss/")}
-    routing = {}
+    total = sum(out.values())
     if "load" in s:
-        routing = balance.metrics(np.asarray(s["load"]), float(s["load_entropy"]), float(s["load_tokens"]))
+        out |= balance.metrics(np.asarray(s["load"]), float(s["load_entropy"]), float(s["load_tokens"]))
     if "replayed" in s:
-        tokens_with = float(s["replayed"])
-        routing |= {
-            "routing/replayed_frac": tokens_with / tokens,
-            "routing/replayed_differ_frac": float(s["replayed_differ"]) / tokens_with if tokens_with else math.nan,
-        }
-    return (
-        out
-        | routing
-        | {
-            "loss/total": sum(out.values()),
-            "policy/tokens": float(s["policy_tokens"]),
-            "policy/entropy": float(s["entropy"]) / tokens,
-            "policy/clip_frac": float(s["clipped"]) / tokens,
-            "policy/kl_behaviour": float(s["kl_behaviour"]) / tokens,
-            "policy/kl_reference": float(s["kl"]) / max(float(s["kl_tokens"]), 1.0),
-            "policy/ratio_p99": _ratio_quantile(np.asarray(s["ratios_below"]), float(s["policy_tokens"]), 0.99),
-            "policy/ratio_max": float(np.exp(tally.maxima["log_ratio"])),
-            "policy/logprob_gap_mean": float(s["gap"]) / tokens,
-            "policy/logprob_gap_max": float(tally.maxima["gap"]),
-            "ce/tokens": float(s["ce_tokens"]),
-            "ce/nll": float(s["nll"]) / max(float(s["ce_tokens"]), 1.0),
-        }
-    )
+        replayed = float(s["replayed"])
+        out["routing/replayed_frac"] = replayed / tokens
+        out["routing/replayed_differ_frac"] = float(s["replayed_differ"]) / replayed if replayed else math.nan
+    return out | {
+        "loss/total": total,
+        "policy/tokens": float(s["policy_tokens"]),
+        "policy/entropy": float(s["entropy"]) / tokens,
+        "policy/clip_frac": float(s["clipped"]) / tokens,
+        "policy/kl_behaviour": float(s["kl_behaviour"]) / tokens,
+        "policy/kl_reference": float(s["kl"]) / max(float(s["kl_tokens"]), 1.0),
+        "policy/ratio_p99": _ratio_quantile(np.asarray(s["ratios_below"]), float(s["policy_tokens"]), 0.99),
+        "policy/ratio_max": float(np.exp(tally.maxima["log_ratio"])),
+        "policy/logprob_gap_mean": float(s["gap"]) / tokens,
+        "policy/logprob_gap_max": float(tally.maxima["gap"]),
+        "ce/tokens": float(s["ce_tokens"]),
+        "ce/nll": float(s["nll"]) / max(float(s["ce_tokens"]), 1.0),
+    }
 
 
 def value_metrics(tally: Tally) -> dict[str, float]:

@@ -24,7 +24,7 @@ from jaxagent.learner.state import Batch, Frozen, TrainState, init_state
 from jaxagent.learner.teacher import Distiller, Weights, distiller
 from jaxagent.learner.teacher_http import HttpTeacher
 from jaxagent.learner.update import Critic, Update, make_optimizer, make_update
-from jaxagent.models import balance, choices, kernels, lora, params, sharding
+from jaxagent.models import balance, choices, kernels, lora, params, peft, sharding
 from jaxagent.models import critic as critics
 from jaxagent.models.exact import Tiling
 from jaxagent.models.spec import ModelSpec
@@ -113,14 +113,16 @@ def make_programs(
     mesh: jax.sharding.Mesh,
     policy: Tree,
     teacher: Weights | HttpTeacher | None = None,
+    begins: bool = True,
 ) -> tuple[Programs, TrainState]:
     """Compiles everything an RL step runs on the device; gives also the stage's state before its first update.
 
-    `policy`: its parameters, in training shardings; `teacher`: opened, with rl.distill.
+    `policy`: its parameters, in training shardings; `teacher`: opened, with rl.distill; `begins`: the stage does, and
+    its state is not about to be replaced, so that adapters are read where the config names a folder of them.
     """
     programs = describe(cfg, spec, mesh, teacher)
     with jax.set_mesh(mesh):
-        new = adapters(cfg, spec, mesh) if cfg.model.lora else None
+        new = adapters(cfg, spec, mesh, begins) if cfg.model.lora else None
         state = first_state(cfg, policy, new)
     return programs, programs.warm_up(state)
 
@@ -133,7 +135,7 @@ def describe(
     optimizer, critic_optimizer = optimizers(rl)
     with jax.set_mesh(mesh):
         share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
-    shards, reads = cfg.mesh.data * cfg.mesh.fsdp, reads_of(rl.objective)
+    shards, reads = cfg.mesh.row_shards, reads_of(rl.objective)
     replays = replays_routing(cfg, spec)
     experts = unrecorded(1, choices.width(spec), choices.dtype(spec)) if replays else None
     packer = Packer(rl.batch, longest_targets(cfg), shards, share, cfg.mesh.context, reads, experts)
@@ -185,10 +187,13 @@ def optimizers(rl: RLConfig) -> tuple[optax.GradientTransformation, optax.Gradie
     return make_optimizer(rl.optimizer, updates), critic
 
 
-def adapters(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> lora.Adapters:
-    """New LoRA adapters, in training shardings."""
+def adapters(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, begins: bool = True) -> lora.Adapters:
+    """New LoRA adapters, or those of `lora.path` where a stage `begins`; in training shardings."""
     specs = lora.adapter_specs(spec, cfg.model.lora)
-    return params.init_of(specs, jax.random.key(cfg.seed), params.shardings_of(specs, mesh, sharding.TRAIN))
+    where = params.shardings_of(specs, mesh, sharding.TRAIN)
+    if begins and cfg.model.lora.path:
+        return peft.load_adapters(cfg.model.lora.path, spec, where, cfg.model.lora)[0]
+    return params.init_of(specs, jax.random.key(cfg.seed), where)
 
 
 def merger(cfg: Config) -> Callable[[Tree, Tree], Tree]:
@@ -197,8 +202,10 @@ def merger(cfg: Config) -> Callable[[Tree, Tree], Tree]:
 
 
 def keeps_reference(cfg: Config) -> bool:
-    """Whether the state holds a reference: with LoRA, whose base is one, only where it follows the policy."""
-    return cfg.rl.kl is not None and (not cfg.model.lora or cfg.rl.kl.refresh_every > 0)
+    """Whether the state holds a reference: with LoRA, whose base is one, only where the policy began elsewhere or is
+    followed.
+    """
+    return cfg.rl.kl is not None and (not cfg.model.lora or bool(cfg.model.lora.path) or cfg.rl.kl.refresh_every > 0)
 
 
 def tiling(cfg: Config) -> Tiling | None:

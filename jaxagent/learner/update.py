@@ -24,7 +24,7 @@ from jaxagent.learner import loss as losses
 from jaxagent.learner import peers
 from jaxagent.learner.loss import PolicyLoss, Tally, policy_metrics, value_metrics
 from jaxagent.learner.state import Batch, TrainState
-from jaxagent.models import global_arrays
+from jaxagent.models import global_arrays, sharding
 
 Tree = Any  # a pytree of arrays
 PolicyForward = Callable[[Tree, Batch, jax.Array, Tree | None, Tree | None], tuple[Any, ...]]
@@ -206,8 +206,8 @@ def make_trainable(
 
 
 def shard(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
-    """Puts a host batch on the mesh, rows split over data and fsdp. Of several processes each has the whole batch."""
-    return global_arrays.put(batch, jax.NamedSharding(mesh, jax.P(("data", "fsdp"))))
+    """Puts a host batch on the mesh, rows split. Of several processes each has the whole batch."""
+    return global_arrays.put(batch, jax.NamedSharding(mesh, jax.P(sharding.ROWS)))
 
 
 def same_plan(what: str, batches: Sequence[Batch]) -> None:

@@ -32,7 +32,7 @@ from jaxagent.envs.base import Attempt, Environment, Message, Opening, check_mes
 from jaxagent.io.files import make_folder_once
 from jaxagent.learner import peers
 from jaxagent.learner.programs import replays_routing
-from jaxagent.models import global_arrays, hf, kernels, lora, params, sharding
+from jaxagent.models import global_arrays, hf, kernels, lora, params, peft, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.roles.engines import FrozenRole, PolicyRole
@@ -68,7 +68,7 @@ class Parts:
     @property
     def row_shards(self) -> int:
         """Into how many parts the mesh splits a batch's rows."""
-        return self.cfg.mesh.data * self.cfg.mesh.fsdp
+        return self.cfg.mesh.row_shards
 
     def identity(self) -> dict[str, Any]:
         """What the saved state of a run is about, by content: see resume.py."""
@@ -157,7 +157,7 @@ class Parts:
 
     def export_adapter(self, adapters: lora.Adapters, folder: Path) -> None:
         """Writes LoRA adapters as a folder that PEFT loads."""
-        lora.save_adapters(folder, adapters, self.spec, self.cfg.model.lora, str(base_folder(self.cfg)))
+        peft.save_adapters(folder, adapters, self.spec, self.cfg.model.lora, str(base_folder(self.cfg)))
 
     @property
     def _assets(self) -> str | Path:

@@ -84,11 +84,15 @@ class LayerBlock:
         return 0
 
     def matmul_params(self, spec: ModelSpec) -> float:
-        """Weights of its matrices that a token is multiplied with: all of them, unless a router chooses."""
-        return sum(array.size for array in self.arrays(spec).values() if array and array.summed)
+        """Weights of its matrices that a token is multiplied with."""
+        return sum(array.size * self.used(array) for array in self.arrays(spec).values() if array and array.summed)
 
-    def params_read(self, spec: ModelSpec, rows: float) -> float:
-        """Weights of its matrices that are read for so many tokens at once: those that any of them needs."""
+    def used(self, array: ArraySpec) -> float:
+        """The part of a matrix that a token is multiplied with: all of it, unless a router chooses."""
+        return 1
+
+    def params_read(self, spec: ModelSpec, rows: float, expert_shards: int = 1) -> float:
+        """Weights of its matrices that a device with a part of the experts reads for so many tokens at once."""
         return self.matmul_params(spec)
 
     def flops(self, spec: ModelSpec, keys: float) -> float:
