@@ -5,6 +5,7 @@ python -m jaxagent.main --config=NAME --dry_run       what a run needs: memory, 
 python -m jaxagent.evaluate --config.workdir=RUN      pass@k of a checkpoint
 python -m jaxagent.replay --config.workdir=RUN        make recorded steps again, and compare them
 python -m jaxagent.serve --model=RUN/policy           serve a policy over HTTP
+python -m jaxagent.view runs                          curves, every episode, two runs side by side, on a page
 python -m jaxagent.observe.report RUN                 write RUN/report.html anew, also while the run trains
 python -m jaxagent.launch.sweep ...                   many runs, one after the other
 python -m jaxagent.sandbox                            which sandboxes work on this machine

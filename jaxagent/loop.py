@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxagent.algorithms import compose, trial
 from jaxagent.algorithms.compose import EntropyControl, as_opd, refresh_due
 from jaxagent.algorithms.streams import sampled_trajectories
@@ -30,6 +32,7 @@ from jaxagent.learner.state import TrainState
 from jaxagent.learner.teacher import check_teacher, open_teacher
 from jaxagent.models import peft
 from jaxagent.models.params import Params
+from jaxagent.observe.episode_store import Learnt
 from jaxagent.observe.files import OUTDATED_FILE, POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience, check_tasks
@@ -38,6 +41,7 @@ from jaxagent.runs import devices, lag
 from jaxagent.runs.attempts import temperature
 from jaxagent.runs.checks import OPD, RL, check
 from jaxagent.runs.evaluation.held_out import record_evaluation
+from jaxagent.runs.logs import learnt_of
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.runs.seams import Connect, one_process, publish_past
 from jaxagent.runs.stages import StageProgram, dpo, offline, outcome_model, rft, sample, sft, stages_left, warm_start
@@ -143,11 +147,10 @@ def rl_stage(
         record.add_groups(rollouts.rounds)
         chosen, sampled = rollouts.chosen, rollouts.metrics | lag.ages(rollouts.chosen.groups, step, seams.bound)
         episodes = [episode for group in chosen.sampled for episode in group.episodes]
-        if cfg.log_episodes:
-            workdir.log_episodes(stage, step, episodes)
         if rl.staleness:  # else the first update says it
             sampled |= lag.gaps(programs, state, sink.weights_of, chosen.groups, step)
-        state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
+        state, metrics, learnt = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
+        workdir.keep_episodes(stage, step, episodes, learnt)
         sampled |= experience.record(chosen.sampled, step)
         metrics["policy/entropy_coefficient"] = entropy.applied
         entropy = entropy.after(metrics)
@@ -198,8 +201,11 @@ def learn(
     experience: Experience,
     step: int,
     rl: RLConfig,
-) -> tuple[TrainState, dict[str, float | None]]:
-    """Groups -> streams -> optimiser updates. The metrics of the first update are those of exactly on-policy data."""
+) -> tuple[TrainState, dict[str, float | None], dict[int, Learnt]]:
+    """Groups -> streams -> optimiser updates; also what was learnt of each trajectory, by its id.
+
+    The metrics of the first update are those of exactly on-policy data.
+    """
     sampled_at = temperature(rl, step)
     scores = programs.score(state, sampled_trajectories(groups), sampled_at)
     streams, metrics = compose.streams(groups, rl, step / rl.steps, scores)
@@ -208,10 +214,12 @@ def learn(
         replayed, counts = experience.replay.replayed(step, policy, rl.correction, streams)
         streams, metrics = streams + replayed, metrics | counts
     updates: list[dict[str, float]] = []
+    scored: dict[int, np.ndarray] = {}
     for part in compose.mini_batches(streams, rl, (parts.cfg.seed, step)):
-        state, of_update = programs.train(state, part, sampled_at, step)
+        state, of_update, logprobs = programs.train(state, part, sampled_at, step)
         updates += [of_update] if of_update else []  # none: no signal, and no observation either
-    return state, metrics | over_updates(updates, rl.staleness)
+        scored = {id(s.trajectory): own for s, own in zip(part, logprobs, strict=False)} | scored  # the first update's
+    return state, metrics | over_updates(updates, rl.staleness), learnt_of(streams, scored)
 
 
 def summary(workdir: Workdir) -> dict[str, Any]:

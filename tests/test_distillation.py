@@ -90,7 +90,8 @@ def test_stages_chain_in_one_config(tmp_path, teacher):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["compiles_after_warmup"] == 0
     # What one stage ends with is what the next begins with: the same greedy episodes, log-probs included.
     shown = {}
-    for r in jsonl.read(tmp_path / "run" / "episodes.jsonl"):
+    logs = [tiny_run.episodes(tmp_path / "run", f"{stage}.eval") for stage in ("sft", "rl", "opd")]
+    for r in [row for log in logs for row in log]:
         tokens = [t["logprobs"] for t in r["trajectories"]] + [t["tokens"] for t in r["trajectories"]]
         shown.setdefault((r["stage"], r["step"]), {})[r["task"]["id"]] = tokens
     assert shown["sft", 0] != shown["sft", 12] == shown["rl", 0] != shown["rl", 2] == shown["opd", 0] != shown["opd", 2]

@@ -20,7 +20,7 @@ LEVELS = (
     ("rollout", "learner"),
     ("gateway",),
     ("runs",),
-    ("plan", "service"),
+    ("plan", "service", "view"),
     ("loop",),
     ("main", "join", "evaluate", "serve", "__main__"),
     ("evaluate_lengths", "replay"),
@@ -117,7 +117,7 @@ CORE = (
     "observe", "roles", "rollout", "learner", "runs", "loop",
 )  # fmt: skip
 GUESTS = (
-    "sandbox", "gateway", "agents", "tools", "fleet", "service", "plan", "replay", "runs.fleet", "main",
+    "sandbox", "gateway", "agents", "tools", "fleet", "service", "plan", "view", "replay", "runs.fleet", "main",
     "join", "evaluate", "serve", "evaluate_lengths",
     *(f"envs.{folder.name}" for folder in (ROOT / "jaxagent/envs").iterdir() if (folder / "__init__.py").is_file()),
 )  # fmt: skip

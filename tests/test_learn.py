@@ -41,7 +41,7 @@ def test_an_update_without_targets_is_left_out(rewards, updates):
     groups = [Group(Task(f"t{g}", "q", ()), [attempt(i, r) for i, r in enumerate(rewards)]) for g in range(2)]
     parts = types.SimpleNamespace(cfg=types.SimpleNamespace(seed=0))
     experience = types.SimpleNamespace(replay=None)
-    state, metrics = loop.learn(parts, programs, 0, groups, experience, 0, RL)
+    state, metrics, _ = loop.learn(parts, programs, 0, groups, experience, 0, RL)
     assert state == len(seen) == updates
     assert metrics["groups/zero_signal_frac"] == (0.0 if updates else 1.0)
     assert ("loss/total" in metrics) == bool(updates)

@@ -20,6 +20,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.models import hf
 from jaxagent.observe import jsonl
 from jaxagent.observe.files import OUTDATED_FILE, RUN_FILE
+from jaxagent.observe.shown_episodes import token_texts
 from jaxagent.runs import devices, provenance
 from jaxagent.runs.evaluation import policy as policies
 from jaxagent.runs.parts import Parts, open_parts
@@ -78,11 +79,15 @@ def test_summary(finished):
 
 def test_episodes_are_token_exact(finished):
     """Token texts of an episode join to the text, and only sampled tokens carry a log-prob."""
-    for record in jsonl.read(finished / "episodes.jsonl"):
+    table = Tokenizer.load(finished / "tokenizer").token_bytes()
+    logged = [record for name in ("rl.eval", "rl.sampled.eval", "rl") for record in tiny_run.episodes(finished, name)]
+    assert len(logged) == 3 * 8 * 2 + 4 * 8
+    for record in logged:
         for trajectory in record["trajectories"]:
-            text = "".join(trajectory["texts"])
+            text = "".join(token_texts(trajectory["tokens"], table))
             assert text.startswith(f"Question: {record['task']['prompt']}\n")
-            assert len(trajectory["texts"]) == len(trajectory["tokens"]) == len(trajectory["kinds"])
+            assert record["text"].startswith(text.partition("<eos>")[0])
+            assert len(trajectory["tokens"]) == len(trajectory["kinds"])
             assert trajectory["kinds"].count(TokenKind.ACTION) == len(trajectory["logprobs"]) > 0
 
 
@@ -160,6 +165,10 @@ def test_killed_at_three_moments_and_continued(finished, tmp_path):
     assert tiny_run.start(workdir).wait(DEADLINE_S) == 0
     assert steps(workdir) == STEPS
     assert numbers(workdir) == numbers(finished)  # to the bit
+    for log in ("rl", "rl.eval", "rl.sampled.eval"):  # every episode once
+        ours, theirs = (tiny_run.episodes(folder, log) for folder in (workdir, finished))
+        names = ("step", "sample", "reward", "trajectories")
+        assert [[e[n] for n in names] for e in ours] == [[e[n] for n in names] for e in theirs]
 
 
 def test_numbers_do_not_depend_on_concurrency(finished, tmp_path):
@@ -229,7 +238,7 @@ def test_stages_that_learn_from_data(tmp_path):
     options = ["sample.steps=2", "sample.tasks_per_step=4", "sample.attempts=4", "warm_start.max_steps=3"]
     options = [f"--config.{flag}" for flag in ("stages=warm_start,sample", *options)]
     assert cli.main(tiny_run.argv(first, *options)) == 0
-    rows = list(jsonl.read(first / "episodes/sample.jsonl"))
+    rows = list(tiny_run.episodes(first, "sample"))
     assert len(rows) == 32 and steps(first)[-2:] == [("sample", 1), ("sample", 2)]
     # This policy earns nothing yet, so the test says what is good: a first action token with an odd id.
     for row in rows:

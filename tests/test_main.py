@@ -274,7 +274,7 @@ def test_what_ends_a_run_is_one_line_and_an_exit_code(runs, monkeypatch, capsys,
         OSError("no number and no path"),
         OSError(errno.EBADF, "Bad file descriptor", 7),
         OSError(errno.EIO, "I/O error"),
-        FileNotFoundError(errno.ENOENT, "No such file or directory", str(ROOT / "jaxagent/observe/report.css")),
+        FileNotFoundError(errno.ENOENT, "No such file or directory", str(ROOT / "jaxagent/observe/page.css")),
         ValueError("RESOURCE_EXHAUSTED: Out of memory"),
     ],
 )

@@ -12,11 +12,11 @@ from jaxagent import config as schema
 from jaxagent import evaluate, evaluate_lengths
 from jaxagent import main as cli
 from jaxagent.config import ConfigError
-from jaxagent.data import episode_log
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine.requests import EngineError
 from jaxagent.envs.cast import Tokens
 from jaxagent.envs.memagent import documents, prompts
+from jaxagent.observe import episode_store
 from jaxagent.rollout.conversation import Conversation, encode_prompt
 from jaxagent.rollout.templates import Plain
 from jaxagent.runs import checks
@@ -58,7 +58,7 @@ def test_every_memory_stands_in_the_next_prompt_as_it_was_sampled(finished):
     tokenizer = Tokenizer.load(finished / "tokenizer")
     style, eos = prompts.STYLES["compact"], set(tokenizer.eos_ids)
     found = documents.Documents(next(finished.glob("long_geography-*")) / documents.FILE)
-    episodes = episode_log.read(finished / "episodes")[0]
+    episodes = episode_store.read(finished / "episodes")[0]
     assert len(episodes) == 16
 
     def encoded(text):

@@ -13,7 +13,7 @@ import pytest
 from jaxagent import evaluate, loop
 from jaxagent import main as cli
 from jaxagent.config import ConfigError, flags
-from jaxagent.data import episode_log
+from jaxagent.data import codec
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.models import exact, hf, params, sharding
 from jaxagent.observe import jsonl
@@ -35,8 +35,8 @@ ROLES = [
 def trajectories(workdir) -> list[tuple[int, str, object]]:
     """(step, whose, trajectory) of every conversation of training that an engine played."""
     found = []
-    for line in jsonl.read(workdir / "episodes/rl.jsonl"):
-        episode = episode_log.codec.decode_episode(line, "log")
+    for line in tiny_run.episodes(workdir, "rl"):
+        episode = codec.decode_episode(line, "log")
         assert not episode.error
         found += [(line["step"], "trained", trajectory) for trajectory in episode.trajectories]
         found += [(line["step"], heard.role, heard.trajectory) for heard in episode.heard]
@@ -151,9 +151,9 @@ def test_weights_with_a_tokenizer_of_their_own_play_a_role(run, tmp_path, capsys
     assert cli.main(role_world.argv(workdir, "Talking", *ROLES, *extra)) == 0
     assert not (workdir / "roles/start").exists()
     tokenizer = Tokenizer.load(other)
-    rows = list(jsonl.read(workdir / "episodes/rl.jsonl"))
+    rows = list(tiny_run.episodes(workdir, "rl"))
     for row in rows:
-        (guide,) = [h for h in episode_log.codec.decode_episode(row, "log").heard if h.role == "guide"]
+        (guide,) = [h for h in codec.decode_episode(row, "log").heard if h.role == "guide"]
         shown = tokenizer.decode(guide.trajectory.tokens.tolist())
         assert guide.turns[0][0] == row["task"]["prompt"] and shown.startswith(row["task"]["prompt"])
 
@@ -191,7 +191,7 @@ def test_a_user_that_fails_hangs_or_never_stops_is_a_counted_reason_and_no_zero(
         assert sum(row[f"stop/{reason}"] for row in rows) > 0, reason
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     failed = 0
-    for row in jsonl.read(tmp_path / "run/episodes/rl.jsonl"):
+    for row in tiny_run.episodes(tmp_path / "run", "rl"):
         if row["stop_reason"] in ("env_error", "timeout"):
             failed += 1
             told = "ConnectionError: the line is dead" if row["stop_reason"] == "env_error" else "no reply in its time"

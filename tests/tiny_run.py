@@ -8,7 +8,9 @@ import pathlib
 import subprocess
 import sys
 
+from jaxagent.data import codec
 from jaxagent.observe import jsonl
+from jaxagent.observe.episode_store import StoredEpisodes
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -93,6 +95,13 @@ def numbers(workdir: pathlib.Path) -> list[dict]:
         {name: value for name, value in record.items() if not name.startswith(apart) and not name.endswith("_s")}
         for record in jsonl.read(workdir / "metrics.jsonl")
     ]
+
+
+def episodes(workdir: pathlib.Path, name: str) -> list[dict]:
+    """The episodes of one log of a run as lines of earlier versions had them, with the stage and the step."""
+    log = StoredEpisodes(workdir / "episodes", name)
+    where = [({"stage": name.partition(".")[0], "step": b["step"]}, log.of(b)) for b in log.blocks]
+    return [about | codec.encode_episode(episode) for about, block in where for episode in block]
 
 
 def put(raw: dict, path: str, value) -> None:

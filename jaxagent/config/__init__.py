@@ -33,6 +33,7 @@ from jaxagent.config.run import Config as Config
 from jaxagent.config.run import DistillConfig as DistillConfig
 from jaxagent.config.run import EchoConfig as EchoConfig
 from jaxagent.config.run import EntropyControlConfig as EntropyControlConfig
+from jaxagent.config.run import EpisodesConfig as EpisodesConfig
 from jaxagent.config.run import KLConfig as KLConfig
 from jaxagent.config.run import OPDConfig as OPDConfig
 from jaxagent.config.run import OversampleConfig as OversampleConfig

@@ -288,6 +288,17 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EpisodesConfig:
+    """Which episodes a run keeps whole, token by token. Those that stages learn from are kept in any case."""
+
+    keep: Literal["all", "newest", "sampled", "none"] = "all"
+    megabytes: PositiveInt = 1000  # with "newest": of each log, before its oldest part goes
+    fraction: ZeroToOne = 0.1  # with "sampled": of groups; those with a failed attempt are kept in any case
+
+    off: ClassVar = {"keep": "all"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ResumeConfig:
     """What a run takes that goes on from a bundle."""
 
@@ -325,7 +336,8 @@ class Config:
     eval: EvalConfig
     checkpoint: CheckpointConfig
     resume: ResumeConfig | None = None
-    log_episodes: bool  # RL and greedy evaluation episodes too, token by token, to episodes/*.jsonl of the workdir
+    log_episodes: bool  # stages that learn from data learn from RL's episodes, too
+    episodes: EpisodesConfig | None = None  # None: all are kept
 
     @property
     def takes_other_rounding(self) -> bool:

@@ -1,6 +1,7 @@
-"""Logged episodes: one JSON object per line, as data/codec.py writes it, with the stage and the step.
+"""Episodes as lines: one JSON object each, as data/codec.py writes it, with the stage and the step.
 
-In: episodes -> records for `<workdir>/episodes/<name>.jsonl` (written by `run.Run`). Back: files -> checked episodes.
+Attempts of evaluations are kept so, and what a stage learns from may be brought so; a run's own episodes are kept by
+observe/episode_store.py, and were kept so by earlier versions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from jaxagent.config import ConfigError
 from jaxagent.data import codec
 from jaxagent.types import Episode, Group
 
-EVALUATION = ".eval.jsonl"  # how the names of logs of held-out episodes end: nothing may train on those
+EVALUATION = ".eval"  # how the names of logs of held-out episodes end: nothing may train on those
 
 
 def by_task(episodes: Iterable[Episode]) -> list[Group]:
@@ -40,7 +41,7 @@ def read(path: str | Path) -> tuple[list[Episode], int]:
     path = Path(path)
     files = [path]
     if path.is_dir():
-        files = sorted(f for f in path.glob("*.jsonl") if not f.name.endswith(EVALUATION))
+        files = sorted(f for f in path.glob("*.jsonl") if not f.stem.endswith(EVALUATION))
     if not files or not files[0].is_file():
         raise ConfigError(f"No logged episodes at '{path}'. Log some: a stage 'sample', or log_episodes=true.")
     episodes: list[Episode] = []

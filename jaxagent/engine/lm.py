@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -148,9 +149,22 @@ class LanguageModel:
         return params.replace(layers=rounded.layers, **{head: getattr(rounded, head)})
 
     @property
+    def in_memories(self) -> tuple[tuple[bool, ...], ...]:
+        """Of each block of each layer, whether its state lies in memories."""
+        kinds = [tuple(block.has_memory for block in blocks) for blocks in self.spec.pattern]
+        return tuple(kinds[i % len(kinds)] for i in range(self.spec.num_layers))
+
+    @property
     def keeps_memories(self) -> bool:
         """Whether some block keeps a state of fixed size."""
-        return any(map(any, self._in_memories))
+        return self.spec.has_memory
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a memory takes, in all layers. Asked under the mesh."""
+        cache = jax.eval_shape(lambda: self.init_cache(0, 1))
+        memories = jax.tree.map(lambda own, x: x if own else None, self.in_memories, cache)
+        return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in jax.tree.leaves(memories))
 
     def init_cache(self, pages: int, page_tokens: int, memories: int = 0) -> Cache:
         """The states of all blocks of all layers."""
@@ -207,7 +221,7 @@ class LanguageModel:
         self, cache: Cache, memories: bool, copied: Callable[..., State], source: jax.Array, target: jax.Array
     ) -> Cache:
         """The cache with what `copied` makes, on each device, of the states in memories, or else of those in pages."""
-        kinds = self._in_memories
+        kinds = self.in_memories
 
         def local(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
             return jax.tree.map(lambda kind, x: copied(x, source, target) if kind == memories else x, kinds, cache)
@@ -220,15 +234,6 @@ class LanguageModel:
         local = lambda states, pages: jnp.concatenate([state[pages] for state in states], axis=-1)  # noqa: E731
         whole = jax.P(_AXES, None, None)
         return jax.shard_map(local, in_specs=(whole, ROWS), out_specs=whole)(choices.pages_of(self.spec, cache), pages)
-
-    @property
-    def _in_memories(self) -> tuple[tuple[bool, ...], ...]:
-        """Of each block of each layer, whether its state lies in memories."""
-        kinds = [
-            tuple(jax.eval_shape(lambda b=b: b.init_memory(self.spec, 0, self.cache_dtype)) is not None for b in blocks)
-            for blocks in self.spec.pattern
-        ]
-        return tuple(kinds[i % len(kinds)] for i in range(self.spec.num_layers))
 
 
 @jax.jit

@@ -41,7 +41,7 @@ class Model(Protocol):
 
     @property
     def keeps_memories(self) -> bool:
-        """Whether sequences have states of fixed size. Asked under the mesh."""
+        """Whether sequences have states of fixed size."""
 
     def init_cache(self, pages: int, page_tokens: int, memories: int = 0) -> Cache:
         """An empty cache of `pages` pages, and of `memories` memories if it keeps any, over all shards."""

@@ -35,10 +35,11 @@ RATIO_EDGES = (0.01 * np.sinh(np.linspace(-6.0, 6.0, 257))).astype(np.float32)
 
 @flax.struct.dataclass
 class Tally:
-    """Metrics that combine over micro-batches: sums add, maxima take the larger."""
+    """Metrics that combine over micro-batches: sums add, maxima take the larger. Log-probs are of one micro-batch."""
 
     sums: dict[str, Any]  # f32[] or f32[K]
     maxima: dict[str, Any]  # f32[]
+    logprobs: jax.Array | None = None  # f32[B, R] of the policy's targets, where somebody keeps them
 
     def add(self, other: Tally) -> Tally:
         """The tally of both micro-batches together."""
@@ -74,6 +75,7 @@ def policy_loss(
     kl_estimator: str = "k3",
     opsm: OPSM | None = None,
     balance_coefficient: float = 0.0,
+    keeps_logprobs: bool = False,
 ) -> tuple[jax.Array, Tally]:
     """Policy, KL, entropy, z-loss, cross-entropy and distillation terms of a micro-batch.
 
@@ -83,6 +85,7 @@ def policy_loss(
       extras: what the z-loss ("PaLM", arXiv 2204.02311, section 5) and distillation read, where these are on.
       opsm: off-policy sequence masking; None: no sequence is masked.
       balance_coefficient: of `balance.loss`, in which a micro-batch counts by its part of the policy's weights.
+      keeps_logprobs: whether the tally has the policy's log-probs.
 
     Returns:
       f32[] share of the update's loss, and its tally.
@@ -145,7 +148,8 @@ def policy_loss(
     if load is not None:
         sums |= {"load": load.chosen, "load_entropy": jnp.sum(load.entropy), "load_tokens": jnp.sum(load.tokens)}
     maxima = {"gap": jnp.max(jnp.abs(gap)), "log_ratio": jnp.max(gap)}
-    return sum(losses.values()), _tally(sums, maxima)
+    tally = _tally(sums, maxima)
+    return sum(losses.values()), tally.replace(logprobs=jax.lax.stop_gradient(on_policy)) if keeps_logprobs else tally
 
 
 @jax.named_scope("value_loss")

@@ -7,6 +7,7 @@ under `jax.eval_shape`). `make_programs` compiles the same for a run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ from jaxagent.algorithms import estimate
 from jaxagent.algorithms.policy_loss import reads_of
 from jaxagent.algorithms.streams import ModelScores, Streams
 from jaxagent.config import BatchConfig, Config, ConfigError, RLConfig
-from jaxagent.learner import forward, loss, score
-from jaxagent.learner.batching import Packer, Sharing
+from jaxagent.learner import forward, loss, peers, score
+from jaxagent.learner.batching import Packer, Sharing, unpack
 from jaxagent.learner.state import Batch, Frozen, TrainState, init_state
 from jaxagent.learner.teacher import Distiller, Weights, distiller
 from jaxagent.learner.teacher_http import HttpTeacher
@@ -43,6 +44,7 @@ class Programs:
     logprobs: score.Scorer | None = None  # under weights of the policy's shape, where the algorithm reads any
     values: score.Scorer | None = None  # of PPO's critic
     distiller: Distiller | None = None  # what asks the teacher
+    keeps_logprobs: bool = False  # of updates: the policy's log-probs, which in exact numerics are the engine's
 
     def score(self, state: TrainState, trajectories: Sequence[Trajectory], temperature: float) -> ModelScores:
         """What models say of a step's trajectories before its first update, as far as the algorithm reads it."""
@@ -66,13 +68,21 @@ class Programs:
 
     def train(
         self, state: TrainState, streams: Sequence[Streams], temperature: float, step: int
-    ) -> tuple[TrainState, dict[str, float]]:
-        """One optimiser update of an RL step; the state as it was and no metrics where nothing has a weight."""
-        if not (batches := self.batches(self.packer.pack(streams, step), streams)):
-            return state, {}
+    ) -> tuple[TrainState, dict[str, float], list[np.ndarray]]:
+        """One optimiser update of an RL step; the state as it was and no metrics where nothing has a weight.
+
+        Also the policy's log-probs before the update, f32[T] of each of the streams, where its loss keeps them.
+        """
+        packed = self.packer.pack(streams, step)
+        if not (batches := self.batches(packed, streams)):
+            return state, {}, []
         updates = step * self.rl.updates_per_step * self.rl.epochs
         train_policy = self.rl.critic is None or updates >= self.rl.critic.warmup_updates
-        return self.update(state, batches, train_policy, temperature, self.teacher)
+        if not self.keeps_logprobs:
+            return *self.update(state, batches, train_policy, temperature, self.teacher), []
+        logprobs: list[np.ndarray] = []
+        state, metrics = self.update(state, batches, train_policy, temperature, self.teacher, logprobs)
+        return state, metrics, unpack(batches, logprobs, streams) if logprobs else []
 
     def batches(self, packed: list[Batch], streams: Sequence[Streams]) -> list[Batch]:
         """The packed `streams` with the tokens in which they are compared to the teacher, where they are."""
@@ -149,17 +159,18 @@ def describe(
         critic = Critic(of_states, critic_optimizer, rl.critic.loss, rl.critic.warmup_epochs)
     judge = None if teacher is None else distiller(rl.distill, spec, mesh, packer, teacher)
     compare = None if judge is None else judge.compare
+    policy_loss, keeps_logprobs = loss.policy_loss_of(rl), cfg.numerics == "fast" and peers.count() == 1
     update = make_update(
         forward.policy_forward(spec, tiling(cfg), config, rl.z_loss is not None, compare, replays, watches(cfg, spec)),
         optimizer,
         mesh,
-        loss.policy_loss_of(rl),
+        functools.partial(policy_loss, keeps_logprobs=True) if keeps_logprobs else policy_loss,
         rl.sampling.temperature or 1.0,
         critic,
         merger(cfg) if config else None,
         _mover_of_biases(spec, rl.router_bias_rate) if rl.router_bias_rate else None,
     )
-    return Programs(rl, packer, update, logprobs, values, judge)
+    return Programs(rl, packer, update, logprobs, values, judge, keeps_logprobs)
 
 
 def first_state(cfg: Config, policy: Tree, adapters: lora.Adapters | None) -> TrainState:

@@ -49,6 +49,7 @@ class Update:
         train_policy: bool = True,
         temperature: float | None = None,
         teacher: Tree | None = None,
+        logprobs: list[np.ndarray] | None = None,
     ) -> tuple[TrainState, dict[str, float]]:
         """Applies one update.
 
@@ -60,6 +61,7 @@ class Update:
           temperature: at which the update's policy targets were sampled. It is a run-time argument, so changing it
             compiles nothing. None = the objective's temperature, for runs in which it never changes.
           teacher: the weights of another model that the policy's loss runs.
+          logprobs: gets the policy's, f32[B, R] of every batch, where its loss keeps them.
         """
         same_plan("an update", batches)
         with jax.set_mesh(self.mesh), jax.transfer_guard("disallow"):
@@ -72,6 +74,8 @@ class Update:
                 )
                 state = self.merged(state.replace(params=params, opt_state=opt_state, step=step))
                 metrics |= self.policy.metrics(pending, "policy")
+                if logprobs is not None and None not in pending[2]:
+                    logprobs += jax.device_get(pending[2])
             if self.critic is not None:
                 critic, opt_state, first = state.critic, state.critic_opt_state, None
                 for _ in range(1 if train_policy else self.critic_warmup_epochs):
@@ -100,24 +104,26 @@ class Trainable:
 
     # params, batch, temperature[, frozen, teacher] -> empty accumulators
     zeros: Callable[..., tuple[Tree, Tally]]
-    # params, batch, temperature, grads, tally[, frozen, teacher] -> grads, tally
-    accumulate: Callable[..., tuple[Tree, Tally]]
+    # params, batch, temperature, grads, tally[, frozen, teacher] -> grads, tally, the batch's log-probs or None
+    accumulate: Callable[..., tuple[Tree, Tally, jax.Array | None]]
     apply: Callable[..., tuple[Tree, Tree, jax.Array, dict[str, jax.Array]]]
     summarise: Callable[[Tally], dict[str, float]]
 
     def step(
         self, params: Tree, opt_state: Tree, step: jax.Array, batches: Sequence[Batch], at: jax.Array, *others: Tree
     ) -> tuple:
-        """Returns params, opt_state, step and what `metrics` needs, still on the device."""
+        """Returns params, opt_state, step, and what is still on the device: the two that `metrics` needs, log-probs."""
         grads, tally = self.zeros(params, batches[0], at, *others)
+        logprobs = []
         for batch in batches:
-            grads, tally = self.accumulate(params, batch, at, grads, tally, *others)
+            grads, tally, of_batch = self.accumulate(params, batch, at, grads, tally, *others)
+            logprobs.append(of_batch)
         params, opt_state, step, health = self.apply(params, opt_state, step, grads, tally)
-        return params, opt_state, step, (tally, health)
+        return params, opt_state, step, (tally, health, logprobs)
 
-    def metrics(self, pending: tuple[Tally, dict[str, jax.Array]], prefix: str) -> dict[str, float]:
+    def metrics(self, pending: tuple[Tally, dict[str, jax.Array], Any], prefix: str) -> dict[str, float]:
         """Copies an update's numbers to the host, once."""
-        tally, health = jax.device_get(pending)
+        tally, health = jax.device_get(pending[:2])
         return self.summarise(tally) | {f"{prefix}/{name}": float(value) for name, value in health.items()}
 
 
@@ -177,14 +183,14 @@ def make_trainable(
     def zeros(params: Tree, batch: Batch, temperature: jax.Array, *others: Tree | None) -> tuple[Tree, Tally]:
         _, tally = jax.eval_shape(loss, params, batch, temperature, *others)
         grads = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
-        tally = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally)
+        tally = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally.replace(logprobs=None))
         return grads, tally.replace(maxima=jax.tree.map(lambda x: x - jnp.inf, tally.maxima))
 
     def accumulate(
         params: Tree, batch: Batch, temperature: jax.Array, grads: Tree, tally: Tally, *others: Tree | None
-    ) -> tuple[Tree, Tally]:
+    ) -> tuple[Tree, Tally, jax.Array | None]:
         new, part = jax.grad(loss, has_aux=True)(params, batch, temperature, *others)
-        return jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, new), tally.add(part)
+        return jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, new), tally.add(part), part.logprobs
 
     def apply(params: Tree, opt_state: Tree, step: jax.Array, grads: Tree, tally: Tally) -> tuple:
         norm = optax.tree.norm(grads)

@@ -112,8 +112,9 @@ def init_cache(
         if records and block.choices[0]:
             shape = pages, page_tokens, block.choices[0]
             return jnp.zeros(shape, choices.dtype(spec), out_sharding=P(sharding.FLAT, None, None))
-        memory = block.init_memory(spec, memories, dtype)
-        return block.init_state(spec, pages, page_tokens, dtype) if memory is None else memory
+        if block.has_memory:
+            return block.init_memory(spec, memories, dtype)
+        return block.init_state(spec, pages, page_tokens, dtype)
 
     kinds = spec.pattern
     layers = (kinds[i % len(kinds)] for i in range(spec.num_layers))

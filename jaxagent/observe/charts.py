@@ -1,7 +1,7 @@
 """Curves as inline SVG: series of (x, y) in -> an HTML `<figure>` that needs no script to be read.
 
-Colours are CSS variables of report.css (`--c0` ...), so that one figure is right on light and dark pages. The raw
-points travel in a `data-series` attribute, from which report.js shows values under the pointer.
+Colours are CSS variables of charts.css (`--c0` ...), so that one figure is right on light and dark pages. The raw
+points travel in a `data-series` attribute, from which charts.js shows values under the pointer.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import pathlib
 from collections.abc import Mapping, Sequence
 
 Points = Sequence[tuple[float, float]]
@@ -48,27 +49,15 @@ def line_chart(
     return _figure(title, series, scale, marks, x, y)
 
 
-def area_chart(title: str, series: Mapping[str, Points], *, x: str = "step", y: str = "") -> str:
-    """Areas stacked from the bottom in the order given; for parts of a whole (stop reasons, phases of a step)."""
-    series = _finite(series)
-    xs = sorted({at for points in series.values() for at, _ in points})
-    if not xs:
-        return ""
-    base = dict.fromkeys(xs, 0.0)
-    tops: list[dict[float, float]] = []
-    for points in series.values():
-        values = dict(points)
-        base = {at: base[at] + values.get(at, 0.0) for at in xs}
-        tops.append(base)
-    scale = _Scale({"": list(base.items())}, None, zero=True)
-    marks = []
-    floor = dict.fromkeys(xs, 0.0)
-    for index, top in enumerate(tops):
-        edge = [(at, top[at]) for at in xs] + [(at, floor[at]) for at in reversed(xs)]
-        path = "L".join(f"{scale.x(at):.1f},{scale.y(value):.1f}" for at, value in edge)
-        marks.append(f'<path d="M{path}Z" class="area" style="--c:var(--c{index % _COLOURS})"/>')
-        floor = top
-    return _figure(title, series, scale, marks, x, y)
+def document(title: str, body: str) -> str:
+    """A self-contained page around HTML with charts and tables."""
+    folder = pathlib.Path(__file__).parent
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<style>{(folder / 'charts.css').read_text(encoding='utf-8')}</style><main>{body}</main>"
+        f'<div id="tip"></div><script>{(folder / "charts.js").read_text(encoding="utf-8")}</script></html>'
+    )
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:

@@ -1,8 +1,8 @@
 """What a workdir holds, by name."""
 
 METRICS_FILE = "metrics.jsonl"  # one record per step; see metrics.py
-EPISODES_FOLDER = "episodes"  # logs of whole episodes for stages that learn from data; see data/episode_log.py
-EPISODES_FILE = "episodes.jsonl"  # some evaluation episodes, token by token; see episodes.py
+EPISODES_FOLDER = "episodes"  # every episode, whole; see episode_store.py
+EPISODES_FILE = "episodes.jsonl"  # some evaluation episodes, as earlier versions kept them
 EVALUATIONS_FOLDER = "evaluations"  # a folder per evaluation by jaxagent.evaluate; see evaluation/run.py
 CONSOLE_FILE = "console.txt"  # the lines that the console shows, of all starts; see progress.py
 SUMMARY_FILE = "summary.json"  # the run in one dict, written when it ends

@@ -53,8 +53,7 @@ class JsonlLog:
         """
         try:
             for record in records:
-                line = json.dumps(plain(record), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-                rest = memoryview(line.encode() + b"\n")
+                rest = memoryview(_line(record))
                 while rest:
                     rest = rest[self._file.write(rest) :]
                 self.position += 1
@@ -113,6 +112,16 @@ def _end_of_record(path: pathlib.Path, position: int | None) -> tuple[int, int]:
     if position is not None and complete < position:
         raise ConfigError(f"{path} has {complete} records, the checkpoint was taken after {position}: it was changed.")
     return complete, end
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    """UTF-8, whatever a text holds: halves of surrogate pairs, which are none, stand there by their numbers."""
+    value = plain(record)
+    line = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    try:
+        return line.encode() + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def _record(line: bytes, path: str | os.PathLike[str], number: int) -> dict[str, Any]:

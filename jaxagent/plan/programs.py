@@ -68,7 +68,7 @@ def resident_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dic
             "critic and its optimiser": device_bytes((train.critic, train.critic_opt_state)),
             "reference": device_bytes(train.reference),
             "rollout parameters": device_bytes(rollout),
-            "kv cache": device_bytes(decode.cache),
+            **_cache_bytes(model, decode.cache),
             **_frozen_bytes(cfg, spec, mesh),
         }
 
@@ -84,8 +84,17 @@ def _frozen_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dict
         called = f"roles {', '.join(names)}"
         sizes[f"{called}: parameters"] = device_bytes(weights)
         decode = _decode_state(config, context, cfg.numerics == "exact", model)
-        sizes[f"{called}: kv cache"] = device_bytes(decode.cache)
+        sizes |= {f"{called}: {what}": size for what, size in _cache_bytes(model, decode.cache).items()}
     return sizes
+
+
+def _cache_bytes(model: LanguageModel, cache: Tree) -> dict[str, int]:
+    """Pages and, of recurrent blocks, memories."""
+
+    def bytes_of(memories: bool) -> int:
+        return device_bytes(jax.tree.map(lambda own, x: x if own == memories else None, model.in_memories, cache))
+
+    return {"kv cache": bytes_of(False), "memories": bytes_of(True)}
 
 
 def abstract_state(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> state.TrainState:
@@ -143,7 +152,7 @@ def _compile_engine(
     rollout = jax.eval_shape(model.place, params)
     decode = _decode_state(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)
     sizes = Sizes.of(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)
-    tables = _abstract((sizes.all_slots, sizes.columns), jnp.int32, mesh, jax.P())
+    tables = _abstract((sizes.all_slots, sizes.table), jnp.int32, mesh, jax.P())
     rows = _abstract((sizes.prefill_tiles, sizes.tile_rows * sizes.shards), jnp.int32, mesh, jax.P())
     count = _abstract((), jnp.int32, mesh, jax.P())
     own = _abstract((rows.shape[0], rows.shape[1] // sizes.share), jnp.int32, mesh, jax.P())

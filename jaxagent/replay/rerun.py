@@ -187,10 +187,10 @@ class Rerun(Workdir):
         """Compares the metrics with the run's metrics.jsonl."""
         self._stored.metrics(step, metrics)
 
-    def log_episodes(self, *_: object) -> None:  # type: ignore[override]
-        """Writes nothing: the run has logged its episodes."""
+    def keep_episodes(self, *_: object) -> None:  # type: ignore[override]
+        """Writes nothing: the run has kept its episodes."""
 
-    show_episodes = write_report = log_episodes  # type: ignore[assignment]
+    write_report = keep_episodes  # type: ignore[assignment]
 
     def evaluates(self, step: int, total: int) -> bool:
         """Whether the evaluation after a step is made again, which changes no weights."""

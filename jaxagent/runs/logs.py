@@ -1,19 +1,23 @@
-"""`Logs`: what a run writes as it goes. Metrics, evaluation episodes for the report, and whole episodes of stages.
+"""`Logs`: what a run writes as it goes: metrics, and every episode, whole, with what the trainer made of it.
 
-Each is a file of lines, whose position a bundle keeps: what a file holds beyond it is dropped when the run goes on.
-Of a trainer's several processes, process 0 writes what all have in common.
+A bundle keeps the position in each: what a log holds beyond it is dropped when the run goes on. Of a trainer's several
+processes, process 0 writes what all have in common.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent.data import episode_log
+import numpy as np
+
+from jaxagent.algorithms.streams import Streams
+from jaxagent.config import Config, EpisodesConfig
 from jaxagent.learner import peers
-from jaxagent.observe.episodes import episode_record
+from jaxagent.observe.episode_store import EpisodeStore, Learnt
 from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER
 from jaxagent.observe.jsonl import JsonlLog
 from jaxagent.observe.metrics import MetricsWriter
@@ -23,24 +27,31 @@ from jaxagent.types import Episode
 class Logs:
     """Closed until `open`, which drops what the files hold beyond the bundle."""
 
-    def __init__(self, workdir: Path, host: Mapping[str, Any]):
-        self._workdir = workdir
+    def __init__(self, cfg: Config, host: Mapping[str, Any], note: Callable[[str], None]):
+        self._workdir, self._note = Path(cfg.workdir), note
+        self._keep, self._learns = cfg.episodes or EpisodesConfig(), cfg.log_episodes
         self._metrics_position = host.get("metrics_position", 0)
-        self._shown_position = host.get("episodes_position", 0)
-        self._positions: dict[str, int] = dict(host.get("episode_positions", {}))
+        self._blocks: dict[str, int] = dict(host.get("episode_blocks", {}))
+        self._earlier = {  # logs of earlier versions: from a bundle of this one on nothing is added to them
+            EPISODES_FILE: host.get("episodes_position"),
+            **{f"{EPISODES_FOLDER}/{name}.jsonl": at for name, at in host.get("episode_positions", {}).items()},
+        }
         self._metrics: MetricsWriter | None = None  # None in a process that does not write
-        self._shown: JsonlLog | None = None
-        self._named: dict[str, JsonlLog] = {}
+        self._episodes: dict[str, EpisodeStore] = {}
+        self._told: set[str] = set()  # logs of which it was said that some of their episodes are given up
         self._stack = contextlib.ExitStack()
 
     def open(self) -> None:
-        """Opens metrics and evaluation episodes, where this process writes them."""
+        """Opens metrics and the logs of episodes that there are, where this process writes them."""
         if not peers.is_first():
             return
         self._metrics = MetricsWriter(self._workdir, self._metrics_position)
         self._stack.callback(self._metrics.close)
-        self._shown = JsonlLog(self._workdir / EPISODES_FILE, self._shown_position)
-        self._stack.callback(self._shown.close)
+        for name, position in self._earlier.items():
+            if position is not None and (self._workdir / name).exists():
+                JsonlLog(self._workdir / name, position).close()
+        for path in sorted((self._workdir / EPISODES_FOLDER).glob("*.index")):
+            self._log(path.stem)
 
     def close(self) -> None:
         """Closes what is open."""
@@ -48,11 +59,12 @@ class Logs:
 
     @property
     def positions(self) -> dict[str, Any]:
-        """What a bundle keeps of them."""
+        """What a bundle keeps of them: all that they hold is on disk by then."""
+        for log in self._episodes.values():
+            log.wait()
         return {
             "metrics_position": self._metrics.position if self._metrics else 0,
-            "episodes_position": self._shown.position if self._shown else 0,
-            "episode_positions": self._positions,
+            "episode_blocks": {name: log.position for name, log in self._episodes.items()},
         }
 
     def metrics(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
@@ -60,19 +72,49 @@ class Logs:
         if self._metrics:
             self._metrics.write(stage, step, metrics)
 
-    def show(self, episodes: Sequence[Episode], token_bytes: Sequence[bytes], stage: str, step: int) -> None:
-        """Keeps evaluation episodes, token by token, for the report."""
-        for episode in episodes if self._shown else ():
-            self._shown.append(episode_record(episode, token_bytes, stage=stage, step=step, split="eval"))
+    def keep(
+        self,
+        name: str,
+        step: int,
+        episodes: Iterable[Episode],
+        learnt: Mapping[int, Learnt] = types.MappingProxyType({}),
+    ) -> None:
+        """Appends episodes to the log `name`, with what was learnt of them in this step."""
+        if peers.is_first() and (self._keep.keep != "none" or self._always(name)):
+            log = self._log(name)
+            log.append(step, episodes, learnt)
+            if log.dropped and name not in self._told:
+                self._told.add(name)
+                self._note(
+                    f"episodes of '{name}': tokens of some are given up, since config.episodes.keep is "
+                    f"'{self._keep.keep}'. Said once; the index has a row for each."
+                )
 
-    def keep(self, name: str, step: int, episodes: Iterable[Episode]) -> None:
-        """Appends to `episodes/<name>.jsonl`, losslessly (data/episode_log.py)."""
-        if not peers.is_first():
-            return
-        if name not in self._named:
-            path = self._workdir / EPISODES_FOLDER / f"{name}.jsonl"
-            self._named[name] = JsonlLog(path, self._positions.get(name, 0))
-            self._stack.callback(self._named[name].close)
-        log = self._named[name]
-        log.extend(episode_log.record(episode, name.partition(".")[0], step) for episode in episodes)
-        self._positions[name] = log.position
+    def _always(self, name: str) -> bool:
+        """Whether later stages learn from the log."""
+        return name == "sample" or (self._learns and not name.endswith(".eval"))
+
+    def _log(self, name: str) -> EpisodeStore:
+        if name not in self._episodes:
+            folder, position = self._workdir / EPISODES_FOLDER, self._blocks.get(name, 0)
+            log = EpisodeStore(folder, name, position, self._keep, self._always(name))
+            self._episodes[name] = log
+            self._stack.callback(log.close)
+        return self._episodes[name]
+
+
+def learnt_of(streams: Sequence[Streams], scored: Mapping[int, np.ndarray]) -> dict[int, Learnt]:
+    """What a step's streams say of each trajectory, by its id.
+
+    The trainer's log-probs are those of its first scoring, where a choice reads them, or those that the update which
+    trained the trajectory started from (`scored`, f32[T] by id); of tokens that nothing counted they are not known.
+    """
+    learnt = {}
+    for stream in streams:
+        trajectory, counted = stream.trajectory, stream.policy_weights != 0
+        logprobs, known = scored.get(id(trajectory), trajectory.logprobs), counted & (id(trajectory) in scored)
+        if stream.old_logprobs is not trajectory.logprobs:
+            logprobs, known = stream.old_logprobs, trajectory.action_mask
+        said = np.where(known, logprobs, np.nan).astype(np.float32)
+        learnt[id(trajectory)] = Learnt(stream.advantages, said, counted)
+    return learnt

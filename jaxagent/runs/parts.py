@@ -240,6 +240,9 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
     with jax.set_mesh(mesh):
         batch, exact = cfg.rl.batch, cfg.numerics == "exact"
         note(kernels.report(spec, cfg.engine.page_tokens, batch.row_tokens, batch.share_prefix, exact))
+        model = LanguageModel(spec, cfg.engine.cache_dtype)
+        if size := model.memory_bytes:
+            note(f"engine: {cfg.engine.memory_count} memories of {size / 1e6:.3g} MB for recurrent blocks")
     if mesh.devices.flat[0].platform == "gpu":
         note(f"XLA_FLAGS: {provenance.deciding_flags(os.environ.get('XLA_FLAGS', '')) or 'none'}")
     template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)

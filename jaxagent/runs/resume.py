@@ -243,7 +243,9 @@ def _of_bundle(
     adapting = host["stage"] in ("opd", "rl")
     changed = check_config(host["config"], cfg, str(directory / str(bundle)), adapting)
     jsonl.check(workdir / METRICS_FILE, host["metrics_position"], parse=True)
-    jsonl.check(workdir / EPISODES_FILE, host["episodes_position"], parse=False)
+    for name, position in host.get("episode_blocks", {}).items():
+        jsonl.check(workdir / EPISODES_FOLDER / f"{name}.index", position, parse=False)
+    jsonl.check(workdir / EPISODES_FILE, host.get("episodes_position", 0), parse=False)  # of earlier versions
     for name, position in host.get("episode_positions", {}).items():
         jsonl.check(workdir / EPISODES_FOLDER / f"{name}.jsonl", position, parse=False)
     return starts, bundle, host, changed

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
 from jaxagent.observe import health, jsonl, report
 from jaxagent.observe.compiles import CompileCounter
+from jaxagent.observe.episode_store import Learnt
 from jaxagent.observe.files import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
@@ -73,7 +75,7 @@ class Workdir:
         self._stack = contextlib.ExitStack()
         self._ending = False
         self._starts, self._bundle, self.host, self.changed = resume.newest_bundle(cfg, progress.note)
-        self._logs = Logs(self.path, self.host)
+        self._logs = Logs(cfg, self.host, progress.note)
         self.results: dict[str, Any] = self.host.get("results", {})
         self.stage_seconds: dict[str, float] = self.host.get("stage_seconds", {})
         self._identity: dict[str, Any] = {}
@@ -245,16 +247,18 @@ class Workdir:
         if self.checkpoints.look():
             self._mark_checkpointed()
 
-    def show_episodes(self, episodes: Sequence[Episode], token_bytes: Sequence[bytes], stage: str, step: int) -> None:
-        """Keeps evaluation episodes, token by token, for the report."""
-        self._logs.show(episodes, token_bytes, stage, step)
-
-    def log_episodes(self, name: str, step: int, episodes: Iterable[Episode]) -> None:
-        """Appends to `episodes/<name>.jsonl`, losslessly: what stages that learn from data read (data/episode_log.py).
+    def keep_episodes(
+        self,
+        name: str,
+        step: int,
+        episodes: Iterable[Episode],
+        learnt: Mapping[int, Learnt] = types.MappingProxyType({}),
+    ) -> None:
+        """Keeps whole episodes (observe/episode_store.py), and what a step has made of them.
 
         `name` is the stage's, or "<stage>.eval" for held-out questions.
         """
-        self._logs.keep(name, step, episodes)
+        self._logs.keep(name, step, episodes, learnt)
 
     def recorder(self, stage: str) -> Recorder:
         """Keeps what the steps of a stage are made of, from where it goes on, as far as `checkpoint.replay` says."""

@@ -14,6 +14,7 @@ from jaxagent.envs.search.environment import SearchAttempt
 from jaxagent.observe import jsonl
 from jaxagent.rollout.pass_at_k import pass_at_k
 from jaxagent.runs.evaluation import policy
+from tests import tiny_run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests/models/golden/qwen3-tied"  # of another shape
@@ -49,9 +50,9 @@ async def by_length(self, transcript):
 
 def test_greedy_attempts_are_the_runs_own_last_evaluation(finished, tmp_path, capsys):
     """Text and log-probs of the same questions: of these weights and no others, from the bundle and from the export."""
-    last = [r for r in jsonl.read(finished / "episodes.jsonl") if (r["stage"], r["step"]) == ("rl", 4)]
+    last = [row for row in tiny_run.episodes(finished, "rl.eval") if row["step"] == 4]
     own = {r["task"]["id"]: r["trajectories"][0] for r in last}
-    texts = {task: "".join(t["texts"]) for task, t in own.items()}
+    texts = {row["task"]["id"]: row["text"] for row in last}
     logprobs = {task: t["logprobs"] for task, t in own.items()}
     for name in ("latest", str(finished / "policy")):
         out = tmp_path / name.replace("/", "_")

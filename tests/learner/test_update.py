@@ -133,6 +133,22 @@ def test_an_update_at_a_temperature_of_its_own(spec, make_params, make_packer, m
 
 
 @pytest.mark.slow
+def test_an_update_tells_the_log_probs_that_it_started_from(spec, make_params, make_packer, make_streams, one):
+    params, streams = make_params(one), make_streams(5)
+    batches = make_packer(micro_rows=1).pack(streams)
+    forward, optimizer = policy_forward(spec), optax.sgd(0.1)
+    update = make_update(forward, optimizer, one, functools.partial(LOSS, keeps_logprobs=True))
+    logprobs: list[np.ndarray] = []
+    with jax.set_mesh(one):
+        state = init_state(params, optimizer)
+        expected = [np.asarray(jax.jit(forward)(params, shard(batch, one), 1.0)[0]) for batch in batches]
+    update(state, batches, logprobs=logprobs)
+    assert len(logprobs) == len(batches) > 1
+    for batch, got, want in zip(batches, logprobs, expected, strict=True):
+        np.testing.assert_allclose(got, np.where(batch.policy_weights != 0, want, 0), atol=1e-5)
+
+
+@pytest.mark.slow
 def test_a_critic_in_bins_learns_its_returns_on_eight_devices(spec, make_params, make_packer, make_streams, make_mesh):
     mesh, gauss = make_mesh(2, 2, 2), HLGauss(bins=8, low=-0.5, high=1.5, sigma=0.75)
     optimizer, forward = optax.adam(3e-3), value_forward(spec)

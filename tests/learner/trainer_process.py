@@ -87,7 +87,7 @@ class World:
         experience = types.SimpleNamespace(replay=None)
         with Checkpointer(out, keep=99) as checkpointer:
             for step in range(int(begin), last):
-                state, metrics = loop.learn(parts, self.programs, state, groups(step), experience, step, self.cfg.rl)
+                state, metrics, _ = loop.learn(parts, self.programs, state, groups(step), experience, step, self.cfg.rl)
                 checkpointer.save(step + 1, state, {"step": step + 1})
                 size = float(_size(state.params))
                 if peers.is_first():

@@ -114,3 +114,12 @@ def test_a_check_changes_nothing(tmp_path):
     with pytest.raises(ConfigError, match="1 records"):
         jsonl.check(path, 2, parse=True)
     assert path.read_bytes() == b'{"step":0}\n{"st' and jsonl.count(path) == 1
+
+
+def test_a_text_that_is_no_utf8_is_written_and_read_back(tmp_path):
+    records = [{"é": "ü"}, {"half \ud800 of a pair": ["\udfff", "é"]}]
+    log = jsonl.JsonlLog(tmp_path / "log.jsonl")
+    log.extend(records)
+    log.close()
+    assert list(jsonl.read(tmp_path / "log.jsonl")) == records
+    assert "é" in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()[0]

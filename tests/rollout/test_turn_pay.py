@@ -19,9 +19,8 @@ from jaxagent.algorithms.checks import check
 from jaxagent.algorithms.streams import shaped
 from jaxagent.config import RefillConfig, ReplayConfig
 from jaxagent.config.parse import build
-from jaxagent.data import codec
 from jaxagent.data.curriculum import CURRICULA, Curriculum
-from jaxagent.observe.episodes import report_record
+from jaxagent.observe import shown_episodes
 from jaxagent.rollout import groups as selection
 from jaxagent.rollout.groups import episode_metrics
 from jaxagent.rollout.replay import ReplayBuffer
@@ -121,7 +120,9 @@ READERS = {
     "a group reward": lambda g: after_shaping(g, group_reward=f"{__name__}:Squares"),
     "whitened": lambda g: trained(g, whiten_advantages=True),
     "the service": received,
-    "the report": lambda g: [report_record(codec.encode_episode(e))["reward"] for e in EPISODES(g)],
+    "the report": lambda g: [
+        shown_episodes.episode_values(e, [None] * len(e.trajectories), None)["reward"] for e in EPISODES(g)
+    ],
     **{
         f"{name}, {rule}": functools.partial(trained, advantage=dict(name=name, multi_trajectory=rule))
         for name in (*GROUP, *BEST_OF_K)

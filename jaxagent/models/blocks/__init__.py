@@ -66,13 +66,19 @@ class LayerBlock:
         raise NotImplementedError
 
     def init_state(self, spec: ModelSpec, pages: int, page_tokens: int, dtype: str) -> State:
-        """Zeros for one layer, pages sharded over `sharding.FLAT`, heads over tensor; None: it keeps nothing there."""
+        """Zeros for one layer, pages sharded over `sharding.FLAT`, heads over tensor; None: it keeps nothing."""
 
     def init_memory(self, spec: ModelSpec, memories: int, dtype: str) -> State:
-        """Zeros for one layer, memories sharded over `sharding.FLAT`, heads over tensor; None: see `init_state`.
+        """Zeros for one layer, memories sharded likewise, of a block that keeps these and no pages.
 
         A token at position 0 starts from zeros, whatever the memory holds: nobody clears it.
         """
+        raise NotImplementedError
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether it keeps memories."""
+        return type(self).init_memory is not LayerBlock.init_memory
 
     @property
     def choices(self) -> tuple[int, int]:

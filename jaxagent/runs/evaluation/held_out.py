@@ -29,7 +29,7 @@ def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float | None], lis
         the same with "em_sampled" at the training temperature when `eval.sampled`; tool calls per task under their
         own name ("eval/searches"); "eval/cost" of a task, greedy, where the environment counts one; "eval/n", and
         "eval/failed" of them. None where every episode failed.
-      The greedy episodes.
+      All episodes, the greedy ones first.
       What failed, of all.
     """
     score, calls = parts.environment.score, parts.environment.calls
@@ -52,7 +52,7 @@ def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float | None], lis
         }
         if sampled["failed"]:
             metrics["eval/failed_sampled"] = sampled["failed"]
-    return metrics, episodes, Failures.of(tries)
+    return metrics, tries, Failures.of(tries)
 
 
 def record_evaluation(
@@ -68,9 +68,10 @@ def record_evaluation(
     started = time.monotonic()
     scores, episodes, failures = evaluate(parts, driver)
     workdir.record(stage, step, metrics | scores | {"time/eval_s": time.monotonic() - started})
-    workdir.show_episodes(episodes, parts.tokenizer.token_bytes(), stage, step)
-    if parts.cfg.log_episodes:
-        workdir.log_episodes(f"{stage}.eval", step, episodes)
+    tasks = len(parts.heldout)
+    workdir.keep_episodes(f"{stage}.eval", step, episodes[:tasks])
+    if episodes[tasks:]:
+        workdir.keep_episodes(f"{stage}.sampled.eval", step, episodes[tasks:])
     ending = f"_{'before' if step == 0 else 'after'}_{stage}"
     for name in [name for name in workdir.results if name.startswith("eval/") and name.endswith(ending)]:
         del workdir.results[name]  # an earlier evaluation may have had scores that this one has not

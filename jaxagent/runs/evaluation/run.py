@@ -19,7 +19,7 @@ from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, SamplingConf
 from jaxagent.data.sources import balanced_sample
 from jaxagent.engine.requests import EngineError
 from jaxagent.io import files
-from jaxagent.observe import charts, report
+from jaxagent.observe import charts
 from jaxagent.observe.files import EVALUATIONS_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.observe.text import duration, number
@@ -295,7 +295,7 @@ def play_all(
 
 def page(title: str, chart: str, text: str) -> str:
     """A chart and a table, as one self-contained page."""
-    return report.document(
+    return charts.document(
         title,
         f'<h1>{html.escape(title)}</h1><div class="charts">{chart}</div><h2>Results</h2>'
         f'<pre class="config">{html.escape(text)}</pre>',

@@ -19,13 +19,13 @@ import optax
 
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, ConfigError, OfflineConfig, RLConfig, Stage
-from jaxagent.data import episode_log
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward, programs
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.state import TrainState, init_state
 from jaxagent.learner.update import Update, make_optimizer, make_update
 from jaxagent.models.params import Params
+from jaxagent.observe import episode_store
 from jaxagent.observe.files import EPISODES_FOLDER
 from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.parts import Parts
@@ -117,7 +117,7 @@ def order(count: int, size: int, at: tuple[int, int]) -> list[int]:
 
 def read_episodes(parts: Parts, workdir: Workdir, path: str) -> list[Episode]:
     """The logged episodes that a config names, or this run's own; says how many lines were dropped."""
-    episodes, dropped = episode_log.read(path or Path(parts.cfg.workdir) / EPISODES_FOLDER)
+    episodes, dropped = episode_store.read(Path(path) if path else Path(parts.cfg.workdir) / EPISODES_FOLDER)
     vocab = parts.tokenizer.vocab_size
     largest = max((int(t.tokens.max(initial=0)) for e in episodes for t in e.trajectories), default=0)
     if largest >= vocab:
@@ -137,4 +137,4 @@ def check(parts: Parts, stage: Stage) -> None:
     before = stages[: stages.index(stage)]
     logs = "sample" in before or (parts.cfg.log_episodes and ("rl" in before or "opd" in before))
     if episodes or not logs:
-        episode_log.read(episodes or Path(parts.cfg.workdir) / EPISODES_FOLDER)
+        episode_store.read(Path(episodes) if episodes else Path(parts.cfg.workdir) / EPISODES_FOLDER)

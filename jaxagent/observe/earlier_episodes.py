@@ -1,0 +1,51 @@
+"""Episodes of runs of earlier versions, for the page: lines of JSON, made elsewhere into the logs kept today."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxagent.config import ConfigError, EpisodesConfig
+from jaxagent.data import codec
+from jaxagent.data.episode_log import EVALUATION
+from jaxagent.observe.episode_store import INDEX, EpisodeStore
+from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER
+from jaxagent.types import Episode
+
+
+def episodes_folder(workdir: Path, spare: Path) -> Path:
+    """Where a run's logs of episodes are: in its workdir, or, of a run of an earlier version, made anew in `spare`."""
+    own = workdir / EPISODES_FOLDER
+    lines = [*sorted(own.glob("*.jsonl")), workdir / EPISODES_FILE]
+    if any(own.glob(f"*{INDEX}")) or not any(path.is_file() for path in lines):
+        return own
+    made = spare / EPISODES_FOLDER
+    if made.is_dir():
+        return made
+    made.mkdir(parents=True)
+    has_evaluations = (workdir / EPISODES_FILE).is_file()
+    for path in lines:
+        if path.is_file() and not (has_evaluations and path.stem.endswith(EVALUATION)):  # they stand in the other, too
+            for (stage, step), rows in itertools.groupby(_read(path), lambda row: row[:2]):
+                name = f"{stage}{EVALUATION}" if path.name == EPISODES_FILE else path.stem
+                position = _blocks(made / f"{name}{INDEX}")
+                log = EpisodeStore(made, name, position, EpisodesConfig(), False)
+                log.append(step, [episode for _, _, episode in rows], {})
+                log.close()
+    return made
+
+
+def _blocks(index: Path) -> int:
+    return index.read_bytes().count(b"\n") if index.is_file() else 0
+
+
+def _read(path: Path) -> Iterator[tuple[str, int, Episode]]:
+    """(stage, step, episode); lines that are none, and those of the oldest form, which has no tokens, are left out."""
+    with path.open("rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, KeyError, TypeError, ConfigError):
+                row = json.loads(line)
+                yield str(row["stage"]), int(row["step"]), codec.decode_episode(row, str(path))
