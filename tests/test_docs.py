@@ -2,8 +2,8 @@
 
 No command of a page trains here. `python -m jaxagent.main` lines are parsed and checked as a run would check them,
 `--help` is run, and every other `python -m` line is started in this process up to the point where it has parsed its
-flags. Pages with Python of their own (rewards, add_an_environment, add_an_algorithm, bring_your_agent, README) are run
-by the tests of what they describe.
+flags. Pages with Python of their own (rewards, add_an_environment, add_an_algorithm, add_a_family, bring_your_agent,
+README) are run by the tests of what they describe.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from jaxagent.runs import checks
 from launch import grid
 from tests.algorithms.test_add_an_algorithm import write_files
 from tests.gateway.test_bring_your_agent import write_agent
+from tests.models.test_add_a_family import write_family
 from tests.test_outside import write_package
 from tests.tiny_run import FLAGS, ROOT
 
@@ -106,6 +107,8 @@ def test_the_command_is_one(command, page, stops_when_parsed, monkeypatch, tmp_p
     assert importlib.util.find_spec(module), f"there is no module {module}"
     if page.name == "add_an_algorithm.md":
         write_files(tmp_path, monkeypatch)  # what the page adds
+    if page.name == "add_a_family.md":
+        write_family(tmp_path, monkeypatch)
     if page.name == "add_an_environment.md":
         write_package(tmp_path)
         monkeypatch.syspath_prepend(tmp_path)

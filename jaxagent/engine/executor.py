@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -62,7 +63,7 @@ class Sizes:
         for name, size in (("slots", cfg.slots), ("pages", cfg.pages), ("memories", memories)):
             if size < 1 or size % shards:
                 raise ConfigError(
-                    f"config.engine.{name}: {size} does not divide over mesh.data x fsdp x context = {shards}."
+                    f"config.engine.{name}: {size} does not divide over mesh.data x fsdp x expert x context = {shards}."
                 )
         if cfg != cfg.for_platform("cpu", shards):
             raise ConfigError("config.engine: a size of 0 is by platform; Config.for_platform puts one in its place.")
@@ -160,6 +161,22 @@ class Executor:
             source, target = np.ascontiguousarray(pairs.reshape(-1, 2).T)
             self._state = _issue(program, self.model, self._state, source, target)
 
+    def read_choices(self, pages: Sequence[tuple[int, int]]) -> np.ndarray:
+        """What was chosen for the tokens of pages, (shard, page) each: [n, page_tokens, W]."""
+        shards = self.sizes.shards
+        by_shard = [[page for owner, page in pages if owner == shard] for shard in range(shards)]
+        parts = []
+        for start in range(0, max(map(len, by_shard)), _COPIES):
+            rows = np.zeros((shards, _COPIES), np.int32)
+            for shard, own in enumerate(by_shard):
+                part = own[start : start + _COPIES]
+                rows[shard, : len(part)] = part
+            read = jax.device_get(_issue(programs.read_choices, self.model, self._state, rows.reshape(-1)))
+            parts.append(read.reshape(shards, _COPIES, *read.shape[1:]))
+        all_of = np.concatenate(parts, axis=1)
+        at = [itertools.count() for _ in range(shards)]
+        return np.stack([all_of[shard, next(at[shard])] for shard, _ in pages])
+
     def begin(self, turns: functions.Slots) -> None:
         """Starts turns."""
         self._state = _issue(programs.begin, self._state, turns)
@@ -192,6 +209,8 @@ class Executor:
         self.copy_pages([(0, 0, 0)])
         if self.sizes.memories:
             self.copy_memories([(0, 0, 0)])
+        if self.model.choices:
+            self.read_choices([(0, 0)])
         self.begin(functions.Slots.blank(self.sizes.all_slots))
         self.free(none)
         for truncated in (False, True) if self.truncation else (False,):

@@ -175,6 +175,11 @@ def copy_pages(model: Model, state: DecodeState, source: jax.Array, target: jax.
     return state.replace(cache=model.copy_pages(state.cache, source, target))
 
 
+def read_choices(model: Model, state: DecodeState, pages: jax.Array) -> jax.Array:
+    """What was chosen for the tokens of pages i32[n], n split over the mesh (`Model.read_choices`)."""
+    return model.read_choices(state.cache, jax.reshard(pages, ROWS))
+
+
 @jax.named_scope("copy_memories")
 def copy_memories(model: Model, state: DecodeState, source: jax.Array, target: jax.Array) -> DecodeState:
     """Copies memories, see `copy_pages` and `Model.copy_memories`."""

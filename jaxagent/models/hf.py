@@ -26,7 +26,6 @@ import safetensors.numpy
 from jaxagent.config import ConfigError, ModelConfig, check_folder
 from jaxagent.models import global_arrays, hf_config
 from jaxagent.models.families import family_of
-from jaxagent.models.families import family_of
 from jaxagent.models.params import ArraySpec, Params, param_specs
 from jaxagent.models.spec import Computing, ModelSpec
 

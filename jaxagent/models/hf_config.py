@@ -70,6 +70,19 @@ HARMLESS = {
         remove_invalid_values output_scores return_dict_in_generate""",
 }
 
+# What families that people ask for would need.
+MISSING = {
+    "attention sinks, sliding windows and biases of experts": "gpt_oss",
+    "sliding windows, norms on both sides of a block and scaled embeddings": """gemma2 gemma3 gemma3_text gemma3n
+        gemma3n_text gemma4 gemma4_text""",
+    "latent attention (MLA)": """deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_linear minicpm3
+        longcat_flash""",
+    "state space layers (Mamba)": "nemotron_h mamba mamba2 falcon_h1 falcon_mamba jamba bamba zamba2 granitemoehybrid",
+    "sliding windows": "olmo3 cohere2 exaone4 llama4_text afmoe",
+    "projections of several matrices in one": "phi3",
+    "multipliers of embeddings, residuals and logits": "granite granitemoe",
+}
+
 ORIGINAL = "original_max_position_embeddings"
 DETAILS = {  # of each kind of RoPE scaling what it reads beside its factor, as config.json and `RopeScaling` name it
     "linear": (),
@@ -124,7 +137,10 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
     family = own or (FAMILIES.get(name) if isinstance(name, str) else None)
     if family is None or family.model_type != name:
         valid = ", ".join([own.model_type] if own else FAMILIES)
-        raise ConfigError(f"{source}: model_type {name!r} is not supported. Valid: {valid}.")
+        missing = next(
+            (f": there is no code for {what}" for what, names in MISSING.items() if name in names.split()), ""
+        )
+        raise ConfigError(f"{source}: model_type {name!r} is not supported{missing}. Valid: {valid}.")
     absent = family.defaults.keys() - hf.keys()
     hf = {**family.defaults, **hf}
     for key, off in UNSUPPORTED.items():
@@ -142,6 +158,7 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         )
     size = functools.partial(integer, hf, source=source)
     layers, heads, embed_dim = size("num_hidden_layers"), size("num_attention_heads"), size("hidden_size")
+    turning = size("qk_rope_head_dim") if "qk_rope_head_dim" in family.reads else None  # all that RoPE is about
     types = hf.get("layer_types")
     if types not in (None, ["full_attention"] * layers) and "layer_types" not in family.reads:
         raise ConfigError(
@@ -156,7 +173,7 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         embed_dim=embed_dim,
         num_heads=heads,
         num_kv_heads=size("num_key_value_heads", heads),
-        head_dim=size("head_dim", max(1, embed_dim // heads)),
+        head_dim=size("head_dim", max(1, embed_dim // heads)) if turning is None else turning,
         mlp_dim=size("intermediate_size"),
         tie_embeddings=flag(hf, "tie_word_embeddings", source),
         norm_eps=number(hf, "rms_norm_eps", source, 1e-6),
@@ -165,7 +182,6 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         param_dtype=model.param_dtype,
         remat=model.remat,
         logprob_chunk_tokens=model.logprob_chunk_tokens,
-        zero_centred_norms=family.zero_centred_norms,
         pattern=family.pattern_of(hf, source),
         **_rope(hf, family, source),
     )
@@ -237,14 +253,14 @@ def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     scaling = spec.rope_scaling
     # An own, randomly initialised model has no bound; transformers wants a number.
     positions = spec.max_position or 32768
+    family = family_of(spec.family)
     rope: dict[str, Any] | None = None
     if scaling is not None:
-        rope = {"rope_type": scaling.kind, "factor": scaling.factor}
+        rope = {"rope_type": scaling.kind, "factor": scaling.factor} | family.scaling_of(spec)
         if keys := DETAILS[scaling.kind]:
             rope |= {ORIGINAL: scaling.original_max_position} | {key: getattr(scaling, key) for key in keys}
         else:  # linear and dynamic read their original length from here
             positions = scaling.original_max_position
-    family = family_of(spec.family)
     return {
         "architectures": [family.architecture],
         "model_type": family.model_type,

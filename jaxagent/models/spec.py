@@ -12,7 +12,8 @@ from typing import Literal
 from jaxagent.config import ConfigError, ModelConfig
 from jaxagent.config.model import Remat
 from jaxagent.models.blocks import LayerBlock
-from jaxagent.models.families import Pattern, before_repetition, family_of
+from jaxagent.models.families import family_of
+from jaxagent.models.family import Pattern, before_repetition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,6 @@ class ModelSpec:
     remat: Remat
     logprob_chunk_tokens: int
     partial_rotary_factor: float = 1.0  # share of a head's dimensions that RoPE turns, the first ones
-    zero_centred_norms: bool = False  # the gain of an RMSNorm, but for those inside a block, is 1 + what is stored
     pattern: Pattern = ()  # of the layers, as a config.json describes it; (): the family's own
 
     def __post_init__(self) -> None:
@@ -99,18 +99,23 @@ class ModelSpec:
         return int(self.head_dim * self.partial_rotary_factor)
 
     @property
-    def has_memory(self) -> bool:
-        """Whether a block of it keeps a memory of fixed size (`LayerBlock.init_memory`)."""
-        own = (type(block).init_memory for blocks in self.pattern for block in blocks)
-        return any(method is not LayerBlock.init_memory for method in own)
-
-    @property
     def stacks(self) -> tuple[range, ...]:
         """The numbers of the layers of each stack of equal ones: those before the pattern repeats have one each."""
         written_out = len(self.pattern) == self.num_layers
         alone, period = before_repetition(self.pattern) if written_out else (0, len(self.pattern))
         repeated = (range(kind, self.num_layers, period) for kind in range(alone, alone + period))
         return (*(range(layer, layer + 1) for layer in range(alone)), *repeated)
+
+    @property
+    def zero_centred_norms(self) -> bool:
+        """Whether the gain of an RMSNorm, but for those inside a block, is 1 + what is stored."""
+        return family_of(self.family).zero_centred_norms
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether a block of it keeps a memory of fixed size (`LayerBlock.init_memory`)."""
+        own = (type(block).init_memory for blocks in self.pattern for block in blocks)
+        return any(method is not LayerBlock.init_memory for method in own)
 
     @classmethod
     def from_config(cls, model: ModelConfig, vocab_size: int) -> ModelSpec:
@@ -131,7 +136,6 @@ class ModelSpec:
             norm_eps=family.norm_eps,
             max_position=0,
             partial_rotary_factor=family.defaults.get("partial_rotary_factor", 1.0),
-            zero_centred_norms=family.zero_centred_norms,
             **{name: getattr(model, name) for name in same},
         )
         return hf_config.with_settings(spec, model) if model.settings else spec

@@ -22,7 +22,7 @@ from jaxagent.engine import programs as engine
 from jaxagent.engine.executor import Sizes
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.learner import state
-from jaxagent.learner.programs import Programs, first_state
+from jaxagent.learner.programs import Programs, first_state, replays_routing
 from jaxagent.models import hf, lora, sharding
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
@@ -53,7 +53,7 @@ def resident_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dic
     """Bytes per device of everything that stays between programs, by name."""
     with jax.set_mesh(mesh):
         train = abstract_state(cfg, spec, mesh)
-        model = LanguageModel(spec, cfg.engine.cache_dtype)
+        model = LanguageModel(spec, cfg.engine.cache_dtype, records=replays_routing(cfg, spec))
         rollout = jax.eval_shape(model.place, train.policy)
         decode = _decode_state(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)
         adapted = train.frozen is not None
@@ -137,7 +137,8 @@ def compile_all(
 def _compile_engine(
     cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, params: Tree, add: Callable[..., None]
 ) -> None:
-    model = LanguageModel(spec, cfg.engine.cache_dtype, exact=cfg.numerics == "exact")
+    is_exact, records = cfg.numerics == "exact", replays_routing(cfg, spec)
+    model = LanguageModel(spec, cfg.engine.cache_dtype, exact=is_exact, records=records)
     add("engine: take new weights", jax.jit(model.place), params)
     rollout = jax.eval_shape(model.place, params)
     decode = _decode_state(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)

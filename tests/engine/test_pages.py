@@ -266,7 +266,7 @@ class Simulation:
 
 @pytest.mark.parametrize(
     ("pages", "page_tokens", "memories"),
-    [(14, 4, 0), (12, 1, 0), (24, 3, 0), (1000, 4, 0)] + [(30, 4, 2), (12, 1, 3), (24, 3, 12), (1000, 4, 2000)],
+    [(14, 4, 0), (12, 1, 0), (24, 3, 0), (1000, 4, 0), (30, 4, 2), (12, 1, 3), (24, 3, 12), (1000, 4, 2000)],
 )
 def test_random_steps_against_simulated_pages(pages, page_tokens, memories) -> None:
     sim = Simulation(pages + memories, pages, page_tokens, memories)

@@ -56,6 +56,10 @@ QWEN3 = (
     + "{% endif %}{% endfor %}"
     + GENERATE
 )
+# Qwen3 with enable_thinking false: the policy writes behind thoughts that are there, and empty.
+QWEN3_QUIET = QWEN3.removesuffix(GENERATE) + GENERATE.replace(
+    "assistant\n'", "assistant\n' + ('<think>\n\n</think>\n\n' if enable_thinking | default(false) is false else '')"
+)
 # Qwen3-Coder: tags instead of JSON; blanks of a text beside calls are trimmed.
 QWEN3_CODER = (
     "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set messages = messages[1:] %}"
@@ -115,6 +119,7 @@ TEMPLATES = {  # source, the EOS that ends a message
     "smollm2": (SMOLLM2, "<|im_end|>"),
     "qwen2.5": (QWEN25, "<|im_end|>"),
     "qwen3": (QWEN3, "<|im_end|>"),
+    "qwen3-quiet": (QWEN3_QUIET, "<|im_end|>"),
     "qwen3-coder": (QWEN3_CODER, "<|im_end|>"),
     "llama3.1": (LLAMA31, "<|eot_id|>"),
     "hermes": (HERMES, "<|im_end|>"),

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
@@ -225,6 +225,7 @@ ARGUMENTS = st.fixed_dictionaries(
     st.sampled_from(["", "hm"]),
 )  # fmt: skip
 def test_calls_come_back_from_what_the_template_writes(name, arguments, text, reasoning):
+    assume(not (name == "qwen3-quiet" and reasoning))  # its policy writes none
     tokenizer, renderer = make(name)
     tool = Tool("f", "", {"type": "object", "properties": {key: {"type": kind} for key, kind in TYPED.items()}})
     made = tuple(Call("f", one) for one in arguments)

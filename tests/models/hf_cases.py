@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 import transformers
 
@@ -11,6 +13,9 @@ CONFIGS = {
     "llama": transformers.LlamaConfig,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "glm4_moe": transformers.Glm4MoeConfig,
+    "deepseek_v3": transformers.DeepseekV3Config,
+    "glm4_moe_lite": transformers.Glm4MoeLiteConfig,
+    "olmoe": transformers.OlmoeConfig,
     "mistral": transformers.MistralConfig,
     "smollm3": transformers.SmolLM3Config,
     "olmo2": transformers.Olmo2Config,
@@ -83,6 +88,28 @@ MIXTURES |= {
         | dict(rope_parameters=YARN | dict(partial_rotary_factor=0.25)),
     ),
 }
+_LATENT = _GLM | dict(
+    num_attention_heads=4, num_key_value_heads=4, q_lora_rank=10, kv_lora_rank=12, qk_nope_head_dim=6,
+    qk_rope_head_dim=4, v_head_dim=8, n_group=2, topk_group=1, head_dim=4,
+)  # fmt: skip
+MIXTURES |= {
+    "deepseek": ("deepseek_v3", _LATENT),
+    "deepseek-yarn": (
+        "deepseek_v3",
+        _LATENT
+        | dict(q_lora_rank=None, v_head_dim=14, rope_interleave=False)
+        | dict(rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=0.8)),
+    ),
+}
+_LITE = {key: value for key, value in _LATENT.items() if key not in ("first_k_dense_replace", "head_dim")}
+MIXTURES |= {
+    "glm-lite": (
+        "glm4_moe_lite",
+        _LITE | dict(v_head_dim=10, mlp_layer_types=["dense", "sparse", "dense"], num_hidden_layers=3),
+    ),
+}
+MIXTURES |= {"olmoe": ("olmoe", _MOE | dict(head_dim=4, pad_token_id=None, eos_token_id=None, num_experts_per_tok=3))}
+del MIXTURES["olmoe"][1]["moe_intermediate_size"]
 _DELTA = dict(
     linear_num_key_heads=2,
     linear_num_value_heads=4,
@@ -115,13 +142,13 @@ def build(name: str) -> transformers.PreTrainedModel:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            head_dim=8,
+            **({} if family == "glm4_moe_lite" else {"head_dim": 8}),  # there it is another name of qk_rope_head_dim
             max_position_embeddings=64,
             tie_word_embeddings=False,
         )
         | changes
     )
-    torch.manual_seed([*sorted(CASES), *MIXTURES, *HYBRIDS].index(name))
+    torch.manual_seed(sorted(CASES).index(name) if name in CASES else zlib.crc32(name.encode()))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -131,8 +158,8 @@ def build(name: str) -> transformers.PreTrainedModel:
             parameter.copy_(torch.randn_like(parameter) * std + (1.0 if parameter.ndim == 1 and not slow else 0.0))
             if slow:
                 parameter -= 1.0
-        for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn_like(buffer) * 0.3)
     return model.eval()
 

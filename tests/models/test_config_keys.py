@@ -26,10 +26,13 @@ from tests.models.forward import all_logits  # noqa: E402
 
 CASES = {"qwen2": "qwen2-untied", "qwen3": "qwen3-untied", "llama": "llama-untied", "mistral": "mistral",
          "smollm3": "smollm3", "olmo2": "olmo2", "qwen3_moe": "moe", "glm4_moe": "glm",
+         "deepseek_v3": "deepseek", "glm4_moe_lite": "glm-lite", "olmoe": "olmoe",
          "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5-tied", "qwen3_5_moe_text": "qwen3_5_moe"}  # fmt: skip
+LATENT = ("deepseek_v3", "glm4_moe_lite")  # all heads have keys of their own
 EVERYWHERE = {key for keys in hf_config.HARMLESS.values() for key in keys.split()}
 OTHER = {  # of what is no number, flag or list that holds any
     "mlp_only_layers": [0],
+    "mlp_layer_types": ["sparse"] * 8,
     "hidden_act": "gelu",
     "dtype": "float64",
     "problem_type": "regression",
@@ -95,8 +98,9 @@ class Folder:
 def test_a_changed_key_is_read_or_refused_or_listed(family):
     base = hf_cases.CONFIGS[family]().to_dict() | {"architectures": [FAMILIES[family].architecture]}
     base = {key: value for key, value in base.items() if not key.startswith("_")} | dict(
-        sliding_window=None, num_attention_heads=64, num_key_value_heads=1, hidden_size=16640, num_hidden_layers=8
-    )
+        sliding_window=None, num_attention_heads=64, hidden_size=16640, num_hidden_layers=8,
+        num_key_value_heads=64 if family in LATENT else 1,
+    )  # fmt: skip
     base |= {"layer_types": None, "no_rope_layers": [1, 0] * 5} if family == "smollm3" else {"layer_types": None}
     spec = hf_config.spec_from_hf(base, tiny.model_config(), "config.json")
     listed = EVERYWHERE | FAMILIES[family].harmless.keys()
@@ -144,8 +148,9 @@ def test_every_key_of_a_rope_section(case, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_config_leaves_out_is_what_transformers_takes(family):
     """Of a folder that leaves everything out but its sizes each key can be left out, too, or be there as by default."""
-    sizes = dict(vocab_size=8, hidden_size=256, intermediate_size=8, num_hidden_layers=4, num_attention_heads=64)
-    sizes |= dict(model_type=family, num_key_value_heads=1, head_dim=8, sliding_window=None)
+    sizes = dict(vocab_size=8, hidden_size=1024, intermediate_size=8, num_hidden_layers=4, num_attention_heads=64)
+    sizes |= dict(model_type=family, num_key_value_heads=1, head_dim=16, sliding_window=None)
+    sizes |= dict(num_key_value_heads=64, head_dim=64) if family in LATENT else {}
 
     def spec_of(hf):
         try:
@@ -165,3 +170,41 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(family):
             assert absent == there, field.name
     theta = hf_config.spec_from_hf(sizes, tiny.model_config(), "config.json").rope_theta
     assert theta == hf_cases.CONFIGS[family].default_theta
+
+
+@pytest.mark.parametrize(
+    ("model_type", "what"),
+    [
+        ("gpt_oss", "attention sinks"),
+        ("gemma3_text", "norms on both sides of a block"),
+        ("deepseek_v2", "latent attention"),
+        ("nemotron_h", "state space layers"),
+        ("olmo3", "sliding windows"),
+    ],
+)
+def test_what_a_family_would_need_is_named_before_weights_are_read(model_type, what, tmp_path):
+    transformers.CONFIG_MAPPING[model_type]().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(
+        ConfigError, match=rf"model_type '{model_type}' is not supported: there is no code for .*{what}"
+    ):
+        hf.read_spec(tmp_path, tiny.model_config())
+
+
+@pytest.mark.slow
+def test_no_other_config_of_transformers_is_taken_for_a_family_s(tmp_path):
+    """Every class of its registry, with its defaults: refused in one sentence, or one of ours."""
+    refused = 0
+    for model_type in transformers.CONFIG_MAPPING:
+        try:
+            config = transformers.CONFIG_MAPPING[model_type]().to_dict()
+        except Exception:  # classes that need arguments or other packages
+            continue
+        for name, section in [("", config), *((k, v) for k, v in config.items() if isinstance(v, dict) and k)]:
+            if section.get("model_type") in FAMILIES or "model_type" not in section:
+                continue
+            with pytest.raises(ConfigError) as error:
+                hf_config.spec_from_hf(section, tiny.model_config(), name or "config.json")
+            assert f"model_type {section['model_type']!r} is not supported" in str(error.value)
+            refused += 1
+    assert refused > 300

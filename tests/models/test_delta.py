@@ -139,4 +139,4 @@ def test_a_memory_is_not_split_over_tensor():
 
 
 def hybrid():
-    return tiny.spec(family="qwen3_5_text", num_layers=4, zero_centred_norms=True, partial_rotary_factor=0.5)
+    return tiny.spec(family="qwen3_5_text", num_layers=4, partial_rotary_factor=0.5)

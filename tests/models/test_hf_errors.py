@@ -75,7 +75,7 @@ def test_saved_files_can_be_read_by_others_as_far_as_the_umask_says(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(model_type="mamba"), "model_type 'mamba' is not supported. Valid: qwen2, qwen3, llama"),
+        (dict(model_type="mamba"), "model_type 'mamba' is not supported: there is no code for state space layers"),
         (dict(hidden_act="gelu"), "hidden_act='gelu'"),
         (dict(use_sliding_window=True), "use_sliding_window"),
         (dict(layer_types=["full_attention", "sliding_attention"]), "sliding_attention"),

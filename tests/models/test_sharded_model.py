@@ -31,7 +31,7 @@ step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), static_ar
 
 
 PATTERN = FAMILIES["qwen3_5_text"].pattern[2:]
-HYBRID = dict(family="qwen3_5_text", pattern=PATTERN, zero_centred_norms=True, partial_rotary_factor=0.5)
+HYBRID = dict(family="qwen3_5_text", pattern=PATTERN, partial_rotary_factor=0.5)
 
 
 @pytest.mark.slow

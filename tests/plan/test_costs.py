@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from configs import search_r1
@@ -14,6 +15,7 @@ from jaxagent.models.logprobs import logits
 from jaxagent.models.spec import ModelSpec
 from jaxagent.plan import costs
 from jaxagent.plan.chips import CHIPS, Chip
+from tests.models import tiny
 
 
 def _config(**model):
@@ -93,3 +95,13 @@ def test_every_chip_has_sane_numbers():
     for name, chip in CHIPS.items():
         assert 1e10 < chip.flops < 1e16 and 1e9 < chip.bandwidth < 1e13, name
         assert chip.memory_bytes >= 16e9 and 0 < chip.train_mfu < 1, name
+
+
+def test_a_decode_step_reads_the_experts_that_its_tokens_choose():
+    spec = tiny.spec(family="qwen3_moe")
+    experts, arrays = spec.pattern[0][1], spec.pattern[0][1].arrays(spec)
+    whole, each = arrays["router"].size, sum(arrays[name].size for name in ("w_gate", "w_up", "w_down")) / 8
+    rng = np.random.default_rng(0)
+    drawn = [len({e for _ in range(5) for e in rng.choice(8, 2, replace=False)}) for _ in range(4000)]
+    assert experts.params_read(spec, 5) == pytest.approx(whole + each * np.mean(drawn), rel=0.01)
+    assert experts.params_read(spec, 1) == pytest.approx(experts.matmul_params(spec))

@@ -17,6 +17,7 @@ from jaxagent.gateway.renderer import Renderer
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.templates import Chat, Plain, open_template, unended_messages
 from jaxagent.types import Generation, TokenKind
+from tests.gateway.chat_templates import QWEN3_QUIET
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -160,6 +161,25 @@ def test_variables_of_the_template_reach_prompts_and_the_exported_folder(tmp_pat
         Renderer(loaded, THINKS, DATE).prompt([ChatMessage("user", "hi")], [], {}).ids[-3:]
         == loaded.encode("ink>")[-3:]
     )
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_thoughts_that_were_sampled_stay_and_empty_ones_are_the_template_s(role):
+    """Qwen3's template takes thoughts out of earlier turns; a rollout appends to what was sampled and never does."""
+    parts, question = (("2", TokenKind.OBSERVATION),), [Message("user", "1 + 1?")]
+    thinks, quiet = (Chat(QWEN3_QUIET, {"enable_thinking": on}, DATE) for on in (True, False))
+    for template in (thinks, quiet):
+        spans = template.observation(Observation(parts, role), "<|im_end|>")
+        seen = template.prompt(question) + "<think>\nhm\n</think>\n\nso<|im_end|>" + text_of(spans)
+        whole = [
+            dict(role="user", content="1 + 1?"),
+            dict(role="assistant", content="so"),
+            dict(role=role, content="2"),
+        ]
+        assert seen.replace("<think>\nhm\n</think>\n\n", "", 1) == (
+            template.prompt(question) + template.render(whole).partition("<|im_start|>assistant\n")[2]
+        )
+        assert (parts[0] in spans) and seen.endswith("<|im_start|>assistant\n") == (template is thinks)
 
 
 @pytest.mark.parametrize("text", ['{"enable_thinkin": true}', "[1]", "x", "null"])
