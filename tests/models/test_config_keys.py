@@ -26,7 +26,8 @@ from tests.models.forward import all_logits  # noqa: E402
 
 CASES = {"qwen2": "qwen2-untied", "qwen3": "qwen3-untied", "llama": "llama-untied", "mistral": "mistral",
          "smollm3": "smollm3", "olmo2": "olmo2", "qwen3_moe": "moe", "glm4_moe": "glm",
-         "deepseek_v3": "deepseek", "glm4_moe_lite": "glm-lite", "olmoe": "olmoe"}  # fmt: skip
+         "deepseek_v3": "deepseek", "glm4_moe_lite": "glm-lite", "olmoe": "olmoe",
+         "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5-tied", "qwen3_5_moe_text": "qwen3_5_moe"}  # fmt: skip
 LATENT = ("deepseek_v3", "glm4_moe_lite")  # all heads have keys of their own
 EVERYWHERE = {key for keys in hf_config.HARMLESS.values() for key in keys.split()}
 OTHER = {  # of what is no number, flag or list that holds any
