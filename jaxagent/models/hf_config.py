@@ -75,8 +75,8 @@ MISSING = {
     "attention sinks, sliding windows and biases of experts": "gpt_oss",
     "sliding windows, norms on both sides of a block and scaled embeddings": """gemma2 gemma3 gemma3_text gemma3n
         gemma3n_text gemma4 gemma4_text""",
-    "latent attention (MLA)": """deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_linear minicpm3
-        longcat_flash""",
+    "sparse attention": "deepseek_v32 glm_moe_dsa",
+    "DeepSeek-V2's routing": "deepseek_v2",
     "state space layers (Mamba)": "nemotron_h mamba mamba2 falcon_h1 falcon_mamba jamba bamba zamba2 granitemoehybrid",
     "sliding windows": "olmo3 cohere2 exaone4 llama4_text afmoe",
     "projections of several matrices in one": "phi3",

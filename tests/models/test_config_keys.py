@@ -177,7 +177,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(family):
     [
         ("gpt_oss", "attention sinks"),
         ("gemma3_text", "norms on both sides of a block"),
-        ("deepseek_v2", "latent attention"),
+        ("deepseek_v2", "DeepSeek-V2's routing"),
         ("nemotron_h", "state space layers"),
         ("olmo3", "sliding windows"),
     ],
