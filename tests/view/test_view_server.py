@@ -251,7 +251,7 @@ def test_hostile_episodes_are_answered_with_bounded_json(tmp_path):
 
 
 def test_the_page_makes_texts_and_no_markup():
-    """What runs have written reaches the page by one function, as text; tests/view/test_page.py attacks it."""
+    """What runs have written reaches the page by one function, as text; tests/view/test_view_page.py attacks it."""
     own = "".join((page.FOLDER / name).read_text(encoding="utf-8") for name in page.SCRIPTS if name != "uplot.js")
     for way in (
         "innerHTML",
