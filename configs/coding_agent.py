@@ -3,8 +3,8 @@
     python -m jaxagent.main --config=configs/coding_agent.py                       # the laptop default
     python -m jaxagent.main --config=configs/coding_agent.py:laptop+gspo           # any of algorithms/published.py
     python -m jaxagent.main --config=configs/coding_agent.py:builtin               # the same tasks without a program
-    python -m jaxagent.main --config=configs/coding_agent.py:claude_code \
-        --config.model.path=Qwen3-32B --config.data.source=data/swe                # the published recipe
+    python -m jaxagent.main --config=configs/coding_agent.py:qwen3.6-35b-a3b \
+        --config.model.path=Qwen3.6-35B-A3B --config.data.source=data/swe          # the published recipe
 
 Laptop: a policy of about one million parameters, random at first, is what an agent program talks to. Every episode
 starts that program, `jaxagent/agents/shell_agent.py`, inside a sandbox of its own, in a small Python repository with
@@ -14,9 +14,11 @@ quarter of the tasks; RL unlearns that. Held-out tasks are other issues than tho
 writes the same commands itself, in the ordinary rollout; the gain is the same. Held-out tasks resolved, greedy: from
 0.25 to 1.00, with a log-prob gap of 0.0. 17 minutes beside several other runs (13 of them RL), builtin 9.
 
-claude_code: the published hyper-parameters (8 prompts x 8, learning rate 1e-6, no KL, clip 0.2 / 0.28) with the nearest
-model that there is code for. codex: the same with Codex. Not run by us; on 64 GPUs of 80 GB, over eight of which the
-96k tokens of a row are split (docs/scaling_out.md, "Long sequences").
+qwen3.6-35b-a3b: the published hyper-parameters (8 prompts x 8, learning rate 1e-6, no KL, clip 0.2 / 0.28) and model,
+with Claude Code. qwen3-30b-a3b: a mixture without gated delta nets. claude_code, codex: Qwen3-32B, a dense model of
+that size, with these programs. Not run by us; on 64 GPUs of 80 GB (qwen3-30b-a3b: 32), over eight of which the 96k
+tokens of a row are split (docs/scaling_out.md, "Long sequences"). What dry runs say of them:
+docs/recipes/coding_agent.md.
 """
 
 import json
@@ -37,6 +39,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         "builtin": builtin,
         "claude_code": claude_code,
         "codex": codex,
+        "qwen3.6-35b-a3b": qwen3_6_35b_a3b,
         "qwen3-30b-a3b": qwen3_30b_a3b,
     }
     return parts.chosen("configs/coding_agent.py", preset, presets)
@@ -126,6 +129,36 @@ def codex() -> ConfigDict:
     return config
 
 
+def qwen3_6_35b_a3b() -> ConfigDict:
+    """The published recipe with Claude Code and the published model, whose text part is as large as Qwen3.5-35B-A3B."""
+    config = claude_code()
+    config.workdir = "runs/coding_agent_qwen3.6-35b-a3b"
+    qwen3_5(config)
+    config.mesh.update(context=8, expert=4, tensor=2)
+    config.rl.batch.micro_rows = 4
+    config.model.family = "qwen3_5_moe_text"
+    config.model.num_layers = 40
+    config.model.embed_dim = 2048
+    config.model.num_heads = 16
+    config.model.num_kv_heads = 2
+    config.model.mlp_dim = 512
+    experts = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512}
+    more = experts | {"shared_expert_intermediate_size": 512}
+    config.model.settings = json.dumps(json.loads(config.model.settings) | more)
+    return config
+
+
+def qwen3_5(config: ConfigDict) -> None:
+    """What all models of Qwen3.5 and 3.6 have in common, as their config.json says it."""
+    config.model.head_dim = 256
+    config.model.rope_theta = 10_000_000.0
+    heads = {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
+    dims = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "partial_rotary_factor": 0.25}
+    config.model.settings = json.dumps(heads | dims | {"full_attention_interval": 4})
+    config.model.logprob_chunk_tokens = 1024  # of a quarter of a million logits each
+    config.tokenizer.vocab_size = 248_320
+
+
 def qwen3_30b_a3b() -> ConfigDict:
     """The published recipe with Claude Code and a smaller mixture of experts, on 32 GPUs."""
     config = claude_code()
@@ -145,8 +178,7 @@ def qwen3_30b_a3b() -> ConfigDict:
 def published() -> ConfigDict:
     """slime's coding_agent_rl: 8 prompts x 8 samples in 96k tokens of context; the split over 64 GPUs is ours.
 
-    The published policy, Qwen3.6-35B-A3B, is a mixture of experts with linear attention. There is no code for either
-    here; the shape is that of Qwen3-32B, a dense model of the same size.
+    The shape is that of Qwen3-32B, a dense model as large as the published one.
     """
     config = laptop()
     del config.env.agent

@@ -1,8 +1,8 @@
 """Polar: software tasks with an unchanged agent program, and groups that count when enough of them have come through.
 
     python -m jaxagent.main --config=configs/polar_swe.py                          # the laptop default
-    python -m jaxagent.main --config=configs/polar_swe.py:qwen3-4b \
-        --config.model.path=Qwen3-4B --config.data.source=data/swe_gym             # the published recipe, 8 GPUs
+    python -m jaxagent.main --config=configs/polar_swe.py:qwen3.5-4b \
+        --config.model.path=Qwen3.5-4B --config.data.source=data/swe_gym           # the published recipe, 8 GPUs
 
 NVIDIA-NeMo/ProRL-Agent-Server. What sets it apart: the advantage is the reward less the mean of the OTHER attempts,
 divided by the standard deviation of the group; every session counts the same, however many trajectories it left; a step
@@ -12,8 +12,8 @@ Laptop: the tasks, the program and the policy of configs/coding_agent.py. Groups
 waited for, and 5 are enough. Which attempts count depends on which end first, so such a run is not reproducible to the
 bit. Two CPU cores, as long as configs/coding_agent.py; what it gains is not measured yet.
 
-qwen3-4b: the published hyper-parameters (4 prompts x 8, KL 0.001, 2400 s) with the nearest model that there is code
-for. Not run by us; what a dry run says of it: docs/recipes.md.
+qwen3.5-4b: the published hyper-parameters (4 prompts x 8, KL 0.001, 2400 s) and model; qwen3-4b: an older one. Not run
+by us; what dry runs say of them: docs/recipes/coding_agent.md.
 """
 
 import math
@@ -33,7 +33,8 @@ def get_config(preset: str = "laptop") -> ConfigDict:
     Raises:
       ConfigError: unknown preset or algorithm.
     """
-    return parts.chosen("configs/polar_swe.py", preset, {"laptop": laptop, "qwen3-4b": qwen3_4b})
+    presets = {"laptop": laptop, "qwen3.5-4b": qwen3_5_4b, "qwen3-4b": qwen3_4b}
+    return parts.chosen("configs/polar_swe.py", preset, presets)
 
 
 def laptop() -> ConfigDict:
@@ -55,8 +56,22 @@ def polar(config: ConfigDict) -> None:
     config.rl.oversample = ConfigDict({"extra_tasks": 0, "extra_attempts": attempts - wanted, "min_group": usable})
 
 
+def qwen3_5_4b() -> ConfigDict:
+    """The published recipe, on 8 GPUs."""
+    config = qwen3_4b()
+    config.workdir = "runs/polar_swe_qwen3.5-4b"
+    coding_agent.qwen3_5(config)
+    config.model.family = "qwen3_5_text"
+    config.model.num_layers = 32
+    config.model.embed_dim = 2560
+    config.model.num_heads = 16
+    config.model.num_kv_heads = 4
+    config.model.mlp_dim = 9216
+    return config
+
+
 def qwen3_4b() -> ConfigDict:
-    """The published recipe. Its policy, Qwen3.5-4B, has linear attention, for which there is no code here."""
+    """The published recipe with an older model of the policy's size, which has attention alone."""
     config = coding_agent.laptop()
     config.workdir = "runs/polar_swe_qwen3-4b"
     config.mesh.fsdp = 4

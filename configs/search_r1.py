@@ -8,6 +8,7 @@
     python -m jaxagent.main --config=configs/search_r1.py:laptop-rft       # imitation of its own successes
     python -m jaxagent.main --config=configs/search_r1.py:laptop-opd       # a smaller student of a finished laptop run
     python -m jaxagent.main --config=configs/search_r1.py:laptop-moe       # a mixture of experts, 2 of 8 active
+    python -m jaxagent.main --config=configs/search_r1.py:laptop-hybrid    # three gated delta nets to one attention
     python -m jaxagent.main --config=configs/search_r1.py:laptop+gspo      # any of algorithms/published.py
     python -m jaxagent.main --config=configs/search_r1.py:smollm2          # a real pretrained model (see below)
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b \
@@ -46,6 +47,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         "laptop-rft": laptop_rft,
         "laptop-opd": laptop_opd,
         "laptop-moe": laptop_moe,
+        "laptop-hybrid": laptop_hybrid,
         "smollm2": smollm2,
         "qwen2.5-3b": qwen2_5_3b,
     }
@@ -146,6 +148,16 @@ def laptop_moe() -> ConfigDict:
     config.workdir = "runs/search_r1_moe"
     config.model.family = "qwen3_moe"
     config.model.settings = '{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 192}'
+    return config
+
+
+def laptop_hybrid() -> ConfigDict:
+    """GRPO of a hybrid as large as the dense policy: three layers of gated delta nets, then one of gated attention."""
+    config = laptop()
+    config.workdir = "runs/search_r1_hybrid"
+    config.model.family = "qwen3_5_text"
+    config.model.num_layers = 4
+    config.model.mlp_dim = 176
     return config
 
 

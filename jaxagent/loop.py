@@ -30,6 +30,7 @@ from jaxagent.learner.loss import over_updates
 from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState
 from jaxagent.learner.teacher import check_teacher, open_teacher
+from jaxagent.models import peft
 from jaxagent.models.params import Params
 from jaxagent.observe.episode_store import Learnt
 from jaxagent.observe.files import OUTDATED_FILE, POLICY_FOLDER
@@ -88,6 +89,8 @@ def run(
                 STAGES[stage].check(parts)
         # LoRA adapters that an earlier process began.
         adapting = cfg.model.lora is not None and (workdir.resumes(OPD) or workdir.resumes(RL))
+        if cfg.model.lora and cfg.model.lora.path and not adapting:
+            peft.load_adapters(cfg.model.lora.path, parts.spec, config=cfg.model.lora)  # mistakes are told early
         with contextlib.ExitStack() as engine:
             progress.note(
                 f"compiling for {', '.join(stages)}: minutes for a large model, seconds from the second start on"
@@ -116,14 +119,16 @@ def rl_stage(
     entropy = EntropyControl.start(rl, workdir.results if workdir.resumes(stage) else {})
     before = cfg.opd.steps if stage == RL and OPD in cfg.stages else 0  # steps of the other stage that samples so
     with workdir.compiles.warm_up():
-        programs, state = make_programs(cfg, parts.spec, parts.mesh, params, open_teacher(cfg, parts.mesh))
-        if workdir.resumes(stage):
+        resumes = workdir.resumes(stage)
+        programs, state = make_programs(cfg, parts.spec, parts.mesh, params, open_teacher(cfg, parts.mesh), not resumes)
+        if resumes:
             state = programs.update.merged(workdir.restored(stage, state))
             experience.set_state(workdir.host["tasks"], workdir.step_of(stage))
         elif cfg.model.lora:
             parts.write_base(params)
         if stage == RL:  # in "opd" before it, roles without a path are still the policy
-            parts.roles.freeze(functools.partial(parts.export, params))
+            begun_with = state.policy if cfg.model.lora and cfg.model.lora.path else params
+            parts.roles.freeze(functools.partial(parts.export, begun_with))
         seams = connect(parts, workdir, driver, experience, before)
         sink, record = seams.sink, workdir.recorder(stage)
         publish_past(sink, workdir, stage, state, programs.update.merged)

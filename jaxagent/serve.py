@@ -44,7 +44,7 @@ from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.service import Completions
 from jaxagent.gateway.session import Session, SessionLimits
 from jaxagent.io import connections
-from jaxagent.models import hf, params, sharding
+from jaxagent.models import hf, lora, params, peft, sharding
 from jaxagent.models.spec import Computing
 from jaxagent.runs import devices
 
@@ -84,6 +84,11 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
     pages = cfg.pages or cfg.slots * -(-options.context // cfg.page_tokens)
     cfg = dataclasses.replace(cfg, pages=pages)
     weights = hf.load(options.model, spec, params.shardings(spec, mesh, sharding.COMPUTE))
+    if options.adapter:
+        adapters, config = peft.load_adapters(options.adapter, spec)
+        where = params.shardings_of(lora.adapter_specs(spec, config), mesh, sharding.COMPUTE)
+        with jax.set_mesh(mesh):
+            weights = lora.merge(weights, jax.device_put(adapters, where), config, options.dtype)
     model, gauges = LanguageModel(spec, cfg.cache_dtype), {}
     if options.int8:
         plain, model = model, LanguageModel(spec, cfg.cache_dtype, int8=True)
@@ -143,6 +148,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
     parser = Parser(prog="jaxagent.serve", description=__doc__, formatter_class=Help)
     parser.add_argument("--model", required=True, help="Hugging Face folder: weights, config.json, tokenizer")
+    parser.add_argument("--adapter", default="", help="folder of LoRA adapters to it, as PEFT and a run write them")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=port, default=8001, help="port to listen on")
     parser.add_argument(

@@ -78,6 +78,14 @@ class Generation:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     cached_tokens: int = 0  # context tokens that needed no prefill
+    # u8|u16[N, W] what the model chose for tokens of the sequence, its experts: for the N that end before the last one
+    # and were not told of in an earlier turn. None: nobody recorded it.
+    experts: np.ndarray | None = None
+
+
+def unrecorded(tokens: int, width: int, dtype: np.dtype | type) -> np.ndarray:
+    """Experts [tokens, width] that nobody recorded: the trainer's router chooses."""
+    return np.full((tokens, width), np.iinfo(dtype).max, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +97,9 @@ class Trajectory:
     logprobs: np.ndarray  # f32[T]  behaviour log-prob of ACTION tokens, 0 elsewhere
     policy_versions: np.ndarray  # i32[T]  version that sampled it, -1 where not sampled
     turns: np.ndarray  # i32[T]  0 for prompt and first turn, then 1, 2, ...
+    # u8|u16[T, W]  the experts that the engine chose for each token, of each layer in ascending order; `unrecorded`
+    # where nobody told. None: they were not recorded.
+    experts: np.ndarray | None = None
 
     @property
     def action_mask(self) -> np.ndarray:

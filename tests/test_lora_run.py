@@ -83,3 +83,32 @@ def test_a_run_and_its_continuation(tmp_path):
         assert replay.main(["replay", f"--config.workdir={workdir}", "--verify=1", "--draw=7"]) == code
     (difference,) = json.loads((workdir / "replay/verify-1-7.json").read_text())["differences"]
     assert (difference["place"], difference["field"]) == ("adapter/", "adapter_config.json")
+
+
+@pytest.mark.slow
+def test_adapters_of_experts_and_a_run_that_begins_with_them(tmp_path):
+    """A mixture trains two steps, exactly; another run goes on from its folder of adapters, and others read it."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    argv = (*FLAGS, "--config.rl.steps=2", "--config.model.lora.rank=2")
+    assert cli.main(tiny_run.argv(first, *argv, preset="laptop-moe")) == 0
+    assert summary(first)["logprob_gap_max"] == 0.0
+    saved = load_file(first / "adapter" / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.mlp.experts.{}.up_proj.lora_B.weight"
+    assert max(np.abs(saved[name.format(expert)]).max() for expert in range(8)) > 0
+
+    cfg = flags.parse_argv(tiny_run.argv(first, *argv, preset="laptop-moe")).config
+    source = policies.choose(cfg, str(first / "adapter"))
+    assert source.base == first / "base"
+    with open_parts(policies.configured(cfg, source), print) as parts:
+        served, _ = policies.load(parts, source)
+        jax.tree.map(np.testing.assert_array_equal, served, hf.load(first / "policy", parts.spec, None))
+
+    begins = f"--config.model.path={first / 'base'}", f"--config.model.lora.path={first / 'adapter'}"
+    goes_on = (*argv, "--config.stages=rl", *begins)
+    assert cli.main(tiny_run.argv(second, *goes_on, preset="laptop-moe")) == 0
+    kl = {r["step"]: r["policy/kl_reference"] for r in jsonl.read(second / "metrics.jsonl") if r["stage"] == "rl" and r["step"]}  # fmt: skip # noqa: E501
+    assert kl[1] == 0.0 and kl[2] > 0  # to where it began
+    assert summary(second)["logprob_gap_max"] == 0.0
+    shutil.rmtree(first / "adapter")
+    assert cli.main(tiny_run.argv(second, *goes_on, "--config.rl.steps=3", preset="laptop-moe")) == 0
+    assert cli.main(tiny_run.argv(tmp_path / "none", *goes_on, preset="laptop-moe")) == 2

@@ -29,6 +29,11 @@ class EngineConfig:
     memories: NonNegativeInt = 0
     stop_states: PositiveInt = 128  # of all stop strings in use at once; a string has about one per character
 
+    @property
+    def memory_count(self) -> int:
+        """Memories of a model that keeps any."""
+        return self.memories or 2 * self.slots
+
     def for_platform(self, platform: str, shards: int) -> EngineConfig:
         """With `suitable_sizes` where fields are 0; the mesh splits the slots over `shards`."""
         suitable = suitable_sizes(platform, -(-self.slots // shards))

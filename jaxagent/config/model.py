@@ -21,11 +21,17 @@ class MeshConfig:
     fsdp: PositiveInt  # shards of the parameters and of the batch
     tensor: PositiveInt  # shards of heads and of the MLP
     context: PositiveInt  # shards of the tokens of a packed row, for rows too long for one device
+    expert: PositiveInt = 1  # shards of the experts of a mixture, and of the batch
+
+    @property
+    def row_shards(self) -> int:
+        """Into how many parts the rows of a batch are split."""
+        return self.data * self.fsdp * self.expert
 
     @property
     def devices(self) -> int:
         """How many there are."""
-        return self.data * self.fsdp * self.context * self.tensor
+        return self.data * self.fsdp * self.expert * self.context * self.tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +41,9 @@ class LoraConfig:
     rank: PositiveInt  # of an adapter's two factors
     alpha: PositiveFloat = 32.0  # an adapter's product is scaled by alpha / rank
     rank_stabilised: bool = False  # by alpha / sqrt(rank) instead (arXiv 2312.03732)
-    targets: str = "all-linear"  # projections with adapters, "q_proj,v_proj"; "all-linear" = all but the head
+    # Projections with adapters, "q_proj,v_proj"; "all-linear" = all but the head and routers.
+    targets: str = "all-linear"
+    path: str = ""  # a folder of PEFT's whose adapters training begins with, and KL is measured to; "" = the base alone
 
     off: ClassVar = {"rank": 0}
 

@@ -234,6 +234,10 @@ class RLConfig:
     oversample: OversampleConfig | None = None
     curriculum: Annotated[Any, CURRICULA] | None = None  # which tasks come next; None: whole shuffled epochs
     replay: ReplayConfig | None = None
+    # Whether updates send a token to the experts to which the engine sent it; auto: where numerics are fast.
+    replay_routing: Literal["auto", "always", "never"] = "auto"
+    balance_loss: NonNegativeFloat = 0.0  # coefficient, on the load of experts; 0 = none
+    router_bias_rate: NonNegativeFloat = 0.0  # per update, of biases that choose experts, towards even loads; 0 = fixed
 
     @property
     def critic(self) -> Any:

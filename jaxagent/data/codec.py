@@ -20,7 +20,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ LARGEST_LOGPROB = float(np.finfo(np.float32).max)
 REST = ("metrics", "text", "error", "heard")  # columns of an episode that are no part of its result
 _TASK, _SAMPLE = '{"task":{', re.compile(r',"sample":(\d+)[,}]')  # how a result begins
 COLUMNS = {"tokens": "<i4", "kinds": "u1", "logprobs": "<f4", "policy_versions": "<i4", "turns": "<i4"}
+_TOKEN_BYTES = sum(np.dtype(dtype).itemsize for dtype in COLUMNS.values())
+EXPERTS = "uint8", "uint16"  # dtypes
 LEVEL = 1  # zlib's: level 6 takes several times as long for a tenth less
 MOST_BYTES = 1 << 28  # of one unpacked episode
 
@@ -50,6 +52,8 @@ def encode_task(task: Task) -> dict[str, Any]:
 def encode_trajectory(trajectory: Trajectory) -> dict[str, list[Any]]:
     """A trajectory as columns: "tokens", "kinds" and "turns" of T entries, "logprobs" and "policy_versions" of A.
 
+    "experts", where they were recorded: [dtype, W, base64 of T * W numbers].
+
     Raises:
       ValueError: a token that was not sampled has a log-prob or a policy version, which would be lost.
     """
@@ -62,7 +66,20 @@ def encode_trajectory(trajectory: Trajectory) -> dict[str, list[Any]]:
         "turns": t.turns.tolist(),
         "logprobs": t.logprobs[actions].tolist(),
         "policy_versions": t.policy_versions[actions].tolist(),
+        **({} if t.experts is None else {"experts": _encode_experts(t.experts)}),
     }
+
+
+def _encode_experts(experts: np.ndarray) -> list[Any]:
+    return [*_kind_of(experts), base64.b64encode(_bytes(experts)).decode()]
+
+
+def _kind_of(experts: np.ndarray) -> tuple[str, int]:
+    return experts.dtype.name, experts.shape[1]
+
+
+def _bytes(experts: np.ndarray) -> bytes:
+    return experts.astype(experts.dtype.newbyteorder("<")).tobytes()
 
 
 def encode_episode(episode: Episode) -> dict[str, Any]:
@@ -176,9 +193,21 @@ def decode_trajectory(row: Any, where: str) -> Trajectory:
         raise ConfigError(f"{where}: column 'logprobs' must hold finite numbers of 32 bits.")
     every_logprob, every_version = np.zeros(len(tokens), np.float32), np.full(len(tokens), -1, np.int32)
     every_logprob[actions], every_version[actions] = logprobs, versions
+    experts = _decode_experts(row["experts"], len(tokens), where) if "experts" in row else None
     return Trajectory(
-        tokens.astype(np.int32), kinds.astype(np.uint8), every_logprob, every_version, turns.astype(np.int32)
+        tokens.astype(np.int32), kinds.astype(np.uint8), every_logprob, every_version, turns.astype(np.int32), experts
     )
+
+
+def _decode_experts(value: Any, tokens: int, where: str) -> np.ndarray:
+    try:
+        dtype, width, text = value
+        if dtype not in EXPERTS:
+            raise ValueError(f"numbers are one of {', '.join(EXPERTS)}, not {dtype!r:.20}")
+        flat = np.frombuffer(base64.b64decode(text, validate=True), np.dtype(dtype).newbyteorder("<"))
+        return flat.astype(dtype).reshape(tokens, width)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{where}: column 'experts' is none of {tokens} tokens ({error}).") from None
 
 
 def _unpacked(text: str, where: str) -> Trajectory:
@@ -187,7 +216,7 @@ def _unpacked(text: str, where: str) -> Trajectory:
         raw = zlib.decompress(base64.b64decode(text, validate=True))
     except (ValueError, zlib.error) as error:
         raise ConfigError(f"{where}: not a packed trajectory ({error}).") from None
-    length, rest = divmod(len(raw), sum(np.dtype(dtype).itemsize for dtype in COLUMNS.values()))
+    length, rest = divmod(len(raw), _TOKEN_BYTES)
     if rest:
         raise ConfigError(f"{where}: not a packed trajectory ({rest} bytes are left over).")
     columns = _columns(raw, 0, length)
@@ -309,33 +338,49 @@ def to_columns(episodes: Sequence[Episode]) -> bytes:
     """
     slim = [encode_episode(dataclasses.replace(episode, trajectories=())) for episode in episodes]
     trajectories = [list(episode.trajectories) for episode in episodes]
-    header = json.dumps([slim, [list(map(len, each)) for each in trajectories]]).encode()
+    experts = [trajectory.experts for each in trajectories for trajectory in each]
+    kinds = [None if recorded is None else _kind_of(recorded) for recorded in experts]
+    header = json.dumps([slim, [list(map(len, each)) for each in trajectories], kinds]).encode()
     columns = [
         getattr(trajectory, name).astype(dtype).tobytes()
         for name, dtype in COLUMNS.items()
         for each in trajectories
         for trajectory in each
     ]
-    return b"".join([header, b"\n", *columns])
+    return b"".join([header, b"\n", *columns, *(_bytes(recorded) for recorded in experts if recorded is not None)])
 
 
 def of_columns(data: bytes) -> list[Episode]:
     """The episodes that `to_columns` was given."""
     at = data.index(b"\n") + 1
-    slim, lengths = json.loads(data[:at])
-    columns = _columns(data, at, sum(map(sum, lengths)))
+    slim, lengths, kinds = json.loads(data[:at])
+    tokens = sum(map(sum, lengths))
+    columns = _columns(data, at, tokens)
     ends = itertools.accumulate(itertools.chain(*lengths), initial=0)
     parts = itertools.starmap(slice, itertools.pairwise(ends))
+    experts = _experts_of(data, at + tokens * _TOKEN_BYTES, zip(itertools.chain(*lengths), kinds, strict=True))
     return [
         dataclasses.replace(
             decode_episode(row, "an episode of another process"),
             trajectories=tuple(
-                Trajectory(**{name: column[part] for name, column in columns.items()})
+                Trajectory(**{name: column[part] for name, column in columns.items()}, experts=next(experts))
                 for part in itertools.islice(parts, len(own))
             ),
         )
         for row, own in zip(slim, lengths, strict=True)
     ]
+
+
+def _experts_of(data: bytes, at: int, kinds: Iterable[tuple[int, Any]]) -> Iterator[np.ndarray | None]:
+    """Of one trajectory after the other, (tokens, (dtype, W) or None) each."""
+    for tokens, kind in kinds:
+        if kind is None:
+            yield None
+            continue
+        dtype, width = kind
+        flat = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), tokens * width, at)
+        at += flat.nbytes
+        yield flat.astype(dtype).reshape(tokens, width)
 
 
 def _lines(body: bytes, digest: str, where: str) -> tuple[bytes, bytes]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -43,7 +44,7 @@ class Sizes:
     prefill_tiles: int  # of one prefill call, at most
     pages: int  # per shard, the unused page 0 included
     page_tokens: int
-    table: int  # pages of the longest sequence
+    table: int  # columns: pages of the longest sequence, and then its memory if the model keeps any
     memories: int  # per shard, the unused memory 0 included; 0: the model keeps none
 
     @classmethod
@@ -58,11 +59,11 @@ class Sizes:
         """
         mesh = jax.sharding.get_abstract_mesh()
         shards = math.prod(mesh.shape[axis] for axis in ROWS[0])
-        memories = (cfg.memories or 2 * cfg.slots) if model.keeps_memories else shards
+        memories = cfg.memory_count if model.keeps_memories else shards
         for name, size in (("slots", cfg.slots), ("pages", cfg.pages), ("memories", memories)):
             if size < 1 or size % shards:
                 raise ConfigError(
-                    f"config.engine.{name}: {size} does not divide over mesh.data x fsdp x context = {shards}."
+                    f"config.engine.{name}: {size} does not divide over mesh.data x fsdp x expert x context = {shards}."
                 )
         if cfg != cfg.for_platform("cpu", shards):
             raise ConfigError("config.engine: a size of 0 is by platform; Config.for_platform puts one in its place.")
@@ -84,7 +85,7 @@ class Sizes:
             prefill_tiles=max(1, -(-cfg.prefill_tokens // (shards * tile))),
             pages=cfg.pages // shards + 1,
             page_tokens=cfg.page_tokens,
-            table=table,
+            table=table + model.keeps_memories,
             memories=memories // shards + 1 if model.keeps_memories else 0,
         )
 
@@ -92,11 +93,6 @@ class Sizes:
     def all_slots(self) -> int:
         """S: slots of all shards, padding included."""
         return self.slots * self.shards
-
-    @property
-    def columns(self) -> int:
-        """Of the tables: a sequence's pages, then its memory where the model keeps any."""
-        return self.table + (self.memories > 0)
 
     @property
     def prefill_rows(self) -> int:
@@ -142,15 +138,8 @@ class Executor:
         self._state = _issue(programs.prefill, self.model, self.params, self._state, tables, *rows, np.int32(tiles))
         return tiles * s.tile_rows * s.shards
 
-    def copy_pages(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Copies whole pages: (shard, source, target) each."""
-        self._copy(programs.copy_pages, copies)
-
-    def copy_memories(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Copies memories, one after the other: (shard, source, target) each."""
-        self._copy(programs.copy_memories, copies)
-
-    def _copy(self, program: Callable[..., Any], copies: Sequence[tuple[int, int, int]]) -> None:
+    def copy_pages(self, copies: Sequence[tuple[int, int, int]], memories: bool = False) -> None:
+        """Copies whole pages, or memories one after the other: (shard, source, target) each."""
         by_shard = [[c[1:] for c in copies if c[0] == shard] for shard in range(self.sizes.shards)]
         for start in range(0, max(map(len, by_shard)), _COPIES):
             pairs = np.zeros((self.sizes.shards, _COPIES, 2), np.int32)
@@ -158,7 +147,23 @@ class Executor:
                 part = all_pairs[start : start + _COPIES]
                 pairs[shard, : len(part)] = np.reshape(part, (-1, 2))
             source, target = np.ascontiguousarray(pairs.reshape(-1, 2).T)
-            self._state = _issue(program, self.model, self._state, source, target)
+            self._state = _issue(programs.copy_pages, self.model, self._state, source, target, memories)
+
+    def read_choices(self, pages: Sequence[tuple[int, int]]) -> np.ndarray:
+        """What was chosen for the tokens of pages, (shard, page) each: [n, page_tokens, W]."""
+        shards = self.sizes.shards
+        by_shard = [[page for owner, page in pages if owner == shard] for shard in range(shards)]
+        parts = []
+        for start in range(0, max(map(len, by_shard)), _COPIES):
+            rows = np.zeros((shards, _COPIES), np.int32)
+            for shard, own in enumerate(by_shard):
+                part = own[start : start + _COPIES]
+                rows[shard, : len(part)] = part
+            read = jax.device_get(_issue(programs.read_choices, self.model, self._state, rows.reshape(-1)))
+            parts.append(read.reshape(shards, _COPIES, *read.shape[1:]))
+        all_of = np.concatenate(parts, axis=1)
+        at = [itertools.count() for _ in range(shards)]
+        return np.stack([all_of[shard, next(at[shard])] for shard, _ in pages])
 
     def begin(self, turns: functions.Slots) -> None:
         """Starts turns."""
@@ -187,11 +192,12 @@ class Executor:
     def warm_up(self) -> None:
         """Runs every program once on padding: afterwards nothing compiles. Needs parameters."""
         none = np.zeros(self.sizes.all_slots, bool)
-        tables = np.zeros((self.sizes.all_slots, self.sizes.columns), np.int32)
+        tables = np.zeros((self.sizes.all_slots, self.sizes.table), np.int32)
         self.prefill([], tables)
-        self.copy_pages([(0, 0, 0)])
-        if self.sizes.memories:
-            self.copy_memories([(0, 0, 0)])
+        for memories in (False, True) if self.sizes.memories else (False,):
+            self.copy_pages([(0, 0, 0)], memories)
+        if self.model.choices:
+            self.read_choices([(0, 0)])
         self.begin(functions.Slots.blank(self.sizes.all_slots))
         self.free(none)
         for truncated in (False, True) if self.truncation else (False,):

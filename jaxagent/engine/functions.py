@@ -169,17 +169,18 @@ def free(state: DecodeState, mask: jax.Array) -> DecodeState:
 
 
 @jax.named_scope("copy_pages")
-def copy_pages(model: Model, state: DecodeState, source: jax.Array, target: jax.Array) -> DecodeState:
-    """Copies page source[i] to target[i], i32[n] each; n is split over the mesh and (0, 0) copies nothing."""
+def copy_pages(
+    model: Model, state: DecodeState, source: jax.Array, target: jax.Array, memories: bool = False
+) -> DecodeState:
+    """Copies page, or memory, source[i] to target[i], i32[n] each; n is split over the mesh, (0, 0) copies nothing."""
     source, target = (jax.reshard(x, ROWS) for x in (source, target))
-    return state.replace(cache=model.copy_pages(state.cache, source, target))
+    copied = model.copy_memories if memories else model.copy_pages
+    return state.replace(cache=copied(state.cache, source, target))
 
 
-@jax.named_scope("copy_memories")
-def copy_memories(model: Model, state: DecodeState, source: jax.Array, target: jax.Array) -> DecodeState:
-    """Copies memories, see `copy_pages` and `Model.copy_memories`."""
-    source, target = (jax.reshard(x, ROWS) for x in (source, target))
-    return state.replace(cache=model.copy_memories(state.cache, source, target))
+def read_choices(model: Model, state: DecodeState, pages: jax.Array) -> jax.Array:
+    """What was chosen for the tokens of pages i32[n], n split over the mesh (`Model.read_choices`)."""
+    return model.read_choices(state.cache, jax.reshard(pages, ROWS))
 
 
 @jax.named_scope("generate")

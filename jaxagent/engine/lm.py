@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -21,15 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxagent.engine.model import ROWS
-from jaxagent.models import kernels, logprobs, sharding, transformer
+from jaxagent.models import choices, kernels, logprobs, sharding, transformer
 from jaxagent.models import params as model_params
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
-from jaxagent.models.blocks import State
+from jaxagent.models.blocks import Cache, State
 from jaxagent.models.blocks.attention import PAGES
 from jaxagent.models.layers import quantise
 from jaxagent.models.recurrence import Memories
 from jaxagent.models.spec import ModelSpec
-from jaxagent.models.transformer import Cache
 
 _AXES = ROWS[0]
 _HEADS = jax.P(_AXES, "tensor", None)  # of [N, H, D]
@@ -52,10 +52,7 @@ def attend_cached(
 
     def local(cache: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, positions: jax.Array):
         page_tokens = cache.keys.shape[-1]
-        share = len(q) // len(tables)
-        of_rows = tables if share == 1 else jnp.repeat(tables, share, axis=0)
-        page = jnp.take_along_axis(of_rows, (positions // page_tokens)[:, None], axis=1)[:, 0]
-        offset = positions % page_tokens
+        page, offset = _places(tables, positions, page_tokens)
         keys, values = write_pages(cache.keys, cache.values, k, v, page, offset, page_tokens)
         out = attend_pages(q, positions, page_tokens, keys, values, tables)
         return out, LayerCache(keys, values)
@@ -66,19 +63,40 @@ def attend_cached(
     )(cache, q, k, v, tables, positions)  # fmt: skip
 
 
+def record_choices(pages: State, chosen: jax.Array, tables: jax.Array, positions: jax.Array) -> State:
+    """Writes the choices i32[N, k] of one token per row into a block's pages [P, page_tokens, k]."""
+
+    def local(pages: jax.Array, chosen: jax.Array, tables: jax.Array, positions: jax.Array) -> jax.Array:
+        return pages.at[_places(tables, positions, pages.shape[1])].set(chosen.astype(pages.dtype))
+
+    rows, whole = jax.P(_AXES, None), jax.P(_AXES, None, None)
+    mapped = jax.shard_map(local, in_specs=(whole, rows, rows, ROWS), out_specs=whole)
+    return mapped(pages, chosen, tables, positions)
+
+
+def _places(tables: jax.Array, positions: jax.Array, page_tokens: int) -> tuple[jax.Array, jax.Array]:
+    """The page of each row's token, and where in it: i32[N] each."""
+    share = len(positions) // len(tables)
+    of_rows = tables if share == 1 else jnp.repeat(tables, share, axis=0)
+    page = jnp.take_along_axis(of_rows, (positions // page_tokens)[:, None], axis=1)[:, 0]
+    return page, positions % page_tokens
+
+
 @dataclasses.dataclass(frozen=True)
 class LanguageModel:
     """Implements `engine.model.Model` for every family that `models.transformer` runs.
 
     `cache_dtype` is the dtype of keys and values at rest; attention is computed in the model's compute dtype. With
     `int8`, placed matrices are rounded to int8, a quarter of float32's memory, and multiplied out where they are used.
-    `exact`: for exact numerics, see `kernels.products`.
+    `exact`: for exact numerics, see `kernels.products`. With `records` the cache keeps what blocks chose for each
+    token, for the trainer to replay: in fast numerics, since in exact ones it chooses the same.
     """
 
     spec: ModelSpec
     cache_dtype: str
     int8: bool = False
     exact: bool = False
+    records: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -87,7 +105,12 @@ class LanguageModel:
 
     def pinned(self) -> LanguageModel:
         """The same model in exact numerics."""
-        return dataclasses.replace(self, exact=True)
+        return dataclasses.replace(self, exact=True, records=False)
+
+    @property
+    def choices(self) -> int:
+        """W: numbers that the cache keeps of what was chosen for a token."""
+        return choices.width(self.spec) if self.records else 0
 
     def place(self, params: model_params.Params) -> model_params.Params:
         """Weights in compute dtype, whole over fsdp, split over tensor, one tree per layer; placed ones as they are.
@@ -122,17 +145,30 @@ class LanguageModel:
         if not self.int8:
             return params
         head = "embed" if params.head is None else "head"
-        rounded = jax.tree.map(lambda array, w: quantise(w, array.summed) if _rounds(array) else w, specs, params)
+        rounded = jax.tree.map(lambda array, w: quantise(w, array.summed) if array.projects else w, specs, params)
         return params.replace(layers=rounded.layers, **{head: getattr(rounded, head)})
+
+    @property
+    def in_memories(self) -> tuple[tuple[bool, ...], ...]:
+        """Of each block of each layer, whether its state lies in memories."""
+        kinds = [tuple(block.has_memory for block in blocks) for blocks in self.spec.pattern]
+        return tuple(kinds[i % len(kinds)] for i in range(self.spec.num_layers))
 
     @property
     def keeps_memories(self) -> bool:
         """Whether some block keeps a state of fixed size."""
-        return any(map(any, self._in_memories))
+        return self.spec.has_memory
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a memory takes, in all layers. Asked under the mesh."""
+        cache = jax.eval_shape(lambda: self.init_cache(0, 1))
+        memories = jax.tree.map(lambda own, x: x if own else None, self.in_memories, cache)
+        return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in jax.tree.leaves(memories))
 
     def init_cache(self, pages: int, page_tokens: int, memories: int = 0) -> Cache:
         """The states of all blocks of all layers."""
-        return transformer.init_cache(self.spec, pages, page_tokens, memories, self.cache_dtype)
+        return transformer.init_cache(self.spec, pages, page_tokens, memories, self.cache_dtype, self.records)
 
     def extend(
         self, params: model_params.Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
@@ -144,14 +180,17 @@ class LanguageModel:
         def attend(layer: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, LayerCache]:
             return attend_cached(layer, q, k, v, pages, positions)
 
-        recur = None
+        def record(state: State, scores: jax.Array, chosen: jax.Array) -> tuple[jax.Array, State]:
+            return chosen, record_choices(state, chosen, pages, positions)
+
+        recur, choose = None, record if self.records else None
         if self.keeps_memories:
             share = len(tokens) // len(tables)
             of_rows = jax.shard_map(lambda numbers: jnp.repeat(numbers, share), in_specs=ROWS, out_specs=ROWS)
             recur = Memories(of_rows(tables[:, -1]), positions)
 
         with kernels.pinned(self.exact):
-            return transformer.hidden(params, self.spec, tokens, positions, attend, cache, True, recur)
+            return transformer.hidden(params, self.spec, tokens, positions, attend, cache, True, recur, choose)
 
     def logits(self, params: model_params.Params, hidden: jax.Array) -> jax.Array:
         """Next-token logits f32[N, V] of the hidden states that `extend` returned."""
@@ -182,7 +221,7 @@ class LanguageModel:
         self, cache: Cache, memories: bool, copied: Callable[..., State], source: jax.Array, target: jax.Array
     ) -> Cache:
         """The cache with what `copied` makes, on each device, of the states in memories, or else of those in pages."""
-        kinds = self._in_memories
+        kinds = self.in_memories
 
         def local(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
             return jax.tree.map(lambda kind, x: copied(x, source, target) if kind == memories else x, kinds, cache)
@@ -190,18 +229,11 @@ class LanguageModel:
         layout = jax.tree.map(lambda pages: jax.typeof(pages).sharding.spec, cache)
         return jax.shard_map(local, in_specs=(layout, ROWS, ROWS), out_specs=layout)(cache, source, target)
 
-    @property
-    def _in_memories(self) -> tuple[tuple[bool, ...], ...]:
-        """Of each block of each layer, whether its state lies in memories."""
-        kinds = [
-            tuple(jax.eval_shape(lambda b=b: b.init_memory(self.spec, 0, self.cache_dtype)) is not None for b in blocks)
-            for blocks in self.spec.pattern
-        ]
-        return tuple(kinds[i % len(kinds)] for i in range(self.spec.num_layers))
-
-
-def _rounds(array: model_params.ArraySpec) -> bool:
-    return bool(array.summed) and array.axes[-1] not in ("expert", "gate")
+    def read_choices(self, cache: Cache, pages: jax.Array) -> jax.Array:
+        """What was chosen for the tokens of pages i32[n], sharded like rows: [n, page_tokens, W]."""
+        local = lambda states, pages: jnp.concatenate([state[pages] for state in states], axis=-1)  # noqa: E731
+        whole = jax.P(_AXES, None, None)
+        return jax.shard_map(local, in_specs=(whole, ROWS), out_specs=whole)(choices.pages_of(self.spec, cache), pages)
 
 
 @jax.jit

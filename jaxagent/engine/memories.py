@@ -34,7 +34,7 @@ class Memories:
     def take(self, wanted: Place | None = None) -> int:
         """A memory, of which there must be one available; the snapshot at `wanted` is given up last."""
         if not self.free:
-            self._drop(next((place for place in self.snapshots if place != wanted), wanted))
+            self._drop(min(self.snapshots, key=lambda place: place == wanted))
         return self.free.pop()
 
     def use(self, place: Place) -> int:

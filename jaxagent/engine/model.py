@@ -41,7 +41,7 @@ class Model(Protocol):
 
     @property
     def keeps_memories(self) -> bool:
-        """Whether sequences have states of fixed size. Asked under the mesh."""
+        """Whether sequences have states of fixed size."""
 
     def init_cache(self, pages: int, page_tokens: int, memories: int = 0) -> Cache:
         """An empty cache of `pages` pages, and of `memories` memories if it keeps any, over all shards."""
@@ -63,6 +63,13 @@ class Model(Protocol):
 
     def copy_pages(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
         """Copies page source[i] to page target[i], i32[n] each, sharded like rows; (0, 0) copies nothing."""
+
+    @property
+    def choices(self) -> int:
+        """W: numbers that the cache keeps of what was chosen for a token, see `models/choices.py`; 0: nothing."""
+
+    def read_choices(self, cache: Cache, pages: jax.Array) -> jax.Array:
+        """Those of the tokens of pages i32[n], sharded like rows: u8|u16[n, page_tokens, W]."""
 
     def copy_memories(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
         """Copies memories likewise, but one after the other; in each shard, pairs (0, 0) come last."""

@@ -36,12 +36,14 @@ class PagedSequence:
     life: int = 0  # how often the store had forgotten everything when this sequence began
 
 
+Copy = tuple[int, int]  # from which page or memory, to which
+
+
 class Admission(NamedTuple):
     """What an admitted sequence gets of others."""
 
     cached: int  # leading tokens that need no prefill once the copies are made
-    pages: list[tuple[int, int]]  # (source page, target page) to copy, one at most
-    memories: list[tuple[int, int]]  # memories likewise
+    copies: list[tuple[bool, Copy]]  # of a page (False) and of a memory (True), where there is one to copy
     known: int  # leading tokens in whole pages that the tree has, if only there were a snapshot
 
 
@@ -62,11 +64,8 @@ class PageStore:
     """
 
     def __init__(self, pages: int, page_tokens: int, memories: int = 0) -> None:
-        if pages < 2 or page_tokens < 1 or memories == 1:
-            raise ValueError(
-                f"A store needs 2 pages of 1 token and 2 memories, or none, at least; not {pages} of {page_tokens} "
-                f"and {memories}."
-            )
+        if pages < 2 or page_tokens < 1:
+            raise ValueError(f"A store needs 2 pages of 1 token at least, not {pages} of {page_tokens}.")
         self.page_tokens, self._remembers = page_tokens, memories > 0
         self.hit_tokens = 0  # tokens that admissions found cached
         self.evictions = 0  # pages given up because others needed them
@@ -122,15 +121,20 @@ class PageStore:
         self._must_be_open(seq)
         if seq.pages or needed < len(tokens):
             raise ValueError(f"Admission of {len(tokens)} tokens to {needed} positions and {len(seq.pages)} pages.")
-        (shared, tail, place), known = self._match(tokens), len(self._tree.match(tokens[:-1])[0]) * self.page_tokens
+        shared, tail, place, known = self._match(tokens)
         fresh = self._pages_for(needed) - len(shared)
         spare = len(self._free) + self._idle - sum(self._refs[page] == 1 for page in shared)
         if fresh > spare or (self._remembers and self._memories.available <= (place is not None and not greedy)):
             return None
+        copies = []
+        if self._remembers:
+            memory = self._memories.use(place) if place else 0
+            seq.memory, seq.last = self._memories.take(place), place[1] if place and not tail else b""
+            if memory not in (0, seq.memory):  # else there was no other left: the snapshot goes on as the sequence's
+                copies.append((True, (memory, seq.memory)))
         source, count = tail or (TRASH, 0)
         # All pages that are left are needed, the one to copy from too: then it is the sequence's from here on.
         becomes_own = fresh == spare and self._refs[source] == 1
-        memories = self._give_memory(seq, place)
         reused = [*shared, source] if tail and not becomes_own else shared
         self._tree.touch(reused)
         # The source of the copy is held while pages are handed out, so that it is none of them. No longer: the driver
@@ -140,25 +144,15 @@ class PageStore:
         own = self._take(fresh)
         if becomes_own:
             own = [source, *(page for page in own if page != source)]
-        seq.pages, seq.committed, seq.life = shared + own, len(shared) * self.page_tokens, self._life
-        seq.last = place[1] if place and not tail else b""
-        copies = [(source, own[0])] if len(reused) > len(shared) else []
-        if copies:
+        elif tail:
+            copies.append((False, (source, own[0])))
             self._drop(source)
-        cached = len(shared) * self.page_tokens + count
-        self.hit_tokens += cached
-        return Admission(cached, copies, memories, known)
+        cached = len(shared) * self.page_tokens
+        seq.pages, seq.committed, seq.life = shared + own, cached, self._life
+        self.hit_tokens += cached + count
+        return Admission(cached + count, copies, known)
 
-    def _give_memory(self, seq: PagedSequence, place: Place | None) -> list[tuple[int, int]]:
-        """Gives a sequence a memory where sequences have one; returns the copies that make it what it is at a place."""
-        if not self._remembers:
-            return []
-        source = self._memories.use(place) if place else 0
-        seq.memory = self._memories.take(place)
-        # Where no other was left, the snapshot itself goes on as the sequence's.
-        return [(source, seq.memory)] if source not in (0, seq.memory) else []
-
-    def snapshot(self, seq: PagedSequence) -> list[tuple[int, int]] | None:
+    def snapshot(self, seq: PagedSequence) -> list[Copy] | None:
         """Keeps what a sequence's memory is now for others; call when it has read what was last committed, no more.
 
         Returns:
@@ -180,7 +174,7 @@ class PageStore:
 
     def cached(self, tokens: np.ndarray) -> int:
         """How many leading tokens of i32[n] an admission would find cached, n - 1 at most."""
-        pages, tail, _ = self._match(tokens)
+        pages, tail, *_ = self._match(tokens)
         return len(pages) * self.page_tokens + (tail[1] if tail else 0)
 
     def grow(self, seq: PagedSequence, needed: int) -> bool:
@@ -256,20 +250,23 @@ class PageStore:
         for page in self._tree.clear():
             self._drop(page)
 
-    def _match(self, tokens: np.ndarray) -> tuple[list[int], tuple[int, int] | None, Place | None]:
-        """What an admission can use, as `PrefixTree.match`; with memories up to the deepest snapshot, and its place."""
+    def _match(self, tokens: np.ndarray) -> tuple[list[int], tuple[int, int] | None, Place | None, int]:
+        """What an admission can use, as `PrefixTree.match`, and `Admission.known`.
+
+        With memories it ends at the deepest snapshot, whose place it says.
+        """
         pages, tail = self._tree.match(tokens[:-1])
+        known = len(pages) * self.page_tokens
         if not self._remembers:
-            return pages, tail, None
+            return pages, tail, None, known
         data, width = pack(tokens[:-1]), BYTES * self.page_tokens
         for i in range(len(pages), -1, -1):
             parent = pages[i - 1] if i else ROOT
             if key := self._memories.longest(parent, data[i * width : (i + 1) * width]):
-                if len(key) == width:
-                    return pages[: i + 1], None, (parent, key)
-                page = pages[i] if i < len(pages) else tail[0]
-                return pages[:i], (page, len(key) // BYTES), (parent, key)
-        return [], None, None
+                whole = pages[: i + len(key) // width]
+                page = [*pages, tail and tail[0]][i]
+                return whole, None if len(whole) > i else (page, len(key) // BYTES), (parent, key), known
+        return [], None, None, known
 
     def _place(self, seq: PagedSequence) -> Place | None:
         """Where a snapshot of a sequence's memory belongs; None where nobody would find it."""

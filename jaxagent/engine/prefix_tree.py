@@ -126,7 +126,7 @@ class PrefixTree:
             heapq.heappush(self._queue, (self._nodes[page].stamp, page))
 
     def evict(self, idle: Callable[[int], bool]) -> tuple[int, int] | None:
-        """Removes the least recently used idle page that has no children; returns it and the page before it, if any.
+        """Removes the least recently used idle page that has no children; returns it and the page before it, or None.
 
         Args:
           idle: whether nobody but the tree uses a page; must be true only of pages that were offered.
@@ -140,8 +140,7 @@ class PrefixTree:
             if node.stamp != stamp:
                 self.offer(page)  # used since: back, at its new place
                 continue
-            self._remove(node)
-            return page, node.parent.page
+            return page, self._remove(node)
         return None
 
     def covers(self, parent: int, key: bytes) -> bool:
@@ -156,13 +155,15 @@ class PrefixTree:
         self._queued: set[int] = set()
         return pages
 
-    def _remove(self, node: _Node) -> None:
+    def _remove(self, node: _Node) -> int:
+        """Takes a leaf out of the tree; returns the page before it, or `ROOT`."""
         parent = node.parent
         assert parent is not None and not node.children
         parent.unlink(node)
         del self._nodes[node.page]
         if parent.page != ROOT:
             self.offer(parent.page)  # whether it is idle is asked when its turn comes
+        return parent.page
 
     def path(self, page: int) -> list[int]:
         """The pages from the root's child down to this one."""

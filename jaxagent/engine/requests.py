@@ -124,6 +124,7 @@ class Session:
     shard: int = 0  # of the mesh, where its pages are
     pages: PagedSequence | None = None  # None: nothing is cached
     cached: int = 0  # leading tokens that the pages hold
+    recorded: int = 0  # leading tokens whose choices were handed on
     lost_tokens: int = 0  # leading tokens that were cached when others took its pages, until they are cached again
 
 
@@ -161,6 +162,7 @@ class Request:
     on_tokens: Callable[[SampledTokens], None] | None = (
         None  # called with new tokens as they come, in the caller's own loop
     )
+    choices: list[np.ndarray] = dataclasses.field(default_factory=list)  # [n, W] each, see `recorded.take`
     reported: int = 0  # tokens that `on_tokens` has been called with
     admitted: bool = False  # has had a slot
     cached_tokens: int = 0  # context tokens that needed no prefill when it was first admitted
@@ -231,6 +233,10 @@ class SlotTable:
         """Tokens sampled since `begin`."""
         return int(self._count[slot])
 
+    def length(self, slot: int) -> int:
+        """Tokens of the whole sequence in a slot."""
+        return len(self.requests[slot].tokens) + self.count(slot)
+
     def sampled(self, slot: int, start: int = 0) -> SampledTokens:
         """What the turn in a slot has sampled since `begin`, from its token `start` on."""
         count = self._count[slot]
@@ -274,6 +280,7 @@ class SlotTable:
             prefill_s=request.prefill_s,
             decode_s=request.decode_s,
             cached_tokens=request.cached_tokens,
+            experts=np.concatenate(request.choices) if request.choices else None,
         )
 
 

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from jaxagent.engine import recorded
 from jaxagent.engine.batching import Span, padded
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.pages import PageStore
@@ -48,7 +49,7 @@ class Scheduler:
         self.stores = [PageStore(sizes.pages, sizes.page_tokens, sizes.memories) for _ in range(sizes.shards)]
         self.slot_table = SlotTable(sizes.all_slots, context)
         self.stats: collections.Counter[str] = collections.Counter()
-        self._tables = np.zeros((sizes.all_slots, sizes.columns), np.int32)
+        self._tables = np.zeros((sizes.all_slots, sizes.table), np.int32)
         self._free_slots = [
             list(range(shard * sizes.slots, shard * sizes.slots + sizes.usable)) for shard in range(sizes.shards)
         ]  # heaps: low slots first, so that those in use fill few tiles
@@ -154,7 +155,7 @@ class Scheduler:
             return 0
         self._sort()
         admissions = 0
-        copies: tuple[list[Copy], list[Copy]] = [], []  # of pages, of memories
+        copies: dict[bool, list[Copy]] = {}  # of pages, of memories
         computing = {self._first_page(r.tokens): r for r in reversed(self._prefilling)}
         full: set[int] = set()  # shards in which the first in the queue waits for pages
         for request in list(self._waiting):
@@ -187,10 +188,8 @@ class Scheduler:
             if not request.admitted:  # else it was interrupted
                 request.admitted, request.cached_tokens = True, request.prefilled
                 self.stats.update(requests=1, cached_tokens=request.prefilled)
-        if copies[0]:
-            self._executor.copy_pages(copies[0])
-        if copies[1]:
-            self._executor.copy_memories(copies[1])
+        for memories, of_shards in copies.items():
+            self._executor.copy_pages(of_shards, memories)
         return admissions
 
     def _waits(self, request: Request, other: Request, cached: int) -> bool:
@@ -218,10 +217,11 @@ class Scheduler:
         order = admission_order([r.claim for r in self._waiting], in_use, self._served)
         self._waiting = [self._waiting[i] for i in order]
 
-    def _give_pages(self, request: Request, copies: tuple[list[Copy], list[Copy]]) -> bool:
+    def _give_pages(self, request: Request, copies: dict[bool, list[Copy]]) -> bool:
         """Gives a turn pages for its context; `request.prefilled` is what is cached of it. False: too few."""
         session, store = request.session, self.stores[request.session.shard]
-        greedy = session.lost_tokens > 0  # the snapshot that it left; those of groups serve others too
+        # For the snapshot that it left when it lost its pages; those of groups serve others too.
+        greedy = session.lost_tokens > 0 or not self._sizes.memories
         while True:
             if session.pages is not None:
                 if store.grow(session.pages, len(request.tokens)):
@@ -233,13 +233,13 @@ class Scheduler:
                 if admission is not None:
                     session.pages, self._holders[session] = pages, None
                     request.prefilled = admission.cached
-                    request.branches = {admission.known} if self._sizes.memories else set()
-                    for all_copies, own in zip(copies, (admission.pages, admission.memories), strict=True):
-                        all_copies += [(session.shard, *copy) for copy in own]
+                    request.branches = set() if session.lost_tokens else {admission.known}
+                    for of_memories, copy in admission.copies:
+                        copies.setdefault(of_memories, []).append((session.shard, *copy))
                     return True
                 store.release(pages)
             if not self._make_room(request):
-                if greedy or not self._sizes.memories:
+                if greedy:
                     return False
                 greedy = True
 
@@ -285,6 +285,7 @@ class Scheduler:
                 request.before += sampled
                 request.budget -= len(sampled.tokens)
                 request.tokens = np.concatenate([request.tokens, sampled.tokens])
+                recorded.take(self._executor, [(request, len(request.tokens) - 1)])
                 request.prefilled = len(request.tokens) - 1
                 self._commit(request, request.tokens[:-1])
             self._give_back(request)
@@ -328,6 +329,9 @@ class Scheduler:
         sampled = int(result.count @ self.slot_table.active)
         over = self.slot_table.record(result, version)
         self._tell()
+        recorded.take(
+            self._executor, [(self.slot_table.requests[slot], self.slot_table.length(slot) - 1) for slot in over]
+        )
         finished = [self.slot_table.finish(slot, result, now) for slot in over]
         for request, generation in finished:
             session = request.session
@@ -386,7 +390,7 @@ class Scheduler:
                     own = self.stores[session.shard].snapshot(session.pages)
                 copies += [(session.shard, *copy) for copy in own or ()]
         if copies:
-            self._executor.copy_memories(copies)
+            self._executor.copy_pages(copies, memories=True)
 
     def _show(self, request: Request) -> None:
         pages = request.session.pages.pages

@@ -72,10 +72,11 @@ def plan_of(cfg: Config) -> Plan:
         raise ConfigError(
             f"fleet.trainers ({trainers}) must divide the devices of config.mesh ({devices}): each process has as many."
         )
-    if devices // trainers % cfg.mesh.tensor:
+    if devices // trainers % (cfg.mesh.tensor * cfg.mesh.expert):
+        axes = "tensor" if cfg.mesh.expert == 1 else "expert x tensor"
         raise ConfigError(
-            f"config.mesh.tensor ({cfg.mesh.tensor}) must divide the devices of each trainer process: with "
-            f"fleet.trainers={trainers} these are {devices // trainers}."
+            f"config.mesh.{axes} ({cfg.mesh.expert * cfg.mesh.tensor}) must divide the devices of each trainer "
+            f"process: with fleet.trainers={trainers} these are {devices // trainers}."
         )
     return Plan(
         steps=rl.steps,

@@ -42,6 +42,7 @@ class Packer:
         sharing: Sharing | None = None,
         context: int = 1,
         reads: Sequence[str] = (),
+        experts: np.ndarray | None = None,
     ):
         """Fixes the shapes. Raises ConfigError for rows that cannot be split evenly, or sizes that are not positive.
 
@@ -49,20 +50,22 @@ class Packer:
           config: row length, rows per micro-batch, multiple of R.
           longest_targets: most targets one sequence can have (from the config's turn limits). Where nearly every token
             is a target (ECHO, SFT on observations) give `row_tokens`, or targets run out before a row is full.
-          row_shards: devices over which rows are split (data * fsdp).
+          row_shards: devices over which rows are split (`MeshConfig.row_shards`).
           sharing: the common beginning of sequences is stored once per row; None = every sequence is stored whole.
           context: devices over which the targets of a row are split, and its tokens (models/context.py).
           reads: what of `policy_loss.READABLE` the objective wants beside the streams.
+          experts: those of one token that nobody recorded, where updates replay recorded ones; None: they replay none.
         """
         if config.row_tokens < 1 or config.micro_rows < 1 or config.targets_multiple < 1:
             raise ConfigError("batch.row_tokens, micro_rows and targets_multiple must be at least 1.")
         if config.micro_rows % row_shards:
             raise ConfigError(
-                f"batch.micro_rows ({config.micro_rows}) must be a multiple of mesh.data * mesh.fsdp ({row_shards})."
+                f"batch.micro_rows ({config.micro_rows}) must be a multiple of mesh.data x fsdp x expert "
+                f"({row_shards})."
             )
         self.row_tokens = config.row_tokens
         self.micro_rows = config.micro_rows
-        self.sharing, self.reads = sharing, reads
+        self.sharing, self.reads, self.experts = sharing, reads, experts
         # A quarter of the row, so that several short sequences fit beside each other before targets run out; more where
         # the prompts that fill most of a row stand there once.
         least_targets = max(longest_targets, 3 * config.row_tokens // 4 if sharing else config.row_tokens // 4)
@@ -117,6 +120,9 @@ class Packer:
         versions = trajectory.policy_versions[at]
         facts = {"rewards": np.full(len(at), streams.reward), "ages": np.where(versions < 0, 0, step - versions)}
         facts = {name: facts[name] for name in self.reads}
+        if self.experts is not None:
+            recorded = trajectory.experts
+            facts["experts"] = np.tile(self.experts, (length, 1)) if recorded is None else recorded[:length]
         return (
             facts
             | {
@@ -141,7 +147,13 @@ class Packer:
             padding = np.full((missing, width), -1 if name == "sequence" else 0, dtype)
             return np.concatenate([np.stack([row[name] for row in rows]).astype(dtype), padding]) if rows else padding
 
-        return Batch(**{name: stack(name, width) for name, width in widths.items()}, longest=longest)
+        batch = Batch(**{name: stack(name, width) for name, width in widths.items()}, longest=longest)
+        if self.experts is None:
+            return batch
+        experts = np.tile(self.experts, (self.micro_rows, self.row_tokens, 1))
+        for place, row in zip(experts, rows, strict=False):
+            place[: len(row["experts"])] = row["experts"]
+        return batch.replace(experts=experts)
 
 
 def unpack(batches: Sequence[Batch], values: Sequence[np.ndarray], streams: Sequence[Streams]) -> list[np.ndarray]:
@@ -178,13 +190,28 @@ def _pack_rows(elements: list[dict[str, np.ndarray]], row_tokens: int, row_targe
         starts = np.cumsum([0, *(len(member["tokens"]) for member in members)])
         # A sequence's targets are predicted where its tokens lie in the row.
         moved = [m | {"head_positions": m["head_positions"] + at} for m, at in zip(members, starts, strict=False)]
-        yield {name: padded(np.concatenate([m[name] for m in moved]), row_targets, -1 if name == "sequence" else 0)
-               for name in elements[0] if name != "tokens"} | {
-            "tokens": row["tokens"], "positions": row["tokens_positions"], "segments": row["tokens_segment_ids"]
+        yield _of_targets(moved, row_targets) | {
+            "tokens": row["tokens"], "positions": row["tokens_positions"], "segments": row["tokens_segment_ids"],
+            **_joined("experts", members),
         }  # fmt: skip
 
 
-Element = dict[str, np.ndarray]  # one sequence: "tokens" [n], and per target "head_positions", "targets", ... [r]
+# One sequence: "tokens" [n], "experts" [n, W] where they are replayed, and per target "head_positions", ... [r].
+Element = dict[str, np.ndarray]
+
+
+def _of_targets(members: Sequence[Element], row_targets: int) -> Element:
+    """What a row has per target, [row_targets] each."""
+    return {
+        name: padded(np.concatenate([m[name] for m in members]), row_targets, -1 if name == "sequence" else 0)
+        for name in members[0]
+        if name not in ("tokens", "experts")
+    }
+
+
+def _joined(name: str, members: Sequence[Element]) -> Element:
+    """What the members have per token, one behind the other; nothing where they have it not."""
+    return {name: np.concatenate([m[name] for m in members])} if name in members[0] else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,12 +270,15 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _lay_out(members: list[Element], row_tokens: int, row_targets: int, multiple: int) -> Element:
-    """One row of members in sorted order."""
+    """One row of members in sorted order. Of tokens that several share, the first one's experts count.
+
+    The engine has computed these once, too, and its prefix tree has given them to all.
+    """
     tokens, positions, segments = np.zeros((3, row_tokens), np.int32)
     ends = np.full(row_tokens, row_tokens, np.int32)  # padding sees padding
     length, tree = 0, 0
     path = np.zeros(0, np.int64)  # the columns of the last member's tokens
-    targets = []
+    targets, own_tokens = [], []
     for before, member in zip([None, *members], members, strict=False):
         own = member["tokens"]
         common = 0 if before is None else common_prefix(before["tokens"], own) // multiple * multiple
@@ -258,9 +288,9 @@ def _lay_out(members: list[Element], row_tokens: int, row_targets: int, multiple
         tokens[new], positions[new], segments[new] = own[common:], np.arange(common, len(own)), tree
         path, length = np.concatenate([path[:common], new]), length + len(new)
         targets.append(member | {"head_positions": path[member["head_positions"]]})
+        own_tokens.append({name: member[name][common:] for name in ("experts",) if name in member})
     ends[path] = length
-    columns = {name: padded(np.concatenate([m[name] for m in targets]), row_targets, -1 if name == "sequence" else 0)
-              for name in targets[0] if name != "tokens"}  # fmt: skip
+    columns = _of_targets(targets, row_targets) | _joined("experts", own_tokens)
     return columns | {"tokens": tokens, "positions": positions, "segments": segments, "ends": ends}
 
 

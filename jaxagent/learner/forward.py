@@ -18,12 +18,12 @@ from jaxagent.algorithms.distill import divergences, renormalise
 from jaxagent.algorithms.teachers import Divergence
 from jaxagent.config import LoraConfig
 from jaxagent.learner.state import Batch, Frozen, check_batch
+from jaxagent.models import choices, exact, lora, scores, sharding
 from jaxagent.models import critic as critic_model
-from jaxagent.models import exact, lora, scores, sharding
 from jaxagent.models.logprobs import token_scores
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
-from jaxagent.models.transformer import forward_packed
+from jaxagent.models.transformer import forward_replayed
 
 # params, batch, hidden states [B, R, E], temperature, teacher's params -> f32[B, R]
 Compare = Callable[[Params, Batch, jax.Array, jax.Array, Params | None], jax.Array]
@@ -35,18 +35,22 @@ def policy_forward(
     adapters: LoraConfig | None = None,
     log_z: bool = False,
     compare: Compare | None = None,
+    tells_routing: bool = False,
+    watches: bool = False,
 ) -> Callable[..., tuple[Any, ...]]:
     """A function: params, batch, temperature f32[] (may be traced)[, frozen, teacher] -> (log-probs, entropies).
 
-    Both f32[B, R]. Targets with a cross-entropy weight are scored at temperature 1, all others at `temperature`.
+    Both f32[B, R]. Targets with a cross-entropy weight are scored at temperature 1, all others at `temperature`. Tokens
+    go to the experts that the batch has recorded for them.
 
     Args:
       spec: of the policy.
       tiling: the engine's. Then the log-probs are bit for bit those the engine would record; gradients are those of
         the ordinary pass.
       adapters: with a `Frozen` as fourth argument, params are LoRA adapters of this config beside its base.
-      log_z, compare: with either there is a third result, `loss.Extras`: the normalisers, and the divergences
-        of `compare_to_teacher`, which reads the fifth argument.
+      log_z, compare, tells_routing, watches: with any there is a third result, `loss.Extras`: the normalisers, the
+        divergences of `compare_to_teacher`, which reads the fifth argument, how far recorded experts are those of
+        today, and the load of experts.
     """
 
     def forward(
@@ -59,7 +63,7 @@ def policy_forward(
         policy = params if frozen is None else frozen.merged
         unsplit, batch = batch, _over_context(batch)
         params = params if frozen is None else lora.adapt(frozen.base, params, adapters)
-        hidden = _heads(params, spec, batch)
+        hidden, differing, load = _replayed_heads(params, spec, batch, watches)
         # Logits are linear in x; at temperature 1 this is the identity.
         x = jnp.where((batch.ce_weights != 0)[..., None], hidden * jnp.asarray(temperature, hidden.dtype), hidden)
         # Rows that share have room for many more targets than most of them hold.
@@ -67,9 +71,14 @@ def policy_forward(
         of_targets = token_scores(params, spec, _flat(x), _flat(batch.targets), temperature, live)
         read_scores = of_targets[: 3 if log_z else 2]
         logprobs, entropy, *normalisers = (_targets(score, x) for score in read_scores)
-        more = {"log_z": normalisers[0]} if log_z else {}
+        more: dict[str, Any] = {"log_z": normalisers[0]} if log_z else {}
+        more |= {"load": load} if watches else {}
         if compare is not None:
             more["divergence"] = compare(params, batch, hidden, temperature, teacher)
+        if tells_routing and differing is not None:
+            recorded = choices.recorded(unsplit.experts).astype(jnp.float32)
+            more["routing_recorded"] = jnp.take_along_axis(recorded, unsplit.head_positions, axis=1)
+            more["routing_differs"] = sharding.whole_rows(differing) / unsplit.experts.shape[-1]
         extras = (more,) if more else ()
         if tiling is None:
             return logprobs, entropy, *extras
@@ -173,6 +182,10 @@ def _over_context(batch: Batch) -> Batch:
 
 
 def _heads(params: Params, spec: ModelSpec, batch: Batch) -> jax.Array:
+    return _replayed_heads(params, spec, batch.replace(experts=None))[0]
+
+
+def _replayed_heads(params: Params, spec: ModelSpec, batch: Batch, watches: bool = False) -> tuple:
     check_batch(batch)
     places = batch.tokens, batch.positions, batch.segments, batch.head_positions
-    return forward_packed(params, spec, *places, batch.ends, batch.longest)
+    return forward_replayed(params, spec, *places, batch.ends, batch.longest, batch.experts, watches)

@@ -9,6 +9,7 @@ Axis letters: B packed rows, R target positions per row, K histogram edges.
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,6 +27,7 @@ from jaxagent.algorithms.policy_loss import Losses, Tokens, kl_estimate, kl_loss
 from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.config import RLConfig
 from jaxagent.learner.state import Batch, check_batch
+from jaxagent.models import balance
 
 # Upper edges for quantiles of the log importance ratio: 257 of them, dense at 0 (5e-4 apart), reaching +-2.
 RATIO_EDGES = (0.01 * np.sinh(np.linspace(-6.0, 6.0, 257))).astype(np.float32)
@@ -45,8 +47,10 @@ class Tally:
 
 
 # What a loss may read of the targets' distributions beside log-probs and entropies, f32[B, R] by name: "log_z", the
-# logarithms of the softmax's normalisers, and "divergence" to a teacher's, in nats, finite at all targets.
-Extras = Mapping[str, jax.Array]
+# logarithms of the softmax's normalisers, "divergence" to a teacher's, in nats, finite at all targets; where routing is
+# replayed "routing_recorded", 1 where the token before a target has recorded experts, and "routing_differs", the part
+# of them to which it would not go by itself. And of a mixture "load", a `balance.Load`.
+Extras = Mapping[str, Any]
 PolicyLoss = Callable[[jax.Array, jax.Array, Batch, Extras], tuple[jax.Array, Tally]]
 
 
@@ -57,6 +61,7 @@ def policy_loss_of(rl: RLConfig) -> PolicyLoss:
         objective=rl.objective,
         kl_estimator=rl.kl.estimator if rl.kl else "k3",
         opsm=rl.correction if isinstance(rl.correction, OPSM) else None,
+        balance_coefficient=rl.balance_loss,
     )
 
 
@@ -69,6 +74,7 @@ def policy_loss(
     objective: Callable[[Tokens], Losses] = NoObjective(),  # noqa: B008
     kl_estimator: str = "k3",
     opsm: OPSM | None = None,
+    balance_coefficient: float = 0.0,
     keeps_logprobs: bool = False,
 ) -> tuple[jax.Array, Tally]:
     """Policy, KL, entropy, z-loss, cross-entropy and distillation terms of a micro-batch.
@@ -78,13 +84,15 @@ def policy_loss(
       entropy: f32[B, R] of the distributions the targets were drawn from.
       extras: what the z-loss ("PaLM", arXiv 2204.02311, section 5) and distillation read, where these are on.
       opsm: off-policy sequence masking; None: no sequence is masked.
+      balance_coefficient: of `balance.loss`, in which a micro-batch counts by its part of the policy's weights.
       keeps_logprobs: whether the tally has the policy's log-probs.
 
     Returns:
       f32[] share of the update's loss, and its tally.
     """
     check_batch(batch)
-    outputs = [logprobs, entropy, *extras.values()]
+    load = extras.get("load")
+    outputs = [logprobs, entropy, *(extra for name, extra in extras.items() if name != "load")]
     chex.assert_shape(outputs, batch.targets.shape)
     chex.assert_type(outputs, float)
     policy, kl = batch.policy_weights != 0, batch.kl_weights != 0
@@ -116,6 +124,8 @@ def policy_loss(
         losses["loss/z"] = jnp.sum(batch.z_weights * jnp.square(jnp.where(z, extras["log_z"], 0.0)))
     if "divergence" in extras:
         losses["loss/distill"] = jnp.sum(batch.distill_weights * jnp.where(distilled, extras["divergence"], 0.0))
+    if load is not None and balance_coefficient:
+        losses["loss/balance"] = balance_coefficient * jnp.sum(batch.policy_weights) * balance.loss(load)
     gap = jnp.where(policy, jax.lax.stop_gradient(on_policy - behaviour), 0.0)
     below = (gap[..., None] <= RATIO_EDGES) & policy[..., None]
     sums = losses | {
@@ -132,6 +142,11 @@ def policy_loss(
         "gap": jnp.sum(jnp.abs(gap)),
         "ratios_below": jnp.sum(below, axis=(0, 1)),
     }
+    if "routing_differs" in extras:
+        seen = jnp.where(policy, extras["routing_recorded"], 0.0)
+        sums |= {"replayed": jnp.sum(seen), "replayed_differ": jnp.sum(seen * extras["routing_differs"])}
+    if load is not None:
+        sums |= {"load": load.chosen, "load_entropy": jnp.sum(load.entropy), "load_tokens": jnp.sum(load.tokens)}
     maxima = {"gap": jnp.max(jnp.abs(gap)), "log_ratio": jnp.max(gap)}
     tally = _tally(sums, maxima)
     return sum(losses.values()), tally.replace(logprobs=jax.lax.stop_gradient(on_policy)) if keeps_logprobs else tally
@@ -174,8 +189,15 @@ def policy_metrics(tally: Tally) -> dict[str, float]:
     """Scalars of one update from its tally."""
     s, tokens = tally.sums, max(float(tally.sums["policy_tokens"]), 1.0)
     out = {name: float(value) for name, value in s.items() if name.startswith("loss/")}
+    total = sum(out.values())
+    if "load" in s:
+        out |= balance.metrics(np.asarray(s["load"]), float(s["load_entropy"]), float(s["load_tokens"]))
+    if "replayed" in s:
+        replayed = float(s["replayed"])
+        out["routing/replayed_frac"] = replayed / tokens
+        out["routing/replayed_differ_frac"] = float(s["replayed_differ"]) / replayed if replayed else math.nan
     return out | {
-        "loss/total": sum(out.values()),
+        "loss/total": total,
         "policy/tokens": float(s["policy_tokens"]),
         "policy/entropy": float(s["entropy"]) / tokens,
         "policy/clip_frac": float(s["clipped"]) / tokens,

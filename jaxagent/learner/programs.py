@@ -18,18 +18,18 @@ import optax
 from jaxagent.algorithms import estimate
 from jaxagent.algorithms.policy_loss import reads_of
 from jaxagent.algorithms.streams import ModelScores, Streams
-from jaxagent.config import BatchConfig, Config, RLConfig
+from jaxagent.config import BatchConfig, Config, ConfigError, RLConfig
 from jaxagent.learner import forward, loss, peers, score
 from jaxagent.learner.batching import Packer, Sharing, unpack
 from jaxagent.learner.state import Batch, Frozen, TrainState, init_state
 from jaxagent.learner.teacher import Distiller, Weights, distiller
 from jaxagent.learner.teacher_http import HttpTeacher
 from jaxagent.learner.update import Critic, Update, make_optimizer, make_update
+from jaxagent.models import balance, choices, kernels, lora, params, peft, sharding
 from jaxagent.models import critic as critics
-from jaxagent.models import kernels, lora, params, sharding
 from jaxagent.models.exact import Tiling
 from jaxagent.models.spec import ModelSpec
-from jaxagent.types import Trajectory
+from jaxagent.types import Trajectory, unrecorded
 
 Tree = Any  # a pytree of arrays
 
@@ -52,7 +52,8 @@ class Programs:
         if self.values is not None:
             (scores["values"],) = self.values(state.critic, trajectories)
         if self.rl.kl is not None:
-            scores["reference"], _ = self.logprobs(self.reference_weights(state), trajectories, temperature)
+            alone = [dataclasses.replace(trajectory, experts=None) for trajectory in trajectories]  # by its own router
+            scores["reference"], _ = self.logprobs(self.reference_weights(state), alone, temperature)
         if self.rl.reads_old:
             scores["old"] = self.policy_logprobs(state, trajectories, temperature)
         if self.distiller is not None:
@@ -122,14 +123,16 @@ def make_programs(
     mesh: jax.sharding.Mesh,
     policy: Tree,
     teacher: Weights | HttpTeacher | None = None,
+    begins: bool = True,
 ) -> tuple[Programs, TrainState]:
     """Compiles everything an RL step runs on the device; gives also the stage's state before its first update.
 
-    `policy`: its parameters, in training shardings; `teacher`: opened, with rl.distill.
+    `policy`: its parameters, in training shardings; `teacher`: opened, with rl.distill; `begins`: the stage does, and
+    its state is not about to be replaced, so that adapters are read where the config names a folder of them.
     """
     programs = describe(cfg, spec, mesh, teacher)
     with jax.set_mesh(mesh):
-        new = adapters(cfg, spec, mesh) if cfg.model.lora else None
+        new = adapters(cfg, spec, mesh, begins) if cfg.model.lora else None
         state = first_state(cfg, policy, new)
     return programs, programs.warm_up(state)
 
@@ -142,8 +145,10 @@ def describe(
     optimizer, critic_optimizer = optimizers(rl)
     with jax.set_mesh(mesh):
         share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
-    shards, reads = cfg.mesh.data * cfg.mesh.fsdp, reads_of(rl.objective)
-    packer = Packer(rl.batch, longest_targets(cfg), shards, share, cfg.mesh.context, reads)
+    shards, reads = cfg.mesh.row_shards, reads_of(rl.objective)
+    replays = replays_routing(cfg, spec)
+    experts = unrecorded(1, choices.width(spec), choices.dtype(spec)) if replays else None
+    packer = Packer(rl.batch, longest_targets(cfg), shards, share, cfg.mesh.context, reads, experts)
     logprobs = values = critic = None
     if rl.kl or rl.reads_old or rl.replay or rl.rescores:
         score_policy = forward.policy_forward(spec, tiling(cfg), config)
@@ -157,13 +162,14 @@ def describe(
     policy_loss: Any = loss.policy_loss_of(rl)
     keeps_logprobs = cfg.numerics == "fast" and peers.count() == 1
     update = make_update(
-        forward.policy_forward(spec, tiling(cfg), config, rl.z_loss is not None, compare),
+        forward.policy_forward(spec, tiling(cfg), config, rl.z_loss is not None, compare, replays, watches(cfg, spec)),
         optimizer,
         mesh,
         functools.partial(policy_loss, keeps_logprobs=True) if keeps_logprobs else policy_loss,
         rl.sampling.temperature or 1.0,
         critic,
         merger(cfg) if config else None,
+        _mover_of_biases(spec, rl.router_bias_rate) if rl.router_bias_rate else None,
     )
     return Programs(rl, packer, update, logprobs, values, judge, keeps_logprobs)
 
@@ -193,10 +199,13 @@ def optimizers(rl: RLConfig) -> tuple[optax.GradientTransformation, optax.Gradie
     return make_optimizer(rl.optimizer, updates), critic
 
 
-def adapters(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> lora.Adapters:
-    """New LoRA adapters, in training shardings."""
+def adapters(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, begins: bool = True) -> lora.Adapters:
+    """New LoRA adapters, or those of `lora.path` where a stage `begins`; in training shardings."""
     specs = lora.adapter_specs(spec, cfg.model.lora)
-    return params.init_of(specs, jax.random.key(cfg.seed), params.shardings_of(specs, mesh, sharding.TRAIN))
+    where = params.shardings_of(specs, mesh, sharding.TRAIN)
+    if begins and cfg.model.lora.path:
+        return peft.load_adapters(cfg.model.lora.path, spec, where, cfg.model.lora)[0]
+    return params.init_of(specs, jax.random.key(cfg.seed), where)
 
 
 def merger(cfg: Config) -> Callable[[Tree, Tree], Tree]:
@@ -205,8 +214,10 @@ def merger(cfg: Config) -> Callable[[Tree, Tree], Tree]:
 
 
 def keeps_reference(cfg: Config) -> bool:
-    """Whether the state holds a reference: with LoRA, whose base is one, only where it follows the policy."""
-    return cfg.rl.kl is not None and (not cfg.model.lora or cfg.rl.kl.refresh_every > 0)
+    """Whether the state holds a reference: with LoRA, whose base is one, only where the policy began elsewhere or is
+    followed.
+    """
+    return cfg.rl.kl is not None and (not cfg.model.lora or bool(cfg.model.lora.path) or cfg.rl.kl.refresh_every > 0)
 
 
 def tiling(cfg: Config) -> Tiling | None:
@@ -214,6 +225,38 @@ def tiling(cfg: Config) -> Tiling | None:
     if cfg.numerics == "fast":
         return None
     return Tiling(cfg.engine.tile_rows, cfg.engine.page_tokens, cfg.engine.cache_dtype)
+
+
+def replays_routing(cfg: Config, spec: ModelSpec) -> bool:
+    """Whether engines record the experts of each token, and updates replay them.
+
+    Raises:
+      ConfigError: they shall, and the model has none.
+    """
+    wanted, width = cfg.rl.replay_routing, choices.width(spec)
+    if wanted == "always" and not width:
+        raise ConfigError(f"rl.replay_routing=always: {spec.family} has no experts among which tokens choose.")
+    return bool(width) and cfg.numerics == "fast" and wanted != "never"
+
+
+def watches(cfg: Config, spec: ModelSpec) -> bool:
+    """Whether updates count how experts are loaded.
+
+    Raises:
+      ConfigError: they shall balance the load of experts that the model does not have, or by a bias that is not there.
+    """
+    rl, mixture = cfg.rl, bool(balance.routers(spec))
+    biases = any(vars(stack).get("router_bias") for stack in params.stacks_of(params.param_specs(spec).layers))
+    if rl.balance_loss and not mixture:
+        raise ConfigError(f"rl.balance_loss={rl.balance_loss}: {spec.family} has no experts to balance. Set it to 0.")
+    if rl.router_bias_rate and (cfg.model.lora or not mixture or not biases):
+        why = "the frozen model's stay as they are" if cfg.model.lora else f"{spec.family} has none that choose experts"
+        raise ConfigError(f"rl.router_bias_rate={rl.router_bias_rate} moves routers' biases: {why}. Set it to 0.")
+    return mixture
+
+
+def _mover_of_biases(spec: ModelSpec, rate: float) -> Callable[[Tree, loss.Tally], Tree]:
+    return lambda policy, tally: balance.with_moved_biases(policy, tally.sums["load"], spec, rate)
 
 
 def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = False) -> Sharing | None:

@@ -57,6 +57,8 @@ class Batch:
     teacher_logprobs: Array | None = None  # f32[B, R, K]  -inf: an entry that does not count
     rewards: Array | None = None  # f32[B, R]  the episode's, where the objective reads it
     ages: Array | None = None  # f32[B, R]  versions behind the step's policy, where the objective reads it
+    # u8|u16[B, T, W]  the experts that the engine chose for a token, where an update replays them (models/choices.py)
+    experts: Array | None = None
     ends: Array | None = None  # i32[B, T]  where beginnings are shared: the column behind the last that may see a token
     # With `ends`: no sequence has more tokens in its row.
     longest: int = flax.struct.field(pytree_node=False, default=0)
@@ -72,6 +74,8 @@ def check_batch(batch: Batch) -> None:
     chex.assert_equal_shape(per_token)
     chex.assert_equal_shape(per_target)
     chex.assert_equal_shape_prefix([batch.tokens, batch.targets], 1)
+    if batch.experts is not None:
+        chex.assert_equal_shape_prefix([batch.tokens, batch.experts], 2)
     chex.assert_type(per_token, int)
     chex.assert_type(per_target, [float if name in (*FLOATS, *read) else int for name in names])
 

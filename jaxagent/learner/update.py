@@ -24,7 +24,7 @@ from jaxagent.learner import loss as losses
 from jaxagent.learner import peers
 from jaxagent.learner.loss import PolicyLoss, Tally, policy_metrics, value_metrics
 from jaxagent.learner.state import Batch, TrainState
-from jaxagent.models import global_arrays
+from jaxagent.models import global_arrays, sharding
 
 Tree = Any  # a pytree of arrays
 PolicyForward = Callable[[Tree, Batch, jax.Array, Tree | None, Tree | None], tuple[Any, ...]]
@@ -144,6 +144,7 @@ def make_update(
     temperature: float = 1.0,
     critic: Critic | None = None,
     merge: Callable[[Tree, Tree], Tree] | None = None,
+    adjust: Callable[[Tree, Tally], Tree] | None = None,
 ) -> Update:
     """Builds the update.
 
@@ -152,6 +153,7 @@ def make_update(
         `loss.Extras` where the loss reads more (forward.py).
       temperature: of updates that name none.
       merge: given when the policy's params are LoRA adapters: base, adapters -> the weights to serve.
+      adjust: what of the policy an update moves beside its gradient: params, the update's tally -> params.
     """
 
     def loss_of_policy(params: Tree, batch: Batch, *others: Any) -> tuple[jax.Array, Tally]:
@@ -161,7 +163,7 @@ def make_update(
     def loss_of_critic(values: Tree, batch: Batch, *_: Any) -> tuple[jax.Array, Tally]:  # of states, and trained whole
         return losses.value_loss(critic.forward(values, batch), batch, critic.loss)
 
-    policy, values = make_trainable(loss_of_policy, optimizer, policy_metrics), None
+    policy, values = make_trainable(loss_of_policy, optimizer, policy_metrics, adjust), None
     if critic is not None:
         values = make_trainable(loss_of_critic, critic.optimizer, value_metrics)
     return Update(mesh, policy, values, critic.warmup_epochs if critic else 1, temperature, merge)
@@ -171,10 +173,11 @@ def make_trainable(
     loss: Callable[..., tuple[jax.Array, Tally]],
     optimizer: optax.GradientTransformation,
     summarise: Callable[[Tally], dict[str, float]],
+    adjust: Callable[[Tree, Tally], Tree] | None = None,
 ) -> Trainable:
     """Jits the programs that train one tree of parameters. Gradients are f32 and accumulate in donated buffers.
 
-    `loss` is called with params, batch, temperature, frozen and teacher.
+    `loss` is called with params, batch, temperature, frozen and teacher; `adjust` as in `make_update`.
     """
 
     def zeros(params: Tree, batch: Batch, temperature: jax.Array, *others: Tree | None) -> tuple[Tree, Tally]:
@@ -194,7 +197,8 @@ def make_trainable(
         live = jnp.isfinite(norm) & (tally.sums["targets"] > 0)
         with jax.named_scope("optimizer"):
             updates, new_opt_state = optimizer.update(grads, opt_state, params)
-        new = (optax.apply_updates(params, updates), new_opt_state, step + 1)
+        moved = optax.apply_updates(params, updates)
+        new = (moved if adjust is None else adjust(moved, tally), new_opt_state, step + 1)
         params, opt_state, step = jax.tree.map(lambda n, o: jnp.where(live, n, o), new, (params, opt_state, step))
         return params, opt_state, step, {"grad_norm": norm, "update_applied": live.astype(jnp.float32)}
 
@@ -208,8 +212,8 @@ def make_trainable(
 
 
 def shard(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
-    """Puts a host batch on the mesh, rows split over data and fsdp. Of several processes each has the whole batch."""
-    return global_arrays.put(batch, jax.NamedSharding(mesh, jax.P(("data", "fsdp"))))
+    """Puts a host batch on the mesh, rows split. Of several processes each has the whole batch."""
+    return global_arrays.put(batch, jax.NamedSharding(mesh, jax.P(sharding.ROWS)))
 
 
 def same_plan(what: str, batches: Sequence[Batch]) -> None:

@@ -27,11 +27,10 @@ _HEADS = P(FLAT, "tensor", None)
 
 
 def flat(x: jax.Array) -> jax.Array:
-    """[B, T] -> [N], each device its own stripes of its rows."""
-    chex.assert_rank(x, 2)
+    """[B, T, ...] -> [N, ...], each device its own stripes of its rows."""
 
     def local(x: jax.Array) -> jax.Array:
-        return jnp.take(x, _columns(x.shape[1]), axis=1).reshape(-1)
+        return jnp.take(x, _columns(x.shape[1]), axis=1).reshape(-1, *x.shape[2:])
 
     return jax.shard_map(local, in_specs=_ROWS, out_specs=P(FLAT))(jax.reshard(x, _ROWS))
 

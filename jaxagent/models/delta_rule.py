@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 CHUNK = 64
+SPAN = 64 * CHUNK  # tokens of a row that lie in chunks at once
 _NEVER = -1e30  # the logarithm of a decay that leaves nothing; finite, so that its gradient is 0 and not NaN
 
 
@@ -50,11 +51,33 @@ def chunked(tokens: Inputs, segments: jax.Array) -> jax.Array:
     sums, so large gates neither overflow nor cancel.
 
     Args:
-      tokens: `Inputs` of [B, T].
+      tokens: `Inputs` of [B, T]. Of long rows backward computes span after span again: what their chunks are made of
+        would take ten times the memory of the tokens.
       segments: i32[B, T], equal where tokens belong together, and those lie side by side.
     """
     b, t = segments.shape
     chex.assert_rank(tokens.q, 4)
+    empty = jnp.zeros_like(tokens.k, shape=(b, *tokens.k.shape[2:], tokens.v.shape[-1]))
+    start = empty, segments[:, :1] - 1
+    if t <= SPAN:
+        return _span(start, (tokens, segments))[1]
+    spans = -(-t // SPAN)
+
+    def cut(x: jax.Array) -> jax.Array:
+        """[B, T, ...] -> [spans, B, SPAN, ...]."""
+        x = jnp.pad(x, ((0, 0), (0, spans * SPAN - t), *((0, 0),) * (x.ndim - 2)))
+        return jnp.moveaxis(x.reshape(b, spans, SPAN, *x.shape[2:]), 1, 0)
+
+    _, out = lax.scan(jax.checkpoint(_span), start, jax.tree.map(cut, (tokens, segments)))
+    return jnp.moveaxis(out, 0, 1).reshape(b, spans * SPAN, *out.shape[3:])[:, :t]
+
+
+def _span(
+    start: tuple[jax.Array, jax.Array], rows: tuple[Inputs, jax.Array]
+) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    """((the memory behind the last token, its segment [B, 1]), o), from those before the first token."""
+    (state, last), (tokens, segments) = start, rows
+    b, t = segments.shape
     chunks = -(-t // CHUNK)
 
     def cut(x: jax.Array) -> jax.Array:
@@ -64,7 +87,7 @@ def chunked(tokens: Inputs, segments: jax.Array) -> jax.Array:
 
     q, k, v, g, beta = (jnp.moveaxis(cut(x), 3, 2) for x in tokens)  # [n, B, H, C, ...]
     of_chunk = cut(segments)
-    before = jnp.concatenate([of_chunk[:1, :, :1] - 1, of_chunk[:-1, :, -1:]])  # segment of the token before the chunk
+    before = jnp.concatenate([last[None], of_chunk[:-1, :, -1:]])  # segment of the token before the chunk
     inside, strictly = (jnp.tril(jnp.ones((CHUNK, CHUNK), bool), diagonal) for diagonal in (0, -1))
     same = of_chunk[:, :, None, :, None] == of_chunk[:, :, None, None, :]
     # [.., i, j]: the logarithm of what is left at token i of what token j has written.
@@ -91,10 +114,9 @@ def chunked(tokens: Inputs, segments: jax.Array) -> jax.Array:
         out = _product("bhck,bhkv->bhcv", queries, state) + _product("bhij,bhjv->bhiv", scores, corrections)
         return state * left[..., None, None] + _product("bhck,bhcv->bhkv", written, corrections), out
 
-    empty = jnp.zeros_like(k, shape=(*k.shape[1:3], k.shape[-1], v.shape[-1]))
-    _, out = lax.scan(chunk, empty, xs)
+    state, out = lax.scan(chunk, state, xs)
     out = jnp.moveaxis(jnp.moveaxis(out, 0, 1), 2, 3)  # [B, n, C, H, V]
-    return out.reshape(b, chunks * CHUNK, *out.shape[3:])[:, :t]
+    return (state, segments[:, -1:]), out.reshape(b, chunks * CHUNK, *out.shape[3:])[:, :t]
 
 
 def _product(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:

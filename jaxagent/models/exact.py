@@ -11,6 +11,7 @@ Axis letters: B packed rows, T tokens per row, R targets per row, n tiles, N row
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import chex
 import jax
@@ -18,11 +19,11 @@ import jax.numpy as jnp
 
 from jaxagent.models import kernels, sharding, transformer
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
+from jaxagent.models.blocks import Cache
 from jaxagent.models.logprobs import logits, row_logprobs
 from jaxagent.models.params import ArraySpec, Params, param_specs
 from jaxagent.models.recurrence import Memories
 from jaxagent.models.spec import ModelSpec
-from jaxagent.models.transformer import Cache
 
 _ROWS = jax.P(sharding.ROWS)
 _HEADS = jax.P(sharding.ROWS, "tensor", None)
@@ -235,7 +236,7 @@ def _to_tiles(a: jax.Array, tile_rows: int) -> jax.Array:
 def _from_tiles(a: jax.Array, b: int, t: int) -> jax.Array:
     """The inverse of `_to_tiles`."""
     mesh = jax.sharding.get_abstract_mesh().shape
-    shards = mesh["data"] * mesh["fsdp"]
+    shards = math.prod(mesh[axis] for axis in sharding.ROWS)
     tiles, n, *rest = a.shape
     none = (None,) * len(rest)
     a = a.reshape(tiles, shards, n // shards, *rest, out_sharding=jax.P(None, sharding.ROWS, None, *none))

@@ -6,8 +6,7 @@ A family of your own is named by its path, `--config.model.family=my_package.my_
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxagent.config import ConfigError
@@ -17,37 +16,13 @@ from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.blocks.attention import Attention
 from jaxagent.models.blocks.delta import DeltaNet
 from jaxagent.models.blocks.experts import Experts
+from jaxagent.models.blocks.mla import LatentAttention
 from jaxagent.models.blocks.mlp import SwiGLU
 from jaxagent.models.blocks.routing import Routing
+from jaxagent.models.family import Family, Pattern, period_of
 
 if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
-
-Pattern = tuple[tuple[LayerBlock, ...], ...]  # the blocks of each layer of a period; layer i is of kind i % its length
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """All in which a family differs from the others. One whose blocks read keys of config.json extends this class."""
-
-    model_type: str  # as config.json has it
-    architecture: str  # transformers' class
-    pattern: Pattern
-    norm_eps: float = 1e-6  # as released; a Hugging Face folder says its own
-    zero_centred_norms: bool = False  # see `ModelSpec.zero_centred_norms`
-    # What transformers takes for keys that a config.json leaves out, where this is no other family's way.
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    reads: frozenset[str] = frozenset()  # keys of config.json that only this family reads, its `pattern_of` or its RoPE
-    # Keys of the family's class in transformers that change nothing of what is computed, and why not.
-    harmless: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
-        """The pattern that a parsed config.json describes; `source` is its name, for ConfigErrors."""
-        return self.pattern
-
-    def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
-        """What `pattern_of` reads, for the config.json of an exported model."""
-        return {}
 
 
 class EveryFewPositions(Family):
@@ -69,24 +44,6 @@ class EveryFewPositions(Family):
         """`no_rope_layers`, which goes before an interval."""
         rotary = [int(blocks[0].rotary) for blocks in spec.pattern]
         return {"no_rope_layers": rotary * (spec.num_layers // len(rotary))}
-
-
-def period_of(layers: Sequence[tuple[LayerBlock, ...]]) -> Pattern:
-    """The shortest pattern that repeats to these layers."""
-    n = len(layers)
-    return next(tuple(layers[:p]) for p in range(1, n + 1) if n % p == 0 and layers[:p] * (n // p) == layers)
-
-
-@functools.lru_cache(maxsize=64)
-def before_repetition(layers: Pattern) -> tuple[int, int]:
-    """How many layers come before those that repeat, and the period of these: of both together the fewest."""
-    n = len(layers)
-    splits = ((first, kinds - first) for kinds in range(1, n + 1) for first in range(kinds))
-    return next(
-        (first, p)
-        for first, p in splits
-        if not (n - first) % p and layers[first : first + p] * ((n - first) // p) == layers[first:]
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,23 +92,21 @@ class Mixture(Family):
         }
 
 
-class Glm4Moe(Family):
-    """GLM-4.5 and its successors: a part of each head turns, and experts are routed as in DeepSeek-V3."""
+class Olmoe(Mixture):
+    """OLMoE: all layers have experts, as wide as config.json's `intermediate_size`."""
 
     def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
-        """The first layers dense, then experts."""
-        from jaxagent.models.hf_config import flag
-
-        attention = Attention(flag(hf, "attention_bias", source), flag(hf, "use_qk_norm", source))
-        return period_of(deepseek.layers_of(hf, source, attention, self.defaults))
+        """One layer's."""
+        plain = hf["hidden_size"] // hf["num_attention_heads"]
+        if hf.get("head_dim") not in (None, plain):  # its norms of all heads have the other size
+            raise ConfigError(f"{source}: head_dim must be hidden_size / num_attention_heads, {plain}.")
+        return super().pattern_of(dict(hf) | {"moe_intermediate_size": hf.get("intermediate_size")}, source)
 
     def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
-        """The settings of attention and of the experts, and how many layers come before them."""
-        attention, _ = spec.pattern[0]
-        return deepseek.settings_of(spec) | {
-            "attention_bias": attention.qkv_bias,
-            "use_qk_norm": attention.qk_norm,
-            "partial_rotary_factor": spec.partial_rotary_factor,
+        """The experts' settings."""
+        settings = super().settings_of(spec)
+        return {key: settings[key] for key in settings if key in self.reads} | {
+            "intermediate_size": settings["moe_intermediate_size"]
         }
 
 
@@ -325,27 +280,42 @@ FAMILIES = {
             ),
             harmless=_ROUTERS,
         ),
-        Glm4Moe(
+        Olmoe(
+            "olmoe",
+            "OlmoeForCausalLM",
+            ((Attention(wide_qk_norm=True), Experts(Routing(renormalise=False))),),
+            norm_eps=1e-5,
+            defaults={"rms_norm_eps": 1e-5, "num_experts": 64},
+            reads=frozenset(["num_experts", "num_experts_per_tok", "norm_topk_prob"]),
+            harmless=_ROUTERS,
+        ),
+        deepseek.Glm4Moe(
             "glm4_moe",
             "Glm4MoeForCausalLM",
             ((Attention(), Experts(deepseek.ROUTING, shared=1)),),
             norm_eps=1e-5,
-            defaults={
-                "num_key_value_heads": 8,
-                "rms_norm_eps": 1e-5,
-                "partial_rotary_factor": 0.5,
-                "moe_intermediate_size": 1408,
-                "num_experts_per_tok": 8,
-                "n_shared_experts": 1,
-                "n_routed_experts": 128,
-                "routed_scaling_factor": 1.0,
-                "n_group": 1,
-                "topk_group": 1,
-                "first_k_dense_replace": 1,
-                "norm_topk_prob": True,
-            },
-            reads=frozenset(f"{deepseek.READS} attention_bias use_qk_norm partial_rotary_factor".split()),
+            defaults=deepseek.DEFAULTS["glm4_moe"],
+            reads=frozenset(
+                f"{deepseek.READS} first_k_dense_replace attention_bias use_qk_norm partial_rotary_factor".split()
+            ),
             harmless=deepseek.HARMLESS,
+        ),
+        deepseek.Latent(
+            "deepseek_v3",
+            "DeepseekV3ForCausalLM",
+            ((LatentAttention(), Experts(deepseek.ROUTING, shared=1)),),
+            defaults=deepseek.DEFAULTS["deepseek_v3"],
+            reads=frozenset(f"{deepseek.READS} {deepseek.READS_LATENT} first_k_dense_replace".split()),
+            harmless=deepseek.HARMLESS | deepseek.HARMLESS_LATENT,
+        ),
+        deepseek.Latent(
+            "glm4_moe_lite",
+            "Glm4MoeLiteForCausalLM",
+            ((LatentAttention(), Experts(deepseek.ROUTING, shared=1)),),
+            norm_eps=1e-5,
+            defaults=deepseek.DEFAULTS["glm4_moe_lite"],
+            reads=frozenset(f"{deepseek.READS} {deepseek.READS_LATENT} mlp_layer_types".split()),
+            harmless=deepseek.HARMLESS | deepseek.HARMLESS_LATENT,
         ),
     )
 }

@@ -1,5 +1,6 @@
 """Attention on NVIDIA GPUs: over pages of keys, and writing those pages, by kernels of our own (Pallas, through
-Triton), and within packed training rows by tokamax's flash attention.
+Triton), and within packed training rows by tokamax's flash attention. And tokamax's product of rows with their
+experts' matrices.
 
 The arithmetic of `attention.attend_pages`, in parts: a sequence's keys are cut into parts of `PART` tokens from its
 first one on. A program of the grid takes some parts of one sequence and one key head, each page after page with a
@@ -207,6 +208,16 @@ def first_of_segment(segments: jax.Array) -> jax.Array:
     column = jnp.broadcast_to(jnp.arange(segments.shape[1], dtype=jnp.int32), segments.shape)
     begins = jnp.diff(segments, axis=1, prepend=segments[:, :1] - 1) != 0
     return jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
+
+
+def grouped_product(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+    """[M, N]: rows x bf16[M, K], which lie group by group, times their groups' matrices w[G, K, N]; differentiable.
+
+    Rows behind the last group, of which `sizes` i32[G] knows nothing, get whatever was in memory.
+    """
+    import tokamax
+
+    return tokamax.ragged_dot(x, w, sizes, preferred_element_type=x.dtype, implementation=("mosaic", "triton"))
 
 
 def _flash_attention():

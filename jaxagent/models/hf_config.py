@@ -135,6 +135,7 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         )
     size = functools.partial(integer, hf, source=source)
     layers, heads, embed_dim = size("num_hidden_layers"), size("num_attention_heads"), size("hidden_size")
+    turning = size("qk_rope_head_dim") if "qk_rope_head_dim" in family.reads else None  # all that RoPE is about
     types = hf.get("layer_types")
     if types not in (None, ["full_attention"] * layers) and "layer_types" not in family.reads:
         raise ConfigError(
@@ -149,7 +150,7 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         embed_dim=embed_dim,
         num_heads=heads,
         num_kv_heads=size("num_key_value_heads", heads),
-        head_dim=size("head_dim", max(1, embed_dim // heads)),
+        head_dim=size("head_dim", max(1, embed_dim // heads)) if turning is None else turning,
         mlp_dim=size("intermediate_size"),
         tie_embeddings=flag(hf, "tie_word_embeddings", source),
         norm_eps=number(hf, "rms_norm_eps", source, 1e-6),
@@ -229,14 +230,14 @@ def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     scaling = spec.rope_scaling
     # An own, randomly initialised model has no bound; transformers wants a number.
     positions = spec.max_position or 32768
+    family = family_of(spec.family)
     rope: dict[str, Any] | None = None
     if scaling is not None:
-        rope = {"rope_type": scaling.kind, "factor": scaling.factor}
+        rope = {"rope_type": scaling.kind, "factor": scaling.factor} | family.scaling_of(spec)
         if keys := DETAILS[scaling.kind]:
             rope |= {ORIGINAL: scaling.original_max_position} | {key: getattr(scaling, key) for key in keys}
         else:  # linear and dynamic read their original length from here
             positions = scaling.original_max_position
-    family = family_of(spec.family)
     return {
         "architectures": [family.architecture],
         "model_type": family.model_type,

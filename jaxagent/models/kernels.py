@@ -7,6 +7,7 @@ are traced; `report` says the same in words when a run starts.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import importlib.metadata
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING
 import jax
 
 from jaxagent.models import gpu_calls, gpu_kernels, gpu_products, tpu_kernels
+from jaxagent.models.params import param_specs
 from jaxagent.models.sharding import CONTEXT
 
 if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
 
 _GPU = ("gpu", "cuda")
+_exact = contextvars.ContextVar("_exact", default=False)
 LONG_ROW = 2048  # tokens from which plain code's scores of whole rows are what memory goes into
 
 
@@ -80,8 +83,17 @@ def products(on: str, exact: bool) -> Choice:
 @contextlib.contextmanager
 def pinned(exact: bool = True) -> Iterator[None]:
     """While it is traced, the model multiplies and norms by what `products` chooses."""
-    with gpu_products.pinned(products(platform(), exact).name == "pinned"):
-        yield
+    before = _exact.set(exact)
+    try:
+        with gpu_products.pinned(products(platform(), exact).name == "pinned"):
+            yield
+    finally:
+        _exact.reset(before)
+
+
+def are_exact() -> bool:
+    """Whether what is traced must not depend on the mesh."""
+    return _exact.get()
 
 
 def packed(on: str, dtype: str, row_tokens: int, split: bool = False) -> Choice:
@@ -95,15 +107,29 @@ def packed(on: str, dtype: str, row_tokens: int, split: bool = False) -> Choice:
         return Choice("splash")
     if on not in _GPU:
         return Choice(plain)
-    if dtype != "bfloat16":
-        return Choice(plain, f"the GPU's kernel takes bfloat16, not {dtype}")
-    if not _has_tokamax():
-        return Choice(plain, "tokamax is not installed (pip install 'jaxagent[cuda]')")
-    if because := _refused_tokamax():
+    if because := _without_tokamax(dtype):
         return Choice(plain, because)
-    if jax.default_backend() not in _GPU:
-        return Choice(plain, "tokamax compiles on the GPU itself only, not for a plan")
     return Choice("tokamax")
+
+
+def experts(on: str, dtype: str, exact: bool) -> Choice:
+    """Chooses what multiplies rows with their experts' matrices: a loop over "tiles", or "tokamax" all in one."""
+    if on not in _GPU or exact:
+        return Choice("tiles")
+    if because := _without_tokamax(dtype):
+        return Choice("tiles", because)
+    return Choice("tokamax")
+
+
+def _without_tokamax(dtype: str) -> str:
+    """Why none of tokamax's kernels runs on a GPU; "" where they do."""
+    if dtype != "bfloat16":
+        return f"the GPU's kernel takes bfloat16, not {dtype}"
+    if not _has_tokamax():
+        return "tokamax is not installed (pip install 'jaxagent[cuda]')"
+    if because := _refused_tokamax():
+        return because
+    return "" if jax.default_backend() in _GPU else "tokamax compiles on the GPU itself only, not for a plan"
 
 
 def prefixes(on: str, spec: ModelSpec, page_tokens: int, row_tokens: int, exact: bool) -> Choice:
@@ -130,6 +156,8 @@ def report(spec: ModelSpec, page_tokens: int, row_tokens: int, share_prefix: boo
     }
     if exact and on in _GPU:
         chosen["products"] = products(on, exact)
+    if on in _GPU and any(array.stacks == 2 for array in jax.tree.leaves(param_specs(spec))):
+        chosen["experts"] = experts(on, str(spec.compute_dtype), False)
     if share_prefix:
         chosen["prefixes"] = prefixes(on, spec, page_tokens, row_tokens, exact)
     if exact and over_context():

@@ -35,22 +35,29 @@ class Adapter:
 
 @flax.struct.dataclass
 class LoraArray:
-    """w + scale * a b, not multiplied out: stacked, with a leading L axis on each array, or of one layer."""
+    """w + scale * a b, not multiplied out. Each array may have leading axes that number matrices: layers, experts."""
 
-    w: jax.Array  # [L, inputs.., outputs..]
-    a: jax.Array  # [L, inputs.., r]
-    b: jax.Array  # [L, r, outputs..]
+    w: jax.Array  # [.., inputs.., outputs..]
+    a: jax.Array  # [.., inputs.., r]
+    b: jax.Array  # [.., r, outputs..]
     scale: float = flax.struct.field(pytree_node=False)
+
+    @property
+    def stacks(self) -> int:
+        """How many leading axes number matrices."""
+        return self.a.ndim + self.b.ndim - self.w.ndim - 2
 
     def laid_out(self, dtype: str, where: P) -> LoraArray:
         """The array of one layer, cast and laid out for use; `where` is the layout of the matrix."""
-        inputs = self.a.ndim - 1
+        stacks, inputs = self.stacks, self.a.ndim - 1
 
         def place(x: jax.Array, where: P) -> jax.Array:
             return sharding.constrain(x.astype(dtype), where)
 
         return self.replace(
-            w=place(self.w, where), a=place(self.a, P(*where[:inputs], None)), b=place(self.b, P(None, *where[inputs:]))
+            w=place(self.w, where),
+            a=place(self.a, P(*where[:inputs], None)),
+            b=place(self.b, P(*where[:stacks], None, *where[inputs:])),
         )
 
 
@@ -90,7 +97,8 @@ def beside(equation: str) -> tuple[str, str]:
     x, w = operands.split(",")
     summed = "".join(letter for letter in w if letter in x)
     rest = "".join(letter for letter in x if letter not in summed)
-    return f"{x},{summed}r->{rest}r", f"{rest}r,r{w.removeprefix(summed)}->{result}"
+    rank = next(letter for letter in "rqz" if letter not in equation)
+    return f"{x},{summed}{rank}->{rest}{rank}", f"{rest}{rank},{rank}{w.removeprefix(summed)}->{result}"
 
 
 def product(array: LoraArray, dtype: str) -> jax.Array:
@@ -100,11 +108,9 @@ def product(array: LoraArray, dtype: str) -> jax.Array:
     device holds, and on what an autotuner chose; these do not. So processes on different meshes that have the same
     base and adapters make the same weights (runs/fleet/engine_weights.py). It is a small part of an update's work.
     """
-    inputs, outputs = array.a.ndim - 2, array.b.ndim - 2
-    a = jnp.expand_dims(
-        jnp.moveaxis(array.a.astype(jnp.float32), -1, 0), tuple(range(2 + inputs, 2 + inputs + outputs))
-    )
-    b = jnp.expand_dims(jnp.moveaxis(array.b.astype(jnp.float32), 1, 0), tuple(range(2, 2 + inputs)))
+    stacks, before, outputs = array.stacks, array.a.ndim, array.b.ndim - array.stacks - 1
+    a = jnp.expand_dims(jnp.moveaxis(array.a.astype(jnp.float32), -1, 0), tuple(range(before, before + outputs)))
+    b = jnp.expand_dims(jnp.moveaxis(array.b.astype(jnp.float32), stacks, 0), tuple(range(1 + stacks, before)))
 
     def add(total: jax.Array, terms: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         for a_term, b_term in zip(*terms, strict=True):

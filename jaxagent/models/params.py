@@ -116,6 +116,11 @@ class ArraySpec:
         """Of a matrix the axes that a product with it sums over, its inputs; () of a norm or bias."""
         return tuple(axis + self.stacks for axis in self.hf_dims[-1]) if len(self.hf_dims) == 2 else ()
 
+    @property
+    def projects(self) -> bool:
+        """Whether it is a matrix that may be rounded, and have an adapter: no router, which decides, and no gate."""
+        return bool(self.summed) and self.axes[-1] not in ("expert", "gate")
+
 
 def vector(name: str, sizes: dict[str, int], mean: float = 0.0) -> ArraySpec:
     """A norm or bias of a block, stored flat; `sizes` by logical axis. `param_specs` adds its dtype and the layers."""
@@ -139,7 +144,7 @@ def matrix(name: str, inputs: dict[str, int], outputs: dict[str, int], std: floa
 
 def per_expert(array: ArraySpec, experts: int) -> ArraySpec:
     """An array that each expert has, [X, ..]; its name has "{expert}" in it."""
-    return dataclasses.replace(array, shape=(experts, *array.shape), axes=("expert", *array.axes))
+    return dataclasses.replace(array, shape=(experts, *array.shape), axes=("experts", *array.axes))
 
 
 def stacked(array: ArraySpec, layers: range, dtype: str, prefix: str) -> ArraySpec:

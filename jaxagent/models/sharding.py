@@ -3,8 +3,9 @@
 Every array of the model names its axes ("vocab", "embed", "heads", ...); a `Rules` table says which mesh axis splits
 each of them. `TRAIN` also splits "embed" over fsdp and context (parameters, gradients and optimiser state); `COMPUTE`
 does not: it is the layout in which the trainer *uses* a layer's weights (one all-gather per layer) and in which the
-generation engine keeps them. Rows (sequences) are split over data and fsdp together; the trainer splits the tokens of a
-row over context (context.py), and the engine's slots and pages are split over all three.
+generation engine keeps them. Rows (sequences) are split over data, fsdp and expert together; the trainer splits the
+tokens of a row over context (context.py), and the engine's slots and pages are split over all four. Matrices of experts
+are split over expert in both layouts, and all other parameters in training, as over fsdp.
 
 Sharding is explicit: it is part of an array's type, so a layout mistake is an error at trace time, not a slow step.
 The maths also runs with no mesh at all (tests, notebooks): `constrain` and `out` are then no-ops.
@@ -23,10 +24,11 @@ from jax.sharding import PartitionSpec as P
 
 from jaxagent.config import ConfigError, MeshConfig
 
-ROWS = ("data", "fsdp")  # mesh axes that split batch rows
+EXPERT = "expert"  # the mesh axis that splits experts, and rows outside of their block (blocks/experts.py)
+ROWS = ("data", "fsdp", EXPERT)  # mesh axes that split batch rows
 CONTEXT = "context"  # the mesh axis that splits what lies in a row
 FLAT = (*ROWS, CONTEXT)  # mesh axes that split the flat tokens of all rows, and the engine's slots
-AXES = (*FLAT, "tensor")
+AXES = ("data", "fsdp", CONTEXT, EXPERT, "tensor")  # of the mesh; of the last ones devices are neighbours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,21 +43,33 @@ class Rules:
     head_dim: str | None
     mlp: str | None
     rank: str | None = None  # of LoRA adapters
-    expert: str | None = None
+    experts: str | None = EXPERT  # matrices of which each expert has one
+    expert: str | None = None  # what a router says of each expert
     gate: str | None = None
     channel: str | None = None  # of a delta net, which every device of `tensor` computes as a whole
 
     def partition(self, axes: tuple[str, ...]) -> P:
         """The PartitionSpec of an array whose logical axes are `axes`."""
-        return P(*(getattr(self, axis) for axis in axes))
+        return P(*(own[0] if len(own) == 1 else own or None for own in self.over(axes)))
+
+    def over(self, axes: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """The mesh axes that split each axis of an array; one that splits its experts splits nothing else of it."""
+        chosen = [getattr(self, axis) or () for axis in axes]
+        chosen = [(own,) if isinstance(own, str) else own for own in chosen]
+        if self.experts is None or "experts" not in axes:
+            return chosen
+        return [
+            own if axis == "experts" else tuple(a for a in own if a != self.experts)
+            for axis, own in zip(axes, chosen, strict=True)
+        ]
 
 
 COMPUTE = Rules(layers=None, vocab="tensor", embed=None, heads="tensor", kv_heads="tensor", head_dim=None, mlp="tensor")
-TRAIN = dataclasses.replace(COMPUTE, embed=("fsdp", CONTEXT))
+TRAIN = dataclasses.replace(COMPUTE, embed=("fsdp", EXPERT, CONTEXT))
 
 
 def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh (data, fsdp, context, tensor), all axes Explicit.
+    """The mesh (data, fsdp, context, expert, tensor), all axes Explicit.
 
     Args:
       mesh: its sizes.
@@ -78,7 +92,7 @@ def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> 
 
 def sizes_of(mesh: MeshConfig) -> tuple[int, ...]:
     """The size of each of `AXES`."""
-    return mesh.data, mesh.fsdp, mesh.context, mesh.tensor
+    return mesh.data, mesh.fsdp, mesh.context, mesh.expert, mesh.tensor
 
 
 def of_every_process(needed: int) -> list[jax.Device]:
@@ -98,9 +112,8 @@ def of_every_process(needed: int) -> list[jax.Device]:
 
 def check_divisible(name: str, shape: tuple[int, ...], axes: tuple[str, ...], rules: Rules, mesh: Mesh) -> None:
     """Raises ConfigError when the mesh does not divide an array's axis, naming both."""
-    for size, axis in zip(shape, axes, strict=True):
-        over = getattr(rules, axis) or ()
-        split = [a for a in ((over,) if isinstance(over, str) else over) if mesh.shape[a] > 1]
+    for size, axis, over in zip(shape, axes, rules.over(axes), strict=True):
+        split = [a for a in over if mesh.shape[a] > 1]
         if size % math.prod(mesh.shape[a] for a in split):
             sizes = " x ".join(f"config.mesh.{a}={mesh.shape[a]}" for a in split)
             raise ConfigError(f"{sizes} does not divide the {size} {axis} of '{name}'.")

@@ -11,8 +11,8 @@ from typing import Literal
 
 from jaxagent.config import ConfigError, ModelConfig
 from jaxagent.config.model import Remat
-from jaxagent.models.blocks import LayerBlock
-from jaxagent.models.families import Pattern, before_repetition, family_of
+from jaxagent.models.families import family_of
+from jaxagent.models.family import Pattern, before_repetition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +113,7 @@ class ModelSpec:
     @property
     def has_memory(self) -> bool:
         """Whether a block of it keeps a memory of fixed size (`LayerBlock.init_memory`)."""
-        own = (type(block).init_memory for blocks in self.pattern for block in blocks)
-        return any(method is not LayerBlock.init_memory for method in own)
+        return any(block.has_memory for blocks in self.pattern for block in blocks)
 
     @classmethod
     def from_config(cls, model: ModelConfig, vocab_size: int) -> ModelSpec:

@@ -16,15 +16,13 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import context, recurrence, rope, sharding, trees
+from jaxagent.models import balance, choices, context, recurrence, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
-from jaxagent.models.blocks import FlatRows, LayerBlock, State
+from jaxagent.models.blocks import Cache, Choose, FlatRows, LayerBlock, State
 from jaxagent.models.layers import KEPT, Int8Array, LoraArray, gain, rms_norm
 from jaxagent.models.params import Layers, Params, in_order, param_specs, stacks_of
 from jaxagent.models.recurrence import Recurrence
 from jaxagent.models.spec import ModelSpec
-
-Cache = tuple[tuple[State, ...], ...]  # of each layer, of each of its blocks; None where a block keeps nothing
 
 MOST_WRITTEN_OUT = 8  # layers of a packed forward pass that are a program's own lines, and not turns of a loop
 
@@ -38,6 +36,7 @@ def hidden(
     cache: Any = None,
     unroll: bool = False,
     recur: Recurrence | None = None,
+    choose: Choose | None = None,
 ) -> tuple[jax.Array, Any]:
     """Hidden states of each row after the final norm.
 
@@ -47,11 +46,12 @@ def hidden(
       tokens: i32[N]; how N is split over the mesh is read from its type and kept throughout.
       positions: i32[N], place of the token in its own sequence.
       attend: one layer's attention, see `attention.Attend`.
-      cache: `Cache`, what the blocks get and return, see `init_cache`; None: they keep nothing, as always where layers
-        are scanned.
+      cache: `Cache`, what the blocks get and return, see `init_cache`; None: nothing. Where layers are scanned, that of
+        one layer for each of `ModelSpec.stacks`, of arrays with the stack's layers in front.
       unroll: False scans over the stacked layers (training: small programs); True writes them out, as is always done
         where the layers are no stack (the engine: a scan would copy every layer's weights out of it at every step).
       recur: for blocks with a memory of fixed size.
+      choose: what becomes of the choices of blocks that make any.
 
     Returns:
       (x compute_dtype[N, E], the new cache).
@@ -60,8 +60,8 @@ def hidden(
     chex.assert_equal_shape([tokens, positions])
     chex.assert_type([tokens, positions], int)
     x = embed(params, spec, tokens)
-    rows = FlatRows(rope.table(spec, positions), attend, recur)
-    scanned = not unroll and not isinstance(params.layers, tuple)
+    rows = FlatRows(rope.table(spec, positions), attend, recur, choose)
+    scanned = is_scanned(params, unroll)
 
     def runner(layers: range, arrays: Layers) -> Callable[..., tuple[jax.Array, tuple[State, ...]]]:
         blocks = spec.pattern[layers[0]]
@@ -82,30 +82,48 @@ def hidden(
             new.append(states)
         cache = None if cache is None else tuple(new)
     else:
-        assert cache is None, "layers that are scanned keep nothing"
 
-        def period(x: jax.Array, layers: list[Layers]) -> tuple[jax.Array, None]:
-            for run_layer, layer, states in zip(kinds[alone:], layers, nothing[alone:], strict=True):
-                x, _ = run_layer(x, layer, states)
-            return x, None
+        def period(x: jax.Array, turn: tuple[list[Layers], Cache]) -> tuple[jax.Array, Cache]:
+            new = []
+            for run_layer, layer, states in zip(kinds[alone:], *turn, strict=True):
+                x, states = run_layer(x, layer, states)
+                new.append(states)
+            return x, tuple(new)
 
         stacks, alone = stacks_of(params.layers), sum(len(layers) < len(spec.stacks[-1]) for layers in spec.stacks)
-        for run_layer, stack, states in zip(kinds[:alone], stacks, nothing, strict=False):
-            x, _ = run_layer(x, jax.tree.map(lambda w: w[0], stack), states)
-        x, _ = lax.scan(period, x, stacks[alone:])
+        of_stacks, new = tuple(nothing) if cache is None else cache, []
+        for run_layer, *first in zip(kinds[:alone], stacks, of_stacks, strict=False):
+            x, states = run_layer(x, *jax.tree.map(lambda w: w[0], first))
+            new.append(jax.tree.map(lambda a: a[None], states))
+        x, repeated = lax.scan(period, x, (stacks[alone:], of_stacks[alone:]))
+        cache = None if cache is None else (*new, *repeated)
     return rms_norm(x, gain(sharding.constrain(params.final_norm, P(None)), spec), spec.norm_eps), cache
 
 
-def init_cache(spec: ModelSpec, pages: int, page_tokens: int, memories: int, dtype: str) -> Cache:
-    """What all blocks of all layers keep, in pages or in memories (`LayerBlock`); separate arrays, to be donated."""
+def init_cache(
+    spec: ModelSpec, pages: int, page_tokens: int, memories: int, dtype: str, records: bool = False
+) -> Cache:
+    """What all blocks of all layers keep, in pages or in memories (`LayerBlock`); separate arrays, to be donated.
+
+    With `records` pages [P, page_tokens, k] of what it has chosen for each token, for a block that chooses.
+    """
 
     def state_of(block: LayerBlock) -> State:
-        memory = block.init_memory(spec, memories, dtype)
-        return block.init_state(spec, pages, page_tokens, dtype) if memory is None else memory
+        if records and block.choices[0]:
+            shape = pages, page_tokens, block.choices[0]
+            return jnp.zeros(shape, choices.dtype(spec), out_sharding=P(sharding.FLAT, None, None))
+        if block.has_memory:
+            return block.init_memory(spec, memories, dtype)
+        return block.init_state(spec, pages, page_tokens, dtype)
 
     kinds = spec.pattern
     layers = (kinds[i % len(kinds)] for i in range(spec.num_layers))
     return tuple(tuple(map(state_of, blocks)) for blocks in layers)
+
+
+def is_scanned(params: Params, unroll: bool) -> bool:
+    """Whether the layers are turns of a loop."""
+    return not unroll and not isinstance(params.layers, tuple)
 
 
 def forward_packed(
@@ -118,6 +136,22 @@ def forward_packed(
     ends: jax.Array | None = None,
     longest: int = 0,
 ) -> jax.Array:
+    """The hidden states alone of `forward_replayed`, whose blocks choose by themselves."""
+    return forward_replayed(params, spec, tokens, positions, segments, head_positions, ends, longest)[0]
+
+
+def forward_replayed(
+    params: Params,
+    spec: ModelSpec,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segments: jax.Array,
+    head_positions: jax.Array,
+    ends: jax.Array | None = None,
+    longest: int = 0,
+    recorded: jax.Array | None = None,
+    watch: bool = False,
+) -> tuple[jax.Array, jax.Array | None, balance.Load | None]:
     """Hidden states at the R places of each packed row whose NEXT token is a target.
 
     Args:
@@ -126,9 +160,12 @@ def forward_packed(
         `tokens` splits T over context, so does the forward pass.
       head_positions: i32[B, R], indices into T; unused ones may point anywhere inside the row.
       ends, longest: of rows in which sequences share their beginnings, see `trees.shared`; None: they share nothing.
+      recorded: [B, T, W] what blocks shall choose for each token, see `choices.replay`; None: nobody says it.
+      watch: whether the load of experts is wanted.
 
     Returns:
-      compute_dtype[B, R, E]; R split as T is.
+      (compute_dtype[B, R, E]; R split as T is, with `recorded` f32[B, R] how many of a token's would be chosen anew,
+      with `watch` the load of experts by all tokens).
     """
     chex.assert_rank([tokens, head_positions], 2)
     chex.assert_equal_shape([tokens, positions, segments])
@@ -144,18 +181,28 @@ def forward_packed(
         attend = packed(segments) if ends is None else trees.shared(ends, longest)
     assert not spec.has_memory or (ends is None and not split), "a memory takes rows of whole sequences"
     # Written out, layers need no stacking of what backward keeps; of a deep model that would take minutes to compile.
-    x, _ = hidden(
-        params,
-        spec,
-        flat(tokens),
-        flat(positions),
-        attend,
-        unroll=spec.remat == "none" and spec.num_layers <= MOST_WRITTEN_OUT,
-        recur=recurrence.PackedRows(segments),
-    )
-    if split:
-        return context.at(x, t, head_positions)
-    return jnp.take_along_axis(sharding.split_rows(x, b, t), head_positions[:, :, None], axis=1)
+    unroll = spec.remat == "none" and spec.num_layers <= MOST_WRITTEN_OUT
+    cache = choose = load = None
+    scanned = is_scanned(params, unroll)
+    if recorded is not None:
+        cache, choose = choices.states(spec, flat(recorded), scanned), choices.replay
+    if watch:
+        cache = choices.states(spec, None, scanned) if cache is None else cache
+        choose = balance.watching(flat(segments) > 0, choose)
+    recur = recurrence.PackedRows(segments)
+    x, new = hidden(params, spec, flat(tokens), flat(positions), attend, cache, unroll, recur, choose)
+
+    if watch:
+        load, new = balance.load_of(spec, new, scanned), balance.without(new)
+
+    def at_heads(x: jax.Array) -> jax.Array:
+        if split:
+            return context.at(x, t, head_positions)
+        return jnp.take_along_axis(sharding.split_rows(x, b, t), head_positions[:, :, None], axis=1)
+
+    if recorded is None:
+        return at_heads(x), None, load
+    return at_heads(x), at_heads(choices.differing(new)[:, None].astype(jnp.float32))[:, :, 0], load
 
 
 @jax.named_scope("embed")

@@ -10,11 +10,10 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import jax
-
 from jaxagent.config import Config, LoraConfig
 from jaxagent.learner.programs import action_tokens
 from jaxagent.models import lora
+from jaxagent.models import params as model_params
 from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.spec import ModelSpec
 from jaxagent.plan.chips import Chip
@@ -84,7 +83,11 @@ def train_flops(
     passes = 4 if spec.remat == "layer" else 3
     if adapters is None:
         return layers * passes + head * 4
-    own = sum(array.size for array in jax.tree.leaves(lora.adapter_specs(spec, adapters)))
+    own = 0.0
+    for stack, kind in zip(spec.stacks, model_params.stacks_of(lora.adapter_specs(spec, adapters)), strict=True):
+        blocks = spec.pattern[stack[0]]
+        used = {name: block.used(array) for block in blocks for name, array in block.arrays(spec).items() if array}
+        own += sum(used[name] * (adapter.a.size + adapter.b.size) for name, adapter in kind.items())
     return layers * passes + 2.0 * tokens * (own * passes - layer_matmul_params(spec)) + head * 3
 
 
@@ -125,7 +128,8 @@ def estimate(cfg: Config, spec: ModelSpec, work: StepWork, chip: Chip) -> StepTi
     shards = devices // cfg.mesh.tensor  # of the engine's slots
     bytes_per_value = {"float32": 4, "bfloat16": 2}
     head = spec.padded_vocab_size * spec.embed_dim
-    matrices = _over_layers(spec, lambda block: block.params_read(spec, cfg.engine.slots / shards))
+    rows = cfg.engine.slots / shards * cfg.mesh.expert  # that a device's experts see
+    matrices = _over_layers(spec, lambda block: block.params_read(spec, rows, cfg.mesh.expert))
     weights = (matrices + head) * bytes_per_value[spec.compute_dtype] / cfg.mesh.tensor
     values = _over_layers(spec, lambda block: block.state_values(spec, cfg.env.context_tokens / 2))
     cached = values * bytes_per_value[cfg.engine.cache_dtype] / cfg.mesh.tensor / shards

@@ -22,7 +22,7 @@ from jaxagent.engine import programs as engine
 from jaxagent.engine.executor import Sizes
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.learner import state
-from jaxagent.learner.programs import Programs, first_state
+from jaxagent.learner.programs import Programs, first_state, replays_routing
 from jaxagent.models import hf, lora, sharding
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
@@ -53,7 +53,7 @@ def resident_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dic
     """Bytes per device of everything that stays between programs, by name."""
     with jax.set_mesh(mesh):
         train = abstract_state(cfg, spec, mesh)
-        model = LanguageModel(spec, cfg.engine.cache_dtype)
+        model = LanguageModel(spec, cfg.engine.cache_dtype, records=replays_routing(cfg, spec))
         rollout = jax.eval_shape(model.place, train.policy)
         decode = _decode_state(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)
         adapted = train.frozen is not None
@@ -68,7 +68,7 @@ def resident_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dic
             "critic and its optimiser": device_bytes((train.critic, train.critic_opt_state)),
             "reference": device_bytes(train.reference),
             "rollout parameters": device_bytes(rollout),
-            "kv cache": device_bytes(decode.cache),
+            **_cache_bytes(model, decode.cache),
             **_frozen_bytes(cfg, spec, mesh),
         }
 
@@ -84,8 +84,17 @@ def _frozen_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dict
         called = f"roles {', '.join(names)}"
         sizes[f"{called}: parameters"] = device_bytes(weights)
         decode = _decode_state(config, context, cfg.numerics == "exact", model)
-        sizes[f"{called}: kv cache"] = device_bytes(decode.cache)
+        sizes |= {f"{called}: {what}": size for what, size in _cache_bytes(model, decode.cache).items()}
     return sizes
+
+
+def _cache_bytes(model: LanguageModel, cache: Tree) -> dict[str, int]:
+    """Pages and, of recurrent blocks, memories."""
+
+    def bytes_of(memories: bool) -> int:
+        return device_bytes(jax.tree.map(lambda own, x: x if own == memories else None, model.in_memories, cache))
+
+    return {"kv cache": bytes_of(False), "memories": bytes_of(True)}
 
 
 def abstract_state(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> state.TrainState:
@@ -137,12 +146,13 @@ def compile_all(
 def _compile_engine(
     cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, params: Tree, add: Callable[..., None]
 ) -> None:
-    model = LanguageModel(spec, cfg.engine.cache_dtype, exact=cfg.numerics == "exact")
+    is_exact, records = cfg.numerics == "exact", replays_routing(cfg, spec)
+    model = LanguageModel(spec, cfg.engine.cache_dtype, exact=is_exact, records=records)
     add("engine: take new weights", jax.jit(model.place), params)
     rollout = jax.eval_shape(model.place, params)
     decode = _decode_state(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)
     sizes = Sizes.of(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)
-    tables = _abstract((sizes.all_slots, sizes.columns), jnp.int32, mesh, jax.P())
+    tables = _abstract((sizes.all_slots, sizes.table), jnp.int32, mesh, jax.P())
     rows = _abstract((sizes.prefill_tiles, sizes.tile_rows * sizes.shards), jnp.int32, mesh, jax.P())
     count = _abstract((), jnp.int32, mesh, jax.P())
     own = _abstract((rows.shape[0], rows.shape[1] // sizes.share), jnp.int32, mesh, jax.P())

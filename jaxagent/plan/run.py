@@ -13,14 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from jaxagent.config import Config
 from jaxagent.io import files
-from jaxagent.learner.programs import describe
-from jaxagent.models import kernels
+from jaxagent.learner.programs import describe, replays_routing
+from jaxagent.models import choices, kernels
 from jaxagent.models import params as model_params
+from jaxagent.models.spec import ModelSpec
 from jaxagent.observe.files import PLAN_FILE
 from jaxagent.plan import costs, programs, topology
 from jaxagent.plan.chips import CHIPS
@@ -96,7 +98,7 @@ def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> 
         chip_memory_bytes=numbers.memory_bytes,
         work=work,
         times=times,
-        assumptions=[chosen, *assumptions(cfg, chip, compiled_for)],
+        assumptions=[chosen, *_routing(cfg, spec), *assumptions(cfg, chip, compiled_for)],
     )
 
 
@@ -106,6 +108,13 @@ def transient_bytes(program: programs.Program, resident: dict[str, int]) -> int:
         return program.extra_bytes
     adapters = resident["adapters"] if program.name.startswith("policy") else 0
     return program.extra_bytes + (adapters or resident["parameters"])
+
+
+def _routing(cfg: Config, spec: ModelSpec) -> list[str]:
+    if not replays_routing(cfg, spec):
+        return []
+    size = choices.width(spec) * np.dtype(choices.dtype(spec)).itemsize
+    return [f"rl.replay_routing: {size} bytes per token for the experts it went to, in the cache and in packed rows"]
 
 
 def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:

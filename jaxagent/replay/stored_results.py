@@ -23,7 +23,7 @@ from jaxagent.fleet import manifest
 from jaxagent.learner import checkpoint, digests
 from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
-from jaxagent.models import lora
+from jaxagent.models import peft
 from jaxagent.observe import jsonl
 from jaxagent.observe.files import CHECKPOINTS_FOLDER, METRICS_FILE, OUTDATED_FILE, POLICY_FOLDER, SUMMARY_FILE
 from jaxagent.replay.record_diff import Difference
@@ -158,9 +158,9 @@ class StoredResults:
             with tempfile.TemporaryDirectory(dir=workdir, prefix=".replay-") as again:
                 exports[name](Path(again))
                 logged, again_digests = digests.file_digests(workdir / name), digests.file_digests(Path(again))
-                if lora.CONFIG_FILE in logged.keys() & again_digests.keys():
-                    logged[lora.CONFIG_FILE], again_digests[lora.CONFIG_FILE] = (
-                        _adapter_settings(folder / lora.CONFIG_FILE) for folder in (workdir / name, Path(again))
+                if peft.CONFIG_FILE in logged.keys() & again_digests.keys():
+                    logged[peft.CONFIG_FILE], again_digests[peft.CONFIG_FILE] = (
+                        _adapter_settings(folder / peft.CONFIG_FILE) for folder in (workdir / name, Path(again))
                     )
             place, none = f"{name}/", "not there"
             self._findings.bytes += [

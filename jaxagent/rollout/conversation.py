@@ -18,7 +18,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Observation, Transcript
 from jaxagent.envs.cast import Spliced, Tokens
 from jaxagent.rollout.templates import Plain, Spans, Template
-from jaxagent.types import Generation, TokenKind, Trajectory
+from jaxagent.types import Generation, TokenKind, Trajectory, unrecorded
 
 
 class Conversation:
@@ -168,6 +168,7 @@ class Columns:
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.turns: list[int] = []
+        self._experts: np.ndarray | None = None  # of the first tokens
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -197,6 +198,20 @@ class Columns:
         ids = generation.tokens.tolist()
         logprobs, versions = generation.logprobs.tolist(), generation.policy_versions.tolist()
         self.append(turn, ids, [TokenKind.ACTION] * len(ids), logprobs, versions)
+        if generation.experts is not None:
+            self._note(generation.experts)
+
+    def _note(self, experts: np.ndarray) -> None:
+        """Experts of the tokens before the last one; what is known of a token stays: so it was when it was used."""
+        noted = self._told(len(self) - 1, experts)
+        own = noted[len(noted) - len(experts) :]
+        own[:] = np.where(own[:, :1] == np.iinfo(own.dtype).max, experts, own)
+        self._experts = noted
+
+    def _told(self, end: int, like: np.ndarray) -> np.ndarray:
+        """What is known of the first `end` tokens, [end, W] like others."""
+        known = like[:0] if self._experts is None else self._experts[:end]
+        return np.concatenate([known, unrecorded(end - len(known), like.shape[1], like.dtype)])
 
     def trajectory(self, end: int) -> Trajectory:
         """The first `end` tokens."""
@@ -206,6 +221,7 @@ class Columns:
             logprobs=np.asarray(self.logprobs[:end], np.float32),
             policy_versions=np.asarray(self.versions[:end], np.int32),
             turns=np.asarray(self.turns[:end], np.int32),
+            experts=None if self._experts is None else self._told(end, self._experts),
         )
 
 

@@ -56,7 +56,8 @@ def provide(mesh: MeshConfig, exact: bool = False) -> None:
         where = "this machine has" if processes == 1 else f"the {processes} trainer processes have"
         raise ConfigError(
             f"config.mesh needs {mesh.devices} devices (data {mesh.data} x fsdp {mesh.fsdp} x context "
-            f"{mesh.context} x tensor {mesh.tensor}), {where} {len(devices)} ({devices[0].platform})."
+            f"{mesh.context} x expert {mesh.expert} x tensor {mesh.tensor}), "
+            f"{where} {len(devices)} ({devices[0].platform})."
         )
 
 

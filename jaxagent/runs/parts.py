@@ -31,7 +31,8 @@ from jaxagent.engine.requests import EngineSetup
 from jaxagent.envs.base import Attempt, Environment, Message, Opening, check_messages
 from jaxagent.io.files import make_folder_once
 from jaxagent.learner import peers
-from jaxagent.models import global_arrays, hf, kernels, lora, params, sharding
+from jaxagent.learner.programs import replays_routing
+from jaxagent.models import global_arrays, hf, kernels, lora, params, peft, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.roles.engines import FrozenRole, PolicyRole
@@ -67,7 +68,7 @@ class Parts:
     @property
     def row_shards(self) -> int:
         """Into how many parts the mesh splits a batch's rows."""
-        return self.cfg.mesh.data * self.cfg.mesh.fsdp
+        return self.cfg.mesh.row_shards
 
     def identity(self) -> dict[str, Any]:
         """What the saved state of a run is about, by content: see resume.py."""
@@ -156,7 +157,7 @@ class Parts:
 
     def export_adapter(self, adapters: lora.Adapters, folder: Path) -> None:
         """Writes LoRA adapters as a folder that PEFT loads."""
-        lora.save_adapters(folder, adapters, self.spec, self.cfg.model.lora, str(base_folder(self.cfg)))
+        peft.save_adapters(folder, adapters, self.spec, self.cfg.model.lora, str(base_folder(self.cfg)))
 
     @property
     def _assets(self) -> str | Path:
@@ -165,7 +166,7 @@ class Parts:
     @contextlib.contextmanager
     def engine(self, policy: Params, version: int) -> Iterator[Driver]:
         """A started, warmed-up engine that serves `policy`."""
-        model = LanguageModel(self.spec, self.cfg.engine.cache_dtype)
+        model = LanguageModel(self.spec, self.cfg.engine.cache_dtype, records=replays_routing(self.cfg, self.spec))
         setup = EngineSetup(
             cfg=self.cfg.engine,
             context=self.cfg.env.context_tokens,
@@ -239,6 +240,9 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
     with jax.set_mesh(mesh):
         batch, exact = cfg.rl.batch, cfg.numerics == "exact"
         note(kernels.report(spec, cfg.engine.page_tokens, batch.row_tokens, batch.share_prefix, exact))
+        model = LanguageModel(spec, cfg.engine.cache_dtype)
+        if size := model.memory_bytes:
+            note(f"engine: {cfg.engine.memory_count} memories of {size / 1e6:.3g} MB for recurrent blocks")
     if mesh.devices.flat[0].platform == "gpu":
         note(f"XLA_FLAGS: {provenance.deciding_flags(os.environ.get('XLA_FLAGS', '')) or 'none'}")
     template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)
@@ -401,6 +405,7 @@ def _spec(cfg: Config, tokenizer: Tokenizer) -> ModelSpec:
         spec = ModelSpec.from_config(cfg.model, tokenizer.vocab_size)
     tokenizer.check_fits(spec.vocab_size)
     spec.check_context(cfg.env.context_tokens)
+    replays_routing(cfg, spec)  # for its error
     if cfg.model.lora:
         lora.targets(cfg.model.lora, spec)
     return spec

@@ -47,16 +47,17 @@ class PlayedByFirst(Workers):
 
 
 def own_mesh(mesh: Mesh) -> Mesh:
-    """The part of a trainer's mesh that this process owns: `tensor` as it is, rows split over all that is left.
+    """The part of a trainer's mesh that this process owns: `expert` and `tensor` as they are, rows split over the rest.
 
     Raises:
-      ConfigError: `tensor` lies across processes.
+      ConfigError: these lie across processes.
     """
-    tensor = mesh.devices.shape[-1]
-    mine = [row for row in mesh.devices.reshape(-1, tensor) if all(d in jax.local_devices() for d in row)]
-    if len(mine) * tensor * peers.count() != mesh.devices.size:
-        raise ConfigError(f"config.mesh.tensor={tensor} must divide the devices of each trainer process.")
-    shape = (len(mine), *(1,) * (mesh.devices.ndim - 2), tensor)
+    inner = expert, tensor = mesh.devices.shape[-2:]
+    mine = [part for part in mesh.devices.reshape(-1, *inner) if all(d in jax.local_devices() for d in part.flat)]
+    if len(mine) * expert * tensor * peers.count() != mesh.devices.size:
+        axes = f"config.mesh.tensor={tensor}" if expert == 1 else f"config.mesh.expert={expert} x tensor={tensor}"
+        raise ConfigError(f"{axes} must divide the devices of each trainer process.")
+    shape = (len(mine), *(1,) * (mesh.devices.ndim - 3), *inner)
     return Mesh(np.array(mine).reshape(shape), mesh.axis_names, axis_types=(AxisType.Explicit,) * len(shape))
 
 

@@ -41,10 +41,11 @@ from jaxagent.runs import provenance
 _WEIGHTS = "the weights would compute another function"
 _STATE = "the saved position and results would be of something else"
 SHAPE = (*MODEL_SHAPE, "vocab_multiple", "rope_theta", "tie_embeddings")
-_ADAPTERS = ("rank", "alpha", "rank_stabilised", "targets")
+ADAPTERS = ("rank", "alpha", "rank_stabilised", "targets")
 REFUSED = {
     **{f"model.{name}": _WEIGHTS for name in SHAPE},
-    **dict.fromkeys(("model.lora", *(f"model.lora.{name}" for name in _ADAPTERS)), _WEIGHTS),
+    **dict.fromkeys(("model.lora", *(f"model.lora.{name}" for name in ADAPTERS)), _WEIGHTS),
+    "model.lora.path": "the saved state holds the reference of another beginning",
     **{
         f"warm_start.{section}.{name}": f"{removed.now} for all runs now"
         for section, cls in (("optimizer", RateConfig), ("batch", RowsConfig))

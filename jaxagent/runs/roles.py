@@ -74,12 +74,13 @@ def check(cfg: Config, environment: Environment) -> None:
             raise ConfigError(
                 f"config.roles.{name}: {type(role).__qualname__} must extend jaxagent.roles.base.TextRole."
             )
-    shards = cfg.mesh.data * cfg.mesh.fsdp * cfg.mesh.context
+    shards = cfg.mesh.row_shards * cfg.mesh.context
     for (name, *_), engine, context in frozen_engines(cfg).values():
         for field, size in (("slots", engine.slots), ("pages", engine.pages)):
             if size % shards:
                 raise ConfigError(
-                    f"config.roles.{name}.{field}={size} does not divide over mesh.data x fsdp x context = {shards}."
+                    f"config.roles.{name}.{field}={size} does not divide over mesh.data x fsdp x expert x context = "
+                    f"{shards}."
                 )
         needed = -(-context // engine.page_tokens) * shards
         if engine.pages < needed:

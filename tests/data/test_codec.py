@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import json
+import math
 import re
 import typing
 import zlib
@@ -36,11 +37,16 @@ COLUMNS = {
 @st.composite
 def trajectories(draw):
     sampled = draw(st.lists(st.booleans(), max_size=5))
+    shape, dtype = (len(sampled), draw(st.integers(1, 3))), draw(st.sampled_from(codec.EXPERTS))
+    experts = st.binary(min_size=10 * math.prod(shape), max_size=10 * math.prod(shape)).map(
+        lambda raw: np.frombuffer(raw, dtype)[: math.prod(shape)].reshape(shape)
+    )
     return Trajectory(
+        experts=draw(st.none() | experts),
         **{
             name: np.array([draw(here if action else elsewhere) for action in sampled], dtype)
             for name, (dtype, here, elsewhere) in COLUMNS.items()
-        }
+        },
     )
 
 
@@ -88,14 +94,15 @@ def through_json(value):
     return json.loads(json.dumps(value, allow_nan=False))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(instances(Task), trajectories(), instances(Episode))
 def test_every_field_comes_back(task, trajectory, episode):
-    assert set(COLUMNS) == {f.name for f in dataclasses.fields(Trajectory)}
+    assert {*COLUMNS, "experts"} == {f.name for f in dataclasses.fields(Trajectory)}
     assert set(codec.encode_task(task)) == {f.name for f in dataclasses.fields(Task)}
     assert same(codec.decode_task(through_json(codec.encode_task(task)), "here"), task)
     assert same(codec.decode_trajectory(through_json(codec.encode_trajectory(trajectory)), "here"), trajectory)
     assert same(codec.decode_episode(through_json(codec.encode_episode(episode)), "here"), episode)
+    assert same(tuple(codec.of_columns(codec.to_columns([episode, episode]))), (episode, episode))
 
 
 def columns(**changes) -> Trajectory:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import BatchConfig, EngineConfig, SamplingConfig
+from jaxagent.config import BatchConfig, EngineConfig, MeshConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
@@ -17,6 +17,7 @@ from jaxagent.engine.requests import EngineSetup
 from jaxagent.learner.batching import Packer, Sharing, unpack
 from jaxagent.models import exact, params, sharding
 from jaxagent.models.blocks.experts import Experts
+from jaxagent.models.blocks.mla import LatentAttention
 from jaxagent.models.blocks.routing import Routing
 from jaxagent.models.families import FAMILIES
 from jaxagent.models.spec import ModelSpec
@@ -31,9 +32,8 @@ WIDE = dataclasses.replace(
 )
 SOFTMAX = Experts(Routing(16, 4), 64, shared=1, shared_gate=True)  # as Qwen3-Next has it
 GROUPS = Experts(Routing(16, 4, True, "sigmoid", True, 4, 2, 1.7), 64, shared=2)  # as DeepSeek-V3
-MIXTURE = dataclasses.replace(
-    WIDE, family="qwen3_moe", pattern=tuple((SPEC.pattern[0][0], experts) for experts in (SOFTMAX, GROUPS))
-)
+LATENT = LatentAttention(query_rank=24, rank=32, plain_dim=16, value_dim=24)
+MIXTURE = dataclasses.replace(WIDE, family="qwen3_moe", pattern=((SPEC.pattern[0][0], SOFTMAX), (LATENT, GROUPS)))
 HYBRID = dataclasses.replace(
     WIDE,
     family="qwen3_5_text",
@@ -219,3 +219,20 @@ def test_on_a_mesh(model, shape: tuple[int, int, int]) -> None:
     cfg = dataclasses.replace(CONFIG, slots=128)
     episodes = play(model, mesh, cfg, list(range(24)), 24)
     assert_bits_equal(episodes, scores(model, mesh, cfg, episodes, 0.7, 4, 256, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sizes",
+    [MeshConfig(1, 1, 1, 1, 8), *(pytest.param(MeshConfig(1, 2, 2, 1, n), marks=pytest.mark.nightly) for n in (1, 2))],
+    ids=lambda sizes: f"x{sizes.expert}",
+)
+def test_experts_on_several_devices_give_the_bits_of_one(sizes) -> None:
+    one = play(MIXTURE, mesh_of(), CONFIG, list(range(24)), 24)
+    mesh, cfg = sharding.make_mesh(sizes), dataclasses.replace(CONFIG, slots=128)
+    episodes = play(MIXTURE, mesh, cfg, list(range(24)), 24)
+    assert_bits_equal(episodes, scores(MIXTURE, mesh, cfg, episodes, 0.7, 8, 256, 1))
+    if sizes.tensor == 1:  # which splits sums
+        for i, (tokens, _, values) in episodes.items():
+            np.testing.assert_array_equal(tokens, one[i][0])
+            np.testing.assert_array_equal(values.view(np.int32), one[i][2].view(np.int32))

@@ -23,7 +23,9 @@ COOL = SamplingConfig(temperature=0.7, top_p=1.0, top_k=0, min_p=0.0)
 SPEC = tiny.spec(logprob_chunk_tokens=64)
 
 
-def driver_for(mesh: jax.sharding.Mesh, spec: ModelSpec = SPEC, truncation: bool = False, slots: int = 8) -> Driver:
+def driver_for(
+    mesh: jax.sharding.Mesh, spec: ModelSpec = SPEC, truncation: bool = False, slots: int = 8, records: bool = False
+) -> Driver:
     cfg = EngineConfig(
         slots=slots,
         steps_per_dispatch=4,
@@ -38,7 +40,7 @@ def driver_for(mesh: jax.sharding.Mesh, spec: ModelSpec = SPEC, truncation: bool
     with jax.set_mesh(mesh):
         weights = tiny.init(spec, 0, params.shardings(spec, mesh, sharding.TRAIN))
     stops = automaton.build(["no such"], [b"ab"] * VOCAB, spec.padded_vocab_size)
-    model = LanguageModel(spec, cfg.cache_dtype)
+    model = LanguageModel(spec, cfg.cache_dtype, records=records)
     setup = EngineSetup(cfg=cfg, context=CONTEXT, stops=stops, eos_ids=(), exact=False, truncation=truncation)
     return Driver(model, weights, 0, setup, mesh)
 

@@ -131,7 +131,7 @@ def test_rows_that_fill_up_leave_memories_alone(schedulers, expected) -> None:
 def test_shards_have_memories_of_their_own(schedulers, expected) -> None:
     with toys.running(slots=8, pages=48, memories=40, data=4, model=MixedToy(toys.VOCAB)) as four:
         assert asyncio.run(episodes(four, 30)) == expected
-    assert all(store.hit_tokens > 0 for store in schedulers[0].stores)
+    assert sum(store.hit_tokens > 0 for store in schedulers[0].stores) > 1
 
 
 @pytest.mark.parametrize("policy", ["keep", "recompute"])
@@ -153,18 +153,24 @@ def test_what_sessions_keep_of_old_weights(schedulers, policy: str) -> None:
         assert asyncio.run(scene(driver)) == {"keep": (2, 13), "recompute": (10, 0)}[policy]
 
 
-def test_a_turn_that_is_given_up_leaves_what_it_sampled(schedulers) -> None:
+def test_a_turn_that_is_given_up_leaves_a_snapshot_where_its_memory_is(schedulers) -> None:
+    """And not where its context ended: that snapshot another session has taken meanwhile."""
+    context = text(0, 9)
+
     async def scene(driver):
         session = await driver.open("t", 0)
         got: asyncio.Future = asyncio.get_running_loop().create_future()
         told = lambda new: got.done() or got.set_result(new.tokens.tolist())  # noqa: E731
-        turn = asyncio.create_task(driver.generate(session, [1, 2, 3], 30, toys.GREEDY, 0, 20, on_tokens=told))
+        turn = asyncio.create_task(driver.generate(session, context, 1000, toys.GREEDY, 0, 20, on_tokens=told))
         sampled = await got
+        await ask(driver, text(1, 9))
+        assert not turn.done()
         turn.cancel()
         await asyncio.gather(turn, return_exceptions=True)
-        _, prefilled = await ask(driver, [1, 2, 3, *sampled, 9])
-        return len(sampled), prefilled
+        again = await driver.open("t", 0)
+        g = await driver.generate(again, context, len(sampled), toys.GREEDY, 0, 20)
+        return sampled, g.tokens.tolist()
 
-    with toys.running(model=MixedToy(toys.VOCAB), stops=()) as driver:
-        sampled, prefilled = asyncio.run(scene(driver))
-        assert prefilled in (1, sampled + 1)  # whether the turn had gone further by then
+    with toys.running(model=MixedToy(toys.VOCAB), memories=2, **LONG) as driver:
+        sampled, tokens = asyncio.run(scene(driver))
+        assert sampled == tokens == toys.greedy(toys.weights(), context.tolist(), len(sampled))

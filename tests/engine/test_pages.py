@@ -47,7 +47,7 @@ def test_a_group_shares_its_prompt() -> None:
     store.check()
     for n in range(15):
         seq, admission = start(store, prompt, needed=16)
-        assert admission[:2] == (11, [(3, 5 + 2 * n)])
+        assert admission[:2] == (11, [(False, (3, 5 + 2 * n))])
         assert seq.pages == [1, 2, 5 + 2 * n, 6 + 2 * n]
     assert store.used_pages == 2 + 16 * 2 and store.evictable_pages == 0
     assert store.hit_tokens == 15 * 11
@@ -84,9 +84,9 @@ def test_a_sequence_begins_with_its_admission() -> None:
     store = PageStore(pages=8, page_tokens=4)
     seq = store.open()
     store.forget()
-    assert store.admit(seq, ids("aaaab"), 5) == (0, [], [], 0)
+    assert store.admit(seq, ids("aaaab"), 5) == (0, [], 0)
     store.commit(seq, ids("aaaa"))  # of the new weights
-    assert start(store, "aaaab")[1] == (4, [], [], 4)
+    assert start(store, "aaaab")[1] == (4, [], 4)
 
 
 def test_misuse() -> None:
@@ -197,7 +197,8 @@ class Simulation:
             store.release(seq)
             self.seen["refused"] += 1
             return
-        cached, copies, memories, _ = admission
+        cached, both, _ = admission
+        copies, memories = ([copy for kind, copy in both if kind == memory] for memory in (False, True))
         assert cached == known
         if store.evictions == 0 and not len(self.memories):
             assert cached == max((common(c, tokens[:-1]) for c in self.committed), default=0)

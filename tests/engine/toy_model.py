@@ -23,7 +23,7 @@ class Toy:
     """Implements `engine.model.Model`. Parameters: f32[V,V], row = last token."""
 
     vocab_size: int
-    keeps_memories = False
+    keeps_memories, choices = False, 0
 
     def pinned(self):
         return self

@@ -1,6 +1,7 @@
 """Sessions over a real engine in exact numerics: what HTTP gives is what the engine samples, in any company."""
 
 import asyncio
+import contextlib
 import dataclasses
 
 import jax
@@ -20,6 +21,7 @@ from jaxagent.gateway.threads import conversation_key
 from jaxagent.models import sharding
 from jaxagent.models.spec import round_up
 from jaxagent.types import StopReason
+from tests.engine import test_recorded
 from tests.gateway import world
 from tests.gateway.episodes import CONFIG, TASK
 from tests.gateway.world import post
@@ -36,7 +38,14 @@ def tiny_spec():
 
 @pytest.fixture(scope="module")
 def engine():
-    tokenizer, spec = world.tokenizer(), tiny_spec()
+    with running(tiny_spec()) as driver:
+        yield driver
+
+
+@contextlib.contextmanager
+def running(spec, exact=True):
+    """A driver, in fast numerics one that records choices."""
+    tokenizer = world.tokenizer()
     cfg = EngineConfig(
         slots=4,
         steps_per_dispatch=4,
@@ -50,8 +59,9 @@ def engine():
     )
     mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1, context=1))
     stops = automaton.build([], tokenizer.token_bytes(), spec.padded_vocab_size)
-    setup = EngineSetup(cfg=cfg, context=CONTEXT, stops=stops, eos_ids=tokenizer.eos_ids, exact=True, seed=5)
-    with Driver(LanguageModel(spec, cfg.cache_dtype), tiny.random_params(spec), 3, setup, mesh) as driver:
+    setup = EngineSetup(cfg=cfg, context=CONTEXT, stops=stops, eos_ids=tokenizer.eos_ids, exact=exact, seed=5)
+    model = LanguageModel(spec, cfg.cache_dtype, records=not exact)
+    with Driver(model, tiny.random_params(spec), 3, setup, mesh) as driver:
         driver.start(timeout_s=120)
         yield driver
 
@@ -89,6 +99,21 @@ def played(driver, names, together, leave=False):
         return {name: one.close() for name, one in ours.items()}
 
     return world.run(scene)
+
+
+@pytest.mark.slow
+def test_experts_are_of_their_own_tokens_also_where_clients_leave_and_pasts_are_edited():
+    spec = dataclasses.replace(tiny_spec(), family="qwen3_moe", pattern=())
+    with running(spec, exact=False) as driver:
+        trajectories = played(driver, ["one", "two"], together=True, leave=True)
+    weights = tiny.random_params(spec)
+    for trajectory in (t for each in trajectories.values() for t in each):
+        tokens = np.zeros(CONTEXT, np.int32)
+        tokens[: len(trajectory)] = trajectory.tokens
+        known = trajectory.experts[:, 0] != 255
+        assert known[:-1].all() and not known[-1]
+        expected = np.asarray(test_recorded.chosen(spec, weights, tokens))[: len(trajectory)]
+        np.testing.assert_array_equal(trajectory.experts[known], expected[known])
 
 
 def columns(trajectories):

@@ -13,6 +13,9 @@ CONFIGS = {
     "llama": transformers.LlamaConfig,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "glm4_moe": transformers.Glm4MoeConfig,
+    "deepseek_v3": transformers.DeepseekV3Config,
+    "glm4_moe_lite": transformers.Glm4MoeLiteConfig,
+    "olmoe": transformers.OlmoeConfig,
     "mistral": transformers.MistralConfig,
     "smollm3": transformers.SmolLM3Config,
     "olmo2": transformers.Olmo2Config,
@@ -85,6 +88,28 @@ MIXTURES |= {
         | dict(rope_parameters=YARN | dict(partial_rotary_factor=0.25)),
     ),
 }
+_LATENT = _GLM | dict(
+    num_attention_heads=4, num_key_value_heads=4, q_lora_rank=10, kv_lora_rank=12, qk_nope_head_dim=6,
+    qk_rope_head_dim=4, v_head_dim=8, n_group=2, topk_group=1, head_dim=4,
+)  # fmt: skip
+MIXTURES |= {
+    "deepseek": ("deepseek_v3", _LATENT),
+    "deepseek-yarn": (
+        "deepseek_v3",
+        _LATENT
+        | dict(q_lora_rank=None, v_head_dim=14, rope_interleave=False)
+        | dict(rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=0.8)),
+    ),
+}
+_LITE = {key: value for key, value in _LATENT.items() if key not in ("first_k_dense_replace", "head_dim")}
+MIXTURES |= {
+    "glm-lite": (
+        "glm4_moe_lite",
+        _LITE | dict(v_head_dim=10, mlp_layer_types=["dense", "sparse", "dense"], num_hidden_layers=3),
+    ),
+}
+MIXTURES |= {"olmoe": ("olmoe", _MOE | dict(head_dim=4, pad_token_id=None, eos_token_id=None, num_experts_per_tok=3))}
+del MIXTURES["olmoe"][1]["moe_intermediate_size"]
 _DELTA = dict(
     linear_num_key_heads=2,
     linear_num_value_heads=4,
@@ -117,7 +142,7 @@ def build(name: str) -> transformers.PreTrainedModel:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            head_dim=8,
+            **({} if family == "glm4_moe_lite" else {"head_dim": 8}),  # there it is another name of qk_rope_head_dim
             max_position_embeddings=64,
             tie_word_embeddings=False,
         )

@@ -58,5 +58,5 @@ def test_its_config_json_is_read_and_written(mine):
 def test_the_page_names_what_blocks_and_families_say():
     page = PAGE.read_text(encoding="utf-8")
     says = [name for name in vars(LayerBlock) if not name.startswith("_")]
-    says += [field.name for field in dataclasses.fields(Family)] + ["pattern_of", "settings_of"]
+    says += [field.name for field in dataclasses.fields(Family)] + ["pattern_of", "settings_of", "scaling_of"]
     assert not [name for name in says if f"`{name}" not in page]

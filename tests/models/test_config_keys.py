@@ -25,10 +25,13 @@ from tests.models import hf_cases, tiny  # noqa: E402
 from tests.models.forward import all_logits  # noqa: E402
 
 CASES = {"qwen2": "qwen2-untied", "qwen3": "qwen3-untied", "llama": "llama-untied", "mistral": "mistral",
-         "smollm3": "smollm3", "olmo2": "olmo2", "qwen3_moe": "moe", "glm4_moe": "glm"}  # fmt: skip
+         "smollm3": "smollm3", "olmo2": "olmo2", "qwen3_moe": "moe", "glm4_moe": "glm",
+         "deepseek_v3": "deepseek", "glm4_moe_lite": "glm-lite", "olmoe": "olmoe"}  # fmt: skip
+LATENT = ("deepseek_v3", "glm4_moe_lite")  # all heads have keys of their own
 EVERYWHERE = {key for keys in hf_config.HARMLESS.values() for key in keys.split()}
 OTHER = {  # of what is no number, flag or list that holds any
     "mlp_only_layers": [0],
+    "mlp_layer_types": ["sparse"] * 8,
     "hidden_act": "gelu",
     "dtype": "float64",
     "problem_type": "regression",
@@ -94,8 +97,9 @@ class Folder:
 def test_a_changed_key_is_read_or_refused_or_listed(family):
     base = hf_cases.CONFIGS[family]().to_dict() | {"architectures": [FAMILIES[family].architecture]}
     base = {key: value for key, value in base.items() if not key.startswith("_")} | dict(
-        sliding_window=None, num_attention_heads=64, num_key_value_heads=1, hidden_size=16640, num_hidden_layers=8
-    )
+        sliding_window=None, num_attention_heads=64, hidden_size=16640, num_hidden_layers=8,
+        num_key_value_heads=64 if family in LATENT else 1,
+    )  # fmt: skip
     base |= {"layer_types": None, "no_rope_layers": [1, 0] * 5} if family == "smollm3" else {"layer_types": None}
     spec = hf_config.spec_from_hf(base, tiny.model_config(), "config.json")
     listed = EVERYWHERE | FAMILIES[family].harmless.keys()
@@ -143,8 +147,9 @@ def test_every_key_of_a_rope_section(case, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_config_leaves_out_is_what_transformers_takes(family):
     """Of a folder that leaves everything out but its sizes each key can be left out, too, or be there as by default."""
-    sizes = dict(vocab_size=8, hidden_size=256, intermediate_size=8, num_hidden_layers=4, num_attention_heads=64)
-    sizes |= dict(model_type=family, num_key_value_heads=1, head_dim=4, sliding_window=None)
+    sizes = dict(vocab_size=8, hidden_size=1024, intermediate_size=8, num_hidden_layers=4, num_attention_heads=64)
+    sizes |= dict(model_type=family, num_key_value_heads=1, head_dim=16, sliding_window=None)
+    sizes |= dict(num_key_value_heads=64, head_dim=64) if family in LATENT else {}
 
     def spec_of(hf):
         try:

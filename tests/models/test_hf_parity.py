@@ -147,6 +147,7 @@ def test_an_edited_config_is_the_model_that_transformers_reads(name, tmp_path):
 def test_own_model_exports_to_transformers(family, tmp_path):
     """A model born here, with a padded vocabulary, in several files."""
     spec = tiny.spec(family=family, tie_embeddings=False, num_layers=len(FAMILIES[family].pattern) * 2)
+    spec = dataclasses.replace(spec, head_dim=spec.embed_dim // spec.num_heads) if family == "olmoe" else spec
     from jaxagent.models import params as model_params
 
     params = model_params.init(spec, jax.random.key(0))

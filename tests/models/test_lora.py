@@ -24,8 +24,11 @@ FAMILIES = {
 def random_adapters(spec, config=CONFIG, seed=1) -> lora.Adapters:
     """Adapters as they are in the middle of training: B is not 0."""
     made, rng = tiny.init_of(lora.adapter_specs(spec, config), seed), np.random.default_rng(seed + 1)
-    moved = {name: 0.3 * rng.normal(size=adapter.b.shape).astype(np.float32) for name, adapter in made.items()}
-    return {name: adapter.replace(b=jax.device_put(moved[name])) for name, adapter in made.items()}
+
+    def moved(adapter: layers.Adapter) -> layers.Adapter:
+        return adapter.replace(b=jax.device_put(0.3 * rng.normal(size=adapter.b.shape).astype(np.float32)))
+
+    return jax.tree.map(moved, made, is_leaf=lambda x: isinstance(x, layers.Adapter))
 
 
 def outputs(weights, spec, batch):
@@ -110,6 +113,7 @@ def test_adapters_start_at_the_base_and_as_published():
         ("ne,ehd->nhd", ("ne,er->nr", "nr,rhd->nhd")),
         ("nhd,hde->ne", ("nhd,hdr->nr", "nr,re->ne")),
         ("nf,fe->ne", ("nf,fr->nr", "nr,re->ne")),
+        ("rf,fe->re", ("rf,fq->rq", "rq,qe->re")),
     ],
 )
 def test_the_two_products_beside_one(equation, expected):

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxagent.config import ConfigError, LoraConfig
-from jaxagent.models import hf, lora, params, transformer
+from jaxagent.config import ConfigError
+from jaxagent.models import hf, params, transformer
 from jaxagent.models.spec import ModelSpec
 from jaxagent.plan import costs
 from tests.engine import test_lm
@@ -97,7 +97,5 @@ def test_what_it_is_not_is_said(tmp_path):
         hf.read_spec(tmp_path, tiny.model_config())
     with pytest.raises(ConfigError, match=r"num_layers=3 is not a multiple of the 2 kinds of layers of tests.models"):
         dataclasses.replace(SPEC, num_layers=3)
-    with pytest.raises(ConfigError, match="layers of several kinds, which take no adapters yet"):
-        lora.adapter_specs(SPEC, LoraConfig(2, 4.0, False, "all-linear"))
     with pytest.raises(ConfigError, match=r"config.model.family must be one of .* It is 'jaxagent.models.hf:DTYPES'"):
         ModelSpec.from_config(dataclasses.replace(CONFIG, family="jaxagent.models.hf:DTYPES"), 61)

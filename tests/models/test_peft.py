@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 import safetensors.torch  # noqa: E402
 
 from jaxagent.config import ConfigError, LoraConfig  # noqa: E402
-from jaxagent.models import hf, lora, params  # noqa: E402
+from jaxagent.models import hf, lora, params, peft  # noqa: E402
 from tests.models import hf_cases, tiny  # noqa: E402
 from tests.models.forward import all_logits  # noqa: E402
 from tests.models.test_lora import random_adapters  # noqa: E402
@@ -53,7 +53,7 @@ def test_torch_computes_the_same_from_the_files(name, config, tmp_path):
     plain = hf_cases.logits(model, tokens).numpy()
     spec = hf.read_spec(tmp_path / "base", tiny.model_config())
     base, adapters = hf.load(tmp_path / "base", spec, None), random_adapters(spec, config)
-    lora.save_adapters(tmp_path / "adapter", adapters, spec, config, str(tmp_path / "base"))
+    peft.save_adapters(tmp_path / "adapter", adapters, spec, config, str(tmp_path / "base"))
 
     expected = hf_cases.logits(with_adapter(model, tmp_path / "adapter"), tokens).numpy()
     assert np.abs(expected - plain).max() > 0.1
@@ -68,7 +68,7 @@ def test_torch_computes_the_same_from_the_files(name, config, tmp_path):
     (tmp_path / "adapter" / "adapter_config.json").write_text(
         json.dumps(settings | {"target_modules": paths, "use_dora": False, "rank_pattern": {}})  # as PEFT writes them
     )
-    again, read = lora.load_adapters(tmp_path / "adapter", spec)
+    again, read = peft.load_adapters(tmp_path / "adapter", spec)
     assert lora.targets(read, spec) == lora.targets(config, spec) and lora.scale(read) == lora.scale(config)
     jax.tree.map(np.testing.assert_array_equal, again, adapters)
 
@@ -77,7 +77,7 @@ def adapter_folder(tmp_path, **changes):
     """A folder with an adapter, and settings changed."""
     spec, config = tiny.spec(), LoraConfig(2, 4.0, False, "q_proj")
     adapters = params.init_of(lora.adapter_specs(spec, config), jax.random.key(0))
-    lora.save_adapters(tmp_path, adapters, spec, config, "somewhere")
+    peft.save_adapters(tmp_path, adapters, spec, config, "somewhere")
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return spec
@@ -101,7 +101,7 @@ def adapter_folder(tmp_path, **changes):
 )
 def test_what_cannot_be_read_is_named(changes, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
-        lora.load_adapters(tmp_path, adapter_folder(tmp_path, **changes))
+        peft.load_adapters(tmp_path, adapter_folder(tmp_path, **changes))
 
 
 def test_a_tensor_of_nobody_and_a_cut_off_folder(tmp_path):
@@ -110,11 +110,11 @@ def test_a_tensor_of_nobody_and_a_cut_off_folder(tmp_path):
     extra = tensors | {f"{PREFIX}model.layers.7.self_attn.q_proj.lora_A.weight": torch.zeros(2, 16)}
     safetensors.torch.save_file(extra, tmp_path / "adapter_model.safetensors")
     with pytest.raises(ConfigError, match=r"layers\.7\..* belongs to no adapter"):
-        lora.load_adapters(tmp_path, spec)
+        peft.load_adapters(tmp_path, spec)
     wide = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}  # as trained in half precision
     safetensors.torch.save_file(wide, tmp_path / "adapter_model.safetensors")
-    adapters, _ = lora.load_adapters(tmp_path, spec)
+    adapters, _ = peft.load_adapters(tmp_path, spec)
     assert adapters["wq"].a.dtype == "float32"
     (tmp_path / "adapter_config.json").unlink()
     with pytest.raises(ConfigError, match=r"adapter_config\.json does not exist"):
-        lora.load_adapters(tmp_path, spec)
+        peft.load_adapters(tmp_path, spec)

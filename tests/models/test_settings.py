@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, parse
+from jaxagent.configs import coding_agent, polar_swe
 from jaxagent.models import hf_config, params
 from jaxagent.models.blocks.experts import Experts
 from jaxagent.models.blocks.routing import Routing
@@ -37,13 +38,19 @@ def test_settings_are_read_as_a_folder_s():
     assert scaled.rope_scaling.factor == 4 and dataclasses.replace(scaled, rope_scaling=None, max_position=0) == plain
 
 
-def test_published_shapes_have_the_published_sizes():
-    from jaxagent.config import parse
-    from jaxagent.configs import coding_agent
-
-    cfg = parse(coding_agent.get_config("qwen3-30b-a3b"))
+@pytest.mark.parametrize(
+    ("recipe", "preset", "parameters"),
+    [
+        (coding_agent, "qwen3-30b-a3b", 30_532_122_624),
+        (coding_agent, "qwen3.6-35b-a3b", 34_660_610_688),
+        (polar_swe, "qwen3.5-4b", 4_205_751_296),
+    ],
+)
+def test_published_shapes_have_the_published_sizes(recipe, preset, parameters):
+    """As transformers counts the classes' arrays."""
+    cfg = parse(recipe.get_config(preset))
     spec = ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size)
-    assert params.count(spec) == 30_532_122_624
+    assert params.count(spec) == parameters
 
 
 @pytest.mark.parametrize(

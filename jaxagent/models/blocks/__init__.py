@@ -7,6 +7,7 @@ A layer is a tuple of blocks, each of which adds to the residual stream, and a f
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 # What a block keeps of sequences between calls: a pytree of arrays with a leading axis of pages or memories, or None.
 State = Any
+Cache = tuple[tuple[State, ...], ...]  # of each layer, of each of its blocks; None where a block keeps nothing
+
+# What becomes of a block's choices: its state, the scores f32[N, X] of what each row may go to and the numbers
+# i32[N, k] that it would choose -> the numbers i32[N, k] that it takes, ascending, and the new state.
+Choose = Callable[[State, jax.Array, jax.Array], tuple[jax.Array, State]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +37,7 @@ class FlatRows:
     angles: tuple[jax.Array, jax.Array]  # cos and sin f32[N, R/2] of each row's position, see `rope.table`
     attend: Attend
     recur: Recurrence | None = None  # for blocks with a memory of fixed size
+    choose: Choose | None = None  # None: blocks go by their own choices, and nobody hears of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,24 +66,39 @@ class LayerBlock:
         raise NotImplementedError
 
     def init_state(self, spec: ModelSpec, pages: int, page_tokens: int, dtype: str) -> State:
-        """Zeros for one layer, pages sharded over `sharding.FLAT`, heads over tensor; None: it keeps nothing there."""
+        """Zeros for one layer, pages sharded over `sharding.FLAT`, heads over tensor; None: it keeps nothing."""
 
     def init_memory(self, spec: ModelSpec, memories: int, dtype: str) -> State:
-        """Zeros for one layer, memories sharded over `sharding.FLAT`, heads over tensor; None: see `init_state`.
+        """Zeros for one layer, memories sharded likewise, of a block that keeps these and no pages.
 
         A token at position 0 starts from zeros, whatever the memory holds: nobody clears it.
         """
+        raise NotImplementedError
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether it keeps memories."""
+        return type(self).init_memory is not LayerBlock.init_memory
+
+    @property
+    def choices(self) -> tuple[int, int]:
+        """(k, X): the block sends each row to k of X, and asks `FlatRows.choose`; (0, 0): it chooses nothing."""
+        return 0, 0
 
     def state_values(self, spec: ModelSpec, tokens: float) -> float:
         """Numbers of its state that a token reads with `tokens` before it."""
         return 0
 
     def matmul_params(self, spec: ModelSpec) -> float:
-        """Weights of its matrices that a token is multiplied with: all of them, unless a router chooses."""
-        return sum(array.size for array in self.arrays(spec).values() if array and array.summed)
+        """Weights of its matrices that a token is multiplied with."""
+        return sum(array.size * self.used(array) for array in self.arrays(spec).values() if array and array.summed)
 
-    def params_read(self, spec: ModelSpec, rows: float) -> float:
-        """Weights of its matrices that are read for so many tokens at once: those that any of them needs."""
+    def used(self, array: ArraySpec) -> float:
+        """The part of a matrix that a token is multiplied with: all of it, unless a router chooses."""
+        return 1
+
+    def params_read(self, spec: ModelSpec, rows: float, expert_shards: int = 1) -> float:
+        """Weights of its matrices that a device with a part of the experts reads for so many tokens at once."""
         return self.matmul_params(spec)
 
     def flops(self, spec: ModelSpec, keys: float) -> float:

@@ -43,10 +43,9 @@ class Routing:
 def route(
     routing: Routing, h: jax.Array, router: jax.Array, bias: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Weights f32[N, k] and numbers i32[N, k], ascending, of the experts of rows h[N, E]; router [E, X], bias [X]."""
+    """Scores f32[N, X] of rows h[N, E], and the numbers i32[N, k] of the chosen; router [E, X], bias f32[X]."""
     scores = scores_of(routing, h, router)
-    chosen = choose(routing, scores, bias)
-    return lax.optimization_barrier((weigh(routing, scores, chosen), chosen))
+    return lax.optimization_barrier((scores, choose(routing, scores, bias)))
 
 
 def scores_of(routing: Routing, h: jax.Array, router: jax.Array) -> jax.Array:
@@ -69,10 +68,11 @@ def choose(routing: Routing, scores: jax.Array, bias: jax.Array | None = None) -
     return jnp.sort(chosen, axis=1)
 
 
+@jax.named_scope("route")
 def weigh(routing: Routing, scores: jax.Array, chosen: jax.Array) -> jax.Array:
     """What each of the chosen experts weighs, f32[N, k]."""
     weights = jnp.take_along_axis(scores, chosen, axis=1)
     if routing.renormalise:
         total = sum(weights[:, i : i + 1] for i in range(routing.active))  # one order of additions
         weights = weights / (total + routing.epsilon if routing.epsilon else total)
-    return weights * routing.scale if routing.scale != 1 else weights
+    return lax.optimization_barrier(weights * routing.scale if routing.scale != 1 else weights)

@@ -19,7 +19,7 @@ from jaxagent.config import Config, ConfigError, modern, to_dict
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner import checkpoint
 from jaxagent.learner.programs import merger
-from jaxagent.models import hf, lora, params, sharding
+from jaxagent.models import hf, lora, params, peft, sharding
 from jaxagent.models.params import Params
 from jaxagent.runs import resume
 from jaxagent.runs.parts import Parts, tokenizer_folder
@@ -39,6 +39,7 @@ class PolicySource:
     stage: str  # of the run, whose bundle it is; "" for a folder
     step: int  # of that stage
     digest: str  # differs between weights that differ
+    base: Path | None = None  # the model, where the folder holds adapters to it alone, as PEFT writes them
 
     @property
     def label(self) -> str:
@@ -56,7 +57,7 @@ def choose(cfg: Config, name: str) -> PolicySource:
       ConfigError: there is no such policy, or the bundle's run had another shape or tokenizer than `cfg`.
     """
     if name != LATEST and not (name.isascii() and name.isdigit()):
-        return _folder(Path(name))
+        return _folder(Path(name), cfg.model.path)
     workdir, directory = Path(cfg.workdir), Path(cfg.workdir) / "checkpoints"
     if not workdir.is_dir():
         raise ConfigError(f"There is no run in '{workdir}': no such folder. Set --config.workdir=RUN.")
@@ -84,8 +85,8 @@ def configured(cfg: Config, source: PolicySource) -> Config:
         if not (folder / "tokenizer.json").is_file():
             raise ConfigError(f"The run's tokenizer is gone: no tokenizer.json in '{folder}'.")
         return cfg
-    hf.read_spec(source.folder, cfg.model)
-    own = source.folder
+    own = model = source.base or source.folder
+    hf.read_spec(own, cfg.model)
     if not (own / "tokenizer.json").is_file():
         if not (folder / "tokenizer.json").is_file():
             raise ConfigError(f"'{own}' has no tokenizer.json: set --config.tokenizer.path.")
@@ -97,7 +98,7 @@ def configured(cfg: Config, source: PolicySource) -> Config:
         )
     return dataclasses.replace(
         cfg,
-        model=dataclasses.replace(cfg.model, path=str(source.folder)),
+        model=dataclasses.replace(cfg.model, path=str(model)),
         tokenizer=dataclasses.replace(cfg.tokenizer, path=str(own)),
     )
 
@@ -109,7 +110,13 @@ def load(parts: Parts, source: PolicySource) -> tuple[Params, int]:
       ConfigError: other shapes than the config's, or a run that goes on has deleted the bundle meanwhile.
     """
     if source.bundle is None:
-        return parts.init_params(), 0
+        policy = parts.init_params()
+        if source.base is None:
+            return policy, 0
+        adapters, config = peft.load_adapters(source.folder, parts.spec)
+        specs = params.shardings_of(lora.adapter_specs(parts.spec, config), parts.mesh, sharding.TRAIN)
+        with jax.set_mesh(parts.mesh):
+            return lora.merge(policy, jax.device_put(adapters, specs), config, parts.cfg.model.compute_dtype), 0
     try:
         return _load_bundle(parts, source)
     except Exception as error:
@@ -138,16 +145,25 @@ def _load_bundle(parts: Parts, source: PolicySource) -> tuple[Params, int]:
     return read(field, params.abstract(parts.spec, mesh, sharding.TRAIN)), source.step
 
 
-def _folder(folder: Path) -> PolicySource:
+def _folder(folder: Path, model: str) -> PolicySource:
+    """`model`: of the config, to which adapters belong whose own base is not there."""
     if not folder.is_dir():
         raise ConfigError(f"--checkpoint must be '{LATEST}', a checkpoint's number or a folder; no folder '{folder}'.")
-    if not (folder / "config.json").is_file():
+    base = None
+    if (folder / peft.CONFIG_FILE).is_file() and not (folder / "config.json").is_file():
+        named = str(hf.read_json(folder / peft.CONFIG_FILE).get("base_model_name_or_path"))
+        base = Path(named if Path(named).is_dir() else model)
+        if not (base / "config.json").is_file():
+            raise ConfigError(
+                f"'{folder}' holds adapters to '{named}', which is no folder here: set --config.model.path."
+            )
+    elif not (folder / "config.json").is_file():
         raise ConfigError(f"'{folder}' is no whole Hugging Face folder: it has no config.json.")
-    digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=8)
-    for path in sorted(folder.glob("*.safetensors")):
+    digest = hashlib.blake2b(((base or folder) / "config.json").read_bytes(), digest_size=8)
+    for path in [path for own in (base, folder) if own for path in sorted(own.glob("*.safetensors"))]:
         with path.open("rb") as file:
             digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())
-    return PolicySource(folder, None, "", 0, digest.hexdigest())
+    return PolicySource(folder, None, "", 0, digest.hexdigest(), base)
 
 
 def _listed(directory: Path, numbers: list[int]) -> str:
@@ -160,6 +176,8 @@ def _check_same(cfg: Config, saved: Mapping[str, Any], where: str) -> None:
     for section, fields in (("model", _MODEL), ("tokenizer", _TOKENIZER)):
         for field in fields:
             value, has = mine[section][field], saved[section].get(field)
+            if field == "lora" and value and has:  # where they began says nothing of a bundle
+                value, has = ({name: own[name] for name in resume.ADAPTERS} for own in (value, has))
             if value != has and (field == "lora" or (value and has)):  # 0 and "" leave it to the model's folder
                 raise ConfigError(
                     f"config.{section}.{field} is {value!r}, checkpoint {where} was made with {has!r}. "

@@ -259,7 +259,7 @@ class FrozenBase:
                 f"the frozen weights that the adapters of version {manifest.version} change (digest {manifest.base}) "
                 f"cannot be had: {failure}"
             ) from None
-        changed = {("layers", name) for name in self._adapters}
+        changed = {("layers", *path[:-1]) for path in self.like}
         used = self.spec.compute_dtype
         return trees.placed(
             leaves, specs, self.mesh, lambda path, array: array.dtype if path in changed else array.dtype_among(used)

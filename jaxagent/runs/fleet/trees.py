@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jaxagent.fleet import manifest
 from jaxagent.fleet.leaves import Leaves, Path
 from jaxagent.fleet.manifest import Share
 from jaxagent.learner import digests
-from jaxagent.models import global_arrays, params, sharding
+from jaxagent.models import global_arrays, lora, params, sharding
 from jaxagent.models.params import ArraySpec, Params
 
 FLOATS = ("bfloat16", "float32")
@@ -47,10 +47,10 @@ def shares(tree: Any) -> list[Share]:
     return [share_of(turn, path, leaf) for turn, (path, leaf) in enumerate(paths(tree).items())]
 
 
-def digest_of_merged(policy: Params, names: Iterable[str]) -> str:
+def digest_of_merged(policy: Params, adapters: lora.Adapters) -> str:
     """The digest of the matrices that adapters have changed. Processes that share the arrays must all call this."""
-    changed = {name: getattr(policy.layers, name) for name in names}
-    with jax.set_mesh(next(iter(changed.values())).sharding.mesh):
+    changed = lora.under(policy, adapters)
+    with jax.set_mesh(jax.tree.leaves(changed)[0].sharding.mesh):
         return digests.digest(changed)
 
 
