@@ -10,14 +10,17 @@ Axis letters: B rows, T tokens per row, R targets per row, N = B * T; b, t and r
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import blockwise, gpu_kernels, kernels
+from jaxagent.models import blockwise, delta_rule, gpu_kernels, kernels, recurrence
 from jaxagent.models.attention import Attend
 from jaxagent.models.sharding import CONTEXT, FLAT, ROWS
 
@@ -54,6 +57,38 @@ def packed(segments: jax.Array) -> Attend:
         return mapped(first, q, k, v), None
 
     return attend
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitRows:
+    """`recurrence.PackedRows` of rows as `flat` lays them out.
+
+    Each device goes through the whole row, gathered as keys and values are, and keeps what its own stripes get: the
+    projections are split over context, the recurrence is not.
+    """
+
+    segments: jax.Array  # i32[B, T], as of `packed`
+
+    def window(self, memory: None, x: jax.Array, count: int) -> tuple[list[jax.Array], None]:
+        """See `recurrence.Recurrence`."""
+
+        def rows(x: jax.Array, segments: jax.Array) -> list[jax.Array]:
+            return [recurrence.earlier(x, segments, by) for by in range(count)]
+
+        return self._of_whole_rows(rows, x), None
+
+    def fold(self, memory: None, rows: delta_rule.Inputs) -> tuple[jax.Array, None]:
+        """See `recurrence.Recurrence`."""
+        return self._of_whole_rows(delta_rule.chunked, rows), None
+
+    def _of_whole_rows(self, function: Callable[..., Any], tokens: Any) -> Any:
+        def local(tokens: Any, segments: jax.Array) -> Any:
+            rows = jax.tree.map(lambda x: _gather(x.reshape(len(segments), -1, *x.shape[1:])), tokens)
+            own = lambda x: jnp.take(x, _columns(segments.shape[1]), axis=1)  # noqa: E731
+            return jax.tree.map(lambda x: own(x).reshape(-1, *x.shape[2:]), function(rows, segments))
+
+        mapped = jax.shard_map(local, in_specs=(P(FLAT), _ROWS), out_specs=P(FLAT))
+        return mapped(tokens, jax.reshard(self.segments, _ROWS))
 
 
 def at(x: jax.Array, tokens: int, places: jax.Array) -> jax.Array:
