@@ -55,8 +55,15 @@ class PackedRows:
         if not sharding.in_mesh():
             return merge_rows(delta_rule.chunked(rows, self.segments)), None
         by_rows = jax.P(sharding.row_axes(rows.q))
-        mapped = jax.shard_map(delta_rule.chunked, in_specs=by_rows, out_specs=by_rows)
-        return merge_rows(mapped(rows, jax.reshard(self.segments, by_rows))), None
+        by_heads = jax.P(*by_rows, None, heads_axis(rows.q.shape[2]))
+        mapped = jax.shard_map(delta_rule.chunked, in_specs=(by_heads, by_rows), out_specs=by_heads)
+        out = mapped(jax.reshard(rows, by_heads), jax.reshard(self.segments, by_rows))
+        return merge_rows(jax.reshard(out, by_rows)), None
+
+
+def heads_axis(heads: int) -> str | None:
+    """The axis of the mesh over which a rule's heads are split, so that each device goes through a part of them."""
+    return "tensor" if heads % jax.sharding.get_abstract_mesh().shape["tensor"] == 0 else None
 
 
 def earlier(rows: jax.Array, segments: jax.Array, by: int) -> jax.Array:
