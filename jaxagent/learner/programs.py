@@ -159,7 +159,8 @@ def describe(
         critic = Critic(of_states, critic_optimizer, rl.critic.loss, rl.critic.warmup_epochs)
     judge = None if teacher is None else distiller(rl.distill, spec, mesh, packer, teacher)
     compare = None if judge is None else judge.compare
-    policy_loss, keeps_logprobs = loss.policy_loss_of(rl), cfg.numerics == "fast" and peers.count() == 1
+    policy_loss: Any = loss.policy_loss_of(rl)
+    keeps_logprobs = cfg.numerics == "fast" and peers.count() == 1
     update = make_update(
         forward.policy_forward(spec, tiling(cfg), config, rl.z_loss is not None, compare, replays, watches(cfg, spec)),
         optimizer,

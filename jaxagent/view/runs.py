@@ -107,7 +107,8 @@ def line(folder: Path, locks: set[tuple[int, int, int]]) -> dict[str, Any]:
     scores = [record[f"eval/{score}"] for record in records if record.get(f"eval/{score}") is not None]
     rewards = [record["reward/mean"] for record in records if record.get("reward/mean") is not None]
     stage = str(last.get("stage", ""))
-    section = config.get(stage) if isinstance(config.get(stage), Mapping) else {}
+    section = config.get(stage)
+    section = section if isinstance(section, Mapping) else {}
     return {
         "status": _status(folder, written, locks),
         "stage": stage,

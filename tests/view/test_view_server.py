@@ -236,3 +236,36 @@ def test_nine_thousand_episodes_are_searched_and_listed_quickly(tmp_path):
     started = time.process_time()
     assert len(shown_episodes.search(log, "capital river")) > 10
     assert time.process_time() - started < 3.0  # 0.1 s alone
+
+
+def test_hostile_episodes_are_answered_with_bounded_json(tmp_path):
+    made_run.write(tmp_path / "h", 1, tasks=1, group=2, evil=50)
+    rows = ",".join(map(str, range(50)))
+    paths = [f"/api/episode?run=h&log=evil&row={row}" for row in (7, 0, 13, 29, 42)]
+    answers = asked(tmp_path, f"/api/previews?run=h&log=evil&rows={rows}", "/api/index?run=h&log=evil", *paths)
+    for status, headers, body in answers:
+        assert status == 200 and len(body) < 1_000_000 and headers["X-Content-Type-Options"] == "nosniff"
+        body.decode("utf-8")  # whatever an episode holds
+    shown = json.loads(answers[2][2])
+    assert shown["prompt"][1] > 4_900_000 and shown["trajectories"][0]["length"] > 100_000
+
+
+def test_the_page_makes_texts_and_no_markup():
+    """What runs have written reaches the page by one function, as text; tests/view/test_view_page.py attacks it."""
+    own = "".join((page.FOLDER / name).read_text(encoding="utf-8") for name in page.SCRIPTS if name != "uplot.js")
+    for way in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "Function(",
+        "srcdoc",
+        "import(",
+    ):
+        assert way not in own, way
+    if shutil.which("node"):
+        program = subprocess.run(
+            ["node", "--check", "-"], input=page.script(), text=True, capture_output=True, timeout=60
+        )
+        assert program.returncode == 0, program.stderr
