@@ -87,7 +87,7 @@ def test_a_run_and_its_continuation(tmp_path):
 
 @pytest.mark.slow
 def test_adapters_of_experts_and_a_run_that_begins_with_them(tmp_path):
-    """A mixture trains two steps, exactly; another run goes on from its folder of adapters, and others read it."""
+    """A mixture trains two steps, exactly; another run goes on from its adapters, with experts on two devices."""
     first, second = tmp_path / "first", tmp_path / "second"
     argv = (*FLAGS, "--config.rl.steps=2", "--config.model.lora.rank=2")
     assert cli.main(tiny_run.argv(first, *argv, preset="laptop-moe")) == 0
@@ -104,7 +104,7 @@ def test_adapters_of_experts_and_a_run_that_begins_with_them(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, served, hf.load(first / "policy", parts.spec, None))
 
     begins = f"--config.model.path={first / 'base'}", f"--config.model.lora.path={first / 'adapter'}"
-    goes_on = (*argv, "--config.stages=rl", *begins)
+    goes_on = (*argv, "--config.stages=rl", "--config.mesh.expert=2", "--config.rl.batch.micro_rows=2", *begins)
     assert cli.main(tiny_run.argv(second, *goes_on, preset="laptop-moe")) == 0
     kl = {r["step"]: r["policy/kl_reference"] for r in jsonl.read(second / "metrics.jsonl") if r["stage"] == "rl" and r["step"]}  # fmt: skip # noqa: E501
     assert kl[1] == 0.0 and kl[2] > 0  # to where it began

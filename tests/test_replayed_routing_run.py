@@ -31,6 +31,8 @@ def test_recorded_routing_goes_through_a_run_and_its_replay(tmp_path, capsys):
     assert cli.main(tiny_run.argv(workdir, *FLAGS)) == 0
     tiny_run.ended(workdir)
     for record in steps(workdir):
+        assert 0 < record["routing/entropy"] < 2.08 and 1 < record["routing/max_load"] <= 4
+        assert 0 <= record["routing/dead_frac"] < 1
         assert record["routing/replayed_frac"] == 1.0 and 0 <= record["routing/replayed_differ_frac"] < 0.1
     trajectories = [t for episode in episodes(workdir) for t in episode.trajectories]
     assert trajectories and all(t.experts.shape == (len(t), 2) for t in trajectories)

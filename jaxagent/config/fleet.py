@@ -18,6 +18,7 @@ class FleetEngineConfig:
     data: PositiveInt = 1  # of its mesh
     fsdp: PositiveInt = 1  # likewise
     tensor: PositiveInt = 1  # likewise
+    expert: PositiveInt = 1  # likewise
     slots: NonNegativeInt = 0  # 0 = engine.slots
     pages: NonNegativeInt = 0  # 0 = engine.pages
 

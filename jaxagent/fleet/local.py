@@ -180,7 +180,8 @@ def of_engine(cfg: Config) -> Config:
     if (own := settings.of(cfg).engine) is None:
         return cfg
     engine = dataclasses.replace(cfg.engine, slots=own.slots or cfg.engine.slots, pages=own.pages or cfg.engine.pages)
-    mesh = dataclasses.replace(cfg.mesh, data=own.data, fsdp=own.fsdp, tensor=own.tensor, context=1)
+    sizes = {axis: getattr(own, axis) for axis in ("data", "fsdp", "expert", "tensor")}
+    mesh = dataclasses.replace(cfg.mesh, context=1, **sizes)
     return dataclasses.replace(cfg, engine=engine, mesh=mesh)
 
 

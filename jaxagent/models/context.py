@@ -10,14 +10,17 @@ Axis letters: B rows, T tokens per row, R targets per row, N = B * T; b, t and r
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import blockwise, gpu_kernels, kernels
+from jaxagent.models import blockwise, delta_rule, gpu_kernels, kernels, recurrence
 from jaxagent.models.attention import Attend
 from jaxagent.models.sharding import CONTEXT, FLAT, ROWS
 
@@ -56,6 +59,55 @@ def packed(segments: jax.Array) -> Attend:
     return attend
 
 
+@dataclasses.dataclass(frozen=True)
+class SplitRows:
+    """`recurrence.PackedRows` of rows as `flat` lays them out.
+
+    The devices of a row exchange tokens for heads (or channels) before, and back behind: each goes through whole rows
+    with a part of the heads. Heads that do not divide are gathered, and every device goes through all.
+    """
+
+    segments: jax.Array  # i32[B, T], as of `packed`
+
+    def window(self, memory: None, x: jax.Array, count: int) -> tuple[list[jax.Array], None]:
+        """See `recurrence.Recurrence`."""
+
+        def rows(x: jax.Array, segments: jax.Array) -> list[jax.Array]:
+            return [recurrence.earlier(x, segments, by) for by in range(count)]
+
+        return self._of_whole_rows(rows, x, None), None
+
+    def fold(self, memory: None, rows: delta_rule.Inputs) -> tuple[jax.Array, None]:
+        """See `recurrence.Recurrence`."""
+        heads = recurrence.heads_axis(rows.q.shape[1])
+        out = self._of_whole_rows(delta_rule.chunked, rows, heads)
+        return jax.reshard(out, P(FLAT)), None
+
+    def _of_whole_rows(self, function: Callable[..., Any], tokens: Any, heads: str | None) -> Any:
+        def local(tokens: Any, segments: jax.Array) -> Any:
+            parts, t = jax.lax.axis_size(CONTEXT), segments.shape[1]
+            exchanged = all(x.shape[1] % parts == 0 for x in jax.tree.leaves(tokens))
+
+            def whole(x: jax.Array) -> jax.Array:
+                x = x.reshape(len(segments), -1, *x.shape[1:])  # [b, t, H, ...]
+                if not exchanged:
+                    return _gather(x)
+                return _in_order(jax.lax.all_to_all(x[None], CONTEXT, 3, 0, tiled=True))
+
+            def own(x: jax.Array) -> jax.Array:
+                if exchanged:
+                    x = jax.lax.all_to_all(_stripes(x, parts), CONTEXT, 0, 3, tiled=True)[0]
+                else:
+                    x = jnp.take(x, _columns(t), axis=1)
+                return x.reshape(-1, *x.shape[2:])
+
+            return jax.tree.map(own, function(jax.tree.map(whole, tokens), segments))
+
+        by_heads = P(FLAT, heads)
+        mapped = jax.shard_map(local, in_specs=(by_heads, _ROWS), out_specs=by_heads)
+        return mapped(jax.reshard(tokens, by_heads), jax.reshard(self.segments, _ROWS))
+
+
 def at(x: jax.Array, tokens: int, places: jax.Array) -> jax.Array:
     """Hidden states [B, R, E] at `places` i32[B, R] of each row, R split over context, of x[N, E] laid out by `flat`.
 
@@ -86,10 +138,22 @@ def _attend(kernel, tokens: int, first: jax.Array, q: jax.Array, k: jax.Array, v
 
 def _gather(x: jax.Array) -> jax.Array:
     """[b, t, ...] of each device's stripes -> [b, T, ...] of the whole row, in its order."""
-    b, t = x.shape[:2]
-    all_of = jax.lax.all_gather(x.reshape(b, STRIPES, t // STRIPES, *x.shape[2:]), CONTEXT)  # [n, b, 2, t / 2, ...]
-    early, late = all_of[:, :, 0], all_of[::-1, :, 1]
-    return jnp.moveaxis(jnp.concatenate([early, late]), 0, 1).reshape(b, -1, *x.shape[2:])
+    return _in_order(jax.lax.all_gather(x, CONTEXT))
+
+
+def _in_order(x: jax.Array) -> jax.Array:
+    """[n, b, t, ...], the stripes of each of n devices, -> [b, T, ...]."""
+    n, b, t = x.shape[:3]
+    x = x.reshape(n, b, STRIPES, t // STRIPES, *x.shape[3:])
+    early, late = x[:, :, 0], x[::-1, :, 1]
+    return jnp.moveaxis(jnp.concatenate([early, late]), 0, 1).reshape(b, n * t, *x.shape[4:])
+
+
+def _stripes(x: jax.Array, n: int) -> jax.Array:
+    """The inverse of `_in_order`."""
+    b, size = x.shape[0], x.shape[1] // (STRIPES * n)
+    early, late = jnp.split(jnp.moveaxis(x.reshape(b, STRIPES * n, size, *x.shape[2:]), 1, 0), 2)
+    return jnp.stack([early, late[::-1]], axis=2).reshape(n, b, STRIPES * size, *x.shape[2:])
 
 
 def _columns(tokens: int) -> jax.Array:

@@ -170,7 +170,7 @@ def _init_cache(spec: ModelSpec, tiling: Tiling, b: int, t: int) -> Cache:
     """The engine's states, a packed row for a page or memory, with room for a page that begins at its last token."""
     mesh = jax.sharding.get_abstract_mesh().shape
     depth, context = t + tiling.page_tokens, mesh["context"]
-    memories = (b + mesh["data"] * mesh["fsdp"]) * context  # the first of each shard is nobody's
+    memories = (b + math.prod(mesh[axis] for axis in sharding.ROWS)) * context  # the first of each shard is nobody's
     states = jax.eval_shape(lambda: transformer.init_cache(spec, b * context, depth, memories, tiling.cache_dtype))
 
     def zeros(a: jax.ShapeDtypeStruct) -> jax.Array:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import object_at
-from jaxagent.models import deepseek
+from jaxagent.models import deepseek, hybrids
 from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.blocks.attention import Attention
 from jaxagent.models.blocks.delta import DeltaNet
@@ -111,29 +111,11 @@ class Olmoe(Mixture):
 
 
 class Hybrid(Family):
-    """Qwen3-Next and Qwen3.5: attention in some layers, every fourth as released, gated delta nets in the others."""
+    """Qwen3.5: attention in some layers, every fourth as released, gated delta nets in the others."""
 
     def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
-        """By `layer_types`, or else by `full_attention_interval`."""
-        from jaxagent.models.hf_config import integer
-
-        def size(key: str, default: int) -> int:
-            return integer(hf, key, default, source=source)
-
-        (delta, *_), (attention, *_) = self.pattern[0], self.pattern[-1]
-        heads, groups = size("linear_num_value_heads", 32), size("linear_num_key_heads", 16)
-        if heads % groups:
-            raise ConfigError(
-                f"{source}: linear_num_value_heads={heads} is no multiple of linear_num_key_heads={groups}."
-            )
-        dims = size("linear_key_head_dim", 128), size("linear_value_head_dim", 128)
-        delta = DeltaNet(groups, heads, *dims, size("linear_conv_kernel_dim", 4), delta.grouped)
-        layers, every, types = size("num_hidden_layers", 1), size("full_attention_interval", 4), hf.get("layer_types")
-        if types is None:
-            types = [_MIXERS[(i + 1) % every == 0] for i in range(layers)]
-        if not isinstance(types, list) or len(types) != layers or not set(types) <= set(_MIXERS):
-            raise ConfigError(f"{source}: layer_types must say {' or '.join(_MIXERS)} for each of the {layers} layers.")
-        mixers = [(delta, attention)[_MIXERS.index(kind)] for kind in types]
+        """The shortest that the layers repeat."""
+        mixers = hybrids.mixers_of(hf, source, self.pattern[0][0].grouped)
         return period_of(list(zip(mixers, self.feed_forwards(hf, source), strict=True)))
 
     def feed_forwards(self, hf: Mapping[str, Any], source: str) -> list[LayerBlock]:
@@ -141,24 +123,12 @@ class Hybrid(Family):
         return [SwiGLU()] * hf["num_hidden_layers"]
 
     def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
-        """What `pattern_of` reads, and the share of a head that RoPE turns, which is not 1 where it is left out."""
-        mixers = [blocks[0] for blocks in spec.pattern]
-        delta = next((mixer for mixer in mixers if isinstance(mixer, DeltaNet)), DeltaNet())
-        key_heads, heads, key, value = delta.sizes(spec)
-        types = [_MIXERS[isinstance(mixer, Attention)] for mixer in mixers]
-        return {
-            "linear_num_key_heads": key_heads,
-            "linear_num_value_heads": heads,
-            "linear_key_head_dim": key,
-            "linear_value_head_dim": value,
-            "linear_conv_kernel_dim": delta.kernel,
-            "layer_types": types * (spec.num_layers // len(types)),
-            "partial_rotary_factor": spec.partial_rotary_factor,
-        }
+        """What `pattern_of` reads."""
+        return hybrids.settings_of(spec)
 
 
 class HybridMixture(Hybrid, Mixture):
-    """With experts, beside which stands one that every token goes to, weighed by a gate."""
+    """Qwen3-Next and Qwen3.5-MoE: with experts, beside which stands one that every token goes to, weighed by a gate."""
 
     def feed_forwards(self, hf: Mapping[str, Any], source: str) -> list[LayerBlock]:
         """The second block of each layer."""
@@ -166,26 +136,19 @@ class HybridMixture(Hybrid, Mixture):
 
         read = {key: value for key, value in hf.items() if key in self.reads or key not in _MIXTURE.split()}
         blocks = Mixture.feed_forwards(self, {"norm_topk_prob": True, "moe_intermediate_size": 512} | read, source)
-        shared = {
-            "shared": 1,
-            "shared_dim": integer(hf, "shared_expert_intermediate_size", 512, source=source),
-            "shared_gate": True,
-        }
-        return [dataclasses.replace(block, **shared) if isinstance(block, Experts) else block for block in blocks]
+        shared = integer(hf, "shared_expert_intermediate_size", 512, source=source)
+        beside = {"shared": 1, "shared_dim": shared, "shared_gate": True}
+        return [dataclasses.replace(block, **beside) if isinstance(block, Experts) else block for block in blocks]
 
     def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
         """What `pattern_of` reads."""
-        shared = [block.shared_dim for _, block in spec.pattern if isinstance(block, Experts)] or [512]
-        settings = Hybrid.settings_of(self, spec) | Mixture.settings_of(self, spec)
-        settings["shared_expert_intermediate_size"] = shared[0]
+        experts = next((block for _, block in spec.pattern if isinstance(block, Experts)), _SHARED)
+        settings = hybrids.settings_of(spec) | Mixture.settings_of(self, spec)
+        settings["shared_expert_intermediate_size"] = experts.shared_width(spec)
         return {key: value for key, value in settings.items() if key in self.reads}
 
 
-_MIXERS = ("linear_attention", "full_attention")
-_HYBRID = """layer_types full_attention_interval linear_num_key_heads linear_num_value_heads linear_key_head_dim
-    linear_value_head_dim linear_conv_kernel_dim partial_rotary_factor"""
-_GATED, _SHARED = Attention(qk_norm=True, gated=True), Experts(shared=1, shared_dim=128, shared_gate=True)
-_QWEN3_NEXT = {"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25}
+_SHARED = Experts(shared=1, shared_gate=True)
 _MIXTURE = """num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob mlp_only_layers
     decoder_sparse_step"""
 _ROUTERS = {
@@ -254,31 +217,35 @@ FAMILIES = {
         HybridMixture(
             "qwen3_next",
             "Qwen3NextForCausalLM",
-            (*[(DeltaNet(grouped=True), _SHARED)] * 3, (_GATED, _SHARED)),
+            hybrids.every_fourth(DeltaNet(grouped=True), _SHARED),
             zero_centred_norms=True,
-            defaults=_QWEN3_NEXT | {"num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True},
-            reads=frozenset(f"{_HYBRID} {_MIXTURE} shared_expert_intermediate_size".split()),
-            harmless=_ROUTERS,
+            defaults=hybrids.DEFAULTS | {"num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True},
+            reads=frozenset(f"{hybrids.READS} {_MIXTURE} shared_expert_intermediate_size".split()),
+            harmless=_ROUTERS | hybrids.HARMLESS,
+            skips=hybrids.SKIPS,
         ),
         Hybrid(
             "qwen3_5_text",
             "Qwen3_5ForCausalLM",
-            (*[(DeltaNet(), SwiGLU())] * 3, (_GATED, SwiGLU())),
+            hybrids.every_fourth(DeltaNet(), SwiGLU()),
             zero_centred_norms=True,
-            defaults=_QWEN3_NEXT | {"num_key_value_heads": 4},
-            reads=frozenset(_HYBRID.split()),
+            defaults=hybrids.DEFAULTS | {"num_key_value_heads": 4},
+            reads=frozenset(hybrids.READS.split()),
+            harmless=hybrids.HARMLESS,
+            skips=hybrids.SKIPS,
         ),
         HybridMixture(
             "qwen3_5_moe_text",
             "Qwen3_5MoeForCausalLM",
-            (*[(DeltaNet(), _SHARED)] * 3, (_GATED, _SHARED)),
+            hybrids.every_fourth(DeltaNet(), _SHARED),
             zero_centred_norms=True,
-            defaults=_QWEN3_NEXT | {"num_experts": 256, "intermediate_size": 512},
+            defaults=hybrids.DEFAULTS | {"num_experts": 256, "intermediate_size": 512},
             reads=frozenset(
-                f"{_HYBRID} num_experts num_experts_per_tok moe_intermediate_size "
+                f"{hybrids.READS} num_experts num_experts_per_tok moe_intermediate_size "
                 "shared_expert_intermediate_size".split()
             ),
-            harmless=_ROUTERS,
+            harmless=_ROUTERS | hybrids.HARMLESS,
+            skips=hybrids.SKIPS,
         ),
         Olmoe(
             "olmoe",

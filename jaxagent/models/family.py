@@ -29,6 +29,7 @@ class Family:
     reads: frozenset[str] = frozenset()  # keys of config.json that only this family reads, its `pattern_of` or its RoPE
     # Keys of the family's class in transformers that change nothing of what is computed, and why not.
     harmless: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    skips: tuple[str, ...] = ()  # beginnings of names of stored weights that are not read, see `hf.unread`
 
     def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
         """The pattern that a parsed config.json describes; `source` is its name, for ConfigErrors."""

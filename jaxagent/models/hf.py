@@ -132,9 +132,19 @@ def save(
             if (pathlib.Path(assets) / name).exists() and pathlib.Path(assets).resolve() != folder.resolve():
                 shutil.copyfile(pathlib.Path(assets) / name, folder / name)
         if (pathlib.Path(assets) / "config.json").exists():
-            settings |= read_json(pathlib.Path(assets) / "config.json")
+            path = pathlib.Path(assets) / "config.json"
+            settings |= hf_config.language_model(read_json(path), str(path))
     config = {k: v for k, v in settings.items() if k not in ("rope_parameters", "dtype")} | config
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def unread(folder: str | pathlib.Path, spec: ModelSpec) -> str:
+    """One line about the weights of a folder that `load` leaves out, as their family says; "": none."""
+    skips = family_of(spec.family).skips
+    with contextlib.ExitStack() as stack:
+        names = [name for name in _open(pathlib.Path(folder), stack) if name.startswith(skips)] if skips else []
+    kinds = ", ".join(f"{skip}*" for skip in skips if any(name.startswith(skip) for name in names))
+    return f"{folder}: {len(names)} tensors are not read, which no log-prob of text needs: {kinds}" if names else ""
 
 
 def save_file(tensors: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
@@ -155,7 +165,8 @@ def _open(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, tuple[
         except safetensors.SafetensorError as error:
             raise ConfigError(f"{folder / name} is not a whole safetensors file: {error}") from error
         for key in file.keys():  # noqa: SIM118 (not a mapping)
-            for single, tensor in _of_experts(key, file.get_slice(key)):
+            name_of_text = key.replace("model.language_model.", "model.", 1)  # in a model that sees
+            for single, tensor in _of_experts(name_of_text, file.get_slice(key)):
                 if single in tensors:
                     raise ConfigError(
                         f"{folder}: tensor '{single}' is in {tensors[single][0]} and in {name}. Delete the file of "
@@ -251,6 +262,7 @@ def _check(tensors: Mapping[str, tuple[str, Any]], spec: ModelSpec) -> None:
     )
     for name, (file, _) in tensors.items():
         ignored = name.endswith("rotary_emb.inv_freq") or (name == HEAD and spec.tie_embeddings)
+        ignored |= name.startswith(family_of(spec.family).skips)
         ignored = ignored or (beyond and name.startswith(beyond))  # predicts a token more, for speculative decoding
         if name not in expected and not ignored:
             raise ConfigError(f"{file}: tensor '{name}' is not part of a {spec.family} of {spec.num_layers} layers.")

@@ -75,8 +75,8 @@ MISSING = {
     "attention sinks, sliding windows and biases of experts": "gpt_oss",
     "sliding windows, norms on both sides of a block and scaled embeddings": """gemma2 gemma3 gemma3_text gemma3n
         gemma3n_text gemma4 gemma4_text""",
-    "latent attention (MLA)": """deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_linear minicpm3
-        longcat_flash""",
+    "sparse attention": "deepseek_v32 glm_moe_dsa",
+    "DeepSeek-V2's routing": "deepseek_v2",
     "state space layers (Mamba)": "nemotron_h mamba mamba2 falcon_h1 falcon_mamba jamba bamba zamba2 granitemoehybrid",
     "sliding windows": "olmo3 cohere2 exaone4 llama4_text afmoe",
     "projections of several matrices in one": "phi3",
@@ -97,6 +97,28 @@ _ROPE_KEYS = (
 )
 
 
+# model_types of models that see, and of the language model in them; and their keys beside its `text_config`.
+_SEEING = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+_BESIDE_TEXT = """model_type text_config vision_config image_token_id video_token_id vision_start_token_id
+    vision_end_token_id tie_word_embeddings"""
+
+
+def language_model(hf: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """The config.json of the language model in a model that sees; any other as it is."""
+    inner = _SEEING.get(str(hf.get("model_type")))
+    if inner is None:
+        return hf
+    text, harmless = hf.get("text_config"), (key for names in HARMLESS.values() for key in names.split())
+    if not isinstance(text, Mapping) or text.get("model_type", inner) != inner:
+        raise ConfigError(f"{source}: text_config must describe a {inner}.")
+    if unknown := sorted(hf.keys() - {*harmless, *_BESIDE_TEXT.split()}):
+        raise ConfigError(f"{source}: nothing is known here of {unknown[0]}={hf[unknown[0]]!r} beside text_config.")
+    tied = [section["tie_word_embeddings"] for section in (hf, text) if section.get("tie_word_embeddings") is not None]
+    if len(set(map(bool, tied))) > 1:
+        raise ConfigError(f"{source}: tie_word_embeddings differs from that of text_config. Say the same.")
+    return {**text, "model_type": inner, "tie_word_embeddings": tied[0] if tied else False}
+
+
 def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: str) -> ModelSpec:
     """The spec of a Hugging Face model.
 
@@ -109,6 +131,7 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
     Raises:
       ConfigError: another architecture, an unsupported feature, or a missing key, named with its file.
     """
+    hf = language_model(hf, source)
     name, stated = _need(hf, "model_type", source), getattr(model, "family", "")
     own = family_of(stated) if ":" in stated else None
     family = own or (FAMILIES.get(name) if isinstance(name, str) else None)
@@ -285,7 +308,9 @@ def _one_rope(hf: Mapping[str, Any], family: Family, rope: Mapping[str, Any], so
     """As `_rope`, from one of the two keys that may hold it."""
     if nested := [key for key, value in rope.items() if isinstance(value, Mapping)]:
         raise ConfigError(f"{source}: RoPE of its own for layers of type '{nested[0]}' is not supported.")
-    if unknown := sorted({key for key, value in rope.items() if value is not None}.difference(*_ROPE_KEYS)):
+    if unknown := sorted(
+        {key for key, value in rope.items() if value is not None}.difference(*_ROPE_KEYS, family.harmless)
+    ):
         raise ConfigError(f"{source}: {unknown[0]}={rope[unknown[0]]!r} of its RoPE is not supported.")
     share = number(rope, "partial_rotary_factor", source, number(hf, "partial_rotary_factor", source, 1.0))
     if share != 1 and ("partial_rotary_factor" not in family.reads or share > 1):

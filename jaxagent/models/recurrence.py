@@ -46,15 +46,8 @@ class PackedRows:
 
     def window(self, memory: None, x: jax.Array, count: int) -> tuple[list[jax.Array], None]:
         """By shifting the rows."""
-        b, t = self.segments.shape
-        rows = split_rows(x, b, t)
-
-        def earlier(by: int) -> jax.Array:
-            same = self.segments[:, by:] == self.segments[:, : t - by]
-            shifted = jnp.where(same[:, :, None], rows[:, : t - by], 0)
-            return merge_rows(jnp.pad(shifted, ((0, 0), (by, 0), (0, 0))))
-
-        return [x, *(earlier(by) if by < t else jnp.zeros_like(x) for by in range(1, count))], None
+        rows = split_rows(x, *self.segments.shape)
+        return [x, *(merge_rows(earlier(rows, self.segments, by)) for by in range(1, count))], None
 
     def fold(self, memory: None, rows: delta_rule.Inputs) -> tuple[jax.Array, None]:
         """By `delta_rule.chunked`."""
@@ -62,8 +55,22 @@ class PackedRows:
         if not sharding.in_mesh():
             return merge_rows(delta_rule.chunked(rows, self.segments)), None
         by_rows = jax.P(sharding.row_axes(rows.q))
-        mapped = jax.shard_map(delta_rule.chunked, in_specs=by_rows, out_specs=by_rows)
-        return merge_rows(mapped(rows, jax.reshard(self.segments, by_rows))), None
+        by_heads = jax.P(*by_rows, None, heads_axis(rows.q.shape[2]))
+        mapped = jax.shard_map(delta_rule.chunked, in_specs=(by_heads, by_rows), out_specs=by_heads)
+        out = mapped(jax.reshard(rows, by_heads), jax.reshard(self.segments, by_rows))
+        return merge_rows(jax.reshard(out, by_rows)), None
+
+
+def heads_axis(heads: int) -> str | None:
+    """The axis of the mesh over which a rule's heads are split, so that each device goes through a part of them."""
+    return "tensor" if heads % jax.sharding.get_abstract_mesh().shape["tensor"] == 0 else None
+
+
+def earlier(rows: jax.Array, segments: jax.Array, by: int) -> jax.Array:
+    """rows[B, T, C] moved on by some tokens inside their segments i32[B, T], zeros before each segment's first."""
+    shift = lambda x: jnp.pad(x, ((0, 0), (by, 0), *((0, 0),) * (x.ndim - 2)))[:, : x.shape[1]]  # noqa: E731
+    same = (shift(segments) == segments) & (jnp.arange(segments.shape[1]) >= by)
+    return jnp.where(same[:, :, None], shift(rows), 0)
 
 
 @flax.struct.dataclass

@@ -43,6 +43,7 @@ class Rules:
     head_dim: str | None
     mlp: str | None
     rank: str | None = None  # of LoRA adapters
+    latent: str | None = None  # the few dimensions through which latent attention's projections go
     experts: str | None = EXPERT  # matrices of which each expert has one
     expert: str | None = None  # what a router says of each expert
     gate: str | None = None

@@ -179,7 +179,7 @@ def forward_replayed(
         attend = context.packed(segments)
     else:
         attend = packed(segments) if ends is None else trees.shared(ends, longest)
-    assert not spec.has_memory or (ends is None and not split), "a memory takes rows of whole sequences"
+    assert not spec.has_memory or ends is None, "a memory takes rows of whole sequences"
     # Written out, layers need no stacking of what backward keeps; of a deep model that would take minutes to compile.
     unroll = spec.remat == "none" and spec.num_layers <= MOST_WRITTEN_OUT
     cache = choose = load = None
@@ -189,7 +189,7 @@ def forward_replayed(
     if watch:
         cache = choices.states(spec, None, scanned) if cache is None else cache
         choose = balance.watching(flat(segments) > 0, choose)
-    recur = recurrence.PackedRows(segments)
+    recur = context.SplitRows(segments) if split else recurrence.PackedRows(segments)
     x, new = hidden(params, spec, flat(tokens), flat(positions), attend, cache, unroll, recur, choose)
 
     if watch:

@@ -237,6 +237,8 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
     place = Path(cfg.data.eval_source) if cfg.data.eval_source else None
     spec = _spec(cfg, tokenizer)
     note(f"{params.count(spec) / 1e6:.4g} M parameters on {mesh.size} x {mesh.devices.flat[0].device_kind}")
+    if cfg.model.path and (left_out := hf.unread(cfg.model.path, spec)):
+        note(left_out)
     with jax.set_mesh(mesh):
         batch, exact = cfg.rl.batch, cfg.numerics == "exact"
         note(kernels.report(spec, cfg.engine.page_tokens, batch.row_tokens, batch.share_prefix, exact))

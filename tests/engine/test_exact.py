@@ -37,8 +37,7 @@ MIXTURE = dataclasses.replace(WIDE, family="qwen3_moe", pattern=((SPEC.pattern[0
 HYBRID = dataclasses.replace(
     WIDE,
     family="qwen3_5_text",
-    num_layers=4,
-    pattern=FAMILIES["qwen3_5_text"].pattern,
+    pattern=FAMILIES["qwen3_5_text"].pattern[2:],
     partial_rotary_factor=0.5,
 )
 CONFIG = EngineConfig(

@@ -28,8 +28,12 @@ async def ask(driver, tokens, sample=0, count=4, task="t") -> tuple[list[int], i
     return g.tokens.tolist(), driver.stats()["prefill_tokens"] - before
 
 
-async def all_of(*calls) -> list:
-    return await asyncio.gather(*calls)
+async def all_of(driver, *calls) -> list:
+    """What turns return that the driver sees at once."""
+    with driver._work:
+        turns = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0)
+    return await asyncio.gather(*turns)
 
 
 LONG = dict(context=1100, pages=40, page_tokens=64, tile_rows=4, prefill_tokens=256, stops=())
@@ -40,10 +44,12 @@ def test_a_group_prefills_its_prompt_once_and_turns_only_what_is_new(schedulers,
     prompt = text(0, 1024)
     sizes = LONG | dict(pages=400)
     with toys.running(16, **sizes) as attention:
-        expected = [tokens for tokens, _ in asyncio.run(all_of(*(ask(attention, prompt, i) for i in range(16))))]
+        expected = [
+            tokens for tokens, _ in asyncio.run(all_of(attention, *(ask(attention, prompt, i) for i in range(16))))
+        ]
 
     async def scene(driver):
-        group = [tokens for tokens, _ in await all_of(*(ask(driver, prompt, i) for i in range(16)))]
+        group = [tokens for tokens, _ in await all_of(driver, *(ask(driver, prompt, i) for i in range(16)))]
         prefilled = driver.stats()["prefill_tokens"]
         session = await driver.open("u", 0)
         g = await driver.generate(session, prompt, 10, toys.SAMPLED, 0, 20)
@@ -71,7 +77,7 @@ def test_a_group_that_comes_when_idle_sessions_have_all_memories_prefills_once(s
         for i, session in enumerate(idle):
             await driver.generate(session, text(i, 9), 2, toys.SAMPLED, 0, 20)
         before = driver.stats()["prefill_tokens"]
-        await all_of(*(ask(driver, text(0, 300), i) for i in range(4)))
+        await all_of(driver, *(ask(driver, text(0, 300), i) for i in range(4)))
         return driver.stats()["prefill_tokens"] - before
 
     with toys.running(4, model=model, memories=7, **LONG) as driver:
@@ -87,7 +93,7 @@ def test_what_several_prompts_begin_with_is_prefilled_once_or_twice(schedulers, 
 
     async def scene(driver):
         calls = [ask(driver, prompt, task=f"t{i}") for i, prompt in enumerate(prompts)]
-        outcomes = await all_of(*calls) if at_once else [await call for call in calls]
+        outcomes = await all_of(driver, *calls) if at_once else [await call for call in calls]
         return [tokens for tokens, _ in outcomes], driver.stats()["prefill_tokens"]
 
     with toys.running(8, **LONG) as attention:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from jaxagent.config import EngineConfig, SamplingConfig
+from jaxagent.config import EngineConfig, MeshConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import EngineSetup
 from jaxagent.engine.turns import Turns
+from jaxagent.models import sharding
 from tests.engine.toy_model import Toy, toy_bonus
 
 VOCAB = 26  # token i is the letter i
@@ -41,10 +42,7 @@ class Letters:
 
 
 def mesh_of(data: int) -> jax.sharding.Mesh:
-    axis_types = (jax.sharding.AxisType.Explicit,) * 4
-    return jax.make_mesh(
-        (data, 1, 1, 1), ("data", "fsdp", "context", "tensor"), axis_types, devices=jax.devices()[:data]
-    )
+    return sharding.make_mesh(MeshConfig(data, 1, 1, 1))
 
 
 def weights(seed: int = 0) -> np.ndarray:

@@ -112,7 +112,7 @@ def test_trainers_that_cannot_share_the_mesh_are_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "mesh"), [("wk", 3, (1, 1, 1, 2)), ("embed", 5, (1, 2, 1, 1))], ids=["tensor", "fsdp"]
+    ("name", "size", "mesh"), [("wk", 3, (1, 1, 1, 1, 2)), ("embed", 5, (1, 2, 1, 1, 1))], ids=["tensor", "fsdp"]
 )
 def test_what_an_engines_own_mesh_cannot_split_names_its_section(name, size, mesh):
     _, config = processes.read("search_r1", ["--config.fleet=on", "--config.fleet.engine=on"], None)

@@ -2,16 +2,17 @@
 
 import types
 
-import jax
 import numpy as np
 import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
+from jaxagent.config import MeshConfig
 from jaxagent.learner import programs
 from jaxagent.learner.programs import Programs
 from jaxagent.learner.state import TrainState
 from jaxagent.learner.update import Update
+from jaxagent.models import sharding
 
 
 def ppo(**changes: int) -> config.RLConfig:
@@ -53,7 +54,7 @@ def test_a_warm_ups_metrics_are_of_data_that_the_critic_has_not_seen():
 
     critic = types.SimpleNamespace(step=step, metrics=lambda pending, prefix: {f"{prefix}/pass": pending["pass"]})
     state = TrainState(params=0, opt_state=(), step=0, critic=10, critic_opt_state=())
-    update = Update(jax.make_mesh((1, 1), ("data", "fsdp")), None, critic, 3, 1.0)
+    update = Update(sharding.make_mesh(MeshConfig(1, 1, 1, 1)), None, critic, 3, 1.0)
     state, metrics = update(state, [np.zeros((1, 1), np.float32)], train_policy=False)
     assert (passes, state.critic, metrics) == ([10, 11, 12], 13, {"critic/pass": 1})
 

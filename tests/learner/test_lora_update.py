@@ -141,7 +141,7 @@ def test_the_reference_is_the_base_itself(lora_cfg):
 def test_adapters_lie_where_their_projections_do(lora_cfg, spec, make_mesh):
     where = params.shardings_of(lora.adapter_specs(spec, CONFIG), make_mesh(2, 2, 2), sharding.TRAIN)
     partition = {name: (adapter.a.spec, adapter.b.spec) for name, adapter in where.items()}
-    p, split = jax.P, ("fsdp", "context")
+    p, split = jax.P, ("fsdp", "expert", "context")
     assert partition["wq"] == (p(None, split, None), p(None, None, "tensor", None))
     assert partition["wo"] == (p(None, "tensor", None, None), p(None, None, split))
     assert partition["w_down"] == (p(None, "tensor", None), p(None, None, split))

@@ -153,7 +153,8 @@ def build(name: str) -> transformers.PreTrainedModel:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             slow = key.endswith(("A_log", "dt_bias"))  # decays that leave something, or rounding is all one sees
-            std = 0.2 if name in HYBRIDS else 0.3  # norms of small sums that a delta net takes make roundings larger
+            # A norm of small values, which a delta net takes, enlarges roundings.
+            std = 1.0 if "conv1d" in key else 0.2 if name in HYBRIDS else 0.3
             parameter.copy_(torch.randn_like(parameter) * std + (1.0 if parameter.ndim == 1 and not slow else 0.0))
             if slow:
                 parameter -= 1.0

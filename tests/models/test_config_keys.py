@@ -26,7 +26,8 @@ from tests.models.forward import all_logits  # noqa: E402
 
 CASES = {"qwen2": "qwen2-untied", "qwen3": "qwen3-untied", "llama": "llama-untied", "mistral": "mistral",
          "smollm3": "smollm3", "olmo2": "olmo2", "qwen3_moe": "moe", "glm4_moe": "glm",
-         "deepseek_v3": "deepseek", "glm4_moe_lite": "glm-lite", "olmoe": "olmoe"}  # fmt: skip
+         "deepseek_v3": "deepseek", "glm4_moe_lite": "glm-lite", "olmoe": "olmoe",
+         "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5-tied", "qwen3_5_moe_text": "qwen3_5_moe"}  # fmt: skip
 LATENT = ("deepseek_v3", "glm4_moe_lite")  # all heads have keys of their own
 EVERYWHERE = {key for keys in hf_config.HARMLESS.values() for key in keys.split()}
 OTHER = {  # of what is no number, flag or list that holds any
@@ -176,7 +177,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(family):
     [
         ("gpt_oss", "attention sinks"),
         ("gemma3_text", "norms on both sides of a block"),
-        ("deepseek_v2", "latent attention"),
+        ("deepseek_v2", "DeepSeek-V2's routing"),
         ("nemotron_h", "state space layers"),
         ("olmo3", "sliding windows"),
     ],

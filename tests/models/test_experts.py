@@ -183,6 +183,7 @@ SHARED = (
     Experts(Routing(8, 2, True, "sigmoid", True, 4, 2, 1.7), 12, shared=2),
     Experts(Routing(5, 2), 12, shared=1, shared_dim=6, shared_gate=True),
 )
+LATENT_SPEC = dataclasses.replace(SPEC, pattern=tuple((LATENT, mixture) for mixture in SHARED))
 
 
 @pytest.mark.slow
@@ -192,7 +193,7 @@ SHARED = (
         (MeshConfig(2, 2, 2, 1), EIGHT.pattern),
         (MeshConfig(2, 1, 1, 1, 4), EIGHT.pattern),
         (MeshConfig(1, 2, 2, 1, 2), EIGHT.pattern),
-        (MeshConfig(2, 2, 2, 1), tuple((LATENT, mixture) for mixture in SHARED)),
+        (MeshConfig(2, 2, 2, 1), LATENT_SPEC.pattern),
     ],
     ids=["x1", "x4", "x2", "latent"],
 )
@@ -253,7 +254,9 @@ def test_the_grouped_product_of_a_gpu_gives_the_gradients_of_tiles(sizes, monkey
         assert tiny.worst_relative(getattr(theirs[1].layers, name), getattr(ours[1].layers, name)) < 1e-4
 
 
-@pytest.mark.parametrize("case", ["moe", "glm-groups", "deepseek"])
+@pytest.mark.parametrize(
+    "case", ["moe", *(pytest.param(case, marks=pytest.mark.slow) for case in ("glm-groups", "deepseek"))]
+)
 def test_gradients_are_torchs_and_folders_of_both_forms_load(case, tmp_path):
     torch = pytest.importorskip("torch")
     from tests.models import hf_cases
@@ -308,8 +311,12 @@ MIXED = tiny.spec(family="qwen3_moe", pattern=(SPEC.pattern[0], tiny.spec().patt
 
 @pytest.mark.parametrize(
     ("spec", "config"),
-    [(SPEC, ADAPTED), (MIXED, dataclasses.replace(ADAPTED, targets="q_proj,up_proj,down_proj"))],
-    ids=["all", "kinds"],
+    [
+        (SPEC, ADAPTED),
+        (MIXED, dataclasses.replace(ADAPTED, targets="q_proj,up_proj,down_proj")),
+        pytest.param(LATENT_SPEC, ADAPTED, marks=pytest.mark.slow),
+    ],
+    ids=["all", "kinds", "latent"],
 )
 def test_adapters_beside_experts_and_multiplied_out_are_one_function(spec, config):
     """The gradients through W + s A B are the witness of those that never make it."""
@@ -333,6 +340,12 @@ def test_a_router_has_no_adapter():
     assert "gate" not in lora.targets(ADAPTED, SPEC)
     with pytest.raises(ConfigError, match=r"targets: no projection 'gate'\. Did you mean 'gate_proj'"):
         lora.adapter_specs(SPEC, dataclasses.replace(ADAPTED, targets="q_proj,gate"))
+
+
+def test_a_mesh_must_divide_the_experts():
+    message = r"config\.mesh\.expert=8 does not divide the 5 experts of 'layers\.w_gate'"
+    with pytest.raises(ConfigError, match=message):
+        params.shardings(SPEC, sharding.make_mesh(MeshConfig(1, 1, 1, 1, 8)), sharding.COMPUTE)
 
 
 def test_int8_rounds_each_experts_channels_and_not_the_router():

@@ -9,18 +9,22 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import importlib.util
 import re
+import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxagent.config import MeshConfig, parse
+from jaxagent.config import LoraConfig, MeshConfig, parse
 from jaxagent.configs import search_r1
 from jaxagent.engine import functions, programs
 from jaxagent.engine.executor import Sizes
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.models import exact, params, sharding
+from jaxagent.models import exact, lora, params, sharding, transformer
+from jaxagent.models.blocks.experts import Experts
+from jaxagent.models.blocks.routing import Routing
 from jaxagent.plan import topology
 from tests.models import tiny
 
@@ -233,3 +237,42 @@ def test_exact_numerics_leave_nothing_to_autotuning(exact_programs):
     for name, program in exact_programs.items():
         text = "\n".join(program.launched())
         assert not re.search(r"gemm|cublas|cudnn|\bdot\(|triton_softmax", text), name
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(importlib.util.find_spec("tokamax") is None, reason="tokamax is not installed")
+@pytest.mark.parametrize("adapters", [False, True], ids=["all", "adapters"])
+def test_the_products_of_experts_are_tokamaxs_kernels(adapters, monkeypatch):
+    """Forward and backward, on two devices that share the experts; beside adapters no gradient of a matrix is made.
+
+    tokamax asks the default device what it is, which here says what it would on the card.
+    """
+    from jax.extend import backend
+
+    card = types.SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", compute_capability="9.0", platform="gpu")
+    mesh, _ = topology.mesh_for(MeshConfig(1, 1, 1, 1, 2), "h100")
+    importlib.import_module("tokamax")
+    monkeypatch.setattr(importlib.import_module("tokamax._src.ops.op"), "infer_devices", lambda *_, **__: [card])
+    monkeypatch.setattr(backend, "get_default_device", lambda *_, **__: card)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    block, config = Experts(Routing(16, 4), mlp_dim=384), LoraConfig(16, 32.0, False, "gate_proj,up_proj,down_proj")
+    spec = tiny.spec(compute_dtype="bfloat16", embed_dim=512, pattern=((block,),), num_layers=1)
+
+    def loss(adapters, weights, x):
+        weights = lora.adapt(weights, adapters, config) if adapters else weights
+        layer = jax.tree.map(lambda w: w[0], weights.layers)
+        layer = transformer._gather(params.param_specs(spec).layers, layer, spec, x)
+        return (block.apply(layer, spec, x, None, None)[0].astype(jnp.float32) ** 2).sum()
+
+    with jax.set_mesh(mesh):
+        weights = params.abstract(spec, mesh, sharding.TRAIN)
+        beside = params.abstract_of(lora.adapter_specs(spec, config), mesh, sharding.TRAIN) if adapters else {}
+        x = jax.ShapeDtypeStruct(
+            (1024, 512), jnp.bfloat16, sharding=jax.NamedSharding(mesh, jax.P(sharding.FLAT, None))
+        )
+        text = jax.jit(jax.grad(loss, 0 if adapters else 1)).lower(beside, weights, x).compile().as_text()
+    shapes = collections.Counter(re.findall(r'(\S+\[[\d,]*\])\S* custom-call.*custom_call_target="mosaic_gpu', text))
+    matrices = {"bf16[8,512,384]": 2, "bf16[8,384,512]": 1}
+    made = {shape: count for shape, count in shapes.items() if shape in matrices}
+    assert made == ({} if adapters else matrices) and shapes["bf16[4096,384]"] == (6 if adapters else 3)
+    assert not re.search(r"bf16\[4096,384\]\S* (dot|fusion)\(.*kind=kGemm|cublas", text)

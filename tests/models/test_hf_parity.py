@@ -13,7 +13,8 @@ import safetensors.numpy
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from jaxagent.models import hf, hf_config, rope  # noqa: E402 (after importorskip)
+from jaxagent.config import ConfigError  # noqa: E402 (after importorskip)
+from jaxagent.models import hf, hf_config, rope  # noqa: E402
 from jaxagent.models.families import FAMILIES  # noqa: E402
 from tests.models import forward, hf_cases, tiny  # noqa: E402
 from tests.models.forward import all_logits  # noqa: E402
@@ -102,6 +103,40 @@ def test_a_part_of_each_head_turns_as_in_qwen3_next(scaling):
     expected = theirs.apply_rotary_pos_emb(q, q, *angles)[0][0].transpose(0, 1).numpy()
     ours = rope.rotate(jax.numpy.asarray(x), *rope.table(spec, np.arange(50, dtype=np.int32)))
     np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+def test_a_model_that_sees_is_read_as_its_language_model(tmp_path):
+    """Names and config.json nested as Qwen3.5 is released, with a vision tower and a layer for speculation."""
+    _, text = hf_cases.HYBRIDS["qwen3_5-tied"]
+    sizes = dict(vocab_size=48, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
+    text = text | sizes | dict(num_key_value_heads=2, head_dim=16, max_position_embeddings=64)
+    text |= dict(rope_parameters=dict(rope_theta=1e4, rope_type="default", mrope_section=[1, 1, 0]))
+    vision = dict(depth=1, hidden_size=8, num_heads=2, intermediate_size=8, out_hidden_size=16, patch_size=4)
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=True)
+    torch.manual_seed(0)
+    model = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "model.safetensors"
+    stored = safetensors.numpy.load_file(path)
+    assert any(name.startswith("model.visual.") for name in stored)
+    safetensors.numpy.save_file(stored | {"mtp.fc.weight": np.zeros((2, 2), np.float32)}, path)
+
+    spec = hf.read_spec(tmp_path / "theirs", tiny.model_config())
+    assert spec.family == "qwen3_5_text" and spec.tie_embeddings and spec.rotary_dim == 4
+    params = hf.load(tmp_path / "theirs", spec, None)
+    tokens = np.random.default_rng(1).integers(0, 48, (2, 20)).astype(np.int32)
+    np.testing.assert_allclose(all_logits(params, spec, tokens), hf_cases.logits(model, tokens).numpy(), atol=TOLERANCE)
+    assert hf.unread(tmp_path / "theirs", spec).endswith("no log-prob of text needs: model.visual.*, mtp.*")
+
+    hf.save(tmp_path / "ours", params, spec, "float32", assets=tmp_path / "theirs")
+    assert hf.read_spec(tmp_path / "ours", tiny.model_config()) == spec
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    np.testing.assert_allclose(hf_cases.logits(again, tokens), hf_cases.logits(model, tokens), atol=1e-6)
+
+    edited = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    for changes in (dict(tie_word_embeddings=False), dict(fusion="late"), dict(text_config=None)):
+        with pytest.raises(ConfigError, match=next(iter(changes))):
+            hf_config.spec_from_hf(edited | changes, tiny.model_config(), "config.json")
 
 
 YARN = hf_cases.YARN | dict(rope_theta=500.0)

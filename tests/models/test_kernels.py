@@ -31,6 +31,10 @@ def test_gpu_kernels_and_their_conditions(monkeypatch):
     assert "head_dim 80" in kernels.paged("gpu", 80, 64).because
     assert kernels.packed("gpu", "bfloat16", 256).name == "tokamax"
     assert "float32" in kernels.packed("gpu", "float32", 256).because
+    assert kernels.experts("gpu", "bfloat16", exact=False).name == "tokamax"
+    assert kernels.experts("gpu", "bfloat16", exact=True) == kernels.experts("cpu", "float32", False)
+    monkeypatch.setattr(kernels, "platform", lambda: "gpu")
+    assert "experts tiles (the GPU's kernel takes bfloat16" in kernels.report(tiny.spec(family="qwen3_moe"), 64, 256)
 
 
 def test_a_jax_without_tritons_back_end_runs_plain_code_and_says_so(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -15,6 +16,8 @@ import safetensors.torch  # noqa: E402
 
 from jaxagent.config import ConfigError, LoraConfig  # noqa: E402
 from jaxagent.models import hf, lora, params, peft  # noqa: E402
+from jaxagent.models.blocks.experts import Experts  # noqa: E402
+from jaxagent.models.blocks.routing import Routing  # noqa: E402
 from tests.models import hf_cases, tiny  # noqa: E402
 from tests.models.forward import all_logits  # noqa: E402
 from tests.models.test_lora import random_adapters  # noqa: E402
@@ -118,3 +121,90 @@ def test_a_tensor_of_nobody_and_a_cut_off_folder(tmp_path):
     (tmp_path / "adapter_config.json").unlink()
     with pytest.raises(ConfigError, match=r"adapter_config\.json does not exist"):
         peft.load_adapters(tmp_path, spec)
+
+
+def mixture(tmp_path):
+    """A mixture of transformers', its spec and weights here, and tokens."""
+    model = hf_cases.build("moe")
+    model.save_pretrained(tmp_path / "base")
+    spec = hf.read_spec(tmp_path / "base", tiny.model_config())
+    tokens = np.random.default_rng(1).integers(0, model.config.vocab_size, (2, 30)).astype(np.int32)
+    return model, spec, hf.load(tmp_path / "base", spec, None), tokens
+
+
+EXPERTS = [
+    LoraConfig(3, 6.0, False, "all-linear"),
+    LoraConfig(4, 6.0, True, "q_proj,gate_proj,up_proj"),  # joined by us, since PEFT would not
+    LoraConfig(4, 6.0, False, "q_proj,up_proj,down_proj"),
+    LoraConfig(2, 3.0, True, "down_proj"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", EXPERTS, ids=lambda config: config.targets)
+def test_the_package_computes_the_same_with_adapters_of_experts(config, tmp_path):
+    """What we write, read by PEFT; and what PEFT makes of it, which is the joined form, read here."""
+    package = pytest.importorskip("peft")
+    model, spec, base, tokens = mixture(tmp_path)
+    adapters = random_adapters(spec, config)
+    peft.save_adapters(tmp_path / "ours", adapters, spec, config, str(tmp_path / "base"))
+    adapted = package.PeftModel.from_pretrained(model, tmp_path / "ours").eval()
+    expected = hf_cases.logits(adapted, tokens).numpy()
+    np.testing.assert_allclose(all_logits(lora.adapt(base, adapters, config), spec, tokens), expected, atol=1e-4)
+    adapted.save_pretrained(tmp_path / "theirs")
+    again, read = peft.load_adapters(tmp_path / "theirs", spec)
+    np.testing.assert_allclose(all_logits(lora.adapt(base, again, read), spec, tokens), expected, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("targets", "rank"),
+    [
+        (dict(target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]), 2),
+        (
+            dict(target_modules=["k_proj", "gate_proj", "up_proj", "down_proj"]),
+            4,
+        ),  # PEFT doubles the rank of what it joins
+        (dict(target_parameters=["mlp.experts.gate_up_proj"], use_rslora=True), 2),
+    ],
+)
+def test_what_the_package_has_trained_is_read(targets, rank, tmp_path):
+    package = pytest.importorskip("peft")
+    model, spec, base, tokens = mixture(tmp_path)
+    adapted = package.get_peft_model(model, package.LoraConfig(r=2, lora_alpha=6, **targets)).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    adapted.save_pretrained(tmp_path / "theirs")
+    adapters, config = peft.load_adapters(tmp_path / "theirs", spec)
+    assert config.rank == rank
+    ours = all_logits(lora.adapt(base, adapters, config), spec, tokens)
+    np.testing.assert_allclose(ours, hf_cases.logits(adapted, tokens).numpy(), atol=1e-4)
+    wider = dataclasses.replace(config, rank=9)
+    with pytest.raises(ConfigError, match=rf"must be those of .*theirs: --config.model.lora.rank={rank} --config"):
+        peft.load_adapters(tmp_path / "theirs", spec, config=wider)
+    other = dataclasses.replace(config, alpha=1.5 * config.alpha)  # of a run that goes on: the function stays
+    adapters, _ = peft.load_adapters(tmp_path / "theirs", spec, config=other)
+    np.testing.assert_allclose(all_logits(lora.adapt(base, adapters, other), spec, tokens), ours, atol=1e-4)
+
+
+@pytest.mark.parametrize("config", [*EXPERTS[:2], EXPERTS[3]], ids=lambda config: config.targets)
+def test_adapters_of_experts_come_back(config, tmp_path):
+    block = Experts(Routing(3, 2), mlp_dim=6)
+    spec = tiny.spec(family="qwen3_moe", pattern=((tiny.spec().pattern[0][0], block), tiny.spec().pattern[0]))
+    spec = spec if config.targets == "all-linear" else dataclasses.replace(spec, pattern=spec.pattern[:1])
+    adapters = random_adapters(spec, config)
+    peft.save_adapters(tmp_path, adapters, spec, config, "somewhere")
+    again, read = peft.load_adapters(tmp_path, spec, config=config)
+    assert read == config
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), again, adapters)
+    tensors = safetensors.torch.load_file(tmp_path / "adapter_model.safetensors")
+    joined = any(name.endswith(".experts.lora_A.weight") for name in tensors)
+    assert joined == (config.targets == "q_proj,gate_proj,up_proj")
+    if "gate_proj" in config.targets:
+        name = f"{PREFIX}model.layers.1.mlp.experts.lora_A.weight"
+        safetensors.torch.save_file(tensors | {name: torch.zeros(7, 16)}, tmp_path / "adapter_model.safetensors")
+        with pytest.raises(ConfigError, match=r"layers.1.mlp.experts.lora_A.weight' has shape \(7, 16\), not one rank"):
+            peft.load_adapters(tmp_path, spec)

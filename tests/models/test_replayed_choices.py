@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from jaxagent.config import MeshConfig
 from jaxagent.models import attention, choices, hf, logprobs, params, sharding, transformer
 from jaxagent.models.blocks.experts import Experts
 from jaxagent.models.blocks.mlp import SwiGLU
 from jaxagent.models.blocks.routing import Routing
-from tests.engine.test_lm import mesh_of
 from tests.models import tiny
 
 PLACES = "tokens", "positions", "segments", "head_positions"
@@ -23,8 +23,8 @@ PLACES = "tokens", "positions", "segments", "head_positions"
 def loss(weights, spec, batch):
     """Mean negative log-prob of some targets, and how many choices differ."""
     x, differing, _ = transformer.forward_replayed(weights, spec, *map(batch.get, PLACES), recorded=batch["recorded"])
-    targets = sharding.merge_rows(jnp.asarray(batch["targets"]))
-    values, *_ = logprobs.token_scores(weights, spec, sharding.merge_rows(x), targets, 1.0)
+    x, differing, targets = map(sharding.whole_rows, (x, differing, jnp.asarray(batch["targets"])))
+    values, *_ = logprobs.token_scores(weights, spec, *map(sharding.merge_rows, (x, targets)), 1.0)
     return -values.mean(), differing
 
 
@@ -128,16 +128,19 @@ def test_what_a_token_would_choose_itself_changes_nothing(kinds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(2, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize("sizes", [dict(fsdp=2, tensor=2), dict(tensor=2, expert=2), dict(tensor=2, context=2)])
 def test_a_mesh_replays_as_one_device_does(sizes):
     first = tiny.spec().pattern[0][0]
-    spec = tiny.spec(family="qwen3_moe", pattern=((first, Experts(Routing(count=5, active=2), mlp_dim=12)),))
+    spec = tiny.spec(family="qwen3_moe", pattern=((first, Experts(Routing(count=6, active=2), mlp_dim=12)),))
     batch = batch_of(spec, 4, 24)
     (expected, counts), gradients = with_gradients(tiny.init(spec), spec, batch)
-    mesh = mesh_of(*sizes)
+    if len(jax.devices()) < 8:
+        pytest.skip("needs 8 (virtual) devices")
+    mesh = sharding.make_mesh(MeshConfig(**dict(data=2, fsdp=1, context=1) | sizes))
     with jax.set_mesh(mesh):
         weights = tiny.init(spec, 0, params.shardings(spec, mesh, sharding.TRAIN))
         placed = {name: jax.device_put(x, sharding.rows(mesh, x.ndim)) for name, x in batch.items()}
+        placed = jax.tree.map(sharding.over_context, placed)
         (value, differing), others = with_gradients(weights, spec, placed)
     np.testing.assert_array_equal(differing, counts)
     assert abs(float(value - expected)) < 1e-5

@@ -9,6 +9,7 @@ import pytest
 
 from jaxagent.config import ConfigError, MeshConfig
 from jaxagent.models import critic, logprobs, params, sharding, transformer
+from jaxagent.models.families import FAMILIES
 from tests.models import tiny
 
 
@@ -29,6 +30,10 @@ def loss(weights, head, spec, batch):
 step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), static_argnames="spec")
 
 
+PATTERN = FAMILIES["qwen3_5_text"].pattern[2:]
+HYBRID = dict(family="qwen3_5_text", pattern=PATTERN, partial_rotary_factor=0.5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes, changes",  # data, fsdp, tensor, context
@@ -38,7 +43,9 @@ step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), static_ar
         ((1, 4, 2, 1), dict(remat="layer", logprob_chunk_tokens=16, tie_embeddings=False)),
         ((2, 2, 2, 1), dict(remat="dots", family="qwen2", logprob_chunk_tokens=24)),
         ((2, 2, 2, 1), dict(family="olmo2")),  # one norm over the heads of several devices
+        ((2, 2, 2, 1), HYBRID),
         ((1, 1, 1, 8), dict()),
+        ((2, 1, 1, 4), HYBRID),
         ((1, 2, 2, 2), dict(remat="layer", logprob_chunk_tokens=16, tie_embeddings=False)),
         ((2, 1, 1, 4), dict(remat="dots", family="qwen2", logprob_chunk_tokens=24)),
     ],

@@ -105,8 +105,11 @@ class DeltaNet(LayerBlock):
         h = rms_norm(x, gain(layer.delta_norm, spec), spec.norm_eps)
         qkv, z, b, a = self._project(layer, spec, h)
         window, inputs = rows.recur.window(None if state is None else state.inputs, qkv, self.kernel)
+        # Where a memory is read, bits count: what XLA fuses with what must not depend on the program around.
+        alone = jax.lax.optimization_barrier if state is not None else lambda x: x
+        window = alone(window)
         taps = layer.conv[:, 0].astype(jnp.float32)
-        mixed = jax.nn.silu(sum(row.astype(jnp.float32) * taps[:, -1 - by] for by, row in enumerate(window)))
+        mixed = alone(jax.nn.silu(sum(row.astype(jnp.float32) * taps[:, -1 - by] for by, row in enumerate(window))))
         q, k, v = jnp.split(mixed, [key_heads * key, 2 * key_heads * key], axis=1)
         q, k = (jnp.repeat(_unit(x.reshape(n, key_heads, key)), shared, axis=1) for x in (q, k))
         rate, step = jnp.exp(layer.a_log.astype(jnp.float32)), a.astype(jnp.float32) + layer.dt_bias.astype(jnp.float32)
@@ -117,8 +120,8 @@ class DeltaNet(LayerBlock):
             -rate * jax.nn.softplus(step),
             jax.nn.sigmoid(b.astype(jnp.float32)),
         )
-        out, memory = rows.recur.fold(None if state is None else state.state, inner)
-        out = checkpoint_name(out, KEPT)
+        out, memory = rows.recur.fold(None if state is None else state.state, alone(inner))
+        out = checkpoint_name(alone(out), KEPT)
         out = rms_norm(out, layer.out_norm, spec.norm_eps) * jax.nn.silu(z.astype(jnp.float32))
         out = out.reshape(n, heads * value).astype(x.dtype)
         added = contract("nc,ce->ne", out, layer.w_out, sharding.out(sharding.row_axes(x), None))

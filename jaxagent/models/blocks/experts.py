@@ -100,9 +100,8 @@ class Experts(LayerBlock):
         shared = swiglu(h, layer.shared_w_gate, layer.shared_w_up, layer.shared_w_down)
         if self.shared_gate:
             gate = jax.nn.sigmoid(contract("ne,eo->no", h, layer.shared_gate).astype(jnp.float32))
-            shared = lax.optimization_barrier(
-                (shared.astype(jnp.float32) * gate).astype(x.dtype)
-            )  # rounded, then added
+            shared = (shared.astype(jnp.float32) * gate).astype(x.dtype)
+            shared = lax.optimization_barrier(shared)  # rounded, then added
         return added + shared, state
 
     def _of_chosen(self, layer: Layers, h: jax.Array, rows: FlatRows, state: State) -> tuple[jax.Array, State]:

@@ -47,7 +47,7 @@ class LatentAttention(LayerBlock):
         embed, heads = {"embed": spec.embed_dim}, {"heads": spec.num_heads}
         query = heads | {"head_dim": self.plain_dim + spec.rotary_dim}
         key_value = heads | {"head_dim": self.plain_dim + self.value_dim}
-        low, query_low = {"rank": self.rank}, {"rank": self.query_rank}
+        low, query_low = {"latent": self.rank}, {"latent": self.query_rank}
         out = spec.embed_init_std * (spec.num_heads * self.value_dim) ** -0.5  # see `LayerBlock.arrays`
 
         def projection(name: str, inputs: dict[str, int], outputs: dict[str, int], std: float = 0.0) -> ArraySpec:
@@ -63,7 +63,7 @@ class LatentAttention(LayerBlock):
             "wq_down": projection("q_a_proj", embed, query_low) if few else None,
             "q_norm": norm("q_a", query_low) if few else None,
             "wq_up": projection("q_b_proj", query_low, query) if few else None,
-            "wkv_down": projection("kv_a_proj_with_mqa", embed, {"rank": self.rank + spec.rotary_dim}),
+            "wkv_down": projection("kv_a_proj_with_mqa", embed, {"latent": self.rank + spec.rotary_dim}),
             "kv_norm": norm("kv_a", low),
             "wkv_up": projection("kv_b_proj", low, key_value),
             "wo": projection("o_proj", heads | {"head_dim": self.value_dim}, embed, out),
@@ -75,12 +75,12 @@ class LatentAttention(LayerBlock):
         """Attention by `rows.attend`, which knows which keys a row sees and where they are kept."""
         h = rms_norm(x, layer.attn_norm, spec.norm_eps)
         if self.query_rank:
-            low = rms_norm(contract("ne,er->nr", h, layer.wq_down), layer.q_norm, _EPS)
-            q = contract("nr,rhd->nhd", low, layer.wq_up)
+            low = rms_norm(contract("ne,ec->nc", h, layer.wq_down), layer.q_norm, _EPS)
+            q = contract("nc,chd->nhd", low, layer.wq_up)
         else:
             q = contract("ne,ehd->nhd", h, layer.wq)
-        low, turning = jnp.split(contract("ne,er->nr", h, layer.wkv_down), (self.rank,), axis=1)
-        kv = contract("nr,rhd->nhd", rms_norm(low, layer.kv_norm, _EPS), layer.wkv_up)
+        low, turning = jnp.split(contract("ne,ec->nc", h, layer.wkv_down), (self.rank,), axis=1)
+        kv = contract("nc,chd->nhd", rms_norm(low, layer.kv_norm, _EPS), layer.wkv_up)
         plain, v = jnp.split(kv, (self.plain_dim,), axis=2)
         turned = jnp.broadcast_to(self._turn(turning[:, None], rows), (*plain.shape[:2], spec.rotary_dim))
         k = jnp.concatenate([plain, sharding.constrain(turned, jax.typeof(plain).sharding.spec)], axis=2)
