@@ -22,7 +22,7 @@ def steps(workdir):
 
 
 def episodes(workdir):
-    return [codec.decode_episode(row, "a log") for row in jsonl.read(workdir / "episodes" / "rl.jsonl")]
+    return [codec.decode_episode(row, "a log") for row in tiny_run.episodes(workdir, "rl")]
 
 
 @pytest.mark.slow
