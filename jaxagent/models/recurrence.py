@@ -33,9 +33,11 @@ class Recurrence(Protocol):
 
         `memory` [M, count - 1, C] holds the last rows of each sequence, the newest last.
         """
+        ...
 
     def fold(self, memory: jax.Array | None, rows: delta_rule.Inputs) -> tuple[jax.Array, jax.Array | None]:
         """The delta rule along each sequence: f32[N, H, V], with memories f32[M, H, K, V]."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
