@@ -28,14 +28,14 @@ from jaxagent.models.sharding import merge_rows, split_rows
 class Recurrence(Protocol):
     """Which rows follow which; `memory` is of all sequences, None where nothing is kept."""
 
-    def window(self, memory: jax.Array | None, x: jax.Array, count: int) -> tuple[list[jax.Array], jax.Array | None]:
+    def window(self, memory: Any, x: jax.Array, count: int) -> tuple[list[jax.Array], Any]:
         """x[N, C], the row before each in its sequence, and so on: `count` arrays, zeros before the first row.
 
         `memory` [M, count - 1, C] holds the last rows of each sequence, the newest last.
         """
         ...
 
-    def fold(self, memory: jax.Array | None, rows: delta_rule.Inputs) -> tuple[jax.Array, jax.Array | None]:
+    def fold(self, memory: Any, rows: delta_rule.Inputs) -> tuple[jax.Array, Any]:
         """The delta rule along each sequence: f32[N, H, V], with memories f32[M, H, K, V]."""
         ...
 

@@ -100,6 +100,7 @@ class DeltaNet(LayerBlock):
         self, layer: Layers, spec: ModelSpec, x: jax.Array, rows: FlatRows, state: Memory | None
     ) -> tuple[jax.Array, Memory | None]:
         """By `rows.recur`, which knows which rows follow which and where memories are kept."""
+        assert rows.recur is not None, "the caller says how rows follow one another"
         key_heads, heads, key, value = self.sizes(spec)
         n, shared = len(x), heads // key_heads
         h = rms_norm(x, gain(layer.delta_norm, spec), spec.norm_eps)
