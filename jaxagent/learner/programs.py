@@ -177,7 +177,7 @@ def describe(
         rl.sampling.temperature or 1.0,
         critic,
         merger(cfg) if config else None,
-        _mover_of_biases(spec, rl.router_bias_rate) if rl.router_bias_rate else None,
+        _mover_of_biases(spec, rl.routes.bias_rate) if rl.routes.bias_rate else None,
     )
     return Programs(rl, packer, update, logprobs, values, judge, keeps_logprobs)
 
@@ -241,9 +241,9 @@ def replays_routing(cfg: Config, spec: ModelSpec) -> bool:
     Raises:
       ConfigError: they shall, and the model has none.
     """
-    wanted, width = cfg.rl.replay_routing, choices.width(spec)
+    wanted, width = cfg.rl.routes.replay, choices.width(spec)
     if wanted == "always" and not width:
-        raise ConfigError(f"rl.replay_routing=always: {spec.family} has no experts among which tokens choose.")
+        raise ConfigError(f"rl.routing.replay=always: {spec.family} has no experts among which tokens choose.")
     return bool(width) and cfg.numerics == "fast" and wanted != "never"
 
 
@@ -253,13 +253,14 @@ def watches(cfg: Config, spec: ModelSpec) -> bool:
     Raises:
       ConfigError: they shall balance the load of experts that the model does not have, or by a bias that is not there.
     """
-    rl, mixture = cfg.rl, bool(balance.routers(spec))
+    routing, mixture = cfg.rl.routes, bool(balance.routers(spec))
     biases = any(vars(stack).get("router_bias") for stack in params.stacks_of(params.param_specs(spec).layers))
-    if rl.balance_loss and not mixture:
-        raise ConfigError(f"rl.balance_loss={rl.balance_loss}: {spec.family} has no experts to balance. Set it to 0.")
-    if rl.router_bias_rate and (cfg.model.lora or not mixture or not biases):
+    if routing.balance_loss and not mixture:
+        loss_of = f"rl.routing.balance_loss={routing.balance_loss}"
+        raise ConfigError(f"{loss_of}: {spec.family} has no experts to balance. Set it to 0.")
+    if routing.bias_rate and (cfg.model.lora or not mixture or not biases):
         why = "the frozen model's stay as they are" if cfg.model.lora else f"{spec.family} has none that choose experts"
-        raise ConfigError(f"rl.router_bias_rate={rl.router_bias_rate} moves routers' biases: {why}. Set it to 0.")
+        raise ConfigError(f"rl.routing.bias_rate={routing.bias_rate} moves routers' biases: {why}. Set it to 0.")
     return mixture
 
 
