@@ -67,6 +67,7 @@ def qwen3_5_4b() -> ConfigDict:
     config.model.num_heads = 16
     config.model.num_kv_heads = 4
     config.model.mlp_dim = 9216
+    config.engine.pages = 12_288  # beside a gradient of 50 GB: 12 whole sessions
     return config
 
 
