@@ -36,9 +36,9 @@ def recorded() -> Iterator[Choices]:
     def keep(h: np.ndarray, chosen: np.ndarray) -> None:
         rows = np.ascontiguousarray(h).view(np.uint8).reshape(len(h), -1)
         for row, ids in zip(rows, np.asarray(chosen), strict=True):
-            choices.setdefault(hashlib.blake2b(row, digest_size=16).digest(), set()).add(ids.tobytes())
+            choices.setdefault(hashlib.blake2b(row.tobytes(), digest_size=16).digest(), set()).add(ids.tobytes())
 
-    def route(routing: Routing, h: jax.Array, *router: jax.Array | None) -> Any:
+    def route(routing: Routing, h: jax.Array, *router: Any) -> Any:
         weights, chosen = plain(routing, h, *router)
         jax.debug.callback(keep, h, chosen)
         return weights, chosen

@@ -51,7 +51,7 @@ IMPOSSIBLE = {
         "steps": (-1,), "tasks_per_step": (0, -2), "group_size": (0, -4), "staleness": (-1,), "rescore_every": (-1,),
         "updates_per_step": (0,), "epochs": (0,),
         "entropy_coefficient": (-0.01,),
-        "balance_loss": (-0.1,), "router_bias_rate": (-0.1,), "keep_groups_frac": (0.0, 1.5), "tool_epsilon": (1.5,),
+        "routing": {"balance_loss": (-0.1,), "bias_rate": (-0.1,)}, "keep_groups_frac": (0.0, 1.5), "tool_epsilon": (1.5,),
         "sampling": {"temperature": (-1.0, NAN)},
         "optimizer": {"learning_rate": (-1.0, NAN), "warmup_steps": (-1,), "weight_decay": (-0.01,), "b2": (-0.1,),
                       "grad_clip": (-1.0,)},

@@ -22,7 +22,7 @@ def steps(workdir):
 
 
 def episodes(workdir):
-    return [codec.decode_episode(row, "a log") for row in jsonl.read(workdir / "episodes" / "rl.jsonl")]
+    return [codec.decode_episode(row, "a log") for row in tiny_run.episodes(workdir, "rl")]
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_recorded_routing_goes_through_a_run_and_its_replay(tmp_path, capsys):
 @pytest.mark.slow
 def test_without_it_nothing_is_recorded(tmp_path):
     workdir = tmp_path / "without"
-    assert cli.main(tiny_run.argv(workdir, *FLAGS, "--config.rl.replay_routing=never")) == 0
+    assert cli.main(tiny_run.argv(workdir, *FLAGS, "--config.rl.routing.replay=never")) == 0
     tiny_run.ended(workdir)
     assert not any(name.startswith("routing/replayed") for record in steps(workdir) for name in record)
     assert all(t.experts is None for episode in episodes(workdir) for t in episode.trajectories)

@@ -42,6 +42,7 @@ from jaxagent.config.run import RefillConfig as RefillConfig
 from jaxagent.config.run import ReplayConfig as ReplayConfig
 from jaxagent.config.run import ResumeConfig as ResumeConfig
 from jaxagent.config.run import RLConfig as RLConfig
+from jaxagent.config.run import RoutingConfig as RoutingConfig
 from jaxagent.config.run import SamplingConfig as SamplingConfig
 from jaxagent.config.run import Stage as Stage
 from jaxagent.config.run import TemperatureConfig as TemperatureConfig

@@ -46,8 +46,8 @@ def broken_relations(cfg: Config) -> Iterator[str]:
             f"rl.updates_per_step ({rl.updates_per_step}) must be at most rl.tasks_per_step * rl.group_size "
             f"({rl.tasks_per_step * rl.group_size}): an update has one episode or more."
         )
-    if rl.replay_routing == "always" and cfg.numerics == "exact":
-        yield "rl.replay_routing=always needs numerics=fast: in exact ones trainer and engine choose the same experts."
+    if rl.routes.replay == "always" and cfg.numerics == "exact":
+        yield "rl.routing.replay=always needs numerics=fast: in exact ones trainer and engine choose the same experts."
     if rl.replay and rl.replay.low >= rl.replay.high:
         yield f"rl.replay.low ({rl.replay.low:g}) must be less than rl.replay.high ({rl.replay.high:g})."
     if rl.entropy_control and rl.entropy_coefficient > rl.entropy_control.maximum:

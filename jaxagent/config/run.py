@@ -198,6 +198,16 @@ class TemperatureConfig:
     schedule: Literal["linear", "cosine"] = "linear"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoutingConfig:
+    """How tokens find their experts while a mixture is trained."""
+
+    # Whether updates send a token to the experts to which the engine sent it; auto: where numerics are fast.
+    replay: Literal["auto", "always", "never"] = "auto"
+    balance_loss: NonNegativeFloat = 0.0  # coefficient, on the load of experts; 0 = none
+    bias_rate: NonNegativeFloat = 0.0  # per update, of biases that choose experts, towards even loads; 0 = fixed
+
+
 @dataclasses.dataclass(frozen=True)
 class RLConfig:
     """The reinforcement-learning stage. `algorithms/checks.py` says which choices go together."""
@@ -234,10 +244,12 @@ class RLConfig:
     oversample: OversampleConfig | None = None
     curriculum: Annotated[Any, CURRICULA] | None = None  # which tasks come next; None: whole shuffled epochs
     replay: ReplayConfig | None = None
-    # Whether updates send a token to the experts to which the engine sent it; auto: where numerics are fast.
-    replay_routing: Literal["auto", "always", "never"] = "auto"
-    balance_loss: NonNegativeFloat = 0.0  # coefficient, on the load of experts; 0 = none
-    router_bias_rate: NonNegativeFloat = 0.0  # per update, of biases that choose experts, towards even loads; 0 = fixed
+    routing: RoutingConfig | None = None  # of a mixture of experts; None: as by default, `routes`
+
+    @property
+    def routes(self) -> RoutingConfig:
+        """The section `routing`, by default where there is none."""
+        return self.routing or RoutingConfig()
 
     @property
     def critic(self) -> Any:

@@ -61,7 +61,7 @@ def policy_loss_of(rl: RLConfig) -> PolicyLoss:
         objective=rl.objective,
         kl_estimator=rl.kl.estimator if rl.kl else "k3",
         opsm=rl.correction if isinstance(rl.correction, OPSM) else None,
-        balance_coefficient=rl.balance_loss,
+        balance_coefficient=rl.routes.balance_loss,
     )
 
 

@@ -67,22 +67,30 @@ class Programs:
         return self.logprobs(state.policy, trajectories, temperature)[0]
 
     def train(
-        self, state: TrainState, streams: Sequence[Streams], temperature: float, step: int
-    ) -> tuple[TrainState, dict[str, float], list[np.ndarray]]:
+        self,
+        state: TrainState,
+        streams: Sequence[Streams],
+        temperature: float,
+        step: int,
+        scored: dict[int, np.ndarray] | None = None,
+    ) -> tuple[TrainState, dict[str, float]]:
         """One optimiser update of an RL step; the state as it was and no metrics where nothing has a weight.
 
-        Also the policy's log-probs before the update, f32[T] of each of the streams, where its loss keeps them.
+        `scored` gets the policy's log-probs before the update, f32[T] by the id of a trajectory that is not there yet,
+        where the loss keeps them.
         """
         packed = self.packer.pack(streams, step)
         if not (batches := self.batches(packed, streams)):
-            return state, {}, []
+            return state, {}
         updates = step * self.rl.updates_per_step * self.rl.epochs
         train_policy = self.rl.critic is None or updates >= self.rl.critic.warmup_updates
-        if not self.keeps_logprobs:
-            return *self.update(state, batches, train_policy, temperature, self.teacher), []
+        if scored is None or not self.keeps_logprobs:
+            return self.update(state, batches, train_policy, temperature, self.teacher)
         logprobs: list[np.ndarray] = []
         state, metrics = self.update(state, batches, train_policy, temperature, self.teacher, logprobs)
-        return state, metrics, unpack(batches, logprobs, streams) if logprobs else []
+        for stream, own in zip(streams, unpack(batches, logprobs, streams) if logprobs else (), strict=False):
+            scored.setdefault(id(stream.trajectory), own)
+        return state, metrics
 
     def batches(self, packed: list[Batch], streams: Sequence[Streams]) -> list[Batch]:
         """The packed `streams` with the tokens in which they are compared to the teacher, where they are."""
@@ -169,7 +177,7 @@ def describe(
         rl.sampling.temperature or 1.0,
         critic,
         merger(cfg) if config else None,
-        _mover_of_biases(spec, rl.router_bias_rate) if rl.router_bias_rate else None,
+        _mover_of_biases(spec, rl.routes.bias_rate) if rl.routes.bias_rate else None,
     )
     return Programs(rl, packer, update, logprobs, values, judge, keeps_logprobs)
 
@@ -233,9 +241,9 @@ def replays_routing(cfg: Config, spec: ModelSpec) -> bool:
     Raises:
       ConfigError: they shall, and the model has none.
     """
-    wanted, width = cfg.rl.replay_routing, choices.width(spec)
+    wanted, width = cfg.rl.routes.replay, choices.width(spec)
     if wanted == "always" and not width:
-        raise ConfigError(f"rl.replay_routing=always: {spec.family} has no experts among which tokens choose.")
+        raise ConfigError(f"rl.routing.replay=always: {spec.family} has no experts among which tokens choose.")
     return bool(width) and cfg.numerics == "fast" and wanted != "never"
 
 
@@ -245,13 +253,14 @@ def watches(cfg: Config, spec: ModelSpec) -> bool:
     Raises:
       ConfigError: they shall balance the load of experts that the model does not have, or by a bias that is not there.
     """
-    rl, mixture = cfg.rl, bool(balance.routers(spec))
+    routing, mixture = cfg.rl.routes, bool(balance.routers(spec))
     biases = any(vars(stack).get("router_bias") for stack in params.stacks_of(params.param_specs(spec).layers))
-    if rl.balance_loss and not mixture:
-        raise ConfigError(f"rl.balance_loss={rl.balance_loss}: {spec.family} has no experts to balance. Set it to 0.")
-    if rl.router_bias_rate and (cfg.model.lora or not mixture or not biases):
+    if routing.balance_loss and not mixture:
+        loss_of = f"rl.routing.balance_loss={routing.balance_loss}"
+        raise ConfigError(f"{loss_of}: {spec.family} has no experts to balance. Set it to 0.")
+    if routing.bias_rate and (cfg.model.lora or not mixture or not biases):
         why = "the frozen model's stay as they are" if cfg.model.lora else f"{spec.family} has none that choose experts"
-        raise ConfigError(f"rl.router_bias_rate={rl.router_bias_rate} moves routers' biases: {why}. Set it to 0.")
+        raise ConfigError(f"rl.routing.bias_rate={routing.bias_rate} moves routers' biases: {why}. Set it to 0.")
     return mixture
 
 

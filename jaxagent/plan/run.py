@@ -114,7 +114,7 @@ def _routing(cfg: Config, spec: ModelSpec) -> list[str]:
     if not replays_routing(cfg, spec):
         return []
     size = choices.width(spec) * np.dtype(choices.dtype(spec)).itemsize
-    return [f"rl.replay_routing: {size} bytes per token for the experts it went to, in the cache and in packed rows"]
+    return [f"rl.routing.replay: {size} bytes per token for the experts it went to, in the cache and in packed rows"]
 
 
 def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:

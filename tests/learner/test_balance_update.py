@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxagent.config import BatchConfig, ConfigError
+from jaxagent.config import BatchConfig, ConfigError, RoutingConfig
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.forward import policy_forward
 from jaxagent.learner.loss import policy_loss
@@ -70,13 +70,13 @@ def test_an_update_tells_the_load_adds_its_loss_and_moves_biases(make_streams, m
 @pytest.mark.parametrize(
     ("spec", "rl", "adapters", "message"),
     [
-        (DENSE, dict(balance_loss=0.1), None, "rl.balance_loss=0.1: qwen3 has no experts to balance"),
-        (DENSE, dict(router_bias_rate=0.1), None, "moves routers' biases: qwen3 has none that choose experts"),
-        (tiny.spec(family="qwen3_moe"), dict(router_bias_rate=0.1), None, "biases: qwen3_moe has none that choose"),
-        (SPEC, dict(router_bias_rate=0.1), "all", "biases: the frozen model's stay as they are. Set it to 0."),
+        (DENSE, dict(balance_loss=0.1), None, "rl.routing.balance_loss=0.1: qwen3 has no experts to balance"),
+        (DENSE, dict(bias_rate=0.1), None, "moves routers' biases: qwen3 has none that choose experts"),
+        (tiny.spec(family="qwen3_moe"), dict(bias_rate=0.1), None, "biases: qwen3_moe has none that choose"),
+        (SPEC, dict(bias_rate=0.1), "all", "biases: the frozen model's stay as they are. Set it to 0."),
     ],
 )
 def test_what_cannot_be_evened_out_is_refused(spec, rl, adapters, message):
-    settings = types.SimpleNamespace(**dict(balance_loss=0.0, router_bias_rate=0.0) | rl)
+    settings = types.SimpleNamespace(routes=RoutingConfig(**rl))
     with pytest.raises(ConfigError, match=message):
         watches(types.SimpleNamespace(rl=settings, model=types.SimpleNamespace(lora=adapters)), spec)

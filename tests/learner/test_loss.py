@@ -224,7 +224,9 @@ def test_a_sequences_mean_is_over_its_policy_targets_and_not_over_those_of_echo(
 def test_the_loss_has_the_choices_of_the_stage():
     base = config.parse(get_config()).rl
     kl = config.KLConfig(0.1, "k2")
-    changed = dataclasses.replace(base, objective=SoftGate(1.5, 2.5), kl=kl, correction=OPSM(0.5), balance_loss=0.01)
+    changed = dataclasses.replace(
+        base, objective=SoftGate(1.5, 2.5), kl=kl, correction=OPSM(0.5), routing=config.RoutingConfig(balance_loss=0.01)
+    )
     chosen = losses.policy_loss_of(changed).keywords
     assert chosen == dict(objective=SoftGate(1.5, 2.5), kl_estimator="k2", opsm=OPSM(0.5), balance_coefficient=0.01)
     plain = losses.policy_loss_of(dataclasses.replace(base, correction=Importance())).keywords

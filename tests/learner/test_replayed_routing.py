@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from jaxagent.algorithms.streams import Streams, action_mask
-from jaxagent.config import BatchConfig, ConfigError, relations
+from jaxagent.config import BatchConfig, ConfigError, RoutingConfig, relations
 from jaxagent.learner.batching import Packer, Sharing
 from jaxagent.learner.forward import policy_forward
 from jaxagent.learner.programs import Programs, replays_routing
@@ -140,14 +140,16 @@ def test_the_reference_routes_by_itself(make_streams):
 
 def test_routing_is_replayed_by_mixtures_in_fast_numerics(cfg, spec):
     def replays(spec, **changes):
-        rl = dataclasses.replace(cfg.rl, replay_routing=changes.pop("replay_routing", "auto"))
+        rl = dataclasses.replace(cfg.rl, routing=RoutingConfig(replay=changes.pop("replay", "auto")))
         return replays_routing(dataclasses.replace(cfg, rl=rl, **changes), spec)
 
-    assert replays(MIXTURE, numerics="fast") and replays(MIXTURE, numerics="fast", replay_routing="always")
+    assert replays(MIXTURE, numerics="fast") and replays(MIXTURE, numerics="fast", replay="always")
     assert not replays(MIXTURE, numerics="exact") and not replays(spec, numerics="fast")
-    assert not replays(MIXTURE, numerics="fast", replay_routing="never")
-    with pytest.raises(ConfigError, match="replay_routing=always: qwen3 has no experts"):
-        replays(spec, numerics="fast", replay_routing="always")
-    always = dataclasses.replace(cfg, rl=dataclasses.replace(cfg.rl, replay_routing="always"), numerics="exact")
-    with pytest.raises(ConfigError, match="replay_routing=always needs numerics=fast"):
+    assert not replays(MIXTURE, numerics="fast", replay="never")
+    with pytest.raises(ConfigError, match="routing.replay=always: qwen3 has no experts"):
+        replays(spec, numerics="fast", replay="always")
+    always = dataclasses.replace(
+        cfg, rl=dataclasses.replace(cfg.rl, routing=RoutingConfig(replay="always")), numerics="exact"
+    )
+    with pytest.raises(ConfigError, match="routing.replay=always needs numerics=fast"):
         relations.check(always)

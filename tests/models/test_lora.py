@@ -12,6 +12,7 @@ import pytest
 from jaxagent.config import ConfigError, LoraConfig, MeshConfig
 from jaxagent.models import layers, logprobs, lora, params, sharding, transformer
 from tests.models import tiny
+from tests.models.forward import all_logits
 
 CONFIG = LoraConfig(rank=3, alpha=6.0, rank_stabilised=False, targets="all-linear")
 FAMILIES = {
@@ -150,3 +151,15 @@ def test_the_mesh_decides_no_bit_of_what_is_multiplied_out(rank):
         found.append(np.asarray(made))
     np.testing.assert_array_equal(found[0].view(np.int32), found[1].view(np.int32))
     np.testing.assert_allclose(found[0], w + 0.7 * np.einsum("lir,lro->lio", a, b, dtype=np.float64), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_adapters_of_a_hybrid_of_experts_beside_and_merged():
+    """Delta nets, gated attention and experts with one that all share: layers of two kinds."""
+    spec = tiny.spec(family="qwen3_5_moe_text", num_layers=4)
+    base, adapters = tiny.init(spec), random_adapters(spec)
+    tokens = np.random.default_rng(0).integers(0, spec.vocab_size, (2, 20)).astype(np.int32)
+    weights = lora.adapt(base, adapters, CONFIG), lora.merge(base, adapters, CONFIG, "float32"), base
+    beside, merged, without = (all_logits(one, spec, tokens) for one in weights)
+    np.testing.assert_allclose(beside, merged, atol=3e-4)
+    assert np.abs(beside - without).max() > 1
