@@ -124,7 +124,7 @@ class Ours:
         groups = _groups(prompts, generations)
         streams, _ = compose.streams(groups, self.cfg.rl, 0.0)
         for part in compose.mini_batches(streams, self.cfg.rl, (0, repetition)):
-            self.state, metrics, _ = self.programs.train(self.state, part, self.cfg.rl.sampling.temperature, 0)
+            self.state, metrics = self.programs.train(self.state, part, self.cfg.rl.sampling.temperature, 0)
         self.driver.update_params(self.state.policy, int(self.state.step))
         ended = time.perf_counter()
         assert metrics["policy/update_applied"] == 1.0, metrics

@@ -216,9 +216,8 @@ def learn(
     updates: list[dict[str, float]] = []
     scored: dict[int, np.ndarray] = {}
     for part in compose.mini_batches(streams, rl, (parts.cfg.seed, step)):
-        state, of_update, logprobs = programs.train(state, part, sampled_at, step)
+        state, of_update = programs.train(state, part, sampled_at, step, scored)
         updates += [of_update] if of_update else []  # none: no signal, and no observation either
-        scored = {id(s.trajectory): own for s, own in zip(part, logprobs, strict=False)} | scored  # the first update's
     return state, metrics | over_updates(updates, rl.staleness), learnt_of(streams, scored)
 
 

@@ -334,6 +334,7 @@ def digest_of(body: bytes, where: str) -> str:
 def to_columns(episodes: Sequence[Episode]) -> bytes:
     """Checked episodes for another process of the same trainer, which need not read a number of them as text again.
 
+    A run's logs hold them so, too (observe/episode_store.py): what `of_columns` reads today it must read for ever.
     A line of JSON with all but the trajectories, then these, column by column. The other way is `of_columns`.
     """
     slim = [encode_episode(dataclasses.replace(episode, trajectories=())) for episode in episodes]

@@ -67,22 +67,30 @@ class Programs:
         return self.logprobs(state.policy, trajectories, temperature)[0]
 
     def train(
-        self, state: TrainState, streams: Sequence[Streams], temperature: float, step: int
-    ) -> tuple[TrainState, dict[str, float], list[np.ndarray]]:
+        self,
+        state: TrainState,
+        streams: Sequence[Streams],
+        temperature: float,
+        step: int,
+        scored: dict[int, np.ndarray] | None = None,
+    ) -> tuple[TrainState, dict[str, float]]:
         """One optimiser update of an RL step; the state as it was and no metrics where nothing has a weight.
 
-        Also the policy's log-probs before the update, f32[T] of each of the streams, where its loss keeps them.
+        `scored` gets the policy's log-probs before the update, f32[T] by the id of a trajectory that is not there yet,
+        where the loss keeps them.
         """
         packed = self.packer.pack(streams, step)
         if not (batches := self.batches(packed, streams)):
-            return state, {}, []
+            return state, {}
         updates = step * self.rl.updates_per_step * self.rl.epochs
         train_policy = self.rl.critic is None or updates >= self.rl.critic.warmup_updates
-        if not self.keeps_logprobs:
-            return *self.update(state, batches, train_policy, temperature, self.teacher), []
+        if scored is None or not self.keeps_logprobs:
+            return self.update(state, batches, train_policy, temperature, self.teacher)
         logprobs: list[np.ndarray] = []
         state, metrics = self.update(state, batches, train_policy, temperature, self.teacher, logprobs)
-        return state, metrics, unpack(batches, logprobs, streams) if logprobs else []
+        for stream, own in zip(streams, unpack(batches, logprobs, streams) if logprobs else (), strict=False):
+            scored.setdefault(id(stream.trajectory), own)
+        return state, metrics
 
     def batches(self, packed: list[Batch], streams: Sequence[Streams]) -> list[Batch]:
         """The packed `streams` with the tokens in which they are compared to the teacher, where they are."""

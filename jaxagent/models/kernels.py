@@ -158,6 +158,8 @@ def report(spec: ModelSpec, page_tokens: int, row_tokens: int, share_prefix: boo
         chosen["products"] = products(on, exact)
     if on in _GPU and any(array.stacks == 2 for array in jax.tree.leaves(param_specs(spec))):
         chosen["experts"] = experts(on, str(spec.compute_dtype), False)
+    if spec.has_memory and on in _GPU:
+        chosen["memories"] = Choice("xla", "token by token in the engine; whether bits agree was not tried")
     if share_prefix:
         chosen["prefixes"] = prefixes(on, spec, page_tokens, row_tokens, exact)
     if exact and over_context():

@@ -47,7 +47,7 @@ class Rules:
     experts: str | None = EXPERT  # matrices of which each expert has one
     expert: str | None = None  # what a router says of each expert
     gate: str | None = None
-    channel: str | None = None  # of a delta net, which every device of `tensor` computes as a whole
+    channel: str | None = None  # of a delta net
 
     def partition(self, axes: tuple[str, ...]) -> P:
         """The PartitionSpec of an array whose logical axes are `axes`."""

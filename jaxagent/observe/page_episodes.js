@@ -191,9 +191,13 @@ VIEWS.group = async (at, body) => {
       make("td", { text: own.length }), make("td", { text: format(paid.length ? paid.reduce((a, b) => a + b, 0) / paid.length : NaN) }), make("td", { text: own.length - paid.length }));
   });
   const first = rows.length ? texts[rows[0] + table.first] : null;
+  const every = new Set(all.map((r) => table.reward[r])).size > 1 ? "reward" : "tokens", shares = bins(table, all, every);
+  const shape = shares.length ? histogram(shares, every, [-Infinity, Infinity], (bin) => {
+    location.hash = link("episodes", { run: one.name, log, task: at.get("task"), by: every, [every]: `${bin.from}..${bin.to}` });
+  }) : null;
   add(body, make("h1", { text: at.get("task") }), make("p", { class: "note", text: first ? first.prompt : "" }),
     make("p", {}, `${rows.length} attempts in step ${step} of ${log}`), verifier(one, log, step),
-    make("div", { class: "cards" }, cards), make("h2", { text: "The same task over the run" }),
+    make("div", { class: "cards" }, cards), make("h2", { text: `The same task over the run: ${all.length} attempts, by ${every}` }), shape,
     make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "the task over the run" }, make("table", {}, make("thead", {}, make("tr", {}, ["when", "attempts", "mean reward", "failed"].map((t) => make("th", { scope: "col", text: t })))), make("tbody", {}, history))));
   return null;
 };

@@ -10,7 +10,7 @@ def test_without_the_cuda_compiler_the_plan_is_for_virtual_devices(monkeypatch):
     monkeypatch.setattr(topology, "cuda_compiler_installed", lambda: False)
     mesh, name = topology.mesh_for(MeshConfig(1, 1, 1, 1), "h100")
     assert name == "virtual CPU devices"
-    assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "context": 1, "tensor": 1}
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "context": 1, "expert": 1, "tensor": 1}
 
 
 def test_the_description_names_the_chip():

@@ -170,7 +170,10 @@ def test_the_views_of_a_run(browser, address):
         watched.until("document.querySelector('main .one')")
         page.keyboard.press("g")
         page.wait_for_selector(".cards .card")
-        assert page.locator(".card").count() == 8
+        assert page.locator(".card").count() % 8 == 0  # a task may have been drawn twice
+        page.locator(".histogram button").first.click()
+        page.wait_for_selector("form.filters")
+        assert "task=train" in page.url and re.search("(reward|tokens)=", page.url)
         watched.go(address, "#compare?run=default&with=other", "tbody tr")
         page.locator("tbody th a").first.click()
         page.wait_for_selector(".sides .side:nth-child(2) .one")
@@ -192,6 +195,9 @@ def test_nothing_in_a_thousand_hostile_episodes_runs(browser, address):
             if number < 19:
                 page.click("text=older")
                 watched.until(f"document.querySelector('.pager').textContent.includes('page {number + 2} ')")
+        page.locator("tbody td a").first.click()
+        page.wait_for_selector(".card")
+        watched.check(address)
         page.set_default_timeout(400_000)
         shown = page.evaluate(
             """async () => {

@@ -37,8 +37,8 @@ class DeltaNet(LayerBlock):
     """out(rms_norm(o) * silu(z)), o by the gated delta rule from q, k, v = silu(convolution of the last W rows).
 
     See Yang et al., Gated Delta Networks (https://arxiv.org/abs/2412.06464). Sizes of 0 are attention's: as many heads
-    of keys and values as it has of queries, each as wide. Not split over tensor: every device of that axis computes
-    the block as a whole.
+    of keys and values as it has of queries, each as wide. Every device of the axis tensor has its weights and memories
+    whole.
     """
 
     key_heads: int = 0
