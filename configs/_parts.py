@@ -179,5 +179,4 @@ def laptop() -> ConfigDict:
 
     config.eval = ConfigDict({"every": 10, "sampled": True})
     config.checkpoint = ConfigDict({"every": 10, "keep": 2, "replay": "all"})
-    config.log_episodes = False
     return config

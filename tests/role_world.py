@@ -21,7 +21,7 @@ FLAGS = (
     "--config.stages=rl --config.data.source=tests.role_world:Names --config.data.num_eval=4 "
     "--config.tokenizer.vocab_size=300 --config.engine.slots=8 --config.engine.prefill_tokens=64 "
     "--config.rl.batch.row_tokens=128 --config.rl.tasks_per_step=2 --config.rl.group_size=4 "
-    "--config.rl.advantage.drop_zero_signal=false --config.log_episodes=true --config.checkpoint.every=1 "
+    "--config.rl.advantage.drop_zero_signal=false --config.episodes.learn=true --config.checkpoint.every=1 "
     "--config.engine.pages=64 --config.engine.page_tokens=16"
 )
 MODEL = [flag for flag in tiny_run.FLAGS.split() if flag.startswith("--config.model.")]

@@ -19,7 +19,7 @@ FLAGS = (
     "--config.env.max_turns=3 --config.env.observation_tokens=80 --config.env.context_tokens=224 "
     "--config.env.sandbox.warm=4 --config.warm_start.batch.row_tokens=224 --config.warm_start.curriculum_steps=0 "
     "--config.warm_start.max_steps=300 --config.warm_start.gate_every=300 --config.warm_start.batch_sequences=16 "
-    "--config.rl.steps=10 --config.rl.batch.row_tokens=224 --config.log_episodes=true"
+    "--config.rl.steps=10 --config.rl.batch.row_tokens=224 --config.episodes.learn=true"
 )
 
 

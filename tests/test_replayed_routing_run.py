@@ -13,7 +13,7 @@ from tests import tiny_run
 FLAGS = (
     "--config.model.family=qwen3_moe", "--config.numerics=fast", "--config.rl.steps=2", "--config.eval.every=0",
     "--config.rl.updates_per_step=2", "--config.rl.optimizer.warmup_steps=0", "--config.rl.entropy_coefficient=0.01",
-    "--config.warm_start.max_steps=2", "--config.warm_start.curriculum_steps=1", "--config.log_episodes=true",
+    "--config.warm_start.max_steps=2", "--config.warm_start.curriculum_steps=1", "--config.episodes.learn=true",
 )  # fmt: skip
 
 

@@ -25,8 +25,8 @@ class EngineConfig:
     cache_dtype: Literal["float32", "bfloat16"]
     request_timeout_s: Seconds
     # States of fixed size, where a model has recurrent blocks: one for each sequence in progress, the others for
-    # prefixes that can be reused; 0 = two per slot.
-    memories: NonNegativeInt = 0
+    # prefixes that can be reused; None = two per slot.
+    memories: PositiveInt | None = None
     stop_states: PositiveInt = 128  # of all stop strings in use at once; a string has about one per character
 
     @property

@@ -167,7 +167,7 @@ def _with_its_own_shape(config: dict[str, Any], on_command_line: Collection[str]
     """A model that is given on the command line brings its own shape; a shape that is given there stays a demand."""
     if "model.path" in on_command_line and config["model"]["path"]:
         own = {
-            field: "" if field in ("family", "settings") else 0
+            field: {"family": "", "settings": None}.get(field, 0)
             for field in MODEL_SHAPE
             if f"model.{field}" not in on_command_line
         }

@@ -72,7 +72,7 @@ class ModelConfig:
     remat: Remat
     logprob_chunk_tokens: PositiveInt  # tokens whose [V] logits exist at once
     lora: LoraConfig | None = None  # None: all weights are trained
-    settings: str = ""  # of the family besides, a JSON object with config.json's keys: '{"num_experts": 8}'
+    settings: str | None = None  # of the family besides, a JSON object with config.json's keys: '{"num_experts": 8}'
 
 
 # Fields of ModelConfig that a Hugging Face folder describes: left "" or 0, or equal to what it says.

@@ -306,8 +306,7 @@ class EpisodesConfig:
     keep: Literal["all", "newest", "sampled", "none"] = "all"
     megabytes: PositiveInt = 1000  # with "newest": of each log, before its oldest part goes
     fraction: ZeroToOne = 0.1  # with "sampled": of groups; those with a failed attempt are kept in any case
-
-    off: ClassVar = {"keep": "all"}
+    learn: bool = False  # stages that learn from data learn from RL's episodes, too
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -348,8 +347,14 @@ class Config:
     eval: EvalConfig
     checkpoint: CheckpointConfig
     resume: ResumeConfig | None = None
-    log_episodes: bool  # stages that learn from data learn from RL's episodes, too
-    episodes: EpisodesConfig | None = None  # None: all are kept
+    episodes: EpisodesConfig | None = None  # None: all are kept, and stages learn from none of RL's
+
+    moved: ClassVar = {"log_episodes": "episodes.learn"}
+
+    @property
+    def kept_episodes(self) -> EpisodesConfig:
+        """The section `episodes`, by default where there is none."""
+        return self.episodes or EpisodesConfig()
 
     @property
     def takes_other_rounding(self) -> bool:

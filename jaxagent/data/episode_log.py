@@ -43,7 +43,7 @@ def read(path: str | Path) -> tuple[list[Episode], int]:
     if path.is_dir():
         files = sorted(f for f in path.glob("*.jsonl") if not f.stem.endswith(EVALUATION))
     if not files or not files[0].is_file():
-        raise ConfigError(f"No logged episodes at '{path}'. Log some: a stage 'sample', or log_episodes=true.")
+        raise ConfigError(f"No logged episodes at '{path}'. Log some: a stage 'sample', or episodes.learn=true.")
     episodes: list[Episode] = []
     dropped = 0
     for file in files:

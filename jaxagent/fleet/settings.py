@@ -15,7 +15,7 @@ WEIGHTS = "weights"  # of that folder: the versions that the trainer has publish
 ENGINES = "engines"  # of that folder: what each engine process keeps
 TOKEN_VARIABLE, TOKEN_FILE = "JAXAGENT_FLEET_TOKEN", "token"
 # Sections that processes may have otherwise without playing or training anything else.
-OWN = ("workdir", "mesh", "eval", "checkpoint", "resume", "log_episodes", "episodes")
+OWN = ("workdir", "mesh", "eval", "checkpoint", "resume", "episodes")
 RULES = ("rule", "window")  # of the section `fleet`, what all must have
 
 

@@ -280,7 +280,7 @@ def _line(line: bytes, path: Path, at: int) -> dict[str, Any]:
 def read(path: Path) -> tuple[list[Episode], int]:
     """The logged training episodes of a folder, of one index, or of one file of lines as earlier versions wrote it.
 
-    Of a folder, those of which stages learn: a stage's "sample", and RL's with `log_episodes`; logs of held-out tasks
+    Of a folder, those of which stages learn: a stage's "sample", and RL's with `episodes.learn`; logs of held-out tasks
     never. The number is that of what killed processes left unfinished, and is left out.
 
     Raises:
@@ -299,7 +299,7 @@ def read(path: Path) -> tuple[list[Episode], int]:
         earlier, more = episode_log.read(path)
         episodes, torn = earlier + episodes, torn + more
     if not episodes:
-        raise ConfigError(f"'{path}' holds no complete episode. Log some: a stage 'sample', or log_episodes=true.")
+        raise ConfigError(f"'{path}' holds no complete episode. Log some: a stage 'sample', or episodes.learn=true.")
     return episodes, torn
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import Config, EpisodesConfig
+from jaxagent.config import Config
 from jaxagent.learner import peers
 from jaxagent.observe.episode_store import EpisodeStore, Learnt
 from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER
@@ -29,7 +29,7 @@ class Logs:
 
     def __init__(self, cfg: Config, host: Mapping[str, Any], note: Callable[[str], None]):
         self._workdir, self._note = Path(cfg.workdir), note
-        self._keep, self._learns = cfg.episodes or EpisodesConfig(), cfg.log_episodes
+        self._keep = cfg.kept_episodes
         self._metrics_position = host.get("metrics_position", 0)
         self._blocks: dict[str, int] = dict(host.get("episode_blocks", {}))
         self._earlier = {  # logs of earlier versions: from a bundle of this one on nothing is added to them
@@ -92,7 +92,7 @@ class Logs:
 
     def _always(self, name: str) -> bool:
         """Whether later stages learn from the log."""
-        return name == "sample" or (self._learns and not name.endswith(".eval"))
+        return name == "sample" or (self._keep.learn and not name.endswith(".eval"))
 
     def _log(self, name: str) -> EpisodeStore:
         if name not in self._episodes:

@@ -29,7 +29,7 @@ from jaxagent.config import ConfigError
 from jaxagent.runs import devices
 
 PACKAGES = ("jaxagent", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
-UNREAD = ("workdir", "eval", "checkpoint", "resume", "log_episodes", "episodes", "fleet")  # decide no number of a step
+UNREAD = ("workdir", "eval", "checkpoint", "resume", "episodes", "fleet")  # decide no number of a step
 GIT_TIMEOUT_S = 10.0
 _TRUE = ("1", "on", "t", "true", "y", "yes")  # as jax reads its variables
 # Flags of XLA on which no bit of a result hangs: how many virtual devices a CPU has is the mesh's business, and the

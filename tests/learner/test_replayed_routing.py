@@ -150,12 +150,12 @@ def test_routing_is_replayed_by_mixtures_in_fast_numerics(cfg, spec):
     assert replays(MIXTURE, numerics="fast") and replays(MIXTURE, numerics="fast", replay="always")
     assert not replays(MIXTURE, numerics="exact") and not replays(spec, numerics="fast")
     assert not replays(MIXTURE, numerics="fast", replay="never")
-    with pytest.raises(ConfigError, match="routing.replay=always: qwen3 has no experts"):
+    with pytest.raises(ConfigError, match=r"routing\.replay=always: qwen3 has no experts"):
         replays(spec, numerics="fast", replay="always")
     always = dataclasses.replace(
         cfg, rl=dataclasses.replace(cfg.rl, routing=RoutingConfig(replay="always")), numerics="exact"
     )
-    with pytest.raises(ConfigError, match="routing.replay=always needs numerics=fast"):
+    with pytest.raises(ConfigError, match=r"routing\.replay=always needs numerics=fast"):
         relations.check(always)
 
 

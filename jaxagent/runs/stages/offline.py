@@ -135,6 +135,6 @@ def check(parts: Parts, stage: Stage) -> None:
     """
     stages, episodes = parts.cfg.stages, getattr(parts.cfg, stage).episodes
     before = stages[: stages.index(stage)]
-    logs = "sample" in before or (parts.cfg.log_episodes and ("rl" in before or "opd" in before))
+    logs = "sample" in before or (parts.cfg.kept_episodes.learn and ("rl" in before or "opd" in before))
     if episodes or not logs:
         episode_store.read(Path(episodes) if episodes else Path(parts.cfg.workdir) / EPISODES_FOLDER)
