@@ -7,10 +7,12 @@ disk before its line is, so a process that is killed leaves at most bytes that n
 
     {"step": 3, "file": 0, "at": 91234, "texts": 5120, "body": 30500, "tasks": ["t1"], "kinds": ["one_hop"],
      "task": [0, 0], "sample": [24, 25], "reward": [1.0, null], "advantage": [0.7, null], "stop": ["answer", "timeout"],
-     "turns": [2, 1], "tokens": [310, 80], "sampled": [40, 9], "seconds": [0.4, 60.0], "error": ["", "60 s are over"]}
+     "turns": [2, 1], "tokens": [310, 80], "sampled": [40, 9], "seconds": [0.4, 60.0], "error": ["", "60 s are over"],
+     "crc": 1234567890}
 
-"advantage" is the mean over an episode's trained tokens, null where none was trained. Lines stay where blocks are given
-up (`config.episodes`): such a line has "body" 0, or its file is gone.
+"advantage" is the mean over an episode's trained tokens, null where none was trained. "crc" is the CRC-32 of the line
+before it; the first runs had none. Lines stay where blocks are given up (`config.episodes`): such a line has "body" 0,
+or its file, one of the oldest, is gone.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ import hashlib
 import itertools
 import json
 import os
-import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -65,18 +66,23 @@ class EpisodeStore:
         self._folder, self._name, self._learns = folder, name, learns
         self._keep = EpisodesConfig() if learns else keep
         self._index = jsonl.JsonlLog(folder / f"{name}{INDEX}", position)
-        self._file, ends = 0, dict[int, int]()
-        for line in jsonl.read(self._index.path):
-            self._file = line["file"]
-            ends[self._file] = line["at"] + line["texts"] + line["body"]
+        try:
+            blocks = StoredEpisodes(folder, name).blocks
+        except ConfigError:
+            self._index.close()
+            raise
+        self._file = blocks[-1]["file"] if blocks else 0
+        ends = {block["file"]: block["at"] + block["texts"] + block["body"] for block in blocks}
         for number, path in files_of(folder, name).items():
             if number > self._file:
                 path.unlink()
             elif path.stat().st_size > ends.get(number, 0):
                 os.truncate(path, ends.get(number, 0))
+        if self._size() < ends.get(self._file, 0):  # it was given up before the run went back; lines point into it
+            self._file += 1
+            self._path().touch()
         self._thread = ThreadPoolExecutor(1, "episodes")
         self._written: list[Future[None]] = []
-        self._lock = threading.Lock()
         self.dropped = 0  # episodes, or files of them, whose tokens this process has given up
 
     @property
@@ -85,17 +91,18 @@ class EpisodeStore:
         return self._index.position
 
     def append(self, step: int, episodes: Iterable[Episode], learnt: Mapping[int, Learnt]) -> None:
-        """Takes the episodes of a step; `learnt` is by the `id` of a trajectory."""
+        """Takes the episodes of a step; `learnt` is by the `id` of a trajectory. Raises OSError as `wait` does."""
+        self._written = [written for written in self._written if not written.done() or written.result()]
         episodes = list(episodes)
         # Here, and not by the thread: an id is an object's only as long as the object is there.
         columns = [[learnt.get(id(trajectory)) for trajectory in episode.trajectories] for episode in episodes]
         self._written.append(self._thread.submit(self._append, step, episodes, columns))
 
     def wait(self) -> None:
-        """When this returns, all that was appended is on disk. Raises OSError: the disk is full, or failed."""
-        pending, self._written = self._written, []
-        for written in pending:
+        """On return all that was appended is on disk. Raises OSError, each time: the disk was full, or failed."""
+        for written in self._written:
             written.result()
+        self._written = []
 
     def close(self) -> None:
         """Ends the thread when it has written what it was given."""
@@ -103,6 +110,8 @@ class EpisodeStore:
         self._index.close()
 
     def _append(self, step: int, episodes: list[Episode], learnt: list[list[Learnt | None]]) -> None:
+        if any(written.done() and written.exception() for written in self._written):
+            return  # what follows a hole is no log: `append` and `wait` say so
         whole = [self._keeps(step, episode) for episode in episodes]
         if self._keep.keep == "sampled":  # with a failed attempt, all attempts at its task
             failed = {episode.task.id for episode in episodes if episode.stop_reason.is_failure}
@@ -122,21 +131,17 @@ class EpisodeStore:
 
     def _write(self, step: int, episodes: list[Episode], learnt: list[list[Learnt | None]], whole: bool) -> None:
         texts, body = pack(episodes, learnt) if whole else (b"", b"")
-        path = self._folder / f"{self._name}.{self._file:05d}{BLOCKS}"
-        at = path.stat().st_size if path.exists() else 0
-        if (
-            self._keep.keep == "newest"
-            and at + len(texts) + len(body) > self._keep.megabytes * 1_000_000 // FILES
-            and at
-        ):
+        at, most = self._size(), self._keep.megabytes * 1_000_000
+        if self._keep.keep == "newest" and at and at + len(texts) + len(body) > most // FILES:
             self._file, at = self._file + 1, 0
-            path = self._folder / f"{self._name}.{self._file:05d}{BLOCKS}"
-            for number, old in files_of(self._folder, self._name).items():
-                if number <= self._file - FILES:
-                    old.unlink()
-                    self.dropped += 1
+            older = {path: path.stat().st_size for path in files_of(self._folder, self._name).values()}
+            total = sum(older.values()) + max(most // FILES, len(texts) + len(body))
+            for path, size in older.items():
+                if total > most:
+                    path.unlink()
+                    total, self.dropped = total - size, self.dropped + 1
         if whole:
-            with path.open("ab") as file:
+            with self._path().open("ab") as file:
                 file.write(texts + body)
                 file.flush()
                 os.fsync(file.fileno())
@@ -144,14 +149,20 @@ class EpisodeStore:
             self.dropped += len(episodes)
         learns = {"learns": True} if self._learns else {}
         where = {"step": step, "file": self._file, "at": at, "texts": len(texts), "body": len(body)}
-        self._index.append(where | learns | columns_of(episodes, learnt))
+        line = where | learns | columns_of(episodes, learnt)
+        self._index.append(line | {"crc": zlib.crc32(jsonl.line(line)[: -len(b"}\n")])})
+
+    def _path(self) -> Path:
+        return self._folder / f"{self._name}.{self._file:05d}{BLOCKS}"
+
+    def _size(self) -> int:
+        return self._path().stat().st_size if self._path().exists() else 0
 
 
 def files_of(folder: Path, name: str) -> dict[int, Path]:
     """The files of a log's blocks, by number, in order."""
-    found = {path.name.split(".")[-2]: path for path in folder.glob(f"{name}.*{BLOCKS}")}
-    of_name = {number: path for number, path in found.items() if path.name == f"{name}.{number}{BLOCKS}"}
-    return {int(number): of_name[number] for number in sorted(of_name) if number.isdigit()}
+    numbers = {path: path.name[len(name) + 1 : -len(BLOCKS)] for path in folder.glob(f"{name}.*{BLOCKS}")}
+    return dict(sorted((int(number), path) for path, number in numbers.items() if number.isdecimal()))
 
 
 def _blocks(pairs: Sequence[tuple[Episode, Any]]) -> Iterator[list[tuple[Episode, Any]]]:
@@ -270,6 +281,8 @@ def inflate(part: bytes) -> bytes:
 def _line(line: bytes, path: Path, at: int) -> dict[str, Any]:
     try:
         block = json.loads(line)
+        if block.get("crc") not in (None, zlib.crc32(line[: line.rfind(b',"crc":')])):
+            raise ValueError("its checksum differs")
         if block.keys() >= {"file", "at", "texts", "body", "sample"}:
             return block
         raise ValueError("it lacks columns")
@@ -293,7 +306,11 @@ def read(path: Path) -> tuple[list[Episode], int]:
     for log in logs:
         if log.is_file() and not log.stem.endswith(episode_log.EVALUATION):
             own = StoredEpisodes(log.parent, log.stem)
-            episodes += [each for block in own.blocks if block.get("learns") or log == path for each in own.of(block)]
+            for block in own.blocks:
+                if block.get("learns") or log == path:
+                    episodes += (whole := own.of(block))
+                    if block.get("learns") and not whole:
+                        raise ConfigError(f"{log}: episodes of step {block['step']}, to be learnt from, were given up.")
             torn += own.torn
     if path.is_dir() and any(not f.stem.endswith(episode_log.EVALUATION) for f in path.glob("*.jsonl")):
         earlier, more = episode_log.read(path)
@@ -347,9 +364,13 @@ class StoredEpisodes:
         return self.blocks[int(np.searchsorted(self._firsts, row, "right")) - 1]
 
     def part(self, block: Mapping[str, Any], body: bool) -> bytes | None:
-        """The compressed body or texts of a block; None where it was given up."""
+        """The compressed body or texts of a block; None where it was given up. Raises ConfigError: its file is lost."""
         path = self.folder / f"{self.name}.{block['file']:05d}{BLOCKS}"
-        if not block["body"] or not path.is_file():
+        if not block["body"]:
+            return None
+        if not path.is_file():
+            if block["file"] >= min(files_of(self.folder, self.name), default=0):  # only the oldest are given up
+                raise ConfigError(f"{path} is gone, and {self.name}{INDEX} has episodes in it: the folder was changed.")
             return None
         with path.open("rb") as file:
             file.seek(block["at"] + (block["texts"] if body else 0))

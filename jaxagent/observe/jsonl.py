@@ -53,7 +53,7 @@ class JsonlLog:
         """
         try:
             for record in records:
-                rest = memoryview(_line(record))
+                rest = memoryview(line(record))
                 while rest:
                     rest = rest[self._file.write(rest) :]
                 self.position += 1
@@ -114,7 +114,7 @@ def _end_of_record(path: pathlib.Path, position: int | None) -> tuple[int, int]:
     return complete, end
 
 
-def _line(record: Mapping[str, Any]) -> bytes:
+def line(record: Mapping[str, Any]) -> bytes:
     """UTF-8, whatever a text holds: halves of surrogate pairs, which are none, stand there by their numbers."""
     value = plain(record)
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -67,6 +67,7 @@ def _embedded_logs(folder: pathlib.Path, table: shown_episodes.Table) -> dict[st
         log = StoredEpisodes(folder, name)
         episodes, used = _embedded_episodes(log, left // (len(names) - place), table)
         index = (folder / f"{name}{INDEX}").read_bytes()
+        index = index[: index.rfind(b"\n") + 1]  # without a line that is being written
         start = index.find(b"\n", len(index) - INDEX_BYTES) + 1 if len(index) > INDEX_BYTES else 0
         skipped = index.count(b"\n", 0, start)
         first = log.blocks[skipped]["first"] if skipped < len(log.blocks) else log.rows

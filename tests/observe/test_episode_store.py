@@ -127,6 +127,68 @@ def test_the_newest_are_kept(tmp_path, monkeypatch):
     assert StoredEpisodes(tmp_path, "rl").of(StoredEpisodes(tmp_path, "rl").blocks[-1])[0].task.id == "new"
 
 
+def test_a_run_that_goes_back_to_what_was_given_up_writes_no_block_where_older_lines_point(tmp_path):
+    keep = EpisodesConfig(keep="newest", megabytes=1)
+    fill(tmp_path, [0], name="rl.eval").close()
+    log = store(tmp_path, keep=keep)
+    for step in range(60):
+        log.append(step, [episode(f"{step}", i, tokens=4000) for i in range(2)], {})
+    log.close()
+    log = store(tmp_path, position=20, keep=keep)
+    reader = StoredEpisodes(tmp_path, "rl")
+    assert not any(reader.of(block) for block in reader.blocks)
+    log.append(20, [episode("new")], {})
+    log.close()
+    reader.refresh()
+    assert [e.task.id for block in reader.blocks for e in reader.of(block)] == ["new"] and len(reader.blocks) == 21
+    assert StoredEpisodes(tmp_path, "rl.eval").rows == 8 and list(episode_store.files_of(tmp_path, "rl.eval")) == [0]
+
+
+def test_a_bound_holds_for_large_blocks_and_for_what_was_kept_without_one(tmp_path):
+    log = fill(tmp_path, [0])
+    for step in range(3):
+        log.append(step, [episode("large", i, tokens=40_000) for i in range(6)], {})
+    log.close()
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.blocks")) > 1_000_000
+    log = store(tmp_path, position=4, keep=EpisodesConfig(keep="newest", megabytes=1))
+    for step in range(3):
+        log.append(step, [episode("large", i, tokens=40_000) for i in range(6)], {})
+        log.wait()
+        assert 0 < sum(path.stat().st_size for path in tmp_path.glob("*.blocks")) <= 1_000_000
+    log.close()
+
+
+def test_what_stages_learn_from_and_was_given_up_is_told(tmp_path):
+    log = fill(tmp_path, [0], learns=True)
+    log.close()
+    log = store(tmp_path, position=1, keep=EpisodesConfig(keep="newest", megabytes=1))
+    for step in range(1, 4):
+        log.append(step, [episode("large", i, tokens=60_000) for i in range(6)], {})
+    log.close()
+    with pytest.raises(ConfigError, match=r"episodes of step 0, to be learnt from, were given up"):
+        episode_store.read(tmp_path)
+
+
+def test_a_disk_that_was_full_leaves_no_hole(tmp_path, monkeypatch):
+    log = fill(tmp_path, [0])
+    content = (tmp_path / "rl.index").read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(episode_store.os, "fsync", full)
+        log.append(1, [episode("lost")], {})
+        with pytest.raises(OSError, match="No space"):
+            log.wait()
+    with pytest.raises(OSError, match="No space"):
+        log.append(2, [episode("after")], {})
+    with pytest.raises(OSError, match="No space"):
+        log.wait()
+    log.close()
+    assert (tmp_path / "rl.index").read_bytes() == content
+
+
 def test_a_sample_has_whole_groups_and_all_failures(tmp_path):
     log = store(tmp_path, keep=EpisodesConfig(keep="sampled", fraction=0.3))
     for step in range(20):
@@ -179,6 +241,18 @@ def test_damage_is_named(tmp_path):
     content[len(content) // 2] ^= 255
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"rl\.00000\.blocks, byte 0: damaged"):
+        episode_store.read(tmp_path / "rl.index")
+    index = (tmp_path / "rl.index").read_bytes()
+    for place in range(0, len(index) - 1, 7):
+        changed = index[:place] + bytes([index[place] ^ 1]) + index[place + 1 :]
+        (tmp_path / "rl.index").write_bytes(changed)
+        for opens in (lambda: StoredEpisodes(tmp_path, "rl"), lambda: store(tmp_path, position=1)):
+            with pytest.raises(ConfigError, match=r"damaged|records"):
+                opens()
+        assert path.read_bytes() == content
+    (tmp_path / "rl.index").write_bytes(index)
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"rl\.00000\.blocks is gone"):
         episode_store.read(tmp_path / "rl.index")
     (tmp_path / "rl.index").write_text('{"step": 1}\n')
     with pytest.raises(ConfigError, match=r"rl\.index, byte 0: damaged \(it lacks columns\)"):
