@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,21 +26,24 @@ def episodes_folder(workdir: Path, spare: Path) -> Path:
     made = spare / EPISODES_FOLDER
     if made.is_dir():
         return made
-    made.mkdir(parents=True)
-    has_evaluations = (workdir / EPISODES_FILE).is_file()
-    for path in lines:
-        if path.is_file() and not (has_evaluations and path.stem.endswith(EVALUATION)):  # they stand in the other, too
-            for (stage, step), rows in itertools.groupby(_read(path), lambda row: row[:2]):
-                name = f"{stage}{EVALUATION}" if path.name == EPISODES_FILE else path.stem
-                position = _blocks(made / f"{name}{INDEX}")
-                log = EpisodeStore(made, name, position, EpisodesConfig(), False)
-                log.append(step, [episode for _, _, episode in rows], {})
-                log.close()
+    part = spare / "part"  # whole or not at all, as what is there is taken for all
+    shutil.rmtree(part, ignore_errors=True)
+    has_evaluations, logs = (workdir / EPISODES_FILE).is_file(), dict[str, EpisodeStore]()
+    with contextlib.ExitStack() as stack:
+        for path in lines:
+            if path.is_file() and not (
+                has_evaluations and path.stem.endswith(EVALUATION)
+            ):  # they stand in the other, too
+                for (stage, step), rows in itertools.groupby(_read(path), lambda row: row[:2]):
+                    name = f"{stage}{EVALUATION}" if path.name == EPISODES_FILE else path.stem
+                    if name not in logs:
+                        logs[name] = EpisodeStore(part, name, 0, EpisodesConfig(), False)
+                        stack.callback(logs[name].close)
+                    logs[name].append(step, [episode for _, _, episode in rows], {})
+                    logs[name].wait()
+    part.mkdir(parents=True, exist_ok=True)
+    part.rename(made)
     return made
-
-
-def _blocks(index: Path) -> int:
-    return index.read_bytes().count(b"\n") if index.is_file() else 0
 
 
 def _read(path: Path) -> Iterator[tuple[str, int, Episode]]:

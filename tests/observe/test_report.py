@@ -17,6 +17,7 @@ from jaxagent import types
 from jaxagent.config import ConfigError, EpisodesConfig, parse, to_dict
 from jaxagent.data import codec
 from jaxagent.observe import jsonl, report, shown_episodes
+from jaxagent.observe.earlier_episodes import episodes_folder
 from jaxagent.observe.episode_store import EpisodeStore, Learnt, StoredEpisodes
 from jaxagent.observe.files import CONFIG_FILE, EPISODES_FOLDER, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 
@@ -240,3 +241,30 @@ def test_runs_of_earlier_versions_are_shown_and_left_as_they_are(tmp_path):
         "rl.eval": [0, 1],
     }
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / REPORT_FILE])
+
+
+def test_a_page_of_a_run_of_earlier_versions_is_whole_or_not_there(tmp_path, monkeypatch):
+    row = codec.encode_episode(_episode("q"))
+    (tmp_path / EPISODES_FOLDER).mkdir()
+    _log(tmp_path / EPISODES_FOLDER / "rl.jsonl", *({"stage": "rl", "step": step, **row} for step in range(3)))
+    calls = []
+
+    def full(*_):
+        calls.append(1)
+        if len(calls) > 3:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            episodes_folder(tmp_path, tmp_path / "spare")
+    for _ in range(2):
+        assert StoredEpisodes(episodes_folder(tmp_path, tmp_path / "spare"), "rl").rows == 3
+
+
+def test_a_log_whose_last_line_is_cut_in_a_character_has_a_report(tmp_path):
+    _keep(tmp_path, "rl", (0, [dataclasses.replace(_episode("Ö"), error="Ö")]))
+    index = tmp_path / EPISODES_FOLDER / "rl.index"
+    line = index.read_bytes()
+    index.write_bytes(line + line[: line.index("Ö".encode()) + 1])
+    assert _data(report.write_report(tmp_path))["logs"]["rl"]["index"].encode() == line
