@@ -69,7 +69,7 @@ const values = async (name, params) => (await ask(name, params)).json();
 // Whole lines of a file that grows: what was read stays, the next call reads on.
 class Lines {
   constructor(name, params, text) {
-    Object.assign(this, { name, params, next: 0, text });
+    Object.assign(this, { name, params, next: "0", text });
   }
   async more() {
     if (this.text !== undefined) {
@@ -79,8 +79,8 @@ class Lines {
     }
     if (embedded) return { text: "", again: false };
     const answer = await ask(this.name, { ...this.params, from: this.next });
-    const again = Number(answer.headers.get("X-From")) !== this.next;
-    this.next = Number(answer.headers.get("X-Next"));
+    const again = answer.headers.get("X-From") !== this.next;
+    this.next = answer.headers.get("X-Next");
     return { text: await answer.text(), again };
   }
 }

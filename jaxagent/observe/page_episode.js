@@ -199,7 +199,7 @@ function verifier(one, log, step) {
       v.lines && v.lines.length ? make("details", { open: v.state === "ended" && v.verdict !== "passed" }, make("summary", { text: "what it said" }), make("pre", { text: v.lines.join("\n") })) : "");
   };
   const watch = async () => {
-    const v = await values("verdict", { run: one.name, step });
+    const v = await values("verdict", { run: one.name, stage, step });
     show(v);
     button.disabled = v.state === "running";
     if (v.state === "running" && box.isConnected) setTimeout(watch, 1000);

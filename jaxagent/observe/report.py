@@ -36,7 +36,7 @@ from jaxagent.observe.files import (
 from jaxagent.observe.text import duration, number
 
 # What a page cannot be made of raises: a file that is not there, is no JSON, or holds something else.
-DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)
+DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 EMBEDDED_BYTES = 6_000_000  # of episodes in one file, each log an equal share of what is left
 INDEX_BYTES = 4_000_000  # of a log's index in one file: the newest lines
 _FAILED = ("stop/env_error", "stop/timeout", "stop/engine_error")  # parts of the episodes of a step

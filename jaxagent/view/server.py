@@ -3,13 +3,13 @@
     GET  /, /app.js, /app.css
     GET  /api/runs                                   a line for each run
     GET  /api/run?run=                               config, summary, first numbers, logs, recorded steps
-    GET  /api/metrics?run=&from=                     metrics.jsonl from a byte on
+    GET  /api/metrics?run=&from=                     metrics.jsonl, from where an answer's X-Next says that it ended
     GET  /api/index?run=&log=&from=                  the index of a log of episodes (observe/episode_store.py), likewise
     GET  /api/previews?run=&log=&rows=1,2            beginnings and ends of texts
     GET  /api/search?run=&log=&words=                the rows that hold all the words
     GET  /api/episode?run=&log=&row=                 an episode, long parts cut
     GET  /api/window?run=&log=&row=&trajectory=&from=   more of its tokens
-    GET  /api/verdict?run=&step=, POST /api/verify   {"run", "step", "stage"}: has a step made again
+    GET  /api/verdict?run=&stage=&step=, POST /api/verify   {"run", "step", "stage"}: has a step made again
 
 Answers are JSON but for the two files of lines, which come as bytes, whole lines only. On loopback it asks for no token
 and answers only to names of this machine, so that no page of another site reads it; elsewhere every /api/ request must
@@ -22,6 +22,7 @@ import asyncio
 import json
 import os
 import re
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from jaxagent.view.verify import Verifier
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 MOST_ROWS = 200  # of one request for previews
 MOST_BYTES = 32_000_000  # of one answer from a file of lines; the next request goes on
+MARK_BYTES = 256  # before the next answer from a file of lines: where they are others, it begins anew
 MOST_WORDS = 400  # characters
 BODY_BYTES, BODY_S = 4096, 10.0
 HEADERS = {
@@ -127,7 +129,8 @@ class View:
         return await _lines(request, log.folder / f"{log.name}{INDEX}")
 
     async def _verdict(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(self._verifier.verdict(request.query["run"], int(request.query["step"])))
+        run, stage, step = (request.query[name] for name in ("run", "stage", "step"))
+        return web.json_response(self._verifier.verdict(run, stage, int(step)))
 
     async def _verify(self, request: web.Request) -> web.StreamResponse:
         # A form of another site cannot send this type, and a script of one is not let through.
@@ -159,22 +162,30 @@ def _values(answer: Callable[[Mapping[str, str]], Any]) -> Handler:
 
 
 async def _lines(request: web.Request, path: Path) -> web.StreamResponse:
-    """A file's whole lines from the byte that is asked for, and where the next ones begin."""
-    first = max(0, int(request.query.get("from", "0")))
+    """A file's whole lines from where it is asked for, "BYTE-MARK", and where the next ones begin."""
+    wanted = request.query.get("from", "0")
+    first, mark = max(0, int(wanted.partition("-")[0] or 0)), wanted.partition("-")[2]
 
-    def read() -> tuple[bytes, int]:
-        if not path.is_file():
-            return b"", 0
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            start = first if first <= size else 0  # the run has gone back
-            file.seek(start)
-            content = file.read(MOST_BYTES)
-        return content[: content.rfind(b"\n") + 1], start
+    def read() -> tuple[bytes, str, str]:
+        before, start, came_from, content = b"", 0, "0", b""
+        if path.is_file():
+            with path.open("rb") as file:
+                if first <= file.seek(0, os.SEEK_END):
+                    file.seek(max(0, first - MARK_BYTES))
+                    before = file.read(min(first, MARK_BYTES))
+                if mark == str(zlib.crc32(before)):
+                    start, came_from = first, wanted
+                else:  # the run has gone back, and perhaps on again
+                    before = b""
+                file.seek(start)
+                content = file.read(MOST_BYTES)
+        content = content[: content.rfind(b"\n") + 1]
+        following = f"{start + len(content)}-{zlib.crc32((before + content)[-MARK_BYTES:])}"
+        return content, came_from, following
 
-    content, start = await asyncio.to_thread(read)
+    content, start, following = await asyncio.to_thread(read)
     answer = web.Response(body=content, content_type="application/x-ndjson")
-    answer.headers.update({"X-From": str(start), "X-Next": str(start + len(content))})
+    answer.headers.update({"X-From": start, "X-Next": following})
     return answer
 
 

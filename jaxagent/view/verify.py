@@ -15,26 +15,26 @@ LINES, LINE_CHARS = 60, 400  # of what it prints, for people
 
 
 class Verifier:
-    """Starts replays, and keeps what each has said by (run, step)."""
+    """Starts replays, and keeps what each has said by (run, stage, step)."""
 
     def __init__(self) -> None:
-        self._verdicts: dict[tuple[str, int], dict[str, Any]] = {}
+        self._verdicts: dict[tuple[str, str, int], dict[str, Any]] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def verdict(self, run: str, step: int) -> dict[str, Any]:
+    def verdict(self, run: str, stage: str, step: int) -> dict[str, Any]:
         """{"state": "none", "running" or "ended", "lines"}; of an ended one "verdict", "code" and what was counted."""
-        return self._verdicts.get((run, step), {"state": "none"})
+        return self._verdicts.get((run, stage, step), {"state": "none"})
 
     def start(self, run: str, folder: Path, step: int, stage: str) -> dict[str, Any]:
         """Begins; one that is under way goes on. Raises ConfigError: another step is being made again."""
         if self._task is not None and not self._task.done():
-            if self.verdict(run, step)["state"] == "running":
-                return self.verdict(run, step)
+            if self.verdict(run, stage, step)["state"] == "running":
+                return self.verdict(run, stage, step)
             raise ConfigError("Another step is being made again: wait for its verdict.")
-        self._verdicts[run, step] = {"state": "running", "lines": []}
+        self._verdicts[run, stage, step] = {"state": "running", "lines": []}
         self._task = asyncio.create_task(self._run(run, folder, step, stage))
-        return self.verdict(run, step)
+        return self.verdict(run, stage, step)
 
     async def close(self) -> None:
         """Ends the replay that is under way."""
@@ -44,7 +44,7 @@ class Verifier:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self, run: str, folder: Path, step: int, stage: str) -> None:
-        state = self._verdicts[run, step]
+        state = self._verdicts[run, stage, step]
         command = [sys.executable, "-m", "jaxagent.replay", f"--config.workdir={folder}", f"--step={step}"]
         pipe, env = asyncio.subprocess.PIPE, os.environ | {"PYTHONUNBUFFERED": "1"}
         try:

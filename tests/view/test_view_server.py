@@ -95,13 +95,43 @@ def test_files_of_lines_are_read_on_from_where_the_last_answer_ended(root):
     path = root / "one/metrics.jsonl"
     content = path.read_bytes()
     ((_, headers, body),) = asked(root, "/api/metrics?run=one&from=0")
-    assert body == content and headers["X-Next"] == str(len(content)) and headers["X-From"] == "0"
+    assert body == content and headers["X-From"] == "0"
+    follows = headers["X-Next"]
+    ((_, headers, body),) = asked(root, f"/api/metrics?run=one&from={follows}")
+    assert body == b"" and headers["X-From"] == headers["X-Next"] == follows
     ((_, headers, body),) = asked(root, f"/api/metrics?run=one&from={len(content) + 5}")
     assert body == content and headers["X-From"] == "0", "the run has gone back"
     ((_, headers, body),) = asked(root, "/api/index?run=one&log=rl&from=0")
     assert body == (root / "one/episodes/rl.index").read_bytes()
     rows = sum(len(json.loads(line)["sample"]) for line in body.splitlines())
     assert rows == 96 == StoredEpisodes(root / "one/episodes", "rl").rows
+
+
+def test_a_file_that_has_gone_back_and_on_again_is_read_anew(tmp_path):
+    made_run.write(tmp_path / "r", 6, tasks=2, group=2)
+    path = tmp_path / "r/metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:4]))
+    ((_, headers, _),) = asked(tmp_path, "/api/metrics?run=r&from=0")
+    follows = headers["X-Next"]
+    path.write_bytes(b"".join(lines[:5]))
+    ((_, headers, body),) = asked(tmp_path, f"/api/metrics?run=r&from={follows}")
+    assert body == lines[4] and headers["X-From"] == follows
+    for changed in (lines[2].replace(b"rl", b"RL"), lines[2].replace(b"rl", b"r")):  # as long, and not so
+        path.write_bytes(b"".join([*lines[:2], changed, *lines[3:]]))
+        ((_, headers, body),) = asked(tmp_path, f"/api/metrics?run=r&from={follows}")
+        assert body == path.read_bytes() and headers["X-From"] == "0"
+
+
+def test_one_damaged_run_hides_no_other(root, tmp_path):
+    shutil.copytree(root / "one", tmp_path / "one")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/config.json").write_text("[" * 100_000)
+    assert {line["name"]: line["status"] for line in values(tmp_path, "/api/runs")} == {
+        "deep": "damaged",
+        "one": "ended",
+    }
+    assert asked(tmp_path, "/api/run?run=deep")[0][0] == 500
 
 
 def test_episodes_previews_and_search(root):
@@ -111,7 +141,7 @@ def test_episodes_previews_and_search(root):
     assert found == list(range(96))
     previews = values(root, "/api/previews?run=one&log=rl&rows=0,95")
     assert previews["95"]["prompt"].startswith("Question") and len(previews) == 2
-    assert values(root, "/api/verdict?run=one&step=3") == {"state": "none"}
+    assert values(root, "/api/verdict?run=one&stage=rl&step=3") == {"state": "none"}
 
 
 @pytest.mark.parametrize(
@@ -195,7 +225,7 @@ def test_a_step_is_made_again_by_a_process_and_its_verdict_is_told(root, tmp_pat
             async with client.post("/api/verify", json=wanted) as answer:
                 assert answer.status == 200 and (await answer.json())["state"] == "running"
             for _ in range(200):
-                async with client.get("/api/verdict?run=one&step=2") as answer:
+                async with client.get("/api/verdict?run=one&stage=rl&step=2") as answer:
                     verdict = await answer.json()
                 if verdict["state"] == "ended":
                     return verdict
