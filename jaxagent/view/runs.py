@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -34,6 +35,7 @@ class Runs:
         self._spare = tempfile.TemporaryDirectory()  # for runs of earlier versions
         self._logs: dict[tuple[str, str], StoredEpisodes] = {}
         self._tables: dict[str, shown_episodes.Table] = {}
+        self._lines: dict[str, tuple[Any, dict[str, Any]]] = {}  # and of what state of its files each is
 
     def folders(self) -> dict[str, Path]:
         """Workdirs by name, in order."""
@@ -81,19 +83,25 @@ class Runs:
         out = []
         for name, folder in self.folders().items():
             try:
-                out.append({"name": name, **line(folder, locks)})
+                files = [folder / file for file in (METRICS_FILE, CONFIG_FILE, SUMMARY_FILE)]
+                state = [(path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.is_file()]
+                if self._lines.get(name, ([], {}))[0] != state:
+                    self._lines[name] = state, line(folder, locks)
+                known = self._lines[name][1]
+                out.append({"name": name, **known, "status": _status(folder, known["written"], locks)})
             except report.DAMAGED as error:
                 out.append({"name": name, "status": "damaged", "error": f"{type(error).__name__}: {error}"[:400]})
         return out
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
-    if any((folder / name).is_file() for name in (METRICS_FILE, CONFIG_FILE, SUMMARY_FILE)):
-        yield folder
-    elif depth and os.access(folder, os.R_OK | os.X_OK):
-        for path in folder.iterdir():
-            if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
-                yield from _below(path, depth - 1)
+    with contextlib.suppress(OSError):  # a folder that is not for this user, or is gone by now, hides no other
+        if any((folder / name).is_file() for name in (METRICS_FILE, CONFIG_FILE, SUMMARY_FILE)):
+            yield folder
+        elif depth:
+            for path in folder.iterdir():
+                if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
+                    yield from _below(path, depth - 1)
 
 
 def line(folder: Path, locks: set[tuple[int, int, int]]) -> dict[str, Any]:

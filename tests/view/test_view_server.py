@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -132,6 +133,32 @@ def test_one_damaged_run_hides_no_other(root, tmp_path):
         "one": "ended",
     }
     assert asked(tmp_path, "/api/run?run=deep")[0][0] == 500
+
+
+def test_a_folder_that_is_not_for_this_user_hides_no_run(root, tmp_path, monkeypatch):
+    shutil.copytree(root / "one", tmp_path / "one")
+    (tmp_path / "a-private").mkdir()
+    is_file = Path.is_file
+
+    def of_this_user(path):
+        if path.parent.name == "a-private":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", of_this_user)
+    assert list(Runs(tmp_path).folders()) == ["one"]
+
+
+def test_a_line_of_the_list_is_read_again_when_its_files_have_changed(root, tmp_path, monkeypatch):
+    shutil.copytree(root / "one", tmp_path / "one")
+    listed, read = Runs(tmp_path), []
+    monkeypatch.setattr(runs, "line", lambda *given, line=runs.line: read.append(1) or line(*given))
+    assert [listed.lines()[0]["step"] for _ in range(3)] == [6] * 3 and len(read) == 1
+    with (tmp_path / "one/metrics.jsonl").open("a") as file:
+        file.write('{"stage": "rl", "step": 7}\n')
+    os.utime(tmp_path / "one/summary.json", (1, 1))
+    (one,) = listed.lines()
+    assert one["step"] == 7 and one["status"] == "running" and len(read) == 2
 
 
 def test_episodes_previews_and_search(root):
