@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiohttp import web
+
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, bound_socket, exit_code, port
 from jaxagent.io import connections
@@ -50,8 +52,15 @@ def run(options: argparse.Namespace) -> None:
         host, number = address.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         # Behind the #: it goes to no server's log, and is in no request but those that need it.
-        print(f"http://{shown}:{number}/" + (f"#token={token}" if token else ""), flush=True)
-        connections.run(View(runs, token).app(), address)
+        shown += f":{number}/" + (f"#token={token}" if token else "")
+
+        async def say_where(_: web.Application) -> None:  # once it can be opened, and ended
+            print(f"http://{shown}", flush=True)
+
+        app = View(runs, token).app()
+        app.on_startup.append(say_where)
+        address.listen()
+        connections.run(app, address)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
