@@ -413,3 +413,11 @@ def test_an_expert_of_the_version_before_keeps_prices_of_its_own_and_says_where_
         parse(then | {"stages": tuple(then["stages"])})
     with pytest.raises(ConfigError, match=r"roles\.answer-1\.knows_frac' exists no more: .* field 'expert'"):
         flags.parse_argv(["main", "--config=tool_orchestra", "--config.roles.answer-1.knows_frac=0.5"])
+
+
+def test_the_command_line_wins_where_a_config_file_has_the_name_of_the_version_before(tmp_path):
+    file = tmp_path / "mine.py"
+    made = "from configs.search_r1 import get_config as base\n\n\ndef get_config(preset='laptop'):\n"
+    file.write_text(f"{made}    config = base(preset)\n    config.log_episodes = True\n    return config\n")
+    for flag, learn in (("episodes.keep=newest", True), ("log_episodes=false", False), ("episodes.learn=false", False)):
+        assert flags.parse_argv(["main", f"--config={file}", f"--config.{flag}"]).config.episodes.learn is learn, flag

@@ -152,7 +152,7 @@ def modern(section: Mapping[str, Any], cls: type = Config, root: Mapping[str, An
     root, section = section if root is None else root, dict(section)
     for name, (inside, new) in {old: path.split(".") for old, path in history(cls, "moved").items()}.items():
         if name in section and (value := section.pop(name)) is not False and value not in ("", (), []):
-            section[inside] = {**(section.get(inside) or {}), new: value}
+            section[inside] = {new: value, **(section.get(inside) or {})}  # what the command line says there wins
     for name, field in history(cls, "removed").items():
         meant = value_at(root, field.like) if field.like else field.value
         if name in section and section[name] == meant:
