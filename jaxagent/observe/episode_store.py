@@ -141,10 +141,13 @@ class EpisodeStore:
                     path.unlink()
                     total, self.dropped = total - size, self.dropped + 1
         if whole:
-            with self._path().open("ab") as file:
-                file.write(texts + body)
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with self._path().open("ab") as file:
+                    file.write(texts + body)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self._path())) from error
         else:
             self.dropped += len(episodes)
         learns = {"learns": True} if self._learns else {}
