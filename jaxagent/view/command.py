@@ -50,16 +50,16 @@ def run(options: argparse.Namespace) -> None:
     token = "" if options.host in LOOPBACK else secrets.token_urlsafe(24)
     with bound_socket(options.host, int(options.port)) as address:
         host, number = address.getsockname()[:2]
+        address.listen()  # whoever follows the line at once waits, and is not refused
         shown = f"[{host}]" if ":" in host else host
         # Behind the #: it goes to no server's log, and is in no request but those that need it.
         shown += f":{number}/" + (f"#token={token}" if token else "")
 
-        async def say_where(_: web.Application) -> None:  # once it can be opened, and ended
+        async def say_where(_: web.Application) -> None:  # once a signal ends the server as it should
             print(f"http://{shown}", flush=True)
 
         app = View(runs, token).app()
         app.on_startup.append(say_where)
-        address.listen()
         connections.run(app, address)
 
 
