@@ -29,7 +29,8 @@ from jaxagent.config import ConfigError
 from jaxagent.runs import devices
 
 PACKAGES = ("jaxagent", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
-UNREAD = ("workdir", "eval", "checkpoint", "resume", "episodes", "fleet")  # decide no number of a step
+# No number of a step hangs on these; log_episodes is what `episodes` was, which digests of then left out, too.
+UNREAD = ("workdir", "eval", "checkpoint", "resume", "episodes", "log_episodes", "fleet")
 GIT_TIMEOUT_S = 10.0
 _TRUE = ("1", "on", "t", "true", "y", "yes")  # as jax reads its variables
 # Flags of XLA on which no bit of a result hangs: how many virtual devices a CPU has is the mesh's business, and the
