@@ -201,7 +201,7 @@ def settings_of(model: ModelConfig) -> dict[str, Any]:
     """What `model.settings` says, by config.json's keys. Raises ConfigError where that is no JSON object."""
     try:
         settings = json.loads(model.settings or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or brackets without end
         settings = None
     if not isinstance(settings, dict):
         raise ConfigError(
