@@ -72,7 +72,7 @@ def test_a_given_model_brings_its_own_shape(runs):
     model = runs[0].model
     assert {field: getattr(model, field) for field in MODEL_SHAPE} == {
         "family": "", "num_layers": 30, "embed_dim": 0, "num_heads": 0, "num_kv_heads": 0, "head_dim": 0, "mlp_dim": 0,
-        "settings": "",
+        "settings": None,
     }  # fmt: skip
     assert cli.main(["main", CONFIG]) == 0 and runs[1].model.num_layers == 3 and runs[1].model.family == "qwen3"
     assert cli.main(["main", CONFIG, "--config.model.path="]) == 0 and runs[2].model == runs[1].model

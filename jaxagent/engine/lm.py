@@ -162,8 +162,9 @@ class LanguageModel:
     @property
     def memory_bytes(self) -> int:
         """What a memory takes, in all layers. Asked under the mesh."""
-        cache = jax.eval_shape(lambda: self.init_cache(0, 1))
-        memories = jax.tree.map(lambda own, x: x if own else None, self.in_memories, cache)
+        kinds, layers = self.spec.pattern, range(self.spec.num_layers)
+        blocks = [block for i in layers for block in kinds[i % len(kinds)] if block.has_memory]
+        memories = jax.eval_shape(lambda: [block.init_memory(self.spec, 0, self.cache_dtype) for block in blocks])
         return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in jax.tree.leaves(memories))
 
     def init_cache(self, pages: int, page_tokens: int, memories: int = 0) -> Cache:

@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> None:
     token = "" if options.host in LOOPBACK else secrets.token_urlsafe(24)
     with bound_socket(options.host, int(options.port)) as address:
         host, number = address.getsockname()[:2]
+        address.listen()  # whoever follows the line at once waits, and is not refused
         shown = f"[{host}]" if ":" in host else host
         # Behind the #: it goes to no server's log, and is in no request but those that need it.
         print(f"http://{shown}:{number}/" + (f"#token={token}" if token else ""), flush=True)

@@ -98,7 +98,7 @@ def test_more_targets_than_planned_are_still_trained(make_streams, make_packer):
 def test_mistakes_are_told_in_one_line(make_streams, make_packer):
     with pytest.raises(ConfigError, match=r"batch\.row_tokens is 8"):
         make_packer(row_tokens=8).pack(make_streams(1, low=15, high=16))
-    with pytest.raises(ConfigError, match=r"mesh\.data \* mesh\.fsdp \(4\)"):
+    with pytest.raises(ConfigError, match=r"mesh\.data x fsdp x expert \(4\)"):
         make_packer(micro_rows=6, row_shards=4)
     with pytest.raises(ConfigError, match="at least 1"):
         Packer(BatchConfig(0, 1, 1, False), 1)

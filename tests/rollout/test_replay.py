@@ -48,10 +48,8 @@ def success(name, logprobs):
 
 
 def same(a, b):
-    return all(
-        np.array_equal(getattr(a, f.name), getattr(b, f.name)) and getattr(a, f.name).dtype == getattr(b, f.name).dtype
-        for f in dataclasses.fields(a)
-    )
+    pairs = ((getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    return all(x is y is None or (np.array_equal(x, y) and x.dtype == y.dtype) for x, y in pairs)
 
 
 def test_it_keeps_successes_in_task_order_with_the_advantage_of_their_group():

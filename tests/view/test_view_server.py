@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -218,7 +219,9 @@ def test_the_command(root, tmp_path):
         words = [sys.executable, "-m", "jaxagent.view", str(root), "--port=0", f"--host={host}"]
         process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         try:
-            assert re.fullmatch(wanted, process.stdout.readline().strip())
+            shown = process.stdout.readline().strip()
+            assert re.fullmatch(wanted, shown)
+            urllib.request.urlopen(shown.replace("0.0.0.0", "127.0.0.1").partition("#")[0], timeout=20).close()
         finally:
             process.terminate()
             assert process.wait(20) == 0
