@@ -89,7 +89,7 @@ def layers_of(
         raise ConfigError(f"{source}: first_k_dense_replace must be a whole number from 0 on, not {dense!r}.")
     if types is None:
         types = ["dense" if layer < dense else "sparse" for layer in range(layers)]
-    if not isinstance(types, list) or len(types) < layers or not {"dense", "sparse"}.issuperset(types):
+    if not isinstance(types, list) or len(types) < layers or any(kind not in ("dense", "sparse") for kind in types):
         raise ConfigError(
             f"{source}: mlp_layer_types must say 'dense' or 'sparse' for each of the {layers} layers, not "
             f"{str(types)[:80]}."

@@ -201,10 +201,11 @@ def _of_experts(name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
     """A stored tensor by its name; of one that holds a matrix of each expert these, named as released models do."""
     block, _, kind = name.rpartition(".")
     parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind, ())
-    if not parts or not block.endswith(".experts") or len(tensor.get_shape()) != 3:
+    shape = tensor.get_shape()
+    if not parts or not block.endswith(".experts") or len(shape) != 3 or shape[1] % len(parts):
         yield name, tensor
         return
-    experts, rows = tensor.get_shape()[0], tensor.get_shape()[1] // len(parts)
+    experts, rows = shape[0], shape[1] // len(parts)
     for expert in range(experts):
         for i, part in enumerate(parts):
             yield f"{block}.{expert}.{part}.weight", _ExpertSlice(tensor, expert, i * rows, rows)
@@ -257,13 +258,13 @@ def _check(tensors: Mapping[str, tuple[str, Any]], spec: ModelSpec) -> None:
                     f"{file}: tensor '{name}' has shape {tuple(tensor.get_shape())}, config.json says {array.hf_shape}."
                 )
             expected.add(name)
-    beyond = (
-        f"model.layers.{spec.num_layers}." if "num_nextn_predict_layers" in family_of(spec.family).harmless else None
-    )
+    # A layer behind the last that predicts a token more, for speculative decoding, has a projection of its own.
+    beyond = f"model.layers.{spec.num_layers}."
+    has_one = f"{beyond}eh_proj.weight" in tensors and "num_nextn_predict_layers" in family_of(spec.family).harmless
     for name, (file, _) in tensors.items():
         ignored = name.endswith("rotary_emb.inv_freq") or (name == HEAD and spec.tie_embeddings)
         ignored |= name.startswith(family_of(spec.family).skips)
-        ignored = ignored or (beyond and name.startswith(beyond))  # predicts a token more, for speculative decoding
+        ignored |= has_one and name.startswith(beyond)
         if name not in expected and not ignored:
             raise ConfigError(f"{file}: tensor '{name}' is not part of a {spec.family} of {spec.num_layers} layers.")
     if spec.tie_embeddings and HEAD in tensors and not _equal(tensors[HEAD][1], tensors[EMBEDDINGS][1]):

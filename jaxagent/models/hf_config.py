@@ -159,6 +159,7 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
     size = functools.partial(integer, hf, source=source)
     layers, heads, embed_dim = size("num_hidden_layers"), size("num_attention_heads"), size("hidden_size")
     turning = size("qk_rope_head_dim") if "qk_rope_head_dim" in family.reads else None  # all that RoPE is about
+    rope = _rope(hf, family, source)  # before families read more of it
     types = hf.get("layer_types")
     if types not in (None, ["full_attention"] * layers) and "layer_types" not in family.reads:
         raise ConfigError(
@@ -183,7 +184,7 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         remat=model.remat,
         logprob_chunk_tokens=model.logprob_chunk_tokens,
         pattern=family.pattern_of(hf, source),
-        **_rope(hf, family, source),
+        **rope,
     )
     if not isinstance(model, ModelConfig):
         return spec
@@ -200,7 +201,7 @@ def settings_of(model: ModelConfig) -> dict[str, Any]:
     """What `model.settings` says, by config.json's keys. Raises ConfigError where that is no JSON object."""
     try:
         settings = json.loads(model.settings or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or brackets without end
         settings = None
     if not isinstance(settings, dict):
         raise ConfigError(
@@ -323,12 +324,12 @@ def _one_rope(hf: Mapping[str, Any], family: Family, rope: Mapping[str, Any], so
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return fields
+    if not isinstance(kind, str) or kind not in DETAILS:
+        raise ConfigError(f"{source}: rope_type '{kind}' is not supported. Valid: {', '.join(DETAILS)}.")
     original = positions
-    if DETAILS.get(kind):  # as transformers: only these read it, and a length beside the section goes first
+    if DETAILS[kind]:  # as transformers: only these read it, and a length beside the section goes first
         where = hf if hf.get(ORIGINAL) else rope
         original = integer(where, ORIGINAL, positions or None, source=source)
-    if kind not in DETAILS:
-        raise ConfigError(f"{source}: rope_type '{kind}' is not supported. Valid: {', '.join(DETAILS)}.")
     if not original:
         raise ConfigError(f"{source}: rope_type '{kind}' needs max_position_embeddings.")
     # YaRN's factor may follow from the two lengths, but only where both are given.

@@ -52,6 +52,8 @@ def mixers_of(hf: Mapping[str, Any], source: str, grouped: bool) -> list[LayerBl
         raise ConfigError(f"{source}: linear_num_value_heads={heads} is no multiple of linear_num_key_heads={groups}.")
     if hf.get("attn_output_gate") not in (True, None):
         raise ConfigError(f"{source}: attn_output_gate={hf['attn_output_gate']!r} is not supported, only true.")
+    if size("linear_conv_kernel_dim", 4) < 2:
+        raise ConfigError(f"{source}: linear_conv_kernel_dim=1, a convolution of one token, is not supported.")
     dims = size("linear_key_head_dim", 128), size("linear_value_head_dim", 128)
     delta = DeltaNet(groups, heads, *dims, size("linear_conv_kernel_dim", 4), grouped)
     layers, every, types = size("num_hidden_layers", 1), size("full_attention_interval", 4), hf.get("layer_types")

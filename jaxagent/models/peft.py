@@ -145,7 +145,10 @@ def load_adapters(
         if name not in tensors:
             raise ConfigError(f"{path}: tensor '{name}' is missing.")
         tensor, wanted = tensors.pop(name), list(array.hf_shape)
-        if settings.rank_pattern and tensor.ndim == 2 and tensor.shape[axis] < wanted[axis]:
+        if not np.isfinite(tensor).all():
+            raise ConfigError(f"{path}: tensor '{name}' holds numbers that are not finite (NaN or infinity).")
+        narrow = tensor.ndim == 2 and tensor.shape[axis] < wanted[axis]
+        if narrow and (_module(name) in scales or tensor.shape[axis] == settings.rank(_module(name))):
             tensor = np.pad(tensor, [(0, wanted[i] - tensor.shape[i] if i == axis else 0) for i in range(2)])
         if tensor.shape != array.hf_shape:
             raise ConfigError(f"{path}: tensor '{name}' has shape {tensor.shape}, not {array.hf_shape}.")
@@ -179,14 +182,18 @@ class _Settings:
     rank_pattern: Mapping[str, int]  # ranks of some modules, by regular expression
     alpha_pattern: Mapping[str, float]
 
+    def rank(self, module: str) -> int:
+        """Of a module's adapter, the module named without prefix; of one expert's where they are joined."""
+        return _of_module(self.rank_pattern, module, self.config.rank)
+
     def scale(self, module: str) -> float:
-        """By which a module's product is multiplied, the module named without prefix."""
+        """By which a module's product is multiplied."""
+        alpha = _of_module(self.alpha_pattern, module, self.config.alpha)
+        return lora.scale(dataclasses.replace(self.config, rank=self.rank(module), alpha=alpha))
 
-        def own(pattern: Mapping[str, Any], default: float) -> float:
-            return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
-        rank, alpha = own(self.rank_pattern, self.config.rank), own(self.alpha_pattern, self.config.alpha)
-        return lora.scale(dataclasses.replace(self.config, rank=rank, alpha=alpha))
+def _of_module(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
+    return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
 def _module(name: str) -> str:
@@ -240,10 +247,14 @@ def _split_by_expert(
             continue
         stem = name.removesuffix(".lora_A.weight")
         module, inner = stem.removesuffix(".base_layer"), stem.endswith(".base_layer")
-        kind, count = settings.joined[0 if inner else -1], max(experts)
+        kind, count = settings.joined[0 if inner else -1], max(experts, default=0)
         a, b = tensors.pop(name), tensors.pop(f"{stem}.lora_B.weight", np.zeros((0, 0), np.float32))
-        if len(a) % count or a.shape[0] != b.shape[-1]:
-            raise ConfigError(f"{path}: tensor '{name}' has shape {a.shape}, not one rank for each of {count} experts.")
+        joined = f"{_module(module)}.{kind}"
+        if not count or len(a) != count * settings.rank(joined) or a.shape[0] != b.shape[-1]:
+            raise ConfigError(
+                f"{path}: tensor '{name}' has shape {a.shape}, not rank {settings.rank(joined)} for each of the "
+                f"{count} experts of this model."
+            )
         a, b = a.reshape(count, -1, a.shape[1]), b.reshape(len(b), -1, count).transpose(2, 0, 1)
         parts, rank = _JOINED[kind], a.shape[1]
         for i, part in enumerate(parts):
@@ -253,7 +264,7 @@ def _split_by_expert(
                 single = f"{module}.{expert}.{part}"
                 tensors[f"{single}.lora_A.weight"] = a[expert, own]
                 tensors[f"{single}.lora_B.weight"] = b[expert, rows, own]
-                scales[_module(single)] = settings.scale(f"{_module(module)}.{kind}")
+                scales[_module(single)] = settings.scale(joined)
     return scales
 
 
@@ -294,4 +305,19 @@ def _read_settings(path: pathlib.Path, spec: ModelSpec) -> _Settings:
         lora.targets(config, spec)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return _Settings(config, joined, settings.get("rank_pattern") or {}, settings.get("alpha_pattern") or {})
+    ranks, alphas = (_pattern(settings, key, path) for key in ("rank_pattern", "alpha_pattern"))
+    ranks = {name: integer(ranks, name, source=f"{path}: rank_pattern") for name in ranks}
+    return _Settings(config, joined, ranks, {name: number(alphas, name, f"{path}: alpha_pattern") for name in alphas})
+
+
+def _pattern(settings: Mapping[str, Any], key: str, path: pathlib.Path) -> Mapping[str, Any]:
+    """A section with regular expressions for keys."""
+    section = settings.get(key) or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path}: {key} must be an object, not {section!r}.")
+    for name in section:
+        try:
+            re.compile(name)
+        except re.error as error:
+            raise ConfigError(f"{path}: {key}: {name!r} is no regular expression ({error}).") from None
+    return section

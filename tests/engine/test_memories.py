@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from jaxagent.engine.memories import Memories
 from tests.engine import toys
 from tests.engine.test_scheduler import episodes, schedulers
 from tests.engine.toy_model import MixedToy, RecurrentToy
@@ -37,6 +38,16 @@ async def all_of(driver, *calls) -> list:
 
 
 LONG = dict(context=1100, pages=40, page_tokens=64, tile_rows=4, prefill_tokens=256, stops=())
+
+
+def test_the_snapshot_that_was_used_longest_ago_goes_first_and_the_wanted_one_last() -> None:
+    memories = Memories(4)
+    a, b, c = ((0, name) for name in (b"aaaa", b"bbbb", b"cccc"))
+    of = {place: memories.take() for place in (a, b, c)}
+    for place, memory in of.items():
+        memories.keep(place, memory)
+    assert memories.use(a) == of[a] and memories.use(b) == of[b]
+    assert [memories.take(wanted=c), memories.take(), memories.take()] == [of[a], of[c], of[b]]
 
 
 @both

@@ -20,32 +20,38 @@ from tests.engine.toy_model import Toy
 from tests.models import tiny
 
 
-class RecordingToy(Toy):
-    """Its tokens' choices tell their whole beginning: the checksum of a `Toy` up to each, in two digits."""
+def stamp(params):
+    """Which weights they are, below 200."""
+    return (abs(params[0, 0]) * 100).astype(int) % 200
 
-    choices = 2
+
+class RecordingToy(Toy):
+    """Its tokens' choices tell their whole beginning, the checksum of a `Toy` up to each in two digits, and weights."""
+
+    choices = 3
 
     def init_cache(self, pages, page_tokens, memories=0):
-        places = jnp.zeros((pages, page_tokens, 2), jnp.uint8, out_sharding=jax.P(*ROWS, None, None))
+        places = jnp.zeros((pages, page_tokens, 3), jnp.uint8, out_sharding=jax.P(*ROWS, None, None))
         return super().init_cache(pages, page_tokens), places
 
     def extend(self, params, cache, tokens, positions, tables):
         texts, recorded = cache
         logits, texts = super().extend(params, texts, tokens, positions, tables)
 
-        def local(texts, recorded, tokens, positions, tables):
+        def local(params, texts, recorded, tokens, positions, tables):
             size = texts.shape[1]
             tables = jnp.repeat(tables, len(tokens) // len(tables), axis=0)
             page = jnp.take_along_axis(tables, (positions // size)[:, None], axis=1)[:, 0]
             history = texts[tables].reshape(len(tokens), -1)
             index = jnp.arange(history.shape[1])
             checksum = jnp.where(index <= positions[:, None], history * (index + 1), 0).sum(axis=1)
-            digits = jnp.stack([checksum // 200, checksum % 200], axis=1).astype(jnp.uint8)
+            digits = jnp.stack([checksum // 200, checksum % 200, jnp.full_like(checksum, stamp(params))], axis=1)
+            digits = digits.astype(jnp.uint8)
             return recorded.at[page, positions % size].set(digits)
 
         matrix, pages = jax.P(*ROWS, None), jax.P(*ROWS, None, None)
-        mapped = jax.shard_map(local, in_specs=(matrix, pages, ROWS, ROWS, matrix), out_specs=pages)
-        return logits, (texts, mapped(texts, recorded, tokens, positions, tables))
+        mapped = jax.shard_map(local, in_specs=(jax.P(None, None), matrix, pages, ROWS, ROWS, matrix), out_specs=pages)
+        return logits, (texts, mapped(params, texts, recorded, tokens, positions, tables))
 
     def copy_pages(self, cache, source, target):
         local = lambda cache, source, target: jax.tree.map(lambda x: x.at[target].set(x[source]), cache)  # noqa: E731
@@ -88,8 +94,31 @@ def test_every_token_but_the_last_brings_what_was_chosen_for_it(slots, pages, da
     for trajectory in trajectories:
         checksums = np.cumsum(trajectory.tokens * np.arange(1, 1 + len(trajectory)))
         expected = np.stack([checksums // 200, checksums % 200], axis=1).astype(np.uint8)
-        np.testing.assert_array_equal(trajectory.experts[:-1], expected[:-1])
+        np.testing.assert_array_equal(trajectory.experts[:-1, :2], expected[:-1])
         assert (trajectory.experts[-1] == 255).all()
+
+
+@pytest.mark.parametrize("policy", ["keep", "recompute"])
+def test_what_sampled_tokens_were_sampled_behind_stays_when_weights_change(policy):
+    """Even where other weights compute it again in the middle of a turn."""
+    weights = [toys.weights(0), toys.weights(1)]
+    assert stamp(weights[0]) != stamp(weights[1])
+
+    async def scene(driver):
+        session, began = await driver.open("t", 0), asyncio.get_running_loop().create_future()
+        told = lambda new: began.done() or began.set_result(None)  # noqa: E731
+        turn = asyncio.create_task(driver.generate(session, [1, 2, 3], 1000, toys.SAMPLED, 0, 60, on_tokens=told))
+        await began
+        await asyncio.to_thread(driver.update_params, weights[1], 8)
+        return await turn
+
+    sizes = dict(context=1100, pages=300, steps_per_dispatch=3)
+    with toys.running(stops=(), model=RecordingToy(toys.VOCAB), kv_on_update=policy, **sizes) as driver:
+        got = asyncio.run(scene(driver))
+        assert driver.stats().get("preemptions", 0) == (policy == "recompute")
+    versions = got.policy_versions.tolist()
+    assert len(set(versions)) == 2 and got.experts.shape == (2 + len(versions), 3)
+    assert got.experts[2:, 2].tolist() == [stamp(weights[int(version == 8)]) for version in versions]
 
 
 @functools.partial(jax.jit, static_argnums=0)

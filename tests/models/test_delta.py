@@ -121,6 +121,16 @@ def test_rows_in_tiles_follow_one_another_as_whole_sequences_do():
                     np.testing.assert_array_equal(found[by][i], windows[by][index])
 
 
+def test_sequences_of_one_token_follow_one_another_in_one_memory():
+    """As in exact scoring, where the sequences of a packed row have one: the second is no row that fills up."""
+    inputs = jax.tree.map(lambda x: jnp.asarray(x[0]), random_inputs("any", 1, 2, 2, 4, 3))
+    expected, _ = recurrence.PackedRows(jnp.array([[1, 2]])).fold(None, inputs)
+    memories = recurrence.Memories(jnp.array([1, 1]), jnp.zeros(2, jnp.int32))
+    found, _ = memories.fold(jnp.full((2, 2, 4, 3), 9.0), inputs)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert not np.allclose(found[0], found[1])
+
+
 @pytest.mark.slow
 def test_packed_sequences_are_those_alone():
     spec = hybrid()

@@ -406,13 +406,34 @@ def test_what_a_config_with_groups_or_latent_attention_must_not_say(family, chan
 def test_a_layer_that_only_speculative_decoding_runs_is_not_loaded(tmp_path):
     spec = tiny.spec(family="glm4_moe")
     hf.save(tmp_path, tiny.init(spec), spec, "float32")
+    fewer = dataclasses.replace(spec, num_layers=1)  # what a config.json says that has a wrong number of layers
+    with pytest.raises(ConfigError, match=r"layers\.1\..* is not part of a glm4_moe of 1 layers"):
+        hf.load(tmp_path, fewer, None)
     path = tmp_path / "model.safetensors"
     tensors = safetensors.numpy.load_file(path)
-    beyond = f"model.layers.{spec.num_layers}.shared_head.norm.weight"
-    hf.save_file(tensors | {beyond: np.ones(3, np.float32)}, path)
+    beyond, of_it = (f"model.layers.{spec.num_layers}.{name}.weight" for name in ("shared_head.norm", "eh_proj"))
+    hf.save_file(tensors | {beyond: np.ones(3, np.float32), of_it: np.ones(3, np.float32)}, path)
     jax.tree.map(np.testing.assert_array_equal, hf.load(tmp_path, spec, None).layers, tiny.init(spec).layers)
     hf.save_file(tensors | {beyond.replace("layers.2", "layers.3"): np.ones(3, np.float32)}, path)
     with pytest.raises(
         ConfigError, match=r"layers\.3\.shared_head\.norm\.weight' is not part of a glm4_moe of 2 layers"
     ):
+        hf.load(tmp_path, spec, None)
+
+
+def test_halves_of_different_sizes_are_no_gate_and_up_projection(tmp_path):
+    """A folder with one row more than two equal halves have is refused, and that row not left out."""
+    spec = tiny.spec(family="qwen3_moe", num_layers=1)
+    hf.save(tmp_path, tiny.init(spec), spec, "float32")
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    block, width = "model.layers.0.mlp.experts", spec.pattern[0][1].width(spec)
+    halves = [[tensors.pop(f"{block}.{x}.{part}_proj.weight") for part in ("gate", "up")] for x in range(8)]
+    packed = np.stack([np.concatenate(both) for both in halves])
+    hf.save_file(tensors | {f"{block}.gate_up_proj": packed}, path)
+    jax.tree.map(np.testing.assert_array_equal, hf.load(tmp_path, spec, None).layers, tiny.init(spec).layers)
+    longer = np.pad(packed, ((0, 0), (0, 1), (0, 0)))
+    assert longer.shape[1] == 2 * width + 1
+    hf.save_file(tensors | {f"{block}.gate_up_proj": longer}, path)
+    with pytest.raises(ConfigError, match=r"experts\.0\.gate_proj\.weight' is missing"):
         hf.load(tmp_path, spec, None)

@@ -100,6 +100,11 @@ def adapter_folder(tmp_path, **changes):
         (dict(target_modules=["q_proj", "v_proj"]), r"layers.0.self_attn.v_proj.lora_A.weight' is missing"),
         (dict(r=4), r"q_proj.lora_A.weight' has shape \(2, 16\), not \(4, 16\)"),
         (dict(target_modules=["k_proj"]), "k_proj.lora_A.weight' is missing"),
+        (dict(rank_pattern=[2]), r"rank_pattern must be an object, not \[2\]"),
+        (dict(rank_pattern={"(": 2}), r"rank_pattern: '\(' is no regular expression"),
+        (dict(rank_pattern={"q_proj": 0}), "rank_pattern: q_proj must be a whole number from 1 on, not 0"),
+        (dict(alpha_pattern={"q_proj": "x"}), "alpha_pattern: q_proj must be a positive number, not 'x'"),
+        (dict(r=4, rank_pattern={"k_proj": 3}), r"q_proj.lora_A.weight' has shape \(2, 16\), not \(4, 16\)"),
     ],
 )
 def test_what_cannot_be_read_is_named(changes, message, tmp_path):
@@ -107,9 +112,25 @@ def test_what_cannot_be_read_is_named(changes, message, tmp_path):
         peft.load_adapters(tmp_path, adapter_folder(tmp_path, **changes))
 
 
+def test_joined_adapters_of_a_mixture_with_other_experts(tmp_path):
+    spec, config = tiny.spec(family="qwen3_moe"), LoraConfig(2, 4.0, False, "q_proj,gate_proj,up_proj")
+    adapters = params.init_of(lora.adapter_specs(spec, config), jax.random.key(0))
+    peft.save_adapters(tmp_path, adapters, spec, config, "somewhere")
+    attention, experts = spec.pattern[0]
+    fewer = dataclasses.replace(experts, routing=dataclasses.replace(experts.routing, count=4))
+    with pytest.raises(ConfigError, match=r"experts.lora_A.weight' .* not rank 4 for each of the 4 experts"):
+        peft.load_adapters(tmp_path, tiny.spec(family="qwen3_moe", pattern=((attention, fewer),)))
+    with pytest.raises(ConfigError, match=r"not rank 4 for each of the 0 experts"):
+        peft.load_adapters(tmp_path, tiny.spec())
+
+
 def test_a_tensor_of_nobody_and_a_cut_off_folder(tmp_path):
     spec = adapter_folder(tmp_path)
     tensors = safetensors.torch.load_file(tmp_path / "adapter_model.safetensors")
+    broken = {name: tensor * float("nan") for name, tensor in tensors.items()}
+    safetensors.torch.save_file(broken, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match="holds numbers that are not finite"):
+        peft.load_adapters(tmp_path, spec)
     extra = tensors | {f"{PREFIX}model.layers.7.self_attn.q_proj.lora_A.weight": torch.zeros(2, 16)}
     safetensors.torch.save_file(extra, tmp_path / "adapter_model.safetensors")
     with pytest.raises(ConfigError, match=r"layers\.7\..* belongs to no adapter"):
@@ -206,5 +227,5 @@ def test_adapters_of_experts_come_back(config, tmp_path):
     if "gate_proj" in config.targets:
         name = f"{PREFIX}model.layers.1.mlp.experts.lora_A.weight"
         safetensors.torch.save_file(tensors | {name: torch.zeros(7, 16)}, tmp_path / "adapter_model.safetensors")
-        with pytest.raises(ConfigError, match=r"layers.1.mlp.experts.lora_A.weight' has shape \(7, 16\), not one rank"):
+        with pytest.raises(ConfigError, match=r"layers.1.mlp.experts.lora_A.weight' has shape \(7, 16\), not rank 8"):
             peft.load_adapters(tmp_path, spec)

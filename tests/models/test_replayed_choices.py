@@ -15,6 +15,7 @@ from jaxagent.models import attention, choices, hf, logprobs, params, sharding, 
 from jaxagent.models.blocks.experts import Experts
 from jaxagent.models.blocks.mlp import SwiGLU
 from jaxagent.models.blocks.routing import Routing
+from jaxagent.types import unrecorded
 from tests.models import tiny
 
 PLACES = "tokens", "positions", "segments", "head_positions"
@@ -154,3 +155,5 @@ def test_one_byte_as_long_as_no_choice_can_begin_like_none(count, k, dtype):
     spec = tiny.spec(pattern=((tiny.spec().pattern[0][0], Experts(Routing(count=count, active=k))),))
     assert choices.dtype(spec) == dtype
     assert count - k < np.iinfo(dtype).max
+    last = np.arange(count - k, count).astype(dtype)  # whose last may be the largest number
+    assert choices.recorded(last) and not choices.recorded(unrecorded(1, k, dtype)[0])

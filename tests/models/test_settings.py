@@ -58,10 +58,12 @@ def test_published_shapes_have_the_published_sizes(recipe, preset, parameters):
     [
         ("[1]", "config.model.settings must be a JSON object such as"),
         ("num_experts=8", "config.model.settings must be a JSON object such as"),
+        ("[" * 100_000, "config.model.settings must be a JSON object such as"),
         ('{"sliding_window": 8}', "config.model.settings: sliding_window=8 is not supported."),
         ('{"no_such": 8}', "config.model.settings: nothing is known here of no_such=8"),
         ('{"num_hidden_layers": 7}', "config.model is another model than config.model.settings: num_layers is 2"),
     ],
+    ids=lambda text: text[:20],
 )
 def test_other_settings_are_refused(text, sentence):
     with pytest.raises(ConfigError, match=sentence.replace("(", r"\(")):
@@ -74,3 +76,20 @@ def test_beside_a_folder_they_are_a_demand():
     assert hf_config.spec_from_hf(folder, asked, "config.json").pattern[0][1].routing.count == 6
     with pytest.raises(ConfigError, match=r"settings: num_experts is 6 \(8 there\)"):
         hf_config.spec_from_hf(folder | {"num_experts": 8}, asked, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("deepseek_v3", "rope_parameters", "yarn"),
+        ("qwen3_moe", "rope_type", {"rope_parameters": {"rope_type": ["yarn"], "factor": 2.0}}),
+        ("glm4_moe_lite", "mlp_layer_types", [["dense"], ["sparse"]]),
+        ("qwen3_next", "linear_conv_kernel_dim", 1),
+    ],
+)
+def test_values_of_other_kinds_are_refused_by_name(family, key, value):
+    changes = value if isinstance(value, dict) else {key: value}
+    heads = {"num_kv_heads": 4} if family in ("deepseek_v3", "glm4_moe_lite") else {}
+    layers = {"num_layers": 4} if family == "qwen3_next" else {}
+    with pytest.raises(ConfigError, match=key):
+        ModelSpec.from_config(config(family=family, settings=json.dumps(changes), **heads, **layers), 61)

@@ -85,11 +85,12 @@ def test_a_step_is_made_again_with_the_settings_of_then_where_nothing_else_was_a
     assert "config.rl.of_another_version" in recorded_run._configs(now, [digest], rows)[digest]
 
 
-def test_a_field_that_has_moved_to_a_section_of_no_meaning_changes_no_digest_of_then():
-    """Records of earlier versions have digests without it: their steps are found by them."""
-    for old, new in type(LAPTOP).moved.items():
-        if new.split(".")[0] in provenance.UNREAD:
-            assert provenance.config_digest({"seed": 1, old: True}) == provenance.config_digest({"seed": 1})
+def test_a_step_of_before_episodes_were_a_section_is_made_again():
+    """Its header has the digest of a config without `log_episodes`, which said then what `episodes` says now."""
+    then = json.loads(json.dumps(to_dict(LAPTOP)))
+    del then["episodes"], then["mesh"]["expert"]
+    digest = provenance.config_digest(then)
+    assert recorded_run._configs(LAPTOP, [digest], [then | {"log_episodes": True}]) == {digest: LAPTOP}
 
 
 LAPTOP = config.parse(get_config("laptop"))
