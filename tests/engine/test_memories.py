@@ -1,6 +1,7 @@
 """States of fixed size behind the engine: what is reused is right, what can be reused is, and there may be too few."""
 
 import asyncio
+import itertools
 
 import numpy as np
 import pytest
@@ -142,7 +143,9 @@ def test_too_few_memories_or_pages_change_nothing(schedulers, expected, model) -
 def test_rows_that_fill_up_leave_memories_alone(schedulers, expected) -> None:
     """In fast numerics four rows read their pages together, and the last of a span is repeated."""
     with toys.running(slots=16, pages=512, exact=False, model=MixedToy(toys.VOCAB)) as driver:
-        assert asyncio.run(episodes(driver, 30)) == expected
+        played = asyncio.run(episodes(driver, 30))
+    for ours, theirs in zip(itertools.chain(*played), itertools.chain(*expected), strict=True):
+        assert ours[0] == theirs[0] and np.allclose(ours[1], theirs[1], atol=1e-5)  # fast: not to the bit
 
 
 def test_shards_have_memories_of_their_own(schedulers, expected) -> None:
