@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from jaxagent.config import MODEL_SHAPE, Config, ConfigError, nearest, overrides, parse, relations
 from jaxagent.config.command import Parser
-from jaxagent.config.parse import default, hints, kind
+from jaxagent.config.parse import default, hints, kind, modern
 from jaxagent.config.run import STAGE_SECTIONS
 
 CHIPS = ("cpu", "a100", "h100", "h200", "v5e", "v5p", "v6e")  # what --dry_run_chip may name; numbers in plan/chips.py
@@ -104,6 +104,7 @@ def parse_config(
         config = dict(stored_config(os.path.expanduser(dict(changes).get("workdir", ""))))
     else:
         raise ConfigError("No config: say --config=FILE[:PRESET], for example --config=configs/search_r1.py.")
+    config = modern(config)  # so that the command line wins, by whichever name it or the file calls a field
     parsed = parse(_with_its_own_shape(overrides.apply(config, changes), {field for field, _ in changes}))
     for field, _ in changes:
         stage = field.split(".")[0]

@@ -151,8 +151,10 @@ def modern(section: Mapping[str, Any], cls: type = Config, root: Mapping[str, An
     """
     root, section = section if root is None else root, dict(section)
     for name, (inside, new) in {old: path.split(".") for old, path in history(cls, "moved").items()}.items():
-        if name in section and (value := section.pop(name)) is not False and value not in ("", (), []):
-            section[inside] = {new: value, **(section.get(inside) or {})}  # what the command line says there wins
+        if name in section:
+            value, there = section.pop(name), section.get(inside) or {}
+            if new in there or (value is not False and value not in ("", (), [])):
+                section[inside] = {**there, new: value}
     for name, field in history(cls, "removed").items():
         meant = value_at(root, field.like) if field.like else field.value
         if name in section and section[name] == meant:

@@ -111,7 +111,8 @@ def language_model(hf: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     text, harmless = hf.get("text_config"), (key for names in HARMLESS.values() for key in names.split())
     if not isinstance(text, Mapping) or text.get("model_type", inner) != inner:
         raise ConfigError(f"{source}: text_config must describe a {inner}.")
-    if unknown := sorted(hf.keys() - {*harmless, *_BESIDE_TEXT.split()}):
+    off = {key for key in hf.keys() & UNSUPPORTED.keys() if hf[key] in UNSUPPORTED[key]}
+    if unknown := sorted(hf.keys() - {*harmless, *off, *_BESIDE_TEXT.split()}):
         raise ConfigError(f"{source}: nothing is known here of {unknown[0]}={hf[unknown[0]]!r} beside text_config.")
     tied = [section["tie_word_embeddings"] for section in (hf, text) if section.get("tie_word_embeddings") is not None]
     if len(set(map(bool, tied))) > 1:
