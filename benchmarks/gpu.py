@@ -121,9 +121,9 @@ def run_part(part: Part, limit_s: float, folder: pathlib.Path, flags: list[str])
 
 def flags_of(part: Part, measured: dict[str, Any], dry: bool) -> list[str]:
     """What is added to a part's command: ceilings that are known, tiny sizes."""
-    known = [f"--{name}={measured[name]}" for name in part.ceilings if name in measured]
+    ceilings = [f"--{name}={measured[name]}" for name in part.ceilings if name in measured]
     tiny = [*part.tiny, *(TINY_CEILINGS if part.ceilings else ())] if dry else []
-    return [*tiny, *known]
+    return [*tiny, *ceilings]
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:

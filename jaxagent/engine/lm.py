@@ -3,9 +3,9 @@
 `models.transformer.hidden` does all the maths over flat rows; a prefill is rows of one sequence, a decode step is one
 row per sequence, and neither knows which it is.
 
-What a layer keeps of a sequence its blocks say (`LayerBlock`), in pages or in memories that are sharded over (data,
-fsdp, context), heads over tensor; each device touches only its own (`shard_map`), so the same code runs on one device
-and on many.
+What a layer keeps of a sequence its blocks say (`LayerBlock`), in pages or in memories that are sharded over all axes
+but tensor (`sharding.FLAT`), heads over tensor; each device touches only its own (`shard_map`), so the same code runs
+on one device and on many.
 
 Axis letters: N rows of a tile, P pages, Q pages per sequence, H heads, K kv heads, D head dim, E embed, V vocabulary.
 """

@@ -8,8 +8,8 @@ where what a sequence's token at index p leaves lies in page table[p // page_tok
 `keeps_memories`, memories: states of fixed size, one for each sequence in progress, which its tokens read and write in
 place. A full page never changes again, and is shared; a memory is copied. The last column of such a model's tables is
 the memory's number. Page 0 and memory 0 belong to nobody: rows without a sequence write there. Every function runs
-under `jax.set_mesh` of a mesh with the axes data, fsdp, context and tensor; rows, pages and memories are sharded over
-the first three together, and their numbers count those of the row's own shard.
+under `jax.set_mesh` of a mesh (`models/sharding.py`); rows, pages and memories are sharded over all its axes but tensor
+together, and their numbers count those of the row's own shard.
 """
 
 from __future__ import annotations

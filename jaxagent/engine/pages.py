@@ -44,7 +44,7 @@ class Admission(NamedTuple):
 
     cached: int  # leading tokens that need no prefill once the copies are made
     copies: list[tuple[bool, Copy]]  # of a page (False) and of a memory (True), where there is one to copy
-    known: int  # leading tokens in whole pages that the tree has, if only there were a snapshot
+    tree_tokens: int  # leading ones in whole pages that the tree has, if only there were a snapshot
 
 
 class PageStore:
@@ -121,7 +121,7 @@ class PageStore:
         self._must_be_open(seq)
         if seq.pages or needed < len(tokens):
             raise ValueError(f"Admission of {len(tokens)} tokens to {needed} positions and {len(seq.pages)} pages.")
-        shared, tail, place, known = self._match(tokens)
+        shared, tail, place, tree_tokens = self._match(tokens)
         fresh = self._pages_for(needed) - len(shared)
         spare = len(self._free) + self._idle - sum(self._refs[page] == 1 for page in shared)
         if fresh > spare or (self._remembers and self._memories.available <= (place is not None and not greedy)):
@@ -150,7 +150,7 @@ class PageStore:
         cached = len(shared) * self.page_tokens
         seq.pages, seq.committed, seq.life = shared + own, cached, self._life
         self.hit_tokens += cached + count
-        return Admission(cached + count, copies, known)
+        return Admission(cached + count, copies, tree_tokens)
 
     def snapshot(self, seq: PagedSequence) -> list[Copy] | None:
         """Keeps what a sequence's memory is now for others; call when it has read what was last committed, no more.
@@ -251,22 +251,22 @@ class PageStore:
             self._drop(page)
 
     def _match(self, tokens: np.ndarray) -> tuple[list[int], tuple[int, int] | None, Place | None, int]:
-        """What an admission can use, as `PrefixTree.match`, and `Admission.known`.
+        """What an admission can use, as `PrefixTree.match`, and `Admission.tree_tokens`.
 
         With memories it ends at the deepest snapshot, whose place it says.
         """
         pages, tail = self._tree.match(tokens[:-1])
-        known = len(pages) * self.page_tokens
+        tree_tokens = len(pages) * self.page_tokens
         if not self._remembers:
-            return pages, tail, None, known
+            return pages, tail, None, tree_tokens
         data, width = pack(tokens[:-1]), BYTES * self.page_tokens
         for i in range(len(pages), -1, -1):
             parent = pages[i - 1] if i else ROOT
             if key := self._memories.longest(parent, data[i * width : (i + 1) * width]):
                 whole = pages[: i + len(key) // width]
                 page = [*pages, tail and tail[0]][i]
-                return whole, None if len(whole) > i else (page, len(key) // BYTES), (parent, key), known
-        return [], None, None, known
+                return whole, None if len(whole) > i else (page, len(key) // BYTES), (parent, key), tree_tokens
+        return [], None, None, tree_tokens
 
     def _place(self, seq: PagedSequence) -> Place | None:
         """Where a snapshot of a sequence's memory belongs; None where nobody would find it."""

@@ -233,7 +233,7 @@ class Scheduler:
                 if admission is not None:
                     session.pages, self._holders[session] = pages, None
                     request.prefilled = admission.cached
-                    request.branches = set() if session.lost_tokens else {admission.known}
+                    request.branches = set() if session.lost_tokens else {admission.tree_tokens}
                     for of_memories, copy in admission.copies:
                         copies.setdefault(of_memories, []).append((session.shard, *copy))
                     return True
