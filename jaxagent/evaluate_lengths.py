@@ -10,7 +10,7 @@ A length is a number of tokens (--lengths), of documents (--num_docs), or a file
 the same tasks; documents are read to their end, whatever env.max_turns says, and longer ones have more time (of --rows
 all have --config.env.episode_timeout_s). All lengths and files are looked at before the first is played: a length that
 no task's documents reach is refused, and where some do not reach it, a line under the table says how many. Results go
-to WORKDIR/evaluations/lengths_<policy>..., or --out: a folder per length, json and html, the curve of
+to WORKDIR/evaluations/lengths_<policy>..., or --out: a folder per length, lengths.json and lengths.html, the curve of
 the lengths that the command names with 95 % intervals; both are written after every length. The last line of stdout is
 one JSON object. The same command again, or one with more lengths, plays only what is missing.
 """
@@ -30,13 +30,7 @@ from jaxagent import evaluate
 from jaxagent.config import Config, ConfigError
 from jaxagent.config.command import exit_code, quiet_libraries
 from jaxagent.io import files
-from jaxagent.observe import charts, jsonl
-from jaxagent.observe.text import aligned
 from jaxagent.runs import devices
-from jaxagent.runs.evaluation import run
-from jaxagent.runs.evaluation.attempts import ATTEMPTS_FILE
-from jaxagent.runs.evaluation.results import ALL
-from jaxagent.types import StopReason
 
 NO_END = 1_000_000  # turns: a document is read to its end
 DOCUMENT_TOKENS = 256  # of one document, rather too many: only an episode's time follows from it
@@ -127,6 +121,7 @@ def _run(argv: Sequence[str]) -> int:
     # Late imports: what they name loads jax, which costs seconds.
     from jaxagent.engine.requests import EngineError
     from jaxagent.observe.files import EVALUATIONS_FOLDER
+    from jaxagent.runs.evaluation import lengths as curve
     from jaxagent.runs.evaluation import policy, run
 
     command_options = run.Options(**vars(options))
@@ -151,13 +146,13 @@ def _run(argv: Sequence[str]) -> int:
             there = f"; {len(points)} of {len(lengths)} lengths are in {out}" if points else ""
             print(f"error: {error}{there}", file=sys.stderr)
             return 1
-        points.append(point(length.name, out / length.name) | {"note": note})
-        by_length = ordered(points)
-        text = "\n".join((table(by_length), *filter(None, (one["note"] for one in by_length))))
+        points.append(curve.point(length.name, out / length.name) | {"note": note})
+        ordered = curve.ordered(points)
+        text = "\n".join((curve.table(ordered), *filter(None, (point["note"] for point in ordered))))
         # At once: whatever fails later, what was played for hours is there to be read.
-        files.replace(out / CURVE, page(f"{config.workdir}: {source}", by_length, text, config.env.score))
+        files.replace(out / CURVE, curve.page(f"{config.workdir}: {source}", ordered, text, config.env.score))
         to_play = [length.name for length in lengths[len(points) :]]
-        files.replace_json(out / FILE, {**about, "lengths": by_length, "to_play": to_play})
+        files.replace_json(out / FILE, {**about, "lengths": ordered, "to_play": to_play})
     print(text)
     print(json.dumps({"checkpoint": str(source), "score": config.env.score, "lengths": points, "out": str(out)}))
     return 0
@@ -194,75 +189,6 @@ def note_on_tasks(config: Config, settings: Any, length: Length, source: Any) ->
         )
     many = "of 1 task end" if len(short) == 1 else f"of {len(short)} tasks end"
     return f"{length.name}: the documents {many} before it, of {len(tasks)} tasks" if short else ""
-
-
-TITLE = "accuracy over the length of the document, with the 95 % interval over tasks"
-COUNTERS = ("document_tokens", "chunks", "dropped_tokens", "replies_cut")  # of an attempt, as MemAgent has them
-
-
-def point(name: str, folder: Path) -> dict[str, Any]:
-    """One finished evaluation as JSON values: "accuracy" with its interval, and means of the attempts' counters.
-
-    Raises:
-      ConfigError: no attempt has counted the tokens of its document.
-    """
-    evaluation = json.loads((folder / run.EVALUATION_FILE).read_text(encoding="utf-8"))
-    results = evaluation["results"]
-    estimate = results["pass_at_k"][ALL]["1"]
-    task_ids = {task["task"] for task in results["per_task"]}
-    latest = {
-        (record["task"]["id"], record["sample"]): record
-        for record in jsonl.read(folder / ATTEMPTS_FILE)
-        if record["task"]["id"] in task_ids
-    }
-    counters = [r["metrics"] for r in latest.values() if not StopReason(r["stop_reason"]).is_failure]
-    if any(COUNTERS[0] not in metrics for metrics in counters):
-        raise ConfigError(f"'{folder}' holds attempts that count no {COUNTERS[0]}: config.env reads no documents.")
-    means = {
-        counter: sum(metrics[counter] for metrics in counters) / len(counters) if counters else None
-        for counter in COUNTERS
-    }
-    return {
-        "name": name,
-        **means,
-        "accuracy": estimate and estimate["mean"],
-        "low": estimate and estimate["low"],
-        "high": estimate and estimate["high"],
-        "tasks": len(task_ids),
-        "attempts": results["attempts"],
-        "failed": results["failed"],
-    }
-
-
-def ordered(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Shortest documents first; those of which no attempt is known last."""
-    return sorted(points, key=lambda p: math.inf if p["document_tokens"] is None else p["document_tokens"])
-
-
-def page(title: str, points: Sequence[dict[str, Any]], text: str, score: str) -> str:
-    """The curve over the tokens of the document, lengths without a number left out, and the points as text."""
-    bounds = {"accuracy": "accuracy", "low": "lower bound", "high": "upper bound"}
-    with_accuracy = [p for p in points if p["accuracy"] is not None]
-    series = {label: [(p["document_tokens"], p[name]) for p in with_accuracy] for name, label in bounds.items()}
-    chart = charts.line_chart(TITLE, series, unit=True, x="tokens of the document", y=score, log_x=True)
-    return run.page(title, chart, text)
-
-
-def table(points: Sequence[dict[str, Any]]) -> str:
-    """The points as text."""
-    rows = [["", "tokens", "chunks", "accuracy", "95 % interval", "tasks", "attempts", "failed", "replies cut"]]
-    for p in points:
-        if p["accuracy"] is None:
-            rows.append([p["name"], "-", "-", "-", "-", str(p["tasks"]), str(p["attempts"]), str(p["failed"]), "-"])
-            continue
-        numbers = [f"{p['document_tokens']:.0f}", f"{p['chunks']:.1f}", f"{p['accuracy']:.3f}"]
-        interval = f"{p['low']:.3f} to {p['high']:.3f}"
-        counts = [str(p["tasks"]), str(p["attempts"]), str(p["failed"]), f"{p['replies_cut']:.2f}"]
-        rows.append([p["name"], *numbers, interval, *counts])
-    lines = aligned(rows)
-    if dropped := [p["name"] for p in points if p["dropped_tokens"]]:
-        lines.append(f"tokens were left out of the middle of documents at {', '.join(dropped)}: raise env.max_turns")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from aiohttp import ClientSession, web
 
 from jaxagent.config import ConfigError
 from jaxagent.config.parse import build
-from jaxagent.envs.search.retriever import backends, server
+from jaxagent.envs.search.retriever import http, server
 from jaxagent.envs.search.retriever.backends import RETRIEVERS
 from jaxagent.envs.search.retriever.base import Passage, RetrieverError
 from jaxagent.envs.search.retriever.bm25 import Bm25
@@ -52,7 +52,7 @@ def scripted(*answers):
 
 
 async def ask(url, timeout_s=2.0, retries=0, queries=("capital of Ghana",), topk=2):
-    client = backends.HttpRetriever(url, timeout_s, retries)
+    client = http.HttpRetriever(url, timeout_s, retries)
     try:
         return await client.search(queries, topk)
     finally:
@@ -181,7 +181,7 @@ def test_opening_the_configured_back_end(tmp_path):
     corpus.write_text('{"id": 1, "contents": "a\\nb"}\n')
     assert isinstance(opened := config().open(own), Bm25) and len(opened) == len(PASSAGES)
     assert len(config(corpus=str(corpus)).open(own)) == 1
-    assert isinstance(config(name="http", url="http://x/retrieve").open(None), backends.HttpRetriever)
+    assert isinstance(config(name="http", url="http://x/retrieve").open(None), http.HttpRetriever)
 
 
 @pytest.mark.parametrize(
