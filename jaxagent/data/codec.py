@@ -60,19 +60,18 @@ def encode_trajectory(trajectory: Trajectory) -> dict[str, list[Any]]:
     t, actions = trajectory, trajectory.action_mask
     if t.logprobs[~actions].any() or (t.policy_versions[~actions] != -1).any():
         raise ValueError("a trajectory has log-probs or policy versions of tokens that the policy did not sample")
-    packed = [] if t.experts is None else [*_kind_of(t.experts), base64.b64encode(_bytes(t.experts)).decode()]
     return {
         "tokens": t.tokens.tolist(),
         "kinds": t.kinds.tolist(),
         "turns": t.turns.tolist(),
         "logprobs": t.logprobs[actions].tolist(),
         "policy_versions": t.policy_versions[actions].tolist(),
-        **(
-            {}
-            if t.experts is None
-            else {"experts": [*_kind_of(t.experts), base64.b64encode(_bytes(t.experts)).decode()]}
-        ),
+        **({} if t.experts is None else {"experts": _encode_experts(t.experts)}),
     }
+
+
+def _encode_experts(experts: np.ndarray) -> list[Any]:
+    return [*_kind_of(experts), base64.b64encode(_bytes(experts)).decode()]
 
 
 def _kind_of(experts: np.ndarray) -> tuple[str, int]:
