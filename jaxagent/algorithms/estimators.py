@@ -79,7 +79,7 @@ class TurnMeanStd(TurnAdvantage):
         normal = np.reshape(group_mean_std(np.reshape(rewards, flat), np.reshape(mask, flat)), rewards.shape)
         if rewards.shape[1] == 1:
             normal = np.where(np.sum(mask, axis=2, keepdims=True) < 2, np.where(mask, rewards, 0.0), normal)
-        compared = mask & ~alone(np.asarray(mask.any(axis=2)))[:, :, None]
+        compared = mask & ~alone(np.logical_or.reduce(mask, axis=2))[:, :, None]
         return np.where(compared, np.flip(np.cumsum(np.flip(normal, 2), axis=2), 2), 0.0)
 
 
