@@ -98,7 +98,7 @@ class GiGPO(TurnAdvantage):
 
     def __call__(self, rewards: np.ndarray, mask: np.ndarray, states: np.ndarray) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
         _check_turns(rewards, mask, states)
-        rewards, attempts = np.where(mask, rewards, 0.0), mask.any(axis=2)
+        rewards, attempts = np.where(mask, rewards, 0.0), np.logical_or.reduce(mask, axis=2)
         returns, steps = rewards.copy(), np.zeros_like(rewards)
         for k in range(rewards.shape[2] - 2, -1, -1):
             returns[:, :, k] += self.gamma * returns[:, :, k + 1]
