@@ -206,7 +206,10 @@ def _text(path: pathlib.Path) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Writes the report of the run in `argv[1]`. Raises ConfigError where there is none."""
-    if len(argv) != 2 or argv[1] in ("-h", "--help"):
+    if argv[1:] in (["-h"], ["--help"]):
+        print(__doc__)
+        return
+    if len(argv) != 2:
         raise ConfigError("Say which run: python -m jaxagent.observe.report WORKDIR")
     workdir = pathlib.Path(argv[1])
     if not any((workdir / name).exists() for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE)):
