@@ -23,7 +23,7 @@ from jaxagent.io import files
 from jaxagent.learner import checkpoint, peers
 from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
-from jaxagent.observe import health, jsonl, report
+from jaxagent.observe import health, jsonl, model_card, report
 from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.episode_store import Learnt
 from jaxagent.observe.files import (
@@ -382,6 +382,7 @@ class Workdir:
         if not peers.is_first():
             return summary
         files.replace_json(self.path / SUMMARY_FILE, jsonl.plain(summary))
+        model_card.write(self.path)
         if not self._opened:
             self.progress.note(f"the run in '{self.path}' has ended already, and nothing is done. {how}")
         if unexpected := self.compiles.names_after_warm_up:
