@@ -31,7 +31,7 @@ from tests.models.test_add_a_family import write_family
 from tests.test_outside import write_package
 from tests.tiny_run import FLAGS, ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SETTING = re.compile(r"[A-Z_]+=\S*")  # of the environment, in front of a command
 
 
@@ -154,6 +154,7 @@ NAMED_ALONE = (
     "jaxagent.evaluate",
     "jaxagent.evaluate_lengths",
     "jaxagent.main",
+    "jaxagent.replay",
     "launch.sweep",
     "tests.golden.write",
 )
