@@ -18,6 +18,7 @@ from jaxagent.envs.memagent.environment import MemAgent
 from jaxagent.envs.orchestra.environment import ToolOrchestra
 from jaxagent.envs.python.environment import Python as PythonEnv
 from jaxagent.envs.ragen.environment import Ragen
+from jaxagent.envs.reasoning_gym.environment import ReasoningGym
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.tau.environment import TauBench
 from jaxagent.envs.terminal.environment import Terminal
@@ -124,7 +125,7 @@ class PythonTasks(_ForPython):
 
 @dataclasses.dataclass(frozen=True)
 class Seeds(Generated):
-    """Tasks that are nothing but a seed, for environments that make their own world of it (`gymnasium`)."""
+    """Tasks that are nothing but a seed, for environments that make their own world of it (`gymnasium`, `textarena`)."""
 
     num_train: PositiveInt = 1_000
     num_heldout: PositiveInt = 100
@@ -159,6 +160,27 @@ class Rows(Generated):
         from jaxagent.data_pipelines.write import write_tasks
 
         splits = _of(env, Verifiers, self).tasks(self.num_heldout)
+        write_tasks(folder, splits, need_answers=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Puzzles(Generated):
+    """Items of the data set of the environment `reasoning_gym`; no question is both training and held-out."""
+
+    num_train: PositiveInt = 2_000
+    num_heldout: PositiveInt = 100
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """The items are the data set's."""
+        puzzles = _of(env, ReasoningGym, self)
+        counts = dict(num_train=self.num_train, num_heldout=self.num_heldout)
+        return counts | dict(seed=seed, make=puzzles.make, arguments=puzzles.arguments)
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes which item a task is, and its question."""
+        from jaxagent.data_pipelines.write import write_tasks
+
+        splits = _of(env, ReasoningGym, self).tasks(seed, self.num_train, self.num_heldout)
         write_tasks(folder, splits, need_answers=False)
 
 
@@ -372,6 +394,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "python_tasks": PythonTasks,
     "seeds": Seeds,
     "verifiers": Rows,
+    "reasoning_gym": Puzzles,
     "fixes": Fixes,
     "arithmetic_plans": ArithmeticPlans,
     "long_geography": LongGeography,

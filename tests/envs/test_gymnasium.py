@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Opening, Transcript
-from jaxagent.envs.gymnasium.environment import Gymnasium, as_action, seed_of
+from jaxagent.envs.gymnasium.environment import Gymnasium, as_action
 from jaxagent.envs.gymnasium.spaces import as_text, check_writable, form
+from jaxagent.envs.seeds import seed_of
 from jaxagent.types import StopReason, Task, TokenKind
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import importlib.util
 import json
 import math
@@ -31,6 +30,7 @@ from jaxagent.envs import forms, tags
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.gymnasium import spaces
 from jaxagent.envs.own_thread import OwnThread
+from jaxagent.envs.seeds import seed_of
 from jaxagent.types import StopReason, Task, TokenKind
 
 SOLVED = "solved"
@@ -218,17 +218,6 @@ def _action_form(config: Gymnasium) -> str:
 
 def _is_function(make: str) -> bool:
     return make.partition(":")[2].isidentifier()
-
-
-def seed_of(task: Task) -> int:
-    """The seed of a task, from its metadata or else from its id: below 2**31. Raises ValueError: the metadata's seed is
-    no such number."""
-    if "seed" not in task.metadata:
-        return int.from_bytes(hashlib.blake2b(task.id.encode(), digest_size=4).digest(), "big") >> 1
-    seed = task.metadata["seed"]
-    if type(seed) is not int or not 0 <= seed < 2**31:
-        raise ValueError(f"metadata['seed'] of task {task.id!r} must be a whole number below 2**31, got {seed!r}")
-    return seed
 
 
 def as_action(space: Any, names: Sequence[str], text: str) -> tuple[Any, str]:
