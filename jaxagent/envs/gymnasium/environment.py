@@ -74,6 +74,10 @@ class Gymnasium(Environment):
             instructions = instructions.replace(ACTIONS, _action_form(self))
         return (Message("user", "\n".join(filter(None, (instructions, text))) + "\n"),)
 
+    def observation(self, action: str, text: str) -> Observation:
+        """What an attempt shows, which is a user message."""
+        return Observation(((text, TokenKind.OBSERVATION),), "user")
+
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], GymnasiumAttempt]]:
         """Makes one environment, to see that it can be made and that its actions can be written."""
@@ -128,7 +132,12 @@ class GymnasiumAttempt(Attempt):
             return Step(stop_reason=StopReason.ANSWER)
         if truncated or last:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        return Step(Observation(((f"\n{await self._shown(observation)}\n", TokenKind.OBSERVATION),), "user"))
+        return Step(self._config.observation(action, f"\n{await self._shown(observation)}\n"))
+
+    @property
+    def action_space(self) -> Any:
+        """What is acted in, once the attempt has started."""
+        return self._environment.action_space
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """The rewards that the environment gave."""

@@ -57,8 +57,13 @@ def as_text(observation: Any) -> str:
     """An observation as text: texts as they are, objects line by line, everything else as JSON, an action's form."""
     if isinstance(observation, Mapping):
         return "\n".join(f"{name}: {as_text(value)}" for name, value in observation.items())
-    plain = _plain(observation)
-    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=str)
+    return observation if isinstance(observation, str) else as_json(observation)
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON, in which no tag ends an action."""
+    plain = _plain(value)
+    return json.dumps(plain, ensure_ascii=False, default=str).replace("</", "<\\/")
 
 
 def _plain(value: Any) -> Any:

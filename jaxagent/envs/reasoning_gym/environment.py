@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
@@ -102,15 +102,26 @@ class ReasoningGym(Environment):
             raise ValueError(f"item {index} of {self.make} must have a question and an answer, got {item!r:.100}")
         return item
 
+    def check_question(self, item: Mapping[str, Any], task: Task) -> None:
+        """Raises ValueError: the package makes another question of the task than when the task was written."""
+        if item["question"] != task.prompt:
+            raise ValueError(
+                f"the question of task {task.id!r} is another one than when the tasks were written: start both with "
+                "PYTHONHASHSEED=0 in the environment, and with one version of reasoning-gym"
+            )
+
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], ReasoningGymAttempt]]:
-        """Makes the data set of the held-out tasks, and looks at the first of them."""
-        for task in opening.tasks:
+        """Makes the first held-out item anew, to see that this process makes the same ones.
+
+        Raises:
+          ConfigError: it does not: some data sets follow from the hashes of texts, other ones in each process.
+        """
+        for task in opening.tasks[:1]:
             try:
-                place = place_of(task)
+                self.check_question(self.item(*place_of(task)), task)
             except ValueError as error:
-                raise ConfigError(f"{error}.") from None
-            self.dataset(*place[:2])
+                raise ConfigError(f"config.env.make='{self.make}': {error}.") from None
         yield lambda task: ReasoningGymAttempt(task, self)
 
 
@@ -126,11 +137,10 @@ class ReasoningGymAttempt(Attempt):
         self.counters: dict[str, float] = {"answers": 0.0}
 
     async def start(self) -> Sequence[Message]:
-        """The question. Raises ValueError: the package makes another one than when the tasks were written."""
+        """The question. Raises ValueError: see `check_question`."""
         place = place_of(self._task)
         self._item = await self._call("making the item", lambda: self._config.item(*place))
-        if self._item["question"] != self._task.prompt:
-            raise ValueError("the data set has another question here than when the tasks were written: write them anew")
+        self._config.check_question(self._item, self._task)
         return self._config.messages(self._task.prompt)
 
     async def step(self, action: str) -> Step:
