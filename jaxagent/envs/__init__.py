@@ -15,6 +15,8 @@ ENVIRONMENTS: dict[str, str] = {
     "python": "jaxagent.envs.python.environment:Python",
     "coding": "jaxagent.envs.coding.environment:Coding",
     "gymnasium": "jaxagent.envs.gymnasium.environment:Gymnasium",
+    "textarena": "jaxagent.envs.textarena.environment:TextArena",
+    "reasoning_gym": "jaxagent.envs.reasoning_gym.environment:ReasoningGym",
     "mcp": "jaxagent.envs.mcp.environment:MCP",
     "verifiers": "jaxagent.envs.verifiers.environment:Verifiers",
     "script": "jaxagent.envs.script.environment:Script",
