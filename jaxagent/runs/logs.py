@@ -79,7 +79,10 @@ class Logs:
         episodes: Iterable[Episode],
         learnt: Mapping[int, Learnt] = types.MappingProxyType({}),
     ) -> None:
-        """Appends episodes to the log `name`, with what was learnt of them in this step."""
+        """Appends whole episodes to a log, with what was learnt of them in this step.
+
+        `name` is the stage's, or "<stage>.eval" for held-out tasks.
+        """
         if peers.is_first() and (self._keep.keep != "none" or self._always(name)):
             log = self._log(name)
             log.append(step, episodes, learnt)
