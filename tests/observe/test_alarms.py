@@ -35,13 +35,17 @@ def records(name: str) -> list[dict]:
 
 
 def changed(rows: list[dict], first: int, **metrics) -> list[dict]:
-    """From step `first` on, metrics are as their functions of (what they were, steps since) say."""
+    """From step `first` on, metrics are as their functions of (what they were, steps since) say.
+
+    What the run has in other steps and not in one, was not measured there, and is not then.
+    """
     out = []
     for row in rows:
         new = dict(row)
         for name, function in metrics.items():
             name = name.replace("__", "/")
-            if row["step"] >= first and "reward/mean" in row:
+            unmeasured = name not in row and any(name in other for other in rows)
+            if row["step"] >= first and "reward/mean" in row and not unmeasured:
                 new[name] = function(row.get(name), row["step"] - first)
         out.append(new)
     return out
@@ -75,7 +79,7 @@ FAILURES = {
     "clip_share": ("hybrid", {}, lambda r: changed(r, 10, policy__clip_frac=lambda was, n: min(0.9, 0.1 * n))),
     # A judge that answers the same to everything; updates find nothing to learn from.
     "no_signal": ("gpu", {}, lambda r: changed(r, 15, groups__zero_signal_frac=lambda was, n: 1.0,
-                                               policy__grad_norm=lambda was, n: None, policy__entropy=lambda was, n: None)),
+                  policy__grad_norm=lambda was, n: None, policy__entropy=lambda was, n: None)),
     # Texts grow into the limit of a turn.
     "truncation": ("hybrid", {}, lambda r: changed(r, 30, stop__token_limit=lambda was, n: min(1.0, 0.05 * n))),
     "reward_alone": ("search_r1", {}, lambda r: changed(held_out_stays(r), 30, reward__mean=rises)),
@@ -83,7 +87,7 @@ FAILURES = {
                     episode__action_tokens=lambda was, n: was * (1 + 0.02 * n))),
     "length_drifts": ("bandit", {}, lambda r: changed(r, 8, episode__action_tokens=lambda was, n: was * (1 + 0.3 * n))),
     # The search engine has lost its index.
-    "tools_fail": ("search_r1", {}, lambda r: changed(r, 50, episode__empty_searches=lambda was, n: r[50 + n]["episode/searches"])),
+    "tools_fail": ("search_r1", {}, lambda r: changed(r, 50, episode__empty_searches=lambda was, n: 1.5)),
     # One machine of sandboxes is gone.
     "episodes_fail": ("hybrid", {}, lambda r: changed(r, 12, stop__env_error=lambda was, n: 0.25)),
     "gradient_at_clip": ("gpu", {}, lambda r: changed(r, 5, policy__grad_norm=lambda was, n: was * 2.0 ** min(n, 8))),
@@ -92,7 +96,8 @@ FAILURES = {
     "policy_leaps": ("mixture", {}, lambda r: changed(r, 25, policy__kl_behaviour=lambda was, n: was + 0.02 * n)),
     "far_from_reference": ("search_r1", {}, lambda r: changed(r, 1, policy__kl_reference=lambda was, n: 0.03 * n)),
     # Rollouts are five and six steps old, and nothing but the clip bounds what that does.
-    "stale_share": ("search_r1", {"rl": {"staleness": 6}}, lambda r: changed(r, 10, **staleness([0, 0, 0, 0, 0.1, 0.5, 0.4]))),
+    "stale_share": ("search_r1", {"rl": {"staleness": 6}},
+                    lambda r: changed(r, 10, **staleness([0, 0, 0, 0, 0.1, 0.5, 0.4]))),
 }  # fmt: skip
 
 
