@@ -32,9 +32,10 @@ class Alarm:
     step: int  # the first
     last: int | None  # the last, None while it goes on
     value: float  # the largest
-    metric: str  # whose curve shows it
+    metric: str  # whose curve shows it, or how the names of those curves begin
     knob: str  # the config field to turn
     sin: str  # what is wrong, one sentence without its full stop
+    says: str  # what the value is
     threshold: float
 
     @property
@@ -44,7 +45,7 @@ class Alarm:
         if self.last is not None:
             return f"{where}: over after step {self.last} (largest value {number(self.value)})"
         limit = f"{number(self.value)}, more than {number(self.threshold)}"
-        return f"{where}: {self.sin} ({self.metric}: {limit}). Look at config.{self.knob}."
+        return f"{where}: {self.sin} ({self.metric}, {self.says}: {limit}). Look at config.{self.knob}."
 
     def entry(self) -> dict[str, Any]:
         """As summary.json and the page have it."""
@@ -109,7 +110,7 @@ class Watch:
             value = rule.value(first, list(last)) if len(last) >= rule.steps else 0.0
             if value > rule.threshold and rule.name not in self._on:
                 self._on[rule.name] = len(self.alarms)
-                fields = {name: getattr(rule, name) for name in ("name", "metric", "knob", "sin", "threshold")}
+                fields = {name: getattr(rule, name) for name in ("name", "metric", "knob", "sin", "says", "threshold")}
                 self.alarms.append(Alarm(stage=stage, step=step, last=None, value=value, **fields))
                 news.append(self.alarms[-1])
             elif value > rule.threshold:
@@ -272,7 +273,7 @@ RULES = (
          "times that it has fallen within 50 steps, means of 3", 10, 6, "rl.optimizer.learning_rate",
          OURS, _metrics("policy/entropy"), _fall, 50),
     Rule("not_exact", "logprob_gap/max", "numerics are exact, and engine and trainer compute different log-probs",
-         "its value", 0, 1, "numerics",
+         "in a step", 0, 1, "numerics",
          "exact numerics: it is 0.0 by construction", _gap(True, "logprob_gap/max"), _mean),
     Rule("engine_gap", "logprob_gap/mean", "the engine samples from another distribution than the trainer learns on",
          "mean, over that of the first 5 steps (0.002 to 0.01)", 5, 5, "rl.correction",
@@ -295,7 +296,7 @@ RULES = (
     Rule("length_drifts", "episode/action_tokens", "texts become much longer or shorter than they were",
          "times its mean in the first 5 steps, or that over it", 2, 5, "rl.aggregation",
          "Dr. GRPO, arXiv 2503.20783, section 3.1, for a cause; " + OURS, _metrics("episode/action_tokens"), _drift),
-    Rule("tools_fail", "episode/env_s", "nearly every call of a tool fails",
+    Rule("tools_fail", "episode/failed", "nearly every call of a tool fails",
          "failed calls, commands, programs and empty searches over all", 0.8, 5, "env",
          OURS, _failed_calls, _failing),
     Rule("episodes_fail", "stop/env_error", "many episodes end by a failure of environment, engine or deadline",
@@ -312,7 +313,7 @@ RULES = (
          OURS, _learning_alone, _median),
     Rule("policy_leaps", "policy/kl_behaviour", "one step moves the policy far from what sampled its tokens",
          "mean, nats per token", 0.045, 5, "rl.optimizer.learning_rate",
-         "PPO, arXiv 1707.06347, section 4: 1.5 times its largest target, 0.03",
+         "PPO, arXiv 1707.06347, sections 4 and 6.1: 1.5 times its largest target, 0.03",
          _metrics("policy/kl_behaviour"), _mean),
     Rule("far_from_reference", "policy/kl_reference", "the policy has gone far from its reference",
          "mean, nats per token", 1, 5, "rl.kl",
