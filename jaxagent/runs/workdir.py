@@ -22,7 +22,7 @@ from jaxagent.io import files
 from jaxagent.learner import checkpoint, peers
 from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
-from jaxagent.observe import health, jsonl, model_card, report
+from jaxagent.observe import alarms, health, jsonl, model_card, report
 from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.files import (
     CHECKPOINTS_FOLDER,
@@ -366,6 +366,8 @@ class Workdir:
         }
         if not peers.is_first():
             return summary
+        watch = alarms.Watch(to_dict(self.cfg), jsonl.read(self.path / METRICS_FILE))
+        summary["alarms"] = [alarm.entry() for alarm in watch.alarms]
         files.replace_json(self.path / SUMMARY_FILE, jsonl.plain(summary))
         model_card.write(self.path)
         if not self._opened:
