@@ -237,7 +237,7 @@ class Workdir:
             self._stage = ""
 
     def record(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One line of metrics.jsonl, TensorBoard and the progress display; what is wrong in it, once per name."""
+        """One line of metrics.jsonl, for trackers and the progress display; what is wrong in it, once per name."""
         self._logs.metrics(stage, step, metrics)
         self.progress.update(step, metrics)
         for name, line in health.complaints(metrics).items():
@@ -381,7 +381,10 @@ class Workdir:
         }
         if not peers.is_first():
             return summary
-        files.replace_json(self.path / SUMMARY_FILE, jsonl.plain(summary))
+        self._write_summary(summary)
+        self._logs.end_tracking()
+        if self._logs.dropped_trackers:
+            self._write_summary(summary)
         if not self._opened:
             self.progress.note(f"the run in '{self.path}' has ended already, and nothing is done. {how}")
         if unexpected := self.compiles.names_after_warm_up:
@@ -389,6 +392,11 @@ class Workdir:
         page = self.write_report()
         self.progress.note(f"summary: {self.path / SUMMARY_FILE}" + (f"   report: {page}" if page else ""))
         return summary
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        if dropped := self._logs.dropped_trackers:
+            summary["dropped_trackers"] = dropped
+        files.replace_json(self.path / SUMMARY_FILE, jsonl.plain(summary))
 
     def write_report(self) -> Path | None:
         """Writes report.html of what the run has logged so far. None: it was not written, which ends no training."""
