@@ -3,7 +3,7 @@
     python -m jaxagent.observe.track runs/search_r1 wandb
 
 What the tracker was told lies in `tracking/<name>.json` of the workdir: its id, a checksum of each record, how many
-blocks of each log of episodes. So a run that goes on is the same one there, what was sent is not sent again, and a record
+alarms, how many blocks of each log of episodes. So a run that goes on is the same one there, what was sent is not sent again, and a record
 that was made again after a bundle and came out otherwise is sent once more.
 
 A process of its own, because packages wait for servers, hold the interpreter, fork, and have their say when a process
@@ -30,7 +30,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, exit_code
 from jaxagent.config.errors import failure_line
 from jaxagent.io import files
-from jaxagent.observe import jsonl
+from jaxagent.observe import alarms
 from jaxagent.observe.episode_store import INDEX, StoredEpisodes
 from jaxagent.observe.files import CONFIG_FILE, EPISODES_FOLDER, METRICS_FILE, SUMMARY_FILE, TRACKING_FOLDER
 from jaxagent.observe.trackers import TRACKERS, TrackedRun
@@ -51,14 +51,15 @@ class Sender:
         """Opens the run there. Raises whatever the package does."""
         self._workdir, self._folder = workdir, workdir / TRACKING_FOLDER
         self._file = self._folder / f"{name}.json"
-        self._state = {"id": "", "sent": 0, "records": [], "blocks": {}, **state(self._file)}
+        self._state = {"id": "", "sent": 0, "alarms": 0, "records": [], "blocks": {}, **state(self._file)}
         self._state |= {"process": os.getpid(), "failure": "", "note": ""}
         self._config = json.loads((workdir / CONFIG_FILE).read_text(encoding="utf-8"))
         run = TrackedRun(workdir, self._state["id"], uuid.uuid4().hex[:8], self._config, os.getppid())
         self._tracker = TRACKERS[name](run, self._folder)
         self._state |= {"id": self._tracker.id, "note": without_secrets(self._tracker.note)}
         self._metrics = open(workdir / METRICS_FILE, "rb") if (workdir / METRICS_FILE).exists() else None  # noqa: SIM115
-        self._records = 0  # read
+        self._records = self._alarms = 0  # read; told by them
+        self._watch = alarms.Watch(self._config)
         self._logs: dict[str, StoredEpisodes] = {}
         self._save()
 
@@ -74,15 +75,19 @@ class Sender:
     def _send_new(self) -> None:
         for line in _complete_lines(self._metrics):
             signal.alarm(SILENT_S)
-            checksum, known = zlib.crc32(line), self._state["records"]
+            checksum, known, record = zlib.crc32(line), self._state["records"], json.loads(line)
+            news, stage, step = self._watch.add(record), record.pop("stage"), record.pop("step")
             if known[self._records : self._records + 1] != [checksum]:
-                record = json.loads(line)
-                stage, step = record.pop("stage"), record.pop("step")
                 numbers = {name: float(value) for name, value in record.items() if value is not None}
                 self._tracker.record(stage, step, numbers, self._state["sent"])
                 known[self._records : self._records + 1] = [checksum]
                 self._state["sent"] += 1
             self._records += 1
+            for alarm in news:
+                self._alarms += 1
+                if self._alarms > self._state["alarms"]:
+                    self._tracker.alarm(alarm.name, alarm.text, step)
+                    self._state["alarms"] = self._alarms
         for path in sorted((self._workdir / EPISODES_FOLDER).glob(f"*{INDEX}")):
             self._send_episodes(path.stem)
 

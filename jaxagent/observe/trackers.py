@@ -43,7 +43,13 @@ class Wandb:
         self._wandb, self.id, self.note = wandb, run.id or run.fresh, ""
         self._stages: set[str] = set()
         project = os.environ.get("WANDB_PROJECT", PROJECT)
-        settings = {"console": "off", "silent": True, "save_code": False, "disable_git": True, "x_stats_pid": run.process}
+        settings = {
+            "console": "off",
+            "silent": True,
+            "save_code": False,
+            "disable_git": True,
+            "x_stats_pid": run.process,
+        }
 
         def start(mode: str) -> Any:
             own = wandb.Settings(**settings, init_timeout=CONNECT_S)
@@ -124,7 +130,9 @@ class MLflow:
         self._tables: list[str] = []
         self.note = "" if uri else f"`mlflow ui --backend-store-uri sqlite:///{beside}/mlflow.db` shows the run"
         there = self._client.get_run(self.id).data
-        config = {_mlflow_name(name): str(value)[:_MLFLOW_CHARS] for name, value in flat(run.config, all_kinds=True).items()}
+        config = {
+            _mlflow_name(name): str(value)[:_MLFLOW_CHARS] for name, value in flat(run.config, all_kinds=True).items()
+        }
         new = [Param(name, value) for name, value in config.items() if name not in there.params]
         for begin in range(0, len(new), 100):  # as many as a request may have
             self._client.log_batch(self.id, params=new[begin : begin + 100])

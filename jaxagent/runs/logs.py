@@ -1,4 +1,4 @@
-"""`Logs`: what a run writes as it goes: metrics, and every episode, whole, with what the trainer made of it.
+"""`Logs`: what a run writes as it goes: metrics, alarms, and every episode, whole, with what the trainer made of it.
 
 A bundle keeps the position in each: what a log holds beyond it is dropped when the run goes on. Of a trainer's several
 processes, process 0 writes what all have in common.
@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import Config
+from jaxagent.config import Config, to_dict
 from jaxagent.learner import peers
+from jaxagent.observe import jsonl
+from jaxagent.observe.alarms import Watch
 from jaxagent.observe.episode_store import EpisodeStore, Learnt
-from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER
-from jaxagent.observe.jsonl import JsonlLog
+from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER, METRICS_FILE
 from jaxagent.observe.metrics import MetricsWriter
 from jaxagent.types import Episode
 
@@ -37,6 +38,7 @@ class Logs:
             **{f"{EPISODES_FOLDER}/{name}.jsonl": at for name, at in host.get("episode_positions", {}).items()},
         }
         self._metrics: MetricsWriter | None = None  # None in a process that does not write
+        self._alarms = Watch(to_dict(cfg))
         self._episodes: dict[str, EpisodeStore] = {}
         self._told: set[str] = set()  # logs of which it was said that some of their episodes are given up
         self._stack = contextlib.ExitStack()
@@ -47,9 +49,11 @@ class Logs:
             return
         self._metrics = MetricsWriter(self._workdir, self._metrics_position, self._trackers, self._note)
         self._stack.callback(self._metrics.close)
+        for record in jsonl.read(self._workdir / METRICS_FILE):
+            self._alarms.add(record)
         for name, position in self._earlier.items():
             if position is not None and (self._workdir / name).exists():
-                JsonlLog(self._workdir / name, position).close()
+                jsonl.JsonlLog(self._workdir / name, position).close()
         for path in sorted((self._workdir / EPISODES_FOLDER).glob("*.index")):
             self._log(path.stem)
 
@@ -80,9 +84,11 @@ class Logs:
             self._metrics.end_tracking(finished=True)
 
     def metrics(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One line of metrics.jsonl, which trackers get, too."""
+        """One line of metrics.jsonl, which trackers get, too; says which alarms begin or end with it."""
         if self._metrics:
             self._metrics.write(stage, step, metrics)
+            for alarm in self._alarms.add(jsonl.plain({"stage": stage, "step": step, **metrics})):
+                self._note(alarm.text)
 
     def keep(
         self,

@@ -23,7 +23,7 @@ from jaxagent.io import files
 from jaxagent.learner import checkpoint, peers
 from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
-from jaxagent.observe import health, jsonl, report
+from jaxagent.observe import alarms, health, jsonl, report
 from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.episode_store import Learnt
 from jaxagent.observe.files import (
@@ -381,6 +381,8 @@ class Workdir:
         }
         if not peers.is_first():
             return summary
+        watch = alarms.Watch(to_dict(self.cfg), jsonl.read(self.path / METRICS_FILE))
+        summary["alarms"] = [alarm.entry() for alarm in watch.alarms]
         self._write_summary(summary)
         self._logs.end_tracking()
         if self._logs.dropped_trackers:
