@@ -2,9 +2,9 @@
 
 A record is {"stage": str, "step": int, name: number, ...}; names are "topic/what", with units as suffixes.
 
-No tracker can stop the run or slow it. All but TensorBoard's read the run's folder in processes of their own (track.py);
-here they are started and, at the end, waited for: `END_S` for all of them together. One that fails or is late is
-dropped, and that is said once.
+No tracker can stop the run or slow it. All but TensorBoard's read the run's folder in processes of their own
+(track.py); here they are started and, at the end, waited for: `END_S` for all of them together. One that fails or is
+late is dropped, and that is said once.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m jaxagent.observe.track runs/search_r1 wandb
 
 What the tracker was told lies in `tracking/<name>.json` of the workdir: its id, a checksum of each record, how many
-alarms, how many blocks of each log of episodes. So a run that goes on is the same one there, what was sent is not sent again, and a record
-that was made again after a bundle and came out otherwise is sent once more.
+alarms, how many blocks of each log of episodes. So a run that goes on is the same one there, what was sent is not sent
+again, and a record that was made again after a bundle and came out otherwise is sent once more.
 
 A process of its own, because packages wait for servers, hold the interpreter, fork, and have their say when a process
 ends: none of that reaches the run. An alarm clock of the kernel's ends it where a package is silent for `SILENT_S`.
@@ -115,17 +115,18 @@ class Sender:
 
 def _rows(stored: StoredEpisodes, block: Mapping[str, Any]) -> list[list[Any]]:
     """The first episodes of a block, as `trackers.COLUMNS` has them; none where their texts were given up."""
-    texts = stored.texts(block) or []
-    return [
-        [block["step"], block["tasks"][block["task"][i]], block["sample"][i]]
-        + [_short(prompt), _short(text), block["reward"][i], block["stop"][i]]
-        for i, (text, prompt, *_) in enumerate(texts[:TABLE_EPISODES])
-    ]
+    rows = []
+    for i, (answer, prompt, *_) in enumerate((stored.texts(block) or [])[:TABLE_EPISODES]):
+        texts = [_short(text) for text in (block["tasks"][block["task"][i]], prompt, answer)]
+        rows.append([block["step"], texts[0], block["sample"][i], *texts[1:], block["reward"][i], block["stop"][i]])
+    return rows
 
 
 def _short(text: str) -> str:
+    """A text with its middle left out where it is long; halves of surrogate pairs, which no UTF-8 has, as "?"."""
     half, dropped = TABLE_CHARS // 2, len(text) - TABLE_CHARS
-    return text if dropped <= 0 else f"{text[:half]}\n[... {dropped} characters ...]\n{text[-half:]}"
+    text = text if dropped <= 0 else f"{text[:half]}\n[... {dropped} characters ...]\n{text[-half:]}"
+    return text.encode(errors="replace").decode()
 
 
 def _complete_lines(file: Any) -> Iterator[bytes]:
