@@ -235,7 +235,7 @@ class Workdir:
             self._stage = ""
 
     def record(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One line of metrics.jsonl, TensorBoard and the progress display; what is wrong in it, once per name."""
+        """One line of metrics.jsonl, for trackers and the progress display; what is wrong in it, once per name."""
         self.logs.metrics(stage, step, metrics)
         self.progress.update(step, metrics)
         for name, line in health.complaints(metrics).items():
@@ -368,7 +368,10 @@ class Workdir:
             return summary
         watch = alarms.Watch(to_dict(self.cfg), jsonl.read(self.path / METRICS_FILE))
         summary["alarms"] = [alarm.entry() for alarm in watch.alarms]
-        files.replace_json(self.path / SUMMARY_FILE, jsonl.plain(summary))
+        self._write_summary(summary)
+        self.logs.end_tracking()
+        if self.logs.dropped_trackers:
+            self._write_summary(summary)
         model_card.write(self.path)
         if not self._opened:
             self.progress.note(f"the run in '{self.path}' has ended already, and nothing is done. {how}")
@@ -377,6 +380,11 @@ class Workdir:
         page = self.write_report()
         self.progress.note(f"summary: {self.path / SUMMARY_FILE}" + (f"   report: {page}" if page else ""))
         return summary
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        if dropped := self.logs.dropped_trackers:
+            summary["dropped_trackers"] = dropped
+        files.replace_json(self.path / SUMMARY_FILE, jsonl.plain(summary))
 
     def write_report(self) -> Path | None:
         """Writes report.html of what the run has logged so far. None: it was not written, which ends no training."""
