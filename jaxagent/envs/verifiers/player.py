@@ -171,7 +171,7 @@ async def main(settings: dict[str, Any]) -> None:
         try:
             answer(request, await split(request["split"]).play(request))
         except Exception as failure:
-            answer(request, {"error": f"{type(failure).__name__}: {failure}"})
+            answer(request, {"error": _line(failure)})
         finally:
             episodes.pop(request["id"], None)
 
@@ -186,12 +186,16 @@ async def main(settings: dict[str, Any]) -> None:
             try:
                 answer(request, {"tasks": split(request["split"]).described()})
             except Exception as failure:
-                answer(request, {"error": f"{type(failure).__name__}: {failure}"})
+                answer(request, {"error": _line(failure)})
     for episode in list(episodes.values()):
         episode.cancel()
     await asyncio.gather(*episodes.values(), return_exceptions=True)
     for one in splits.values():
         await one.close()
+
+
+def _line(failure: Exception) -> str:
+    return " ".join(f"{type(failure).__name__}: {failure}".split()).removesuffix(".")
 
 
 if __name__ == "__main__":
