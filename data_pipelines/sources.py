@@ -25,6 +25,7 @@ from jaxagent.envs.tau.environment import TauBench
 from jaxagent.envs.terminal.environment import Terminal
 from jaxagent.envs.toolcalls.environment import ToolCalls
 from jaxagent.envs.verifiers.environment import Verifiers
+from jaxagent.envs.verifiers.tasksets import Taskset
 
 E = TypeVar("E", bound=EnvConfig)
 
@@ -167,21 +168,23 @@ class Seeds(Generated):
 
 @dataclasses.dataclass(frozen=True)
 class Rows(Generated):
-    """The rows of the environment `verifiers`, each a task."""
+    """The rows of the environments `verifiers` and `verifiers_v1`, each a task."""
 
     num_heldout: PositiveInt = 100  # of the training rows, the last ones, where the environment has no held-out rows
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """The rows are the environment's own."""
-        verifiers = _of(env, Verifiers, self)
-        return dict(num_heldout=self.num_heldout, make=verifiers.make, arguments=verifiers.arguments)
+        return dict(num_heldout=self.num_heldout, **self._environment(env).made_of)
 
     def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
         """Writes which row a task is, and what it is asked, for reports."""
         from jaxagent.data_pipelines.write import write_tasks
 
-        splits = _of(env, Verifiers, self).tasks(self.num_heldout)
+        splits = self._environment(env).tasks(self.num_heldout)
         write_tasks(folder, splits, need_answers=False)
+
+    def _environment(self, env: EnvConfig) -> Verifiers | Taskset:
+        return env if isinstance(env, Taskset) else _of(env, Verifiers, self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ ENVIRONMENTS: dict[str, str] = {
     "reasoning_gym": "jaxagent.envs.reasoning_gym.environment:ReasoningGym",
     "mcp": "jaxagent.envs.mcp.environment:MCP",
     "verifiers": "jaxagent.envs.verifiers.environment:Verifiers",
+    "verifiers_v1": "jaxagent.envs.verifiers.tasksets:Taskset",
     "script": "jaxagent.envs.script.environment:Script",
     "tau_bench": "jaxagent.envs.tau.environment:TauBench",
     "agentflow": "jaxagent.envs.agentflow.environment:AgentFlow",
