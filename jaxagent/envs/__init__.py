@@ -17,6 +17,7 @@ ENVIRONMENTS: dict[str, str] = {
     "gymnasium": "jaxagent.envs.gymnasium.environment:Gymnasium",
     "mcp": "jaxagent.envs.mcp.environment:MCP",
     "verifiers": "jaxagent.envs.verifiers.environment:Verifiers",
+    "openenv": "jaxagent.envs.openenv.environment:OpenEnv",
     "script": "jaxagent.envs.script.environment:Script",
     "tau_bench": "jaxagent.envs.tau.environment:TauBench",
     "agentflow": "jaxagent.envs.agentflow.environment:AgentFlow",
