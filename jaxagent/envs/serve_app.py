@@ -1,7 +1,7 @@
 """Serves a web application on a port of 127.0.0.1 that the system chooses, and writes the port to standard output.
 
     python serve_app.py package.module:app
-    python serve_app.py path/to/file.py:app
+    python serve_app.py path/to/file.py:app        or of a function that makes it: package.module:make_app()
 
 It runs in the server's own Python, which has uvicorn, and imports nothing of ours.
 """
@@ -22,8 +22,9 @@ def main(target: str) -> None:
     sys.path[0] = os.getcwd()  # and not the folder of this file
     import uvicorn
 
-    place, _, name = target.rpartition(":")
-    app = runpy.run_path(place)[name] if place.endswith(".py") else pkgutil.resolve_name(target)
+    place, _, name = target.removesuffix("()").rpartition(":")
+    app = runpy.run_path(place)[name] if place.endswith(".py") else pkgutil.resolve_name(f"{place}:{name}")
+    app = app() if target.endswith("()") else app
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws_ping_interval=None))

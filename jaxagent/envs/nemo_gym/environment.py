@@ -84,7 +84,7 @@ class NemoGym(Environment):
                 if not url.startswith(("http://", "https://")):
                     variables = variables_of(self.variables, "config.env.variables")
                     variables |= {"RESOURCES_SERVER": self.server, "RESOURCES_CONFIG": self.arguments}
-                    process = ServerProcess(Program(f"{APP}:app", self.python, variables=variables))
+                    process = ServerProcess(Program(f"{APP}:application()", self.python, variables=variables))
                     opening.run(process.start("/openapi.json", self.start_timeout_s), self.start_timeout_s + STOP_S)
                     url = process.url
                 routes = opening.run(_routes(url, self.call_timeout_s), self.call_timeout_s + STOP_S)
