@@ -16,6 +16,7 @@ from jaxagent.envs.agentflow.environment import AgentFlow
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.memagent.environment import MemAgent
+from jaxagent.envs.openenv.environment import OpenEnv
 from jaxagent.envs.orchestra.environment import ToolOrchestra
 from jaxagent.envs.python.environment import Python as PythonEnv
 from jaxagent.envs.ragen.environment import Ragen
@@ -206,6 +207,24 @@ class Puzzles(Generated):
 
         splits = _of(env, ReasoningGym, self).tasks(seed, self.num_train, self.num_heldout)
         write_tasks(folder, splits, need_answers=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerTasks(Generated):
+    """The tasks that a server of the environment `openenv` lists itself, by its splits."""
+
+    num_heldout: PositiveInt = 100  # of the training tasks, the last ones, where the server has no other split
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """The list is the server's own."""
+        openenv = _of(env, OpenEnv, self)
+        return dict(num_heldout=self.num_heldout, server=openenv.server, variables=list(openenv.variables))
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes which split and index a task is."""
+        from jaxagent.data_pipelines.write import write_tasks
+
+        write_tasks(folder, _of(env, OpenEnv, self).tasks(self.num_heldout), need_answers=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -419,6 +438,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "seeds": Seeds,
     "verifiers": Rows,
     "reasoning_gym": Puzzles,
+    "openenv": ServerTasks,
     "fixes": Fixes,
     "arithmetic_plans": ArithmeticPlans,
     "long_geography": LongGeography,

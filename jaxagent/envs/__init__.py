@@ -20,6 +20,8 @@ ENVIRONMENTS: dict[str, str] = {
     "mcp": "jaxagent.envs.mcp.environment:MCP",
     "verifiers": "jaxagent.envs.verifiers.environment:Verifiers",
     "verifiers_v1": "jaxagent.envs.verifiers.tasksets:Taskset",
+    "openenv": "jaxagent.envs.openenv.environment:OpenEnv",
+    "nemo_gym": "jaxagent.envs.nemo_gym.environment:NemoGym",
     "script": "jaxagent.envs.script.environment:Script",
     "tau_bench": "jaxagent.envs.tau.environment:TauBench",
     "agentflow": "jaxagent.envs.agentflow.environment:AgentFlow",

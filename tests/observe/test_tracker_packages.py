@@ -120,7 +120,9 @@ def of_mlflow(workdir):
     shown.alarms = [tag.removeprefix("alarm.") for tag in run.data.tags if tag.startswith("alarm.")]
     for file in client.list_artifacts(run.info.run_id, "episodes"):
         folder = pathlib.Path(run.info.artifact_uri.removeprefix("file://"))
-        shown.tables[file.path.rpartition(".")[0].rpartition(".")[0]] = json.loads((folder / file.path).read_text())["data"]
+        shown.tables[file.path.rpartition(".")[0].rpartition(".")[0]] = json.loads((folder / file.path).read_text())[
+            "data"
+        ]
     assert artifacts and run.info.status in ("FINISHED", "KILLED")
     return shown
 
