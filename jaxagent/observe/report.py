@@ -23,7 +23,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.command import exit_code
 from jaxagent.data.episode_log import EVALUATION
 from jaxagent.io import files
-from jaxagent.observe import headline, jsonl, model_card, page, shown_episodes
+from jaxagent.observe import alarms, headline, jsonl, model_card, page, shown_episodes
 from jaxagent.observe.earlier_episodes import episodes_folder
 from jaxagent.observe.episode_store import INDEX, StoredEpisodes
 from jaxagent.observe.files import (
@@ -115,6 +115,7 @@ def facts(workdir: pathlib.Path, episodes: pathlib.Path, results: Mapping[str, A
     return {
         "about": _about(config, summary),
         "tiles": _tiles(summary),
+        "alarms": [alarm.entry() for alarm in alarms.Watch(config, records).alarms],
         "summary": jsonl.plain(summary),
         "config": config,
         "logs": shown_episodes.logs(episodes),
