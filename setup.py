@@ -141,6 +141,10 @@ setup(
         "jetstream": ["google-jetstream"],  # archived; it brings TensorFlow for its tokenizers
         "ray": ["ray"],  # launch.ray_fleet
         "tensorboard": ["tensorboard"],
+        "wandb": ["wandb"],  # config.track
+        "mlflow": ["mlflow"],
+        "trackio": ["trackio"],
+        "track": ["wandb", "mlflow", "trackio"],
         "peft": PEFT,  # other people's loader of the adapters that a run writes
         "notebook": NOTEBOOK,  # runs examples/first_run.ipynb without a browser
         "browser": ["playwright"],  # tests of the page; a wheel of 50 MB, and a Chromium beside it
