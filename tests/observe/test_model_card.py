@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import http.server
 import json
+import threading
 
 import pytest
 
@@ -111,3 +114,52 @@ def test_no_name_breaks_the_card(workdir, text):
     (workdir / CONFIG_FILE).write_text(json.dumps(config))
     card = written(workdir)
     assert card.data.tags[-1] == text and card.data.eval_results[0].dataset_name == f"held-out tasks of {text}"
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the hub as an upload asks for; keeps what it was sent."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.posts.append((self.path, body))
+        if self.path.endswith("/preupload/main"):
+            asked = json.loads(body)["files"]
+            answer = {"files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in asked]}
+        elif "/commit/" in self.path:
+            answer = {
+                "success": True,
+                "commitOid": "0" * 40,
+                "commitUrl": f"http://{self.headers['Host']}/me/x/commit/0",
+            }
+        else:
+            answer = {}
+        content = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_the_folder_is_uploaded_as_it_is(workdir):
+    (workdir / "policy/config.json").write_text("{}")
+    (workdir / "policy/model.safetensors").write_bytes(b"weights")
+    model_card.write(workdir)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        server.posts = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            api = hub.HfApi(endpoint=f"http://127.0.0.1:{server.server_port}", token="hf_x")
+            api.upload_folder(repo_id="me/x", folder_path=workdir / "policy", create_pr=False)
+        finally:
+            server.shutdown()
+    posts = dict(server.posts)
+    operations = [json.loads(line) for line in posts["/api/models/me/x/commit/main"].splitlines()]
+    files = {one["value"]["path"]: one["value"]["content"] for one in operations if one["key"] == "file"}
+    assert set(files) == {"README.md", "config.json", "model.safetensors"}
+    card = (workdir / "policy/README.md").read_text()
+    assert base64.b64decode(files["README.md"]).decode() == card
+    assert json.loads(posts["/api/validate-yaml"]) == {"repoType": "model", "content": card}
