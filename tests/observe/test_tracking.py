@@ -77,7 +77,15 @@ def waited(for_what, seconds=30.0):
         time.sleep(0.05)
 
 
-MISBEHAVIOUR = ["hang_import", "hold_import", "raise_import", "raise_init", "exit_record", "leave_record", "hang_finish"]
+MISBEHAVIOUR = [
+    "hang_import",
+    "hold_import",
+    "raise_import",
+    "raise_init",
+    "exit_record",
+    "leave_record",
+    "hang_finish",
+]
 
 
 @pytest.mark.parametrize("mode", MISBEHAVIOUR)
