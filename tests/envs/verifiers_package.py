@@ -104,21 +104,21 @@ async def ours(make, arguments, actions, end, max_turns):
     config = Verifiers(make=f"{__name__}:{make}", arguments=json.dumps(arguments), max_turns=max_turns)
     with config.open(Opening(None, (), None, lambda line: None)) as attempt_at:
         attempt = attempt_at(Task("train-1", "", (), metadata={"split": "train", "row": 1}))
-    prompt = await attempt.start()
-    assert ("multiply" in prompt[0].content) == (make == "tools"), "the policy is told of the tools"
-    turns = []
-    for number, action in enumerate(actions):
-        observation = ""
-        if not (end == CUT and number == len(actions) - 1):
-            step = await attempt.step(action)
-            ended = number == len(actions) - 1 and end != FULL
-            assert (step.stop_reason is not None) == ended, f"turn {number} ends with {step.stop_reason}"
-            observation = "" if step.observation is None else step.observation.text
-        turns.append((action, observation))
-    reason = StopReason.TOKEN_LIMIT if end in (CUT, FULL) else step.stop_reason
-    verdict = await attempt.verify(Transcript("", tuple(turns), ended=reason))
-    await attempt.close()
-    return brief(attempt._dialogue.state["completion"]), verdict.reward
+        prompt = await attempt.start()
+        assert ("multiply" in prompt[0].content) == (make == "tools"), "the policy is told of the tools"
+        turns = []
+        for number, action in enumerate(actions):
+            observation = ""
+            if not (end == CUT and number == len(actions) - 1):
+                step = await attempt.step(action)
+                ended = number == len(actions) - 1 and end != FULL
+                assert (step.stop_reason is not None) == ended, f"turn {number} ends with {step.stop_reason}"
+                observation = "" if step.observation is None else step.observation.text
+            turns.append((action, observation))
+        reason = StopReason.TOKEN_LIMIT if end in (CUT, FULL) else step.stop_reason
+        verdict = await attempt.verify(Transcript("", tuple(turns), ended=reason))
+        await attempt.close()
+        return brief(attempt._dialogue.state["completion"]), verdict.reward
 
 
 # -------------------------------------------------------------------- by the package
