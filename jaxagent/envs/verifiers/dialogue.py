@@ -1,8 +1,7 @@
 """An attempt's conversation as an environment of verifiers keeps it, so that its rubric sees what it always saw.
 
-The package had two protocols. Until 0.1.7 an environment is asked `is_completed(messages, state)` and
-`env_response(messages, state)`, and `state["completion"]` grows message by message; so are objects that do without the
-package. Since 0.1.8 a rollout is the environment's own, of a row and a client: the package plays it (`hosted.py`).
+An environment of the package plays rollouts itself (`hosted.py`). An object that does without the package is asked
+`is_completed(messages, state)` and `env_response(messages, state)`, as the package asked until 0.1.7.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from jaxagent.envs.verifiers import rows
-from jaxagent.envs.verifiers.hosted import SEAT, Loop, Seat
+from jaxagent.envs.verifiers.hosted import Loop, Seat
 from jaxagent.tools.calls import Tool
 from jaxagent.types import StopReason
 
@@ -22,16 +21,14 @@ STOPS = {"max_turns_reached": StopReason.TURN_LIMIT, "timeout_reached": StopReas
 
 
 class Classic:
-    """The protocol until 0.1.7, and that of environments which do without the package.
+    """The protocol of environments which do without the package: its own until 0.1.7.
 
     Attributes:
       state: what the environment knows of the attempt.
-      failures: of reward functions.
     """
 
     def __init__(self, environment: Any, call: Caller) -> None:
         self._environment, self._call = environment, call
-        self.failures: list[Exception] = []
         self._messages: list[Mapping[str, Any]] = []
         self._row: Mapping[str, Any] = {}
         self.state: dict[str, Any] = {}
@@ -85,15 +82,7 @@ class Classic:
         self.state["prompt_too_long"] = True
 
     async def score(self) -> tuple[float, dict[str, float]]:
-        """The reward, and the value of each reward function, as the package's rubric says them where it is one."""
-        rubric, state = self._environment.rubric, self.state
-        if hasattr(rubric, "score_rollout"):
-            SEAT.set(self)
-            named = {name: state[name] for name in ("prompt", "completion", "answer", "task", "info")}
-            score = await self._call(rubric.score_rollout, **named, state=state, example_id=state["example_id"])
-            if self.failures:
-                raise self.failures[0]
-            return float(score.reward), {name: float(value) for name, value in score.metrics.items()}
+        """The reward, and the value of each reward function."""
         reward, scores = 0.0, dict[str, float]()
         for function, weight, rubric in rows.reward_functions(self._environment):
             parameters = inspect.signature(function).parameters.values()
@@ -119,7 +108,7 @@ class Classic:
 
 
 class Hosted:
-    """The protocol since 0.1.8, with the same methods as `Classic`: the package plays, on `loop`."""
+    """The package plays, on `loop`; the same methods as `Classic`."""
 
     def __init__(self, environment: Any, call: Caller, loop: Loop) -> None:
         self._environment, self._call, self._loop = environment, call, loop

@@ -87,11 +87,11 @@ class Verifiers(Environment):
                 rows.prompt_of(environment, row_of(environment, task))
             except ValueError as error:
                 raise ConfigError(f"config.env.make='{self.make}': {error}.") from error
-        note_failures(environment)
         if not is_hosted(environment):
             yield lambda task: VerifiersAttempt(task, self, environment, lambda call: Classic(environment, call))
             return
         prepare(environment, self.max_turns)
+        note_failures(environment)
         with Loop() as loop:
             yield lambda task: VerifiersAttempt(task, self, environment, lambda call: Hosted(environment, call, loop))
 

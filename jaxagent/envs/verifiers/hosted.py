@@ -1,4 +1,4 @@
-"""An attempt that the package verifiers plays by its own rollout, since 0.1.8, with the policy as its model.
+"""An attempt that the package verifiers plays by its own rollout, until 0.3, with the policy as its model.
 
 The package gets a client of OpenAI's whose requests end here: a request is the policy's turn, its answer the policy's
 message. So the environment's state, its stop conditions, timeouts and clean-up, the messages that it shows, and what
@@ -15,6 +15,7 @@ import functools
 import importlib
 import inspect
 import json
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from jaxagent.config import ConfigError
 
 SEAT: contextvars.ContextVar[Any] = contextvars.ContextVar("seat")  # whose rollout or rubric runs
 STOP_S = 10.0  # for an attempt that is given up to clean up
+ROW_PARTS = ("prompt", "answer", "task", "info")
 ASKED_IN_VAIN = 3  # requests that are refused before a rollout is given up
 TOO_LONG = (
     "This model's maximum context length is less than this prompt has."  # as servers say it, and the package reads
@@ -30,8 +32,8 @@ TOO_LONG = (
 
 
 def is_hosted(environment: Any) -> bool:
-    """Whether the environment is one of the package's since 0.1.8, whose rollouts begin with a row."""
-    return hasattr(environment, "_stop_conditions") and hasattr(environment, "rollout")
+    """Whether the environment is the package's, and plays rollouts itself."""
+    return hasattr(environment, "rollout")
 
 
 def parts(environment: Any) -> Iterator[Any]:
@@ -56,7 +58,10 @@ def prepare(environment: Any, most_turns: int) -> None:
                 )
         if type(own := getattr(part, "max_turns", None)) is int:
             part.max_turns = min(own, most_turns) if own > 0 else most_turns
-        part.init_state = _keeping(part.init_state)
+        if _begins_with_a_row(part):
+            part.init_state = _keeping(part.init_state)
+        elif hasattr(part, "is_completed"):
+            part.is_completed = _ending(part.is_completed)
 
 
 def note_failures(environment: Any) -> None:
@@ -94,6 +99,7 @@ class Seat:
 
     Attributes:
       state: of the rollout.
+      is_cut: whether the policy's last message was cut.
       failures: of reward functions.
     """
 
@@ -102,28 +108,32 @@ class Seat:
         self._requests: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
         self._reply: asyncio.Future[Mapping[str, Any] | None] | None = None
         self._rollout: asyncio.Task[Any] | None = None
+        self._http: Any = None  # the HTTP package of openai: httpx, or httpx2 since 3
         self.state: Any = {}
+        self.is_cut = False
         self.failures: list[Exception] = []
 
     async def begin(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Begins the rollout. Returns its first request, in OpenAI's form; None: it is over before it has asked."""
-        import httpx
         import openai
 
         SEAT.set(self)
-        http = httpx.AsyncClient(transport=httpx.MockTransport(self._answer), trust_env=False)
+        base = next(cls for cls in openai.DefaultAsyncHttpxClient.__mro__ if cls.__module__.startswith("httpx"))
+        self._http = sys.modules[base.__module__.partition(".")[0]]
+        http = base(transport=self._http.MockTransport(self._answer), trust_env=False)
         client: Any = openai.AsyncOpenAI(base_url="http://policy/v1", api_key="policy", http_client=http, max_retries=0)
         if (wrapped := _imported(self._environment, "clients", "OpenAIChatCompletionsClient")) is not None:
             client = wrapped(client)
-        rollout = self._environment.rollout(dict(row), client, "policy", {})
+        by_row = _begins_with_a_row(self._environment)
+        rollout = self._environment.rollout(dict(row), client, "policy", {}) if by_row else self._classic(row, client)
         self._rollout = asyncio.get_running_loop().create_task(rollout)
         return await self._next()
 
     async def say(self, message: Mapping[str, Any], cut: bool = False) -> Mapping[str, Any] | None:
         """Answers the request with the policy's message. Returns the next request; None: the rollout is over."""
-        if cut:
-            self.state["prompt_too_long"] = True
-            self.state["is_truncated"] = True
+        self.is_cut = cut
+        if cut and _begins_with_a_row(self._environment):
+            self.state |= {"prompt_too_long": True} | ({"is_truncated": True} if "is_truncated" in self.state else {})
         return await self._reply_with({"message": message, "finish_reason": "length" if cut else _reason(message)})
 
     async def fill(self) -> None:
@@ -149,8 +159,13 @@ class Seat:
         if isinstance(error, Exception) and not isinstance(error, of_the_message):
             raise error
         rubric = self._environment.rubric
-        takes_semaphore = "score_sem" in inspect.signature(rubric.score_rollout).parameters  # 0.1.8
-        await rubric.score_rollout(self.state, *([asyncio.Semaphore(1)] if takes_semaphore else []))
+        takes = inspect.signature(rubric.score_rollout).parameters
+        if "completion" in takes:
+            named = {name: self.state.get(name) for name in (*ROW_PARTS, "completion", "example_id") if name in takes}
+            score = await rubric.score_rollout(**named, state=self.state)
+            self.state |= {"reward": score.reward, "metrics": score.metrics}
+        else:
+            await rubric.score_rollout(self.state, *([asyncio.Semaphore(1)] if "score_sem" in takes else []))  # 0.1.8
         if hasattr(rubric, "cleanup"):
             await rubric.cleanup(self.state)
         if self.failures:
@@ -165,6 +180,21 @@ class Seat:
         await asyncio.wait({self._rollout}, timeout=STOP_S)
         if self.state and not hasattr(self._environment, "cleanup") and hasattr(self._environment, "_cleanup"):
             await self._environment._cleanup(self.state)  # 0.1.8 does so only where a stop condition holds
+
+    async def _classic(self, row: Mapping[str, Any], client: Any) -> Any:
+        """The rollout of a version until 0.1.7, begun as its `generate` begins it. Returns the state."""
+        environment, info = self._environment, row.get("info") or {}
+        info = dict(json.loads(info) if isinstance(info, str) else info)
+        if getattr(environment, "oai_tools", None):
+            info.setdefault("oai_tools", environment.oai_tools)
+        named = {"prompt": row["prompt"], "answer": row.get("answer") or "", "task": row.get("task") or "default"}
+        named["info"] = info
+        if "state" in inspect.signature(environment.rollout).parameters:  # since 0.1.6 or so
+            named |= {"completion": [], "example_id": row.get("example_id", 0)}
+            named["state"] = await environment.init_state(**named)
+        completion, state = await environment.rollout(client, "policy", **named)
+        state["completion"] = completion  # 0.1.5 gives it beside the state
+        return state
 
     async def _reply_with(self, reply: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         if self.is_over:  # in the meantime: its time is over
@@ -185,10 +215,8 @@ class Seat:
 
     async def _answer(self, request: Any) -> Any:
         """Stands for the server: takes a request of the client's, returns the response."""
-        import httpx
-
         if not request.url.path.endswith("/chat/completions"):
-            return httpx.Response(
+            return self._http.Response(
                 404, json={"error": {"message": f"{request.url.path}: here is the policy's chat only"}}
             )
         self._reply = asyncio.get_running_loop().create_future()
@@ -196,11 +224,16 @@ class Seat:
         reply = await self._reply
         if reply is None:
             error = {"message": TOO_LONG, "type": "invalid_request_error", "code": "context_length_exceeded"}
-            return httpx.Response(400, json={"error": error})
+            return self._http.Response(400, json={"error": error})
         choice = {"index": 0, "logprobs": None, **reply}
-        return httpx.Response(
+        return self._http.Response(
             200, json={"id": "turn", "object": "chat.completion", "created": 0, "model": "policy", "choices": [choice]}
         )
+
+
+def _begins_with_a_row(environment: Any) -> bool:
+    """Whether a rollout is of a row, and makes its state itself: since 0.1.8."""
+    return hasattr(environment, "_stop_conditions")
 
 
 def _reason(message: Mapping[str, Any]) -> str:
@@ -209,7 +242,7 @@ def _reason(message: Mapping[str, Any]) -> str:
 
 def _imported(environment: Any, module: str, name: str) -> Any:
     """Something of the environment's package; None where this version has it not."""
-    maker = next(cls for cls in type(environment).__mro__ if "init_state" in vars(cls))
+    maker = next(cls for cls in reversed(type(environment).__mro__) if "rollout" in vars(cls))
     package = maker.__module__.partition(".envs")[0]
     try:
         return getattr(importlib.import_module(f"{package}.{module}"), name, None)
@@ -226,6 +259,19 @@ def _keeping(init_state: Callable[..., Any]) -> Callable[..., Any]:
         return state
 
     return kept
+
+
+def _ending(is_completed: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which does not look behind a message that was cut."""
+
+    @functools.wraps(is_completed)
+    async def ended(*args: Any, **named: Any) -> bool:
+        if SEAT.get().is_cut:
+            return True
+        value = is_completed(*args, **named)
+        return bool(await value if inspect.isawaitable(value) else value)
+
+    return ended
 
 
 def _noting(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -54,7 +54,7 @@ def load(make: str, arguments: str) -> Any:
         for number, handler in handlers.items():
             if signal.getsignal(number) != handler:  # the package would end the run in its own way
                 signal.signal(number, handler)
-    for name in ("rubric",) if hasattr(environment, "_stop_conditions") else ("env_response", "is_completed", "rubric"):
+    for name in ("rubric",) if hasattr(environment, "rollout") else ("env_response", "is_completed", "rubric"):
         if not hasattr(environment, name):
             raise ConfigError(f"config.env.make='{make}' returns {type(environment).__name__}, which has no {name}.")
     return environment
