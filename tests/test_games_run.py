@@ -19,11 +19,11 @@ SPACES = {
 }
 
 
-def run(workdir, *flags):
-    """A warm start where there are demonstrations, and two steps of RL; the records of the whole run."""
-    every = ["--config.env.context_tokens=400", "--config.rl.steps=2", "--config.numerics=fast", *flags]
-    assert cli.main(tiny_run.argv(workdir, *every)) == 0
-    return tiny_run.ended(workdir, 2)
+def run(workdir, *flags, config="search_r1"):
+    """A warm start where there are demonstrations, and two steps of RL; the summary of the whole run."""
+    every = ["--config.rl.steps=2", "--config.numerics=fast", *flags]
+    assert cli.main(tiny_run.argv(workdir, *every, config=config)) == 0
+    return tiny_run.ended(workdir, 2)[0]
 
 
 @pytest.mark.parametrize("kind", SPACES)
@@ -32,8 +32,13 @@ def test_actions_of_each_kind_of_space(tmp_path, kind):
     made = f'--config.env.arguments={{"of": "{SPACES[kind]}"}}'
     data = ("--config.data.source=seeds", "--config.data.source.num_train=40", "--config.data.source.num_heldout=8")
     flags = ("--config.env=gymnasium", "--config.env.make=tests.envs.gymnasium_worlds:Spaces", made)
-    demonstrations = ("--config.data.source.num_demonstrations=40", "--config.warm_start.gate_every=1000")
-    summary, last = run(tmp_path / "run", *data, *flags, *demonstrations, "--config.env.turn_tokens=90")
+    warm_start = (
+        "--config.warm_start.curriculum_steps=0",
+        "--config.warm_start.gate_every=9",
+        "--config.warm_start.gate_family=",
+    )
+    shown = ("--config.data.source.num_demonstrations=40", "--config.env.turn_tokens=90", *warm_start)
+    summary = run(tmp_path / "run", *data, *flags, *shown, config="ragen")
     assert summary["eval/n"] == 8 and "eval/actions_after_rl" in summary
 
 
@@ -42,7 +47,7 @@ def test_a_game_against_a_random_player(tmp_path):
     flags = ("--config.env=textarena", "--config.env.make=TicTacToe-v0", "--config.env.players=2")
     role = ("--config.roles.opponent=random_player", "--config.stages=rl")
     with games.importable("textarena"):
-        summary, _ = run(tmp_path / "run", *data, *flags, *role)
+        summary = run(tmp_path / "run", *data, *flags, *role)
     assert summary["eval/n"] == 8 and "eval/moves_after_rl" in summary
 
 
@@ -50,5 +55,5 @@ def test_puzzles(tmp_path):
     data = ("--config.data.source=reasoning_gym", "--config.data.source.num_train=40")
     flags = ("--config.env=reasoning_gym", "--config.env.make=chain_sum", "--config.env.max_turns=1")
     with games.importable("reasoning_gym"):
-        summary, _ = run(tmp_path / "run", *data, *flags, "--config.stages=rl")
+        summary = run(tmp_path / "run", *data, *flags, "--config.stages=rl")
     assert summary["eval/n"] == 8 and 0.0 <= summary["eval/score_after_rl"] <= 1.0
