@@ -16,6 +16,7 @@ from jaxagent.envs.agentflow.environment import AgentFlow
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.memagent.environment import MemAgent
+from jaxagent.envs.openenv.environment import OpenEnv
 from jaxagent.envs.orchestra.environment import ToolOrchestra
 from jaxagent.envs.python.environment import Python as PythonEnv
 from jaxagent.envs.ragen.environment import Ragen
@@ -25,6 +26,7 @@ from jaxagent.envs.tau.environment import TauBench
 from jaxagent.envs.terminal.environment import Terminal
 from jaxagent.envs.toolcalls.environment import ToolCalls
 from jaxagent.envs.verifiers.environment import Verifiers
+from jaxagent.envs.verifiers.tasksets import Taskset
 
 E = TypeVar("E", bound=EnvConfig)
 
@@ -167,21 +169,23 @@ class Seeds(Generated):
 
 @dataclasses.dataclass(frozen=True)
 class Rows(Generated):
-    """The rows of the environment `verifiers`, each a task."""
+    """The rows of the environments `verifiers` and `verifiers_v1`, each a task."""
 
     num_heldout: PositiveInt = 100  # of the training rows, the last ones, where the environment has no held-out rows
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """The rows are the environment's own."""
-        verifiers = _of(env, Verifiers, self)
-        return dict(num_heldout=self.num_heldout, make=verifiers.make, arguments=verifiers.arguments)
+        return dict(num_heldout=self.num_heldout, **self._environment(env).made_of)
 
     def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
         """Writes which row a task is, and what it is asked, for reports."""
         from jaxagent.data_pipelines.write import write_tasks
 
-        splits = _of(env, Verifiers, self).tasks(self.num_heldout)
+        splits = self._environment(env).tasks(self.num_heldout)
         write_tasks(folder, splits, need_answers=False)
+
+    def _environment(self, env: EnvConfig) -> Verifiers | Taskset:
+        return env if isinstance(env, Taskset) else _of(env, Verifiers, self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +207,24 @@ class Puzzles(Generated):
 
         splits = _of(env, ReasoningGym, self).tasks(seed, self.num_train, self.num_heldout)
         write_tasks(folder, splits, need_answers=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerTasks(Generated):
+    """The tasks that a server of the environment `openenv` lists itself, by its splits."""
+
+    num_heldout: PositiveInt = 100  # of the training tasks, the last ones, where the server has no other split
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """The list is the server's own."""
+        openenv = _of(env, OpenEnv, self)
+        return dict(num_heldout=self.num_heldout, server=openenv.server, variables=list(openenv.variables))
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes which split and index a task is."""
+        from jaxagent.data_pipelines.write import write_tasks
+
+        write_tasks(folder, _of(env, OpenEnv, self).tasks(self.num_heldout), need_answers=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -416,6 +438,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "seeds": Seeds,
     "verifiers": Rows,
     "reasoning_gym": Puzzles,
+    "openenv": ServerTasks,
     "fixes": Fixes,
     "arithmetic_plans": ArithmeticPlans,
     "long_geography": LongGeography,

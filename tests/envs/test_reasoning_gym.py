@@ -113,8 +113,8 @@ def test_every_data_set_of_the_package_is_made_and_scores_its_own_answers(reason
     code = (
         "import json, sys\nfrom jaxagent.envs.reasoning_gym.environment import ReasoningGym\n"
         "sys.path[:] = json.loads(sys.argv[1])\n"
-        "items = {name: ReasoningGym(make=name).item(3, 3, 2) for name in json.loads(sys.argv[2])}\n"
-        "print(chr(10) + json.dumps({name: item['question'] for name, item in items.items()}))\n"
+        "names = json.loads(sys.argv[2])\n"
+        "print(chr(10) + json.dumps({n: ReasoningGym(make=n).item(3, 3, 2)['question'] for n in names}))\n"
     )
     env = {**os.environ, "PYTHONHASHSEED": "5", "PYTHONPATH": os.pathsep.join(sys.path)}
     arguments = [json.dumps(sys.path), json.dumps(names)]

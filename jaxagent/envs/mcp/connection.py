@@ -33,16 +33,18 @@ class Connection:
 
     Args:
       server: a command, as a shell would split it, or an http(s) URL.
+      pipes: how to reach one that is neither; `server` is its name then.
 
     Attributes:
       server: as given.
       tools: what it offers, once it is open.
     """
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, pipes: Pipes | None = None) -> None:
         self.server = server
         self.tools: Sequence[Tool] = ()
-        self._pipes = None if server.startswith(("http://", "https://")) else Pipes(shlex.split(server))
+        url = server.startswith(("http://", "https://"))
+        self._pipes = pipes or (None if url else Pipes(shlex.split(server)))
         self._client: mcp.Client | None = None
         self._ready, self._closing = asyncio.Event(), asyncio.Event()
         self._owner: asyncio.Task[None] | None = None

@@ -36,10 +36,8 @@ from jaxagent.envs import tags
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.rewards.answer import ExactMatch
 from jaxagent.rewards.view import Reward, ToolCall, View
-from jaxagent.tools.calls import Call, Tool
-from jaxagent.tools.hermes import CLOSE, OPEN
-from jaxagent.tools.prompt import tool_form, tools_text
-from jaxagent.tools.reading import read_answer
+from jaxagent.tools.calls import Call, Tool, tool_form, tools_text
+from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
 from jaxagent.types import StopReason, Task, TokenKind
 
 if TYPE_CHECKING:

@@ -25,11 +25,9 @@ from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.verifiers import rows
 from jaxagent.envs.verifiers.dialogue import open_dialogue
-from jaxagent.tools.hermes import CLOSE, OPEN
-from jaxagent.tools.reading import read_answer
+from jaxagent.envs.verifiers.rows import SOLVED
+from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
 from jaxagent.types import StopReason, Task, TokenKind
-
-SOLVED = "solved"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +48,11 @@ class Verifiers(Environment):
         if not self.make:
             raise ConfigError("config.env.make is empty: name a function, such as my_package:load_environment.")
 
+    @property
+    def made_of(self) -> Mapping[str, Any]:
+        """What the rows depend on."""
+        return dict(make=self.make, arguments=self.arguments)
+
     def tasks(self, num_heldout: int) -> dict[str, list[dict[str, Any]]]:
         """The environment's rows as tasks, training and held-out.
 
@@ -60,25 +63,15 @@ class Verifiers(Environment):
           ConfigError: the environment cannot be made, or has too few rows.
         """
         environment = rows.load(self.make, self.arguments)
-        train_rows, heldout_rows = (rows.rows_of(environment, split) for split in ("train", "heldout"))
-        train, heldout = (
-            [_task_row(environment, split, i, row) for i, row in enumerate(of)]
-            for split, of in (("train", train_rows), ("heldout", heldout_rows))
-        )
-        train_prompts = [rows.prompt_key(environment, row) for row in train_rows]
-        heldout_prompts = [rows.prompt_key(environment, row) for row in heldout_rows]
-        if sorted(heldout_prompts) == sorted(train_prompts):
-            heldout = []  # the package hands out the training rows where it has no others
-        elif shared := sum(prompt in set(train_prompts) for prompt in heldout_prompts):
-            raise ConfigError(
-                f"config.env.make='{self.make}': {shared} of its {len(heldout_prompts)} held-out rows are training "
-                "rows, so its score would be that of training."
-            )
-        if not heldout:
-            train, heldout = train[: len(train) - num_heldout], train[len(train) - num_heldout :]
-        if not train:
-            raise ConfigError(f"config.env.make='{self.make}' has too few rows: {len(heldout)}, all of them held out.")
-        return {"train": train, "heldout": heldout}
+        of = {split: rows.rows_of(environment, split) for split in ("train", "heldout")}
+        keys = {split: [rows.prompt_key(environment, row) for row in of[split]] for split in of}
+        if sorted(keys["heldout"]) == sorted(keys["train"]):
+            keys["heldout"] = []  # the package hands out the training rows where it has no others
+        places = rows.split_rows(keys["train"], keys["heldout"], num_heldout, f"config.env.make='{self.make}'")
+        return {
+            name: [_task_row(environment, split, number, of[split][number]) for split, number in chosen]
+            for name, chosen in places.items()
+        }
 
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], VerifiersAttempt]]:
@@ -208,14 +201,12 @@ def _task_row(environment: Any, split: str, number: int, row: Mapping[str, Any])
 
 
 def row_of(environment: Any, task: Task) -> Mapping[str, Any]:
-    """The row that a task stands for. Raises ValueError: the task names none; such tasks come from
+    """The row that a task stands for. Raises ConfigError: the task names none; such tasks come from
     --config.data.source=verifiers."""
-    split, number = task.metadata.get("split"), task.metadata.get("row")
-    if split not in ("train", "heldout") or type(number) is not int:
-        raise ValueError(f"task {task.id!r} names no row of the environment: take --config.data.source=verifiers")
+    split, number = rows.place_of(task)
     dataset = rows.rows_of(environment, split)
     if not 0 <= number < len(dataset):
-        raise ValueError(f"task {task.id!r} names row {number} of {len(dataset)} rows")
+        raise ConfigError(f"task {task.id!r} names row {number} of {len(dataset)} rows.")
     return dataset[number]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,9 +21,12 @@ from jaxagent.config import ConfigError
 from jaxagent.config.choice import object_at
 from jaxagent.config.errors import failure_line
 from jaxagent.envs.base import Message
-from jaxagent.tools.calls import Tool
-from jaxagent.tools.prompt import tools_text
+from jaxagent.tools.calls import Tool, tools_text
+from jaxagent.types import Task
 
+logger = logging.getLogger(__name__)
+
+SOLVED = "solved"  # the score in reports
 OF_A_GROUP = {"prompts", "completions", "answers", "states", "tasks", "infos"}  # parameters of such a function
 
 
@@ -88,6 +92,55 @@ def tools_of(get: Callable[[str], Any]) -> list[Tool]:
 def prompt_key(environment: Any, row: Mapping[str, Any]) -> str:
     """A row's prompt, to be compared with others'."""
     return json.dumps([(m.get("role"), text_of(m)) for m in prompt_of(environment, row)])
+
+
+def split_rows(
+    train: Sequence[str], heldout: Sequence[str], num_heldout: int, name: str
+) -> dict[str, list[tuple[str, int]]]:
+    """Which rows are trained on and which are held out, each as (split of the environment, number).
+
+    Args:
+      train: a key of each training row; rows of the same key are one and the same to the policy.
+      heldout: likewise of the environment's held-out rows; without any the last training rows are held out, and
+        training rows that are like one of these are left out.
+      num_heldout: how many.
+      name: of the environment, for messages.
+
+    Raises:
+      ConfigError: a held-out row is a training row, or no training rows are left.
+    """
+    if shared := sum(key in set(train) for key in heldout):
+        raise ConfigError(
+            f"{name}: {shared} of its {len(heldout)} held-out rows are training rows, so its score would be that of "
+            "training."
+        )
+    if heldout:
+        return {
+            "train": [("train", i) for i in range(len(train))],
+            "heldout": [("heldout", i) for i in range(len(heldout))],
+        }
+    first = max(0, len(train) - num_heldout)
+    held = set(train[first:])
+    rest = [i for i in range(first) if train[i] not in held]
+    logger.warning(
+        "%s has no held-out rows of its own: the last %d of %d are held out.", name, len(train) - first, len(train)
+    )
+    if first and not rest:
+        logger.warning("%s has no training row that is unlike a held-out one: its score is that of training.", name)
+        rest = list(range(first))
+    elif len(rest) < first:
+        logger.warning("%s: %d training rows are like held-out ones and are left out.", name, first - len(rest))
+    if not rest:
+        raise ConfigError(f"{name} has too few rows: {len(train)}, all of them held out.")
+    return {"train": [("train", i) for i in rest], "heldout": [("train", i) for i in range(first, len(train))]}
+
+
+def place_of(task: Task) -> tuple[str, int]:
+    """(split, number) of the row that a task stands for. Raises ConfigError: it names none."""
+    split, number = task.metadata.get("split"), task.metadata.get("row")
+    if split not in ("train", "heldout") or type(number) is not int:
+        raise ConfigError(f"task {task.id!r} names no row of the environment: take --config.data.source=verifiers.")
+    return split, number
 
 
 def score_objects(environment: Any, rubric: Any, state: Any, row: Mapping[str, Any]) -> dict[str, Any]:
