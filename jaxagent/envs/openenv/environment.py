@@ -98,6 +98,10 @@ class OpenEnv(Environment):
         url = self.server.rstrip("/") if self._is_url else ""
         return Servers(url, program, self.processes, self.start_timeout_s, self.step_timeout_s), told
 
+    def observation(self, action: str, text: str) -> Observation:
+        """Of demonstrations, whose prompt is the whole first message."""
+        return Observation(((text, TokenKind.OBSERVATION),), "user")
+
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], OpenEnvAttempt]]:
         """Starts a server, looks at what its actions are, and at the tasks."""
@@ -125,9 +129,12 @@ class OpenEnv(Environment):
             opening.run(servers.close(), CLOSE_S)
 
     async def _look(self, servers: Servers) -> Protocol:
-        schema = (await servers.get("/schema")).get("action") or {}
+        schemas = await servers.get("/schema")
+        schema = schemas.get("action") if isinstance(schemas, dict) else None
         where = f"config.env.server='{self.server}'"
-        if not isinstance(schema, dict) or not actions.is_tool_call(schema):
+        if not isinstance(schema, dict):
+            raise ConfigError(f"{where}: its /schema says nothing of actions.")
+        if not actions.is_tool_call(schema):
             return Protocol(actions.form_of(schema, where))
         session, place, result = await servers.begin("step", LIST_TOOLS)
         await servers.end(session, place)
