@@ -309,6 +309,9 @@ class OpenEnvAttempt:
         except (TimeoutError, asyncio.CancelledError):
             self._suspect = True
             raise
+        except ConnectionError as failure:
+            process = None if self._session is None else self._session[1].process
+            raise ConnectionError(f"{failure}{process.last_words if process is not None else ''}") from failure
 
     def _policys(self, error: ServerError) -> str:
         """What the server says of an action that is none; "" where it is the server's own mistake."""

@@ -63,7 +63,7 @@ class Servers:
 
     async def begin(self, kind: str, data: Mapping[str, Any]) -> tuple[Session, Place, Result]:
         """A new session, where it is, and the answer to its first message. Raises as `Session.play`."""
-        pauses = iter(PAUSES_S)
+        pauses, again = iter(PAUSES_S), True
         while True:
             place = await self._take()
             session = None
@@ -74,6 +74,10 @@ class Servers:
                 if session is not None:
                     await session.close()
                 self._leave(place)
+                if again and session is None and place.process is not None and isinstance(failure, ConnectionError):
+                    again = False  # it has died, and its keeper has not yet: once, another is started
+                    await place.process.close()
+                    continue
                 if not isinstance(failure, ServerError) or failure.code != FULL:
                     raise
                 most = failure.data.get("max_sessions")
