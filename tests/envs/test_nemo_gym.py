@@ -154,7 +154,7 @@ def _gone(request):
         ({"verify": lambda r: web.Response(text='{"reward": 1' + "0" * 400 + "}")}, "ValueError: .* gave no finite"),
         ({"verify": lambda r: web.json_response(MASKED)},
          "RuntimeError: .* measures nothing: the judge is ill"),
-        ({"verify": lambda r: web.Response(status=302, headers={"Location": "/x"})}, "RuntimeError: .*/verify answered 302"),
+        ({"verify": lambda r: web.Response(status=302, headers={"Location": "/x"})}, "RuntimeError: .*answered 302"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip
@@ -225,7 +225,7 @@ async def _opened_on(paths, tasks):
     app = web.Application()
 
     async def described(request):
-        return web.json_response({"paths": dict.fromkeys(paths, {})})
+        return web.json_response({"paths": {path: {} for path in paths}})
 
     app.router.add_get("/openapi.json", described)
     async with web_server(app) as url:

@@ -154,24 +154,24 @@ class OpenEnv(Environment):
           ConfigError: the server does not start, or has no list.
         """
 
-        async def listed() -> dict[str, list[Any]]:
+        async def listed() -> tuple[str, dict[str, list[Any]]]:
             servers, _ = self._servers()
             try:
                 (name, *_) = await servers.get("/list_environments")
                 splits = [one["name"] for one in await servers.get(f"/{name}/splits")]
                 bodies = {split: await servers.get(f"/{name}/tasks", {"split": split}) for split in splits}
-                return {split: body["tasks"] for split, body in bodies.items()}
+                return name, {split: body["tasks"] for split, body in bodies.items()}
             finally:
                 await servers.close()
 
         try:
-            splits = asyncio.run(listed())
+            name, splits = asyncio.run(listed())
         except HttpStatus as error:
             why = "it lists no tasks: take data.source=seeds, or rows of yours" if error.status == 501 else str(error)
             raise ConfigError(f"config.env.server='{self.server}': {why}.") from None
         except (HttpError, OSError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(f"config.env.server='{self.server}': {failure_line(error)}.") from None
-        rows = {split: [_row(split, i, spec) for i, spec in enumerate(specs)] for split, specs in splits.items()}
+        rows = {split: [_row(name, split, i, spec) for i, spec in enumerate(specs)] for split, specs in splits.items()}
         train = rows.pop(TRAINING, [])
         heldout = list(itertools.chain(*rows.values()))
         if not heldout:
@@ -349,7 +349,7 @@ def check_reset(task: Task) -> None:
     reset_of(task)
 
 
-def _row(split: str, index: int, spec: Any) -> dict[str, Any]:
+def _row(name: str, split: str, index: int, spec: Any) -> dict[str, Any]:
     """A task of the server's list; its reset finds it again."""
     named = spec if isinstance(spec, dict) else {"prompt": str(spec)}
     text = next((named[key] for key in ("prompt", "question", "description", "instruction") if named.get(key)), "")
@@ -357,6 +357,6 @@ def _row(split: str, index: int, spec: Any) -> dict[str, Any]:
         "id": f"{split}-{index}",
         "prompt": text if isinstance(text, str) and text.strip() else "Begin.",
         "answers": [],
-        "kind": "",
+        "kind": name,
         "metadata": {"reset": {"split": split, "index": index}, "task": json.dumps(spec, sort_keys=True)},
     }
