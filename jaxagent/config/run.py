@@ -36,6 +36,7 @@ from jaxagent.config.stages import (
 
 # What `Config.stages` can name; loop.py says how each is done.
 Stage = Literal["warm_start", "sample", "sft", "rft", "dpo", "outcome_model", "opd", "rl"]
+Tracker = Literal["wandb", "mlflow", "trackio", "tensorboard", "none"]
 STAGE_SECTIONS = ("warm_start", "sample", "sft", "rft", "dpo", "outcome_model", "opd")  # "rl" is a section of every run
 ADVANTAGES = Choice("jaxagent.algorithms.estimators:ADVANTAGES")
 OBJECTIVES = Choice("jaxagent.algorithms.objectives:OBJECTIVES")
@@ -345,6 +346,7 @@ class Config:
     checkpoint: CheckpointConfig
     resume: ResumeConfig | None = None
     episodes: EpisodesConfig | None = None  # None: all are kept, and stages learn from none of RL's
+    track: tuple[Tracker, ...] | None = None  # who is told of the run beside metrics.jsonl; None: tensorboard
 
     moved: ClassVar = {"log_episodes": "episodes.learn"}
 
@@ -352,6 +354,12 @@ class Config:
     def kept_episodes(self) -> EpisodesConfig:
         """The section `episodes`, by default where there is none."""
         return self.episodes or EpisodesConfig()
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The names in `track`, each once; TensorBoard's where it is left open."""
+        chosen = ("tensorboard",) if self.track is None else self.track
+        return tuple(name for name in dict.fromkeys(chosen) if name != "none")
 
     @property
     def takes_other_rounding(self) -> bool:

@@ -22,7 +22,7 @@ from jaxagent.io import files
 from jaxagent.learner import checkpoint, peers
 from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
-from jaxagent.observe import health, jsonl, report
+from jaxagent.observe import alarms, health, jsonl, model_card, report
 from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.files import (
     CHECKPOINTS_FOLDER,
@@ -235,7 +235,7 @@ class Workdir:
             self._stage = ""
 
     def record(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One line of metrics.jsonl, TensorBoard and the progress display; what is wrong in it, once per name."""
+        """One line of metrics.jsonl, for trackers and the progress display; what is wrong in it, once per name."""
         self.logs.metrics(stage, step, metrics)
         self.progress.update(step, metrics)
         for name, line in health.complaints(metrics).items():
@@ -366,7 +366,13 @@ class Workdir:
         }
         if not peers.is_first():
             return summary
-        files.replace_json(self.path / SUMMARY_FILE, jsonl.plain(summary))
+        watch = alarms.Watch(to_dict(self.cfg), jsonl.read(self.path / METRICS_FILE))
+        summary["alarms"] = [alarm.entry() for alarm in watch.alarms]
+        self._write_summary(summary)
+        self.logs.end_tracking()
+        if self.logs.dropped_trackers:
+            self._write_summary(summary)
+        model_card.write(self.path)
         if not self._opened:
             self.progress.note(f"the run in '{self.path}' has ended already, and nothing is done. {how}")
         if unexpected := self.compiles.names_after_warm_up:
@@ -374,6 +380,11 @@ class Workdir:
         page = self.write_report()
         self.progress.note(f"summary: {self.path / SUMMARY_FILE}" + (f"   report: {page}" if page else ""))
         return summary
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        if dropped := self.logs.dropped_trackers:
+            summary["dropped_trackers"] = dropped
+        files.replace_json(self.path / SUMMARY_FILE, jsonl.plain(summary))
 
     def write_report(self) -> Path | None:
         """Writes report.html of what the run has logged so far. None: it was not written, which ends no training."""

@@ -78,6 +78,7 @@ class TaskImage:
     context: Path = Path()  # folder that COPY and %files take from
     timeout_s: float = 600.0
     directory: str = "/"  # where programs of a definition start
+    user: str = ""  # whose programs run, by name or number; "" = as the image says
 
 
 class Images:
@@ -146,6 +147,8 @@ class Images:
 
     async def _build_once(self, image: TaskImage) -> Built:
         if isinstance(self._backend, ContainerEngine):
+            if image.user:
+                raise BuildError(image.id, 0, "", f"runs as user {image.user}, which {self._backend.name} is not told")
             if image.dockerfile is not None:
                 return await build(
                     self._backend, image.dockerfile, image.context, image.id, image.timeout_s, network=self._network
@@ -158,10 +161,12 @@ class Images:
             raise BuildError(image.id, 0, "", f"cannot be built: sandboxes of {self._backend.name} take no layers")
         steps = Steps(self._build_backend, self._store, self._table, image.id, image.timeout_s, self._progress)
         if image.dockerfile is not None:
-            return await build_dockerfile(steps, image.dockerfile, image.context)
-        if image.definition is not None:
-            return await build_definition(steps, image.definition, image.context, image.directory)
-        return await steps.begin(image.name)
+            built = await build_dockerfile(steps, image.dockerfile, image.context)
+        elif image.definition is not None:
+            built = await build_definition(steps, image.definition, image.context, image.directory)
+        else:
+            built = await steps.begin(image.name)
+        return await steps.user(built, f"the task's user {image.user}", image.user) if image.user else built
 
     async def close(self) -> None:
         """Ends builds that still go on."""
