@@ -20,10 +20,10 @@ from jaxagent import contract
 from jaxagent.config import Config, ConfigError, SamplingConfig, check_folder
 from jaxagent.config.choice import own_class
 from jaxagent.config.errors import failure_line
-from jaxagent.data import proofs, sources, texts
+from jaxagent.data import proofs, sources
 from jaxagent.data.dataset import Generated
 from jaxagent.data.sources import TaskSource, balanced_sample
-from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.data.tokenizer import Tokenizer, texts_of_dataset
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
@@ -385,7 +385,7 @@ def _tokenizer(
     folder = tokenizer_folder(cfg)
     if not (cfg.tokenizer.path or cfg.model.path or (folder / "tokenizer.json").is_file()):
         note(f"training a tokenizer of {cfg.tokenizer.vocab_size} tokens")
-        corpus = texts.of_dataset(
+        corpus = texts_of_dataset(
             dataset,
             train,
             lambda prompt: (message.content for message in environment.messages(prompt)),
