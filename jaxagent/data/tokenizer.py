@@ -304,9 +304,9 @@ MOST_ROWS = 50_000  # of tasks and of passages, the first ones: more change a vo
 def texts_of_dataset(
     dataset: Path, tasks: Iterable[Task], prompt: Callable[[str], Iterable[str]], corpus: Path | None
 ) -> Iterator[str]:
-    """Yields what to train a tokenizer on, in an order of the data alone. Raises ConfigError for a malformed row, and names it.
+    """Yields what to train a tokenizer on, in an order of the data alone.
 
-    Of a dataset with a `texts.jsonl` only that is read. `prompt`: a task's prompt -> the texts that the policy is shown
+    Raises ConfigError for a malformed row, and names it. Of a dataset with a `texts.jsonl` only that is read. `prompt`: a task's prompt -> the texts that the policy is shown
     for it; `corpus`: jsonl of passages.
     """
     if (own := dataset / TEXTS).is_file():
