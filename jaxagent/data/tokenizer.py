@@ -306,8 +306,8 @@ def texts_of_dataset(
 ) -> Iterator[str]:
     """Yields what to train a tokenizer on, in an order of the data alone.
 
-    Raises ConfigError for a malformed row, and names it. Of a dataset with a `texts.jsonl` only that is read. `prompt`: a task's prompt -> the texts that the policy is shown
-    for it; `corpus`: jsonl of passages.
+    Of a dataset with a `texts.jsonl` only that is read. `prompt`: a task's prompt -> the texts that the policy is shown
+    for it; `corpus`: jsonl of passages. Raises ConfigError for a malformed row, and names it.
     """
     if (own := dataset / TEXTS).is_file():
         yield from _column(own, "text")
