@@ -146,7 +146,7 @@ def test_a_run_that_is_killed_goes_on_as_the_same_one_there(fake, workdir):
     assert first[2:] == [*(["record", {"rl/x": 1 / step}, step] for step in range(1, 5)), ["finish"]]
     assert again[2:4] == [["record", {"rl/x": 9.0}, 4], ["record", {"rl/x": 0.2}, 5]]
     assert again[4:] == [["record", {"summary/reward": 0.5, "summary/inner.x": 2}, None], ["finish"]]
-    assert again[1][2]["seed"] == 3
+    assert again[1][2] == json.loads((workdir / CONFIG_FILE).read_text())  # and nothing else
 
 
 def test_alarms_and_a_few_episodes_are_told_once(fake, workdir):
