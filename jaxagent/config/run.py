@@ -11,13 +11,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from jaxagent.config.choice import Choice
-from jaxagent.config.data import DataConfig, Seed
-from jaxagent.config.engine import EngineConfig
-from jaxagent.config.env import EnvConfig, RoleConfig
+from jaxagent.config.env import DataConfig, EnvConfig, RoleConfig, Seed
 from jaxagent.config.errors import Removed
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.config.learner import BatchConfig, OptimizerConfig
-from jaxagent.config.model import MeshConfig, ModelConfig, TokenizerConfig
+from jaxagent.config.model import BatchConfig, EngineConfig, MeshConfig, ModelConfig, OptimizerConfig, TokenizerConfig
 from jaxagent.config.ranges import (
     FiniteFloat,
     NonNegativeFloat,
