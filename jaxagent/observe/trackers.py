@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PROJECT = "jaxagent"  # where the package's own variable names no other
-COLUMNS = ["step", "task", "attempt", "prompt", "answer", "reward", "stop"]  # of an episode in a table
+COLUMNS: list[Any] = ["step", "task", "attempt", "prompt", "answer", "reward", "stop"]  # of an episode in a table
 CONNECT_S = 20.0  # for wandb's first word with its server, before it goes on offline
 
 
@@ -20,8 +20,8 @@ class Tracker(NamedTuple):
     id: str  # what the tracker knows it by
     note: str  # where to look
     record: Callable[[str, int, Mapping[str, float], int], None]  # stage, step, numbers, calls before, of all starts
-    episodes: Callable[[str, int, Sequence[Sequence[Any]], int], None]  # log, step, rows of a table, calls before
-    alarm: Callable[[str, str, int], None]  # title, text, step
+    episodes: Callable[[str, int, Sequence[Sequence[Any]], int], object]  # log, step, rows of a table, calls before
+    alarm: Callable[[str, str, int], object]  # title, text, step
     finish: Callable[[Mapping[str, Any] | None], None]  # the summary; None: the run was interrupted
 
 
@@ -74,8 +74,10 @@ def open_wandb(workdir: Path, folder: Path, known_as: str, fresh: str, config: M
         run.id,
         note,
         record,
-        lambda log_name, step, rows, calls: log({f"episodes/{log_name}": wandb.Table(COLUMNS, list(rows))}, calls),
-        lambda title, text, step: run.alert(title, text, level=wandb.AlertLevel.WARN),
+        lambda log_name, step, rows, calls: log(
+            {f"episodes/{log_name}": wandb.Table(columns=COLUMNS, data=list(rows))}, calls
+        ),
+        lambda title, text, step: run.alert(title, text, level="WARN"),
         finish,
     )
 
