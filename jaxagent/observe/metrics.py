@@ -145,6 +145,7 @@ class TrackerProcess:
         except subprocess.TimeoutExpired:
             with contextlib.suppress(OSError):  # what it has started, too
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(0.5)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.5)
             raise ChildProcessError(f"it was not ready {END_S:g} s after the run's end") from None
         self.record({})
