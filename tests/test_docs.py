@@ -146,7 +146,7 @@ NAMED_ALONE = (
     "data_pipelines.long_geography",
     "data_pipelines.long_qa",
     "data_pipelines.nq_hotpotqa",
-    "data_pipelines.prove",
+    "jaxagent.envs.check",
     "data_pipelines.python_tasks",
     "data_pipelines.smollm2",
     "jaxagent.serve",
@@ -169,7 +169,7 @@ def check_flags(module: str, arguments: Sequence[str], tmp_path: pathlib.Path, m
     if module == "launch.sweep":
         of = parsed.options
         assert grid.runs(of.config, of.grid, of.seeds, tmp_path, of.share, parsed.rest)
-    elif module in ("jaxagent.evaluate", "jaxagent.evaluate_lengths", "data_pipelines.prove"):
+    elif module in ("jaxagent.evaluate", "jaxagent.evaluate_lengths", "jaxagent.envs.check"):
         given = any(argument.startswith("--config=") for argument in parsed.rest)
         recipe = "memagent" if module == "jaxagent.evaluate_lengths" else "search_r1"
         flags.parse_argv([module, *([] if given else [f"--config=configs/{recipe}.py"]), *parsed.rest])

@@ -48,11 +48,9 @@ class ReasoningGym(Environment):
     tokens = ("<answer>", "</answer>")
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where no data set is named, or the package is not installed."""
+        """Raises ConfigError where no data set is named, or arguments are given that the tasks have."""
         if not self.make:
             raise ConfigError("config.env.make is empty: name a data set of reasoning-gym, such as chain_sum.")
-        if importlib.util.find_spec("reasoning_gym") is None:
-            raise ConfigError("config.env=reasoning_gym needs the package reasoning-gym: pip install reasoning-gym.")
         for name in ("seed", "size"):
             if name in forms.json_object(self.arguments, "config.env.arguments"):
                 raise ConfigError(f"config.env.arguments holds {name}, which the tasks have: config.data.source.")
@@ -178,6 +176,8 @@ def place_of(task: Task) -> tuple[int, int, int]:
 
 @functools.lru_cache(maxsize=4)
 def _dataset(make: str, arguments: str, seed: int, size: int) -> Any:
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise ConfigError("config.env=reasoning_gym needs the package reasoning-gym: pip install reasoning-gym.")
     import reasoning_gym
     from reasoning_gym.composite import DatasetSpec
 

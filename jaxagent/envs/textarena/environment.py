@@ -61,11 +61,9 @@ class TextArena(Environment):
     calls = "moves"
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where no game is named, or the package is not installed."""
+        """Raises ConfigError where no game is named."""
         if not self.make:
             raise ConfigError("config.env.make is empty: name a game of TextArena, such as GuessTheNumber-v0.")
-        if importlib.util.find_spec("textarena") is None:
-            raise ConfigError("config.env=textarena needs the package textarena: pip install textarena.")
         forms.json_object(self.arguments, "config.env.arguments")
 
     @property
@@ -76,6 +74,8 @@ class TextArena(Environment):
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[..., TextArenaAttempt]]:
         """Begins one game, to see that it can be made and takes so many players."""
+        if importlib.util.find_spec("textarena") is None:
+            raise ConfigError("config.env=textarena needs the package textarena: pip install textarena.")
         try:
             _Game(self, 0).new_texts(0)
         except ConfigError:
