@@ -32,7 +32,7 @@ class Logs:
 
     def __init__(self, cfg: Config, host: Mapping[str, Any], note: Callable[[str], None]):
         self._workdir, self._note = Path(cfg.workdir), note
-        self._keep = cfg.kept_episodes
+        self._keep, self._trackers = cfg.kept_episodes, cfg.trackers
         self._metrics_position = host.get("metrics_position", 0)
         self._blocks: dict[str, int] = dict(host.get("episode_blocks", {}))
         self._earlier = {  # logs of earlier versions: from a bundle of this one on nothing is added to them
@@ -49,7 +49,7 @@ class Logs:
         """Opens metrics and the logs of episodes that there are, where this process writes them."""
         if not peers.is_first():
             return
-        self._metrics = MetricsWriter(self._workdir, self._metrics_position)
+        self._metrics = MetricsWriter(self._workdir, self._metrics_position, self._trackers, self._note)
         self._stack.callback(self._metrics.close)
         for record in jsonl.read(self._workdir / METRICS_FILE):
             self._alarms.add(record)
@@ -79,8 +79,20 @@ class Logs:
             "episode_blocks": {name: log.position for name, log in self._episodes.items()},
         }
 
+    @property
+    def dropped_trackers(self) -> dict[str, str]:
+        """Trackers that are told nothing any more, and why."""
+        return dict(self._metrics.dropped) if self._metrics else {}
+
+    def end_tracking(self) -> None:
+        """Gives trackers the time to send what is left of a run that has its summary."""
+        if self._metrics:
+            for log in self._episodes.values():
+                log.wait()
+            self._metrics.end_tracking(finished=True)
+
     def metrics(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One line of metrics.jsonl, and of TensorBoard's events; says which alarms begin or end with it."""
+        """One line of metrics.jsonl, which trackers get, too; says which alarms begin or end with it."""
         if self._metrics:
             self._metrics.write(stage, step, metrics)
             for alarm in self._alarms.add(jsonl.plain({"stage": stage, "step": step, **metrics})):
@@ -93,7 +105,10 @@ class Logs:
         episodes: Iterable[Episode],
         learnt: Mapping[int, Learnt] = types.MappingProxyType({}),
     ) -> None:
-        """Appends episodes to the log `name`, with what was learnt of them in this step."""
+        """Appends whole episodes to a log, with what was learnt of them in this step.
+
+        `name` is the stage's, or "<stage>.eval" for held-out tasks.
+        """
         if peers.is_first() and (self._keep.keep != "none" or always_kept(self._keep, name)):
             log = self._log(name)
             log.append(step, episodes, learnt)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import MODEL_SHAPE, Config, ConfigError, modern, to_dict
-from jaxagent.config.learner import RateConfig, RowsConfig
+from jaxagent.config.model import RateConfig, RowsConfig
 from jaxagent.config.run import STAGE_SECTIONS
 from jaxagent.learner import checkpoint, peers
 from jaxagent.observe import episode_index, jsonl
