@@ -128,8 +128,7 @@ def test_attempts_of_a_group_play_one_game_whatever_is_played_beside_them():
     config = TextArena(make="2048-v0-ultra-easy", max_turns=9)
     moves = ["[up]", "[left]", "[down]", "[right]"] * 2
 
-    async def together(seeds):
-        attempts = [begun(config, seed) for seed in seeds]
+    async def together(attempts):
         shown = [[(await attempt.start())[0].content] for attempt in attempts]
         for move in moves:
             steps = await asyncio.gather(*(attempt.step(move) for attempt in attempts))
@@ -140,12 +139,12 @@ def test_attempts_of_a_group_play_one_game_whatever_is_played_beside_them():
     random.seed(7)
     np.random.seed(7)
     before = random.getstate()
-    one, other, third = asyncio.run(together([1, 2, 1]))
+    one, other, third = asyncio.run(together([begun(config, seed) for seed in (1, 2, 1)]))
     assert (
         random.getstate() == before
         and np.random.get_state()[1].tolist() == np.random.RandomState(7).get_state()[1].tolist()
     )
-    (alone,) = asyncio.run(together([1]))
+    (alone,) = asyncio.run(together([begun(config, 1)]))
     assert one == third == alone and other != one
 
 
