@@ -123,7 +123,7 @@ def test_texts_and_rewards_are_the_packages(textarena, seed, moves, max_turns):
     assert (reason, ended) == (StopReason.ANSWER, 1.0) or (reason, reward) == (StopReason.TURN_LIMIT, 0.0)
 
 
-def test_attempts_of_a_group_play_one_game_whatever_is_played_beside_them():
+def test_attempts_of_a_group_play_one_game_whatever_is_played_beside_them(textarena):
     """2048 draws a tile after each move, from the random numbers that all share."""
     config = TextArena(make="2048-v0-ultra-easy", max_turns=9)
     moves = ["[up]", "[left]", "[down]", "[right]"] * 2
@@ -146,6 +146,8 @@ def test_attempts_of_a_group_play_one_game_whatever_is_played_beside_them():
     )
     (alone,) = asyncio.run(together([begun(config, 1)]))
     assert one == third == alone and other != one
+    theirs, _ = by_the_package(textarena, config.make, 1, moves)
+    assert [text.strip() for text in alone if text] == [without_moves(text) for text in theirs][: len(alone)]
 
 
 @pytest.mark.parametrize("seed", range(4))
