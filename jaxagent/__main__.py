@@ -19,7 +19,7 @@ COMMANDS = {  # name: module, an example of what is behind the name, what it doe
     "sweep": ("jaxagent.launch.sweep", "--config=... --grid=...", "many runs, one after the other"),
     "join": ("jaxagent.join", "--role=ROLE ...", "one process of a run of many"),
     "sandbox": ("jaxagent.sandbox", "", "which sandboxes work on this machine"),
-    "doctor": ("jaxagent.doctor", "", "what this machine has for a run, and what brings the rest"),
+    "doctor": ("jaxagent.launch.doctor", "", "what this machine has for a run, and what brings the rest"),
 }
 _COMPLETION = """\
 _jaxagent() {{

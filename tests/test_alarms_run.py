@@ -95,14 +95,18 @@ def test_a_run_says_what_is_wrong_with_it_and_nothing_else(sin, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_says_no_alarm_again(tmp_path, monkeypatch, capsys):
+def test_a_run_that_goes_on_says_no_alarm_again_and_does_without_its_index(tmp_path, monkeypatch, capsys):
     spoil(monkeypatch, stop_strings=("\x00",))
     flags = ("env.turn_tokens=1", "checkpoint.every=1", "checkpoint.keep=99")
     whole, lines = run(tmp_path / "run", capsys, *flags)
     assert [(alarm["name"], alarm["step"], alarm["last"]) for alarm in whole] == [("truncation", 5, None)]
+    index = tmp_path / "run/episodes/rl.index"
+    lines_of_index = index.read_bytes().splitlines()
     for kept, times in ((8, 0), (3, 1)):  # killed after the alarm began, and before
+        index.unlink() if kept == 8 else index.write_bytes(b"?" + index.read_bytes())
         for bundle in (tmp_path / "run/checkpoints").iterdir():
             if bundle.name.isdigit() and int(bundle.name) > kept:
                 shutil.rmtree(bundle)
         shutil.rmtree(tmp_path / "run/policy")
         assert run(tmp_path / "run", capsys, *flags) == (whole, lines * times)
+        assert index.read_bytes().splitlines()[:kept] == lines_of_index[:kept], "made anew from the blocks"

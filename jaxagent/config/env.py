@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
 from jaxagent.config.choice import Choice
-from jaxagent.config.errors import ConfigError
+from jaxagent.config.errors import ConfigError, Removed
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seconds, between
 
 
@@ -112,6 +112,7 @@ class SourceConfig:
 SOURCES = Choice("jaxagent.data_pipelines.sources:SOURCES", otherwise="files:path")
 
 
+Unchecked = Literal["warn", "refuse", "ignore"]
 Layout = Literal["auto", "ours", "verl", "toolrl", "flashrag", "long_text", "software", "tau_bench", "tau2"]
 
 
@@ -138,7 +139,10 @@ class DataConfig:
     num_eval: PositiveInt  # held-out tasks, spread evenly over families of kinds ("one_hop", "two_hop") and over kinds
     layout: Layout = "auto"  # of the rows, see data/rows.py; "auto" = by their columns
     columns: Columns | None = None  # rows are read as our own, with these names of columns
-    only_proven: bool = False  # refuse tasks that `python -m data_pipelines.prove` has not proven
+    # Tasks that `python -m jaxagent.envs.check` has not proven. None: those in files are counted, in one line
+    unchecked: Unchecked | None = None
+
+    removed: ClassVar = {"only_proven": Removed("it is data.unchecked=refuse", False, true=("unchecked", "refuse"))}
 
     def __post_init__(self) -> None:
         """Raises ConfigError for columns of another layout than ours."""

@@ -28,6 +28,7 @@ from jaxagent.observe.earlier_episodes import episodes_folder
 from jaxagent.observe.episode_store import INDEX, StoredEpisodes
 from jaxagent.observe.files import (
     CONFIG_FILE,
+    EPISODES_FOLDER,
     METRICS_FILE,
     RECORD_FOLDER,
     REPORT_FILE,
@@ -47,7 +48,10 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
     workdir = pathlib.Path(workdir)
     table = shown_episodes.token_table(workdir, _load(workdir / CONFIG_FILE))
     with tempfile.TemporaryDirectory() as spare:
-        folder = episodes_folder(workdir, pathlib.Path(spare))
+        # A run that goes on does not wait for logs of earlier versions to be read.
+        own = workdir / EPISODES_FOLDER
+        is_quick = results is not None and any(own.glob(f"*{INDEX}"))
+        folder = own if is_quick else episodes_folder(workdir, pathlib.Path(spare))
         data = {
             "run": workdir.resolve().name,
             "facts": facts(workdir, folder, results),

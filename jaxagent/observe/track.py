@@ -39,6 +39,7 @@ SILENT_S = 300  # for one thing that a tracker is told: longer than MLflow tries
 LAST_S = 10  # for all that is left when the run was killed
 POLL_S = 1.0
 TABLE_EPISODES, TABLE_CHARS = 8, 2000  # of a step in a table, at most; of a prompt or an answer
+TABLES = 32  # of a log, before they become half as frequent, and again after as many more
 EVERY = 10  # steps between two tables of training episodes, where the config evaluates only at the end
 DONE = b"done\n"  # what the run says at its end
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
@@ -51,7 +52,7 @@ class Sender:
         """Opens the run there. Raises whatever the package does."""
         self._workdir, self._folder = workdir, workdir / TRACKING_FOLDER
         self._file = self._folder / f"{name}.json"
-        self._state = {"id": "", "sent": 0, "alarms": 0, "records": [], "blocks": {}, **state(self._file)}
+        self._state = {"id": "", "sent": 0, "alarms": 0, "records": [], "blocks": {}, "tables": {}, **state(self._file)}
         self._state |= {"process": os.getpid(), "failure": "", "note": ""}
         self._config = json.loads((workdir / CONFIG_FILE).read_text(encoding="utf-8"))
         run = TrackedRun(workdir, self._state["id"], uuid.uuid4().hex[:8], self._config, os.getppid())
@@ -78,7 +79,7 @@ class Sender:
             checksum, known, record = zlib.crc32(line), self._state["records"], json.loads(line)
             news, stage, step = self._watch.add(record), record.pop("stage"), record.pop("step")
             if known[self._records : self._records + 1] != [checksum]:
-                numbers = {name: float(value) for name, value in record.items() if value is not None}
+                numbers = {name: value for name, value in record.items() if isinstance(value, (int, float))}
                 self._tracker.record(stage, step, numbers, self._state["sent"])
                 known[self._records : self._records + 1] = [checksum]
                 self._state["sent"] += 1
@@ -99,14 +100,18 @@ class Sender:
     def _send_episodes(self, log: str) -> None:
         stored = self._logs.setdefault(log, StoredEpisodes(self._workdir / EPISODES_FOLDER, log))
         stored.refresh()
-        every, known = self._config.get("eval", {}).get("every") or EVERY, self._state["blocks"].get(log, 0)
+        known, tables = self._state["blocks"].get(log, 0), self._state["tables"]
+        held_out = log.endswith(".eval")
+        often = 1 if held_out else self._config.get("eval", {}).get("every") or EVERY
         for number, block in enumerate(stored.blocks[known:], known):
             signal.alarm(SILENT_S)
             first = number == 0 or stored.blocks[number - 1]["step"] != block["step"]
-            due = log.endswith(".eval") or block["step"] == 0 or (block["step"] + 1) % every == 0
+            steps = block["step"] + (not held_out)  # that are done
+            due = number == 0 or steps % (often << tables.get(log, 0) // TABLES) == 0
             if first and due and (rows := _rows(stored, block)):
                 self._tracker.episodes(log, block["step"], rows, self._state["sent"])
                 self._state["sent"] += 1
+                tables[log] = tables.get(log, 0) + 1
             self._state["blocks"][log] = number + 1
 
     def _save(self) -> None:

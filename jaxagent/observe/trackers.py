@@ -163,8 +163,7 @@ class MLflow:
         """None: the run has been interrupted."""
         if summary is not None:
             self._client.log_dict(self.id, dict(summary), "summary.json")
-            for name, value in flat(summary).items():
-                self._client.log_metric(self.id, _mlflow_name(f"summary/{name}"), value)
+            self.record("summary", 0, flat(summary), 0)
         self._client.set_terminated(self.id, "FINISHED" if summary is not None else "KILLED")
 
 

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import Config, to_dict
+from jaxagent.config import Config, EpisodesConfig, to_dict
+from jaxagent.data.episode_log import EVALUATION
+from jaxagent.io import files
 from jaxagent.learner import peers
-from jaxagent.observe import jsonl
+from jaxagent.observe import episode_index, jsonl
 from jaxagent.observe.alarms import Watch
-from jaxagent.observe.episode_store import EpisodeStore, Learnt
+from jaxagent.observe.episode_store import INDEX, EpisodeStore, Learnt
 from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER, METRICS_FILE
 from jaxagent.observe.metrics import MetricsWriter
 from jaxagent.types import Episode
@@ -54,7 +56,13 @@ class Logs:
         for name, position in self._earlier.items():
             if position is not None and (self._workdir / name).exists():
                 jsonl.JsonlLog(self._workdir / name, position).close()
-        for path in sorted((self._workdir / EPISODES_FOLDER).glob("*.index")):
+        folder = self._workdir / EPISODES_FOLDER
+        for name, position in list(self._blocks.items()):
+            new = episode_index.mended(folder, name, position, always_kept(self._keep, name))
+            if new is not None:
+                files.replace(folder / f"{name}{INDEX}", new)
+                self._blocks[name] = position if new else 0
+        for path in sorted(folder.glob(f"*{INDEX}")):
             self._log(path.stem)
 
     def close(self) -> None:
@@ -101,7 +109,7 @@ class Logs:
 
         `name` is the stage's, or "<stage>.eval" for held-out tasks.
         """
-        if peers.is_first() and (self._keep.keep != "none" or self._always(name)):
+        if peers.is_first() and (self._keep.keep != "none" or always_kept(self._keep, name)):
             log = self._log(name)
             log.append(step, episodes, learnt)
             if log.dropped and name not in self._told:
@@ -111,17 +119,18 @@ class Logs:
                     f"'{self._keep.keep}'. Said once; the index has a row for each."
                 )
 
-    def _always(self, name: str) -> bool:
-        """Whether later stages learn from the log."""
-        return name == "sample" or (self._keep.learn and not name.endswith(".eval"))
-
     def _log(self, name: str) -> EpisodeStore:
         if name not in self._episodes:
             folder, position = self._workdir / EPISODES_FOLDER, self._blocks.get(name, 0)
-            log = EpisodeStore(folder, name, position, self._keep, self._always(name))
+            log = EpisodeStore(folder, name, position, self._keep, always_kept(self._keep, name))
             self._episodes[name] = log
             self._stack.callback(log.close)
         return self._episodes[name]
+
+
+def always_kept(keep: EpisodesConfig, name: str) -> bool:
+    """Whether stages learn from the log `name`, so that it is kept whole in any case."""
+    return name == "sample" or (keep.learn and not name.endswith(EVALUATION))
 
 
 def learnt_of(streams: Sequence[Streams], scored: Mapping[int, np.ndarray]) -> dict[int, Learnt]:

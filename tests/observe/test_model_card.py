@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import http.server
 import json
+import threading
 
 import pytest
 
@@ -39,9 +42,9 @@ def begin_with(workdir, folder, card: str = "", **files: str) -> None:
     (workdir / CONFIG_FILE).write_text(json.dumps(config))
 
 
-def written(workdir, name: str = "policy"):
+def written(workdir):
     model_card.write(workdir)
-    return hub.ModelCard.load(workdir / name / "README.md")
+    return hub.ModelCard.load(workdir / "policy/README.md")
 
 
 def test_the_hub_reads_results_and_command(workdir):
@@ -73,17 +76,15 @@ def test_a_folder_with_a_licence_and_no_card_is_other_by_that_file(workdir, tmp_
     assert (data.license, data.license_link, data.base_model) == ("other", "LICENSE.md", None)
 
 
-def test_an_export_that_is_trained_further_keeps_licence_and_name(workdir, tmp_path):
-    first = "---\nlicense: apache-2.0\n---\n"
-    begin_with(workdir, tmp_path / "models--a--b.c/snapshots/1", first)
+def test_an_export_that_is_trained_further_keeps_its_licence(workdir, tmp_path):
+    begin_with(workdir, tmp_path / "Model", "---\nlicense: apache-2.0\n---\n", LICENSE="their terms")
     written(workdir)
     config = json.loads((workdir / CONFIG_FILE).read_text())
     config["model"]["path"] = str(workdir / "policy")
-    second = tmp_path / "second"
-    (second / "policy").mkdir(parents=True)
-    (second / CONFIG_FILE).write_text(json.dumps(config))
-    data = written(second).data
-    assert (data.license, data.base_model) == ("apache-2.0", "a/b.c")
+    (tmp_path / "second/policy").mkdir(parents=True)
+    (tmp_path / "second" / CONFIG_FILE).write_text(json.dumps(config))
+    assert written(tmp_path / "second").data.license == "apache-2.0"
+    assert (tmp_path / "second/policy/LICENSE").read_text() == "their terms"
 
 
 def test_verdicts_of_replays_are_told(workdir):
@@ -93,13 +94,6 @@ def test_verdicts_of_replays_are_told(workdir):
     content = {"verdict": "incomplete", "why": ["no bundle"], "run": run, "digests": digests}
     (workdir / "replay/verify-5-a.json").write_text(json.dumps(content))
     assert "70 recorded steps: **incomplete** (no bundle); seal of the record `5ea1`" in written(workdir).text
-
-
-def test_an_adapter_is_one_for_peft(workdir):
-    (workdir / "adapter").mkdir()
-    assert (
-        written(workdir, "adapter").data.library_name == "peft" and "AutoPeftModel" in written(workdir, "adapter").text
-    )
 
 
 def test_a_card_of_somebody_s_own_stays_and_an_export_of_fewer_steps_gets_none(workdir):
@@ -120,3 +114,52 @@ def test_no_name_breaks_the_card(workdir, text):
     (workdir / CONFIG_FILE).write_text(json.dumps(config))
     card = written(workdir)
     assert card.data.tags[-1] == text and card.data.eval_results[0].dataset_name == f"held-out tasks of {text}"
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the hub as an upload asks for; keeps what it was sent."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.posts.append((self.path, body))
+        if self.path.endswith("/preupload/main"):
+            asked = json.loads(body)["files"]
+            answer = {"files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in asked]}
+        elif "/commit/" in self.path:
+            answer = {
+                "success": True,
+                "commitOid": "0" * 40,
+                "commitUrl": f"http://{self.headers['Host']}/me/x/commit/0",
+            }
+        else:
+            answer = {}
+        content = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_the_folder_is_uploaded_as_it_is(workdir):
+    (workdir / "policy/config.json").write_text("{}")
+    (workdir / "policy/model.safetensors").write_bytes(b"weights")
+    model_card.write(workdir)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        server.posts = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            api = hub.HfApi(endpoint=f"http://127.0.0.1:{server.server_port}", token="hf_x")
+            api.upload_folder(repo_id="me/x", folder_path=workdir / "policy", create_pr=False)
+        finally:
+            server.shutdown()
+    posts = dict(server.posts)
+    operations = [json.loads(line) for line in posts["/api/models/me/x/commit/main"].splitlines()]
+    files = {one["value"]["path"]: one["value"]["content"] for one in operations if one["key"] == "file"}
+    assert set(files) == {"README.md", "config.json", "model.safetensors"}
+    card = (workdir / "policy/README.md").read_text()
+    assert base64.b64decode(files["README.md"]).decode() == card
+    assert json.loads(posts["/api/validate-yaml"]) == {"repoType": "model", "content": card}

@@ -26,6 +26,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.errors import failure_line
 from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.data.fields import RowError
+from jaxagent.envs import tags
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.nemo_gym import rows
 from jaxagent.envs.server_process import REPLY_BYTES, STOP_S, Program, ServerProcess, variables_of
@@ -40,6 +41,7 @@ OWN = ("seed_session", "verify", "aggregate_metrics", "close_session", "mcp")  #
 STEPS = ("/reset", "/step")  # of servers that play in steps, with an agent of their own
 UNKNOWN_ROUTE = '{"detail":"Not Found"}'  # what a server answers where it has no such tool
 NO_COMPONENTS = ("reward", "mask_sample")  # of the numbers of a verdict
+THOUGHT = tags.pair("think")
 CUT = {"reason": "max_output_tokens"}
 
 
@@ -186,7 +188,11 @@ class NemoGymAttempt:
             "tools": params.get("tools") or [],
         }
         body = {**self._row, "response": response}
-        verdict = json.loads(await self._ask("/verify", body, self._config.verify_timeout_s))
+        text = await self._ask("/verify", body, self._config.verify_timeout_s)
+        try:
+            verdict = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError(f"{self._url}/verify sent no JSON: {text[:100]!r}") from None
         reward = _number(verdict.get("reward")) if isinstance(verdict, dict) else None
         if reward is None:
             raise ValueError(f"{self._url}/verify gave no finite reward: {verdict!r:.200}")
@@ -205,12 +211,19 @@ class NemoGymAttempt:
 
     def _say(self, text: str) -> list[tuple[str, Call]]:
         """Adds the policy's message to the response. Returns its calls, with their ids."""
-        reply = read_answer(text, self._tools) if self._tools else None
-        self.counters["invalid_actions"] += reply is not None and reply.malformed
-        made = list(reply.calls) if reply is not None else []
-        content = reply.text.strip() if reply is not None and made else text
+        text = f"<think>{text}" if "</think>" in text and "<think>" not in text.partition("</think>")[0] else text
+        thoughts, content = tags.inside(*THOUGHT, text), tags.outside(*THOUGHT, text)
+        made: list[Call] = []
+        if self._tools:
+            reply = read_answer(content, self._tools)
+            self.counters["invalid_actions"] += reply.malformed
+            made = list(reply.calls)
+            content = reply.text.strip() if made else content
         items: list[dict[str, Any]] = []
-        if content or not made:
+        if thoughts:
+            summary = [{"type": "summary_text", "text": thought} for thought in thoughts]
+            items.append({"type": "reasoning", "summary": summary})
+        if content or not (made or thoughts):
             part = {"type": "output_text", "text": content, "annotations": []}
             items.append({"type": "message", "role": "assistant", "status": "completed", "content": [part]})
         for call in made:

@@ -96,6 +96,10 @@ class OpenEnv(Environment):
         url = self.server.rstrip("/") if self._is_url else ""
         return Servers(url, program, self.processes, self.start_timeout_s, self.step_timeout_s), told
 
+    def observation(self, action: str, text: str) -> Observation:
+        """Of demonstrations, whose prompt is the whole first message."""
+        return Observation(((text, TokenKind.OBSERVATION),), "user")
+
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], OpenEnvAttempt]]:
         """Starts a server, looks at what its actions are, and at the tasks."""
@@ -123,9 +127,12 @@ class OpenEnv(Environment):
             opening.run(servers.close(), CLOSE_S)
 
     async def _look(self, servers: Servers) -> Protocol:
-        schema = (await servers.get("/schema")).get("action") or {}
+        schemas = await servers.get("/schema")
+        schema = schemas.get("action") if isinstance(schemas, dict) else None
         where = f"config.env.server='{self.server}'"
-        if not isinstance(schema, dict) or not actions.is_tool_call(schema):
+        if not isinstance(schema, dict):
+            raise ConfigError(f"{where}: its /schema says nothing of actions.")
+        if not actions.is_tool_call(schema):
             return Protocol(actions.form_of(schema, where))
         session, place, result = await servers.begin("step", LIST_TOOLS)
         await servers.end(session, place)
@@ -145,24 +152,24 @@ class OpenEnv(Environment):
           ConfigError: the server does not start, or has no list.
         """
 
-        async def listed() -> dict[str, list[Any]]:
+        async def listed() -> tuple[str, dict[str, list[Any]]]:
             servers, _ = self._servers()
             try:
                 (name, *_) = await servers.get("/list_environments")
                 splits = [one["name"] for one in await servers.get(f"/{name}/splits")]
                 bodies = {split: await servers.get(f"/{name}/tasks", {"split": split}) for split in splits}
-                return {split: body["tasks"] for split, body in bodies.items()}
+                return name, {split: body["tasks"] for split, body in bodies.items()}
             finally:
                 await servers.close()
 
         try:
-            splits = asyncio.run(listed())
+            name, splits = asyncio.run(listed())
         except HttpStatus as error:
             why = "it lists no tasks: take data.source=seeds, or rows of yours" if error.status == 501 else str(error)
             raise ConfigError(f"config.env.server='{self.server}': {why}.") from None
         except (HttpError, OSError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(f"config.env.server='{self.server}': {failure_line(error)}.") from None
-        rows = {split: [_row(split, i, spec) for i, spec in enumerate(specs)] for split, specs in splits.items()}
+        rows = {split: [_row(name, split, i, spec) for i, spec in enumerate(specs)] for split, specs in splits.items()}
         train = rows.pop(TRAINING, [])
         heldout = list(itertools.chain(*rows.values()))
         if not heldout:
@@ -300,6 +307,9 @@ class OpenEnvAttempt:
         except (TimeoutError, asyncio.CancelledError):
             self._suspect = True
             raise
+        except ConnectionError as failure:
+            process = None if self._session is None else self._session[1].process
+            raise ConnectionError(f"{failure}{process.last_words if process is not None else ''}") from failure
 
     def _policys(self, error: ServerError) -> str:
         """What the server says of an action that is none; "" where it is the server's own mistake."""
@@ -337,7 +347,7 @@ def check_reset(task: Task) -> None:
     reset_of(task)
 
 
-def _row(split: str, index: int, spec: Any) -> dict[str, Any]:
+def _row(name: str, split: str, index: int, spec: Any) -> dict[str, Any]:
     """A task of the server's list; its reset finds it again."""
     named = spec if isinstance(spec, dict) else {"prompt": str(spec)}
     text = next((named[key] for key in ("prompt", "question", "description", "instruction") if named.get(key)), "")
@@ -345,6 +355,6 @@ def _row(split: str, index: int, spec: Any) -> dict[str, Any]:
         "id": f"{split}-{index}",
         "prompt": text if isinstance(text, str) and text.strip() else "Begin.",
         "answers": [],
-        "kind": "",
+        "kind": name,
         "metadata": {"reset": {"split": split, "index": index}, "task": json.dumps(spec, sort_keys=True)},
     }

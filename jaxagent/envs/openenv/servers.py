@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,19 +50,20 @@ class Servers:
         self._changed = asyncio.Event()
 
     async def get(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """What a server answers GET, or POST with a body, over HTTP, as JSON. Raises HttpError."""
+        """What a server answers GET, or POST with a body, over HTTP, as JSON. Raises HttpError, ValueError."""
         place = await self._take()
         try:
             async with HttpClient(self._reply_s, REPLY_BYTES) as client:
-                if body is not None:
-                    return await client.request_object("POST", f"{place.url}{path}", json=body)
-                return await client.request_object("GET", f"{place.url}{path}")
+                method, content = ("GET", {}) if body is None else ("POST", {"json": body})
+                return json.loads(await client.request(method, f"{place.url}{path}", **content))
+        except RecursionError:
+            raise ValueError(f"{place.url}{path} sent JSON too deep to be read") from None
         finally:
             self._leave(place)
 
     async def begin(self, kind: str, data: Mapping[str, Any]) -> tuple[Session, Place, Result]:
         """A new session, where it is, and the answer to its first message. Raises as `Session.play`."""
-        pauses = iter(PAUSES_S)
+        pauses, again = iter(PAUSES_S), True
         while True:
             place = await self._take()
             session = None
@@ -72,6 +74,10 @@ class Servers:
                 if session is not None:
                     await session.close()
                 self._leave(place)
+                if again and session is None and place.process is not None and isinstance(failure, ConnectionError):
+                    again = False  # it has died, and its keeper has not yet: once, another is started
+                    await place.process.close()
+                    continue
                 if not isinstance(failure, ServerError) or failure.code != FULL:
                     raise
                 most = failure.data.get("max_sessions")

@@ -25,12 +25,12 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.config.ranges import PositiveFloat, PositiveInt, Seconds, SecondsOrZero
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
-from jaxagent.envs.terminal import dialogue, replies, rows, sandbox_workspace
+from jaxagent.envs.terminal import dialogue, folders, replies, rows, sandbox_workspace
 from jaxagent.envs.terminal.commands import COMMAND_COUNTERS, ENTER_TIMEOUT_S, CommandAttempt, CommandSettings
 from jaxagent.envs.terminal.judging import Take, UnusableSandbox, combined, falls_short, judge
 from jaxagent.envs.terminal.servers import STOP, Servers, skills
@@ -58,6 +58,7 @@ class Terminal(CommandSettings, Environment):
     solved_reward: PositiveFloat = 1.0  # from which an attempt counts as solved, in reports
     sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
 
+    has_solutions = True
     score = SOLVED
     calls = "commands"
 
@@ -68,6 +69,24 @@ class Terminal(CommandSettings, Environment):
                 f"env.agent_timeout_s={self.agent_timeout_s:g} must be less than env.episode_timeout_s="
                 f"{self.episode_timeout_s:g}, which makes an episode a failure and also covers start and verification."
             )
+
+    @staticmethod
+    def rows_of(source: Path) -> list[dict[str, Any]] | None:
+        """The rows of terminal tasks on disk, a task's folder or a folder of such; None = there are none.
+
+        Raises:
+          ConfigError: a task that is malformed, or that no test judges.
+        """
+        if not folders.holds_tasks(source):
+            return None
+        tasks = folders.read_tasks(source)
+        if untested := [task.id for task in tasks if task.final_test is None]:
+            raise ConfigError(f"{source}: no test judges {', '.join(untested[:3])}.")
+        return [rows.folder_row(task) for task in tasks]
+
+    def content(self, task: Task) -> str:
+        """A digest of the task's folder, where it has one."""
+        return rows.folder_digest(task)
 
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], TerminalAttempt]]:

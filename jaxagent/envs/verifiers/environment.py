@@ -24,8 +24,10 @@ from jaxagent.config import ConfigError
 from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.verifiers import rows
-from jaxagent.envs.verifiers.dialogue import open_dialogue
+from jaxagent.envs.verifiers.dialogue import Classic, Hosted
+from jaxagent.envs.verifiers.hosted import Loop, is_hosted, note_failures, prepare
 from jaxagent.envs.verifiers.rows import SOLVED
+from jaxagent.tools.calls import Tool
 from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
 from jaxagent.types import StopReason, Task, TokenKind
 
@@ -78,71 +80,72 @@ class Verifiers(Environment):
         """Makes the environment, and looks at its rubric and at the held-out tasks."""
         environment = rows.load(self.make, self.arguments)
         functions = rows.reward_functions(environment)
-        opening.note(f"reward functions: {', '.join(f'{weight:g} x {name_of(f)}' for f, weight, _ in functions)}")
+        opening.note(f"reward functions: {', '.join(f'{weight:g} x {rows.name_of(f)}' for f, weight, _ in functions)}")
         for task in opening.tasks:
             try:
                 rows.prompt_of(environment, row_of(environment, task))
             except ValueError as error:
                 raise ConfigError(f"config.env.make='{self.make}': {error}.") from error
-        yield lambda task: VerifiersAttempt(task, self, environment)
+        if not is_hosted(environment):
+            yield lambda task: VerifiersAttempt(task, self, environment, lambda call: Classic(environment, call))
+            return
+        prepare(environment, self.max_turns)
+        note_failures(environment)
+        with Loop() as loop:
+            yield lambda task: VerifiersAttempt(task, self, environment, lambda call: Hosted(environment, call, loop))
 
 
 class VerifiersAttempt(Attempt):
     """One attempt: one state of the environment."""
 
-    def __init__(self, task: Task, config: Verifiers, environment: Any) -> None:
-        self._task, self._config, self._environment = task, config, environment
+    def __init__(
+        self, task: Task, config: Verifiers, environment: Any, dialogue: Callable[..., Classic | Hosted]
+    ) -> None:
+        self._task, self._config = task, config
         self._row = row_of(environment, task)
-        self._tools = rows.tools_of(lambda name: getattr(environment, name, None))
-        self._dialogue = open_dialogue(environment, self._call)
-        self._turns = 0  # malformed ones too, which the environment does not see
+        self._dialogue = dialogue(self._call)
+        self._tools: Sequence[Tool] = ()
+        self._turns = 0
         most = getattr(environment, "max_turns", -1)
         self._most_turns = min(config.max_turns, most) if type(most) is int and most > 0 else config.max_turns
-        self.stop_strings: Sequence[str] = (CLOSE,) if self._tools else ()
+        self.stop_strings: Sequence[str] = ()
         self.counters: dict[str, float] = {"calls": 0.0, "invalid_actions": 0.0}
 
     async def start(self) -> Sequence[Message]:
         """The row's prompt, and the tools."""
-        prompt = await self._dialogue.begin(dict(self._row), self._task.id)
-        self._tools = rows.tools_of(self._dialogue.state.get) or self._tools  # a row may have its own
+        prompt, self._tools = await self._dialogue.begin(dict(self._row), self._task.id)
         self.stop_strings = (CLOSE,) if self._tools else ()
         return rows.policy_messages(prompt, self._tools)
 
     async def step(self, action: str) -> Step:
-        """Gives the policy's message to the environment, and its messages to the policy."""
+        """Gives the policy's message to the environment, and its messages to the policy. A call that cannot be read is
+        text to the environment, as servers leave it."""
         self._turns += 1
-        last = self._turns >= self._most_turns
-        reply = read_answer(action, self._tools)
-        if self._tools and reply.malformed:
-            self.counters["invalid_actions"] += 1
-            if last:
-                await self._dialogue.say({"role": "assistant", "content": action})
-                return Step(stop_reason=StopReason.TURN_LIMIT)
-            warning = f'\nWrite {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.\n'
-            return Step(Observation(((warning, TokenKind.WARNING),), "user"))
-        self.counters["calls"] += len(reply.calls)
-        message: dict[str, Any] = {"role": "assistant", "content": reply.text if reply.calls else action}
-        if reply.calls:
-            message["tool_calls"] = [
-                _Open(
-                    id=f"call_{self._turns}_{i}",
-                    type="function",
-                    function=_Open(name=call.name, arguments=json.dumps(call.arguments)),
-                )
-                for i, call in enumerate(reply.calls)
-            ]
-        await self._dialogue.say(message)
-        if await self._dialogue.over():
-            return Step(stop_reason=StopReason.ANSWER)
-        if last:
-            return Step(stop_reason=StopReason.TURN_LIMIT)
-        if (new := await self._dialogue.answer()) is None:
-            return Step(stop_reason=StopReason.ANSWER)
+        reason, new = await self._dialogue.say(self._message(action), self._turns >= self._most_turns)
+        if reason is not None:
+            return Step(stop_reason=reason)
         texts = [rows.text_of(m) for m in new]
         if not any(texts):
             raise ValueError("env_response gave nothing to show, and the environment is not completed")
         parts = tuple((f"\n{text}\n", TokenKind.OBSERVATION) for text in texts if text)
         return Step(Observation(parts, "tool" if all(m.get("role") == "tool" for m in new) else "user"))
+
+    def _message(self, action: str) -> dict[str, Any]:
+        reply = read_answer(action, self._tools)
+        if self._tools and reply.malformed:
+            self.counters["invalid_actions"] += 1
+        if reply.malformed or not reply.calls:
+            return {"role": "assistant", "content": action}
+        self.counters["calls"] += len(reply.calls)
+        calls = [
+            _Open(
+                id=f"call_{self._turns}_{i}",
+                type="function",
+                function=_Open(name=call.name, arguments=json.dumps(call.arguments)),
+            )
+            for i, call in enumerate(reply.calls)
+        ]
+        return {"role": "assistant", "content": reply.text, "tool_calls": calls}
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """The rubric: the weighted sum of its functions; each one's value is a component.
@@ -151,24 +154,15 @@ class VerifiersAttempt(Attempt):
         """
         if len(transcript.turns) > self._turns:
             self._turns += 1
-            await self._dialogue.say({"role": "assistant", "content": transcript.turns[-1][0]}, cut=True)
+            await self._dialogue.end({"role": "assistant", "content": transcript.turns[-1][0]})
         elif transcript.ended is StopReason.TOKEN_LIMIT:
             await self._dialogue.fill()
-        await self._dialogue.finish()
-        reward, scores = 0.0, dict[str, float]()
-        for function, weight, rubric in rows.reward_functions(self._environment):
-            parameters = inspect.signature(function).parameters.values()
-            takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-            objects = rows.score_objects(self._environment, rubric, self._dialogue.state, self._row)
-            named = objects if takes_all else {p.name: objects[p.name] for p in parameters if p.name in objects}
-            value = float(await self._call(function, **named))
-            scores[name_of(function)] = value
-            reward += weight * value
+        reward, scores = await self._dialogue.score()
         return Verdict(reward, {**scores, SOLVED: float(reward >= self._config.solved_reward)})
 
     async def close(self) -> None:
         """The environment is shared; an attempt has nothing but its state."""
-        await self._dialogue.clean()
+        await self._dialogue.close()
 
     async def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """Calls what may be a coroutine function, or one that blocks and gets a thread."""
@@ -208,8 +202,3 @@ def row_of(environment: Any, task: Task) -> Mapping[str, Any]:
     if not 0 <= number < len(dataset):
         raise ConfigError(f"task {task.id!r} names row {number} of {len(dataset)} rows.")
     return dataset[number]
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """The name of a reward function in reports."""
-    return getattr(function, "__name__", type(function).__name__)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import signal
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,11 +44,16 @@ def load(make: str, arguments: str) -> Any:
     if not isinstance(options, dict):
         raise ConfigError('config.env.arguments must be a JSON object, such as {"num_examples": 100}.')
     function = object_at(make, "config.env.make")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         environment = function(**options)
     except Exception as error:  # the user's code
         raise ConfigError(f"config.env.make='{make}': {failure_line(error)}.") from error
-    for name in ("env_response", "is_completed", "rubric"):
+    finally:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) != handler:  # the package would end the run in its own way
+                signal.signal(number, handler)
+    for name in ("rubric",) if hasattr(environment, "rollout") else ("env_response", "is_completed", "rubric"):
         if not hasattr(environment, name):
             raise ConfigError(f"config.env.make='{make}' returns {type(environment).__name__}, which has no {name}.")
     return environment
@@ -170,7 +177,9 @@ def reward_functions(environment: Any) -> list[tuple[Callable[..., Any], float, 
     weighted, rubrics = [], [environment.rubric]
     while rubrics:
         rubric = rubrics.pop(0)
-        if inner := getattr(rubric, "rubrics", None):  # a group, in which there may be groups
+        _check_rubric(rubric)
+        parts = [environment.rubric for environment in getattr(rubric, "env_map", {}).values()]
+        if inner := getattr(rubric, "rubrics", None) or parts:  # a group, in which there may be groups
             rubrics[:0] = inner
             continue
         functions = list(_first(rubric, ("funcs", "reward_funcs")) or ())
@@ -178,10 +187,31 @@ def reward_functions(environment: Any) -> list[tuple[Callable[..., Any], float, 
         if len(functions) != len(weights):
             raise ConfigError(f"config.env.make: a rubric has {len(functions)} functions and {len(weights)} weights.")
         for function, weight in zip(functions, weights, strict=True):
-            if OF_A_GROUP & set(inspect.signature(function).parameters):
+            signature = inspect.signature(function)
+            returns = typing.get_origin(signature.return_annotation) or signature.return_annotation
+            if OF_A_GROUP & set(signature.parameters) or returns is list:
                 raise ConfigError(f"config.env.make: {function.__name__} judges whole groups; one episode is needed.")
             weighted.append((function, float(weight), rubric))
     return weighted
+
+
+def _check_rubric(rubric: Any) -> None:
+    """Raises ConfigError: it judges whole groups, by a method of its own."""
+    own = [cls for cls in type(rubric).__mro__ if not cls.__module__.startswith("verifiers.")]
+    for name in ("score_group", "score_rollouts"):
+        if any(name in vars(cls) for cls in own):
+            raise ConfigError(
+                f"config.env.make: {type(rubric).__name__}.{name} judges whole groups; one episode is needed."
+            )
+    if getattr(rubric, "has_advantages", False):
+        raise ConfigError(
+            f"config.env.make: {type(rubric).__name__} gives advantages; rl.advantage computes them here."
+        )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a reward function in reports."""
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _first(rubric: Any, names: Sequence[str]) -> Any:

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from jaxagent import doctor
+from launch import doctor
 from tests.tiny_run import ROOT
 
 METADATA = """\
@@ -51,14 +51,14 @@ def test_packages_that_are_missing_or_too_old_are_named_with_the_command(install
         "one; extra == 'test'", "absent-package>=2; extra == 'test'", "one[fast]; extra == 'cuda'",
         "two; python_version < '3' and extra == 'cuda'",
     ]  # fmt: skip
+    extras = ["Provides-Extra: test", "Provides-Extra: cuda"]
     wanted = ["one>=1.5", "two<3", "three", "never; sys_platform == 'win32'", *of_extras]
-    install("jaxagent", "9.9", *(f"Requires-Dist: {line}" for line in wanted))
+    install("jaxagent", "9.9", *extras, *(f"Requires-Dist: {line}" for line in wanted))
     install("one", "1.10.0", "Requires-Dist: accelerated-one; extra == 'fast'")
     install("two", "3.0")
     lines = by_name(doctor.packages())
     pip = f"{sys.executable} -m pip install"
-    assert lines["jaxagent"].text == "9.9" and lines["Python"].state == "ok"
-    assert lines["packages"].text == "1 of 3: one 1.10.0, two 3.0"
+    assert lines["Python"].state == "ok" and lines["packages"].text == "jaxagent 9.9, 1 of 3: one 1.10.0"
     assert lines["two<3"] == doctor.Finding("two<3", "fault", "two is 3.0, wanted <3", f"{pip} 'two<3'")
     assert lines["three"] == doctor.Finding("three", "fault", "three is not installed", f"{pip} three")
     test, cuda = lines["[test]"], lines["[cuda]"]
@@ -107,19 +107,23 @@ def test_a_disk_that_is_full_or_cannot_be_written_is_a_fault(tmp_path, monkeypat
 def test_a_user_without_a_home_is_told_that_nothing_compiled_is_kept(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.setattr(doctor.files, "cache_directory", lambda: (_ for _ in ()).throw(RuntimeError))
-    assert by_name(doctor.disks(tmp_path))["compile cache"].do == "export XDG_CACHE_HOME=FOLDER"
+    for name in ("packages", "devices"):
+        monkeypatch.setattr(doctor, name, lambda *wait: [])
+    monkeypatch.setattr(doctor, "sandboxes", lambda wait_s: None)
+    *findings, _ = doctor.look(tmp_path, 1.0)
+    assert "XDG_CACHE_HOME" in by_name(findings)["compile cache"].do
 
 
 def test_memory_is_the_least_of_machine_and_container(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal:  9000000 kB\nMemAvailable:   4000000 kB\n")
-    assert doctor._free_memory(tmp_path) == 4.096
+    assert doctor.free_memory(tmp_path) == 4.096
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
     (group / "memory.current").write_text("500000000\n")
     for most, free in (("max", 4.096), ("2000000000", 1.5)):
         (group / "memory.max").write_text(f"{most}\n")
-        assert doctor._free_memory(tmp_path) == free
+        assert doctor.free_memory(tmp_path) == free
 
 
 @pytest.mark.parametrize(
@@ -160,7 +164,7 @@ def test_a_package_that_is_broken_is_named_by_the_import_of_a_run(tmp_path, monk
     package(tmp_path, monkeypatch, WORKS)
     package(tmp_path, monkeypatch, "raise ModuleNotFoundError(\"No module named 'ml_dtypes'\")", "numpy")
     devices, imports = doctor.devices(60.0)
-    assert (devices.state, devices.text) == ("ok", "2 cpu (cpu)")
+    assert (devices.state, devices.text) == ("ok", "2 x cpu (cpu)")
     assert imports.state == "fault" and imports.do.endswith("pip install ml-dtypes")
 
 
