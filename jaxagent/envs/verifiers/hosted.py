@@ -152,7 +152,7 @@ class Seat:
         """What the rubric says of the rollout, which is over: the reward, and each function's value.
 
         Raises what the environment has recorded as its own error, or what a reward function raised: such a value would
-        be 0 in the package. Where the package refuses a message of the policy's, such as an empty one, it is 0 here, too.
+        be 0 in the package. Where the package refuses a message of the policy's, an empty one, it is 0 here, too.
         """
         SEAT.set(self)
         error = self.state.get("error")
