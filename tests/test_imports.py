@@ -22,7 +22,7 @@ LEVELS = (
     ("runs",),
     ("plan", "service", "view"),
     ("loop",),
-    ("main", "join", "evaluate", "serve", "__main__"),
+    ("main", "join", "evaluate", "serve", "doctor", "__main__"),
     ("evaluate_lengths", "replay"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -118,7 +118,7 @@ CORE = (
 )  # fmt: skip
 GUESTS = (
     "sandbox", "gateway", "agents", "tools", "fleet", "service", "plan", "view", "replay", "runs.fleet", "main",
-    "join", "evaluate", "serve", "evaluate_lengths",
+    "join", "evaluate", "serve", "doctor", "evaluate_lengths",
     *(f"envs.{folder.name}" for folder in (ROOT / "jaxagent/envs").iterdir() if (folder / "__init__.py").is_file()),
 )  # fmt: skip
 

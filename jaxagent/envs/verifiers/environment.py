@@ -28,8 +28,7 @@ from jaxagent.envs.verifiers.dialogue import Classic, Hosted
 from jaxagent.envs.verifiers.hosted import Loop, is_hosted, note_failures, prepare
 from jaxagent.envs.verifiers.rows import SOLVED
 from jaxagent.tools.calls import Tool
-from jaxagent.tools.hermes import CLOSE, OPEN
-from jaxagent.tools.reading import read_answer
+from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
 from jaxagent.types import StopReason, Task, TokenKind
 
 

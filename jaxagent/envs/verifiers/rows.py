@@ -23,8 +23,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.choice import object_at
 from jaxagent.config.errors import failure_line
 from jaxagent.envs.base import Message
-from jaxagent.tools.calls import Tool
-from jaxagent.tools.prompt import tools_text
+from jaxagent.tools.calls import Tool, tools_text
 from jaxagent.types import Task
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,128 @@
+"""Every row with a solution is played: it scores 1 and doing nothing 0, or the row is named. Real sandboxes."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jaxagent.config import ConfigError
+from jaxagent.data import proofs, sources
+from jaxagent.envs import check
+from jaxagent.envs.base import Environment, Step, Verdict
+from jaxagent.types import StopReason
+from tests.envs.coding import tiny
+from tests.envs.coding.conftest import play as play
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Echo(Environment):
+    """Solved by the answer; by nothing, too, where the row's kind says so. `broken` fails."""
+
+    def oracle(self, task):
+        return task.answers[:1] or None
+
+    def attempt(self, task):
+        return _Echo(task)
+
+
+class _Echo:
+    def __init__(self, task):
+        self._task = task
+        self.stop_strings, self.counters, self.closed = (), {}, False
+
+    async def start(self):
+        if self._task.kind == "broken":
+            raise RuntimeError("nobody listens")
+        return ()
+
+    async def step(self, action):
+        return Step(stop_reason=StopReason.ANSWER)
+
+    async def verify(self, transcript):
+        right = transcript.actions in self._task.answers or self._task.kind == "free"
+        return Verdict(2.0, {"solved": float(right and self._task.kind != "wrong")})
+
+    async def close(self):
+        pass
+
+
+def _argv(folder, *more):
+    (folder.parent / "echo.py").write_text(
+        "from configs import search_r1\n\n\ndef get_config():\n"
+        f"    c = search_r1.get_config('laptop')\n    c.env = {{'name': '{__name__}:Echo'}}\n    return c\n"
+    )
+    fields = (f"--config.data.source={folder}", f"--config.workdir={folder.parent}/run")
+    return ["check", f"--config={folder.parent}/echo.py", *fields, *more]
+
+
+def _row(id, **changes):
+    return {"id": id, "prompt": f"What is {id}?", "answers": [id.upper()]} | changes
+
+
+def _write(path, *data):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in data), "utf-8")
+
+
+def test_what_became_of_every_row_is_written_and_a_run_counts_what_is_not_proven(tmp_path, capsys):
+    data = tmp_path / "data"
+    good = [_row(f"good{i}") for i in range(3)]
+    bad = [
+        _row("broken", kind="broken"),
+        _row("free", kind="free"),
+        _row("wrong", kind="wrong"),
+        _row("none", answers=[]),
+    ]
+    _write(data / "train.jsonl", *good, *bad)
+    _write(data / "test.jsonl", _row("held"))
+    assert check.main(_argv(data, "--tasks=2")) == 0
+    assert check.main(_argv(data)) == 1  # goes on
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert said[0] == "3 tasks to check, of 3" and "5 tasks to check, of 8" in said
+    for line in ("good2 1 0 proven", "free 1 1 wrong", "wrong 0 0 wrong"):
+        assert line in said
+    assert said[-1] == "8 tasks: 4 proven, 2 wrong, 1 failed, 1 without a solution"
+    assert any(line.startswith("broken - - failed: RuntimeError: nobody listens") for line in said)
+    assert "none - - without a solution: the row has no solution that this environment can play" in said
+    lines = [json.loads(line) for line in (data / "proven.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines if proofs.is_proven(line)] == ["good0", "good1", "held", "good2"]
+    assert len(lines) == 8 and check.main(_argv(data, "--json")) == 1  # nothing is left to do, and not all is proven
+    told = json.loads(capsys.readouterr().out)
+    assert [(one["id"], one["idle"]) for one in told["tasks"]][4] == ("free", 1.0) and told["proven"] == 4
+    assert check.main(_argv(data, "--again")) == 1  # the bad ones, again
+    train, held_out = sources.load_tasks(data, "train", need_answers=False), sources.load_tasks(data, "test")
+    told = proofs.check(train, held_out, [data], False)
+    assert (
+        told == "4 of 7 training and 0 of 1 held-out tasks are not proven by their solutions (4 were tried and failed)"
+    )
+    with pytest.raises(ConfigError, match=r"data\.unchecked=refuse: 4 of 7 .*, the first broken, free, wrong\. pyth"):
+        proofs.check(train, held_out, [data], True)
+    with (data / "proven.jsonl").open("a") as file:
+        file.write('{"id": "cut off')  # by a kill
+    _write(data / "train.jsonl", *good, _row("good0x", prompt="another"))
+    train = sources.load_tasks(data, "train")
+    assert proofs.check(train, held_out, [data], False).startswith("1 of 4 training and 0 of 1 held-out tasks are not")
+    _write(data / "train.jsonl", good[0] | {"answers": ["other"]})  # a row that changed is another one
+    assert "1 of 1 training" in proofs.check(sources.load_tasks(data, "train"), held_out, [data], False)
+
+
+def test_software_tasks_are_checked_in_sandboxes(tmp_path, play):
+    """A gold patch, rows as published, whose bug is there, and one that is solved as it stands; the same judgement."""
+    del play  # skips where no sandbox works
+    task = tiny.unittest_task()
+    about = task.metadata["coding"]
+    solved = {**about, "files": about["files"] | {"calc.py": tiny.GOOD}}
+    unappliable = {**about, "patch": about["patch"].replace("a - b", "a * b")}
+    silent = {name: value for name, value in about.items() if name != "patch"}
+    data = tmp_path / "train.jsonl"
+    kinds = {"gold": about, "solved": solved, "unappliable": unappliable, "silent": silent}
+    _write(data, *({"id": name, "prompt": name, "answers": [], "metadata": {"coding": a}} for name, a in kinds.items()))
+    _write(tmp_path / "held.jsonl", {"id": "held", "prompt": "h", "answers": [], "metadata": {"coding": about}})
+    fields = [f"--config.data.source={data}", f"--config.data.eval_source={tmp_path}/held.jsonl", "--jobs=2"]
+    assert check.main(["check", "--config=configs/coding_agent.py", f"--config.workdir={tmp_path}/run", *fields]) == 1
+    found = {p["id"]: p for p in map(json.loads, (tmp_path / "train.jsonl.proven.jsonl").read_text().splitlines())}
+    assert [name for name in kinds if proofs.is_proven(found[name])] == ["gold"]
+    assert found["solved"]["idle"] == 1.0
+    assert "the row's patch cannot be applied" in found["unappliable"]["error"]
+    assert "no solution" in found["silent"]["error"]
+    assert proofs.is_proven(json.loads((tmp_path / "held.jsonl.proven.jsonl").read_text()))
