@@ -36,13 +36,14 @@ def error(code, message="no", **more):
 class Peer:
     """A server whose answers a function of the message makes: a dict, a text, bytes, None (it closes), or a wait."""
 
-    def __init__(self, answer, most=math.inf):
-        self.answer, self.most, self.messages, self.now, self.peak = answer, most, [], 0, 0
+    def __init__(self, answer, most=math.inf, heartbeat=None, twice=False):
+        self.answer, self.most, self.heartbeat, self.twice = answer, most, heartbeat, twice
+        self.messages, self.now, self.peak = [], 0, 0
         self.app = web.Application()
         self.app.router.add_get("/ws", self._session)
 
     async def _session(self, request):
-        socket = web.WebSocketResponse()
+        socket = web.WebSocketResponse(heartbeat=self.heartbeat)
         await socket.prepare(request)
         if self.now >= self.most:
             await socket.send_json(error("CAPACITY_REACHED", "full", active_sessions=self.now, max_sessions=self.most))
@@ -62,7 +63,8 @@ class Peer:
                 if isinstance(answer, bytes):
                     await socket.send_bytes(answer)
                 else:
-                    await socket.send_str(answer if isinstance(answer, str) else json.dumps(answer))
+                    for _ in range(1 + self.twice):
+                        await socket.send_str(answer if isinstance(answer, str) else json.dumps(answer))
         finally:
             self.now -= 1
         return socket
@@ -164,6 +166,35 @@ def test_an_action_that_the_server_refuses_is_the_policys_mistake_and_the_last_t
             assert (await attempt.step("again")).stop_reason == StopReason.TURN_LIMIT
             assert (await attempt.verify(Transcript("", ()))).reward == 1.0
             assert attempt.counters == {"actions": 1.0, "invalid_actions": 1.0, "failed_calls": 0.0, "unpaid": 0.0}
+            await attempt.close()
+
+    asyncio.run(play())
+
+
+def test_a_server_that_pings_is_answered_while_the_policy_writes():
+    """aiohttp's server closes a connection that has not answered its ping after half of the heartbeat."""
+
+    async def play():
+        peer = Peer(lambda said: result(), heartbeat=0.2)
+        async with web_server(peer.app) as url:
+            attempt = attempt_on(url)
+            await attempt.start()
+            await asyncio.sleep(1.0)
+            assert (await attempt.step("<action>left</action>")).observation
+            await attempt.close()
+
+    asyncio.run(play())
+
+
+def test_a_message_that_nobody_asked_for_is_no_answer():
+    async def play():
+        peer = Peer(lambda said: result(), twice=True)
+        async with web_server(peer.app) as url:
+            attempt = attempt_on(url)
+            await attempt.start()
+            await asyncio.sleep(0.1)
+            with pytest.raises(ValueError, match="sent a message before 'step' was asked"):
+                await attempt.step("<action>left</action>")
             await attempt.close()
 
     asyncio.run(play())

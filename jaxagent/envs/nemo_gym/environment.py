@@ -144,6 +144,7 @@ class NemoGymAttempt:
         """Seeds the session. The prompt is the row's, its tools in a system message."""
         self._client = aiohttp.ClientSession(
             cookie_jar=aiohttp.CookieJar(unsafe=True),  # hosts are addresses
+            connector=aiohttp.TCPConnector(force_close=True),  # none that the server closes as the next call is sent
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
             headers={"Accept-Encoding": "identity"},

@@ -159,8 +159,12 @@ class OpenEnv(Environment):
             try:
                 (name, *_) = await servers.get("/list_environments")
                 splits = [one["name"] for one in await servers.get(f"/{name}/splits")]
-                bodies = {split: await servers.get(f"/{name}/tasks", {"split": split}) for split in splits}
-                return name, {split: body["tasks"] for split, body in bodies.items()}
+                tasks = {}
+                for split in splits:
+                    specs = (await servers.get(f"/{name}/tasks", {"split": split}))["tasks"]
+                    count = (await servers.get(f"/{name}/num_tasks", {"split": split}))["num_tasks"]
+                    tasks[split] = [*specs, *({} for _ in range(count - len(specs)))]  # the list may be a preview
+                return name, tasks
             finally:
                 await servers.close()
 
