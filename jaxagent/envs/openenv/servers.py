@@ -54,8 +54,8 @@ class Servers:
         place = await self._take()
         try:
             async with HttpClient(self._reply_s, REPLY_BYTES) as client:
-                method, content = ("GET", {}) if body is None else ("POST", {"json": body})
-                return json.loads(await client.request(method, f"{place.url}{path}", **content))
+                content: dict[str, Any] = {} if body is None else {"json": body}
+                return json.loads(await client.request("POST" if content else "GET", f"{place.url}{path}", **content))
         except RecursionError:
             raise ValueError(f"{place.url}{path} sent JSON too deep to be read") from None
         finally:
