@@ -1,56 +1,39 @@
-"""Checks task directories (Harbor, terminal-bench's older layout, Endless Terminals) by running them; makes datasets.
+"""Makes datasets of task directories (Harbor, terminal-bench's older layout, Endless Terminals).
 
-    python -m data_pipelines.harbor check DIR
-    python -m data_pipelines.harbor check DIR --images=FOLDER --base 'debian:12=debootstrap:bookworm'
     python -m data_pipelines.harbor write DIR --out=data/endless_terminals --heldout=100
-
-check: every oracle solution must score 1 and an idle agent 0. DIR is one task or a folder of tasks. Each task runs in a
-sandbox with its own image, which is built first: on the bases that --base names, and kept in --images. Without --images
-every base is this machine's own /usr (`--base '*=host'`) and nothing is kept.
+    python -m data_pipelines.harbor check DIR --images=FOLDER --base 'debian:12=debootstrap:bookworm'
 
 write: a dataset to train on (`--config.data.source=OUT`) whose rows name the directories, which must stay where they
-are. Shuffled with --seed; the last --heldout are the held-out split, as Endless Terminals has it (100, seed 42).
+are. Shuffled with --seed; the last --heldout are the held-out split, as Endless Terminals has it (100, seed 42). What
+is proven of DIR's tasks is proven of the dataset's.
+
+check: `python -m jaxagent.envs.check DIR` with images that are kept in --images, on the bases that --base names.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import count, exit_code
+from jaxagent.data import proofs
 from jaxagent.data.sources import HELD_OUT, TRAIN
-from jaxagent.data_pipelines import generated, terminal_check
-from jaxagent.data_pipelines.sandbox_workspaces import ImageWorkspaces
+from jaxagent.data_pipelines import generated
+from jaxagent.envs import check
 from jaxagent.envs.terminal import folders, rows
 from jaxagent.envs.terminal.task import TerminalTask
 
 
-def check(tasks: Sequence[TerminalTask], images: Path, table: Sequence[str], network: bool, jobs: int) -> int:
-    """Checks every task in a sandbox with its own image; returns the exit status.
+def write(tasks: Sequence[TerminalTask], out: Path | None, heldout: int, seed: int, source: Path | None = None) -> None:
+    """Writes the dataset and says how many tasks are in it. Tasks that no test judges are left out, and counted.
 
     Args:
-      images: where built images are kept.
-      table: what FROM may name, as `sandbox.images.bases` has it.
-      network: whether build steps have this machine's network.
-      jobs: tasks at once.
-
-    Raises:
-      ConfigError: the table is wrong, or no back end works here.
-    """
-    workspaces = ImageWorkspaces(images, table, network)
-    try:
-        return terminal_check.report(tasks, workspaces.open, jobs)
-    finally:
-        workspaces.close()
-
-
-def write(tasks: Sequence[TerminalTask], out: Path | None, heldout: int, seed: int) -> None:
-    """Writes the dataset and says how many tasks are in it. Tasks that no test judges are left out, and counted.
+      source: the folder of the tasks, where its proofs are; None = there are none.
 
     Raises:
       ConfigError: `out` is missing or exists, or too few tasks for two splits.
@@ -65,6 +48,8 @@ def write(tasks: Sequence[TerminalTask], out: Path | None, heldout: int, seed: i
     random.Random(seed).shuffle(found)
     splits = {TRAIN: found[:-heldout], HELD_OUT[0]: found[-heldout:]}
     generated.write_dataset(out, splits, {}, need_answers=False)
+    if source is not None and (known := proofs.place(source)).is_file():
+        shutil.copyfile(known, proofs.place(out))
     left_out = len(tasks) - len(found)
     print(f"wrote {out}: {len(splits[TRAIN])} and {heldout} held-out tasks, {left_out} without a test left out")
 
@@ -82,19 +67,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--base", action="append", default=[], metavar="NAME=SOURCE", help="what FROM may name")
     parser.add_argument("--network", action="store_true", help="build steps have this machine's network")
     args = parser.parse_args(argv)
+    if args.action == "check":
+        images = [f"--config.env.sandbox.software.images={args.images}"] if args.images else []
+        bases = [f"--config.env.sandbox.software.bases={tuple(args.base)!r}"] if args.base else []
+        network = ["--config.env.sandbox.software.build_network=True"] if args.network else []
+        return check.main(["check", str(args.folder), f"--jobs={args.jobs}", *images, *bases, *network])
     try:
-        tasks = folders.read_tasks(args.folder)
-        if args.action == "write":
-            write(tasks, args.out, args.heldout, args.seed)
-            return 0
-        if args.images:
-            return check(tasks, args.images, args.base, args.network, args.jobs)
-        with tempfile.TemporaryDirectory(prefix="jaxagent-images-", ignore_cleanup_errors=True) as folder:
-            Path(folder).chmod(0o711)  # the sandboxes' user passes through
-            return check(tasks, Path(folder), args.base or ["*=host"], args.network, args.jobs)
+        write(folders.read_tasks(args.folder), args.out, args.heldout, args.seed, args.folder)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    return 0
 
 
 if __name__ == "__main__":

@@ -31,16 +31,14 @@ from jaxagent.config import ConfigError
 from jaxagent.config.command import amount, count, exit_code, part
 from jaxagent.data.files import splits
 from jaxagent.data.sources import load_tasks
-from jaxagent.data_pipelines import generated, terminal_check
-from jaxagent.data_pipelines.home_workspace import HomeWorkspace, missing_programs
-from jaxagent.data_pipelines.sandbox_workspaces import SandboxWorkspaces
+from jaxagent.data_pipelines import generated
+from jaxagent.data_pipelines.home_workspace import missing_programs
 from jaxagent.data_pipelines.terminal_demonstrations import demonstrations
 from jaxagent.data_pipelines.terminal_templates.draft import Draft, Draw, to_row
 from jaxagent.data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, TEMPLATES, Template
 from jaxagent.data_pipelines.terminal_templates.words import WORDS
-from jaxagent.envs.terminal import dialogue, rows
-from jaxagent.envs.terminal.task import TerminalTask
-from jaxagent.sandbox import choose
+from jaxagent.envs import check
+from jaxagent.envs.terminal import dialogue
 
 TRAIN, HELDOUT, HELDOUT_TEMPLATES = "train", "heldout", "heldout_templates"
 HELDOUT_FRAC = 0.2  # of the instructions of a template that is trained on
@@ -106,35 +104,6 @@ def tokenizer_texts(shown: list[dict[str, Any]]) -> list[str]:
     return generated.episode_texts(shown) + [f"{before}{word}" for word in WORDS for before in (" ", "")] * WORD_REPEATS
 
 
-def read_tasks(folder: Path) -> list[TerminalTask]:
-    """The tasks of all splits of a generated dataset."""
-    return [rows.from_task(task) for split in sorted(splits(folder)) for task in load_tasks(folder, split, False)]
-
-
-def check(folder: Path, jobs: int, sandbox: str) -> int:
-    """Runs oracle and idle agent on every task of a dataset; returns the exit status.
-
-    Args:
-      folder: the dataset.
-      jobs: tasks at once.
-      sandbox: "none" for plain processes of this machine, "auto" for the best back end, or names of back ends.
-
-    Raises:
-      ConfigError: programs are missing, or no such back end works.
-    """
-    if sandbox != "none":
-        workspaces = SandboxWorkspaces(choose.SAFE if sandbox == "auto" else sandbox.split(","), warm=jobs)
-        return terminal_check.report(read_tasks(folder), workspaces.open, jobs, workspaces)
-    if missing := missing_programs():
-        raise ConfigError(f"Generated tasks need programs that are missing here: {', '.join(missing)}.")
-    return terminal_check.report(read_tasks(folder), _open_home, jobs)
-
-
-async def _open_home(task: TerminalTask) -> HomeWorkspace:
-    del task  # every generated task starts from an empty home directory
-    return HomeWorkspace()
-
-
 def _fresh(name: str, template: Template, key: str, seen: set[str]) -> dict[str, Any] | None:
     """A row that was not there before, or None when the template seems to be exhausted."""
     for attempt in range(20):
@@ -174,7 +143,11 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--out is needed" if args.out is None else f"{args.out} exists; remove it or choose another --out")
     try:
         if args.action == "check":
-            return check(args.folder, args.jobs, args.sandbox)
+            if args.sandbox == "none" and (missing := missing_programs()):
+                raise ConfigError(f"Generated tasks need programs that are missing here: {', '.join(missing)}.")
+            backend = ["plain", "--config.env.sandbox.unsafe=True"] if args.sandbox == "none" else [args.sandbox]
+            sandbox = [f"--config.env.sandbox.backend={backend[0]}", *backend[1:]]
+            return check.main(["check", str(args.folder), f"--jobs={args.jobs}", *sandbox])
         if args.action == "demonstrations":
             tasks = [
                 {"id": t.id, "prompt": t.prompt, "kind": t.kind, "metadata": t.metadata}

@@ -56,7 +56,7 @@ def test_a_tokenizer_is_trained_on_prompts_answers_and_passages(own, tmp_path):
         assert len(encode(" Town")) == 1
     assert any(line.startswith("12 of 12 training and 4 of 4 held-out tasks are not proven") for line in told)
     with (
-        pytest.raises(ConfigError, match=r"data\.only_proven: 12 of 12"),
+        pytest.raises(ConfigError, match=r"data\.unchecked=refuse: 12 of 12"),
         _open(tmp_path / "run", *own, "--config.data.only_proven=True"),
     ):
         pass

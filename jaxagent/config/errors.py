@@ -64,6 +64,7 @@ class Removed:
     now: str  # what holds for all runs now
     value: typing.Any = None  # the value that means just that
     like: str = ""  # the field, from the config's root, whose value means just that
+    true: tuple[str, typing.Any] = ("", None)  # the section's field and its value that mean what True meant
 
 
 def history(cls: type, name: str) -> typing.Mapping[str, typing.Any]:

@@ -74,7 +74,9 @@ def _set(form: Kind, value: Any, parts: list[str], text: str, path: str) -> Any:
     fields = hints(cls)
     if parts[0] in (moved := history(cls, "moved")):
         parts = [*moved[parts[0]].split("."), *parts[1:]]
-    if (removed := history(cls, "removed").get(parts[0])) and str(removed.value) == text:
+    if (removed := history(cls, "removed").get(parts[0])) and removed.true[0] and text.lower() in ("true", "1"):
+        return dict(value or {}) | dict([removed.true])
+    if removed and str(removed.value).lower() == text.lower():
         return value  # what an earlier version's command asks for holds for all runs now
     if parts[0] not in fields:
         raise unknown_field(path, parts[0], cls, fields)
@@ -85,7 +87,9 @@ def _set(form: Kind, value: Any, parts: list[str], text: str, path: str) -> Any:
 
 
 def _replaced(form: Kind, value: Any, text: str, path: str) -> Any:
-    if form.optional and text in OFF and not (form.choice and text in form.choice.entries):
+    of_tuple = [name for inner in typing.get_args(form.value) for name in typing.get_args(inner)]
+    means = "none" in of_tuple or (form.choice and text in form.choice.entries)  # it is a value itself
+    if form.optional and text in OFF and not means:
         return None
     if form.choice is not None:
         new, old = form.choice.spelled_out(text), form.choice.spelled_out(value) or {}

@@ -159,6 +159,8 @@ def modern(section: Mapping[str, Any], cls: type = Config, root: Mapping[str, An
         meant = value_at(root, field.like) if field.like else field.value
         if name in section and section[name] == meant:
             del section[name]
+        elif section.get(name) is True and field.true[0]:
+            section = {k: v for k, v in section.items() if k != name} | dict([field.true])
     for name, hint in hints(cls).items():
         section |= {name: _modern(kind(hint), section[name], root)} if name in section else {}
     return section

@@ -1,6 +1,6 @@
 """Which tasks are proven: whoever does what the row says solves it, scores 1, and who does nothing scores 0.
 
-`python -m data_pipelines.prove` plays both and writes a line per task beside the data, into `files.PROVEN` of a folder
+`python -m jaxagent.envs.check` plays both and writes a line per task beside the data, into `files.PROVEN` of a folder
 or FILE.proven.jsonl: {"id", "task" (digest of the row), "oracle", "idle", "error"}. The last line on a task counts.
 """
 
@@ -31,7 +31,7 @@ def read(path: Path) -> dict[str, Mapping[str, Any]]:
             proof = files.from_json(line, f"{path}, line {number}")
             if not isinstance(proof, dict) or not isinstance(proof.get("task"), str):
                 raise ConfigError(
-                    f"{path}, line {number} is no proof of a task: make it anew with data_pipelines.prove."
+                    f"{path}, line {number} is no proof of a task: make it anew with jaxagent.envs.check."
                 )
             latest[proof["task"]] = proof
     return latest
@@ -42,10 +42,10 @@ def is_proven(proof: Mapping[str, Any] | None) -> bool:
     return proof is not None and proof.get("oracle") == 1.0 and proof.get("idle") == 0.0
 
 
-def check(train: TaskSource, held_out: TaskSource, datasets: Sequence[Path], only_proven: bool) -> str:
+def check(train: TaskSource, held_out: TaskSource, datasets: Sequence[Path], refuses: bool) -> str:
     """What to say of tasks that no proof beside or in `datasets` proves; "" = nothing: all are proven.
 
-    Raises ConfigError where there are such and `only_proven` is set.
+    Raises ConfigError where there are such and `refuses` is set.
     """
     proofs: dict[str, Mapping[str, Any]] = {}
     for dataset in datasets:
@@ -61,7 +61,9 @@ def check(train: TaskSource, held_out: TaskSource, datasets: Sequence[Path], onl
         f"{len(lacks[0])} of {len(train)} training and {len(lacks[1])} of {len(held_out)} held-out tasks are not "
         f"proven by their solutions ({failed} were tried and failed)"
     )
-    if only_proven:
+    if refuses:
         first = ", ".join(id for id, _ in (lacks[0] + lacks[1])[:3])
-        raise ConfigError(f"data.only_proven: {line}, the first {first}. python -m data_pipelines.prove proves them.")
+        raise ConfigError(
+            f"data.unchecked=refuse: {line}, the first {first}. python -m jaxagent.envs.check proves them."
+        )
     return line

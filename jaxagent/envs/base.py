@@ -248,9 +248,24 @@ class Environment(EnvConfig):
         return (*own, *earlier, last)
 
     def oracle(self, task: Task) -> Sequence[str] | None:
-        """What the policy writes, turn by turn, that solves the task by what its row says: `data_pipelines.prove` plays
-        it. None = the row does not say how."""
+        """What the policy writes, turn by turn, that solves the task by what its row says: `envs.check` plays it.
+
+        None = the row does not say how. In its place an attempt may have `solve()`, which does it; False = it cannot.
+        """
         return None
+
+    @property
+    def has_solutions(self) -> bool:
+        """Whether `envs.check` can play solutions that rows have, by `oracle` or an attempt's `solve`."""
+        return type(self).oracle is not Environment.oracle
+
+    def as_checked(self) -> Environment:
+        """The settings under which `envs.check` plays solutions."""
+        return self
+
+    def content(self, task: Task) -> str:
+        """A digest of what the task's row only names, such as a folder; "" = the row is all there is."""
+        return ""
 
     def observation(self, action: str, text: str) -> Observation:
         """What an attempt shows after an action, given only its text, for demonstrations."""

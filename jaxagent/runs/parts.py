@@ -228,9 +228,11 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
     if cfg.tokenizer.end_token:
         tokenizer = tokenizer.with_end_token(cfg.tokenizer.end_token)
     places = [Path(place) for place in (dataset, cfg.data.eval_source, cfg.workdir) if str(place)]
-    made_by_us = isinstance(cfg.data.source, Generated) and not cfg.data.only_proven  # made by code that is tested
-    if not made_by_us and (unproven := proofs.check(train, held_out, places, cfg.data.only_proven)):
-        note(unproven)
+    unchecked = cfg.data.unchecked
+    # Said without being asked of files alone, which others have made, and where something could be done about it.
+    silent = unchecked is None and (isinstance(cfg.data.source, Generated) or not environment.has_solutions)
+    if not silent and unchecked != "ignore" and (line := proofs.check(train, held_out, places, unchecked == "refuse")):
+        note(line)
     for repeated in more_than_an_epoch(cfg, len(train)):
         note(repeated)
     heldout = balanced_sample(held_out, cfg.data.num_eval, cfg.data.seed)

@@ -1,16 +1,14 @@
 """Generated terminal tasks: the same from the same seed, solved by their oracles, not by idleness, haste or cheats."""
 
 import asyncio
-import dataclasses
 import itertools
 import json
 import time
 
 import pytest
 
-from data_pipelines import generated, terminal, terminal_check
+from data_pipelines import generated, terminal
 from data_pipelines.home_workspace import HomeWorkspace, missing_programs
-from data_pipelines.sandbox_workspaces import SandboxWorkspaces
 from data_pipelines.terminal_demonstrations import demonstrations as demonstrate
 from data_pipelines.terminal_templates import home, version_control, words
 from data_pipelines.terminal_templates.draft import Draft, Draw, lines, to_row
@@ -19,10 +17,8 @@ from data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, TEMPLATES
 from jaxagent.config import ConfigError
 from jaxagent.data.sources import load_tasks
 from jaxagent.envs.terminal import rows
-from jaxagent.envs.terminal.task import Image
 from jaxagent.envs.terminal.verify import VerifierError, prepare, solve, verify
 from jaxagent.rollout import demonstrations
-from jaxagent.sandbox import choose
 from jaxagent.types import Task
 
 needs_programs = pytest.mark.skipif(bool(missing_programs()), reason=f"programs missing: {missing_programs()}")
@@ -97,9 +93,10 @@ def test_splits_do_not_depend_on_the_seed_and_never_mix():
 def test_templates_are_solved_by_their_oracles_and_not_by_an_idle_agent(every):
     drafted = list(take(len(TEMPLATES), seed=7))
     assert {row["metadata"]["terminal"]["template"] for row in drafted} == set(TEMPLATES)
-    tasks = [to_task(row) for row in drafted[::every]]
-    findings = asyncio.run(terminal_check.check_all(tasks, terminal._open_home, jobs=6))
-    assert [str(finding) for finding in findings if not finding.good] == []
+    cases = [(row, ("\n".join(row["metadata"]["terminal"]["commands"]),)) for row in drafted[::every]]
+    names = [row["metadata"]["terminal"]["template"] for row, _ in cases]
+    assert dict(zip(names, attempts(cases), strict=True)) == dict.fromkeys(names, 1.0)
+    assert dict(zip(names, attempts([(row, ()) for row, _ in cases]), strict=True)) == dict.fromkeys(names, 0.0)
 
 
 @pytest.mark.slow
@@ -314,29 +311,27 @@ def test_the_laptop_dataset(tmp_path, capsys):
     shown = demonstrations.load(out / "full.jsonl")
     assert len(shown) == 45 and not {row["prompt"] for row in shown} & {task.prompt for task in heldout}
     assert terminal.main(["check", str(out), "--sandbox=none"]) == 0
-    said = capsys.readouterr().out
-    assert "40 tasks (20 of level 1, 20 of level 2): oracle scores 1 on 40, an idle agent 0 on 40, 0 errors" in said
+    assert "40 tasks: 40 proven" in capsys.readouterr().out
     assert all(json.loads(line)["text"] for line in (out / "texts.jsonl").read_text().splitlines())
 
 
 def test_tasks_are_checked_in_sandboxes(tmp_path, capsys):
     """As attempts run: every oracle and idle agent has a sandbox. What is wrong is still seen there."""
-    out = tmp_path / "tasks"
-    assert terminal.main([f"--out={out}", "--num=84", "--seed=11"]) == 0
-    chosen = terminal.read_tasks(out)[::7]
-    workspaces = SandboxWorkspaces(choose.SAFE, warm=2)
-    broken = dataclasses.replace(chosen[0], id="broken", oracle=chosen[0].setup)
-    other = dataclasses.replace(chosen[0], id="other", image=Image(name="debian:12"))
-    capsys.readouterr()
-    try:
-        status = terminal_check.report([*chosen, broken, other], workspaces.open, 2, workspaces)
-    except ConfigError as failure:
-        pytest.skip(str(failure))
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("sandbox back end: ") and status == 1
-    assert f"{len(chosen) + 2} tasks" in said[-1] and f"oracle scores 1 on {len(chosen)}" in said[-1]
-    assert sorted(line.partition(":")[0] for line in said[1:-1]) == ["broken", "other"]
-    assert terminal.main(["check", str(out), "--sandbox=namespace"]) == 2
+    drafted = take(60, seed=11)[::7]
+    broken = drafted[0] | {"id": "broken"}
+    about = broken["metadata"]["terminal"] | {"commands": ["true"]}
+    broken |= {"metadata": broken["metadata"] | {"terminal": about}}
+    generated.write_jsonl(tmp_path / "train.jsonl", [row | {"answers": []} for row in (*drafted, broken)])
+    status = terminal.main(["check", str(tmp_path)])
+    said = capsys.readouterr()
+    if status == 2:
+        pytest.skip(said.err)
+    assert "sandbox back end: " in said.out and said.out.endswith(
+        f"{len(drafted) + 1} tasks: {len(drafted)} proven, 1 wrong\n"
+    )
+    assert status == 1 and " ".join(said.out.splitlines()[-2].split()) == "broken 0 0 wrong"
+    (tmp_path / "proven.jsonl").unlink()
+    assert terminal.main(["check", str(tmp_path), "--sandbox=namespace"]) == 2
     assert "namespaces" in capsys.readouterr().err
 
 

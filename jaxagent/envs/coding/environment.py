@@ -58,6 +58,7 @@ class Coding(CommandSettings, Environment):
         default_factory=lambda: SandboxConfig(warm=4, memory_mb=1024, disk_mb=256, files=20_000, processes=128)
     )
 
+    has_solutions = True
     score = SOLVED
     removed: ClassVar = {"max_change_bytes": Removed(f"it is {MAX_CHANGE_BYTES:,}", MAX_CHANGE_BYTES)}
 
@@ -93,6 +94,10 @@ class Coding(CommandSettings, Environment):
     def stop_strings(self) -> Sequence[str]:  # type: ignore[override]
         """What ends a command."""
         return super().stop_strings if self.play == "built_in" else ()
+
+    def as_checked(self) -> Coding:
+        """The same judgement, by the tests also of nothing, and without a program."""
+        return dataclasses.replace(self, play="built_in", verify_empty=True)
 
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], Any]]:

@@ -49,12 +49,18 @@ class Pipes:
             limit=LINE_BYTES,
             start_new_session=True,
         )
+        assert process.stdout is not None and process.stdin is not None
+        streams = self._begin(process.stdout, process.stdin)
+        self._tasks.append(asyncio.create_task(_quietly(self._keep_tail, process)))
+        return streams
+
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Any:
+        """Listens and speaks from now on; gives what the session reads from and writes to."""
         inbox, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, outbox = anyio.create_memory_object_stream[SessionMessage](0)
-        self._tasks = [
-            asyncio.create_task(_quietly(self._listen, process, inbox)),
-            asyncio.create_task(_quietly(self._speak, process, outbox)),
-            asyncio.create_task(_quietly(self._keep_tail, process)),
+        self._tasks += [
+            asyncio.create_task(_quietly(self._listen, reader, inbox)),
+            asyncio.create_task(_quietly(self._speak, writer, outbox)),
         ]
         return read, write
 
@@ -90,13 +96,12 @@ class Pipes:
         wrote = f"it wrote: {lines[-1][-300:]}" if lines else ""
         return "; ".join(filter(None, (self._fault, wrote)))
 
-    async def _listen(self, process: asyncio.subprocess.Process, inbox: Any) -> None:
-        assert process.stdout is not None
+    async def _listen(self, reader: asyncio.StreamReader, inbox: Any) -> None:
         stray = 0
         async with inbox:
             while True:
                 try:
-                    line = await process.stdout.readline()
+                    line = await reader.readline()
                 except ValueError:
                     self._fault = f"a message of it has more than {LINE_BYTES} bytes"
                     return
@@ -112,13 +117,12 @@ class Pipes:
                     continue
                 await inbox.send(SessionMessage(message))
 
-    async def _speak(self, process: asyncio.subprocess.Process, outbox: Any) -> None:
-        assert process.stdin is not None
+    async def _speak(self, writer: asyncio.StreamWriter, outbox: Any) -> None:
         async with outbox:
             async for message in outbox:
                 text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-                process.stdin.write(text.encode() + b"\n")
-                await process.stdin.drain()
+                writer.write(text.encode() + b"\n")
+                await writer.drain()
 
     async def _keep_tail(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None

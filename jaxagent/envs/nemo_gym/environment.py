@@ -31,10 +31,8 @@ from jaxagent.envs.base import Environment, Message, Observation, Opening, Step,
 from jaxagent.envs.nemo_gym import rows
 from jaxagent.envs.server_process import REPLY_BYTES, STOP_S, Program, ServerProcess, variables_of
 from jaxagent.io.http import HttpClient
-from jaxagent.tools.calls import Call
-from jaxagent.tools.hermes import CLOSE, OPEN
-from jaxagent.tools.prompt import tools_text
-from jaxagent.tools.reading import read_answer
+from jaxagent.tools.calls import Call, tools_text
+from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
 from jaxagent.types import StopReason, Task, TokenKind
 
 SOLVED = "solved"

@@ -35,10 +35,8 @@ from jaxagent.envs.openenv.servers import Place, Servers
 from jaxagent.envs.openenv.wire import INVALID, Result, ServerError, Session, finite
 from jaxagent.envs.server_process import STOP_S, Program, variables_of
 from jaxagent.io.http import HttpError, HttpStatus
-from jaxagent.tools.calls import Tool
-from jaxagent.tools.hermes import CLOSE, OPEN
-from jaxagent.tools.prompt import tools_text
-from jaxagent.tools.reading import read_answer
+from jaxagent.tools.calls import Tool, tools_text
+from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
 from jaxagent.types import StopReason, Task, TokenKind
 
 SOLVED, RETURN = "solved", "return"

@@ -28,6 +28,7 @@ from jaxagent.types import StopReason, Task, TokenKind
 
 WORLDS: dict[str, type[World]] = {"bandit": Bandit, "frozen_lake": FrozenLake, "sokoban": Sokoban}
 SEED = re.compile(r"seed (\d{1,18})")  # a task's prompt
+SEARCHED = 20_000  # states, for a solution
 TAGS = ("<think>", "</think>", "<answer>", "</answer>", texts.SEPARATOR)
 
 
@@ -58,6 +59,30 @@ class Ragen(Environment):
         if not match:
             raise ConfigError(f"a task of the environment 'ragen' has the prompt 'seed NUMBER', not {text[:60]!r}.")
         return int(match[1])
+
+    def oracle(self, task: Task) -> Sequence[str] | None:
+        """The shortest way to the goal, found by trying all; None where `SEARCHED` states do not hold one."""
+        seed = self.seed(task.prompt)
+        start = self.world.begin(seed)
+        ways: list[tuple[State, tuple[str, ...]]] = [(start, ())]
+        seen: set[tuple[int, State]] = set()
+        for state, way in ways:
+            if len(way) >= self.world.max_actions or len(ways) > SEARCHED:
+                continue
+            for name in self.world.actions:
+                outcome = self.world.act(state, name, chance(seed, len(way)))
+                if outcome.solved:
+                    return self._as_turns((*way, name))
+                if not outcome.done and (place := (len(way), outcome.state)) not in seen:
+                    seen.add(place)
+                    ways.append((outcome.state, (*way, name)))
+        return None
+
+    def _as_turns(self, actions: Sequence[str]) -> list[str]:
+        """Actions as the policy writes them, as many to a turn as are read."""
+        thought, most = "<think> </think>" if self.think else "", self.max_actions_per_turn
+        parts = [actions[i : i + most] for i in range(0, len(actions), most)]
+        return [f"{thought}<answer>{f' {texts.SEPARATOR} '.join(part)}</answer>" for part in parts]
 
     def messages(self, text: str) -> tuple[Message, ...]:
         """The prompt of a task: the world's introduction and its first state."""

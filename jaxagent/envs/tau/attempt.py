@@ -97,9 +97,23 @@ class TauAttempt(Attempt):
         solved = float(self._over and data and outputs_said)
         return Verdict(solved, {SOLVED: solved, "data": data, "outputs": outputs_said, "ended": float(self._over)})
 
+    async def solve(self) -> bool:
+        """Does what the task's actions do and says its outputs, after which the customer ends the conversation."""
+        self._make_actions(self._shop)
+        self._spoken_texts += self._task.metadata["outputs"]
+        return await self.idle()
+
+    async def idle(self) -> bool:
+        """The customer ends the conversation, whatever was done."""
+        self._over = True
+        return True
+
     def goal(self) -> str:
         """The digest of what the task's actions make of fresh data."""
         shop = self._store.open()
+        self._make_actions(shop)
+        return shop.digest()
+
+    def _make_actions(self, shop: Any) -> None:
         actions = self._task.metadata["actions"]
         toolbox.replay(shop, ((action["name"], rows.passed_arguments(action)) for action in actions))
-        return shop.digest()

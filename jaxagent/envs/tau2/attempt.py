@@ -17,8 +17,7 @@ from jaxagent.envs.tau2 import rewards, words
 from jaxagent.envs.tau2.rows import AGENT, USER, Tau2Task, ToolUse
 from jaxagent.envs.tau2.world import Differences, World
 from jaxagent.tools.calls import Call, Tool
-from jaxagent.tools.hermes import CLOSE, OPEN
-from jaxagent.tools.reading import read_answer
+from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
 from jaxagent.types import StopReason, TokenKind
 
 if TYPE_CHECKING:
@@ -129,6 +128,15 @@ class Tau2Attempt(Attempt):
             )
         reward = rewards.reward(parts)
         return Verdict(reward, {SOLVED: reward, **parts})
+
+    async def solve(self) -> bool:
+        """Makes the calls that the task's author has made, of both sides, and says what was to be said."""
+        criteria = self._task.criteria
+        for use in criteria.actions or () if criteria else ():
+            self._world.call(use)
+            self._calls_made.append(use)
+        self._agent_texts += criteria.communicate_info or () if criteria else ()
+        return True
 
     @property
     def _over(self) -> bool:

@@ -48,6 +48,7 @@ class Tau2(Environment):
         "refuse"  # "skip" leaves them out of the reward, and counts them
     )
 
+    has_solutions = True
     score = SOLVED
     calls = "calls"
     stop_strings = (CLOSE,)

@@ -14,20 +14,20 @@ from jaxagent.data.fields import RowError, show
 from jaxagent.envs.forms import shaped
 
 
-def read(path: Path, form: Mapping[str, Any]) -> dict[str, Any]:
+def read(path: Path, form: Mapping[str, Any], strict: bool = False) -> dict[str, Any]:
     """What a TOML, YAML or JSON file holds, by the file's ending, in its form (`envs.forms`).
 
-    Keys that resemble nothing are allowed: authors add their own. A key close to a known one that is absent is taken
-    for a mistake, because a misspelt time limit would silently become the default.
+    Unless `strict` keys that resemble nothing are allowed: authors add their own. A key close to a known one that is
+    absent is taken for a mistake, because a misspelt time limit would silently become the default.
 
     Raises:
       ConfigError: no such file, or it cannot be read.
       RowError: it does not fit; names the key.
     """
     values = _parsed(path)
-    if isinstance(values, Mapping):
+    if isinstance(values, Mapping) and not strict:
         _check_spelling(values, form, "")
-    return shaped(values, form, "", strict=False)
+    return shaped(values, form, "", strict=strict)
 
 
 def _check_spelling(values: Mapping[str, Any], form: Mapping[str, Any], prefix: str) -> None:

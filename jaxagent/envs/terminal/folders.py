@@ -17,6 +17,12 @@ from jaxagent.envs.terminal.task import TerminalTask
 _READERS = {"task.toml": harbor, "task.yaml": terminal_bench, "task.json": endless}
 
 
+def holds_tasks(path: Path) -> bool:
+    """Whether `read_tasks` finds a task there, be it malformed or not."""
+    places = [path, *path.iterdir()] if path.is_dir() else []
+    return any((place / name).is_file() for place in places for name in _READERS)
+
+
 def read_task(folder: Path) -> TerminalTask:
     """One task directory of any format. Raises ConfigError: no task there, several formats at once, or a malformed
     one."""

@@ -13,12 +13,14 @@ task is used.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.data.fields import RowError
+from jaxagent.data.files import PROVEN
 from jaxagent.envs.forms import TEXT, shaped
 from jaxagent.envs.terminal import folders
 from jaxagent.envs.terminal.task import TaskLimits, TerminalTask, inline
@@ -39,6 +41,19 @@ def folder_row(task: TerminalTask) -> dict[str, Any]:
     kind = f"level{task.level}/{task.format}" if task.level else task.format
     metadata = {KEY: {"folder": str(task.folder.absolute())}, "domain": task.format}
     return {"id": task.id, "prompt": task.instruction, "answers": [], "kind": kind, "metadata": metadata}
+
+
+def folder_digest(task: Task) -> str:
+    """A hex digest of all files of the folder that a row names, with their modes; "" = it names none."""
+    about = task.metadata.get(KEY)
+    if not isinstance(about, Mapping) or "folder" not in about:
+        return ""
+    folder, digest = Path(str(about["folder"])), hashlib.blake2b(digest_size=8)
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and file.name != PROVEN:
+            head = f"{file.relative_to(folder)}\0{file.stat().st_mode:o}\0{file.stat().st_size}\0"
+            digest.update(head.encode("utf-8", "surrogateescape") + file.read_bytes())
+    return digest.hexdigest()
 
 
 def from_task(task: Task) -> TerminalTask:

@@ -7,21 +7,23 @@ removed. When the verifier does not say a reward, that is a `VerifierError`, whi
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
 import shlex
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from jaxagent.envs.terminal.task import Script, TerminalTask
+from jaxagent.envs.terminal.task import Healthcheck, Script, TerminalTask
 from jaxagent.sandbox.base import CommandResult
 
 if TYPE_CHECKING:
     from jaxagent.envs.terminal.sandbox_workspace import SandboxWorkspace
 
 REWARD_TXT, REWARD_JSON = "/logs/verifier/reward.txt", "/logs/verifier/reward.json"
-_REWARD_FOLDER = "/logs/verifier"
+REWARD, REWARD_FOLDER = "reward", "/logs/verifier"
 MAX_TXT_BYTES, MAX_JSON_BYTES = 4096, 65536
 _SETUP_TIMEOUT_S = 60.0
 _SHOWN = 400  # characters of output in an error
@@ -34,16 +36,35 @@ class VerifierError(RuntimeError):
 
 
 async def prepare(workspace: SandboxWorkspace, task: TerminalTask) -> None:
-    """Brings the initial state about and, where the task has one, runs its initial test. Raises VerifierError: either
-    failed."""
+    """Brings the initial state about: setup, healthchecks and, where the task has one, its initial test.
+
+    Raises:
+      VerifierError: one of them failed.
+    """
     for part, script in (("setup", task.setup), ("initial test", task.initial_test)):
         if script is not None:
-            timeout_s = task.limits.verifier_timeout_s if script is task.initial_test else _SETUP_TIMEOUT_S
+            timeout_s = task.limits.verifier_timeout_s if script is task.initial_test else task.limits.build_timeout_s
             result = await run_script(workspace, task, script, timeout_s)
             if result.timed_out or result.exit_code != 0:
                 raise VerifierError(f"{task.id}: the {part} {_how(result)}")
+        for healthcheck in task.healthchecks if part == "setup" else ():
+            await _wait_for_health(workspace, task, healthcheck)
     if task.looks_at_processes:
         await workspace.remember_processes()
+
+
+async def _wait_for_health(workspace: SandboxWorkspace, task: TerminalTask, check: Healthcheck) -> None:
+    """Tries a healthcheck as Harbor does: failures in the start period do not count, then `retries` in a row end it."""
+    start_ends, failures = time.monotonic() + check.start_period_s, 0
+    while True:
+        starting = time.monotonic() < start_ends
+        result = await run_script(workspace, task, Script(check.command), check.timeout_s)
+        if result.exit_code == 0 and not result.timed_out:
+            return
+        failures += not starting
+        if failures >= max(1, check.retries):
+            raise VerifierError(f"{task.id}: the healthcheck failed {failures} times; the last {_how(result)}")
+        await asyncio.sleep(check.start_interval_s if starting else check.interval_s)
 
 
 async def solve(workspace: SandboxWorkspace, task: TerminalTask) -> CommandResult:
@@ -58,28 +79,53 @@ async def solve(workspace: SandboxWorkspace, task: TerminalTask) -> CommandResul
 
 
 async def verify(workspace: SandboxWorkspace, task: TerminalTask) -> float:
-    """Runs the final test and returns the reward it says. Raises VerifierError: the test is missing, timed out, or said
-    no reward of the task's range."""
+    """Runs the final test and returns the reward it says. Raises VerifierError: as `rewards`, or it said no reward of
+    the task's range."""
+    return the_reward(task, await rewards(workspace, task))
+
+
+async def rewards(workspace: SandboxWorkspace, task: TerminalTask) -> dict[str, float]:
+    """Runs the final test and returns the numbers it says by name; {"reward": ...} where it says but one.
+
+    Raises:
+      VerifierError: the test is missing, timed out, or said no number.
+    """
     if task.final_test is None:
         raise VerifierError(f"{task.id} has no final test.")
     if task.reward_from == "reward_file":  # whatever the agent wrote there is no reward
-        command = f"{removal(_REWARD_FOLDER)} && mkdir -p {_REWARD_FOLDER}"
-        result = await workspace.run(command, timeout_s=_SETUP_TIMEOUT_S)
-        if result.timed_out or result.exit_code != 0:
-            raise VerifierError(f"cannot make an empty {_REWARD_FOLDER}: it {_how(result)}")
+        await empty(workspace, task, REWARD_FOLDER, make=True)
     result = await run_script(workspace, task, task.final_test, task.limits.verifier_timeout_s, task.verifier_env)
     if result.timed_out:
         raise VerifierError(f"{task.id}: the final test {_how(result)}")
     try:
         if task.reward_from == "exit_status":
-            return reward_of_status(result.exit_code)
+            return {REWARD: reward_of_status(result.exit_code)}
         if task.reward_from == "pytest_summary":
-            return reward_of_summary(result.exit_code, result.output.decode("utf-8", "replace"))
+            return {REWARD: reward_of_summary(result.exit_code, result.output.decode("utf-8", "replace"))}
         await workspace.stop_processes()  # a program of the agent's that the test started may wait for the reward
         txt = await _read(workspace, REWARD_TXT, MAX_TXT_BYTES)
-        return reward_of_files(txt, await _read(workspace, REWARD_JSON, MAX_JSON_BYTES), task.reward_range)
+        found = rewards_of_files(txt, await _read(workspace, REWARD_JSON, MAX_JSON_BYTES))
+        if REWARD in found or len(found) == 1:
+            in_range(task.reward_range, scalar(found))
+        return found
     except ValueError as error:
         raise VerifierError(f"{task.id}: {error} The test {_how(result)}") from None
+
+
+def the_reward(task: TerminalTask, numbers: Mapping[str, float]) -> float:
+    """The one that is trained of a task's numbers. Raises VerifierError: there are several and none is "reward"."""
+    try:
+        return scalar(numbers)
+    except ValueError as error:
+        raise VerifierError(f"{task.id}: {error}") from None
+
+
+async def empty(workspace: SandboxWorkspace, task: TerminalTask, folder: str, make: bool = False) -> None:
+    """Removes a folder of the verifier's whatever became of it, and makes it anew. Raises VerifierError."""
+    command = removal(folder) + (f" && mkdir -p {folder}" if make else "")
+    result = await workspace.run(command, timeout_s=_SETUP_TIMEOUT_S)
+    if result.timed_out or result.exit_code != 0:
+        raise VerifierError(f"{task.id}: cannot empty {folder}: it {_how(result)}")
 
 
 async def run_script(
@@ -91,8 +137,16 @@ async def run_script(
 ) -> CommandResult:
     """Puts a script's files in place and runs it in the task's working directory."""
     for path, source in script.files.items():
-        await workspace.copy_in(source, path)
+        await workspace.copy_in(source, path if path.startswith("/") else f"{await here(workspace, task)}/{path}")
     return await workspace.run(script.command, timeout_s=timeout_s, cwd=task.workdir, env={**task.env, **(env or {})})
+
+
+async def here(workspace: SandboxWorkspace, task: TerminalTask) -> str:
+    """The task's working directory, without a / at its end."""
+    if task.workdir:
+        return task.workdir.rstrip("/")
+    result = await workspace.run("pwd", timeout_s=_SETUP_TIMEOUT_S)
+    return result.output.decode("utf-8", "replace").strip().rstrip("/")
 
 
 def reward_of_status(status: int) -> float:
@@ -133,46 +187,65 @@ def reward_of_summary(status: int, output: str) -> float:
 def reward_of_files(txt: bytes | None, json_: bytes | None, within: tuple[float, float] = (0.0, 1.0)) -> float:
     """The number in reward.txt, or "reward" (else the only number) in reward.json.
 
-    Harbor's readers have preferred the one and the other file; so two files that disagree are an error here. So is a
-    number that the task's author does not promise: one of 1e300 would make the whole batch's advantages useless.
-
     Args:
       txt: content of reward.txt, None = it is not there.
       json_: content of reward.json, likewise.
       within: the lowest and the highest reward.
 
     Raises:
-      ValueError: no file, no finite number in it, several numbers without one called "reward", two rewards, or one
-        outside of the range.
+      ValueError: as the functions below.
     """
-    rewards = {}
-    if txt is not None:
-        rewards["reward.txt"] = _number(txt.decode("utf-8", "replace").strip(), "reward.txt")
-    if json_ is not None:
-        rewards["reward.json"] = _reward_of_json(json_.decode("utf-8", "replace"))
-    if not rewards:
-        raise ValueError(f"neither {REWARD_TXT} nor {REWARD_JSON} was written.")
-    if len(set(rewards.values())) > 1:
-        raise ValueError(f"reward.txt says {rewards['reward.txt']} and reward.json {rewards['reward.json']}.")
-    name, reward = next(iter(rewards.items()))
-    if not within[0] <= reward <= within[1]:
-        raise ValueError(
-            f"{name} says {reward:g}, which is not in [{within[0]:g}, {within[1]:g}]. (A task whose rewards are others "
-            "says so: [metadata] reward_range = [lowest, highest].)"
-        )
+    reward = scalar(rewards_of_files(txt, json_))
+    in_range(within, reward)
     return reward
 
 
-def _reward_of_json(text: str) -> float:
+def rewards_of_files(txt: bytes | None, json_: bytes | None) -> dict[str, float]:
+    """The numbers of reward.json, or the one of reward.txt as {"reward": ...}.
+
+    Harbor's readers have preferred the one and the other file; so two files that disagree are an error here.
+
+    Raises:
+      ValueError: no file, something else than finite numbers in it, or two rewards.
+    """
+    said = None if txt is None else _number(txt.decode("utf-8", "replace").strip(), "reward.txt")
+    if json_ is None:
+        if said is None:
+            raise ValueError(f"neither {REWARD_TXT} nor {REWARD_JSON} was written.")
+        return {REWARD: said}
+    numbers = _rewards_of_json(json_.decode("utf-8", "replace"))
+    if said is not None and scalar(numbers) != said:
+        raise ValueError(f"reward.txt says {said} and reward.json {scalar(numbers)}.")
+    return numbers
+
+
+def scalar(numbers: Mapping[str, float]) -> float:
+    """ "reward", else the only number. Raises ValueError: there are several without it, or none."""
+    if REWARD not in numbers and len(numbers) != 1:
+        raise ValueError(f"reward.json has no 'reward'; it has {', '.join(numbers) or 'nothing'}.")
+    return numbers[REWARD] if REWARD in numbers else next(iter(numbers.values()))
+
+
+def in_range(within: tuple[float, float], reward: float) -> None:
+    """Raises ValueError for a number that the task's author does not promise: one of 1e300 would make the whole batch's
+    advantages useless."""
+    if not within[0] <= reward <= within[1]:
+        raise ValueError(
+            f"The test says {reward:g}, which is not in [{within[0]:g}, {within[1]:g}]. (A task whose rewards are "
+            "others says so: [metadata] reward_range = [lowest, highest].)"
+        )
+
+
+def _rewards_of_json(text: str) -> dict[str, float]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError(f"reward.json is not JSON: {text[:80]!r}.") from None
     if not isinstance(values, dict):
         raise ValueError(f"reward.json must be an object, got {text[:80]!r}.")
-    if "reward" not in values and len(values) != 1:
-        raise ValueError(f"reward.json has no 'reward'; it has {', '.join(values) or 'nothing'}.")
-    return _number(values["reward"] if "reward" in values else next(iter(values.values())), "reward.json")
+    if not values:
+        raise ValueError("reward.json has no 'reward'; it has nothing.")
+    return {name: _number(value, "reward.json") for name, value in values.items()}
 
 
 def _number(value: object, name: str) -> float:

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from data_pipelines import prove
 from jaxagent.config import ConfigError
 from jaxagent.data import proofs, sources
+from jaxagent.envs import check
 from jaxagent.envs.base import Environment, Step, Verdict
 from jaxagent.types import StopReason
 from tests.envs.coding import tiny
@@ -52,7 +52,7 @@ def _argv(folder, *more):
         f"    c = search_r1.get_config('laptop')\n    c.env = {{'name': '{__name__}:Echo'}}\n    return c\n"
     )
     fields = (f"--config.data.source={folder}", f"--config.workdir={folder.parent}/run")
-    return ["prove", f"--config={folder.parent}/echo.py", *fields, *more]
+    return ["check", f"--config={folder.parent}/echo.py", *fields, *more]
 
 
 def _row(id, **changes):
@@ -75,26 +75,28 @@ def test_what_became_of_every_row_is_written_and_a_run_counts_what_is_not_proven
     ]
     _write(data / "train.jsonl", *good, *bad)
     _write(data / "test.jsonl", _row("held"))
-    assert prove.main(_argv(data, "--tasks=2")) == 0
-    assert prove.main(_argv(data)) == 1  # goes on
-    said = capsys.readouterr().out
-    assert "5 tasks to prove" in said and "4 without" not in said
-    for line in (
-        *("broken: failed: RuntimeError: nobody listens", "free: wrong: solution 1, nothing done 1"),
-        *("wrong: wrong: solution 0, nothing done 0", "none: without a solution: the row has no solution"),
-    ):
+    assert check.main(_argv(data, "--tasks=2")) == 0
+    assert check.main(_argv(data)) == 1  # goes on
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert said[0] == "3 tasks to check, of 3" and "5 tasks to check, of 8" in said
+    for line in ("good2 1 0 proven", "free 1 1 wrong", "wrong 0 0 wrong"):
         assert line in said
+    assert said[-1] == "8 tasks: 4 proven, 2 wrong, 1 failed, 1 without a solution"
+    assert any(line.startswith("broken - - failed: RuntimeError: nobody listens") for line in said)
+    assert "none - - without a solution: the row has no solution that this environment can play" in said
     lines = [json.loads(line) for line in (data / "proven.jsonl").read_text().splitlines()]
     assert [line["id"] for line in lines if proofs.is_proven(line)] == ["good0", "good1", "held", "good2"]
-    assert len(lines) == 8 and prove.main(_argv(data)) == 0  # nothing is left to do
-    assert prove.main(_argv(data, "--again")) == 1  # the bad ones, again
+    assert len(lines) == 8 and check.main(_argv(data, "--json")) == 1  # nothing is left to do, and not all is proven
+    told = json.loads(capsys.readouterr().out)
+    assert [(one["id"], one["idle"]) for one in told["tasks"]][4] == ("free", 1.0) and told["proven"] == 4
+    assert check.main(_argv(data, "--again")) == 1  # the bad ones, again
     train, held_out = sources.load_tasks(data, "train", need_answers=False), sources.load_tasks(data, "test")
-    told = proofs.check(train, held_out, [data], only_proven=False)
+    told = proofs.check(train, held_out, [data], False)
     assert (
         told == "4 of 7 training and 0 of 1 held-out tasks are not proven by their solutions (4 were tried and failed)"
     )
-    with pytest.raises(ConfigError, match=r"data\.only_proven: 4 of 7 .*, the first broken, free, wrong\. python -m"):
-        proofs.check(train, held_out, [data], only_proven=True)
+    with pytest.raises(ConfigError, match=r"data\.unchecked=refuse: 4 of 7 .*, the first broken, free, wrong\. pyth"):
+        proofs.check(train, held_out, [data], True)
     with (data / "proven.jsonl").open("a") as file:
         file.write('{"id": "cut off')  # by a kill
     _write(data / "train.jsonl", *good, _row("good0x", prompt="another"))
@@ -104,7 +106,7 @@ def test_what_became_of_every_row_is_written_and_a_run_counts_what_is_not_proven
     assert "1 of 1 training" in proofs.check(sources.load_tasks(data, "train"), held_out, [data], False)
 
 
-def test_software_tasks_are_proven_in_sandboxes(tmp_path, play):
+def test_software_tasks_are_checked_in_sandboxes(tmp_path, play):
     """A gold patch, rows as published, whose bug is there, and one that is solved as it stands; the same judgement."""
     del play  # skips where no sandbox works
     task = tiny.unittest_task()
@@ -117,7 +119,7 @@ def test_software_tasks_are_proven_in_sandboxes(tmp_path, play):
     _write(data, *({"id": name, "prompt": name, "answers": [], "metadata": {"coding": a}} for name, a in kinds.items()))
     _write(tmp_path / "held.jsonl", {"id": "held", "prompt": "h", "answers": [], "metadata": {"coding": about}})
     fields = [f"--config.data.source={data}", f"--config.data.eval_source={tmp_path}/held.jsonl", "--jobs=2"]
-    assert prove.main(["prove", "--config=configs/coding_agent.py", f"--config.workdir={tmp_path}/run", *fields]) == 1
+    assert check.main(["check", "--config=configs/coding_agent.py", f"--config.workdir={tmp_path}/run", *fields]) == 1
     found = {p["id"]: p for p in map(json.loads, (tmp_path / "train.jsonl.proven.jsonl").read_text().splitlines())}
     assert [name for name in kinds if proofs.is_proven(found[name])] == ["gold"]
     assert found["solved"]["idle"] == 1.0
