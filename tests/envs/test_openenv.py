@@ -17,7 +17,7 @@ from jaxagent.envs.base import Transcript
 from jaxagent.envs.openenv import actions, manifest
 from jaxagent.envs.openenv.environment import OpenEnv, OpenEnvAttempt, Protocol, check_reset, reset_of
 from jaxagent.envs.openenv.servers import Servers
-from jaxagent.envs.server_process import REPLY_BYTES, Program, ServerProcess
+from jaxagent.envs.server_process import REPLY_BYTES, ServerProcess, ServerProgram
 from jaxagent.types import StopReason, Task, TokenKind
 from tests.envs.served import opened, web_server
 
@@ -72,7 +72,7 @@ class Peer:
 
 def attempt_on(url, form=WAY, reply_s=5.0, task=TASK, **settings):
     config = OpenEnv(server=url, step_timeout_s=reply_s, **settings)
-    servers = Servers(url, Program(""), 1, 5.0, reply_s)
+    servers = Servers(url, ServerProgram(""), 1, 5.0, reply_s)
     return OpenEnvAttempt(task, config, servers, Protocol(actions.form_of(form, "here")))
 
 
@@ -204,7 +204,7 @@ def test_attempts_wait_for_a_place_on_a_server_that_takes_two_sessions():
     async def play():
         peer = Peer(lambda said: result(), most=2)
         async with web_server(peer.app) as url:
-            servers = Servers(url, Program(""), 1, 5.0, 5.0)
+            servers = Servers(url, ServerProgram(""), 1, 5.0, 5.0)
 
             async def episode():
                 session, place, _ = await servers.begin("reset", {})
@@ -390,7 +390,7 @@ def test_a_process_serves_on_its_port_and_is_killed_with_its_children(tmp_path):
     (tmp_path / "hanging_app.py").write_text("import time; print('I hang', flush=True); time.sleep(600)")
 
     async def play():
-        process = ServerProcess(Program("bare_app:app", sys.executable, str(tmp_path), {"A": "b"}))
+        process = ServerProcess(ServerProgram("bare_app:app", sys.executable, str(tmp_path), {"A": "b"}))
         await process.start("/", 60)
         assert process.alive
         import aiohttp
@@ -408,7 +408,7 @@ def test_a_process_serves_on_its_port_and_is_killed_with_its_children(tmp_path):
             ("broken_app:app", 60, ConnectionError, "'broken_app:app' has ended; it wrote: no such lamp"),
             ("hanging_app:app", 2.0, TimeoutError, "was not ready in 2 s; it wrote: I hang"),
         ):
-            process = ServerProcess(Program(target, sys.executable, str(tmp_path)))
+            process = ServerProcess(ServerProgram(target, sys.executable, str(tmp_path)))
             with pytest.raises(failure, match=words):
                 await process.start("/", seconds)
             await process.close()

@@ -50,7 +50,7 @@ class Result:
     done: bool
 
 
-class Session:
+class OpenEnvSession:
     """One episode's. Single use; closed in any case, on the loop that connected it."""
 
     def __init__(self, url: str, client: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse) -> None:
