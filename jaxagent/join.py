@@ -144,7 +144,7 @@ def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, si
         own = devices.provide_for(local.of_engine(cfg))
     from jaxagent.runs import checks
     from jaxagent.runs.fleet import player
-    from jaxagent.runs.fleet.facts import facts
+    from jaxagent.runs.fleet.trainer import facts
 
     checks.check(cfg.for_platform(devices.available()[0].platform))
     devices.keep_compiled_programs()

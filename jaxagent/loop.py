@@ -150,7 +150,7 @@ def rl_stage(
         if rl.staleness:  # else the first update says it
             sampled |= lag.gaps(programs, state, sink.weights_of, chosen.groups, step)
         state, metrics, learnt = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
-        workdir.keep_episodes(stage, step, episodes, learnt)
+        workdir.logs.keep(stage, step, episodes, learnt)
         sampled |= experience.record(chosen.sampled, step)
         metrics["policy/entropy_coefficient"] = entropy.applied
         entropy = entropy.after(metrics)

@@ -89,6 +89,9 @@ def _value(config: Config | None, field: flags.Field) -> str:
 
 def _run(invocation: flags.Invocation, argv: Sequence[str]) -> int | None:
     # Late imports: what they name loads jax, which costs seconds.
+    from jaxagent.observe.metrics import check_trackers
+
+    check_trackers(invocation.config.trackers)
     if invocation.dry_run:
         from jaxagent.plan import run
 

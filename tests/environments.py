@@ -5,11 +5,14 @@ JAXAGENT_TEST_ENVIRONMENTS names the folder that keeps them; by default it is in
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,6 +25,20 @@ def python_with(name: str, *requirements: str) -> pathlib.Path:
     pip = [str(folder / "bin/pip"), "install", "--quiet", "--retries=1", "--disable-pip-version-check", *requirements]
     _make(folder, requirements, [[sys.executable, "-m", "venv", "--clear", str(folder)], pip])
     return folder / "bin/python"
+
+
+@contextlib.contextmanager
+def importable(module: str, name: str, *requirements: str) -> Iterator[None]:
+    """While it is open, this process can import a module: its own, or else that of `python_with(name, ...)`."""
+    if importlib.util.find_spec(module) is not None:
+        yield
+        return
+    (packages,) = python_with(name, *requirements).parents[1].glob("lib/python*/site-packages")
+    sys.path.append(str(packages))  # behind all that this process has itself
+    try:
+        yield
+    finally:
+        sys.path.remove(str(packages))
 
 
 def beside(python: pathlib.Path, name: str, requirement: str) -> pathlib.Path:

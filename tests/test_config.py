@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from configs import search_r1
 from jaxagent import config as schema
 from jaxagent.config import flags
-from jaxagent.config.engine import suitable_sizes
+from jaxagent.config.model import suitable_sizes
 from jaxagent.config.parse import build
 from jaxagent.config.run import STAGE_SECTIONS
 from tests.tiny_run import ROOT, put

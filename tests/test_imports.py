@@ -22,7 +22,7 @@ LEVELS = (
     ("runs",),
     ("plan", "service", "view"),
     ("loop",),
-    ("main", "join", "evaluate", "serve", "__main__"),
+    ("main", "join", "evaluate", "serve", "doctor", "__main__"),
     ("evaluate_lengths", "replay"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -118,7 +118,7 @@ CORE = (
 )  # fmt: skip
 GUESTS = (
     "sandbox", "gateway", "agents", "tools", "fleet", "service", "plan", "view", "replay", "runs.fleet", "main",
-    "join", "evaluate", "serve", "evaluate_lengths",
+    "join", "evaluate", "serve", "doctor", "evaluate_lengths",
     *(f"envs.{folder.name}" for folder in (ROOT / "jaxagent/envs").iterdir() if (folder / "__init__.py").is_file()),
 )  # fmt: skip
 
@@ -155,11 +155,12 @@ def test_types_config_rewards_envs_and_data_name_no_jax(path):
 
 def test_types_config_rewards_envs_and_data_start_without_jax():
     # grain itself loads jax, so the one kind of module that may load it late or not at all is the one that uses
-    # grain: it runs beside the learner. Everything else is what worker processes import.
+    # grain: it runs beside the learner. A program that another interpreter starts, with a package of its own, is none
+    # of ours to import. Everything else is what worker processes import.
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in _files()
-        if _room(path) in NO_JAX_ROOMS and not any(name.split(".")[0] == "grain" for name in _imports(path))
+        if _room(path) in NO_JAX_ROOMS and not {"grain", "verifiers"} & {name.split(".")[0] for name in _imports(path)}
     ]
     # One subprocess for all; the first module that brings jax in is named.
     code = (

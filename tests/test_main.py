@@ -4,7 +4,6 @@ import errno
 import importlib.util
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -13,9 +12,9 @@ from unittest import mock
 
 import pytest
 
-import jaxagent
-from jaxagent import evaluate
+from jaxagent import __version__, evaluate
 from jaxagent import main as cli
+from jaxagent.__main__ import COMMANDS
 from jaxagent.config import MODEL_SHAPE, Config, ConfigError, errors, flags
 from jaxagent.config.command import Parser
 from jaxagent.runs.stopping import Stopped
@@ -300,12 +299,58 @@ def test_ctrl_c_while_a_command_is_loaded_is_one_line(tmp_path):
     assert (child.returncode, error) == (130, "interrupted\n")
 
 
+def jaxagent(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`jaxagent WORDS`, in a folder that is not the checkout."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    command = [sys.executable, "-c", "import sys; from jaxagent.__main__ import main; sys.exit(main())", *words]
+    return subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, timeout=60)
+
+
 def test_the_package_says_its_commands_and_its_version():
     done = subprocess.run([sys.executable, "-m", "jaxagent"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "search_r1" in done.stdout.splitlines()[-1]
-    named = re.findall(r"python -m ([\w.]+)", done.stdout)
-    assert len(named) > 6 and all(importlib.util.find_spec(module) for module in named)
-    assert f'version="{jaxagent.__version__}"' in (ROOT / "setup.py").read_text(encoding="utf-8")
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= 130
+    for name, (module, words, _) in COMMANDS.items():
+        assert importlib.util.find_spec(module) and f"jaxagent {name} {words}" in done.stdout, name
+    assert f'version="{__version__}"' in (ROOT / "setup.py").read_text(encoding="utf-8")
+    assert jaxagent("--version").stdout == f"jaxagent {__version__}\n"
+
+
+def test_a_command_is_its_module_in_the_place_of_the_process(tmp_path):
+    done = jaxagent("train", "--config=search_r")
+    assert done.returncode == 2 and "Did you mean 'search_r1'?" in done.stderr and done.stderr.count("\n") == 1
+    (tmp_path / "numpy").mkdir()  # which this command imports: it says who runs, and how
+    said = "import os, sys\nprint(os.getpid(), sys.path[0], sys.argv[1:], flush=True)\nos.kill(os.getpid(), 15)\n"
+    (tmp_path / "numpy" / "__init__.py").write_text(said)
+    words = [sys.executable, "-m", "jaxagent", "report", "--a b", ""]
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as child:
+        out, _ = child.communicate(timeout=60)
+    assert (child.returncode, out) == (-15, f"{child.pid} {tmp_path} ['--a b', '']\n")
+
+
+def test_a_command_that_is_none_is_answered_with_the_nearest():
+    done = jaxagent("evalaute", "--config.workdir=x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: There is no command 'evalaute'. Did you mean 'evaluate'?\n"
+
+
+def test_bash_completes_commands_and_configs():
+    script = jaxagent("completion", "bash").stdout
+    complete = (
+        'complete_as() { COMP_WORDS=($1); COMP_CWORD=$2 COMP_LINE=$1; _jaxagent jaxagent "$3"; echo ${COMPREPLY[@]}; }'
+    )
+    asked = 'complete_as "jaxagent s" 1 s; complete_as "jaxagent train --config=gsm" 4 gsm'
+    done = subprocess.run(["bash", "-c", f"{script}\n{complete}\n{asked}"], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["serve sweep sandbox", "gsm8k_python"], done.stderr
+
+
+def test_the_list_of_commands_needs_no_package_but_this_one(tmp_path):
+    """It answers in a Python that lacks everything, and at once."""
+    code = "import sys; from jaxagent.__main__ import main; main(['jaxagent']); print(sorted(sys.modules))"
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-S", "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "'numpy'" not in done.stdout and "search_r1" in done.stdout, done.stderr
 
 
 def test_a_path_from_home_is_found_by_every_command(monkeypatch, tmp_path, capsys):

@@ -13,7 +13,7 @@ import pytest
 from jaxagent import main as cli
 from jaxagent.config import ConfigError, SandboxConfig, flags, modern, parse, to_dict
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.config.learner import RateConfig
+from jaxagent.config.model import RateConfig
 from jaxagent.envs.base import Environment
 from jaxagent.envs.orchestra.roles import SKILLS
 from jaxagent.evaluate import stored_config

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from jaxagent.algorithms.late import jax, jnp
 from jaxagent.algorithms.value_losses import Squared
 from jaxagent.config.choice import Choice
-from jaxagent.config.learner import OptimizerConfig
+from jaxagent.config.model import OptimizerConfig
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ZeroToOne
 from jaxagent.contract import check_arrays
 

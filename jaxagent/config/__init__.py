@@ -6,24 +6,24 @@ these frozen dataclasses *before any device work* and converts it once, so that 
 Imports nothing slow: `--help` and config errors answer at once.
 """
 
-from jaxagent.config.data import Columns as Columns
-from jaxagent.config.data import DataConfig as DataConfig
-from jaxagent.config.data import SourceConfig as SourceConfig
-from jaxagent.config.engine import EngineConfig as EngineConfig
+from jaxagent.config.env import Columns as Columns
+from jaxagent.config.env import DataConfig as DataConfig
 from jaxagent.config.env import EnvConfig as EnvConfig
 from jaxagent.config.env import RoleConfig as RoleConfig
 from jaxagent.config.env import SandboxConfig as SandboxConfig
 from jaxagent.config.env import SoftwareConfig as SoftwareConfig
+from jaxagent.config.env import SourceConfig as SourceConfig
 from jaxagent.config.env import WorkersConfig as WorkersConfig
 from jaxagent.config.errors import ConfigError as ConfigError
 from jaxagent.config.errors import nearest as nearest
 from jaxagent.config.fleet import FleetConfig as FleetConfig
-from jaxagent.config.learner import BatchConfig as BatchConfig
-from jaxagent.config.learner import OptimizerConfig as OptimizerConfig
 from jaxagent.config.model import MODEL_SHAPE as MODEL_SHAPE
+from jaxagent.config.model import BatchConfig as BatchConfig
+from jaxagent.config.model import EngineConfig as EngineConfig
 from jaxagent.config.model import LoraConfig as LoraConfig
 from jaxagent.config.model import MeshConfig as MeshConfig
 from jaxagent.config.model import ModelConfig as ModelConfig
+from jaxagent.config.model import OptimizerConfig as OptimizerConfig
 from jaxagent.config.model import check_folder as check_folder
 from jaxagent.config.parse import modern as modern
 from jaxagent.config.parse import parse as parse

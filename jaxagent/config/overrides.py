@@ -87,7 +87,9 @@ def _set(form: Kind, value: Any, parts: list[str], text: str, path: str) -> Any:
 
 
 def _replaced(form: Kind, value: Any, text: str, path: str) -> Any:
-    if form.optional and text in OFF and not (form.choice and text in form.choice.entries):
+    of_tuple = [name for inner in typing.get_args(form.value) for name in typing.get_args(inner)]
+    means = "none" in of_tuple or (form.choice and text in form.choice.entries)  # it is a value itself
+    if form.optional and text in OFF and not means:
         return None
     if form.choice is not None:
         new, old = form.choice.spelled_out(text), form.choice.spelled_out(value) or {}

@@ -11,13 +11,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from jaxagent.config.choice import Choice
-from jaxagent.config.data import DataConfig, Seed
-from jaxagent.config.engine import EngineConfig
-from jaxagent.config.env import EnvConfig, RoleConfig
+from jaxagent.config.env import DataConfig, EnvConfig, RoleConfig, Seed
 from jaxagent.config.errors import Removed
 from jaxagent.config.fleet import FleetConfig
-from jaxagent.config.learner import BatchConfig, OptimizerConfig
-from jaxagent.config.model import MeshConfig, ModelConfig, TokenizerConfig
+from jaxagent.config.model import BatchConfig, EngineConfig, MeshConfig, ModelConfig, OptimizerConfig, TokenizerConfig
 from jaxagent.config.ranges import (
     FiniteFloat,
     NonNegativeFloat,
@@ -39,6 +36,7 @@ from jaxagent.config.stages import (
 
 # What `Config.stages` can name; loop.py says how each is done.
 Stage = Literal["warm_start", "sample", "sft", "rft", "dpo", "outcome_model", "opd", "rl"]
+Tracker = Literal["wandb", "mlflow", "trackio", "tensorboard", "none"]
 STAGE_SECTIONS = ("warm_start", "sample", "sft", "rft", "dpo", "outcome_model", "opd")  # "rl" is a section of every run
 ADVANTAGES = Choice("jaxagent.algorithms.estimators:ADVANTAGES")
 OBJECTIVES = Choice("jaxagent.algorithms.objectives:OBJECTIVES")
@@ -348,6 +346,7 @@ class Config:
     checkpoint: CheckpointConfig
     resume: ResumeConfig | None = None
     episodes: EpisodesConfig | None = None  # None: all are kept, and stages learn from none of RL's
+    track: tuple[Tracker, ...] | None = None  # who is told of the run beside metrics.jsonl; None: tensorboard
 
     moved: ClassVar = {"log_episodes": "episodes.learn"}
 
@@ -355,6 +354,12 @@ class Config:
     def kept_episodes(self) -> EpisodesConfig:
         """The section `episodes`, by default where there is none."""
         return self.episodes or EpisodesConfig()
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The names in `track`, each once; TensorBoard's where it is left open."""
+        chosen = ("tensorboard",) if self.track is None else self.track
+        return tuple(name for name in dict.fromkeys(chosen) if name != "none")
 
     @property
     def takes_other_rounding(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, ClassVar, Literal
 
-from jaxagent.config.learner import RateConfig, RowsConfig
+from jaxagent.config.model import RateConfig, RowsConfig
 from jaxagent.config.ranges import (
     FiniteFloat,
     NonNegativeFloat,

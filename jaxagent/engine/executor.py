@@ -20,11 +20,21 @@ import jax
 import numpy as np
 
 from jaxagent.config import ConfigError, EngineConfig
-from jaxagent.engine import batching, functions, programs
+from jaxagent.engine import batching, functions
 from jaxagent.engine.automaton import StopTable
 from jaxagent.engine.model import ROWS, Model, Params
 from jaxagent.engine.requests import EngineSetup
 from jaxagent.models import kernels
+
+# The engine's functions as programs: what is static, and which state a call overwrites in place. Nothing compiles here:
+# `Executor` runs them, and a dry run lowers them from abstract arrays.
+init_state = jax.jit(functions.init_state, static_argnames=("model", "slots", "pages", "page_tokens", "memories"))
+prefill = jax.jit(functions.prefill, static_argnames="model", donate_argnames="state")
+copy_pages = jax.jit(functions.copy_pages, static_argnames=("model", "memories"), donate_argnames="state")
+read_choices = jax.jit(functions.read_choices, static_argnames="model")
+begin = jax.jit(functions.begin, donate_argnames="state")
+free = jax.jit(functions.free, donate_argnames="state")
+generate = jax.jit(functions.generate, static_argnames=("model", "steps", "truncated"), donate_argnames="state")
 
 _COPIES = 64  # pages or memories copied by one call, per shard
 _SHARE = 16  # rows of prefill that read their pages together, in fast numerics
@@ -121,7 +131,7 @@ class Executor:
         self.set_stops(StopTable(setup.stops, setup.cfg.stop_states).table)
         s = self.sizes
         counts = s.all_slots, s.pages * s.shards, s.page_tokens, s.memories * s.shards
-        self._state = programs.init_state(model, *counts)
+        self._state = init_state(model, *counts)
 
     def set_params(self, params: Params) -> None:
         """Takes new weights: laid out as generation wants them; what lies so already is shared."""
@@ -135,7 +145,7 @@ class Executor:
         """Caches spans, at most `sizes.prefill_rows` tokens per shard; tables i32[S,Q]. Returns the rows computed."""
         s = self.sizes
         *rows, tiles = batching.lay_out(spans, s.shards, s.slots, s.prefill_tiles, s.tile_rows, s.share)
-        self._state = _issue(programs.prefill, self.model, self.params, self._state, tables, *rows, np.int32(tiles))
+        self._state = _issue(prefill, self.model, self.params, self._state, tables, *rows, np.int32(tiles))
         return tiles * s.tile_rows * s.shards
 
     def copy_pages(self, copies: Sequence[tuple[int, int, int]], memories: bool = False) -> None:
@@ -147,7 +157,7 @@ class Executor:
                 part = all_pairs[start : start + _COPIES]
                 pairs[shard, : len(part)] = np.reshape(part, (-1, 2))
             source, target = np.ascontiguousarray(pairs.reshape(-1, 2).T)
-            self._state = _issue(programs.copy_pages, self.model, self._state, source, target, memories)
+            self._state = _issue(copy_pages, self.model, self._state, source, target, memories)
 
     def read_choices(self, pages: Sequence[tuple[int, int]]) -> np.ndarray:
         """What was chosen for the tokens of pages, (shard, page) each: [n, page_tokens, W]."""
@@ -159,7 +169,7 @@ class Executor:
             for shard, own in enumerate(by_shard):
                 part = own[start : start + _COPIES]
                 rows[shard, : len(part)] = part
-            read = jax.device_get(_issue(programs.read_choices, self.model, self._state, rows.reshape(-1)))
+            read = jax.device_get(_issue(read_choices, self.model, self._state, rows.reshape(-1)))
             parts.append(read.reshape(shards, _COPIES, *read.shape[1:]))
         all_of = np.concatenate(parts, axis=1)
         at = [itertools.count() for _ in range(shards)]
@@ -167,7 +177,7 @@ class Executor:
 
     def begin(self, turns: functions.Slots) -> None:
         """Starts turns."""
-        self._state = _issue(programs.begin, self._state, turns)
+        self._state = _issue(begin, self._state, turns)
 
     def wait(self) -> None:
         """Blocks until the device has done everything issued so far, so that prefill and decode can be timed apart."""
@@ -182,12 +192,12 @@ class Executor:
 
     def _dispatch(self, tables: np.ndarray, lanes: np.ndarray, tiles: int, truncated: bool) -> functions.StepResult:
         own, rows = (self.model, self.params, self._stops, self._state), (tables, lanes, np.int32(tiles))
-        self._state, packed = _issue(programs.generate, *own, *rows, self.steps, truncated)
+        self._state, packed = _issue(generate, *own, *rows, self.steps, truncated)
         return functions.StepResult.unpack(jax.device_get(packed))
 
     def free(self, mask: np.ndarray) -> None:
         """Stops the slots of mask bool[S]."""
-        self._state = _issue(programs.free, self._state, mask)
+        self._state = _issue(free, self._state, mask)
 
     def warm_up(self) -> None:
         """Runs every program once on padding: afterwards nothing compiles. Needs parameters."""

@@ -122,10 +122,7 @@ class LanguageModel:
         if isinstance(params.layers, tuple):
             return params
         placed = self.lay_out(params)
-        stacks = model_params.stacks_of(placed.layers)
-        order = model_params.in_order(list(map(len, self.spec.stacks)))
-        layers = (_take(stacks[stack], jax.device_put(np.int32(i), jax.P())) for stack, i in order)
-        return placed.replace(layers=tuple(layers))
+        return placed.replace(layers=model_params.unstack(placed.layers, _take))
 
     @functools.partial(jax.jit, static_argnums=0)
     def lay_out(self, params: model_params.Params) -> model_params.Params:
@@ -237,7 +234,11 @@ class LanguageModel:
         return jax.shard_map(local, in_specs=(whole, ROWS), out_specs=whole)(choices.pages_of(self.spec, cache), pages)
 
 
+def _take(layers: model_params.Layers, index: int) -> model_params.Layers:
+    return _layer(layers, jax.device_put(np.int32(index), jax.P()))
+
+
 @jax.jit
-def _take(layers: model_params.Layers, index: jax.Array) -> model_params.Layers:
+def _layer(layers: model_params.Layers, index: jax.Array) -> model_params.Layers:
     """Layer `index` of the stack."""
     return jax.tree.map(lambda stack: jax.lax.dynamic_index_in_dim(stack, index, keepdims=False), layers)

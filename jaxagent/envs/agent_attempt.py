@@ -38,6 +38,7 @@ class AgentAttempt(Protocol):
       agent: the program, an `agents.base.Agent`.
       init_s, run_s, verify_s: the time for `start`, for the program, and for `verify`.
       counters: what happened so far; read at the end, even after a failure.
+      stop_reason: how a program that ended by itself says that it ended; may be missing, then ANSWER.
     """
 
     agent: Any

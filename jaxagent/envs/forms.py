@@ -11,16 +11,28 @@ be missing and is then null; "field~" may be missing and stays so.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxagent.config import nearest
+from jaxagent.config import ConfigError, nearest
 from jaxagent.data import fields
 from jaxagent.data.fields import RowError, show
 
 EACH = "*"
 _NAMES = {str: "text", bool: "true or false", dict: "an object", list: "a list"}
+
+
+def json_object(text: str, setting: str) -> dict[str, Any]:
+    """The JSON object that a setting holds as text, such as a function's arguments. Raises ConfigError: it is none."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{setting} is no JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f'{setting} must be a JSON object, such as {{"size": 4}}.')
+    return value
 
 
 def TEXT(value: Any, column: str) -> str:

@@ -24,8 +24,7 @@ from jaxagent.fleet.events import (
 )
 from jaxagent.fleet.leases import Leases, Worker, attempts
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
-from jaxagent.fleet.record import StoredResult, replayed
-from jaxagent.fleet.repairs import Repairs
+from jaxagent.fleet.record import Repairs, StoredResult, replayed
 
 
 class UnknownWorkerError(LookupError):
@@ -282,7 +281,7 @@ class Coordinator:
     def batch(self, step: int) -> Batch | None:
         """What a step trains on; None: not all of it is there yet. Asked again, it is the same.
 
-        Only a damaged episode that nobody has trained on may be another sample then (repairs.py).
+        Only a damaged episode that nobody has trained on may be another sample then (`record.Repairs`).
 
         Raises:
           BoundError: it would hold too old a token.

@@ -23,7 +23,7 @@ from jaxagent.fleet.admission import UnknownWorkerError
 from jaxagent.fleet.core import CoordinatorError, Core
 from jaxagent.fleet.intake import Call, Row, failure, reply
 from jaxagent.fleet.playing import Judge, Playing
-from jaxagent.fleet.repairs import LostEpisodeError
+from jaxagent.fleet.record import LostEpisodeError
 from jaxagent.fleet.status import metrics, status
 from jaxagent.fleet.wire import BadMessageError, RefusedCallError
 from jaxagent.io import connections

@@ -85,7 +85,12 @@ class Book:
             # Steps beyond the end that the run had when their versions were published.
             groups = filter(self.rules.record.is_needed, self.rules.record.groups)
             self._without_tasks = {group.step for group in groups} - self._tasks.keys()
-            digests = dict(self._stored_digests())
+            records = self.rules.record.groups.items()
+            digests: dict[Key, str] = {
+                EpisodeId(group, sample): result.digest
+                for group, record in records
+                for sample, result in record.results.items()
+            }
             self._dead = sum(isinstance(event, events.EpisodeStored) for event in past) - len(digests)
             self.files = EpisodeFiles(folder, digests)
             self.damage: list[tuple[EpisodeId, str, Answer]] = []
@@ -283,11 +288,6 @@ class Book:
             if (counts := list(map(len, rounds))) != sizes:
                 return f"the rounds of step {step} have {counts} tasks, and must have {sizes}."
         return ""
-
-    def _stored_digests(self) -> Iterable[tuple[Key, str]]:
-        for group, record in self.rules.record.groups.items():
-            for sample, result in record.results.items():
-                yield EpisodeId(group, sample), result.digest
 
     def _look_for_damaged(self, digests: Mapping[Key, str]) -> None:
         """At the start: files that are gone are as good as damaged, and damaged ones may have been put back.

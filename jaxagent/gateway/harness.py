@@ -166,6 +166,8 @@ class _ProgramEpisode(Playing):
             result = await _run(place, attempt.agent, where, min(attempt.run_s, line.run_s))
         await self._end_session()  # the engine has no more to do with it: others want the room
         stop_reason = self._stop_reason_of(result, line)
+        if stop_reason is StopReason.ANSWER:
+            stop_reason = getattr(attempt, "stop_reason", stop_reason)
         await line.phase("verify")
         with seconds(self._metrics, "verify_s"):
             async with _deadline(attempt.verify_s, "the verifier did not end"):

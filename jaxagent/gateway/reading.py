@@ -155,15 +155,12 @@ class Reading:
     def _take(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             if isinstance(delta, Call):
-                delta = dataclasses.replace(delta, id=self._call_id())
+                digest = hashlib.blake2b(f"{self._call_key}\0{len(self._calls)}".encode(), digest_size=12)
+                delta = dataclasses.replace(delta, id=f"call_{digest.hexdigest()}")
                 self._calls.append(delta)
             else:
                 (self._reasoning if isinstance(delta, Reasoning) else self._text).append(delta.text)
             self._tell(delta)
-
-    def _call_id(self) -> str:
-        text = f"{self._call_key}\0{len(self._calls)}"
-        return f"call_{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
 
 
 def generation_of(pieces: Sequence[SampledTokens], count: int) -> Generation:

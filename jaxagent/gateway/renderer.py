@@ -22,7 +22,7 @@ from jaxagent.gateway.turns import Turn, fit, locate
 from jaxagent.rollout.conversation import encode_spans
 from jaxagent.rollout.templates import Chat, Spans, body_spans
 from jaxagent.tools import Hermes, ToolParser
-from jaxagent.tools.prompt import tool_form, tools_text
+from jaxagent.tools.calls import tool_form, tools_text
 from jaxagent.types import TokenKind
 
 

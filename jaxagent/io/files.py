@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -162,3 +163,20 @@ def _bytes_of(folder: pathlib.Path) -> dict[pathlib.Path, bytes]:
     """Every file's digest. Raises OSError: one cannot be read."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder): hashlib.sha256(path.read_bytes()).digest() for path in paths}
+
+
+def digest_of_file(path: pathlib.Path) -> str:
+    """A hex digest of a file's content, which is read once in a process as long as nobody writes into it.
+
+    Raises:
+      OSError: it cannot be read.
+    """
+    status = path.stat()
+    return _of_content(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_content(path: pathlib.Path, size: int, changed_ns: int) -> str:
+    """Size and time are there to tell contents apart."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import chex
 import grain
@@ -137,23 +138,20 @@ class Packer:
         )
 
     def _stack(self, rows: list[dict[str, np.ndarray]], row_targets: int, longest: int) -> Batch:
-        missing = self.micro_rows - len(rows)
-        widths = dict.fromkeys(("tokens", "positions", "segments"), self.row_tokens)
-        widths |= {"ends": self.row_tokens} if self.sharing else {}
-        widths |= dict.fromkeys((*PER_TARGET, *self.reads), row_targets)
+        paddings: dict[str, Any] = dict.fromkeys((*PER_TARGET, *self.reads, "tokens", "positions", "segments"), 0)
+        paddings |= {"sequence": -1} | ({"ends": 0} if self.sharing else {})
+        paddings |= {} if self.experts is None else {"experts": self.experts[0]}
 
-        def stack(name: str, width: int) -> np.ndarray:
+        def stack(name: str) -> np.ndarray:
             dtype = np.float32 if name in (*FLOATS, *self.reads) else np.int32
-            padding = np.full((missing, width), -1 if name == "sequence" else 0, dtype)
-            return np.concatenate([np.stack([row[name] for row in rows]).astype(dtype), padding]) if rows else padding
+            padding = np.asarray(paddings[name], None if name == "experts" else dtype)
+            width = row_targets if name in (*PER_TARGET, *self.reads) else self.row_tokens
+            out = np.tile(padding, (self.micro_rows, width, *[1] * padding.ndim))
+            for place, row in zip(out, rows, strict=False):
+                place[: len(row[name])] = row[name]
+            return out
 
-        batch = Batch(**{name: stack(name, width) for name, width in widths.items()}, longest=longest)
-        if self.experts is None:
-            return batch
-        experts = np.tile(self.experts, (self.micro_rows, self.row_tokens, 1))
-        for place, row in zip(experts, rows, strict=False):
-            place[: len(row["experts"])] = row["experts"]
-        return batch.replace(experts=experts)
+        return Batch(**{name: stack(name) for name in paddings}, longest=longest)
 
 
 def unpack(batches: Sequence[Batch], values: Sequence[np.ndarray], streams: Sequence[Streams]) -> list[np.ndarray]:
@@ -172,7 +170,7 @@ def unpack(batches: Sequence[Batch], values: Sequence[np.ndarray], streams: Sequ
 
 
 def _pack_rows(elements: list[dict[str, np.ndarray]], row_tokens: int, row_targets: int):
-    """Rows of whole sequences: yields dicts of [row_tokens] and [row_targets] arrays."""
+    """Rows of whole sequences: yields dicts of arrays, of which those per target end with the last sequence's."""
     # grain lays out tokens and says which sequences a row has: of a dozen columns each would cost it as much again.
     slim = [{"tokens": e["tokens"], "member": np.full(len(e["targets"]), i)} for i, e in enumerate(elements)]
     source = grain.MapDataset.source(slim).to_iter_dataset(
@@ -190,28 +188,17 @@ def _pack_rows(elements: list[dict[str, np.ndarray]], row_tokens: int, row_targe
         starts = np.cumsum([0, *(len(member["tokens"]) for member in members)])
         # A sequence's targets are predicted where its tokens lie in the row.
         moved = [m | {"head_positions": m["head_positions"] + at} for m, at in zip(members, starts, strict=False)]
-        yield _of_targets(moved, row_targets) | {
-            "tokens": row["tokens"], "positions": row["tokens_positions"], "segments": row["tokens_segment_ids"],
-            **_joined("experts", members),
-        }  # fmt: skip
+        laid_out = row["tokens"], row["tokens_positions"], row["tokens_segment_ids"]
+        yield _joined(moved) | dict(zip(("tokens", "positions", "segments"), laid_out, strict=True))
 
 
 # One sequence: "tokens" [n], "experts" [n, W] where they are replayed, and per target "head_positions", ... [r].
 Element = dict[str, np.ndarray]
 
 
-def _of_targets(members: Sequence[Element], row_targets: int) -> Element:
-    """What a row has per target, [row_targets] each."""
-    return {
-        name: padded(np.concatenate([m[name] for m in members]), row_targets, -1 if name == "sequence" else 0)
-        for name in members[0]
-        if name not in ("tokens", "experts")
-    }
-
-
-def _joined(name: str, members: Sequence[Element]) -> Element:
-    """What the members have per token, one behind the other; nothing where they have it not."""
-    return {name: np.concatenate([m[name] for m in members])} if name in members[0] else {}
+def _joined(members: Sequence[Element]) -> Element:
+    """What the members have, one behind the other."""
+    return {name: np.concatenate([member[name] for member in members]) for name in members[0]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +222,7 @@ class _Row:
 def shared_rows(elements: Sequence[Element], row_tokens: int, row_targets: int, multiple: int) -> list[Element]:
     """Packs sequences that fit a row into rows, each where it adds the fewest tokens; `multiple` is of `Sharing`.
 
-    Arrays of a row are [row_tokens] ("tokens", "positions", "segments", "ends") or [row_targets] (all others).
+    Arrays of a row are [row_tokens] ("tokens", "positions", "segments", "ends"), or as long as the members' together.
     """
     # As big-endian bytes tokens sort like lists of numbers. Sorted, a sequence has most in common with the one before.
     elements = sorted(elements, key=lambda element: element["tokens"].astype(">u4").tobytes())
@@ -257,7 +244,7 @@ def shared_rows(elements: Sequence[Element], row_tokens: int, row_targets: int, 
         row.tokens += length - row.common
         row.targets += targets
         row.common = length
-    return [_lay_out([elements[i] for i in row.members], row_tokens, row_targets, multiple) for row in rows]
+    return [_lay_out([elements[i] for i in row.members], row_tokens, multiple) for row in rows]
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
@@ -269,7 +256,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ.argmax()) if differ.any() else n
 
 
-def _lay_out(members: list[Element], row_tokens: int, row_targets: int, multiple: int) -> Element:
+def _lay_out(members: list[Element], row_tokens: int, multiple: int) -> Element:
     """One row of members in sorted order. Of tokens that several share, the first one's experts count.
 
     The engine has computed these once, too, and its prefix tree has given them to all.
@@ -278,7 +265,7 @@ def _lay_out(members: list[Element], row_tokens: int, row_targets: int, multiple
     ends = np.full(row_tokens, row_tokens, np.int32)  # padding sees padding
     length, tree = 0, 0
     path = np.zeros(0, np.int64)  # the columns of the last member's tokens
-    targets, own_tokens = [], []
+    moved = []
     for before, member in zip([None, *members], members, strict=False):
         own = member["tokens"]
         common = 0 if before is None else common_prefix(before["tokens"], own) // multiple * multiple
@@ -287,15 +274,7 @@ def _lay_out(members: list[Element], row_tokens: int, row_targets: int, multiple
         tree += common == 0
         tokens[new], positions[new], segments[new] = own[common:], np.arange(common, len(own)), tree
         path, length = np.concatenate([path[:common], new]), length + len(new)
-        targets.append(member | {"head_positions": path[member["head_positions"]]})
-        own_tokens.append({name: member[name][common:] for name in ("experts",) if name in member})
+        own_experts = {name: member[name][common:] for name in ("experts",) if name in member}
+        moved.append(member | own_experts | {"head_positions": path[member["head_positions"]]})
     ends[path] = length
-    columns = _of_targets(targets, row_targets) | _joined("experts", own_tokens)
-    return columns | {"tokens": tokens, "positions": positions, "segments": segments, "ends": ends}
-
-
-def padded(values: np.ndarray, width: int, padding: int) -> np.ndarray:
-    """The values, and `padding` up to a width."""
-    out = np.full(width, padding, values.dtype)
-    out[: len(values)] = values
-    return out
+    return _joined(moved) | {"tokens": tokens, "positions": positions, "segments": segments, "ends": ends}

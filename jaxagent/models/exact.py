@@ -21,7 +21,7 @@ from jaxagent.models import kernels, sharding, transformer
 from jaxagent.models.attention import LayerCache, attend_pages, write_pages
 from jaxagent.models.blocks import Cache
 from jaxagent.models.logprobs import logits, row_logprobs
-from jaxagent.models.params import ArraySpec, Params, param_specs
+from jaxagent.models.params import ArraySpec, Params, param_specs, unstack
 from jaxagent.models.recurrence import Memories
 from jaxagent.models.spec import ModelSpec
 
@@ -117,7 +117,7 @@ def _as_generation(params: Params, spec: ModelSpec) -> Params:
         )
 
     params = jax.tree.map(laid_out, param_specs(spec), params)
-    return params.replace(layers=transformer.unstack(params.layers))
+    return params.replace(layers=unstack(params.layers))
 
 
 def _page_starts(positions: jax.Array, page_tokens: int) -> jax.Array:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import object_at
-from jaxagent.models import deepseek, hybrids
+from jaxagent.models import deepseek
 from jaxagent.models.blocks import LayerBlock
 from jaxagent.models.blocks.attention import Attention
 from jaxagent.models.blocks.delta import DeltaNet
@@ -23,6 +23,77 @@ from jaxagent.models.family import Family, Pattern, period_of
 
 if TYPE_CHECKING:
     from jaxagent.models.spec import ModelSpec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxagent.models.spec import ModelSpec
+
+
+# Keys of config.json that `mixers_of` reads, and the share of a head that turns.
+READS = """layer_types full_attention_interval linear_num_key_heads linear_num_value_heads linear_key_head_dim
+    linear_value_head_dim linear_conv_kernel_dim attn_output_gate partial_rotary_factor"""
+HARMLESS = {
+    "mtp_num_hidden_layers": "of layers beyond the last, which only speculative decoding runs",
+    "mtp_use_dedicated_embeddings": "of layers beyond the last, which only speculative decoding runs",
+    "mamba_ssm_dtype": "how other programs keep memories; here they are float32",
+    "mrope_section": "of the positions of images; those of text are the same in all sections",
+    "mrope_interleaved": "of the positions of images; those of text are the same in all sections",
+}
+# Beginnings of the names of weights that no log-prob of text needs.
+SKIPS = ("model.visual.", "mtp.")
+DEFAULTS = {"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25}
+ATTENTION = Attention(qk_norm=True, gated=True)
+_KINDS = ("linear_attention", "full_attention")
+
+
+def every_fourth(delta: DeltaNet, feed_forward: LayerBlock) -> tuple[tuple[LayerBlock, ...], ...]:
+    """The blocks of four layers as released: attention in the last of them."""
+    return (*[(delta, feed_forward)] * 3, (ATTENTION, feed_forward))
+
+
+def mixers_of(hf: Mapping[str, Any], source: str, grouped: bool) -> list[LayerBlock]:
+    """The first block of each layer, by `layer_types`, or else by `full_attention_interval`.
+
+    Args:
+      hf, source: a parsed config.json, and its name for ConfigErrors.
+      grouped: see `DeltaNet`.
+    """
+    from jaxagent.models.hf_config import integer  # it knows the families
+
+    def size(key: str, default: int) -> int:
+        return integer(hf, key, default, source=source)
+
+    heads, groups = size("linear_num_value_heads", 32), size("linear_num_key_heads", 16)
+    if heads % groups:
+        raise ConfigError(f"{source}: linear_num_value_heads={heads} is no multiple of linear_num_key_heads={groups}.")
+    if hf.get("attn_output_gate") not in (True, None):
+        raise ConfigError(f"{source}: attn_output_gate={hf['attn_output_gate']!r} is not supported, only true.")
+    if size("linear_conv_kernel_dim", 4) < 2:
+        raise ConfigError(f"{source}: linear_conv_kernel_dim=1, a convolution of one token, is not supported.")
+    dims = size("linear_key_head_dim", 128), size("linear_value_head_dim", 128)
+    delta = DeltaNet(groups, heads, *dims, size("linear_conv_kernel_dim", 4), grouped)
+    layers, every, types = size("num_hidden_layers", 1), size("full_attention_interval", 4), hf.get("layer_types")
+    if types is None:
+        types = [_KINDS[(i + 1) % every == 0] for i in range(layers)]
+    if not isinstance(types, list) or len(types) != layers or any(kind not in _KINDS for kind in types):
+        raise ConfigError(f"{source}: layer_types must say {' or '.join(_KINDS)} for each of the {layers} layers.")
+    return [(delta, ATTENTION)[_KINDS.index(kind)] for kind in types]
+
+
+def settings_of(spec: ModelSpec) -> dict[str, Any]:
+    """What `mixers_of` reads, and the share of a head that RoPE turns, which is not 1 where it is left out."""
+    mixers = [spec.pattern[i % len(spec.pattern)][0] for i in range(spec.num_layers)]
+    delta = next((mixer for mixer in mixers if isinstance(mixer, DeltaNet)), DeltaNet())
+    key_heads, heads, key, value = delta.sizes(spec)
+    return {
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": key,
+        "linear_value_head_dim": value,
+        "linear_conv_kernel_dim": delta.kernel,
+        "layer_types": [_KINDS[isinstance(mixer, Attention)] for mixer in mixers],
+        "partial_rotary_factor": spec.partial_rotary_factor,
+    }
 
 
 class EveryFewPositions(Family):
@@ -115,7 +186,7 @@ class Hybrid(Family):
 
     def pattern_of(self, hf: Mapping[str, Any], source: str) -> Pattern:
         """The shortest that the layers repeat."""
-        mixers = hybrids.mixers_of(hf, source, self.pattern[0][0].grouped)
+        mixers = mixers_of(hf, source, self.pattern[0][0].grouped)
         return period_of(list(zip(mixers, self.feed_forwards(hf, source), strict=True)))
 
     def feed_forwards(self, hf: Mapping[str, Any], source: str) -> list[LayerBlock]:
@@ -124,7 +195,7 @@ class Hybrid(Family):
 
     def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
         """What `pattern_of` reads."""
-        return hybrids.settings_of(spec)
+        return settings_of(spec)
 
 
 class HybridMixture(Hybrid, Mixture):
@@ -143,7 +214,7 @@ class HybridMixture(Hybrid, Mixture):
     def settings_of(self, spec: ModelSpec) -> dict[str, Any]:
         """What `pattern_of` reads."""
         experts = next((block for _, block in spec.pattern if isinstance(block, Experts)), _SHARED)
-        settings = hybrids.settings_of(spec) | Mixture.settings_of(self, spec)
+        settings = settings_of(spec) | Mixture.settings_of(self, spec)
         settings["shared_expert_intermediate_size"] = experts.shared_width(spec)
         return {key: value for key, value in settings.items() if key in self.reads}
 
@@ -217,35 +288,34 @@ FAMILIES = {
         HybridMixture(
             "qwen3_next",
             "Qwen3NextForCausalLM",
-            hybrids.every_fourth(DeltaNet(grouped=True), _SHARED),
+            every_fourth(DeltaNet(grouped=True), _SHARED),
             zero_centred_norms=True,
-            defaults=hybrids.DEFAULTS | {"num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True},
-            reads=frozenset(f"{hybrids.READS} {_MIXTURE} shared_expert_intermediate_size".split()),
-            harmless=_ROUTERS | hybrids.HARMLESS,
-            skips=hybrids.SKIPS,
+            defaults=DEFAULTS | {"num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True},
+            reads=frozenset(f"{READS} {_MIXTURE} shared_expert_intermediate_size".split()),
+            harmless=_ROUTERS | HARMLESS,
+            skips=SKIPS,
         ),
         Hybrid(
             "qwen3_5_text",
             "Qwen3_5ForCausalLM",
-            hybrids.every_fourth(DeltaNet(), SwiGLU()),
+            every_fourth(DeltaNet(), SwiGLU()),
             zero_centred_norms=True,
-            defaults=hybrids.DEFAULTS | {"num_key_value_heads": 4},
-            reads=frozenset(hybrids.READS.split()),
-            harmless=hybrids.HARMLESS,
-            skips=hybrids.SKIPS,
+            defaults=DEFAULTS | {"num_key_value_heads": 4},
+            reads=frozenset(READS.split()),
+            harmless=HARMLESS,
+            skips=SKIPS,
         ),
         HybridMixture(
             "qwen3_5_moe_text",
             "Qwen3_5MoeForCausalLM",
-            hybrids.every_fourth(DeltaNet(), _SHARED),
+            every_fourth(DeltaNet(), _SHARED),
             zero_centred_norms=True,
-            defaults=hybrids.DEFAULTS | {"num_experts": 256, "intermediate_size": 512},
+            defaults=DEFAULTS | {"num_experts": 256, "intermediate_size": 512},
             reads=frozenset(
-                f"{hybrids.READS} num_experts num_experts_per_tok moe_intermediate_size "
-                "shared_expert_intermediate_size".split()
+                f"{READS} num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size".split()
             ),
-            harmless=_ROUTERS | hybrids.HARMLESS,
-            skips=hybrids.SKIPS,
+            harmless=_ROUTERS | HARMLESS,
+            skips=SKIPS,
         ),
         Olmoe(
             "olmoe",

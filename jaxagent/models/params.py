@@ -194,6 +194,16 @@ def in_order(depths: Sequence[int]) -> list[tuple[int, int]]:
     return [(stack, 0) for stack in range(alone)] + repeated
 
 
+def unstack(
+    layers: Any, take: Callable[[Layers, int], Layers] = lambda stack, i: jax.tree.map(lambda w: w[i], stack)
+) -> tuple[Layers, ...]:
+    """The stacked layers as a tuple of single layers. `hidden` takes either; a decode loop slices once, outside."""
+    if isinstance(layers, tuple):
+        return layers
+    stacks = stacks_of(layers)
+    return tuple(take(stacks[stack], i) for stack, i in in_order([len(jax.tree.leaves(s)[0]) for s in stacks]))
+
+
 def count(spec: ModelSpec) -> int:
     """Number of parameters, padded vocabulary rows included."""
     return sum(array.size for array in jax.tree.leaves(param_specs(spec)))

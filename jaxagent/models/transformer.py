@@ -20,7 +20,7 @@ from jaxagent.models import balance, choices, context, recurrence, rope, shardin
 from jaxagent.models.attention import Attend, packed
 from jaxagent.models.blocks import Cache, Choose, FlatRows, LayerBlock, State
 from jaxagent.models.layers import KEPT, Int8Array, LoraArray, gain, rms_norm
-from jaxagent.models.params import Layers, Params, in_order, param_specs, stacks_of
+from jaxagent.models.params import Layers, Params, in_order, param_specs, stacks_of, unstack
 from jaxagent.models.recurrence import Recurrence
 from jaxagent.models.spec import ModelSpec
 
@@ -214,16 +214,6 @@ def embed(params: Params, spec: ModelSpec, tokens: jax.Array) -> jax.Array:
     weights = params.embed.after(tokens) if isinstance(params.embed, Int8Array) else params.embed
     table = sharding.constrain(weights.astype(spec.compute_dtype), P("tensor", None))
     return table.at[tokens].get(out_sharding=sharding.out(rows, None))
-
-
-def unstack(layers: Layers | tuple[Layers, ...]) -> tuple[Layers, ...]:
-    """The stacked layers as a tuple of single layers. `hidden` takes either; a decode loop slices once, outside."""
-    if isinstance(layers, tuple):
-        return layers
-
-    stacks = stacks_of(layers)
-    order = in_order([len(jax.tree.leaves(stack)[0]) for stack in stacks])
-    return tuple(jax.tree.map(lambda w, i=i: w[i], stacks[stack]) for stack, i in order)
 
 
 def _layer(

@@ -130,7 +130,7 @@ class EpisodeStore:
         return int.from_bytes(digest, "little") < self._keep.fraction * 2**64
 
     def _write(self, step: int, episodes: list[Episode], learnt: list[list[Learnt | None]], whole: bool) -> None:
-        texts, body = pack(episodes, learnt) if whole else (b"", b"")
+        texts, body = pack(episodes, learnt, step) if whole else (b"", b"")
         at, most = self._size(), self._keep.megabytes * 1_000_000
         if self._keep.keep == "newest" and at and at + len(texts) + len(body) > most // FILES:
             self._file, at = self._file + 1, 0
@@ -150,10 +150,8 @@ class EpisodeStore:
                 raise OSError(error.errno, error.strerror, str(self._path())) from error
         else:
             self.dropped += len(episodes)
-        learns = {"learns": True} if self._learns else {}
         where = {"step": step, "file": self._file, "at": at, "texts": len(texts), "body": len(body)}
-        line = where | learns | columns_of(episodes, learnt)
-        self._index.append(line | {"crc": zlib.crc32(jsonl.line(line)[: -len(b"}\n")])})
+        self._index.append(index_line(where, episodes, learnt, self._learns))
 
     def _path(self) -> Path:
         return self._folder / f"{self._name}.{self._file:05d}{BLOCKS}"
@@ -178,6 +176,14 @@ def _blocks(pairs: Sequence[tuple[Episode, Any]]) -> Iterator[list[tuple[Episode
             block, tokens, chars = [], 0, 0
     if block:
         yield block
+
+
+def index_line(
+    where: Mapping[str, int], episodes: Sequence[Episode], learnt: Sequence[Sequence[Learnt | None]], learns: bool
+) -> dict[str, Any]:
+    """A line of the index; `where` is its step, and where its block lies."""
+    line = dict(where) | ({"learns": True} if learns else {}) | columns_of(episodes, learnt)
+    return line | {"crc": zlib.crc32(jsonl.line(line)[: -len(b"}\n")])}
 
 
 def columns_of(episodes: Sequence[Episode], learnt: Sequence[Sequence[Learnt | None]]) -> dict[str, list[Any]]:
@@ -206,13 +212,17 @@ def _mean_advantage(learnt: Sequence[Learnt | None]) -> float | None:
     return round(float(values.mean()), 5) if len(values) else None
 
 
-def pack(episodes: Sequence[Episode], learnt: Sequence[Sequence[Learnt | None]]) -> tuple[bytes, bytes]:
-    """The two parts of a block: texts, that are searched and shown in lists, and all the rest."""
+def pack(episodes: Sequence[Episode], learnt: Sequence[Sequence[Learnt | None]], step: int) -> tuple[bytes, bytes]:
+    """The two parts of a block: texts, that are searched and shown in lists, and all the rest.
+
+    The step stands in it for who makes a lost index anew (episode_index.py).
+    """
     texts = [[episode.text, episode.task.prompt, words(episode)] for episode in episodes]
     columns = _columns([dataclasses.replace(episode, text="") for episode in episodes])
     has = [[trajectory is not None for trajectory in each] for each in learnt]
     trained = [trajectory for each in learnt for trajectory in each if trajectory is not None]
-    parts = [len(columns).to_bytes(8, "little"), columns, json.dumps(has).encode(), b"\n"]
+    about = json.dumps({"step": step, "has": has})
+    parts = [len(columns).to_bytes(8, "little"), columns, about.encode(), b"\n"]
     for name, dtype in LEARNT.items():
         parts += [getattr(trajectory, name).astype(dtype).tobytes() for trajectory in trained]
     return zlib.compress(json.dumps(texts).encode(), codec.LEVEL), zlib.compress(b"".join(parts), codec.LEVEL)
@@ -247,13 +257,16 @@ def words(episode: Episode) -> str:
     return "\n".join([*task.answers, task.id, task.kind, episode.error, *heard])
 
 
-def unpack(body: bytes, texts: bytes) -> list[tuple[Episode, list[Learnt | None]]]:
-    """The episodes of a block. Raises ConfigError, ValueError or zlib.error where it is damaged."""
-    raw = inflate(body)
+def unpack(raw: bytes, texts: bytes) -> tuple[int | None, list[tuple[Episode, list[Learnt | None]]]]:
+    """The step of a block, None where the first version wrote it, and its episodes; both parts are inflated.
+
+    Raises ConfigError, ValueError, LookupError or TypeError where it is damaged.
+    """
     end = 8 + int.from_bytes(raw[:8], "little")
     episodes = codec.of_columns(raw[8:end])
     line = raw.index(b"\n", end)
-    has: list[list[bool]] = json.loads(raw[end:line])
+    about = json.loads(raw[end:line])
+    step, has = (about["step"], about["has"]) if isinstance(about, dict) else (None, about)
     lengths = [
         len(trajectory)
         for episode, each in zip(episodes, has, strict=True)
@@ -266,9 +279,9 @@ def unpack(body: bytes, texts: bytes) -> list[tuple[Episode, list[Learnt | None]
         at += columns[name].nbytes
     cuts = itertools.pairwise(itertools.accumulate(lengths, initial=0))
     trained = (Learnt(**{name: column[a:b] for name, column in columns.items()}) for a, b in cuts)
-    return [
+    return step, [
         (dataclasses.replace(episode, text=text), [next(trained) if yes else None for yes in each])
-        for episode, each, (text, *_) in zip(episodes, has, json.loads(inflate(texts)), strict=True)
+        for episode, each, (text, *_) in zip(episodes, has, json.loads(texts), strict=True)
     ]
 
 
@@ -281,7 +294,8 @@ def inflate(part: bytes) -> bytes:
     return content
 
 
-def _line(line: bytes, path: Path, at: int) -> dict[str, Any]:
+def line_of(line: bytes, path: Path, at: int) -> dict[str, Any]:
+    """A line of the index at byte `at`. Raises ConfigError: it is damaged."""
     try:
         block = json.loads(line)
         if block.get("crc") not in (None, zlib.crc32(line[: line.rfind(b',"crc":')])):
@@ -354,7 +368,7 @@ class StoredEpisodes:
         for line in new.splitlines(keepends=True):
             self.torn = int(not line.endswith(b"\n"))
             if not self.torn:
-                block = _line(line, path, self._end)
+                block = line_of(line, path, self._end)
                 self._firsts.append(self.rows)
                 self.blocks.append(block | {"first": self.rows})
                 self.rows += len(block["sample"])
@@ -395,7 +409,7 @@ class StoredEpisodes:
         body, texts = self.part(block, body=True), self.part(block, body=False)
         if body is None or texts is None:
             return None
-        return self._checked(block, lambda: unpack(body, texts))
+        return self._checked(block, lambda: unpack(inflate(body), inflate(texts))[1])
 
     def of(self, block: Mapping[str, Any]) -> list[Episode]:
         """The episodes of a block; none where they were given up."""

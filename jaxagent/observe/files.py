@@ -11,6 +11,7 @@ CONFIG_FILE = "config.json"  # the parsed config, written when training begins
 RUN_FILE = "run.json"  # code, command, machine and time of every start; see provenance.py
 REPORT_FILE = "report.html"  # made from the four above; see report.py
 TENSORBOARD_FOLDER = "tensorboard"
+TRACKING_FOLDER = "tracking"  # what other trackers of the run were told; see track.py
 PLAN_FILE = "plan.json"  # what --dry_run printed
 RECORD_FOLDER = "record"  # what RL steps were made of; see runs/record.py
 CHECKPOINTS_FOLDER = "checkpoints"  # a bundle per folder; see learner/checkpoint.py

@@ -18,6 +18,8 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.io import files
 
+WAY_OUT = "Restore it from a copy, or use another workdir."
+
 
 class JsonlLog:
     """One open log file. `position` is the number of records in it."""
@@ -93,7 +95,7 @@ def check(path: str | os.PathLike[str], position: int, parse: bool) -> None:
     """
     if not pathlib.Path(path).exists():
         if position:
-            raise ConfigError(f"{path} is gone, the checkpoint was taken after {position} records of it.")
+            raise ConfigError(f"{path} is gone, the checkpoint was taken after {position} records of it. {WAY_OUT}")
         return
     _end_of_record(pathlib.Path(path), position)
     if parse:
@@ -110,7 +112,9 @@ def _end_of_record(path: pathlib.Path, position: int | None) -> tuple[int, int]:
                 break
             complete, end = complete + 1, end + len(line)
     if position is not None and complete < position:
-        raise ConfigError(f"{path} has {complete} records, the checkpoint was taken after {position}: it was changed.")
+        raise ConfigError(
+            f"{path} has {complete} records, the checkpoint was taken after {position}: it was changed. {WAY_OUT}"
+        )
     return complete, end
 
 

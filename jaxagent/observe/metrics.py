@@ -1,48 +1,70 @@
-"""Metrics of a run: `metrics.jsonl` (the truth) and TensorBoard events (a view of it).
+"""Metrics of a run: `metrics.jsonl` (the truth), and the trackers that `config.track` names (views of it).
 
 A record is {"stage": str, "step": int, name: number, ...}; names are "topic/what", with units as suffixes.
+
+No tracker can stop the run or slow it. All but TensorBoard's read the run's folder in processes of their own
+(track.py); here they are started and, at the end, waited for: `END_S` for all of them together. One that fails or is
+late is dropped, and that is said once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
+import importlib.util
 import os
-import pathlib
-import shutil
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from jaxagent.hidden import hidden
+from jaxagent.config import ConfigError
+from jaxagent.config.errors import failure_line
 from jaxagent.observe import jsonl
-from jaxagent.observe.files import METRICS_FILE, TENSORBOARD_FOLDER
+from jaxagent.observe.files import METRICS_FILE, TRACKING_FOLDER
+from jaxagent.observe.tensorboard import TensorBoard
+from jaxagent.observe.track import DONE, SILENT_S, state, without_secrets
 
-# It loads torch where that is installed, two seconds of every process's start, and nothing here is a tensor of torch.
-with hidden("torch"):
-    from tensorboardX.event_file_writer import EventsWriter
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.summary import scalar
+END_S = 4.0  # for trackers to send what is left when the run ends
 
-_FLUSH_S = 30.0  # after which TensorBoard sees a record at the latest, when another one follows
+
+class TrackerFailed(RuntimeError):
+    """Says why a tracker is dropped."""
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Whether the packages are there. Raises ConfigError."""
+    for name in names:
+        spec = None if name == "tensorboard" else importlib.util.find_spec(name)
+        if name != "tensorboard" and (spec is None or spec.origin is None):  # a folder that wandb left is no package
+            raise ConfigError(f"config.track names '{name}', which is not installed: pip install {name}.")
 
 
 class MetricsWriter:
-    """Writes records to both logs. Checkpoints keep `position`, and a resumed run passes it to `__init__`."""
+    """Writes records. Checkpoints keep `position`, and a resumed run passes it to `__init__`.
 
-    def __init__(self, workdir: str | os.PathLike[str], position: int = 0):
-        """Opens the workdir's logs at `position` records; what an interrupted run wrote after it is dropped."""
-        workdir = pathlib.Path(workdir)
-        self._log = jsonl.JsonlLog(workdir / METRICS_FILE, position)
-        # Event files cannot be cut: they are written anew from the records that stay.
-        shutil.rmtree(workdir / TENSORBOARD_FOLDER, ignore_errors=True)
-        (workdir / TENSORBOARD_FOLDER).mkdir()
-        # Written by this thread: the library's own writer has one that a full disk ends unseen.
-        self._board = EventsWriter(str(workdir / TENSORBOARD_FOLDER / "events"))
-        self._flushed_s = time.monotonic()
-        for record in jsonl.read(self._log.path):
-            self._show(record)
-        self._flush()
+    Attributes:
+      dropped: trackers that are told nothing any more, and why.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str],
+        position: int = 0,
+        trackers: Iterable[str] = ("tensorboard",),
+        note: Callable[[str], None] = lambda line: None,
+    ):
+        """Opens the workdir's log at `position` records; what an interrupted run wrote after it is dropped."""
+        self._workdir, self._note = Path(workdir), note
+        self._log = jsonl.JsonlLog(self._workdir / METRICS_FILE, position)
+        self.dropped: dict[str, str] = {}
+        self._trackers: dict[str, TensorBoard | TrackerProcess] = {}
+        for name in trackers:
+            with self._drops(name):
+                here = name == "tensorboard"
+                self._trackers[name] = TensorBoard(self._workdir) if here else TrackerProcess(self._workdir, name, note)
 
     @property
     def position(self) -> int:
@@ -53,34 +75,103 @@ class MetricsWriter:
         """Appends one record of scalars (Python, NumPy or JAX)."""
         record = {"stage": stage, "step": int(step), **metrics}
         self._log.append(record)
-        self._show(record)
-        if time.monotonic() - self._flushed_s >= _FLUSH_S:
-            self._flush()
+        for name, tracker in list(self._trackers.items()):
+            with self._drops(name):
+                tracker.record(record)
+
+    def end_tracking(self, finished: bool) -> None:
+        """Gives trackers the time to send what is left; `finished`: the run has come to its end, with a summary."""
+        trackers, self._trackers = self._trackers, {}
+        by_s = time.monotonic() + END_S
+        for tracker in trackers.values():
+            if isinstance(tracker, TrackerProcess):
+                tracker.ask_to_end(finished)
+        for name, tracker in trackers.items():
+            with self._drops(name):
+                tracker.end(by_s)
 
     def close(self) -> None:
-        """Flushes and closes both logs; a second call does nothing."""
+        """Closes what is open; a second call does nothing."""
         self._log.close()
-        with contextlib.suppress(OSError, ValueError):  # a view, written anew when the run goes on; closed already
-            self._board.close()
-
-    def _show(self, record: Mapping[str, Any]) -> None:
-        event = Event(wall_time=time.time(), step=record["step"])
-        for name, value in record.items():
-            # A value that is not finite has no place on a curve; in metrics.jsonl it is null.
-            if name not in ("stage", "step") and value is not None and math.isfinite(value):
-                event.summary.value.extend(scalar(f"{record['stage']}/{name}", float(value)).value)
-        with self._full_disk():
-            self._board.write_event(event)
-
-    def _flush(self) -> None:
-        self._flushed_s = time.monotonic()
-        with self._full_disk():
-            self._board.flush()
+        self.end_tracking(finished=False)
 
     @contextlib.contextmanager
-    def _full_disk(self) -> Iterator[None]:
+    def _drops(self, name: str) -> Any:
         try:
             yield
-        except OSError as error:
-            folder = self._log.path.parent / TENSORBOARD_FOLDER
-            raise OSError(error.errno, error.strerror, str(folder)) from error
+        except Exception as error:
+            reason = str(error) if isinstance(error, TrackerFailed) else failure_line(error)
+            self.dropped[name] = reason = without_secrets(reason)
+            self._trackers.pop(name, None)
+            again = "" if name == "tensorboard" else f" `{TrackerProcess.command(self._workdir, name)}` sends the rest."
+            self._note(f"config.track: {name} is dropped, and the run goes on: {reason}.{again} Said once.")
+
+
+class TrackerProcess:
+    """The process that tells one tracker of this run."""
+
+    def __init__(self, workdir: Path, name: str, note: Callable[[str], None]):
+        """Starts it."""
+        self._name, self._note, self._file = name, note, workdir / TRACKING_FOLDER / f"{name}.json"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "jaxagent.observe.track", str(workdir), name, "--live"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the run's
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        )
+        self._introduced = False
+
+    @staticmethod
+    def command(workdir: Path, name: str) -> str:
+        """What sends a run afterwards."""
+        return f"python -m jaxagent.observe.track {workdir} {name}"
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Looks whether it is still there: records it reads itself. Raises TrackerFailed."""
+        if self._process.poll() is not None:
+            self._fail()
+        self._introduce()
+
+    def ask_to_end(self, finished: bool) -> None:
+        """Says that nothing more comes."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it is gone
+            self._process.stdin.write(DONE if finished else b"")
+            self._process.stdin.close()
+
+    def end(self, by_s: float) -> None:
+        """Waits until it has sent all, until `by_s` on the monotonic clock; then kills it. Raises TrackerFailed."""
+        try:
+            self._process.wait(max(0.0, by_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._kill()
+            raise TrackerFailed(f"it was not ready {END_S:g} s after the run's end") from None
+        if self._process.returncode:
+            self._fail()
+        self._introduce()
+
+    def _introduce(self) -> None:
+        said = {} if self._introduced else state(self._file)
+        if said.get("process") == self._process.pid and (note := said.get("note")):
+            self._introduced = True
+            self._note(f"{self._name}: {note}")
+
+    def _fail(self) -> None:
+        said = state(self._file)
+        reason = said["failure"] if said.get("process") == self._process.pid else ""
+        if self._process.returncode == -signal.SIGALRM:
+            reason = f"no answer for {SILENT_S} s"
+        self._kill()
+        raise TrackerFailed(reason or f"its process has ended with code {self._process.returncode}")
+
+    def _kill(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(OSError):  # what it has started, too
+                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)

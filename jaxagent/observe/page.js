@@ -138,8 +138,11 @@ class Run {
     this.tables = {};
     this.lines = new Lines("metrics", { run: name }, embedded ? embedded.metrics : undefined);
   }
+  async ask() {
+    this.facts = embedded ? embedded.facts : await values("run", { run: this.name });
+  }
   async open() {
-    this.facts ??= embedded ? embedded.facts : await values("run", { run: this.name });
+    if (!this.facts) await this.ask();
     if (!this.read) this.read = this.refresh();
     await this.read;
     return this;

@@ -17,8 +17,8 @@ function smoothed(ys, weight) {
   });
 }
 
-// One chart of one metric: a line per run. `range` is [from, to] of steps, null where not bounded.
-function chart(name, lines, options, onRange) {
+// One chart of one metric: a line per run. `range` is [from, to] of steps, null where not bounded; `alarms` are shaded.
+function chart(name, lines, options, onRange, alarms) {
   const xs = [...new Set(lines.flatMap(({ x }) => x))].sort((a, b) => a - b);
   const place = new Map(xs.map((x, i) => [x, i]));
   const columns = lines.map(({ x, y }) => {
@@ -57,6 +57,13 @@ function chart(name, lines, options, onRange) {
       axes: [{ ...axis, values: values_ }, { ...axis, size: 52, values: values_ }],
       cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "steps" } },
       hooks: {
+        drawClear: [(u) => {
+          u.ctx.fillStyle = `${styles.getPropertyValue("--bad").trim()}22`;
+          for (const { step, last } of alarms) {
+            const [left, right] = [step - 0.5, (last ?? xs.at(-1)) + 0.5].map((v) => Math.min(Math.max(u.valToPos(v, "x", true), u.bbox.left), u.bbox.left + u.bbox.width));
+            u.ctx.fillRect(left, u.bbox.top, right - left, u.bbox.height);
+          }
+        }],
         setSelect: [(u) => {
           const at = [u.select.left, u.select.left + u.select.width].map((p) => u.posToVal(p, "x"));
           if (u.select.width > 4) onRange(at.map(Math.round));
@@ -96,7 +103,8 @@ VIEWS.curves = async (at, body) => {
   function put(where, metrics) {
     where.replaceChildren(...metrics.map((name) => {
       const lines = runs.map((r) => ({ name: r.name, ...(r.series[stage]?.[name] || { x: [], y: [] }) })).filter((l) => l.x.length);
-      const { figure, plot } = chart(name, lines, options, onRange);
+      const own = runs.flatMap((r) => r.facts.alarms.filter((a) => a.stage === stage && name.startsWith(a.metric)));
+      const { figure, plot } = chart(name, lines, options, onRange, own);
       figure.draw = plot;
       figure.addEventListener("dblclick", () => onRange([null, null]));
       seen.observe(figure);
@@ -126,13 +134,25 @@ VIEWS.curves = async (at, body) => {
     make("label", {}, "steps from", ends[0]), make("label", {}, "to", ends[1]),
     make("button", { type: "button", onclick: () => onRange([null, null]) }, "all steps"));
   add(body, ...runs.length > 1 ? [difference(runs)] : [make("p", { class: "note", text: runs[0].facts.about }), tiles(runs[0].facts)]);
-  add(body, controls, grid, rest, await failures(runs[0]));
+  let raised = alarmList(runs);
+  add(body, raised, controls, grid, rest, await failures(runs[0]));
   fill();
   return async () => {
     const news = await Promise.all(runs.map((r) => r.refresh()));
-    if (news.some(Boolean)) fill();
+    if (!news.some(Boolean)) return;
+    await Promise.all(runs.map((r) => r.ask()));
+    raised.replaceWith(raised = alarmList(runs));
+    fill();
   };
 };
+
+// What went wrong by name, the newest first, with links to the curves that show it.
+function alarmList(runs) {
+  const all = runs.flatMap((r) => r.facts.alarms.map((a) => ({ ...a, run: r.name })).reverse());
+  return make("section", { class: "alarms", hidden: !all.length }, make("h2", { text: "Alarms" }), make("ul", {}, all.map((a) => make("li", {},
+    make("a", { href: link("curves", { run: a.run, stage: a.stage, metric: a.metric }) }, `${a.name}, ${a.stage} step ${a.step} to ${a.last ?? "now"}`),
+    `${runs.length > 1 ? ` (${a.run})` : ""}: ${a.sin} (${a.says}: ${format(a.value)}, more than ${format(a.threshold)}). Look at config.${a.knob}.`))));
+}
 
 function tiles(facts) {
   return make("dl", { class: "tiles" }, facts.tiles.map((t) => make("div", { class: "tile" },

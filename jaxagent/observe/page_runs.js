@@ -40,8 +40,8 @@ VIEWS.runs = async (at, body) => {
 
 VIEWS.summary = async (at, body) => {
   const one = await run(at.get("run")), { summary, config, folder, about: words } = one.facts;
-  const rows = Object.entries(summary).flatMap(([k, v]) => (v && typeof v === "object" && !Array.isArray(v) ? Object.entries(v).map(([i, x]) => [`${k}.${i}`, x]) : [[k, v]]));
-  add(body, make("h1", { text: one.name }), make("p", { class: "note", text: `${words} \u00b7 ${folder}${embedded ? ` \u00b7 written ${embedded.written}` : ""}` }), tiles(one.facts), make("h2", { text: "Summary" }),
+  const rows = Object.entries(summary).filter(([k]) => k !== "alarms").flatMap(([k, v]) => (v && typeof v === "object" && !Array.isArray(v) ? Object.entries(v).map(([i, x]) => [`${k}.${i}`, x]) : [[k, v]]));
+  add(body, make("h1", { text: one.name }), make("p", { class: "note", text: `${words} \u00b7 ${folder}${embedded ? ` \u00b7 written ${embedded.written}` : ""}` }), tiles(one.facts), alarmList([one]), make("h2", { text: "Summary" }),
     make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "summary" }, make("table", {}, make("tbody", {}, rows.map(([k, v]) => make("tr", {}, make("th", { scope: "row", text: k }), make("td", { text: Array.isArray(v) ? v.join(", ") : format(v) })))))),
     make("h2", { text: "Config" }), make("pre", { class: "config", tabindex: 0, text: JSON.stringify(config, null, 2) }));
   return null;

@@ -2,9 +2,9 @@
 
     python -m jaxagent.observe.report WORKDIR
 
-Reads what the workdir holds and writes report.html there. Works on a running or killed run as well as on a finished
-one; a run writes it itself after every evaluation and at its end. Of the episodes it has as many as fit.
-`python -m jaxagent.view` shows all.
+Reads what the workdir holds and writes report.html there, and the card of an exported policy (model_card.py). Works on
+a running or killed run as well as on a finished one; a run writes it itself after every evaluation and at its end. Of
+the episodes it has as many as fit. `python -m jaxagent.view` shows all.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from jaxagent.config import ConfigError
 from jaxagent.config.command import exit_code
 from jaxagent.data.episode_log import EVALUATION
 from jaxagent.io import files
-from jaxagent.observe import headline, jsonl, page, shown_episodes
+from jaxagent.observe import alarms, headline, jsonl, model_card, page, shown_episodes
 from jaxagent.observe.earlier_episodes import episodes_folder
 from jaxagent.observe.episode_store import INDEX, StoredEpisodes
 from jaxagent.observe.files import (
     CONFIG_FILE,
+    EPISODES_FOLDER,
     METRICS_FILE,
     RECORD_FOLDER,
     REPORT_FILE,
@@ -47,7 +48,10 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
     workdir = pathlib.Path(workdir)
     table = shown_episodes.token_table(workdir, _load(workdir / CONFIG_FILE))
     with tempfile.TemporaryDirectory() as spare:
-        folder = episodes_folder(workdir, pathlib.Path(spare))
+        # A run that goes on does not wait for logs of earlier versions to be read.
+        own = workdir / EPISODES_FOLDER
+        is_quick = results is not None and any(own.glob(f"*{INDEX}"))
+        folder = own if is_quick else episodes_folder(workdir, pathlib.Path(spare))
         data = {
             "run": workdir.resolve().name,
             "facts": facts(workdir, folder, results),
@@ -115,6 +119,7 @@ def facts(workdir: pathlib.Path, episodes: pathlib.Path, results: Mapping[str, A
     return {
         "about": _about(config, summary),
         "tiles": _tiles(summary),
+        "alarms": [alarm.entry() for alarm in alarms.Watch(config, records).alarms],
         "summary": jsonl.plain(summary),
         "config": config,
         "logs": shown_episodes.logs(episodes),
@@ -206,7 +211,10 @@ def _text(path: pathlib.Path) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Writes the report of the run in `argv[1]`. Raises ConfigError where there is none."""
-    if len(argv) != 2 or argv[1] in ("-h", "--help"):
+    if argv[1:] in (["-h"], ["--help"]):
+        print(__doc__)
+        return
+    if len(argv) != 2:
         raise ConfigError("Say which run: python -m jaxagent.observe.report WORKDIR")
     workdir = pathlib.Path(argv[1])
     if not any((workdir / name).exists() for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE)):
@@ -214,6 +222,7 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError(f"There is no run in '{workdir}': {why}.")
     try:
         print(write_report(workdir))
+        model_card.write(workdir)
     except DAMAGED as error:
         sys.exit(f"error: {workdir}: {type(error).__name__}: {error}")
 

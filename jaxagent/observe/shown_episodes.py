@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.observe.earlier_episodes import EARLIER
 from jaxagent.observe.episode_store import INDEX, Learnt, StoredEpisodes
 from jaxagent.types import Episode, TokenKind, Trajectory, UntrainedConversation
 
@@ -28,8 +29,9 @@ Table = Sequence[bytes] | None  # the bytes of every token of the run's tokenize
 
 
 def logs(folder: Path) -> list[str]:
-    """The names of the logs of episodes in a folder."""
-    return [path.name.removesuffix(INDEX) for path in sorted(folder.glob(f"*{INDEX}"))]
+    """The names of the logs of episodes in a folder, those of earlier versions last."""
+    names = [path.name.removesuffix(INDEX) for path in folder.glob(f"*{INDEX}")]
+    return sorted(names, key=lambda name: (name.startswith(EARLIER), name))
 
 
 def token_table(workdir: Path, config: Mapping[str, Any]) -> Table:

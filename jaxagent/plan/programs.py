@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxagent.config import Config, EngineConfig
+from jaxagent.engine import executor as engine
 from jaxagent.engine import functions
-from jaxagent.engine import programs as engine
 from jaxagent.engine.executor import Sizes
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.learner import state

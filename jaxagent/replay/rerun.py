@@ -139,6 +139,7 @@ class Rerun(Workdir):
         self.compiles = CompileCounter()
         quiet = lambda *_: None  # noqa: E731  what failed then was told then
         self.failed = types.SimpleNamespace(stuck="", tell=quiet, tell_step=quiet)  # type: ignore[assignment]
+        self.logs = types.SimpleNamespace(keep=quiet)  # type: ignore[assignment]
         self.left = begin
         self._begin, self._end, self._stored = begin, end, stored_results
         self._stack = contextlib.ExitStack()
@@ -187,10 +188,8 @@ class Rerun(Workdir):
         """Compares the metrics with the run's metrics.jsonl."""
         self._stored.metrics(step, metrics)
 
-    def keep_episodes(self, *_: object) -> None:  # type: ignore[override]
-        """Writes nothing: the run has kept its episodes."""
-
-    write_report = keep_episodes  # type: ignore[assignment]
+    def write_report(self) -> None:
+        """Writes nothing."""
 
     def evaluates(self, step: int, total: int) -> bool:
         """Whether the evaluation after a step is made again, which changes no weights."""

@@ -9,5 +9,6 @@ ROLES: dict[str, str] = {
     "arithmetic_executor": "jaxagent.envs.agentflow.roles:ArithmeticExecutor",
     "arithmetic_generator": "jaxagent.envs.agentflow.roles:ArithmeticGenerator",
     "arithmetic_verifier": "jaxagent.envs.agentflow.roles:ArithmeticVerifier",
+    "random_player": "jaxagent.envs.textarena.environment:RandomPlayer",
     "orchestra_expert": "jaxagent.envs.orchestra.roles:OrchestraExpert",
 }

@@ -30,7 +30,7 @@ from jaxagent.runs import devices
 
 PACKAGES = ("jaxagent", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
 # Sections that decide no number of a step; "log_episodes" is one of earlier versions, whose digests are in records.
-UNREAD = ("workdir", "eval", "checkpoint", "resume", "episodes", "log_episodes", "fleet")
+UNREAD = ("workdir", "eval", "checkpoint", "resume", "episodes", "track", "log_episodes", "fleet")
 GIT_TIMEOUT_S = 10.0
 _TRUE = ("1", "on", "t", "true", "y", "yes")  # as jax reads its variables
 # Flags of XLA on which no bit of a result hangs: how many virtual devices a CPU has is the mesh's business, and the

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import MODEL_SHAPE, Config, ConfigError, modern, to_dict
-from jaxagent.config.learner import RateConfig, RowsConfig
+from jaxagent.config.model import RateConfig, RowsConfig
 from jaxagent.config.run import STAGE_SECTIONS
 from jaxagent.learner import checkpoint, peers
-from jaxagent.observe import jsonl
+from jaxagent.observe import episode_index, jsonl
 from jaxagent.observe.files import (
     CHECKPOINTS_FOLDER,
     EPISODES_FILE,
@@ -37,6 +37,7 @@ from jaxagent.observe.files import (
     SUMMARY_FILE,
 )
 from jaxagent.runs import provenance
+from jaxagent.runs.logs import always_kept
 
 _WEIGHTS = "the weights would compute another function"
 _STATE = "the saved position and results would be of something else"
@@ -243,8 +244,12 @@ def _of_bundle(
     adapting = host["stage"] in ("opd", "rl")
     changed = check_config(host["config"], cfg, str(directory / str(bundle)), adapting)
     jsonl.check(workdir / METRICS_FILE, host["metrics_position"], parse=True)
-    for name, position in host.get("episode_blocks", {}).items():
-        jsonl.check(workdir / EPISODES_FOLDER / f"{name}.index", position, parse=False)
+    folder = workdir / EPISODES_FOLDER
+    for name, position in host.get("episode_blocks", {}).items() if peers.is_first() else ():
+        new = episode_index.mended(folder, name, position, always_kept(cfg.kept_episodes, name))
+        if new is not None:
+            now = "it is made anew from its blocks" if new else "it begins anew"
+            note(f"{folder / name}.index is damaged or gone: {now} when the run goes on.")
     jsonl.check(workdir / EPISODES_FILE, host.get("episodes_position", 0), parse=False)  # of earlier versions
     for name, position in host.get("episode_positions", {}).items():
         jsonl.check(workdir / EPISODES_FOLDER / f"{name}.jsonl", position, parse=False)

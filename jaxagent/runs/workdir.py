@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ from jaxagent.io import files
 from jaxagent.learner import checkpoint, peers
 from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
-from jaxagent.observe import health, jsonl, report
+from jaxagent.observe import alarms, health, jsonl, model_card, report
 from jaxagent.observe.compiles import CompileCounter
-from jaxagent.observe.episode_store import Learnt
 from jaxagent.observe.files import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
@@ -44,7 +42,6 @@ from jaxagent.runs import devices, provenance, resume
 from jaxagent.runs.logs import Logs
 from jaxagent.runs.record import Recorder
 from jaxagent.runs.stopping import Stopping, asks_to_end
-from jaxagent.types import Episode
 
 
 class Workdir:
@@ -53,6 +50,7 @@ class Workdir:
     Attributes:
       host: what the newest bundle says of the host's side; {} for a new run.
       checkpoints: there from `begin` on.
+      logs: keep its episodes.
       results: numbers that end up in the summary, carried from bundle to bundle.
       failed: is told of failed episodes.
       changed: the config fields that differ from the bundle's, and are taken.
@@ -75,7 +73,7 @@ class Workdir:
         self._stack = contextlib.ExitStack()
         self._ending = False
         self._starts, self._bundle, self.host, self.changed = resume.newest_bundle(cfg, progress.note)
-        self._logs = Logs(cfg, self.host, progress.note)
+        self.logs = Logs(cfg, self.host, progress.note)
         self.results: dict[str, Any] = self.host.get("results", {})
         self.stage_seconds: dict[str, float] = self.host.get("stage_seconds", {})
         self._identity: dict[str, Any] = {}
@@ -152,8 +150,8 @@ class Workdir:
             files.replace_json(self.path / CONFIG_FILE, jsonl.plain(to_dict(self.cfg)))
             if (policy := self.path / POLICY_FOLDER).is_dir():
                 (policy / OUTDATED_FILE).touch()  # an export of fewer steps, until this run's
-        self._stack.callback(self._logs.close)
-        self._logs.open()
+        self._stack.callback(self.logs.close)
+        self.logs.open()
 
     # ---- progress and logs
 
@@ -237,8 +235,8 @@ class Workdir:
             self._stage = ""
 
     def record(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One line of metrics.jsonl, TensorBoard and the progress display; what is wrong in it, once per name."""
-        self._logs.metrics(stage, step, metrics)
+        """One line of metrics.jsonl, for trackers and the progress display; what is wrong in it, once per name."""
+        self.logs.metrics(stage, step, metrics)
         self.progress.update(step, metrics)
         for name, line in health.complaints(metrics).items():
             if name not in self._complained:
@@ -246,19 +244,6 @@ class Workdir:
                 self.progress.note(f"{stage} step {step}: {line}. Said once; every step is in {METRICS_FILE}.")
         if self.checkpoints.look():
             self._mark_checkpointed()
-
-    def keep_episodes(
-        self,
-        name: str,
-        step: int,
-        episodes: Iterable[Episode],
-        learnt: Mapping[int, Learnt] = types.MappingProxyType({}),
-    ) -> None:
-        """Keeps whole episodes (observe/episode_store.py), and what a step has made of them.
-
-        `name` is the stage's, or "<stage>.eval" for held-out questions.
-        """
-        self._logs.keep(name, step, episodes, learnt)
 
     def recorder(self, stage: str) -> Recorder:
         """Keeps what the steps of a stage are made of, from where it goes on, as far as `checkpoint.replay` says."""
@@ -291,7 +276,7 @@ class Workdir:
             "stage": stage,
             "step": step,
             "tasks": dict(tasks),
-            **self._logs.positions,
+            **self.logs.positions,
             "results": self.results,
             "stage_seconds": self.stage_seconds,
             "compiles_after_warmup": self.compiles_after_warmup,
@@ -381,7 +366,13 @@ class Workdir:
         }
         if not peers.is_first():
             return summary
-        files.replace_json(self.path / SUMMARY_FILE, jsonl.plain(summary))
+        watch = alarms.Watch(to_dict(self.cfg), jsonl.read(self.path / METRICS_FILE))
+        summary["alarms"] = [alarm.entry() for alarm in watch.alarms]
+        self._write_summary(summary)
+        self.logs.end_tracking()
+        if self.logs.dropped_trackers:
+            self._write_summary(summary)
+        model_card.write(self.path)
         if not self._opened:
             self.progress.note(f"the run in '{self.path}' has ended already, and nothing is done. {how}")
         if unexpected := self.compiles.names_after_warm_up:
@@ -389,6 +380,11 @@ class Workdir:
         page = self.write_report()
         self.progress.note(f"summary: {self.path / SUMMARY_FILE}" + (f"   report: {page}" if page else ""))
         return summary
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        if dropped := self.logs.dropped_trackers:
+            summary["dropped_trackers"] = dropped
+        files.replace_json(self.path / SUMMARY_FILE, jsonl.plain(summary))
 
     def write_report(self) -> Path | None:
         """Writes report.html of what the run has logged so far. None: it was not written, which ends no training."""

@@ -282,7 +282,9 @@ def own_groups(mountinfo: str | None = None, membership: str | None = None) -> l
     for line in mountinfo.splitlines():
         mount_fields, _, type_fields = line.partition(" - ")
         kind, _, options = type_fields.split(" ", 2)
-        root, mount = (_unescape(field) for field in mount_fields.split(" ")[3:5])
+        root, mount = (
+            re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), field) for field in mount_fields.split(" ")[3:5]
+        )
         if kind == "cgroup2" and "" in paths:
             directory = _below(mount, root, paths[""])
             listed = directory / "cgroup.controllers"
@@ -297,10 +299,6 @@ def own_groups(mountinfo: str | None = None, membership: str | None = None) -> l
 
 def _run_directory(directory: Path, run: str) -> Path:
     return directory / f"jaxagent-{run}"
-
-
-def _unescape(field: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), field)
 
 
 def _below(mount: str, root: str, path: str) -> Path:

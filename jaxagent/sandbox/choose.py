@@ -11,9 +11,9 @@ from jaxagent.sandbox.apptainer import Apptainer
 from jaxagent.sandbox.base import Backend, SandboxError, Spec
 from jaxagent.sandbox.bubblewrap import Bubblewrap
 from jaxagent.sandbox.container_engine import CGROUPFS, ContainerEngine
+from jaxagent.sandbox.local import Plain
 from jaxagent.sandbox.namespaces import Namespaces
 from jaxagent.sandbox.owner import Owner
-from jaxagent.sandbox.plain import Plain
 
 PROBE_TIMEOUT_S = 120.0
 SAFE: dict[str, Callable[[Owner], Backend]] = {  # best first

@@ -17,12 +17,52 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jaxagent.io.files import try_lock
-from jaxagent.sandbox import cgroups, uids
+from jaxagent.sandbox import cgroups
 from jaxagent.sandbox.base import SandboxError
+
+# User ids. Nobody's: neither a login's, a service's nor in a subordinate range. Layers on disk are its own.
+SHARED = 1_963_000_000
+PER_RUN = 1024  # sandboxes at once; more of them share `SHARED`
+RUNS = 64  # at once on a host; more of them use the same ids
+LAST = SHARED + PER_RUN * RUNS
+
+
+def layer_owner(uid: int) -> int:
+    """The owner that a sandbox's file gets in a layer on disk, so that every later sandbox can use it."""
+    return SHARED if SHARED <= uid <= LAST else uid
+
+
+class HostUids:
+    """The host user ids of one run, one for each running sandbox.
+
+    The kernel counts much per user, whatever namespace: inotify instances, memory of pipes, descriptors in flight,
+    waiting signals, message queues. With one user for all, one sandbox could take everything.
+
+    Args:
+      taken: parts of the range that other living runs have.
+
+    Attributes:
+      part: this run's.
+    """
+
+    def __init__(self, parts_in_use: Iterable[int] = ()):
+        self.part = min(set(range(RUNS)) - set(parts_in_use), default=0)
+        first = SHARED + 1 + self.part * PER_RUN
+        self._free = list(range(first + PER_RUN - 1, first - 1, -1))  # the last is the next; used ones are used again
+
+    def take(self) -> int:
+        """A user id that no running sandbox has, or `SHARED` where all are in use."""
+        return self._free.pop() if self._free else SHARED
+
+    def free(self, uid: int) -> None:
+        """Takes a user id back, when everything of its sandbox has ended."""
+        if uid != SHARED:
+            self._free.append(uid)
+
 
 PROCESS = "jaxagent-sandbox-"  # followed by the run's id: an argument of every outermost process
 LABEL = "jaxagent.runs.workdir"  # of containers
@@ -38,8 +78,8 @@ def base_directory() -> Path:
 
 
 def sandbox_uid() -> int:
-    """The host's user id that files of layers belong to, and sandboxes without one of their own (`uids.py`) run as."""
-    return uids.SHARED if os.geteuid() == 0 else os.geteuid()
+    """The host's user id that files of layers belong to, and sandboxes without one of their own run as."""
+    return SHARED if os.geteuid() == 0 else os.geteuid()
 
 
 class Owner:
@@ -65,7 +105,7 @@ class Owner:
             self.note("cgroups", cgroups.candidates(self.id))
             self.cgroups = cgroups.Cgroups(self.id)
             parts_in_use = [int(line) for path in self.base.glob("*/uids") for line in _lines(path) if line.isdigit()]
-            self.uids = uids.HostUids(parts_in_use) if os.geteuid() == 0 else None  # another user has only one
+            self.uids = HostUids(parts_in_use) if os.geteuid() == 0 else None  # another user has only one
             if self.uids is not None:
                 self.note("uids", [str(self.uids.part)])
 
@@ -187,7 +227,7 @@ def _kill_processes(name: str) -> bool:
                     continue
                 state = Path(entry.path, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
                 owner = int(Path(entry.path, "status").read_text(encoding="utf-8").partition("Uid:")[2].split()[0])
-                if state != "Z" and uids.layer_owner(owner) in ours:
+                if state != "Z" and layer_owner(owner) in ours:
                     any_alive = True
                     os.kill(int(entry.name), signal.SIGKILL)
         if not any_alive:

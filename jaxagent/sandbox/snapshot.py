@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxagent.sandbox.base import SandboxError
-from jaxagent.sandbox.uids import layer_owner
+from jaxagent.sandbox.owner import layer_owner
 from jaxagent.sandbox.wire import descriptors
 
 OPAQUE = "user.overlay.opaque"

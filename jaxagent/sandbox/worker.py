@@ -16,6 +16,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import os
 import re
 import socket
 import sys
@@ -31,7 +32,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, bound_socket, count, port, seconds
 from jaxagent.config.parse import build
 from jaxagent.io import connections
-from jaxagent.sandbox import choose, folder
+from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import (
     MAX_FILE_BYTES,
     Backend,
@@ -44,6 +45,7 @@ from jaxagent.sandbox.base import (
     Spec,
 )
 from jaxagent.sandbox.owner import Owner
+from jaxagent.sandbox.snapshot import UNFINISHED
 
 MAX_BODY_BYTES = MAX_FILE_BYTES + 2**20
 MAX_DEADLINE_S = 24 * 3600.0
@@ -174,7 +176,7 @@ class Worker:
         name = str(body.pop("id"))
         if not NAME.fullmatch(name) or name in client.starting or name in client.sandboxes:
             raise ValueError("'id' must be 16 to 64 hexadecimal digits that were not used before")
-        spec = folder.within(self._folder, spec_from_json(body))
+        spec = within(self._folder, spec_from_json(body))
         running = sum(len(c.starting) + len(c.sandboxes) for c in self._clients.values())
         if running >= self._max:
             return _failure("SandboxLost", f"all {self._max} sandboxes of this worker are in use", 429)
@@ -232,7 +234,7 @@ class Worker:
 
     async def _snapshot(self, request: web.Request, client: _Client) -> web.Response:
         body = await _body(request)
-        sandbox, directory = self._sandbox(request, client), folder.new(self._folder, str(body["directory"]))
+        sandbox, directory = self._sandbox(request, client), new(self._folder, str(body["directory"]))
         return web.json_response({"layer": await sandbox.snapshot(directory)})
 
     async def _port(self, request: web.Request, client: _Client) -> web.Response:
@@ -346,6 +348,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     return 0
+
+
+def within(folder: str, spec: Spec) -> Spec:
+    """The spec with its root and layers as they really are. Raises ConfigError where one lies outside the folder.
+
+    Below the folder lie trees that untrusted programs wrote, with links to anywhere. So what is named must exist and
+    really lie inside, links followed; and what is made is always an entry of the folder itself.
+    """
+    root = spec.root and inside(folder, spec.root)
+    return dataclasses.replace(spec, root=root, layers=tuple(inside(folder, layer) for layer in spec.layers))
+
+
+def inside(folder: str, path: str) -> str:
+    """The real path of a directory in the folder. Raises ConfigError."""
+    real_folder = _real(folder, path)
+    try:
+        real = Path(path).resolve(strict=True)
+    except (OSError, RuntimeError):  # RuntimeError: links in a circle
+        raise ConfigError(f"sandbox layer '{path}' is not a directory") from None
+    # What is still being written could yet become a link; a finished tree does not change.
+    below = real.parts[len(real_folder.parts) :]
+    if not real.is_relative_to(real_folder) or any(part.endswith(UNFINISHED) for part in below):
+        raise ConfigError(f"'{path}' is not in the sandbox worker's folder {real_folder}")
+    return str(real)
+
+
+def new(folder: str, path: str) -> str:
+    """The real path of a directory to be made. Raises ConfigError."""
+    real_folder, target = _real(folder, path), Path(path)
+    elsewhere = Path(os.path.realpath(target.parent)) != real_folder
+    if elsewhere or target.name in ("", "..") or target.name.endswith(UNFINISHED):
+        raise ConfigError(f"a snapshot must be named '{real_folder}/NAME' on this sandbox worker, not '{path}'")
+    return str(real_folder / target.name)
+
+
+def _real(folder: str, path: str) -> Path:
+    if not folder:
+        raise ConfigError(f"this sandbox worker was started without --folder, so it has no path '{path}'")
+    return Path(folder).resolve()
 
 
 if __name__ == "__main__":

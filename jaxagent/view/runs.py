@@ -16,12 +16,26 @@ from jaxagent.config import ConfigError
 from jaxagent.observe import headline, report, shown_episodes
 from jaxagent.observe.earlier_episodes import episodes_folder
 from jaxagent.observe.episode_store import StoredEpisodes
-from jaxagent.observe.files import CONFIG_FILE, LOCK_FILE, METRICS_FILE, SUMMARY_FILE
+from jaxagent.observe.files import (
+    CONFIG_FILE,
+    EPISODES_FILE,
+    EPISODES_FOLDER,
+    LOCK_FILE,
+    METRICS_FILE,
+    POLICY_FOLDER,
+    RECORD_FOLDER,
+    RUN_FILE,
+    SUMMARY_FILE,
+)
 
 DEPTH = 4  # folders below the one that was named
 SCAN_S = 2.0  # the list of runs is no older
 FRESH_S = 120.0  # a run without a lock that is seen trains if it has written so lately
 TAIL_BYTES = 200_000  # of metrics.jsonl, for the list
+READ = (  # of a workdir: what the page reads
+    *(METRICS_FILE, CONFIG_FILE, SUMMARY_FILE, RUN_FILE, EPISODES_FILE),
+    *(EPISODES_FOLDER, RECORD_FOLDER, POLICY_FOLDER, "tokenizer"),
+)
 
 
 class Runs:
@@ -33,7 +47,7 @@ class Runs:
         self._scanned = -SCAN_S
         self._lock = threading.Lock()
         self._spare = tempfile.TemporaryDirectory()  # for runs of earlier versions
-        self._logs: dict[tuple[str, str], StoredEpisodes] = {}
+        self._logs: dict[tuple[Path, str], StoredEpisodes] = {}
         self._tables: dict[str, shown_episodes.Table] = {}
         self._lines: dict[str, tuple[Any, dict[str, Any]]] = {}  # and of what state of its files each is
 
@@ -46,10 +60,11 @@ class Runs:
             return dict(self._found)
 
     def folder(self, name: str) -> Path:
-        """Raises ConfigError: there is no such run."""
+        """Raises ConfigError: there is no such run, or it has a link that leads out of it."""
         folder = self.folders().get(name)
         if folder is None:
             raise ConfigError(f"There is no run '{name[:200]}' below {self.root}.")
+        check_links(folder)
         return folder
 
     def episodes(self, name: str) -> Path:
@@ -64,9 +79,9 @@ class Runs:
         if log not in shown_episodes.logs(folder):
             raise ConfigError(f"The run '{name[:200]}' has no log of episodes '{log[:200]}'.")
         with self._lock:
-            if (name, log) not in self._logs:
-                self._logs[name, log] = StoredEpisodes(folder, log)
-            stored = self._logs[name, log]
+            if (folder, log) not in self._logs:
+                self._logs[folder, log] = StoredEpisodes(folder, log)
+            stored = self._logs[folder, log]
             stored.refresh()
             return stored
 
@@ -83,6 +98,7 @@ class Runs:
         out = []
         for name, folder in self.folders().items():
             try:
+                check_links(folder)
                 files = [folder / file for file in (METRICS_FILE, CONFIG_FILE, SUMMARY_FILE)]
                 state = [(path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.is_file()]
                 if self._lines.get(name, ([], {}))[0] != state:
@@ -96,12 +112,21 @@ class Runs:
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
     with contextlib.suppress(OSError):  # a folder that is not for this user, or is gone by now, hides no other
-        if any((folder / name).is_file() for name in (METRICS_FILE, CONFIG_FILE, SUMMARY_FILE)):
+        # A config alone is that of a model, or of anything.
+        if (folder / METRICS_FILE).is_file() or all((folder / name).is_file() for name in (CONFIG_FILE, RUN_FILE)):
             yield folder
         elif depth:
             for path in folder.iterdir():
                 if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
                     yield from _below(path, depth - 1)
+
+
+def check_links(folder: Path) -> None:
+    """Raises ConfigError: something that is read of a run is a link that leads out of the run's folder."""
+    read = [folder / name for name in READ]
+    for path in [*read, *(inner for each in read if each.is_dir() for inner in each.iterdir())]:
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{path} is a link that leads out of the run's folder: nothing of the run is shown.")
 
 
 def line(folder: Path, locks: set[tuple[int, int, int]]) -> dict[str, Any]:

@@ -54,6 +54,26 @@ HEADERS = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+class Asked:
+    """What a request asks for. What it lacks or says wrongly is answered with 400, by name."""
+
+    def __init__(self, values: Any):
+        if not isinstance(values, Mapping):
+            raise web.HTTPBadRequest(reason="say what you ask for as an object")
+        self._values: Mapping[str, Any] = values
+
+    def __getitem__(self, name: str) -> str:
+        if not isinstance(value := self._values.get(name), str | int):
+            raise web.HTTPBadRequest(reason=f"say {name}")
+        return str(value)
+
+    def number(self, name: str) -> int:
+        """A number of at most 18 digits, as of bytes and of rows."""
+        if not re.fullmatch(r"[0-9]{1,18}", self[name]):
+            raise web.HTTPBadRequest(reason=f"{name} must be a whole number")
+        return int(self[name])
+
+
 class View:
     """The application. `token`: "" on loopback."""
 
@@ -67,12 +87,12 @@ class View:
         texts["/app.css"] = ("text/css", page.style)
         for path, (kind, text) in texts.items():
             app.router.add_get(path, _constant(kind, text()))
-        answers: dict[str, Callable[[Mapping[str, str]], Any]] = {
+        answers: dict[str, Callable[[Asked], Any]] = {
             "runs": lambda asked: self._runs.lines(),
             "run": lambda asked: report.facts(self._runs.folder(asked["run"]), self._runs.episodes(asked["run"])),
             "previews": self._previews,
             "search": lambda asked: shown_episodes.search(self._log(asked), asked["words"][:MOST_WORDS]),
-            "episode": lambda asked: shown_episodes.shown(self._log(asked), int(asked["row"]), self._table(asked)),
+            "episode": lambda asked: shown_episodes.shown(self._log(asked), asked.number("row"), self._table(asked)),
             "window": self._window,
         }
         for name, answer in answers.items():
@@ -107,37 +127,41 @@ class View:
             return _error(403, "this address is no name of this machine")
         return None
 
-    def _log(self, asked: Mapping[str, str]) -> StoredEpisodes:
+    def _log(self, asked: Asked) -> StoredEpisodes:
         return self._runs.log(asked["run"], asked["log"])
 
-    def _table(self, asked: Mapping[str, str]) -> shown_episodes.Table:
+    def _table(self, asked: Asked) -> shown_episodes.Table:
         return self._runs.table(asked["run"])
 
-    def _previews(self, asked: Mapping[str, str]) -> Any:
-        rows = [int(row) for row in asked["rows"].split(",")[:MOST_ROWS] if row]
+    def _previews(self, asked: Asked) -> Any:
+        rows = [Asked({"rows": row}).number("rows") for row in asked["rows"].split(",")[:MOST_ROWS] if row]
         return shown_episodes.previews(self._log(asked), rows)
 
-    def _window(self, asked: Mapping[str, str]) -> Any:
-        row, number, first = (int(asked[name]) for name in ("row", "trajectory", "from"))
+    def _window(self, asked: Asked) -> Any:
+        row, number, first = (asked.number(name) for name in ("row", "trajectory", "from"))
         return shown_episodes.window(self._log(asked), row, number, first, self._table(asked))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        return await _lines(request, self._runs.folder(request.query["run"]) / METRICS_FILE)
+        folder = await asyncio.to_thread(self._runs.folder, Asked(request.query)["run"])
+        return await _lines(request, folder / METRICS_FILE)
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
-        log = await asyncio.to_thread(self._log, request.query)
+        log = await asyncio.to_thread(self._log, Asked(request.query))
         return await _lines(request, log.folder / f"{log.name}{INDEX}")
 
     async def _verdict(self, request: web.Request) -> web.StreamResponse:
-        run, stage, step = (request.query[name] for name in ("run", "stage", "step"))
-        return web.json_response(self._verifier.verdict(run, stage, int(step)))
+        asked = Asked(request.query)
+        return web.json_response(self._verifier.verdict(asked["run"], asked["stage"], asked.number("step")))
 
     async def _verify(self, request: web.Request) -> web.StreamResponse:
         # A form of another site cannot send this type, and a script of one is not let through.
         if request.content_type != "application/json":
             return _error(415, "say what to verify as application/json")
-        asked = json.loads(await connections.read_body(request, BODY_BYTES, BODY_S))
-        run, step, stage = str(asked["run"]), int(asked["step"]), str(asked["stage"])
+        try:
+            asked = Asked(json.loads(await connections.read_body(request, BODY_BYTES, BODY_S)))
+        except (ValueError, RecursionError):
+            raise web.HTTPBadRequest(reason="the body is no JSON") from None
+        run, step, stage = asked["run"], asked.number("step"), asked["stage"]
         folder = self._runs.folder(run)
         if step not in report.recorded_steps(folder).get(stage, ()):
             raise ConfigError(f"Step {step} of '{stage}' has no record: it cannot be made again (docs/replay.md).")
@@ -151,11 +175,11 @@ def _constant(kind: str, text: str) -> Handler:
     return answer
 
 
-def _values(answer: Callable[[Mapping[str, str]], Any]) -> Handler:
+def _values(answer: Callable[[Asked], Any]) -> Handler:
     """Answers with values of JSON, made by another thread."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        value = await asyncio.to_thread(answer, request.query)
+        value = await asyncio.to_thread(answer, Asked(request.query))
         return web.json_response(jsonl.plain(value))
 
     return handler
@@ -164,7 +188,8 @@ def _values(answer: Callable[[Mapping[str, str]], Any]) -> Handler:
 async def _lines(request: web.Request, path: Path) -> web.StreamResponse:
     """A file's whole lines from where it is asked for, "BYTE-MARK", and where the next ones begin."""
     wanted = request.query.get("from", "0")
-    first, mark = max(0, int(wanted.partition("-")[0] or 0)), wanted.partition("-")[2]
+    start_of_it, _, mark = wanted.partition("-")
+    first = Asked({"from": start_of_it}).number("from")
 
     def read() -> tuple[bytes, str, str]:
         before, start, came_from, content = b"", 0, "0", b""

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxagent.config import Columns, ConfigError, DataConfig
-from jaxagent.config.data import Layout
+from jaxagent.config.env import Layout
 from jaxagent.data import files, rows, sources
 from jaxagent.data.dataset import Files
 from jaxagent.data.rows import Reading

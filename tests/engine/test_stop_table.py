@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
-from jaxagent.engine import automaton, programs
+from jaxagent.engine import automaton, executor
 from jaxagent.engine.automaton import StopTable
 from tests.engine import toys
 from tests.engine.test_driver import chain, letters
@@ -105,10 +105,10 @@ def test_turns_side_by_side_end_at_their_own_strings_and_nothing_compiles():
             driver.close(session)
 
     async def play(driver):
-        programs_before = programs.generate._cache_size()
+        programs_before = executor.generate._cache_size()
         sets = [None, ("bc",), ("cd", "zz"), (), ("de",)]
         found = await asyncio.gather(*[one(driver, number, stops) for number, stops in enumerate(sets)])
-        assert programs.generate._cache_size() == programs_before
+        assert executor.generate._cache_size() == programs_before
         return found
 
     with toys.running(params=chain("abcdefghij"), stops=("ef",)) as driver:
@@ -132,7 +132,7 @@ def test_a_turn_waits_for_room_among_the_stop_strings():
             driver.close(session)
 
     async def play(driver):
-        programs_before = programs.generate._cache_size()
+        programs_before = executor.generate._cache_size()
         slow = asyncio.create_task(one(driver, 0, ("wxyz",)))
         await asyncio.sleep(0)
         waiting = [asyncio.create_task(one(driver, i + 1, (f"{chr(98 + i)}zzz",))) for i in range(12)]
@@ -147,7 +147,7 @@ def test_a_turn_waits_for_room_among_the_stop_strings():
             await late
         assert (await asyncio.gather(gone, return_exceptions=True))[0].__class__ is asyncio.CancelledError
         assert not driver._held_requests and not driver._queue and len(driver._stops._blocks) <= 1
-        assert programs.generate._cache_size() == programs_before
+        assert executor.generate._cache_size() == programs_before
 
     with toys.running(params=np.asarray(toys.weights()), stops=(), stop_states=6) as driver:
         asyncio.run(asyncio.wait_for(play(driver), 60))

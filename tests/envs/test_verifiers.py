@@ -26,14 +26,14 @@ def opened(environment, tasks=()):
         return attempt_at
 
 
-def play(environment, actions, task=None):
+def play(environment, actions, task=None, judged=True):
     """(prompt, steps, verdict, counters) of one attempt."""
 
     async def run():
         attempt = opened(environment)(task or row())
         prompt = await attempt.start()
         steps = [await attempt.step(action) for action in actions]
-        verdict = await attempt.verify(Transcript("", tuple((action, "") for action in actions)))
+        verdict = judged and await attempt.verify(Transcript("", tuple((action, "") for action in actions)))
         await attempt.close()
         return prompt, steps, verdict, attempt
 
@@ -71,14 +71,20 @@ def test_attempts_share_nothing():
 
 def test_tools():
     call = 'So: <tool_call>{"name": "multiply", "arguments": {"a": 6, "b": 7}}</tool_call>'
-    prompt, steps, verdict, attempt = play(TOOLS, ["<tool_call>multiply</tool_call>", call, "It is 42."])
+    prompt, steps, verdict, attempt = play(TOOLS, [call, "It is 42."])
     assert prompt[0].role == "system" and '"name": "multiply"' in prompt[0].content
     assert attempt.stop_strings == ("</tool_call>",)
-    assert steps[0].observation.parts[0][1] == TokenKind.WARNING
-    assert steps[1].observation.role == "tool" and steps[1].observation.text == "\n42\n"
-    assert steps[2].stop_reason == StopReason.ANSWER
+    assert steps[0].observation.role == "tool" and steps[0].observation.text == "\n42\n"
+    assert steps[1].stop_reason == StopReason.ANSWER
     assert verdict.reward == 2.0 and verdict.components == {"right": 1.0, "solved": 1.0}
-    assert attempt.counters == {"calls": 1.0, "invalid_actions": 1.0}
+    assert attempt.counters == {"calls": 1.0, "invalid_actions": 0.0}
+
+
+def test_a_call_that_cannot_be_read_is_text_as_servers_leave_it():
+    """The environment takes it for an answer, and so ends."""
+    _, steps, _, attempt = play(TOOLS, ["<tool_call>multiply</tool_call>"], judged=False)
+    assert steps[0].stop_reason == StopReason.ANSWER and attempt.counters["invalid_actions"] == 1.0
+    assert attempt._dialogue.state["completion"][-1]["content"] == "<tool_call>multiply</tool_call>"
 
 
 def test_a_crash_is_an_exception_and_no_reward():

@@ -19,7 +19,7 @@ from jaxagent.fleet.episodes import FOLDER
 from jaxagent.fleet.members import Members
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.playing import Playing
-from jaxagent.fleet.repairs import LostEpisodeError
+from jaxagent.fleet.record import LostEpisodeError
 from jaxagent.fleet.vitals import WEIGHTS, Vitals
 from jaxagent.fleet.wire import Sources
 from jaxagent.runs.fleet import source

@@ -14,7 +14,7 @@ from jaxagent.algorithms.objectives import GSPO
 from jaxagent.algorithms.streams import Streams
 from jaxagent.algorithms.value_losses import HLGauss, Squared
 from jaxagent.config import relations
-from jaxagent.config.learner import completed
+from jaxagent.config.model import completed
 from jaxagent.learner import loss as losses
 from jaxagent.learner.forward import policy_forward, top_forward, value_forward
 from jaxagent.learner.score import policy_scorer, value_scorer

@@ -299,7 +299,7 @@ def test_layers_before_the_pattern_repeats_are_stacks_of_their_own():
     turns = dataclasses.replace(spec, num_layers=7, pattern=(dense, *[dense, dense, (attention, BLOCK)] * 2))
     assert turns.stacks == (range(1), range(1, 7, 3), range(2, 7, 3), range(3, 7, 3))
     weights, batch = tiny.init(turns), tiny.batch(2, 12, 4, turns.vocab_size)
-    single = weights.replace(layers=transformer.unstack(weights.layers))
+    single = weights.replace(layers=params.unstack(weights.layers))
     assert [layer.w_gate.ndim for layer in single.layers] == [2, 2, 2, 3, 2, 2, 3]
     scanned = dataclasses.replace(turns, remat="layer")
     values = [float(jax.jit(loss, static_argnums=1)(*args, batch)) for args in ((weights, scanned), (single, turns))]

@@ -19,7 +19,7 @@ import pytest
 
 from jaxagent.config import LoraConfig, MeshConfig, parse
 from jaxagent.configs import search_r1
-from jaxagent.engine import functions, programs
+from jaxagent.engine import executor, functions
 from jaxagent.engine.executor import Sizes
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.models import exact, lora, params, sharding, transformer
@@ -155,8 +155,8 @@ def compiled(exact_numerics: bool, family: str, dtype: str) -> dict[str, Compile
         tables, rows = array(s.all_slots, s.table), array(s.prefill_tiles, s.tile_rows)
         own, lanes = array(s.prefill_tiles, s.tile_rows // s.share), array(s.slots // s.tile_rows, s.tile_rows)
         lowered = {
-            "generate": programs.generate.lower(model, placed, stops, state, tables, lanes, array(), STEPS, False),
-            "prefill": programs.prefill.lower(model, placed, state, tables, rows, rows, own, array()),
+            "generate": executor.generate.lower(model, placed, stops, state, tables, lanes, array(), STEPS, False),
+            "prefill": executor.prefill.lower(model, placed, state, tables, rows, rows, own, array()),
         }
         if exact_numerics:
             score = jax.jit(lambda w, *a: exact.packed_logprobs(w, spec, tiling, *a))

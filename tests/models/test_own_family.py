@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.models import hf, params, transformer
+from jaxagent.models import hf, params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.plan import costs
 from tests.engine import test_lm
@@ -68,7 +68,7 @@ def test_layers_of_two_kinds_take_turns(tmp_path):
     weights, tokens = tiny.init(SPEC), np.random.default_rng(0).integers(0, 61, 20)
     expected = by_hand(SPEC, weights, tokens)
     np.testing.assert_allclose(all_logits(weights, SPEC, tokens[None])[0], expected, atol=1e-4)  # scanned
-    one_by_one = weights.replace(layers=transformer.unstack(weights.layers))
+    one_by_one = weights.replace(layers=params.unstack(weights.layers))
     np.testing.assert_allclose(all_logits(one_by_one, SPEC, tokens[None])[0], expected, atol=1e-4)
 
     other = dataclasses.replace(SPEC, pattern=(SPEC.pattern[0], (Parallel(0.25),)), partial_rotary_factor=0.5)

@@ -35,7 +35,7 @@ def test_scan_unrolled_and_unstacked_layers_agree():
     weights = tiny.init(spec)
     tokens = np.arange(10, dtype=np.int32)
     scanned, _ = hidden(weights, spec, tokens)
-    for variant in (weights, weights.replace(layers=transformer.unstack(weights.layers))):
+    for variant in (weights, weights.replace(layers=params.unstack(weights.layers))):
         np.testing.assert_allclose(hidden(variant, spec, tokens, unroll=True)[0], scanned, atol=1e-6)
 
 

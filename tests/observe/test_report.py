@@ -243,6 +243,31 @@ def test_runs_of_earlier_versions_are_shown_and_left_as_they_are(tmp_path):
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / REPORT_FILE])
 
 
+def test_a_run_that_an_earlier_version_began_shows_both_parts(tmp_path):
+    rows = [codec.encode_episode(_episode(f"q{step}")) for step in range(3)]
+    _log(tmp_path / "run/episodes.jsonl", *({"stage": "rl", "step": step, **row} for step, row in enumerate(rows[:2])))
+    spare = tmp_path / "spare"
+    assert shown_episodes.logs(episodes_folder(tmp_path / "run", spare)) == ["rl.eval"]
+    own = tmp_path / "run" / EPISODES_FOLDER
+    log = EpisodeStore(own, "rl.eval", 0, EpisodesConfig(keep="newest", megabytes=1), False)
+    log.append(2, [_episode("q2")], {})
+    log.wait()
+    folder = episodes_folder(tmp_path / "run", spare)
+    assert shown_episodes.logs(folder) == ["rl.eval", "earlier.rl.eval"]
+    (tmp_path / "run/metrics.jsonl").write_text("")
+    shown = _data(report.write_report(tmp_path / "run"))["logs"]
+    steps = {name: [e["step"] for e in log["episodes"].values()] for name, log in shown.items()}
+    assert steps == {"rl.eval": [2], "earlier.rl.eval": [0, 1]}
+    assert list(_data(report.write_report(tmp_path / "run", {}))["logs"]) == ["rl.eval"], "written by the run itself"
+    log._file += 1
+    log.append(3, [_episode("q3")], {})
+    log.wait()
+    log.close()
+    (own / "rl.eval.00000.blocks").unlink()  # as a bound does
+    stored = StoredEpisodes(episodes_folder(tmp_path / "run", spare), "rl.eval")
+    assert [len(stored.of(block)) for block in stored.blocks] == [0, 1]
+
+
 def test_a_page_of_a_run_of_earlier_versions_is_whole_or_not_there(tmp_path, monkeypatch):
     row = codec.encode_episode(_episode("q"))
     (tmp_path / EPISODES_FOLDER).mkdir()

@@ -59,8 +59,9 @@ def test_a_finished_run_is_verified_with_a_certificate(run, capsys):
         "step", "params", "opt_state",
     }  # fmt: skip
     assert {one["field"] for one in certificate["bytes"] if one["place"] == "policy/"} == {
-        path.name for path in (run / "policy").iterdir()
+        path.name for path in (run / "policy").iterdir() if path.name != "README.md"
     }
+    assert "policy/README.md: it is not made again" in certificate["not_checked"]
     by_version = {version: [step.before for step in recorded if step.number == version] for version in steps}
     for one in certificate["weights"]:
         assert one["again"] == one["logged"] and by_version.get(one["version"]) in (None, [], [one["logged"]])

@@ -16,9 +16,8 @@ from jaxagent.sandbox import __main__ as sandbox_command
 from jaxagent.sandbox import choose, local
 from jaxagent.sandbox.base import FileError, Limits, SandboxClosed, SandboxError, Spec
 from jaxagent.sandbox.namespaces import Namespaces
-from jaxagent.sandbox.owner import Owner, sandbox_uid
+from jaxagent.sandbox.owner import Owner, layer_owner, sandbox_uid
 from jaxagent.sandbox.pool import Pool
-from jaxagent.sandbox.uids import layer_owner
 
 
 async def test_one_shell_through_the_episode(anywhere):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import cgroups, connection, namespaces, seccomp, snapshot, uids, wire
+from jaxagent.sandbox import cgroups, connection, namespaces, owner, seccomp, snapshot, wire
 from jaxagent.sandbox.base import Limits, SandboxClosed, SandboxError
 from jaxagent.sandbox.owner import Owner
 
@@ -440,16 +440,16 @@ def test_an_owners_directory_must_be_its_own(tmp_path):
 
 
 def test_host_user_ids():
-    first, second = uids.HostUids(), uids.HostUids([0, 2])
-    assert (first.part, second.part, uids.HostUids(range(uids.RUNS)).part) == (0, 1, 0)
-    mine, others = ([made.take() for _ in range(uids.PER_RUN)] for made in (first, second))
-    assert len({*mine, *others}) == 2 * uids.PER_RUN and min(mine) > uids.SHARED and max(others) <= uids.LAST
-    assert first.take() == first.take() == uids.SHARED  # more at once than there are ids
-    first.free(uids.SHARED)
+    first, second = owner.HostUids(), owner.HostUids([0, 2])
+    assert (first.part, second.part, owner.HostUids(range(owner.RUNS)).part) == (0, 1, 0)
+    mine, others = ([made.take() for _ in range(owner.PER_RUN)] for made in (first, second))
+    assert len({*mine, *others}) == 2 * owner.PER_RUN and min(mine) > owner.SHARED and max(others) <= owner.LAST
+    assert first.take() == first.take() == owner.SHARED  # more at once than there are ids
+    first.free(owner.SHARED)
     first.free(mine[5])
-    assert (first.take(), first.take()) == (mine[5], uids.SHARED)
-    assert [uids.layer_owner(uid) for uid in (0, 1000, mine[0], uids.LAST, uids.LAST + 1)] == [
-        *(0, 1000, uids.SHARED, uids.SHARED, uids.LAST + 1)
+    assert (first.take(), first.take()) == (mine[5], owner.SHARED)
+    assert [owner.layer_owner(uid) for uid in (0, 1000, mine[0], owner.LAST, owner.LAST + 1)] == [
+        *(0, 1000, owner.SHARED, owner.SHARED, owner.LAST + 1)
     ]
 
 

@@ -6,6 +6,7 @@ axe-core's axe.min.js.
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
@@ -178,6 +179,27 @@ def test_the_views_of_a_run(browser, address):
         page.locator("tbody th a").first.click()
         page.wait_for_selector(".sides .side:nth-child(2) .one")
         watched.go(address, "#summary?run=default")
+        watched.check(address)
+
+
+def test_alarms_are_listed_lead_to_their_curve_and_come_while_one_looks(browser, address, root):
+    made_run.write(root / "growing", 3, tasks=1, group=2, seed=2)
+    time.sleep(2.5)  # the list of runs is no older
+    with Watched(browser) as watched:
+        page = watched.page
+        watched.go(address, "#curves?run=default", "canvas")
+        assert re.match("entropy_falls, rl step [0-9]+ to [0-9]+: the policy ceases", page.inner_text(".alarms li"))
+        page.click(".alarms a")
+        watched.until("document.querySelectorAll('figure').length === 1 && document.querySelector('canvas')")
+        assert "metric=policy%2Fentropy" in page.url and page.inner_text("figcaption") == "policy/entropy"
+        watched.go(address, "#summary?run=default", ".alarms li")
+        assert "[object" not in page.inner_text("main")
+        watched.go(address, "#curves?run=growing", "canvas")
+        assert page.locator(".alarms").is_hidden()
+        with (root / "growing/metrics.jsonl").open("a") as file:
+            for step in range(4, 12):
+                file.write(json.dumps({"stage": "rl", "step": step, "stop/token_limit": 1.0}) + "\n")
+        watched.until("document.querySelector('.alarms li')?.textContent.startsWith('truncation, rl step 8 to now')")
         watched.check(address)
 
 

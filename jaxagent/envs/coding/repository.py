@@ -101,7 +101,9 @@ git diff --no-ext-diff --no-textconv --no-color --no-renames --ignore-submodules
 async def bring(sandbox: Sandbox, task: CodingTask) -> None:
     """Brings the repository into its initial state. Raises VerifierError: some part of it failed. Says nothing about an
     agent."""
-    packed = {f"/tmp/{i}.tar": data for i, data in enumerate(_archives(task))}
+    archives = [_bytes_of(task.archive)] if task.archive is not None else []
+    archives += [_packed(task.files)] if task.files else []  # unpacked on top
+    packed = {f"/tmp/{i}.tar": data for i, data in enumerate(archives)}
     for path, data in packed.items():
         await sandbox.write(path, data)
     tools = ""
@@ -165,12 +167,6 @@ async def change(sandbox: Sandbox, task: CodingTask, base: tuple[str, str], max_
     if result.exit_code != 0 or result.timed_out:
         raise FileError(f"git cannot tell it: {_tail(result)}")
     return (await sandbox.read(f"{place}/change.diff", max_bytes)).decode(*BYTES)
-
-
-def _archives(task: CodingTask) -> list[bytes]:
-    """Tar files that are unpacked one after the other."""
-    archives = [_bytes_of(task.archive)] if task.archive is not None else []
-    return [*archives, *([_packed(task.files)] if task.files else [])]
 
 
 def _packed(files: Mapping[str, str]) -> bytes:

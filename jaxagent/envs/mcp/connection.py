@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import mcp
@@ -75,9 +75,25 @@ class Connection:
           RuntimeError: the server is gone.
           TimeoutError: no result after `timeout_s`.
         """
+        try:
+            return await self._asked(
+                lambda client: client.call_tool(name, dict(arguments)), f"a call of {name}", timeout_s
+            )
+        except mcp.MCPError as error:
+            text = mcp_types.TextContent(type="text", text=str(error))
+            return mcp_types.CallToolResult(content=[text], is_error=True)
+
+    async def list_again(self, timeout_s: float) -> Sequence[Tool]:
+        """What it offers now. Raises as `call`, and RuntimeError where it refuses to say."""
+        try:
+            return await self._asked(_tools, "the list of its tools", timeout_s)
+        except mcp.MCPError as error:
+            raise self._failed("does not say its tools any more", error) from error
+
+    async def _asked(self, ask: Callable[[mcp.Client], Coroutine[Any, Any, Any]], what: str, timeout_s: float) -> Any:
         if self._client is None or self._owner is None or self._owner.done():
             raise self._failed("is gone", None)
-        call = asyncio.create_task(self._client.call_tool(name, dict(arguments)))
+        call = asyncio.create_task(ask(self._client))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         call.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may wait for it any more
@@ -86,13 +102,12 @@ class Connection:
             if not call.done() and self._owner.done():
                 raise self._failed("is gone", None)
             if not call.done():
-                raise TimeoutError(self._about_server(f"did not answer a call of {name} within {timeout_s:g} s"))
+                raise TimeoutError(self._about_server(f"did not answer {what} within {timeout_s:g} s"))
             return call.result()
         except mcp.MCPError as error:
             if error.code in LOST:
-                raise self._failed(f"was lost in a call of {name}", error) from error
-            text = mcp_types.TextContent(type="text", text=str(error))
-            return mcp_types.CallToolResult(content=[text], is_error=True)
+                raise self._failed(f"was lost in {what}", error) from error
+            raise
         finally:
             call.cancel()
 
@@ -139,7 +154,7 @@ async def _tools(client: mcp.Client) -> list[Tool]:
     tools: list[Tool] = []
     cursor = None
     for _ in range(PAGES):
-        page = await client.list_tools(cursor=cursor)
+        page = await client.list_tools(cursor=cursor, cache_mode="bypass")
         tools += [Tool(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
         cursor = page.next_cursor
         if not cursor:

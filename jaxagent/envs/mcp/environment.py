@@ -8,6 +8,10 @@ tools; the policy calls one by <tool_call>{"name": ..., "arguments": {...}}</too
 message of role "tool"; a message without a call is its answer. Each attempt has sessions of its own, and processes of
 its own of the servers that are commands, so whatever a server remembers begins anew, unless `shared` is set.
 
+The tools that the prompt describes are those of the run's start, and stay the truth of every episode: other words are
+not looked at, new tools are not told and cannot be called. An episode whose server offers other names or parameters at
+its beginning, or has changed or withdrawn some at its end, is a failure.
+
 A server that does not start, hangs, dies or floods fails the attempt, which is counted and never a reward. What a tool
 itself reports as an error is shown to the policy.
 """
@@ -17,6 +21,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,10 +36,8 @@ from jaxagent.envs import tags
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.rewards.answer import ExactMatch
 from jaxagent.rewards.view import Reward, ToolCall, View
-from jaxagent.tools.calls import Call, Tool
-from jaxagent.tools.hermes import CLOSE, OPEN
-from jaxagent.tools.prompt import tools_text
-from jaxagent.tools.reading import read_answer
+from jaxagent.tools.calls import Call, Tool, tool_form, tools_text
+from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
 from jaxagent.types import StopReason, Task, TokenKind
 
 if TYPE_CHECKING:
@@ -42,6 +46,10 @@ if TYPE_CHECKING:
 SOLVED = "solved"
 ANSWER = tags.pair("answer")
 CLOSE_S = 10.0  # longer than a connection takes to close
+# In a tool's words: marks of chat templates and of our prompt, and characters that turn text around or show nothing.
+MARK = re.compile(
+    r"<\|[^\n]{0,40}?\|>|<\uff5c|</?tools>|</?tool_call>|</?s>|\[/?INST\]|[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
+)
 WORDS = ("description", "title")  # of a schema: they change nothing that a call depends on
 
 
@@ -150,8 +158,9 @@ class MCPAttempt(Attempt):
         self._connections = self._connect()
         if not self._config.shared:
             await open_all(self._connections, self._config.start_timeout_s)
-            if _shape(distinct(self._connections)) != _shape(self._tools):
-                raise ValueError("an MCP server offers other tools than at the beginning of the run")
+            offered, shown = _shape(distinct(self._connections)), _shape(self._tools)
+            if others := sorted(name for name in offered | shown if offered.get(name) != shown.get(name)):
+                raise ValueError(f"the MCP servers offer other tools than when the run began: {', '.join(others)}")
         return self._config.prompt(self._task.prompt, [tool for _, tool in self._tools.values()])
 
     async def step(self, action: str) -> Step:
@@ -176,7 +185,22 @@ class MCPAttempt(Attempt):
         return _observation_step("\n".join(texts), TokenKind.OBSERVATION)
 
     async def verify(self, transcript: Transcript) -> Verdict:
-        """The configured reward of the answer."""
+        """The configured reward of the answer.
+
+        Raises:
+          ValueError: a server has changed or withdrawn a tool since the prompt described it: the policy was misled.
+        """
+        for number in sorted({self._tools[call.name][0] for call in self._tool_calls}):
+            connection = self._connections[number]
+            now = _shape(
+                {tool.name: (number, tool) for tool in await connection.list_again(self._config.call_timeout_s)}
+            )
+            shown = _shape({name: (at, tool) for name, (at, tool) in self._tools.items() if at == number})
+            if changed := [name for name in shown if now.get(name) != shown[name]]:
+                names = ", ".join(changed)
+                raise ValueError(
+                    f"the MCP server '{connection.server}' has changed its tools during the episode: {names}"
+                )
         view = View(
             self._task,
             transcript.turns,
@@ -220,16 +244,26 @@ async def close_all(connections: Sequence[Connection]) -> None:
 
 
 def distinct(connections: Sequence[Connection]) -> dict[str, tuple[int, Tool]]:
-    """Every tool by its name, with the number of its server. Raises ConfigError: two tools have one name, or there is
-    none."""
+    """Every tool by its name, with the number of its server.
+
+    Raises:
+      ConfigError: two tools have one name, there is none, or one's words are no plain text.
+    """
     tools: dict[str, tuple[int, Tool]] = {}
     for number, connection in enumerate(connections):
         for tool in connection.tools:
+            if not tool.name.isprintable() or not tool.name.strip():
+                problem = f"has a tool with the name {tool.name[:100]!r}"
+                raise ConfigError(f"config.env.servers: '{connection.server}' {problem}, which cannot be shown.")
+            if mark := MARK.search(json.dumps(tool_form(tool), ensure_ascii=False)):
+                problem = f"describes its tool {tool.name:.100} with {mark[0][:40]!r}"
+                reason = "which chat templates take for the border of a message, or which is not to be seen"
+                raise ConfigError(f"config.env.servers: '{connection.server}' {problem}, {reason}.")
             if tool.name in tools:
-                first = connections[tools[tool.name][0]].server
-                raise ConfigError(
-                    f"config.env.servers: '{first}' and '{connection.server}' both have a tool named {tool.name}."
-                )
+                first, name = connections[tools[tool.name][0]], f"named {tool.name:.100}"
+                both = f"'{first.server}' and '{connection.server}' both have a tool {name}"
+                twice = f"'{first.server}' has two tools {name}"
+                raise ConfigError(f"config.env.servers: {twice if first is connection else both}.")
             tools[tool.name] = (number, tool)
     if not tools:
         raise ConfigError("config.env.servers: no server offers a tool.")

@@ -27,7 +27,7 @@ from jaxagent.config.ranges import NonNegativeInt, PositiveInt
 from jaxagent.envs.base import Environment, Opening, Verdict, folder_of
 from jaxagent.envs.cast import POLICY, Cast, PlayedAttempt, Tokens
 from jaxagent.envs.memagent import documents, prompts
-from jaxagent.io import digests
+from jaxagent.io import files
 from jaxagent.rewards import boxed
 from jaxagent.types import StopReason, Task
 
@@ -127,7 +127,7 @@ class MemAgent(Environment):
 
     def _digest(self, name: str, place: Path) -> Mapping[str, str]:
         path = folder_of(place) / documents.FILE
-        return {name: digests.of_file(path)} if path.is_file() else {}
+        return {name: files.digest_of_file(path)} if path.is_file() else {}
 
 
 class Contexts:

@@ -130,7 +130,7 @@ class ToolOrchestra(Environment):
         """The problem, after the tools."""
         if self.prompt == "plain":
             return (Message("user", f"Problem: {text}\n"),)
-        from jaxagent.tools.prompt import tools_text
+        from jaxagent.tools.calls import tools_text
 
         offered = tools_text([tools.tool(name, able) for name, able in self.offers.items()])
         return (Message("system", f"{SYSTEM}\n\n{offered}"), Message("user", f"Problem: {text}\n\nCall a tool."))

@@ -13,8 +13,7 @@ from typing import Any
 from jaxagent.config import nearest
 from jaxagent.envs import tags
 from jaxagent.tools.calls import Call, Tool
-from jaxagent.tools.hermes import Hermes
-from jaxagent.tools.reading import read_answer
+from jaxagent.tools.hermes import Hermes, read_answer
 
 REASON, ANSWER, SEARCH = TOOLS = ("enhance_reasoning", "answer", "search")
 MODEL = "model"  # a call's one argument

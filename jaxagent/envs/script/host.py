@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jaxagent.sandbox.base import CommandResult, SandboxError
 
-KEEPER = Path(__file__).with_name("keeper.py")
+KEEPER = Path(__file__).parents[1] / "keeper.py"
 STOP_S = 20.0  # for the keeper to kill what is left
 
 

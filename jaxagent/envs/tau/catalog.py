@@ -11,8 +11,7 @@ from jaxagent.config import ConfigError
 from jaxagent.data.fields import show
 from jaxagent.envs.tau.toolbox import TOOLS
 from jaxagent.envs.tau2.toolkit import arguments_of
-from jaxagent.tools.calls import Tool
-from jaxagent.tools.prompt import tool_form
+from jaxagent.tools.calls import Tool, tool_form
 
 FILE = "tools_info.json"
 _SHORT: Mapping[str, str] = {

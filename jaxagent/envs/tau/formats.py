@@ -27,8 +27,7 @@ from jaxagent.envs.tau import catalog, plain, prompts
 from jaxagent.tools import Hermes, Llama3, Qwen3Coder, ToolParser
 from jaxagent.tools.base import load_json
 from jaxagent.tools.calls import Call
-from jaxagent.tools.hermes import CLOSE, OPEN
-from jaxagent.tools.reading import read_answer
+from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
 from jaxagent.types import TokenKind
 
 RESPOND, CONTENT = "respond", "content"

@@ -17,8 +17,7 @@ from jaxagent.envs.tau2 import rewards, words
 from jaxagent.envs.tau2.rows import AGENT, USER, Tau2Task, ToolUse
 from jaxagent.envs.tau2.world import Differences, World
 from jaxagent.tools.calls import Call, Tool
-from jaxagent.tools.hermes import CLOSE, OPEN
-from jaxagent.tools.reading import read_answer
+from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
 from jaxagent.types import StopReason, TokenKind
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 from jaxagent.envs.base import Message
 from jaxagent.envs.tau2.rows import AGENT, USER, Past
-from jaxagent.tools.calls import Call, Tool
+from jaxagent.tools.calls import Call, Tool, tools_text
 from jaxagent.tools.hermes import Hermes
-from jaxagent.tools.prompt import tools_text
 
 GREETING = "Hi! How can I help you today?"  # what the agent has said when nothing was said yet
 STOP, TRANSFER, OUT_OF_SCOPE = "###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###"

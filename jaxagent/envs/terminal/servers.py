@@ -14,10 +14,8 @@ from jaxagent.config import ConfigError
 from jaxagent.envs.terminal.task import TerminalTask
 from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.sandbox.base import Sandbox
-from jaxagent.tools.calls import Tool
-from jaxagent.tools.hermes import CLOSE
-from jaxagent.tools.prompt import tools_text
-from jaxagent.tools.reading import read_answer
+from jaxagent.tools.calls import Tool, tools_text
+from jaxagent.tools.hermes import CLOSE, read_answer
 
 if TYPE_CHECKING:
     from jaxagent.envs.mcp.connection import Connection

@@ -1,32 +1,27 @@
 """An attempt's conversation as an environment of verifiers keeps it, so that its rubric sees what it always saw.
 
-The package had two protocols. Until 0.1.7 an environment is asked `is_completed(messages, state)` and
-`env_response(messages, state)`, and `state["completion"]` grows message by message. Since 0.1.8 it makes its own state
-(`init_state`), is asked `get_prompt_messages(state)` and `is_completed(state)`, and makes the completion of the
-trajectory when all is over; since 0.1.10 or so messages are objects. `open_dialogue` takes the one that the
-environment speaks.
+An environment of the package plays rollouts itself (`hosted.py`). An object that does without the package is asked
+`is_completed(messages, state)` and `env_response(messages, state)`, as the package asked until 0.1.7.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from jaxagent.envs.verifiers import rows
+from jaxagent.envs.verifiers.hosted import Loop, Seat
+from jaxagent.tools.calls import Tool
+from jaxagent.types import StopReason
 
-Caller = Callable[..., Awaitable[Any]]  # calls a function of the environment, within its time
+Caller = Callable[..., Awaitable[Any]]  # calls a function, a coroutine function or not, within its time
 Messages = Sequence[Mapping[str, Any]]
-
-
-def open_dialogue(environment: Any, call: Caller) -> Classic | Stepped:
-    """The conversation of a new attempt."""
-    return (Stepped if hasattr(environment, "get_prompt_messages") else Classic)(environment, call)
+STOPS = {"max_turns_reached": StopReason.TURN_LIMIT, "timeout_reached": StopReason.TIME_LIMIT}
 
 
 class Classic:
-    """The protocol until 0.1.7, and that of environments which do without the package.
+    """The protocol of environments which do without the package: its own until 0.1.7.
 
     Attributes:
       state: what the environment knows of the attempt.
@@ -35,12 +30,13 @@ class Classic:
     def __init__(self, environment: Any, call: Caller) -> None:
         self._environment, self._call = environment, call
         self._messages: list[Mapping[str, Any]] = []
+        self._row: Mapping[str, Any] = {}
         self.state: dict[str, Any] = {}
 
-    async def begin(self, row: Mapping[str, Any], task_id: str) -> Messages:
-        """Makes the state. Returns the prompt."""
+    async def begin(self, row: Mapping[str, Any], task_id: str) -> tuple[Messages, list[Tool]]:
+        """Makes the state. Returns the prompt, and the tools."""
         prompt = rows.prompt_of(self._environment, row)
-        self._messages = [dict(message) for message in prompt]
+        self._messages, self._row = [dict(message) for message in prompt], row
         self.state = {
             **{name: row.get(name, default) for name, default in (("answer", ""), ("task", "default"), ("info", {}))},
             "id": task_id,
@@ -55,131 +51,117 @@ class Classic:
         }
         if hasattr(self._environment, "setup_state"):
             self.state = await self._call(self._environment.setup_state, self.state) or self.state
-        return prompt
+        own = rows.tools_of(self.state.get)  # a row may have its own
+        return prompt, own or rows.tools_of(lambda name: getattr(self._environment, name, None))
 
-    async def say(self, message: Mapping[str, Any], cut: bool = False) -> None:
-        """Adds the policy's message."""
-        self.state["trajectory"].append({"prompt": list(self._messages), "completion": [message]})
-        self.state["responses"].append(message)
-        self.state["turn"] += 1
-        self._add([message])
-
-    async def over(self) -> bool:
-        """Whether the environment is done with the attempt."""
-        function = self._environment.is_completed
-        own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        return bool(await self._call(function, *([self.state] if len(own) == 1 else [self._messages, self.state])))
-
-    async def answer(self) -> Messages | None:
-        """The environment's next messages; None: it is done with the attempt."""
+    async def say(self, message: Mapping[str, Any], last: bool) -> tuple[StopReason | None, Messages]:
+        """The policy's message. Returns how the attempt is over, or what the environment shows. `last`: no more turns
+        are played."""
+        await self.end(message)
+        if await self._over():
+            return StopReason.ANSWER, ()
+        if last:
+            return StopReason.TURN_LIMIT, ()
         response = await self._call(self._environment.env_response, self._messages, self.state)
         if isinstance(response, tuple):
             response, self.state = response
         texts = [{"role": "user", "content": response}] if isinstance(response, str) else response
         new = [dict(message) for message in texts]
         self._add(new)
-        return None if await self.over() else new
+        return StopReason.ANSWER if await self._over() else None, new
+
+    async def end(self, message: Mapping[str, Any]) -> None:
+        """A message behind which nothing comes."""
+        self.state["trajectory"].append({"prompt": list(self._messages), "completion": [message]})
+        self.state["responses"].append(message)
+        self.state["turn"] += 1
+        self._add([message])
 
     async def fill(self) -> None:
         """Says that the context is full behind what was answered."""
         self.state["prompt_too_long"] = True
 
-    async def finish(self) -> None:
-        """Does nothing: the completion has grown message by message."""
+    async def score(self) -> tuple[float, dict[str, float]]:
+        """The reward, and the value of each reward function."""
+        reward, scores = 0.0, dict[str, float]()
+        for function, weight, rubric in rows.reward_functions(self._environment):
+            parameters = inspect.signature(function).parameters.values()
+            takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+            objects = rows.score_objects(self._environment, rubric, self.state, self._row)
+            named = objects if takes_all else {p.name: objects[p.name] for p in parameters if p.name in objects}
+            value = float(await self._call(function, **named))
+            scores[rows.name_of(function)] = value
+            reward += weight * value
+        return reward, scores
 
-    async def clean(self) -> None:
+    async def close(self) -> None:
         """Does nothing: this protocol has no clean-up."""
+
+    async def _over(self) -> bool:
+        function = self._environment.is_completed
+        own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        return bool(await self._call(function, *([self.state] if len(own) == 1 else [self._messages, self.state])))
 
     def _add(self, messages: Messages) -> None:
         self._messages += messages
         self.state["completion"] = [*self.state["completion"], *messages]
 
 
-class Stepped:
-    """The protocol since 0.1.8, with the same methods as `Classic`."""
+class Hosted:
+    """The package plays, on `loop`; the same methods as `Classic`."""
 
-    def __init__(self, environment: Any, call: Caller) -> None:
-        self._environment, self._call = environment, call
-        maker = next((cls for cls in type(environment).__mro__ if "init_state" in vars(cls)), type(environment))
-        self._package = maker.__module__.partition(".envs")[0]
-        self._prompt: list[Any] = []  # to the policy, in the environment's own form
-        self._is_clean = False
-        self.state: Any = {}
+    def __init__(self, environment: Any, call: Caller, loop: Loop) -> None:
+        self._environment, self._call, self._loop = environment, call, loop
+        self._seat = Seat(environment)
+        self._request: Mapping[str, Any] = {}
 
-    async def begin(self, row: Mapping[str, Any], task_id: str) -> Messages:
-        """Has the environment make its state. Returns the prompt."""
-        full_row = {**row, "prompt": rows.prompt_of(self._environment, row)}
-        client = _no_client(self._imported("clients", "Client"))
-        self.state = await self._call(self._environment.init_state, full_row, client, "policy", {})
-        self.state = await self._call(self._environment.setup_state, self.state) or self.state
-        self._prompt = list(await self._call(self._environment.get_prompt_messages, self.state))
-        return [_plain(message) for message in self._prompt]
+    @property
+    def state(self) -> Any:
+        """The package's state of the attempt."""
+        return self._seat.state
 
-    async def say(self, message: Mapping[str, Any], cut: bool = False) -> None:
-        """Adds the policy's message as a step of the trajectory."""
-        form = self._imported("utils.message_utils", "from_raw_message") or (lambda raw: raw)
-        step = {"prompt": self._prompt, "completion": [form(message)], "is_truncated": cut, "extras": {}}
-        step |= dict.fromkeys(("response", "tokens", "reward", "advantage"))
-        step["trajectory_id"] = self.state.get("trajectory_id")
-        if hasattr(self._environment, "add_trajectory_step"):
-            await self._call(self._environment.add_trajectory_step, self.state, step)
-        else:
-            self.state["trajectory"].append(step)
+    async def begin(self, row: Mapping[str, Any], task_id: str) -> tuple[Messages, list[Tool]]:
+        """Begins the rollout. Returns the prompt, and the tools. Raises ValueError: it is over before it has asked."""
+        request = await self._do(self._seat.begin, {**row, "prompt": rows.prompt_of(self._environment, row)})
+        if request is None:
+            raise ValueError(f"the rollout is over before the policy was asked: {self.state.get('error')!r}")
+        self._request = request
+        return request["messages"], rows.tools_of(lambda name: request.get("tools") if name == "oai_tools" else None)
 
-    async def over(self) -> bool:
-        """Whether the environment is done with the attempt."""
-        return bool(await self._call(self._environment.is_completed, self.state))
-
-    async def answer(self) -> Messages | None:
-        """The environment's next messages; None: it is done with the attempt. Raises ValueError: the environment shows
-        another conversation than the one that took place."""
-        before = [*self._prompt, *self.state["trajectory"][-1]["completion"]]
-        messages = list(await self._call(self._environment.get_prompt_messages, self.state))
-        if self.state.get("final_env_response") is not None:
-            return None if await self.over() else []
-        if messages[: len(before)] != before:
+    async def say(self, message: Mapping[str, Any], last: bool) -> tuple[StopReason | None, Messages]:
+        """As `Classic.say`. Raises ValueError: the environment shows another conversation than took place."""
+        request = await self._do(self._seat.say, message)
+        if request is None:
+            reason = STOPS.get(self.state.get("stop_condition"), StopReason.ANSWER)
+            return (StopReason.ANSWER if getattr(self._environment, "max_turns", 0) == 1 else reason), ()
+        if last:
+            return StopReason.TURN_LIMIT, ()
+        before, self._request = self._request["messages"], request
+        own, *new = request["messages"][len(before) :] or [{}]
+        if request["messages"][: len(before)] != before or rows.text_of(own) != message["content"]:
             raise ValueError("get_prompt_messages rewrites the conversation; here a conversation only grows")
-        self._prompt = messages
-        return [_plain(message) for message in messages[len(before) :]]
+        return None, new
+
+    async def end(self, message: Mapping[str, Any]) -> None:
+        """A message that was cut, behind which nothing comes."""
+        await self._do(self._seat.say, message, True)
+        await self.fill()
 
     async def fill(self) -> None:
-        """Says that the context is full behind what was answered. Some versions add a message of their own then."""
-        self.state |= {"prompt_too_long": True, "is_truncated": True}
-        make = self._imported("utils.message_utils", "get_overlong_prompt_dummy_response")
-        if make is not None:
-            await self.say({"role": "assistant", "content": make("chat").choices[0].message.content}, cut=True)
+        """Says that the context is full behind what was answered."""
+        await self._do(self._seat.fill)
 
-    async def finish(self) -> None:
-        """Has the environment make the completion, whatever ended the attempt, and clean up."""
-        if self.state.get("completion") is None:  # 0.1.8 renders it when it finds itself completed
-            render = getattr(self._environment, "render_completion", None) or self._environment._render_completion
-            await self._call(render, self.state)
-        await self.clean()
+    async def score(self) -> tuple[float, dict[str, float]]:
+        """What the package's rubric says. A rollout that was not over ends as with a full context."""
+        await self.fill()
+        return await self._do(self._seat.score)
 
-    async def clean(self) -> None:
-        """Lets the environment give back what the attempt holds, once."""
-        function = getattr(self._environment, "cleanup", None) or getattr(self._environment, "_cleanup", None)
-        if self.state and function is not None and not self._is_clean:
-            self._is_clean = True
-            await self._call(function, self.state)
+    async def close(self) -> None:
+        """Gives up a rollout that is not over."""
+        await self._do(self._seat.close)
 
-    def _imported(self, module: str, name: str) -> Any:
-        """Something of the package's; None where this version has it not."""
-        try:
-            return getattr(importlib.import_module(f"{self._package}.{module}"), name, None)
-        except ImportError:
-            return None
+    async def _do(self, method: Callable[..., Any], *args: Any) -> Any:
+        async def run() -> Any:
+            return await self._loop.run(method(*args))
 
-
-def _plain(message: Any) -> Mapping[str, Any]:
-    return message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else dict(message)
-
-
-def _no_client(base: type | None) -> Any:
-    """What an environment takes for its client: here nobody asks it for anything, since the policy speaks itself."""
-
-    def refuse(*args: Any, **named: Any) -> Any:
-        raise RuntimeError("this environment asks the model itself; here only the policy's own turns are played")
-
-    names = getattr(base, "__abstractmethods__", ())
-    return type("Policy", (base or object,), {"__init__": lambda self: None, **dict.fromkeys(names, refuse)})()
+        return await self._call(run)

@@ -24,12 +24,12 @@ from jaxagent.config import ConfigError
 from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.verifiers import rows
-from jaxagent.envs.verifiers.dialogue import open_dialogue
-from jaxagent.tools.hermes import CLOSE, OPEN
-from jaxagent.tools.reading import read_answer
+from jaxagent.envs.verifiers.dialogue import Classic, Hosted
+from jaxagent.envs.verifiers.hosted import Loop, is_hosted, note_failures, prepare
+from jaxagent.envs.verifiers.rows import SOLVED
+from jaxagent.tools.calls import Tool
+from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
 from jaxagent.types import StopReason, Task, TokenKind
-
-SOLVED = "solved"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,11 @@ class Verifiers(Environment):
         if not self.make:
             raise ConfigError("config.env.make is empty: name a function, such as my_package:load_environment.")
 
+    @property
+    def made_of(self) -> Mapping[str, Any]:
+        """What the rows depend on."""
+        return dict(make=self.make, arguments=self.arguments)
+
     def tasks(self, num_heldout: int) -> dict[str, list[dict[str, Any]]]:
         """The environment's rows as tasks, training and held-out.
 
@@ -60,96 +65,87 @@ class Verifiers(Environment):
           ConfigError: the environment cannot be made, or has too few rows.
         """
         environment = rows.load(self.make, self.arguments)
-        train_rows, heldout_rows = (rows.rows_of(environment, split) for split in ("train", "heldout"))
-        train, heldout = (
-            [_task_row(environment, split, i, row) for i, row in enumerate(of)]
-            for split, of in (("train", train_rows), ("heldout", heldout_rows))
-        )
-        train_prompts = [rows.prompt_key(environment, row) for row in train_rows]
-        heldout_prompts = [rows.prompt_key(environment, row) for row in heldout_rows]
-        if sorted(heldout_prompts) == sorted(train_prompts):
-            heldout = []  # the package hands out the training rows where it has no others
-        elif shared := sum(prompt in set(train_prompts) for prompt in heldout_prompts):
-            raise ConfigError(
-                f"config.env.make='{self.make}': {shared} of its {len(heldout_prompts)} held-out rows are training "
-                "rows, so its score would be that of training."
-            )
-        if not heldout:
-            train, heldout = train[: len(train) - num_heldout], train[len(train) - num_heldout :]
-        if not train:
-            raise ConfigError(f"config.env.make='{self.make}' has too few rows: {len(heldout)}, all of them held out.")
-        return {"train": train, "heldout": heldout}
+        of = {split: rows.rows_of(environment, split) for split in ("train", "heldout")}
+        keys = {split: [rows.prompt_key(environment, row) for row in of[split]] for split in of}
+        if sorted(keys["heldout"]) == sorted(keys["train"]):
+            keys["heldout"] = []  # the package hands out the training rows where it has no others
+        places = rows.split_rows(keys["train"], keys["heldout"], num_heldout, f"config.env.make='{self.make}'")
+        return {
+            name: [_task_row(environment, split, number, of[split][number]) for split, number in chosen]
+            for name, chosen in places.items()
+        }
 
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], VerifiersAttempt]]:
         """Makes the environment, and looks at its rubric and at the held-out tasks."""
         environment = rows.load(self.make, self.arguments)
         functions = rows.reward_functions(environment)
-        opening.note(f"reward functions: {', '.join(f'{weight:g} x {name_of(f)}' for f, weight, _ in functions)}")
+        opening.note(f"reward functions: {', '.join(f'{weight:g} x {rows.name_of(f)}' for f, weight, _ in functions)}")
         for task in opening.tasks:
             try:
                 rows.prompt_of(environment, row_of(environment, task))
             except ValueError as error:
                 raise ConfigError(f"config.env.make='{self.make}': {error}.") from error
-        yield lambda task: VerifiersAttempt(task, self, environment)
+        if not is_hosted(environment):
+            yield lambda task: VerifiersAttempt(task, self, environment, lambda call: Classic(environment, call))
+            return
+        prepare(environment, self.max_turns)
+        note_failures(environment)
+        with Loop() as loop:
+            yield lambda task: VerifiersAttempt(task, self, environment, lambda call: Hosted(environment, call, loop))
 
 
 class VerifiersAttempt(Attempt):
     """One attempt: one state of the environment."""
 
-    def __init__(self, task: Task, config: Verifiers, environment: Any) -> None:
-        self._task, self._config, self._environment = task, config, environment
+    def __init__(
+        self, task: Task, config: Verifiers, environment: Any, dialogue: Callable[..., Classic | Hosted]
+    ) -> None:
+        self._task, self._config = task, config
         self._row = row_of(environment, task)
-        self._tools = rows.tools_of(lambda name: getattr(environment, name, None))
-        self._dialogue = open_dialogue(environment, self._call)
-        self._turns = 0  # malformed ones too, which the environment does not see
+        self._dialogue = dialogue(self._call)
+        self._tools: Sequence[Tool] = ()
+        self._turns = 0
         most = getattr(environment, "max_turns", -1)
         self._most_turns = min(config.max_turns, most) if type(most) is int and most > 0 else config.max_turns
-        self.stop_strings: Sequence[str] = (CLOSE,) if self._tools else ()
+        self.stop_strings: Sequence[str] = ()
         self.counters: dict[str, float] = {"calls": 0.0, "invalid_actions": 0.0}
 
     async def start(self) -> Sequence[Message]:
         """The row's prompt, and the tools."""
-        prompt = await self._dialogue.begin(dict(self._row), self._task.id)
-        self._tools = rows.tools_of(self._dialogue.state.get) or self._tools  # a row may have its own
+        prompt, self._tools = await self._dialogue.begin(dict(self._row), self._task.id)
         self.stop_strings = (CLOSE,) if self._tools else ()
         return rows.policy_messages(prompt, self._tools)
 
     async def step(self, action: str) -> Step:
-        """Gives the policy's message to the environment, and its messages to the policy."""
+        """Gives the policy's message to the environment, and its messages to the policy. A call that cannot be read is
+        text to the environment, as servers leave it."""
         self._turns += 1
-        last = self._turns >= self._most_turns
-        reply = read_answer(action, self._tools)
-        if self._tools and reply.malformed:
-            self.counters["invalid_actions"] += 1
-            if last:
-                await self._dialogue.say({"role": "assistant", "content": action})
-                return Step(stop_reason=StopReason.TURN_LIMIT)
-            warning = f'\nWrite {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.\n'
-            return Step(Observation(((warning, TokenKind.WARNING),), "user"))
-        self.counters["calls"] += len(reply.calls)
-        message: dict[str, Any] = {"role": "assistant", "content": reply.text if reply.calls else action}
-        if reply.calls:
-            message["tool_calls"] = [
-                _Open(
-                    id=f"call_{self._turns}_{i}",
-                    type="function",
-                    function=_Open(name=call.name, arguments=json.dumps(call.arguments)),
-                )
-                for i, call in enumerate(reply.calls)
-            ]
-        await self._dialogue.say(message)
-        if await self._dialogue.over():
-            return Step(stop_reason=StopReason.ANSWER)
-        if last:
-            return Step(stop_reason=StopReason.TURN_LIMIT)
-        if (new := await self._dialogue.answer()) is None:
-            return Step(stop_reason=StopReason.ANSWER)
+        reason, new = await self._dialogue.say(self._message(action), self._turns >= self._most_turns)
+        if reason is not None:
+            return Step(stop_reason=reason)
         texts = [rows.text_of(m) for m in new]
         if not any(texts):
             raise ValueError("env_response gave nothing to show, and the environment is not completed")
         parts = tuple((f"\n{text}\n", TokenKind.OBSERVATION) for text in texts if text)
         return Step(Observation(parts, "tool" if all(m.get("role") == "tool" for m in new) else "user"))
+
+    def _message(self, action: str) -> dict[str, Any]:
+        reply = read_answer(action, self._tools)
+        if self._tools and reply.malformed:
+            self.counters["invalid_actions"] += 1
+        if reply.malformed or not reply.calls:
+            return {"role": "assistant", "content": action}
+        self.counters["calls"] += len(reply.calls)
+        calls = [
+            _Open(
+                id=f"call_{self._turns}_{i}",
+                type="function",
+                function=_Open(name=call.name, arguments=json.dumps(call.arguments)),
+            )
+            for i, call in enumerate(reply.calls)
+        ]
+        return {"role": "assistant", "content": reply.text, "tool_calls": calls}
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """The rubric: the weighted sum of its functions; each one's value is a component.
@@ -158,24 +154,15 @@ class VerifiersAttempt(Attempt):
         """
         if len(transcript.turns) > self._turns:
             self._turns += 1
-            await self._dialogue.say({"role": "assistant", "content": transcript.turns[-1][0]}, cut=True)
+            await self._dialogue.end({"role": "assistant", "content": transcript.turns[-1][0]})
         elif transcript.ended is StopReason.TOKEN_LIMIT:
             await self._dialogue.fill()
-        await self._dialogue.finish()
-        reward, scores = 0.0, dict[str, float]()
-        for function, weight, rubric in rows.reward_functions(self._environment):
-            parameters = inspect.signature(function).parameters.values()
-            takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-            objects = rows.score_objects(self._environment, rubric, self._dialogue.state, self._row)
-            named = objects if takes_all else {p.name: objects[p.name] for p in parameters if p.name in objects}
-            value = float(await self._call(function, **named))
-            scores[name_of(function)] = value
-            reward += weight * value
+        reward, scores = await self._dialogue.score()
         return Verdict(reward, {**scores, SOLVED: float(reward >= self._config.solved_reward)})
 
     async def close(self) -> None:
         """The environment is shared; an attempt has nothing but its state."""
-        await self._dialogue.clean()
+        await self._dialogue.close()
 
     async def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """Calls what may be a coroutine function, or one that blocks and gets a thread."""
@@ -208,17 +195,10 @@ def _task_row(environment: Any, split: str, number: int, row: Mapping[str, Any])
 
 
 def row_of(environment: Any, task: Task) -> Mapping[str, Any]:
-    """The row that a task stands for. Raises ValueError: the task names none; such tasks come from
+    """The row that a task stands for. Raises ConfigError: the task names none; such tasks come from
     --config.data.source=verifiers."""
-    split, number = task.metadata.get("split"), task.metadata.get("row")
-    if split not in ("train", "heldout") or type(number) is not int:
-        raise ValueError(f"task {task.id!r} names no row of the environment: take --config.data.source=verifiers")
+    split, number = rows.place_of(task)
     dataset = rows.rows_of(environment, split)
     if not 0 <= number < len(dataset):
-        raise ValueError(f"task {task.id!r} names row {number} of {len(dataset)} rows")
+        raise ConfigError(f"task {task.id!r} names row {number} of {len(dataset)} rows.")
     return dataset[number]
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """The name of a reward function in reports."""
-    return getattr(function, "__name__", type(function).__name__)

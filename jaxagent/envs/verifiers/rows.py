@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
+import signal
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,9 +23,12 @@ from jaxagent.config import ConfigError
 from jaxagent.config.choice import object_at
 from jaxagent.config.errors import failure_line
 from jaxagent.envs.base import Message
-from jaxagent.tools.calls import Tool
-from jaxagent.tools.prompt import tools_text
+from jaxagent.tools.calls import Tool, tools_text
+from jaxagent.types import Task
 
+logger = logging.getLogger(__name__)
+
+SOLVED = "solved"  # the score in reports
 OF_A_GROUP = {"prompts", "completions", "answers", "states", "tasks", "infos"}  # parameters of such a function
 
 
@@ -38,11 +44,16 @@ def load(make: str, arguments: str) -> Any:
     if not isinstance(options, dict):
         raise ConfigError('config.env.arguments must be a JSON object, such as {"num_examples": 100}.')
     function = object_at(make, "config.env.make")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         environment = function(**options)
     except Exception as error:  # the user's code
         raise ConfigError(f"config.env.make='{make}': {failure_line(error)}.") from error
-    for name in ("env_response", "is_completed", "rubric"):
+    finally:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) != handler:  # the package would end the run in its own way
+                signal.signal(number, handler)
+    for name in ("rubric",) if hasattr(environment, "rollout") else ("env_response", "is_completed", "rubric"):
         if not hasattr(environment, name):
             raise ConfigError(f"config.env.make='{make}' returns {type(environment).__name__}, which has no {name}.")
     return environment
@@ -90,6 +101,55 @@ def prompt_key(environment: Any, row: Mapping[str, Any]) -> str:
     return json.dumps([(m.get("role"), text_of(m)) for m in prompt_of(environment, row)])
 
 
+def split_rows(
+    train: Sequence[str], heldout: Sequence[str], num_heldout: int, name: str
+) -> dict[str, list[tuple[str, int]]]:
+    """Which rows are trained on and which are held out, each as (split of the environment, number).
+
+    Args:
+      train: a key of each training row; rows of the same key are one and the same to the policy.
+      heldout: likewise of the environment's held-out rows; without any the last training rows are held out, and
+        training rows that are like one of these are left out.
+      num_heldout: how many.
+      name: of the environment, for messages.
+
+    Raises:
+      ConfigError: a held-out row is a training row, or no training rows are left.
+    """
+    if shared := sum(key in set(train) for key in heldout):
+        raise ConfigError(
+            f"{name}: {shared} of its {len(heldout)} held-out rows are training rows, so its score would be that of "
+            "training."
+        )
+    if heldout:
+        return {
+            "train": [("train", i) for i in range(len(train))],
+            "heldout": [("heldout", i) for i in range(len(heldout))],
+        }
+    first = max(0, len(train) - num_heldout)
+    held = set(train[first:])
+    rest = [i for i in range(first) if train[i] not in held]
+    logger.warning(
+        "%s has no held-out rows of its own: the last %d of %d are held out.", name, len(train) - first, len(train)
+    )
+    if first and not rest:
+        logger.warning("%s has no training row that is unlike a held-out one: its score is that of training.", name)
+        rest = list(range(first))
+    elif len(rest) < first:
+        logger.warning("%s: %d training rows are like held-out ones and are left out.", name, first - len(rest))
+    if not rest:
+        raise ConfigError(f"{name} has too few rows: {len(train)}, all of them held out.")
+    return {"train": [("train", i) for i in rest], "heldout": [("train", i) for i in range(first, len(train))]}
+
+
+def place_of(task: Task) -> tuple[str, int]:
+    """(split, number) of the row that a task stands for. Raises ConfigError: it names none."""
+    split, number = task.metadata.get("split"), task.metadata.get("row")
+    if split not in ("train", "heldout") or type(number) is not int:
+        raise ConfigError(f"task {task.id!r} names no row of the environment: take --config.data.source=verifiers.")
+    return split, number
+
+
 def score_objects(environment: Any, rubric: Any, state: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     """What a rubric's reward functions may ask for, by name."""
     if hasattr(rubric, "score_objects"):
@@ -117,7 +177,9 @@ def reward_functions(environment: Any) -> list[tuple[Callable[..., Any], float, 
     weighted, rubrics = [], [environment.rubric]
     while rubrics:
         rubric = rubrics.pop(0)
-        if inner := getattr(rubric, "rubrics", None):  # a group, in which there may be groups
+        _check_rubric(rubric)
+        parts = [environment.rubric for environment in getattr(rubric, "env_map", {}).values()]
+        if inner := getattr(rubric, "rubrics", None) or parts:  # a group, in which there may be groups
             rubrics[:0] = inner
             continue
         functions = list(_first(rubric, ("funcs", "reward_funcs")) or ())
@@ -125,10 +187,31 @@ def reward_functions(environment: Any) -> list[tuple[Callable[..., Any], float, 
         if len(functions) != len(weights):
             raise ConfigError(f"config.env.make: a rubric has {len(functions)} functions and {len(weights)} weights.")
         for function, weight in zip(functions, weights, strict=True):
-            if OF_A_GROUP & set(inspect.signature(function).parameters):
+            signature = inspect.signature(function)
+            returns = typing.get_origin(signature.return_annotation) or signature.return_annotation
+            if OF_A_GROUP & set(signature.parameters) or returns is list:
                 raise ConfigError(f"config.env.make: {function.__name__} judges whole groups; one episode is needed.")
             weighted.append((function, float(weight), rubric))
     return weighted
+
+
+def _check_rubric(rubric: Any) -> None:
+    """Raises ConfigError: it judges whole groups, by a method of its own."""
+    own = [cls for cls in type(rubric).__mro__ if not cls.__module__.startswith("verifiers.")]
+    for name in ("score_group", "score_rollouts"):
+        if any(name in vars(cls) for cls in own):
+            raise ConfigError(
+                f"config.env.make: {type(rubric).__name__}.{name} judges whole groups; one episode is needed."
+            )
+    if getattr(rubric, "has_advantages", False):
+        raise ConfigError(
+            f"config.env.make: {type(rubric).__name__} gives advantages; rl.advantage computes them here."
+        )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a reward function in reports."""
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _first(rubric: Any, names: Sequence[str]) -> Any:

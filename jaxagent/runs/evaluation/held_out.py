@@ -69,9 +69,9 @@ def record_evaluation(
     scores, episodes, failures = evaluate(parts, driver)
     workdir.record(stage, step, metrics | scores | {"time/eval_s": time.monotonic() - started})
     tasks = len(parts.heldout)
-    workdir.keep_episodes(f"{stage}.eval", step, episodes[:tasks])
+    workdir.logs.keep(f"{stage}.eval", step, episodes[:tasks])
     if episodes[tasks:]:
-        workdir.keep_episodes(f"{stage}.sampled.eval", step, episodes[tasks:])
+        workdir.logs.keep(f"{stage}.sampled.eval", step, episodes[tasks:])
     ending = f"_{'before' if step == 0 else 'after'}_{stage}"
     for name in [name for name in workdir.results if name.startswith("eval/") and name.endswith(ending)]:
         del workdir.results[name]  # an earlier evaluation may have had scores that this one has not

@@ -67,7 +67,9 @@ def choose(cfg: Config, name: str) -> PolicySource:
         raise ConfigError(f"'{directory}' holds no complete checkpoint.{hint}")
     number = numbers[-1] if name == LATEST else int(name)
     if number not in numbers:
-        raise ConfigError(f"'{directory}' has no checkpoint {number}. There are: {_listed(directory, numbers)}.")
+        hosts = [(number, checkpoint.read_host(directory, number)) for number in numbers]
+        there = ", ".join(f"{number} ({host['stage']}, step {host['step']})" for number, host in hosts)
+        raise ConfigError(f"'{directory}' has no checkpoint {number}. There are: {there}.")
     host = checkpoint.read_host(directory, number)
     _check_same(cfg, host["config"], f"{directory}/{number}")
     digest = hashlib.blake2b(json.dumps(host, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -164,11 +166,6 @@ def _folder(folder: Path, model: str) -> PolicySource:
         with path.open("rb") as file:
             digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())
     return PolicySource(folder, None, "", 0, digest.hexdigest(), base)
-
-
-def _listed(directory: Path, numbers: list[int]) -> str:
-    hosts = [(number, checkpoint.read_host(directory, number)) for number in numbers]
-    return ", ".join(f"{number} ({host['stage']}, step {host['step']})" for number, host in hosts)
 
 
 def _check_same(cfg: Config, saved: Mapping[str, Any], where: str) -> None:

@@ -23,7 +23,7 @@ from jaxagent.fleet import episodes
 from jaxagent.fleet.admission import Batch, Outcome
 from jaxagent.fleet.client import CallError, Client
 from jaxagent.fleet.plan import EpisodeId, GroupId
-from jaxagent.fleet.repairs import WHAT_TO_DO
+from jaxagent.fleet.record import WHAT_TO_DO
 from jaxagent.fleet.vitals import WEIGHTS, Vitals
 from jaxagent.learner import peers
 from jaxagent.models import global_arrays

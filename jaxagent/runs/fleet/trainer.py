@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
+import os
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import jax
+import jaxlib.version
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.engine.driver import Driver
@@ -25,14 +30,46 @@ from jaxagent.fleet.weight_server import WeightServer, listening_host
 from jaxagent.fleet.wire import Rounds, TaskRef
 from jaxagent.learner import peers
 from jaxagent.rollout.experience import Experience
+from jaxagent.runs import devices, provenance
 from jaxagent.runs.checks import RL
 from jaxagent.runs.fleet import probe, sink, source
-from jaxagent.runs.fleet.facts import facts
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Seams
 from jaxagent.runs.workdir import Workdir
 
 logger = logging.getLogger(__name__)
+PACKAGE = pathlib.Path(__file__).parents[2]
+
+
+def facts(cfg: Config, name: str, host: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """What a process tells the coordinator of itself: whatever the bits of a token hang on, and where it is.
+
+    `fleet/members.py` says which of them must be equal in all.
+    """
+    return {
+        "process": name,
+        "host": host,
+        "pid": os.getpid(),
+        "config": settings.digest_of(cfg),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "xla_flags": provenance.deciding_flags(os.environ.get("XLA_FLAGS", "")),
+        "cpu_features": devices.processor(),
+        "threads": devices.threads(explicit=True),  # of a mesh's virtual devices the probe tells
+        "device_kind": next(iter(mesh.devices.flat)).device_kind,
+        "program": program(),
+        "mesh": dict(mesh.shape),
+    }
+
+
+@functools.cache
+def program() -> str:
+    """A digest of the package's own code."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
 
 ROLE = "trainer"
 BEATS_PER_LEASE = 4

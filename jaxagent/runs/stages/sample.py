@@ -39,7 +39,7 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
         groups = parts.workers.collect(chosen, cfg.attempts, attempt, deadline)
         driver.check()  # else every attempt of a dead engine would count as sampled
         episodes = [episode for group in groups for episode in group.episodes]
-        workdir.keep_episodes(SAMPLE, step, episodes)
+        workdir.logs.keep(SAMPLE, step, episodes)
         workdir.failed.tell_step(SAMPLE, step + 1, Failures.of(episodes))
         workdir.record(SAMPLE, step + 1, episode_metrics(groups) | {"time/step_s": time.monotonic() - started})
     return state.params

@@ -18,7 +18,7 @@ import jax
 
 from jaxagent.algorithms.supervised import sft
 from jaxagent.config import ConfigError, nearest
-from jaxagent.config.learner import completed
+from jaxagent.config.model import completed
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward
 from jaxagent.learner.batching import Packer

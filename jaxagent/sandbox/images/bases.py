@@ -84,7 +84,8 @@ async def resolve(
         hint = nearest(normal(name), patterns) if patterns else "No bases are given."
         raise BuildError(image, 0, "", f"is FROM {name}, which the bases do not have (there is no registry). {hint}")
     if source == HOST:
-        return Built(_host_key())
+        packages = _packages(Path("/"))  # the key changes when packages of this machine do
+        return Built(make_key("host", json.dumps(sorted(os.listdir("/usr"))), *packages))
     if source.startswith(DEBOOTSTRAP):
         suite, _, mirror = source.removeprefix(DEBOOTSTRAP).partition("@")
         record = await debootstrap.make(store, suite, mirror, progress=progress)
@@ -102,11 +103,6 @@ def loaded(record: dict) -> Built:
     """The root that `oci.load` gave."""
     key, env = make_key("base", record["key"]), record["env"]
     return Built(key, record["tree"], env=env, directory=record["workdir"], user=record["user"] or "root")
-
-
-def _host_key() -> str:
-    """Changes when packages of this machine do."""
-    return make_key("host", json.dumps(sorted(os.listdir("/usr"))), *_packages(Path("/")))
 
 
 def _packages(root: Path) -> list[str]:

@@ -52,7 +52,7 @@ class Context:
         matching = [Path()]
         for i, part in enumerate(parts):
             match = re.compile(_pattern(part))
-            if _is_pattern(part):
+            if any(c in part for c in "*?["):
                 matching = [
                     p / n
                     for p in matching
@@ -130,10 +130,6 @@ class Context:
             if any(rule.fullmatch(p) for p in above):
                 ignored = not exception
         return ignored and path not in ("", ".")
-
-
-def _is_pattern(part: str) -> bool:
-    return any(c in part for c in "*?[")
 
 
 def _pattern(text: str) -> str:

@@ -4,20 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox.base import Backend, SandboxError
 from jaxagent.sandbox.container_engine import ContainerEngine
-from jaxagent.sandbox.images import bases, container_images
+from jaxagent.sandbox.images import bases
 from jaxagent.sandbox.images.build import Steps
 from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
 from jaxagent.sandbox.images.recipes import build_definition, build_dockerfile
-from jaxagent.sandbox.images.store import Store
+from jaxagent.sandbox.images.store import Store, make_key
 from jaxagent.sandbox.namespaces import Namespaces
+
+_STEP = re.compile(r"(?:STEP|Step) (\d+)/\d+ ?:\s*(.*)|\[(?:[\w.-]+ +)?(\d+)/\d+\] (.*)")
+
+
+async def build(
+    engine: ContainerEngine,
+    dockerfile: Path,
+    context: Path,
+    name: str,
+    timeout_s: float,
+    network: bool = False,
+) -> Built:
+    """`build` of the engine, whose own cache is used.
+
+    Raises:
+      BuildError: it failed; the step is the last one that the engine named.
+    """
+    tag = f"jaxagent/{make_key('engine', str(dockerfile.resolve()), str(context.resolve()))}:latest"
+    words = ["build", "--tag", tag, "--file", str(dockerfile), *([] if network else ["--network", "none"])]
+    try:
+        await asyncio.to_thread(lambda: engine.call(*words, str(context), timeout_s=timeout_s, both=True))
+    except SandboxError as error:
+        steps = list(_STEP.finditer(str(error)))
+        number, text = (int(steps[-1][1] or steps[-1][3]), steps[-1][2] or steps[-1][4]) if steps else (0, "")
+        raise BuildError(name, number, text, f"failed in {engine.name} build", str(error)) from None
+    return await asyncio.to_thread(inspect, engine, tag, name)
+
+
+def inspect(engine: ContainerEngine, tag: str, name: str) -> Built:
+    """What an image of the engine's store tells its programs. Raises BuildError where it has none of that name."""
+    try:
+        about = json.loads(engine.call("image", "inspect", tag))[0]
+    except (SandboxError, ValueError, IndexError) as error:
+        raise BuildError(name, 0, "", f"is not in {engine.name}'s store: {error}") from None
+    config = about.get("Config") or {}
+    env = dict(item.partition("=")[::2] for item in config.get("Env") or [])
+    user = (config.get("User") or "").partition(":")[0]
+    # Files may belong to users that the sandbox does not have; user 0 needs the engine's own user namespace.
+    uid = int(user) if user.isdigit() else (0 if engine.own_users else 1000)
+    home = "/root" if uid == 0 else env.get("HOME", "/home/user")
+    directory = config.get("WorkingDir") or "/"
+    return Built(about.get("Id", tag), image=tag, env=env, directory=directory, uid=uid, user=user or "root", home=home)
+
 
 SHOWN_FAILURES = 5
 
@@ -105,13 +150,13 @@ class Images:
             if image.user:
                 raise BuildError(image.id, 0, "", f"runs as user {image.user}, which {self._backend.name} is not told")
             if image.dockerfile is not None:
-                return await container_images.build(
+                return await build(
                     self._backend, image.dockerfile, image.context, image.id, image.timeout_s, network=self._network
                 )
             if image.definition is not None:
                 problem = f"is an apptainer definition, which {self._backend.name} cannot build"
                 raise BuildError(image.id, 0, "", problem)
-            return await asyncio.to_thread(container_images.inspect, self._backend, image.name, image.id)
+            return await asyncio.to_thread(inspect, self._backend, image.name, image.id)
         if self._build_backend is None:
             raise BuildError(image.id, 0, "", f"cannot be built: sandboxes of {self._backend.name} take no layers")
         steps = Steps(self._build_backend, self._store, self._table, image.id, image.timeout_s, self._progress)

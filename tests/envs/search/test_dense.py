@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from data_pipelines.corpus import write_index
 from jaxagent.config import ConfigError
 from jaxagent.envs.search.retriever import dense
 from jaxagent.envs.search.retriever.base import Passage
@@ -40,7 +41,7 @@ def test_equals_brute_force(back_end):
 
 
 def test_index_folder_with_the_hashing_encoder(back_end, tmp_path):
-    dense.write_index(tmp_path, PASSAGES, "hashing:256")
+    write_index(tmp_path, PASSAGES, dense.fingerprint(PASSAGES), "hashing:256", lambda done: None)
     found, nothing = search(dense.Dense.load(tmp_path, PASSAGES), ["red fox", ""], 10)
     assert [p.id for p in found[:2]] == ["0", "3"]  # equal up to their titles; no dependence on anything else
     assert len(found) == 4 and found[0].score > found[2].score
@@ -51,7 +52,7 @@ def test_index_folder_with_the_hashing_encoder(back_end, tmp_path):
 def test_unfit_index_folders(tmp_path):
     with pytest.raises(ConfigError, match="not a dense index"):
         dense.Dense.load(tmp_path, PASSAGES)
-    dense.write_index(tmp_path, PASSAGES, "hashing:16")
+    write_index(tmp_path, PASSAGES, dense.fingerprint(PASSAGES), "hashing:16", lambda done: None)
     with pytest.raises(ConfigError, match="another corpus"):
         dense.Dense.load(tmp_path, PASSAGES[:3])
     facts = json.loads((tmp_path / "index.json").read_text())

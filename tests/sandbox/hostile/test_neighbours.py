@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import namespaces, uids, wire
+from jaxagent.sandbox import namespaces, owner, wire
 from jaxagent.sandbox.base import Spec
 from jaxagent.sandbox.owner import Owner
 from tests.sandbox.hostile.test_hostile import BY_NAME, NO_PYTHON, PYTHON, SMALL, host, install
@@ -101,7 +101,7 @@ async def test_each_has_a_host_user(backend):
     await asyncio.gather(second.close(), third.close())
     part = backend.owner.uids.part
     assert len(set(seen)) == 2
-    assert all(0 < uid - uids.SHARED - part * uids.PER_RUN <= uids.PER_RUN for uid in seen)
+    assert all(0 < uid - owner.SHARED - part * owner.PER_RUN <= owner.PER_RUN for uid in seen)
 
 
 async def test_a_kept_layer_is_every_users(backend, open_folder):
@@ -118,7 +118,7 @@ async def test_a_kept_layer_is_every_users(backend, open_folder):
             assert (await other.run("echo 2 >>d/file; chmod 644 d/file; cat d/file", 10, 100)).output == b"1\n2\n"
             twice = await other.snapshot(f"{folder}-twice")
     files = [path.lstat() for top in (layer, twice) for path in Path(top).rglob("*")]
-    assert len(files) > 6 and {(file.st_uid, file.st_gid) for file in files} == {(uids.SHARED, uids.SHARED)}
+    assert len(files) > 6 and {(file.st_uid, file.st_gid) for file in files} == {(owner.SHARED, owner.SHARED)}
 
 
 async def test_where_layers_cannot_be_mapped_it_is_said(backend, monkeypatch):
@@ -144,7 +144,7 @@ async def test_where_layers_cannot_be_mapped_it_is_said(backend, monkeypatch):
     finally:
         await made.close()
         owner.close()
-    assert shared == uids.SHARED and namespaces.ONE_USER in missing and (free - 1 - uids.SHARED) % uids.PER_RUN == 0
+    assert shared == owner.SHARED and namespaces.ONE_USER in missing and (free - 1 - owner.SHARED) % owner.PER_RUN == 0
 
 
 async def test_memory_that_no_process_has_is_given_back(isolated, host):

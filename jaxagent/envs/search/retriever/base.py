@@ -19,7 +19,7 @@ from jaxagent.config import ConfigError
 from jaxagent.data.fields import RowError
 from jaxagent.envs.base import Opening
 from jaxagent.envs.forms import shaped
-from jaxagent.io import digests
+from jaxagent.io import files
 
 CLOSE_TIMEOUT_S = 10.0
 TRY_TIMEOUT_S = 20.0  # for the first answer; a search engine that is up gives it at once
@@ -95,7 +95,7 @@ def opened_by(config: Any, opening: Opening, own: Path | None) -> Iterator[Retri
 
 def corpus_identity(config: Any, corpus: Path | None) -> dict[str, str]:
     """The digest of the passages, where the engine that `config` names has them on this machine."""
-    return {"corpus": digests.of_file(corpus)} if config.local and corpus is not None else {}
+    return {"corpus": files.digest_of_file(corpus)} if config.local and corpus is not None else {}
 
 
 async def passages_of(retriever: Retriever, query: str, topk: int) -> list[Passage]:

@@ -48,7 +48,6 @@ class Bm25(Retriever):
         if self._word_ids:
             self._index.index((documents, self._word_ids), create_empty_token=False, show_progress=False)
         self.ranking = functools.lru_cache(maxsize=CACHED_QUERIES)(self._rank)
-        self._cached_passages = functools.lru_cache(maxsize=CACHED_QUERIES)(self._best_passages)
 
     def __len__(self) -> int:
         return len(self._passages)
@@ -66,10 +65,7 @@ class Bm25(Retriever):
 
     def lookup(self, query: str, topk: int) -> list[Passage]:
         """The synchronous search: at most `topk` passages, best first."""
-        return list(self._cached_passages(query, topk))
-
-    def _best_passages(self, query: str, topk: int) -> tuple[Passage, ...]:
-        return tuple(dataclasses.replace(self._passages[i], score=score) for i, score in self.ranking(query, topk))
+        return [dataclasses.replace(self._passages[i], score=score) for i, score in self.ranking(query, topk)]
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         """The best passages of each query."""

@@ -1,8 +1,8 @@
 """Dense retrieval: the inner product of a query's vector with every passage's, exactly (no approximate index).
 
 An index folder holds `vectors.npy` (f32[N, E], row i belongs to passage i of the corpus) and `index.json` (the name of
-the encoder for queries, N, and a fingerprint of the corpus). `write_index` makes one, `Dense.load` opens it. Scores
-come from FAISS where it is installed, else from NumPy: the same numbers, slower on millions of passages.
+the encoder for queries, N, and a fingerprint of the corpus). `data_pipelines.corpus` makes one, `Dense.load` opens it.
+Scores come from FAISS where it is installed, else from NumPy: the same numbers, slower on millions of passages.
 
 An encoder maps texts to unit vectors. `open_encoder(name)` knows two kinds: "hashing:E", deterministic and without any
 model (tests, small demos), and the folder of a Hugging Face encoder such as e5-base-v2, run by transformers and torch,
@@ -24,7 +24,6 @@ import numpy as np
 from jaxagent.config import ConfigError
 from jaxagent.envs.search.retriever.base import Passage, Retriever
 from jaxagent.envs.search.retriever.bm25 import words
-from jaxagent.io import files
 
 Kind = Literal["query", "passage"]
 # Texts -> f32[n, E], each row of length 1 (or 0 for a text without content). Called from one thread at a time.
@@ -80,16 +79,6 @@ class Dense(Retriever):
             [dataclasses.replace(self._passages[int(rows[q, i])], score=float(scores[q, i])) for i in order[q]]
             for q in range(len(queries))
         ]
-
-
-def write_index(folder: str | Path, passages: Sequence[Passage], encoder_name: str) -> None:
-    """Encodes the corpus with `open_encoder(encoder_name)` and writes an index folder."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    vectors = open_encoder(encoder_name)([p.contents for p in passages], "passage")
-    np.save(folder / "vectors.npy", vectors)
-    facts = {"encoder": encoder_name, "passages": len(passages), "corpus": fingerprint(passages)}
-    files.replace_json(folder / "index.json", facts)
 
 
 def fingerprint(passages: Sequence[Passage]) -> str:

@@ -1,0 +1,324 @@
+"""Alarms: what goes wrong in a run, by name, with the config field to turn. Records of metrics.jsonl -> alarms.
+
+Each rule is a pure function of the records of one stage and the config. Nothing is stored, so a run that goes on, a
+page and a report come to the same alarms. A step in which a rule's metric is null, or not there, does not count for it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxagent.observe import headline
+from jaxagent.observe.text import number
+
+STAGES = ("opd", "rl")  # that sample and train
+FIRST = 5  # measured steps that later ones are compared with
+EVALUATIONS = 4  # that are compared, the newest
+AGES = {"neither": 0, "clip": 4, "correction": 8}  # of a token in steps, at most, by what limits its weight
+Record = Mapping[str, Any]
+Measured = Sequence[tuple[Any, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Alarm:
+    """What went wrong, over the steps for which it did."""
+
+    name: str
+    stage: str
+    step: int  # the first
+    last: int | None  # the last, None while it goes on
+    value: float  # the largest
+    metric: str  # whose curve shows it, or how the names of those curves begin
+    knob: str  # the config field to turn
+    sin: str  # what is wrong, one sentence without its full stop
+    says: str  # what the value is
+    threshold: float
+
+    @property
+    def text(self) -> str:
+        """One line for people: what is wrong, how much, and what to turn; or that it is over."""
+        where = f"alarm {self.name}, {self.stage} step {self.step}"
+        if self.last is not None:
+            return f"{where}: over after step {self.last} (largest value {number(self.value)})"
+        limit = f"{number(self.value)}, more than {number(self.threshold)}"
+        return f"{where}: {self.sin} ({self.metric}, {self.says}: {limit}). Look at config.{self.knob}."
+
+    def entry(self) -> dict[str, Any]:
+        """As summary.json and the page have it."""
+        return dataclasses.asdict(self) | {"text": self.text}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One kind of alarm. It begins at the first step whose `value` is above `threshold`, and lasts as long as it is.
+
+    Attributes:
+      numbers: what is measured in a step, of its record and the config; None where it is not.
+      value: from the first `FIRST` measured steps of the stage and the last `reach`; called from `steps` steps on.
+    """
+
+    name: str
+    metric: str
+    sin: str
+    says: str  # what `value` is
+    threshold: float
+    steps: int
+    knob: str
+    source: str
+    numbers: Callable[[Record, Record], tuple[Any, ...] | None]
+    value: Callable[[Measured, Measured], float]
+    reach: int = 0  # 0: as many as `steps`
+
+
+class Watch:
+    """Looks at records one after the other; `alarms` are those so far, in the order in which they began.
+
+    A record takes time by the rules' reach, not by the length of the run.
+    """
+
+    def __init__(self, config: Record, records: Iterable[Record] = ()):
+        self._config = config
+        self._stage, self._step = "", 0
+        self._series: dict[str, tuple[list[tuple[Any, ...]], collections.deque[tuple[Any, ...]]]] = {}
+        self._on: dict[str, int] = {}  # places in `alarms`
+        self.alarms: list[Alarm] = []
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> list[Alarm]:
+        """The alarms that begin or end with this record."""
+        stage, step = str(record["stage"]), int(record["step"])
+        news = []
+        if stage != self._stage:
+            for name in list(self._on):
+                self._end(name, self._step)
+            self._stage, self._series = stage, {}
+        for rule in RULES if stage in STAGES else ():
+            measured = rule.numbers(record, self._config)
+            if measured is None:
+                continue
+            if rule.name not in self._series:
+                self._series[rule.name] = [], collections.deque(maxlen=rule.reach or rule.steps)
+            first, last = self._series[rule.name]
+            last.append(measured)
+            if len(first) < FIRST:
+                first.append(measured)
+            value = rule.value(first, list(last)) if len(last) >= rule.steps else 0.0
+            if value > rule.threshold and rule.name not in self._on:
+                self._on[rule.name] = len(self.alarms)
+                fields = {name: getattr(rule, name) for name in ("name", "metric", "knob", "sin", "says", "threshold")}
+                self.alarms.append(Alarm(stage=stage, step=step, last=None, value=value, **fields))
+                news.append(self.alarms[-1])
+            elif value > rule.threshold:
+                place = self._on[rule.name]
+                largest = max(value, self.alarms[place].value)
+                self.alarms[place] = dataclasses.replace(self.alarms[place], value=largest)
+            elif rule.name in self._on:
+                news.append(self._end(rule.name, self._step))
+        self._step = step
+        return news
+
+    def _end(self, name: str, step: int) -> Alarm:
+        place = self._on.pop(name)
+        self.alarms[place] = dataclasses.replace(self.alarms[place], last=step)
+        return self.alarms[place]
+
+
+def of_config(config: Record, field: str, otherwise: Any = None) -> Any:
+    """A field of a config as config.json has it, which may be of an earlier version."""
+    value: Any = config
+    for name in field.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return otherwise if value is None else value
+
+
+# ---- what is measured in a step
+
+
+def _metrics(*names: str) -> Callable[[Record, Record], tuple[Any, ...] | None]:
+    def numbers(record: Record, config: Record) -> tuple[Any, ...] | None:
+        values = tuple(record.get(name) for name in names)
+        return None if None in values else values
+
+    return numbers
+
+
+def _gap(exact: bool, name: str) -> Callable[[Record, Record], tuple[Any, ...] | None]:
+    def numbers(record: Record, config: Record) -> tuple[Any, ...] | None:
+        is_exact = of_config(config, "numerics") == "exact"
+        return None if record.get(name) is None or is_exact is not exact else (record[name],)
+
+    return numbers
+
+
+def _held_out(record: Record, config: Record) -> tuple[Any, ...] | None:
+    """Reward, length, and of a step that evaluates the score, greedy and sampled."""
+    if record.get("reward/mean") is None or record.get("episode/action_tokens") is None:
+        return None
+    score = headline.score_of(record)
+    scores = [record.get(f"{headline.EVAL}{score}{kind}") for kind in ("", "_sampled")]
+    return record["reward/mean"], record["episode/action_tokens"], [each for each in scores if each is not None]
+
+
+def _failed_calls(record: Record, config: Record) -> tuple[Any, ...] | None:
+    """Failed calls of tools and all of them, by the counters that environments have."""
+    pairs = [("episode/tool_errors", "episode/tool_calls"), ("episode/empty_searches", "episode/searches")]
+    pairs += [(f"episode/failed_{kind}", f"episode/{kind}") for kind in ("calls", "commands", "programs")]
+    values = [(record.get(bad), record.get(every)) for bad, every in pairs]
+    known = [(bad, every) for bad, every in values if bad is not None and every]
+    return (sum(bad for bad, _ in known), sum(every for _, every in known)) if known else None
+
+
+def _failed_episodes(record: Record, config: Record) -> tuple[Any, ...] | None:
+    shares = [record.get(f"stop/{reason}") for reason in ("env_error", "timeout", "engine_error")]
+    return None if None in shares else (sum(map(float, filter(None, shares))),)
+
+
+def _clipped_norm(record: Record, config: Record) -> tuple[Any, ...] | None:
+    norm, clip = record.get("policy/grad_norm"), of_config(config, "rl.optimizer.grad_clip")
+    return (norm / clip,) if norm is not None and clip else None
+
+
+def _seconds(record: Record, config: Record) -> tuple[Any, ...] | None:
+    """Rollout over learning; where many processes play beside the learner, its wait for them over learning."""
+    rollout, learn = record.get("fleet/trainer_wait_s", record.get("time/rollout_s")), record.get("time/learn_s")
+    return (rollout / learn,) if rollout is not None and learn else None
+
+
+def _learning_alone(record: Record, config: Record) -> tuple[Any, ...] | None:
+    rollout, learn = record.get("time/rollout_s"), record.get("time/learn_s")
+    return (learn / rollout,) if rollout and learn is not None and "fleet/trainer_wait_s" not in record else None
+
+
+def _stale(record: Record, config: Record) -> tuple[Any, ...] | None:
+    """The share of tokens that are older than what limits their weights is known to bear."""
+    shares = {n: record.get(f"staleness/frac_{n}") for n in range(of_config(config, "rl.staleness", 0) + 1)}
+    if None in shares.values() or len(shares) < 2:
+        return None
+    clips = of_config(config, "rl.objective.name") != "reinforce"
+    limits = "correction" if of_config(config, "rl.correction") else "clip" if clips else "neither"
+    return (sum(share for age, share in shares.items() if share and age > AGES[limits]),)
+
+
+# ---- what is judged
+
+
+def _column(measured: Measured, place: int = 0) -> list[float]:
+    return [float(row[place]) for row in measured]
+
+
+def _mean(first: Measured, last: Measured) -> float:
+    return statistics.fmean(_column(last))
+
+
+def _least(first: Measured, last: Measured) -> float:
+    return min(_column(last))
+
+
+def _median(first: Measured, last: Measured) -> float:
+    return statistics.median(_column(last))
+
+
+def _fall(first: Measured, last: Measured) -> float:
+    """By how much the mean of three steps was once larger, within reach, than that of the last three."""
+    values = _column(last)
+    means = [statistics.fmean(values[at - 3 : at]) for at in range(3, len(values) + 1)]
+    return max(means) / max(means[-1], 1e-9)
+
+
+def _rise(first: Measured, last: Measured) -> float:
+    """Over the first steps, which count as 0.002 at least and 0.01 at most."""
+    return _mean(first, last) / min(max(_mean(first, first), 0.002), 0.01)
+
+
+def _drift(first: Measured, last: Measured) -> float:
+    then, now = _mean(first, first), _mean(first, last)
+    return max(now / then, then / now) if then > 0 and now > 0 else 1.0
+
+
+def _failing(first: Measured, last: Measured) -> float:
+    return sum(_column(last)) / sum(_column(last, 1))
+
+
+def _reward_alone(longer: bool) -> Callable[[Measured, Measured], float]:
+    """By how much the reward has risen over the last evaluations while no held-out score has risen a tenth as much.
+
+    0 where sampled texts have grown by three tenths meanwhile, with `longer` where they have not.
+    """
+
+    def value(first: Measured, last: Measured) -> float:
+        ends = [place for place, row in enumerate(last) if row[2]][-EVALUATIONS:]
+        if len(ends) < EVALUATIONS or len({len(last[end][2]) for end in ends}) > 1:
+            return 0.0
+        parts = [last[ends[0] + 1 : ends[1] + 1], last[ends[-2] + 1 : ends[-1] + 1]]
+        (reward, length), (reward_now, length_now) = [
+            [statistics.fmean(_column(part, place)) for place in (0, 1)] for part in parts
+        ]
+        rise = reward_now - reward
+        scores = zip(last[ends[1]][2], last[ends[-1]][2], strict=True)
+        if max(now - then for then, now in scores) >= 0.1 * rise or (length_now > 1.3 * length) is not longer:
+            return 0.0
+        return rise
+
+    return value
+
+
+OURS = "ours: no healthy run of docs exceeds it"
+RULES = (
+    Rule("entropy_falls", "policy/entropy", "the policy ceases to try anything else, and will learn no more",
+         "times that it has fallen within 50 steps, means of 3", 10, 6, "rl.optimizer.learning_rate",
+         OURS, _metrics("policy/entropy"), _fall, 50),
+    Rule("not_exact", "logprob_gap/max", "numerics are exact, and engine and trainer compute different log-probs",
+         "in a step", 0, 1, "numerics",
+         "exact numerics: it is 0.0 by construction", _gap(True, "logprob_gap/max"), _mean),
+    Rule("engine_gap", "logprob_gap/mean", "the engine samples from another distribution than the trainer learns on",
+         "mean, over that of the first 5 steps (0.002 to 0.01)", 5, 5, "rl.correction",
+         OURS, _gap(False, "logprob_gap/mean"), _rise),
+    Rule("clip_share", "policy/clip_frac", "most tokens lie beyond the clip: updates go too far from what sampled them",
+         "mean", 0.5, 3, "rl.updates_per_step",
+         "Miles' table of run health: above 0.5", _metrics("policy/clip_frac"), _mean),
+    Rule("no_signal", "groups/zero_signal_frac", "all attempts at a task get the same reward: nothing can be learnt",
+         "mean", 0.95, 10, "rl.refill",
+         "DAPO, arXiv 2503.14476, section 3.2, for the remedy; " + OURS, _metrics("groups/zero_signal_frac"), _mean),
+    Rule("truncation", "stop/token_limit", "attempts run out of tokens before they can end",
+         "mean", 0.25, 5, "env.turn_tokens",
+         "DAPO, arXiv 2503.14476, section 3.4, for the harm; " + OURS, _metrics("stop/token_limit"), _mean),
+    Rule("reward_alone", "reward/mean", "the reward rises and the held-out score does not: it is learnt by heart, or "
+         "cheated", "its rise over 4 evaluations", 0.15, 1, "rl.kl",
+         "Gao et al., arXiv 2210.10760, for the sin; " + OURS, _held_out, _reward_alone(False), 400),
+    Rule("length_pays", "reward/mean", "reward and length rise and the held-out score does not: the reward or its "
+         "judge likes length", "its rise over 4 evaluations", 0.15, 1, "rl.group_reward",
+         "Singhal et al., arXiv 2310.03716, for the sin; " + OURS, _held_out, _reward_alone(True), 400),
+    Rule("length_drifts", "episode/action_tokens", "texts become much longer or shorter than they were",
+         "times its mean in the first 5 steps, or that over it", 2, 5, "rl.aggregation",
+         "Dr. GRPO, arXiv 2503.20783, section 3.1, for a cause; " + OURS, _metrics("episode/action_tokens"), _drift),
+    Rule("tools_fail", "episode/failed", "nearly every call of a tool fails",
+         "failed calls, commands, programs and empty searches over all", 0.8, 5, "env",
+         OURS, _failed_calls, _failing),
+    Rule("episodes_fail", "stop/env_error", "many episodes end by a failure of environment, engine or deadline",
+         "mean share of them", 0.2, 5, "env.episode_timeout_s",
+         OURS, _failed_episodes, _mean),
+    Rule("gradient_at_clip", "policy/grad_norm", "every gradient is cut to a small part of its length",
+         "least, over grad_clip", 10, 10, "rl.optimizer.grad_clip",
+         OURS, _clipped_norm, _least),
+    Rule("rollout_slow", "time/rollout_s", "the learner waits for rollouts nearly all the time",
+         "median of rollout over learning", 20, 10, "env.concurrent_episodes",
+         OURS, _seconds, _median),
+    Rule("learning_slow", "time/learn_s", "the engine waits for the learner nearly all the time",
+         "median of learning over rollout", 20, 10, "rl.batch.micro_rows",
+         OURS, _learning_alone, _median),
+    Rule("policy_leaps", "policy/kl_behaviour", "one step moves the policy far from what sampled its tokens",
+         "mean, nats per token", 0.045, 5, "rl.optimizer.learning_rate",
+         "PPO, arXiv 1707.06347, sections 4 and 6.1: 1.5 times its largest target, 0.03",
+         _metrics("policy/kl_behaviour"), _mean),
+    Rule("far_from_reference", "policy/kl_reference", "the policy has gone far from its reference",
+         "mean, nats per token", 1, 5, "rl.kl",
+         OURS, _metrics("policy/kl_reference"), _mean),
+    Rule("stale_share", "staleness/mean", "most tokens are older than their weights' limits bear",
+         "share older than 8 steps with rl.correction, 4 without, 0 with reinforce and none", 0.5, 5, "rl.staleness",
+         "AReaL, arXiv 2505.24298: 8 with a correction; docs/algorithms.md, Staleness: 4 with a clip", _stale, _mean),
+)  # fmt: skip

@@ -1,0 +1,10 @@
+"""The real packages of games and puzzles, for tests: GAMES opens what `tests.environments` has of them."""
+
+from tests import environments
+
+REQUIREMENTS = ("TextArena", "reasoning-gym")
+
+
+def importable(module):
+    """While it is open, textarena or reasoning_gym can be imported; the test skips where it cannot be had."""
+    return environments.importable(module, "games", *REQUIREMENTS)
