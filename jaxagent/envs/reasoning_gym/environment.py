@@ -60,6 +60,10 @@ class ReasoningGym(Environment):
         system = (Message("system", f"{self.instructions}\n"),) if self.instructions else ()
         return (*system, Message("user", f"{text}\n"))
 
+    def oracle(self, task: Task) -> Sequence[str] | None:
+        """The data set's own answer. A few data sets have an example there, which their score does not take."""
+        return tuple(f"<answer>{answer}</answer>" for answer in task.answers[:1]) or None
+
     def dataset(self, seed: int, size: int) -> Any:
         """The package's data set. Raises ConfigError: it cannot be made."""
         return _dataset(self.make, self.arguments, seed, size)
