@@ -287,6 +287,12 @@ def test_what_no_text_can_be_is_refused_with_its_name():
     assert '"how": a number or null, optional (how fast)' in MOVE.words() and "picture" not in MOVE.words()
 
 
+def test_a_schema_that_lies_within_itself_is_described_and_read_to_some_depth():
+    tree = {"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "array", "items": {"$ref": "#/$defs/Tree"}}]}
+    of = form({"tree": {"$ref": "#/$defs/Tree"}}, ["tree"], **{"$defs": {"Tree": tree}})
+    assert "JSON" in of.words() and of.read('{"tree": [[[[[3]]]]]}')[0] == {"tree": [[[[[3]]]]]}
+
+
 def test_observations_as_text():
     text = actions.observation_text
     assert text({"question": "2 + 2?", "score": None, "metadata": {"gold": 4}}) == "2 + 2?"
