@@ -370,6 +370,21 @@ def test_settings_that_cannot_work(settings, said):
         OpenEnv(**settings)
 
 
+def test_a_server_without_sessions_is_a_failed_attempt_with_its_reason():
+    async def play(status):
+        async def refused(request):
+            return web.Response(status=status)
+
+        app = web.Application()
+        app.router.add_get("/ws", refused)
+        async with web_server(app) as url:
+            with pytest.raises(ConnectionError, match=f"/ws is not reached: {status}"):
+                await attempt_on(url).start()
+
+    for status in (404, 500):
+        asyncio.run(play(status))
+
+
 def test_a_server_that_is_not_there_is_said_at_start():
     with (
         pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/schema is not reached"),
