@@ -101,7 +101,7 @@ class Terminal(CommandSettings, Environment):
                     train = sources.load_tasks(opening.dataset, sources.TRAIN, need_answers=False)
                     terminal_tasks += map(rows.from_task, train)  # before their attempts count
                 build_ahead(opening, sandboxes, [own_image(one) for task in terminal_tasks for one in places(task)])
-            if more := beyond(self.sandbox, terminal_tasks):
+            if more := beyond(self.sandbox, [one for task in terminal_tasks for one in places(task)]):
                 opening.note(more)
             yield lambda task: TerminalAttempt(task, self, lambda own: sandboxes.take(own_image(own)))
 
