@@ -89,8 +89,6 @@ async def _played(environment: Environment, attempt: Any, task: Task, solved: bo
     """The verdict of an attempt that does what the row says, or nothing; None where the row says nothing."""
     turns: list[tuple[str, str]] = []
     ended: StopReason | None = StopReason.ANSWER
-    if not hasattr(attempt, "start"):
-        return None  # it plays itself, and asks the policy
     try:
         await attempt.start()
         if hasattr(attempt, "solve"):
@@ -131,8 +129,8 @@ def run(config: Config, options: argparse.Namespace, note: Callable[[str], None]
       ConfigError: bad data.
     """
     environment = config.env
-    if not isinstance(environment, Environment):
-        raise ConfigError("config.env is no environment.")
+    if not isinstance(environment, Environment) or not environment.has_solutions:
+        raise ConfigError(f"config.env: {type(environment).__name__}'s rows do not say how they are solved.")
     environment = environment.as_checked()
     dataset = config.data.source.folder(config.workdir, config.data.seed, environment, note)
     looked_at: list[tuple[_Wanted, Mapping[str, Any] | None]] = []
@@ -168,7 +166,7 @@ def _sources(
     how = rows.Reading(config.data.layout, config.data.columns, environment.takes_messages)
     splits = files.splits(dataset)
     known = [name for name in splits if name in ("", sources.TRAIN, *sources.HELD_OUT) or name.startswith("heldout")]
-    for name in known or list(splits)[:1]:
+    for name in sorted(known, key=lambda name: (name not in ("", sources.TRAIN), name)) or list(splits)[:1]:
         yield sources.load_tasks(dataset, name, environment.needs_answers, how), dataset
 
 
