@@ -58,7 +58,7 @@ class Terminal(CommandSettings, Environment):
     solved_reward: PositiveFloat = 1.0  # from which an attempt counts as solved, in reports
     sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
 
-    has_solutions = True
+    solves = True
     score = SOLVED
     calls = "commands"
 
@@ -70,8 +70,7 @@ class Terminal(CommandSettings, Environment):
                 f"{self.episode_timeout_s:g}, which makes an episode a failure and also covers start and verification."
             )
 
-    @staticmethod
-    def rows_of(source: Path) -> list[dict[str, Any]] | None:
+    def rows_of(self, source: Path) -> list[dict[str, Any]] | None:
         """The rows of terminal tasks on disk, a task's folder or a folder of such; None = there are none.
 
         Raises:
@@ -196,6 +195,7 @@ class TerminalAttempt(CommandAttempt):
 
     async def _check_user(self, wanted: set[str]) -> None:
         """Raises VerifierError where the verifier is to run as another user than the sandbox's one."""
+        assert self._workspace is not None
         for user in map(shlex.quote, wanted):
             command = f'[ "$(id -u -- {user} || echo {user})" = "$(id -u)" ]'
             if (await self._workspace.run(command, timeout_s=ENTER_TIMEOUT_S)).exit_code != 0:
