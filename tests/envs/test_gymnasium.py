@@ -49,8 +49,10 @@ TASK = Task("t", "", (), metadata={"seed": 5})
 def play(environment, actions, task=TASK):
     """(prompt, steps, verdict) of one attempt."""
 
+    attempt_at = opened(environment)
+
     async def run():
-        attempt = opened(environment)(task)
+        attempt = attempt_at(task)
         try:
             (prompt,) = await attempt.start()
             steps = [await attempt.step(action) for action in actions]

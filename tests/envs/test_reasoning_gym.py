@@ -45,16 +45,15 @@ def task_of(row):
 
 
 def play(config, task, text):
-    async def run():
-        with config.open(opening(task)) as attempt_at:
-            attempt = attempt_at(task)
-            prompt = await attempt.start()
-            step = await attempt.step(text)
-            verdict = await attempt.verify(Transcript("", ((text, ""),)))
-            await attempt.close()
-            return prompt, step, verdict
+    async def run(attempt):
+        prompt = await attempt.start()
+        step = await attempt.step(text)
+        verdict = await attempt.verify(Transcript("", ((text, ""),)))
+        await attempt.close()
+        return prompt, step, verdict
 
-    return asyncio.run(run())
+    with config.open(opening(task)) as attempt_at:
+        return asyncio.run(run(attempt_at(task)))
 
 
 @pytest.mark.parametrize(

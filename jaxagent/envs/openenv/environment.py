@@ -32,8 +32,8 @@ from jaxagent.envs import tags
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.openenv import actions, manifest
 from jaxagent.envs.openenv.servers import Place, Servers
-from jaxagent.envs.openenv.wire import INVALID, Result, ServerError, Session, finite
-from jaxagent.envs.server_process import STOP_S, Program, variables_of
+from jaxagent.envs.openenv.wire import INVALID, OpenEnvSession, Result, ServerError, finite
+from jaxagent.envs.server_process import STOP_S, ServerProgram, variables_of
 from jaxagent.io.http import HttpError, HttpStatus
 from jaxagent.tools.calls import Tool, tools_text
 from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
@@ -90,9 +90,9 @@ class OpenEnv(Environment):
     def _servers(self) -> tuple[Servers, manifest.Manifest | None]:
         told = manifest.read(Path(self.server).resolve()) if self._is_folder else None
         variables = variables_of(self.variables, "config.env.variables")
-        program = Program(self.server, self.python, variables=variables)
+        program = ServerProgram(self.server, self.python, variables=variables)
         if told is not None:
-            program = Program(told.target, self.python, str(told.folder), {**told.variables, **variables})
+            program = ServerProgram(told.target, self.python, str(told.folder), {**told.variables, **variables})
         url = self.server.rstrip("/") if self._is_url else ""
         return Servers(url, program, self.processes, self.start_timeout_s, self.step_timeout_s), told
 
@@ -157,8 +157,12 @@ class OpenEnv(Environment):
             try:
                 (name, *_) = await servers.get("/list_environments")
                 splits = [one["name"] for one in await servers.get(f"/{name}/splits")]
-                bodies = {split: await servers.get(f"/{name}/tasks", {"split": split}) for split in splits}
-                return name, {split: body["tasks"] for split, body in bodies.items()}
+                tasks = {}
+                for split in splits:
+                    specs = (await servers.get(f"/{name}/tasks", {"split": split}))["tasks"]
+                    count = (await servers.get(f"/{name}/num_tasks", {"split": split}))["num_tasks"]
+                    tasks[split] = [*specs, *({} for _ in range(count - len(specs)))]  # the list may be a preview
+                return name, tasks
             finally:
                 await servers.close()
 
@@ -200,7 +204,7 @@ class OpenEnvAttempt:
 
     def __init__(self, task: Task, config: OpenEnv, servers: Servers, protocol: Protocol) -> None:
         self._task, self._config, self._servers, self._protocol = task, config, servers, protocol
-        self._session: tuple[Session, Place] | None = None
+        self._session: tuple[OpenEnvSession, Place] | None = None
         self._rewards: list[float] = []
         self._turns = 0
         self._suspect = False

@@ -168,10 +168,12 @@ class ReasoningGymAttempt(Attempt):
 
 def place_of(task: Task) -> tuple[int, int, int]:
     """(seed, size, index) of a task's item. Raises ValueError: the task names none."""
-    seed, size, index = (task.metadata.get(name) for name in ("seed", "size", "index"))
-    if not all(type(number) is int for number in (seed, size, index)) or not 0 <= index < size:
-        raise ValueError(f"task {task.id!r} names no item of a data set: take --config.data.source=reasoning_gym")
-    return seed, size, index
+    numbers = [task.metadata.get(name) for name in ("seed", "size", "index")]
+    if all(type(number) is int for number in numbers):
+        seed, size, index = (int(number or 0) for number in numbers)
+        if 0 <= index < size:
+            return seed, size, index
+    raise ValueError(f"task {task.id!r} names no item of a data set: take --config.data.source=reasoning_gym")
 
 
 @functools.lru_cache(maxsize=4)

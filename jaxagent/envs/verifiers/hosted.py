@@ -152,11 +152,12 @@ class Seat:
         """What the rubric says of the rollout, which is over: the reward, and each function's value.
 
         Raises what the environment has recorded as its own error, or what a reward function raised: such a value would
-        be 0 in the package. A message of the policy's that the package refuses is no error of the environment's.
+        be 0 in the package. Where the package refuses a message of the policy's, an empty one, it is 0 here, too.
         """
         SEAT.set(self)
-        error, of_the_message = self.state.get("error"), _imported(self._environment, "errors", "ModelError") or ()
-        if isinstance(error, Exception) and not isinstance(error, of_the_message):
+        error = self.state.get("error")
+        is_refused = isinstance(error, _imported(self._environment, "errors", "InvalidModelResponseError") or ())
+        if isinstance(error, Exception) and not is_refused:
             raise error
         rubric = self._environment.rubric
         takes = inspect.signature(rubric.score_rollout).parameters
@@ -168,7 +169,7 @@ class Seat:
             await rubric.score_rollout(self.state, *([asyncio.Semaphore(1)] if "score_sem" in takes else []))  # 0.1.8
         if hasattr(rubric, "cleanup"):
             await rubric.cleanup(self.state)
-        if self.failures:
+        if self.failures and not is_refused:
             raise self.failures[0]
         return float(self.state["reward"]), {name: float(value) for name, value in self.state["metrics"].items()}
 
