@@ -224,14 +224,17 @@ class TerminalAttempt(CommandAttempt):
         return Step(Observation(((text + ("\n" if not role else ""), TokenKind.OBSERVATION),), role))
 
     async def _call(self, action: str) -> Step | None:
-        """What a call of a server's tool gives; None where the turn has none, or is the last or too late."""
-        if self._servers is None or self._turns_left <= 1 or time.monotonic() >= self._ends_at:
+        """What a call of a server's tool gives; None where the turn has none, or comes too late."""
+        left_s = self._ends_at - time.monotonic()
+        if self._servers is None or left_s <= 0 or replies.parse(self._config.tools, action).done:
             return None
-        if replies.parse(self._config.tools, action).done or (answer := await self._servers.answer(action)) is None:
+        if (answer := await self._servers.answer(action, left_s)) is None:
             return None
         self._turns_left -= 1
-        text, made = answer
-        self.counters["calls" if made else "invalid_actions"] += 1
+        text, counter = answer
+        self.counters[counter] += 1
+        if self._turns_left <= 0:
+            return Step(stop_reason=StopReason.TURN_LIMIT)
         role = dialogue.ROLES[self._config.tools]
         return Step(Observation(((text[: self._config.output_chars] + "\n", TokenKind.OBSERVATION),), role))
 

@@ -58,11 +58,10 @@ class Servers:
         """What the agent is told of the tools."""
         return tools_text([tool for _, tool in self.tools.values()], several=False)
 
-    async def answer(self, action: str) -> tuple[str, bool] | None:
-        """What a call in an agent's turn gives, and whether it was one that could be made; None: there is none.
+    async def answer(self, action: str, left_s: float) -> tuple[str, str] | None:
+        """What the call in an agent's turn gives, and the counter that it counts for; None: there is no call.
 
-        Raises:
-          RuntimeError, TimeoutError: the server is gone, or does not answer.
+        A server that is gone, or does not answer, is a failed call: the agent has it in its own sandbox.
         """
         if not self.tools or not _CALL.search(action):
             return None
@@ -71,12 +70,15 @@ class Servers:
         reply = read_answer(action, [tool for _, tool in self.tools.values()])
         call = reply.calls[0] if reply.calls else None
         if call is None or not isinstance(call.arguments, Mapping):
-            return 'Write <tool_call>{"name": ..., "arguments": {...}}</tool_call>.', False
+            return 'Write <tool_call>{"name": ..., "arguments": {...}}</tool_call>.', "invalid_actions"
         if call.name not in self.tools:
-            return f"There is no function {call.name!r:.100}.", False
-        arguments: dict[str, Any] = dict(call.arguments)
-        result = await self._connections[self.tools[call.name][0]].call(call.name, arguments, CALL_S)
-        return as_text(result), True
+            return f"There is no function {call.name!r:.100}.", "invalid_actions"
+        connection = self._connections[self.tools[call.name][0]]
+        try:
+            result = await connection.call(call.name, dict(call.arguments), min(CALL_S, left_s))
+        except (RuntimeError, TimeoutError) as error:
+            return f"The call failed: {error}", "failed_calls"
+        return as_text(result), "failed_calls" if result.is_error else "calls"
 
     async def close(self) -> None:
         """Ends the sessions; the sandbox ends the servers."""
