@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 START_S, CALL_S = 30.0, 60.0
 STOP = CLOSE  # ends a call
 _CALL = re.compile(r"<tool_call>\s*\{")
-# $1 the port, $2 a file for what it writes to stderr, then the server's command. It goes on when the shell has ended.
-_START = """
-port=$1 log=$2; shift 2
-setsid bash -c 'exec 3<>"/dev/tcp/127.0.0.1/$0" && exec "$@" <&3 >&3 3>&-' "$port" "$@" </dev/null >"$log" 2>&1 &
-"""
 
 
 class Servers:
@@ -45,7 +40,7 @@ class Servers:
         from jaxagent.envs.terminal.server_pipes import ServerPipes
 
         for server in self._task.servers:
-            pipes = ServerPipes(self._sandbox, server, self._task, _START)
+            pipes = ServerPipes(self._sandbox, server, self._task)
             self._connections.append(Connection(server.name, pipes))
         try:
             await open_all(self._connections, START_S)
