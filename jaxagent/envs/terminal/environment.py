@@ -145,7 +145,6 @@ class TerminalAttempt(CommandAttempt):
     def __init__(self, task: Task, config: Terminal, take: Take):
         super().__init__(config)
         self._task = _with_limits(rows.from_task(task), config)
-        self._steps = self._task.steps or (self._task,)
         self._of_steps: list[dict[str, float]] = []  # what the tests of the steps so far have said
         self._over = False  # no step is left to judge
         self._take = take
@@ -155,6 +154,10 @@ class TerminalAttempt(CommandAttempt):
         if self._task.servers:
             self.stop_strings = (*self.stop_strings, *([STOP] if self.stop_strings else []))
             self.counters |= {"calls": 0.0, "failed_calls": 0.0}
+
+    @property
+    def _steps(self) -> Sequence[TerminalTask]:
+        return self._task.steps or (self._task,)
 
     async def start(self) -> Sequence[Message]:
         """Brings the initial state about; the attempt's time begins when that is done."""
