@@ -1,10 +1,12 @@
-"""An environment of the package verifiers until 0.3: write the vowel that is asked for. A policy of random weights learns
-it in forty steps; docs/verifiers.md has the command."""
+"""An environment of the package verifiers until 0.3: write the vowel that follows the one that is shown.
+
+A policy of random weights learns it in some forty steps; docs/verifiers.md has the command.
+"""
 
 import verifiers as vf
 from datasets import Dataset
 
-VOWELS = "aeo"
+NEXT = {"a": "e", "e": "o", "o": "a"}
 
 
 def share(completion, answer, **kwargs):
@@ -16,7 +18,7 @@ def share(completion, answer, **kwargs):
 
 def rows(numbers):
     """A row for each number and vowel."""
-    return Dataset.from_list([{"question": f"{n}: write {v}", "answer": v} for n in numbers for v in VOWELS])
+    return Dataset.from_list([{"question": f"{n}: after {v}", "answer": NEXT[v]} for n in numbers for v in NEXT])
 
 
 def load_environment(numbers=200):
