@@ -7,7 +7,7 @@ from setuptools import find_namespace_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-# torch is the parity oracle only. This version installs a CPU build from the package index; others bring CUDA.
+# torch is the parity oracle only. PyPI has builds with CUDA (gigabytes); where a CPU build is found instead, that does.
 TORCH = "torch==2.13.0"
 DENSE = ["faiss-cpu"]
 GGUF = ["gguf"]

@@ -26,11 +26,11 @@ def demonstrations(environment: Gymnasium, seeds: Iterable[int]) -> list[dict[st
     """
     opening = Opening(None, (), lambda coroutine, timeout_s: asyncio.run(coroutine), lambda line: None)
 
-    async def play() -> list[dict[str, Any]]:
-        with environment.open(opening) as attempt_at:
-            return [await _episode(environment, attempt_at, seed) for seed in seeds]
+    async def play(attempt_at: Any) -> list[dict[str, Any]]:
+        return [await _episode(environment, attempt_at, seed) for seed in seeds]
 
-    return asyncio.run(play())
+    with environment.open(opening) as attempt_at:
+        return asyncio.run(play(attempt_at))
 
 
 async def _episode(environment: Gymnasium, attempt_at: Any, seed: int) -> dict[str, Any]:

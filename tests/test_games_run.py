@@ -46,8 +46,9 @@ def test_a_game_against_a_random_player(tmp_path):
     data = ("--config.data.source=seeds", "--config.data.source.num_train=40", "--config.data.source.num_heldout=8")
     flags = ("--config.env=textarena", "--config.env.make=TicTacToe-v0", "--config.env.players=2")
     role = ("--config.roles.opponent=random_player", "--config.stages=rl")
+    room = ("--config.env.context_tokens=900", "--config.rl.batch.row_tokens=900", "--config.engine.pages=256")
     with games.importable("textarena"):
-        summary = run(tmp_path / "run", *data, *flags, *role)
+        summary = run(tmp_path / "run", *data, *flags, *role, *room)
     assert summary["eval/n"] == 8 and "eval/moves_after_rl" in summary
 
 

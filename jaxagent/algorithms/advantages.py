@@ -1,123 +1,109 @@
 """Advantages that compare the G attempts at a task, one number per attempt, and the statistics they are made of.
 
-Functions of arrays, on NumPy or (jitted) JAX. Args of each: rewards float[N, G], and mask bool[N, G] of the attempts
+Functions of NumPy arrays. Args of each: rewards float[N, G], and mask bool[N, G] of the attempts
 that count: an attempt that failed for reasons outside the policy changes no statistic. Returns float[N, G], 0 where
 masked out. A group planned with ONE attempt (G = 1) has nothing to compare with: its baseline is 0 and its scale 1
 (plain REINFORCE, as verl has it). An attempt that is left alone because the others of its group failed has A = 0: its
 reward says nothing of how it compares.
-Axis letters: N tasks, G samples per group. No jax before a function is called: a config is read without it.
+Axis letters: N tasks, G samples per group. No jax here: a config is read without it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
+
+import numpy as np
 
 from jaxagent.config.ranges import PositiveInt
 from jaxagent.contract import check_arrays
-
-Array = Any  # numpy.ndarray or jax.Array
 
 STD_EPSILON = 1e-6  # added to the standard deviation, as published implementations do
 WHITEN_EPSILON = 1e-8  # added to the variance, as verl does
 
 
-def check_groups(rewards: Array, mask: Array) -> None:
+def check_groups(rewards: np.ndarray, mask: np.ndarray) -> None:
     """Refuses with an AssertionError what is not float[N, G] and bool[N, G]: other shapes would broadcast."""
     check_arrays(rewards, mask, types=[float, bool], rank=2)
 
 
-def alone(mask: Array) -> Array:
+def alone(mask: np.ndarray) -> np.ndarray:
     """bool[N, 1]: groups planned with several attempts of which at most one counts. Args: mask as above."""
     check_arrays(mask, types=bool, rank=2)
-    xp = mask.__array_namespace__()
-    return (xp.sum(mask, axis=1, keepdims=True) < 2) & (mask.shape[1] > 1)
+    return (np.sum(mask, axis=1, keepdims=True) < 2) & (mask.shape[1] > 1)
 
 
-def zero_signal(rewards: Array, mask: Array) -> Array:
+def zero_signal(rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """bool[N]: groups without any learning signal: all counted rewards equal (or none). Args as above.
 
     A group of one counted attempt is such a group when others of it failed; a group that was planned with one
     attempt (G = 1) is not.
     """
     check_groups(rewards, mask)
-    xp = rewards.__array_namespace__()
     if rewards.shape[1] == 1:
         return ~mask[:, 0]
-    low = xp.min(xp.where(mask, rewards, xp.inf), axis=1)
-    high = xp.max(xp.where(mask, rewards, -xp.inf), axis=1)
+    low = np.min(np.where(mask, rewards, np.inf), axis=1)
+    high = np.max(np.where(mask, rewards, -np.inf), axis=1)
     return ~(high > low)
 
 
-def whiten(values: Array, mask: Array) -> Array:
+def whiten(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Mean 0 and (unbiased) variance 1 over the masked elements: float[...], bool[...] -> float[...], 0 elsewhere.
 
     Fewer than two of them, or equal ones, become 0.
     """
     check_arrays(values, mask, types=[float, bool])
-    xp = values.__array_namespace__()
-    values = xp.where(mask, values, 0.0)
-    count = xp.sum(mask)
-    centred = xp.where(mask, values - xp.sum(values) / xp.maximum(count, 1), 0.0)
-    variance = xp.sum(centred * centred) / xp.maximum(count - 1, 1)
-    return centred / xp.sqrt(variance + WHITEN_EPSILON)
+    values = np.where(mask, values, 0.0)
+    count = np.sum(mask)
+    centred = np.where(mask, values - np.sum(values) / np.maximum(count, 1), 0.0)
+    variance = np.sum(centred * centred) / np.maximum(count - 1, 1)
+    return centred / np.sqrt(variance + WHITEN_EPSILON)
 
 
-def root(x: Array) -> Array:
-    """The square root, whose gradient at 0 is 0 and not infinite: float[...] -> float[...]."""
-    xp = x.__array_namespace__()
-    return xp.where(x > 0, xp.sqrt(xp.where(x > 0, x, 1.0)), 0.0)
-
-
-def group_mean(rewards: Array, mask: Array) -> Array:
+def group_mean(rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """A = R - mean(R)."""
     check_groups(rewards, mask)
-    xp = rewards.__array_namespace__()
-    rewards = xp.where(mask, rewards, 0.0)
-    count = xp.sum(mask, axis=1, keepdims=True)
-    mean = xp.where(count < 2, 0.0, xp.sum(rewards, axis=1, keepdims=True) / xp.maximum(count, 1))
-    return xp.where(mask & ~alone(mask), rewards - mean, 0.0)
+    rewards = np.where(mask, rewards, 0.0)
+    count = np.sum(mask, axis=1, keepdims=True)
+    mean = np.where(count < 2, 0.0, np.sum(rewards, axis=1, keepdims=True) / np.maximum(count, 1))
+    return np.where(mask & ~alone(mask), rewards - mean, 0.0)
 
 
-def group_std(rewards: Array, mask: Array) -> Array:
+def group_std(rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """float[N, 1]: the unbiased standard deviation (divided by G - 1) plus 1e-6; 1 for a group of one."""
-    xp = rewards.__array_namespace__()
     centred = group_mean(rewards, mask)
-    count = xp.sum(mask, axis=1, keepdims=True)
-    variance = xp.sum(centred * centred, axis=1, keepdims=True) / xp.maximum(count - 1, 1)
-    return xp.where(count < 2, 1.0, root(variance) + STD_EPSILON)
+    count = np.sum(mask, axis=1, keepdims=True)
+    variance = np.sum(centred * centred, axis=1, keepdims=True) / np.maximum(count - 1, 1)
+    return np.where(count < 2, 1.0, np.sqrt(variance) + STD_EPSILON)
 
 
-def group_mean_std(rewards: Array, mask: Array) -> Array:
+def group_mean_std(rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """A = (R - mean(R)) / (std(R) + 1e-6)."""
     return group_mean(rewards, mask) / group_std(rewards, mask)
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupAdvantage:
-    """One number per attempt: rewards float[N, G] and mask bool[N, G] of those that count -> float[N, G], 0 elsewhere.
-
-    Runs on NumPy.
-    """
+    """One number per attempt: rewards float[N, G], mask bool[N, G] of those that count -> float[N, G], 0 elsewhere."""
 
     drop_zero_signal: bool = False  # leave out groups whose rewards are all equal
     multi_trajectory: Literal["full", "divide", "statistics"] = "full"  # an episode of several: see estimate.py
 
-    def __call__(self, rewards: Array, mask: Array) -> Array:
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
         raise NotImplementedError
 
 
 class GroupMeanStd(GroupAdvantage):
     """GRPO: "DeepSeekMath" (Shao et al., arXiv 2402.03300), section 4.1.2."""
 
-    def __call__(self, rewards: Array, mask: Array) -> Array:
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
         return group_mean_std(rewards, mask)
 
 
 class GroupMean(GroupAdvantage):
     """Dr. GRPO: "Understanding R1-Zero-Like Training" (Liu et al., arXiv 2503.20783), section 3.2."""
 
-    def __call__(self, rewards: Array, mask: Array) -> Array:
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
         return group_mean(rewards, mask)
 
 
@@ -128,13 +114,12 @@ class GroupMeanBatchStd(GroupAdvantage):
     scale_rewards="batch" has 1e-4 for 1e-6. Of fewer than two counted rewards the scale is 1.
     """
 
-    def __call__(self, rewards: Array, mask: Array) -> Array:
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
         centred = group_mean(rewards, mask)
-        xp = rewards.__array_namespace__()
-        rewards, count = xp.where(mask, rewards, 0.0), xp.sum(mask)
-        off = xp.where(mask, rewards - xp.sum(rewards) / xp.maximum(count, 1), 0.0)
-        std = root(xp.sum(off * off) / xp.maximum(count - 1, 1))
-        return centred / xp.where(count < 2, 1.0, std + STD_EPSILON)
+        rewards, count = np.where(mask, rewards, 0.0), np.sum(mask)
+        off = np.where(mask, rewards - np.sum(rewards) / np.maximum(count, 1), 0.0)
+        std = np.sqrt(np.sum(off * off) / np.maximum(count - 1, 1))
+        return centred / np.where(count < 2, 1.0, std + STD_EPSILON)
 
 
 class MaxRL(GroupAdvantage):
@@ -145,13 +130,12 @@ class MaxRL(GroupAdvantage):
     of a group, where the formula would turn its signs.
     """
 
-    def __call__(self, rewards: Array, mask: Array) -> Array:
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
         centred = group_mean(rewards, mask)
-        xp = rewards.__array_namespace__()
-        rewards, count = xp.where(mask, rewards, 0.0), xp.sum(mask, axis=1, keepdims=True)
-        mean = xp.sum(rewards, axis=1, keepdims=True) / xp.maximum(count, 1)
-        scale = xp.where(count < 2, 1.0, mean + STD_EPSILON)
-        return xp.where(scale > STD_EPSILON, centred / xp.where(scale > STD_EPSILON, scale, 1.0), 0.0)
+        rewards, count = np.where(mask, rewards, 0.0), np.sum(mask, axis=1, keepdims=True)
+        mean = np.sum(rewards, axis=1, keepdims=True) / np.maximum(count, 1)
+        scale = np.where(count < 2, 1.0, mean + STD_EPSILON)
+        return np.where(scale > STD_EPSILON, centred / np.where(scale > STD_EPSILON, scale, 1.0), 0.0)
 
 
 class LeaveOneOut(GroupAdvantage):
@@ -160,10 +144,9 @@ class LeaveOneOut(GroupAdvantage):
     RLOO: "Back to Basics" (Ahmadian et al., arXiv 2402.14740), eq. 7 (after Kool et al., 2019).
     """
 
-    def __call__(self, rewards: Array, mask: Array) -> Array:
-        xp = rewards.__array_namespace__()
-        count = xp.sum(mask, axis=1, keepdims=True)
-        return group_mean(rewards, mask) * xp.where(count < 2, 1.0, count / xp.maximum(count - 1, 1))
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        count = np.sum(mask, axis=1, keepdims=True)
+        return group_mean(rewards, mask) * np.where(count < 2, 1.0, count / np.maximum(count - 1, 1))
 
 
 class LeaveOneOutStd(LeaveOneOut):
@@ -172,24 +155,24 @@ class LeaveOneOutStd(LeaveOneOut):
     Polar's bridge to the trainer (NVIDIA-NeMo/ProRL-Agent-Server): leave-one-out and group scale together.
     """
 
-    def __call__(self, rewards: Array, mask: Array) -> Array:
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
         return super().__call__(rewards, mask) / group_std(rewards, mask)
 
 
 class NoBaseline(GroupAdvantage):
     """A = R (Williams, "Simple statistical gradient-following algorithms", 1992)."""
 
-    def __call__(self, rewards: Array, mask: Array) -> Array:
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
         check_groups(rewards, mask)
-        return rewards.__array_namespace__().where(mask & ~alone(mask), rewards, 0.0)
+        return np.where(mask & ~alone(mask), rewards, 0.0)
 
 
 class NoReward(GroupAdvantage):
     """A = 0: the reward is measured and not trained on, as in distillation alone."""
 
-    def __call__(self, rewards: Array, mask: Array) -> Array:
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
         check_groups(rewards, mask)
-        return rewards.__array_namespace__().zeros_like(rewards)
+        return np.zeros_like(rewards)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,14 +192,13 @@ class MaxAtK(BestOfK):
     variance, times n: the paper sums over attempts where a loss here is their mean. With k = 1, A = R.
     """
 
-    def __call__(self, rewards: Array, mask: Array) -> Array:
-        xp = rewards.__array_namespace__()
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
         rewards, before, rank, n, size = _ordered(rewards, mask, self.k)
         # i adds something to the subsets in which it comes last: over j, the next best, with rank[j] to choose from.
         below = _choose(rank, size - 2, self.k)
-        gaps = xp.where(before, rewards[:, :, None] - rewards[:, None, :], 0.0)
-        added = xp.sum(gaps * below[:, None, :], axis=2) * (n / _choose(n, size, self.k))
-        return xp.where(mask & ~alone(mask), xp.where(size < 2, rewards, added), 0.0)
+        gaps = np.where(before, rewards[:, :, None] - rewards[:, None, :], 0.0)
+        added = np.sum(gaps * below[:, None, :], axis=2) * (n / _choose(n, size, self.k))
+        return np.where(mask & ~alone(mask), np.where(size < 2, rewards, added), 0.0)
 
 
 class PassAtK(BestOfK):
@@ -228,41 +210,38 @@ class PassAtK(BestOfK):
     (1 - p - C(m - 1, k - 1) / C(n - 1, k - 1)) / sqrt(p (1 - p)). Any other reward may be used too.
     """
 
-    def __call__(self, rewards: Array, mask: Array) -> Array:
-        xp = rewards.__array_namespace__()
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
         rewards, before, rank, n, size = _ordered(rewards, mask, self.k)
         last = _choose(rank, size - 1, self.k)
-        best = xp.where(mask, last / _choose(n, size, self.k), 0.0)  # share of subsets it is the best of
-        over = rewards - xp.sum(best * rewards, axis=1, keepdims=True)
-        std = root(xp.sum(best * over * over, axis=1, keepdims=True))
+        best = np.where(mask, last / _choose(n, size, self.k), 0.0)  # share of subsets it is the best of
+        over = rewards - np.sum(best * rewards, axis=1, keepdims=True)
+        std = np.sqrt(np.sum(best * over * over, axis=1, keepdims=True))
         # Of the subsets with i: those in which i itself comes last, and those in which some j after it does.
-        other = _choose(xp.maximum(rank - 1, 0), size - 2, self.k) * over
-        later = xp.sum(xp.where(before, other[:, :, None], 0.0), axis=1)
+        other = _choose(np.maximum(rank - 1, 0), size - 2, self.k) * over
+        later = np.sum(np.where(before, other[:, :, None], 0.0), axis=1)
         with_i = (last * over + later) / _choose(n - 1, size - 1, self.k)
-        count = xp.sum(mask, axis=1, keepdims=True)
-        return xp.where(mask & ~alone(mask), xp.where(count < 2, rewards, with_i / (std + STD_EPSILON)), 0.0)
+        count = np.sum(mask, axis=1, keepdims=True)
+        return np.where(mask & ~alone(mask), np.where(count < 2, rewards, with_i / (std + STD_EPSILON)), 0.0)
 
 
-def _ordered(rewards: Array, mask: Array, k: int) -> tuple[Array, Array, Array, Array, Array]:
+def _ordered(rewards: np.ndarray, mask: np.ndarray, k: int) -> tuple[np.ndarray, ...]:
     """Rewards with 0 where masked; whether j comes before i, [N, i, j]; ranks [N, G]; n and size of subsets, [N, 1].
 
     Equal rewards are ordered by index: no sum above depends on it.
     """
     check_groups(rewards, mask)
-    xp = rewards.__array_namespace__()
-    rewards = xp.where(mask, rewards, 0.0)
-    index = xp.arange(rewards.shape[1])
+    rewards = np.where(mask, rewards, 0.0)
+    index = np.arange(rewards.shape[1])
     rewards_i, rewards_j = rewards[:, :, None], rewards[:, None, :]
     before = (rewards_j < rewards_i) | ((rewards_j == rewards_i) & (index[None, :] < index[:, None]))
     before = before & mask[:, :, None] & mask[:, None, :]
-    n = xp.maximum(xp.sum(mask, axis=1, keepdims=True), 1)
-    return rewards, before, xp.sum(before, axis=2), n, xp.minimum(n, k)
+    n = np.maximum(np.sum(mask, axis=1, keepdims=True), 1)
+    return rewards, before, np.sum(before, axis=2), n, np.minimum(n, k)
 
 
-def _choose(n: Array, k: Array, most: int) -> Array:
+def _choose(n: np.ndarray, k: np.ndarray, most: int) -> np.ndarray:
     """The binomial coefficient C(n, k) of integers n >= 0 and k <= most, as a float; 0 for k < 0."""
-    xp = n.__array_namespace__()
-    product = xp.where(k < 0, 0.0, 1.0)
+    product = np.where(k < 0, 0.0, 1.0)
     for t in range(most):
-        product = product * xp.where(t < k, (n - t) / xp.where(t < k, k - t, 1), 1.0)
+        product = product * np.where(t < k, (n - t) / np.where(t < k, k - t, 1), 1.0)
     return product

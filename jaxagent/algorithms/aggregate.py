@@ -2,7 +2,7 @@
 
 In: masks, or relative weights, of ALL sequences of one optimiser update. Out: weights such that
 `loss = sum(weights * per_token_loss)`, whatever the packing, micro-batching and sharding that follow.
-An aggregation runs on NumPy and, jitted, on JAX arrays. Axis letter: n sequences; "sequences" are those with at least
+Axis letter: n sequences; "sequences" are those with at least
 one token in the mask. No jax: a config is read without it.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,26 +20,23 @@ from jaxagent.config.ranges import PositiveFloat
 if TYPE_CHECKING:
     from jaxagent.algorithms.streams import Streams
 
-Array = Any  # numpy.ndarray or jax.Array
-
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation:
     """The factor of every token of a sequence is 1 / `divisor`."""
 
-    def __call__(self, counts: Array, episodes: Array | None = None) -> Array:
+    def __call__(self, counts: np.ndarray, episodes: np.ndarray | None = None) -> np.ndarray:
         """The factors float[n] of sequences with so many tokens in the mask, int or float [n]; 0 where none are.
 
         `episodes` int [n]: the episode of each sequence; None: each has one of its own.
         """
         contract.check_arrays(counts, *(() if episodes is None else (episodes,)), types=None, rank=1)
-        xp = counts.__array_namespace__()
-        sequences = xp.maximum(xp.sum(counts > 0), 1)
+        sequences = np.maximum(np.sum(counts > 0), 1)
         divisor = contract.call(self, counts, sequences, episodes, method="divisor")
         expected = contract.Array("a divisor", "one number per sequence, [n]", counts.shape, "fiu")
-        return xp.where(counts > 0, 1.0 / contract.array(self, divisor, expected, "divisor"), 0.0)
+        return np.where(counts > 0, 1.0 / contract.array(self, divisor, expected, "divisor"), 0.0)
 
-    def divisor(self, counts: Array, sequences: Array, episodes: Array | None) -> Array:
+    def divisor(self, counts: np.ndarray, sequences: np.ndarray, episodes: np.ndarray | None) -> np.ndarray:
         """float[n], not 0 anywhere; `sequences` is their number. Other arguments as above."""
         raise NotImplementedError
 
@@ -47,16 +44,15 @@ class Aggregation:
 class TokenMean(Aggregation):
     """Every token counts the same: w = m / sum(m) (DAPO, arXiv 2503.14476, eq. 8)."""
 
-    def divisor(self, counts: Array, sequences: Array, episodes: Array | None) -> Array:
-        xp = counts.__array_namespace__()
-        return xp.maximum(xp.sum(counts), 1) * xp.ones_like(counts)
+    def divisor(self, counts: np.ndarray, sequences: np.ndarray, episodes: np.ndarray | None) -> np.ndarray:
+        return np.maximum(np.sum(counts), 1) * np.ones_like(counts)
 
 
 class SequenceMean(Aggregation):
     """Every sequence counts the same: w = m / (sum_t(m) * sequences) (GRPO, arXiv 2402.03300, eq. 3)."""
 
-    def divisor(self, counts: Array, sequences: Array, episodes: Array | None) -> Array:
-        return counts.__array_namespace__().maximum(counts, 1) * sequences
+    def divisor(self, counts: np.ndarray, sequences: np.ndarray, episodes: np.ndarray | None) -> np.ndarray:
+        return np.maximum(counts, 1) * sequences
 
 
 class RolloutMean(Aggregation):
@@ -65,14 +61,13 @@ class RolloutMean(Aggregation):
     w = m / (sum_t(m) * trajectories of the episode * episodes): an attempt of many sequences weighs no more.
     """
 
-    def divisor(self, counts: Array, sequences: Array, episodes: Array | None) -> Array:
-        xp = counts.__array_namespace__()
+    def divisor(self, counts: np.ndarray, sequences: np.ndarray, episodes: np.ndarray | None) -> np.ndarray:
         some = counts > 0
-        owners: Array = xp.arange(len(counts)) if episodes is None else episodes
+        owners = np.arange(len(counts)) if episodes is None else episodes
         same = (owners[:, None] == owners) & some  # [n, n]
-        trajectories = xp.maximum(xp.sum(same, axis=1), 1)
-        rollouts = xp.sum(xp.where(some, 1.0 / trajectories, 0.0))
-        return xp.maximum(counts, 1) * trajectories * xp.where(rollouts > 0, rollouts, 1.0)
+        trajectories = np.maximum(np.sum(same, axis=1), 1)
+        rollouts = np.sum(np.where(some, 1.0 / trajectories, 0.0))
+        return np.maximum(counts, 1) * trajectories * np.where(rollouts > 0, rollouts, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +76,8 @@ class Constant(Aggregation):
 
     constant: PositiveFloat = 3000.0  # tokens: the most that an episode samples; the paper's own limit
 
-    def divisor(self, counts: Array, sequences: Array, episodes: Array | None) -> Array:
-        return self.constant * sequences * counts.__array_namespace__().ones_like(counts)
+    def divisor(self, counts: np.ndarray, sequences: np.ndarray, episodes: np.ndarray | None) -> np.ndarray:
+        return self.constant * sequences * np.ones_like(counts)
 
 
 AGGREGATIONS: dict[str, type] = {

@@ -13,7 +13,7 @@ Axis letters: N tasks, G attempts per group, K turns.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -50,8 +50,6 @@ from jaxagent.algorithms.gae import TokenPath as TokenPath
 from jaxagent.config.ranges import NonNegativeFloat, ZeroToOne
 from jaxagent.contract import check_arrays
 
-Array = Any  # numpy.ndarray or jax.Array
-
 
 @dataclasses.dataclass(frozen=True)
 class TurnAdvantage:
@@ -64,7 +62,7 @@ class TurnAdvantage:
     reads_states: ClassVar[bool] = False
     drop_zero_signal: bool = False  # leave out groups whose rewards are all equal
 
-    def __call__(self, rewards: Array, mask: Array) -> Array:
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
         raise NotImplementedError
 
 
@@ -75,15 +73,14 @@ class TurnMeanStd(TurnAdvantage):
     group planned with one attempt keeps its reward where that has one turn in all.
     """
 
-    def __call__(self, rewards: Array, mask: Array) -> Array:
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
         _check_turns(rewards, mask)
-        xp = rewards.__array_namespace__()
         flat = (rewards.shape[0], rewards.shape[1] * rewards.shape[2])
-        normal = xp.reshape(group_mean_std(xp.reshape(rewards, flat), xp.reshape(mask, flat)), rewards.shape)
+        normal = np.reshape(group_mean_std(np.reshape(rewards, flat), np.reshape(mask, flat)), rewards.shape)
         if rewards.shape[1] == 1:
-            normal = xp.where(xp.sum(mask, axis=2, keepdims=True) < 2, xp.where(mask, rewards, 0.0), normal)
-        compared = mask & ~alone(xp.any(mask, axis=2))[:, :, None]
-        return xp.where(compared, xp.flip(xp.cumsum(xp.flip(normal, 2), axis=2), 2), 0.0)
+            normal = np.where(np.sum(mask, axis=2, keepdims=True) < 2, np.where(mask, rewards, 0.0), normal)
+        compared = mask & ~alone(np.logical_or.reduce(mask, axis=2))[:, :, None]
+        return np.where(compared, np.flip(np.cumsum(np.flip(normal, 2), axis=2), 2), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +96,9 @@ class GiGPO(TurnAdvantage):
     gamma: ZeroToOne = 0.95  # discount per turn of the return that follows a turn
     step_weight: NonNegativeFloat = 1.0  # of the turn's part
 
-    def __call__(self, rewards: Array, mask: Array, states: Array) -> Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray, states: np.ndarray) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
         _check_turns(rewards, mask, states)
-        rewards, attempts = np.where(mask, rewards, 0.0), mask.any(axis=2)
+        rewards, attempts = np.where(mask, rewards, 0.0), np.logical_or.reduce(mask, axis=2)
         returns, steps = rewards.copy(), np.zeros_like(rewards)
         for k in range(rewards.shape[2] - 2, -1, -1):
             returns[:, :, k] += self.gamma * returns[:, :, k + 1]
@@ -114,7 +111,7 @@ class GiGPO(TurnAdvantage):
         return np.where(mask & ~alone(attempts)[:, :, None], of_episodes + self.step_weight * steps, 0.0)
 
 
-def _check_turns(*arrays: Array) -> None:
+def _check_turns(*arrays: np.ndarray) -> None:
     check_arrays(*arrays, types=[float, bool, int][: len(arrays)], rank=3)
 
 

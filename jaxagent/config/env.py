@@ -113,7 +113,7 @@ SOURCES = Choice("jaxagent.data_pipelines.sources:SOURCES", otherwise="files:pat
 
 
 Unchecked = Literal["warn", "refuse", "ignore"]
-Layout = Literal["auto", "ours", "verl", "toolrl", "flashrag", "long_text", "software", "tau_bench", "tau2"]
+Layout = Literal["auto", "ours", "verl", "toolrl", "flashrag", "long_text", "software", "tau_bench", "tau2", "nemo_gym"]
 
 
 @dataclasses.dataclass(frozen=True)

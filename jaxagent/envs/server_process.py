@@ -28,7 +28,7 @@ REPLY_BYTES = 16 << 20  # of an answer over HTTP
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ServerProgram:
     """What to start: "package.module:app" in `folder`, by `python` ("" = this one), with more variables than ours."""
 
     target: str
@@ -52,7 +52,7 @@ class ServerProcess:
       url: once it has started.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: ServerProgram) -> None:
         self.url = ""
         self._program = program
         self._process: asyncio.subprocess.Process | None = None

@@ -20,7 +20,9 @@ FIRST = 5  # measured steps that later ones are compared with
 EVALUATIONS = 4  # that are compared, the newest
 AGES = {"neither": 0, "clip": 4, "correction": 8}  # of a token in steps, at most, by what limits its weight
 Record = Mapping[str, Any]
-Measured = Sequence[tuple[Any, ...]]
+Measured = Sequence[Any]  # numbers, or tuples of them
+Numbers = Callable[[Record, Record], Any]
+Judge = Callable[[Measured, Measured], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +71,8 @@ class Rule:
     steps: int
     knob: str
     source: str
-    numbers: Callable[[Record, Record], tuple[Any, ...] | None]
-    value: Callable[[Measured, Measured], float]
+    numbers: Numbers
+    value: Judge
     reach: int = 0  # 0: as many as `steps`
 
 
@@ -83,7 +85,7 @@ class Watch:
     def __init__(self, config: Record, records: Iterable[Record] = ()):
         self._config = config
         self._stage, self._step = "", 0
-        self._series: dict[str, tuple[list[tuple[Any, ...]], collections.deque[tuple[Any, ...]]]] = {}
+        self._series: dict[str, tuple[list[Any], collections.deque[Any]]] = {}
         self._on: dict[str, int] = {}  # places in `alarms`
         self.alarms: list[Alarm] = []
         for record in records:
@@ -94,8 +96,7 @@ class Watch:
         stage, step = str(record["stage"]), int(record["step"])
         news = []
         if stage != self._stage:
-            for name in list(self._on):
-                self._end(name, self._step)
+            news = [self._end(name) for name in list(self._on)]
             self._stage, self._series = stage, {}
         for rule in RULES if stage in STAGES else ():
             measured = rule.numbers(record, self._config)
@@ -118,13 +119,13 @@ class Watch:
                 largest = max(value, self.alarms[place].value)
                 self.alarms[place] = dataclasses.replace(self.alarms[place], value=largest)
             elif rule.name in self._on:
-                news.append(self._end(rule.name, self._step))
+                news.append(self._end(rule.name))
         self._step = step
         return news
 
-    def _end(self, name: str, step: int) -> Alarm:
+    def _end(self, name: str) -> Alarm:
         place = self._on.pop(name)
-        self.alarms[place] = dataclasses.replace(self.alarms[place], last=step)
+        self.alarms[place] = dataclasses.replace(self.alarms[place], last=self._step)
         return self.alarms[place]
 
 
@@ -136,133 +137,111 @@ def of_config(config: Record, field: str, otherwise: Any = None) -> Any:
     return otherwise if value is None else value
 
 
-# ---- what is measured in a step
+# ---- what is measured in a step: a number or several; None: it was not
 
 
-def _metrics(*names: str) -> Callable[[Record, Record], tuple[Any, ...] | None]:
-    def numbers(record: Record, config: Record) -> tuple[Any, ...] | None:
-        values = tuple(record.get(name) for name in names)
-        return None if None in values else values
-
-    return numbers
+def _number(name: str, numerics: str = "") -> Numbers:
+    """A metric; `numerics`: only of runs with these."""
+    return lambda record, config: None if numerics and of_config(config, "numerics") != numerics else record.get(name)
 
 
-def _gap(exact: bool, name: str) -> Callable[[Record, Record], tuple[Any, ...] | None]:
-    def numbers(record: Record, config: Record) -> tuple[Any, ...] | None:
-        is_exact = of_config(config, "numerics") == "exact"
-        return None if record.get(name) is None or is_exact is not exact else (record[name],)
-
-    return numbers
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
 
 
-def _held_out(record: Record, config: Record) -> tuple[Any, ...] | None:
-    """Reward, length, and of a step that evaluates the score, greedy and sampled."""
-    if record.get("reward/mean") is None or record.get("episode/action_tokens") is None:
-        return None
-    score = headline.score_of(record)
-    scores = [record.get(f"{headline.EVAL}{score}{kind}") for kind in ("", "_sampled")]
-    return record["reward/mean"], record["episode/action_tokens"], [each for each in scores if each is not None]
+def _rollout_share(record: Record, config: Record) -> float | None:
+    """Rollout over learning; where others play meanwhile, how long the learner waits for them."""
+    return _ratio(record.get("fleet/trainer_wait_s", record.get("time/rollout_s")), record.get("time/learn_s"))
 
 
-def _failed_calls(record: Record, config: Record) -> tuple[Any, ...] | None:
+def _learning_share(record: Record, config: Record) -> float | None:
+    is_alone = "fleet/trainer_wait_s" not in record
+    return _ratio(record.get("time/learn_s"), record.get("time/rollout_s")) if is_alone else None
+
+
+def _clipped_norm(record: Record, config: Record) -> float | None:
+    return _ratio(record.get("policy/grad_norm"), of_config(config, "rl.optimizer.grad_clip"))
+
+
+def _failed_episodes(record: Record, config: Record) -> float | None:
+    shares = [record.get(f"stop/{reason}") for reason in ("env_error", "timeout", "engine_error")]
+    return None if None in shares else sum(filter(None, shares))
+
+
+def _failed_calls(record: Record, config: Record) -> tuple[float, float] | None:
     """Failed calls of tools and all of them, by the counters that environments have."""
-    pairs = [("episode/tool_errors", "episode/tool_calls"), ("episode/empty_searches", "episode/searches")]
-    pairs += [(f"episode/failed_{kind}", f"episode/{kind}") for kind in ("calls", "commands", "programs")]
-    values = [(record.get(bad), record.get(every)) for bad, every in pairs]
+    pairs = [("tool_errors", "tool_calls"), ("empty_searches", "searches")]
+    pairs += [(f"failed_{kind}", kind) for kind in ("calls", "commands", "programs")]
+    values = [(record.get(f"episode/{bad}"), record.get(f"episode/{every}")) for bad, every in pairs]
     known = [(bad, every) for bad, every in values if bad is not None and every]
     return (sum(bad for bad, _ in known), sum(every for _, every in known)) if known else None
 
 
-def _failed_episodes(record: Record, config: Record) -> tuple[Any, ...] | None:
-    shares = [record.get(f"stop/{reason}") for reason in ("env_error", "timeout", "engine_error")]
-    return None if None in shares else (sum(map(float, filter(None, shares))),)
+def _held_out(record: Record, config: Record) -> tuple[float, float, list[float]] | None:
+    """Reward, length, and of a step that evaluates the score, greedy and sampled."""
+    reward, length = record.get("reward/mean"), record.get("episode/action_tokens")
+    score = f"{headline.EVAL}{headline.score_of(record)}"
+    scores = [record[name] for name in (score, f"{score}_sampled") if record.get(name) is not None]
+    return None if reward is None or length is None else (reward, length, scores)
 
 
-def _clipped_norm(record: Record, config: Record) -> tuple[Any, ...] | None:
-    norm, clip = record.get("policy/grad_norm"), of_config(config, "rl.optimizer.grad_clip")
-    return (norm / clip,) if norm is not None and clip else None
-
-
-def _seconds(record: Record, config: Record) -> tuple[Any, ...] | None:
-    """Rollout over learning; where many processes play beside the learner, its wait for them over learning."""
-    rollout, learn = record.get("fleet/trainer_wait_s", record.get("time/rollout_s")), record.get("time/learn_s")
-    return (rollout / learn,) if rollout is not None and learn else None
-
-
-def _learning_alone(record: Record, config: Record) -> tuple[Any, ...] | None:
-    rollout, learn = record.get("time/rollout_s"), record.get("time/learn_s")
-    return (learn / rollout,) if rollout and learn is not None and "fleet/trainer_wait_s" not in record else None
-
-
-def _stale(record: Record, config: Record) -> tuple[Any, ...] | None:
+def _stale(record: Record, config: Record) -> float | None:
     """The share of tokens that are older than what limits their weights is known to bear."""
-    shares = {n: record.get(f"staleness/frac_{n}") for n in range(of_config(config, "rl.staleness", 0) + 1)}
-    if None in shares.values() or len(shares) < 2:
+    shares = {age: record.get(f"staleness/frac_{age}") for age in range(of_config(config, "rl.staleness", 0) + 1)}
+    if None in shares.values():
         return None
     clips = of_config(config, "rl.objective.name") != "reinforce"
     limits = "correction" if of_config(config, "rl.correction") else "clip" if clips else "neither"
-    return (sum(share for age, share in shares.items() if share and age > AGES[limits]),)
+    return sum(share for age, share in shares.items() if share and age > AGES[limits])
 
 
-# ---- what is judged
+# ---- what is judged, from the first and the last steps that were measured
 
 
-def _column(measured: Measured, place: int = 0) -> list[float]:
-    return [float(row[place]) for row in measured]
+def _over(function: Callable[[Measured], float]) -> Judge:
+    return lambda first, last: function(last)
 
 
-def _mean(first: Measured, last: Measured) -> float:
-    return statistics.fmean(_column(last))
-
-
-def _least(first: Measured, last: Measured) -> float:
-    return min(_column(last))
-
-
-def _median(first: Measured, last: Measured) -> float:
-    return statistics.median(_column(last))
+_MEAN, _MEDIAN, _LEAST = (_over(function) for function in (statistics.fmean, statistics.median, min))
 
 
 def _fall(first: Measured, last: Measured) -> float:
     """By how much the mean of three steps was once larger, within reach, than that of the last three."""
-    values = _column(last)
-    means = [statistics.fmean(values[at - 3 : at]) for at in range(3, len(values) + 1)]
+    means = [statistics.fmean(last[at - 3 : at]) for at in range(3, len(last) + 1)]
     return max(means) / max(means[-1], 1e-9)
 
 
 def _rise(first: Measured, last: Measured) -> float:
     """Over the first steps, which count as 0.002 at least and 0.01 at most."""
-    return _mean(first, last) / min(max(_mean(first, first), 0.002), 0.01)
+    return statistics.fmean(last) / min(max(statistics.fmean(first), 0.002), 0.01)
 
 
 def _drift(first: Measured, last: Measured) -> float:
-    then, now = _mean(first, first), _mean(first, last)
+    then, now = statistics.fmean(first), statistics.fmean(last)
     return max(now / then, then / now) if then > 0 and now > 0 else 1.0
 
 
 def _failing(first: Measured, last: Measured) -> float:
-    return sum(_column(last)) / sum(_column(last, 1))
+    return sum(failed for failed, _ in last) / sum(calls for _, calls in last)
 
 
-def _reward_alone(longer: bool) -> Callable[[Measured, Measured], float]:
+def _reward_alone(longer: bool) -> Judge:
     """By how much the reward has risen over the last evaluations while no held-out score has risen a tenth as much.
 
     0 where sampled texts have grown by three tenths meanwhile, with `longer` where they have not.
     """
 
     def value(first: Measured, last: Measured) -> float:
-        ends = [place for place, row in enumerate(last) if row[2]][-EVALUATIONS:]
+        ends = [place for place, (_, _, scores) in enumerate(last) if scores][-EVALUATIONS:]
         if len(ends) < EVALUATIONS or len({len(last[end][2]) for end in ends}) > 1:
             return 0.0
         parts = [last[ends[0] + 1 : ends[1] + 1], last[ends[-2] + 1 : ends[-1] + 1]]
         (reward, length), (reward_now, length_now) = [
-            [statistics.fmean(_column(part, place)) for place in (0, 1)] for part in parts
+            [statistics.fmean(row[place] for row in part) for place in (0, 1)] for part in parts
         ]
         rise = reward_now - reward
-        scores = zip(last[ends[1]][2], last[ends[-1]][2], strict=True)
-        if max(now - then for then, now in scores) >= 0.1 * rise or (length_now > 1.3 * length) is not longer:
-            return 0.0
-        return rise
+        gains = [now - then for then, now in zip(last[ends[1]][2], last[ends[-1]][2], strict=True)]
+        return 0.0 if max(gains) >= 0.1 * rise or (length_now > 1.3 * length) is not longer else rise
 
     return value
 
@@ -271,22 +250,22 @@ OURS = "ours: no healthy run of docs exceeds it"
 RULES = (
     Rule("entropy_falls", "policy/entropy", "the policy ceases to try anything else, and will learn no more",
          "times that it has fallen within 50 steps, means of 3", 10, 6, "rl.optimizer.learning_rate",
-         OURS, _metrics("policy/entropy"), _fall, 50),
+         OURS, _number("policy/entropy"), _fall, 50),
     Rule("not_exact", "logprob_gap/max", "numerics are exact, and engine and trainer compute different log-probs",
          "in a step", 0, 1, "numerics",
-         "exact numerics: it is 0.0 by construction", _gap(True, "logprob_gap/max"), _mean),
+         "exact numerics: it is 0.0 by construction", _number("logprob_gap/max", "exact"), _MEAN),
     Rule("engine_gap", "logprob_gap/mean", "the engine samples from another distribution than the trainer learns on",
          "mean, over that of the first 5 steps (0.002 to 0.01)", 5, 5, "rl.correction",
-         OURS, _gap(False, "logprob_gap/mean"), _rise),
+         OURS, _number("logprob_gap/mean", "fast"), _rise),
     Rule("clip_share", "policy/clip_frac", "most tokens lie beyond the clip: updates go too far from what sampled them",
          "mean", 0.5, 3, "rl.updates_per_step",
-         "Miles' table of run health: above 0.5", _metrics("policy/clip_frac"), _mean),
+         "Miles' table of run health: above 0.5", _number("policy/clip_frac"), _MEAN),
     Rule("no_signal", "groups/zero_signal_frac", "all attempts at a task get the same reward: nothing can be learnt",
          "mean", 0.95, 10, "rl.refill",
-         "DAPO, arXiv 2503.14476, section 3.2, for the remedy; " + OURS, _metrics("groups/zero_signal_frac"), _mean),
+         "DAPO, arXiv 2503.14476, section 3.2, for the remedy; " + OURS, _number("groups/zero_signal_frac"), _MEAN),
     Rule("truncation", "stop/token_limit", "attempts run out of tokens before they can end",
          "mean", 0.25, 5, "env.turn_tokens",
-         "DAPO, arXiv 2503.14476, section 3.4, for the harm; " + OURS, _metrics("stop/token_limit"), _mean),
+         "DAPO, arXiv 2503.14476, section 3.4, for the harm; " + OURS, _number("stop/token_limit"), _MEAN),
     Rule("reward_alone", "reward/mean", "the reward rises and the held-out score does not: it is learnt by heart, or "
          "cheated", "its rise over 4 evaluations", 0.15, 1, "rl.kl",
          "Gao et al., arXiv 2210.10760, for the sin; " + OURS, _held_out, _reward_alone(False), 400),
@@ -295,30 +274,30 @@ RULES = (
          "Singhal et al., arXiv 2310.03716, for the sin; " + OURS, _held_out, _reward_alone(True), 400),
     Rule("length_drifts", "episode/action_tokens", "texts become much longer or shorter than they were",
          "times its mean in the first 5 steps, or that over it", 2, 5, "rl.aggregation",
-         "Dr. GRPO, arXiv 2503.20783, section 3.1, for a cause; " + OURS, _metrics("episode/action_tokens"), _drift),
+         "Dr. GRPO, arXiv 2503.20783, section 3.1, for a cause; " + OURS, _number("episode/action_tokens"), _drift),
     Rule("tools_fail", "episode/failed", "nearly every call of a tool fails",
          "failed calls, commands, programs and empty searches over all", 0.8, 5, "env",
          OURS, _failed_calls, _failing),
     Rule("episodes_fail", "stop/env_error", "many episodes end by a failure of environment, engine or deadline",
          "mean share of them", 0.2, 5, "env.episode_timeout_s",
-         OURS, _failed_episodes, _mean),
+         OURS, _failed_episodes, _MEAN),
     Rule("gradient_at_clip", "policy/grad_norm", "every gradient is cut to a small part of its length",
          "least, over grad_clip", 10, 10, "rl.optimizer.grad_clip",
-         OURS, _clipped_norm, _least),
+         OURS, _clipped_norm, _LEAST),
     Rule("rollout_slow", "time/rollout_s", "the learner waits for rollouts nearly all the time",
          "median of rollout over learning", 20, 10, "env.concurrent_episodes",
-         OURS, _seconds, _median),
+         OURS, _rollout_share, _MEDIAN),
     Rule("learning_slow", "time/learn_s", "the engine waits for the learner nearly all the time",
          "median of learning over rollout", 20, 10, "rl.batch.micro_rows",
-         OURS, _learning_alone, _median),
+         OURS, _learning_share, _MEDIAN),
     Rule("policy_leaps", "policy/kl_behaviour", "one step moves the policy far from what sampled its tokens",
          "mean, nats per token", 0.045, 5, "rl.optimizer.learning_rate",
          "PPO, arXiv 1707.06347, sections 4 and 6.1: 1.5 times its largest target, 0.03",
-         _metrics("policy/kl_behaviour"), _mean),
+         _number("policy/kl_behaviour"), _MEAN),
     Rule("far_from_reference", "policy/kl_reference", "the policy has gone far from its reference",
          "mean, nats per token", 1, 5, "rl.kl",
-         OURS, _metrics("policy/kl_reference"), _mean),
+         OURS, _number("policy/kl_reference"), _MEAN),
     Rule("stale_share", "staleness/mean", "most tokens are older than their weights' limits bear",
          "share older than 8 steps with rl.correction, 4 without, 0 with reinforce and none", 0.5, 5, "rl.staleness",
-         "AReaL, arXiv 2505.24298: 8 with a correction; docs/algorithms.md, Staleness: 4 with a clip", _stale, _mean),
+         "AReaL, arXiv 2505.24298: 8 with a correction; docs/algorithms.md, Staleness: 4 with a clip", _stale, _MEAN),
 )  # fmt: skip

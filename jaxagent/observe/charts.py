@@ -17,35 +17,21 @@ Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 420, 232
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 10, 10, 38  # margins around the plot
 _COLOURS = 8
-_SMOOTH_FROM = 60  # points from which a moving average is drawn over the raw line
 
 
-def line_chart(
-    title: str,
-    series: Mapping[str, Points],
-    *,
-    zero: bool = False,
-    unit: bool = False,
-    x: str = "step",
-    y: str = "",
-    log_x: bool = False,
-) -> str:
-    """One line per series. `zero`: the y axis starts at 0; `unit`: it is exactly 0 to 1; `x` and `y` name the axes.
+def line_chart(title: str, series: Mapping[str, Points], *, x: str, y: str, log_x: bool = False) -> str:
+    """One line per series, of shares: the y axis goes from 0 to 1. `x` and `y` name the axes.
 
     `log_x`: equal factors of x, all above 0, are equally far apart, and the ticks are the points' own.
     """
     series = _finite(series)
     if not series:
         return ""
-    scale = _Scale(series, (0.0, 1.0) if unit else None, zero, log_x)
+    scale = _Scale(series, log_x)
     marks = []
     for index, points in enumerate(series.values()):
-        dense = len(points) >= _SMOOTH_FROM
-        marks.append(_path(points, scale, index, "raw" if dense else "line"))
-        if dense:
-            marks.append(_path(_moving_average(points), scale, index, "line"))
-        elif len(points) <= 12:
-            marks += [_dot(*point, scale, index) for point in points]
+        marks.append(_path(points, scale, index))
+        marks += [_dot(*point, scale, index) for point in points if len(points) <= 12]
     return _figure(title, series, scale, marks, x, y)
 
 
@@ -85,22 +71,11 @@ def label(value: float) -> str:
 class _Scale:
     """Data coordinates to pixels."""
 
-    def __init__(
-        self, series: Mapping[str, Points], y_range: tuple[float, float] | None, zero: bool, log_x: bool = False
-    ):
+    def __init__(self, series: Mapping[str, Points], log_x: bool):
         xs = [x for points in series.values() for x, _ in points]
         self.log_x = log_x
         self.x_ticks = sorted(set(xs)) if log_x else ticks(min(xs), max(xs), 5)
-        ys = [y for points in series.values() for _, y in points]
         self.x_low, self.x_high = min(xs), max(xs)
-        low, high = y_range or (min(0.0, *ys, 0.0) if zero else min(ys), max(ys))
-        if high - low < 1e-12 * max(1.0, abs(high)):  # a constant: a line in the middle
-            pad = abs(high) * 0.1 or 1.0
-            low, high = (low if zero and low == 0 else low - pad), high + pad
-        elif y_range is None:
-            pad = (high - low) * 0.06
-            low, high = (low if zero and low == 0 else low - pad), high + pad
-        self.y_low, self.y_high = low, high
 
     def x(self, value: float) -> float:
         low, high, value = (
@@ -109,20 +84,19 @@ class _Scale:
         return _LEFT + (value - low) / (high - low or 1.0) * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        return HEIGHT - _BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - _TOP - _BOTTOM)
+        return HEIGHT - _BOTTOM - value * (HEIGHT - _TOP - _BOTTOM)
 
 
 def _figure(
     title: str, series: Mapping[str, Points], scale: _Scale, marks: Sequence[str], x_name: str, y_name: str
 ) -> str:
     middle = (_TOP + HEIGHT - _BOTTOM) / 2
-    axes = [f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT}" class="axis" text-anchor="end">{html.escape(x_name)}</text>']
-    if y_name:
-        axes.append(
-            f'<text transform="translate(9,{middle:g}) rotate(-90)" class="axis" text-anchor="middle">'
-            f"{html.escape(y_name)}</text>"
-        )
-    for value in ticks(scale.y_low, scale.y_high):
+    axes = [
+        f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT}" class="axis" text-anchor="end">{html.escape(x_name)}</text>',
+        f'<text transform="translate(9,{middle:g}) rotate(-90)" class="axis" text-anchor="middle">'
+        f"{html.escape(y_name)}</text>",
+    ]
+    for value in ticks(0.0, 1.0):
         y = scale.y(value)
         axes.append(f'<path d="M{_LEFT},{y:.1f}H{WIDTH - _RIGHT}" class="grid"/>')
         axes.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" class="tick" text-anchor="end">{label(value)}</text>')
@@ -150,25 +124,14 @@ def _figure(
     )
 
 
-def _path(points: Points, scale: _Scale, index: int, css: str) -> str:
+def _path(points: Points, scale: _Scale, index: int) -> str:
     line = "L".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in points)
-    return f'<path d="M{line}" class="{css}" style="--c:var(--c{index % _COLOURS})"/>'
+    return f'<path d="M{line}" class="line" style="--c:var(--c{index % _COLOURS})"/>'
 
 
 def _dot(x: float, y: float, scale: _Scale, index: int) -> str:
     colour = f"--c:var(--c{index % _COLOURS})"
     return f'<circle cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}" r="3" class="dot" style="{colour}"/>'
-
-
-def _moving_average(points: Points) -> list[tuple[float, float]]:
-    """Centred, over a twentieth of the points; the window shrinks at both ends."""
-    half = max(1, len(points) // 40)
-    ys = [y for _, y in points]
-    out = []
-    for i, (x, _) in enumerate(points):
-        window = ys[max(0, i - half) : i + half + 1]
-        out.append((x, sum(window) / len(window)))
-    return out
 
 
 def _finite(series: Mapping[str, Points]) -> dict[str, list[tuple[float, float]]]:

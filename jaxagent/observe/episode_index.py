@@ -52,7 +52,7 @@ def mended(folder: Path, name: str, position: int, learns: bool) -> bytes | None
             f"{path}: of the {position} lines that the checkpoint knows {intact} are intact, and no block in "
             f"{folder / name}.*{BLOCKS} says what stood in the others. Restore {folder} from a copy, or {way_out}"
         )
-    return b"".join(map(jsonl.line, whole))
+    return b"".join(map(jsonl.line, filter(None, whole)))
 
 
 def _intact(row: bytes, path: Path) -> dict[str, Any] | None:

@@ -16,29 +16,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.errors import failure_line
 from jaxagent.observe import jsonl
-from jaxagent.observe.files import METRICS_FILE, TRACKING_FOLDER
+from jaxagent.observe.files import METRICS_FILE
 from jaxagent.observe.tensorboard import TensorBoard
-from jaxagent.observe.track import DONE, SILENT_S, state, without_secrets
+from jaxagent.observe.track import DONE, SILENT_S, without_secrets
 
 END_S = 4.0  # for trackers to send what is left when the run ends
-
-
-class TrackerFailed(RuntimeError):
-    """Says why a tracker is dropped."""
 
 
 def check_trackers(names: Iterable[str]) -> None:
     """Whether the packages are there. Raises ConfigError."""
     for name in names:
-        spec = None if name == "tensorboard" else importlib.util.find_spec(name)
-        if name != "tensorboard" and (spec is None or spec.origin is None):  # a folder that wandb left is no package
+        spec = importlib.util.find_spec({"tensorboard": "tensorboardX"}.get(name, name))
+        if spec is None or spec.origin is None:  # a folder that wandb left is no package
             raise ConfigError(f"config.track names '{name}', which is not installed: pip install {name}.")
 
 
@@ -84,8 +80,7 @@ class MetricsWriter:
         trackers, self._trackers = self._trackers, {}
         by_s = time.monotonic() + END_S
         for tracker in trackers.values():
-            if isinstance(tracker, TrackerProcess):
-                tracker.ask_to_end(finished)
+            tracker.ask_to_end(finished)
         for name, tracker in trackers.items():
             with self._drops(name):
                 tracker.end(by_s)
@@ -96,15 +91,16 @@ class MetricsWriter:
         self.end_tracking(finished=False)
 
     @contextlib.contextmanager
-    def _drops(self, name: str) -> Any:
+    def _drops(self, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            reason = str(error) if isinstance(error, TrackerFailed) else failure_line(error)
-            self.dropped[name] = reason = without_secrets(reason)
+            reason = without_secrets(str(error) if isinstance(error, ChildProcessError) else failure_line(error))
+            self.dropped[name] = reason
             self._trackers.pop(name, None)
-            again = "" if name == "tensorboard" else f" `{TrackerProcess.command(self._workdir, name)}` sends the rest."
-            self._note(f"config.track: {name} is dropped, and the run goes on: {reason}.{again} Said once.")
+            command = f"python -m jaxagent.observe.track {self._workdir} {name}"
+            rest = "" if name == "tensorboard" else f" `{command}` sends the rest."
+            self._note(f"config.track: {name} is dropped, and the run goes on: {reason}.{rest} Said once.")
 
 
 class TrackerProcess:
@@ -112,66 +108,44 @@ class TrackerProcess:
 
     def __init__(self, workdir: Path, name: str, note: Callable[[str], None]):
         """Starts it."""
-        self._name, self._note, self._file = name, note, workdir / TRACKING_FOLDER / f"{name}.json"
+        self._name, self._note, self._last = name, note, ""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "jaxagent.observe.track", str(workdir), name, "--live"],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is the run's
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
         )
-        self._introduced = False
-
-    @staticmethod
-    def command(workdir: Path, name: str) -> str:
-        """What sends a run afterwards."""
-        return f"python -m jaxagent.observe.track {workdir} {name}"
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdout.fileno(), False)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Looks whether it is still there: records it reads itself. Raises TrackerFailed."""
-        if self._process.poll() is not None:
-            self._fail()
-        self._introduce()
+        """Looks what it says: records it reads itself. Raises ChildProcessError, with the reason: it has ended."""
+        code = self._process.poll()
+        for line in (self._stdout.read() or b"").decode(errors="replace").splitlines():
+            if code != 1 and line:  # else the line says why
+                self._note(f"{self._name}: {line}")
+            self._last = line
+        if code:
+            reasons = {1: self._last, -signal.SIGALRM: f"no answer for {SILENT_S} s"}
+            raise ChildProcessError(reasons.get(code) or f"its process has ended with code {code}")
 
     def ask_to_end(self, finished: bool) -> None:
         """Says that nothing more comes."""
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it is gone
-            self._process.stdin.write(DONE if finished else b"")
-            self._process.stdin.close()
+            self._stdin.write(DONE if finished else b"")
+            self._stdin.close()
 
     def end(self, by_s: float) -> None:
-        """Waits until it has sent all, until `by_s` on the monotonic clock; then kills it. Raises TrackerFailed."""
+        """Waits until it has sent all, until `by_s` on the monotonic clock; then kills it. Raises ChildProcessError."""
         try:
             self._process.wait(max(0.0, by_s - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._kill()
-            raise TrackerFailed(f"it was not ready {END_S:g} s after the run's end") from None
-        if self._process.returncode:
-            self._fail()
-        self._introduce()
-
-    def _introduce(self) -> None:
-        said = {} if self._introduced else state(self._file)
-        if said.get("process") == self._process.pid and (note := said.get("note")):
-            self._introduced = True
-            self._note(f"{self._name}: {note}")
-
-    def _fail(self) -> None:
-        said = state(self._file)
-        reason = said["failure"] if said.get("process") == self._process.pid else ""
-        if self._process.returncode == -signal.SIGALRM:
-            reason = f"no answer for {SILENT_S} s"
-        self._kill()
-        raise TrackerFailed(reason or f"its process has ended with code {self._process.returncode}")
-
-    def _kill(self) -> None:
-        if self._process.returncode is None:
             with contextlib.suppress(OSError):  # what it has started, too
                 os.killpg(self._process.pid, signal.SIGKILL)
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.5)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.5)
+            raise ChildProcessError(f"it was not ready {END_S:g} s after the run's end") from None
+        self.record({})

@@ -42,8 +42,11 @@ class TensorBoard:
         if time.monotonic() - self._flushed_s >= _FLUSH_S:
             self._flush()
 
+    def ask_to_end(self, finished: bool) -> None:
+        """Has nothing to wait for."""
+
     def end(self, by_s: float) -> None:
-        """Writes what is left; for it nobody waits."""
+        """Writes what is left."""
         self._board.close()
 
     def _show(self, record: Mapping[str, Any]) -> None:

@@ -22,9 +22,9 @@ import sys
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, exit_code
@@ -33,11 +33,10 @@ from jaxagent.io import files
 from jaxagent.observe import alarms
 from jaxagent.observe.episode_store import INDEX, StoredEpisodes
 from jaxagent.observe.files import CONFIG_FILE, EPISODES_FOLDER, METRICS_FILE, SUMMARY_FILE, TRACKING_FOLDER
-from jaxagent.observe.trackers import TRACKERS, TrackedRun
+from jaxagent.observe.trackers import TRACKERS
 
 SILENT_S = 300  # for one thing that a tracker is told: longer than MLflow tries again
 LAST_S = 10  # for all that is left when the run was killed
-POLL_S = 1.0
 TABLE_EPISODES, TABLE_CHARS = 8, 2000  # of a step in a table, at most; of a prompt or an answer
 TABLES = 32  # of a log, before they become half as frequent, and again after as many more
 EVERY = 10  # steps between two tables of training episodes, where the config evaluates only at the end
@@ -46,76 +45,65 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
 class Sender:
-    """Tells one tracker what is new in a workdir."""
+    """Tells one tracker what is new in a workdir. All of it raises whatever the package does."""
 
     def __init__(self, workdir: Path, name: str):
-        """Opens the run there. Raises whatever the package does."""
-        self._workdir, self._folder = workdir, workdir / TRACKING_FOLDER
-        self._file = self._folder / f"{name}.json"
-        self._state = {"id": "", "sent": 0, "alarms": 0, "records": [], "blocks": {}, "tables": {}, **state(self._file)}
-        self._state |= {"process": os.getpid(), "failure": "", "note": ""}
-        self._config = json.loads((workdir / CONFIG_FILE).read_text(encoding="utf-8"))
-        run = TrackedRun(workdir, self._state["id"], uuid.uuid4().hex[:8], self._config, os.getppid())
-        self._tracker = TRACKERS[name](run, self._folder)
-        self._state |= {"id": self._tracker.id, "note": without_secrets(self._tracker.note)}
-        self._metrics = open(workdir / METRICS_FILE, "rb") if (workdir / METRICS_FILE).exists() else None  # noqa: SIM115
+        """Opens the run there."""
+        self._workdir, self._file = workdir, workdir / TRACKING_FOLDER / f"{name}.json"
+        self._state = {"id": "", "calls": 0, "alarms": 0, "records": [], "blocks": {}, "tables": {}}
+        self._state |= _json(self._file)
+        self._config, fresh = _json(workdir / CONFIG_FILE), uuid.uuid4().hex[:8]
+        self.tracker = TRACKERS[name](workdir, self._file.parent, self._state["id"], fresh, self._config)
+        self._state["id"] = self.tracker.id
+        files.replace(self._file, json.dumps(self._state))
+        self._metrics = open(workdir / METRICS_FILE, "rb")  # noqa: SIM115  as long as the process
         self._records = self._alarms = 0  # read; told by them
         self._watch = alarms.Watch(self._config)
         self._logs: dict[str, StoredEpisodes] = {}
-        self._save()
 
     def send_new(self) -> None:
         """Sends what was written since the last call, and notes that it is sent."""
-        before = self._state["sent"]
+        before = self._state["calls"]
         try:
-            self._send_new()
+            for line in _complete_lines(self._metrics):
+                self._send_record(line)
+            for path in sorted((self._workdir / EPISODES_FOLDER).glob(f"*{INDEX}")):
+                self._send_episodes(path.stem)
         finally:
-            if self._state["sent"] != before:
-                self._save()
+            if self._state["calls"] != before:
+                files.replace(self._file, json.dumps(self._state))
 
-    def _send_new(self) -> None:
-        for line in _complete_lines(self._metrics):
-            signal.alarm(SILENT_S)
-            checksum, known, record = zlib.crc32(line), self._state["records"], json.loads(line)
-            news, stage, step = self._watch.add(record), record.pop("stage"), record.pop("step")
-            if known[self._records : self._records + 1] != [checksum]:
-                numbers = {name: value for name, value in record.items() if isinstance(value, (int, float))}
-                self._tracker.record(stage, step, numbers, self._state["sent"])
-                known[self._records : self._records + 1] = [checksum]
-                self._state["sent"] += 1
-            self._records += 1
-            for alarm in news:
-                self._alarms += 1
-                if self._alarms > self._state["alarms"]:
-                    self._tracker.alarm(alarm.name, alarm.text, step)
-                    self._state["alarms"] = self._alarms
-        for path in sorted((self._workdir / EPISODES_FOLDER).glob(f"*{INDEX}")):
-            self._send_episodes(path.stem)
-
-    def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """None: the run has been interrupted."""
-        self._tracker.finish(summary)
-        self._save()
+    def _send_record(self, line: bytes) -> None:
+        signal.alarm(SILENT_S)
+        checksum, known, record = zlib.crc32(line), self._state["records"], json.loads(line)
+        news, stage, step = self._watch.add(record), record.pop("stage"), record.pop("step")
+        if known[self._records : self._records + 1] != [checksum]:
+            numbers = {name: value for name, value in record.items() if isinstance(value, (int, float))}
+            self.tracker.record(stage, step, numbers, self._state["calls"])
+            known[self._records : self._records + 1] = [checksum]
+            self._state["calls"] += 1
+        self._records += 1
+        for alarm in news:
+            self._alarms += 1
+            if self._alarms > self._state["alarms"]:
+                self.tracker.alarm(alarm.name, alarm.text, step)
+                self._state["alarms"] = self._alarms
 
     def _send_episodes(self, log: str) -> None:
         stored = self._logs.setdefault(log, StoredEpisodes(self._workdir / EPISODES_FOLDER, log))
         stored.refresh()
-        known, tables = self._state["blocks"].get(log, 0), self._state["tables"]
-        held_out = log.endswith(".eval")
-        often = 1 if held_out else self._config.get("eval", {}).get("every") or EVERY
+        known, tables, held_out = self._state["blocks"].get(log, 0), self._state["tables"], log.endswith(".eval")
+        often = 1 if held_out else alarms.of_config(self._config, "eval.every") or EVERY
         for number, block in enumerate(stored.blocks[known:], known):
             signal.alarm(SILENT_S)
             first = number == 0 or stored.blocks[number - 1]["step"] != block["step"]
             steps = block["step"] + (not held_out)  # that are done
             due = number == 0 or steps % (often << tables.get(log, 0) // TABLES) == 0
             if first and due and (rows := _rows(stored, block)):
-                self._tracker.episodes(log, block["step"], rows, self._state["sent"])
-                self._state["sent"] += 1
+                self.tracker.episodes(log, block["step"], rows, self._state["calls"])
+                self._state["calls"] += 1
                 tables[log] = tables.get(log, 0) + 1
             self._state["blocks"][log] = number + 1
-
-    def _save(self) -> None:
-        files.replace(self._file, json.dumps(self._state))
 
 
 def _rows(stored: StoredEpisodes, block: Mapping[str, Any]) -> list[list[Any]]:
@@ -134,17 +122,16 @@ def _short(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _complete_lines(file: Any) -> Iterator[bytes]:
+def _complete_lines(file: IO[bytes]) -> Iterator[bytes]:
     """What was appended to an open file since the last call, without a line that is still being written."""
-    while file is not None and (line := file.readline()):
+    while line := file.readline():
         if not line.endswith(b"\n"):
             file.seek(-len(line), os.SEEK_CUR)
             return
         yield line
 
 
-def state(file: Path) -> dict[str, Any]:
-    """What a tracker was told, and what its process says of itself; {} where there was none."""
+def _json(file: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         return json.loads(file.read_text(encoding="utf-8"))
     return {}
@@ -158,55 +145,51 @@ def without_secrets(text: str) -> str:
     return re.sub(r"(\w://)[^/@\s]+@", r"\1***@", text)
 
 
-def follow(workdir: Path, name: str, live: bool) -> None:
+def follow(workdir: Path, name: str, live: bool, say: Callable[[str], object]) -> None:
     """Sends what there is and, `live`, what the run writes until it ends, which it says on our standard input.
 
     Raises:
       ConfigError: this is no run's folder, or another process sends it.
     """
-    if not (workdir / CONFIG_FILE).is_file():
-        raise ConfigError(f"'{workdir}' is no run's folder: it has no {CONFIG_FILE}.")
+    if not (workdir / METRICS_FILE).is_file():
+        raise ConfigError(f"'{workdir}' is no run's folder: it has no {METRICS_FILE}.")
     (workdir / TRACKING_FOLDER).mkdir(exist_ok=True)
     signal.alarm(SILENT_S)
-    if live:
-        os.nice(5)  # the run goes first
     with open(workdir / TRACKING_FOLDER / f"{name}.lock", "ab") as lock:
         while live and not files.try_lock(lock.fileno()):  # of the run's start before this one
-            time.sleep(POLL_S)
+            time.sleep(1)
         if not live:
             files.lock(lock.fileno(), Path(lock.name))
-        sender, parent, said = Sender(workdir, name), os.getppid(), b""
-        while live:
+        sender, run, ended = Sender(workdir, name), os.getppid(), not live
+        say(without_secrets(sender.tracker.note))
+        while not ended:
             signal.alarm(SILENT_S)
             sender.send_new()
-            ready, _, _ = select.select([sys.stdin], [], [], POLL_S)
-            if ready or os.getppid() != parent:
-                said = os.read(sys.stdin.fileno(), len(DONE)) if ready else b""
-                break
-        signal.alarm(SILENT_S if not live or said == DONE else LAST_S)
+            ended = bool(select.select([sys.stdin], [], [], 1)[0]) or os.getppid() != run
+        finished = not live or (os.getppid() == run and os.read(sys.stdin.fileno(), len(DONE)) == DONE)
+        signal.alarm(SILENT_S if finished else LAST_S)
         sender.send_new()
-        summary = state(workdir / SUMMARY_FILE) if said == DONE or not live else {}
-        sender.finish(summary or None)
+        sender.tracker.finish(_json(workdir / SUMMARY_FILE) or None if finished else None)
         signal.alarm(0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns the exit code."""
+    """Runs one command line; returns the exit code. What it has to say goes to standard output, a line each."""
     parser = Parser(prog="python -m jaxagent.observe.track", description=__doc__)
     parser.add_argument("workdir", type=Path)
     parser.add_argument("tracker", choices=sorted(TRACKERS))
-    parser.add_argument("--live", action="store_true", help="go on until the run ends (what a run does by itself)")
+    parser.add_argument("--live", action="store_true", help="until the run ends, which has started it")
     options = parser.parse_args(argv)
     os.environ |= {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true", **os.environ}
-    try:
-        follow(options.workdir, options.tracker, options.live)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:  # a package may end the process
-        file = options.workdir / TRACKING_FOLDER / f"{options.tracker}.json"
-        reason = without_secrets(failure_line(error))
-        files.replace(file, json.dumps(state(file) | {"process": os.getpid(), "failure": reason}))
-        raise ConfigError(f"{options.tracker}: {reason}") from error
+    with os.fdopen(os.dup(1), "w") as out:
+        if options.live:
+            os.nice(5)  # the run goes first
+            os.dup2(2, 1)  # packages have much to say
+        try:
+            follow(options.workdir, options.tracker, options.live, lambda line: print(line, file=out, flush=True))
+        except (Exception, SystemExit) as error:  # a package may end the process
+            print(without_secrets(str(error) if isinstance(error, ConfigError) else failure_line(error)), file=out)
+            return 1
     return 0
 
 

@@ -3,9 +3,6 @@
 import itertools
 import statistics
 
-import chex
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,21 +17,10 @@ from jaxagent.types import StopReason
 from tests.algorithms.entries import BEST_OF_K, GROUP, TURN
 
 
-class HandNumbers(chex.TestCase):
-    @chex.variants(with_jit=True, without_jit=True)
-    def test_zero_signal(self):
-        rewards = jnp.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-        mask = jnp.array([[1, 1, 0], [1, 1, 1], [1, 0, 0], [0, 0, 0]], bool)
-        np.testing.assert_array_equal(self.variant(zero_signal)(rewards, mask), [True, False, True, True])
-        np.testing.assert_array_equal(self.variant(zero_signal)(rewards[:, :1], mask[:, :1]), [False] * 3 + [True])
-
-    @chex.variants(with_jit=True, without_jit=True)
-    def test_whiten(self):
-        values, mask = jnp.array([[1.0, 99.0], [3.0, 5.0]]), jnp.array([[1, 0], [1, 1]], bool)
-        np.testing.assert_allclose(self.variant(whiten)(values, mask), [[-1.0, 0.0], [0.0, 1.0]], atol=1e-6)
-
-
-COMPILED = {name: jax.jit(function) for name, function in GROUP.items()}
+def test_whiten_and_a_group_of_one_is_a_signal():
+    values, mask = np.array([[1.0, 99.0], [3.0, 5.0]]), np.array([[1, 0], [1, 1]], bool)
+    np.testing.assert_allclose(whiten(values, mask), [[-1.0, 0.0], [0.0, 1.0]], atol=1e-6)
+    np.testing.assert_array_equal(zero_signal(values[:, 1:], mask[:, 1:]), [True, False])
 
 
 def by_definition(name: str, kept: list[float], planned: int, batch: list[float]) -> list[float]:
@@ -66,13 +52,10 @@ def test_masked_groups_equal_their_counted_attempts_alone(seed, size, name, equa
     mask = rng.random((3, size)) < 0.7
     rewards[~mask] = np.nan  # never read
     got = GROUP[name](rewards, mask)
-    single = COMPILED[name](rewards.astype(np.float32), mask)
     assert not got[~mask].any()
     for group, keep, row in zip(rewards, mask, got, strict=True):
         expected = by_definition(name, group[keep].tolist(), size, rewards[mask].tolist())
         np.testing.assert_allclose(row[keep], expected, rtol=1e-9, atol=1e-9)
-    if not equal:  # equal rewards of 0.3 give rounding over 1e-6
-        np.testing.assert_allclose(single, got, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,7 +32,6 @@ def by_subsets(name: str, kept: list[float], k: int) -> list[float]:
 
 
 K = 3
-COMPILED = {name: jax.jit(entry(k=K)) for name, entry in BEST_OF_K.items()}
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,9 +45,6 @@ def test_equals_every_subset_written_out(seed, name, k, levels):
     for group, keep, row in zip(rewards, mask, got, strict=True):
         if keep.any():
             np.testing.assert_allclose(row[keep], by_subsets(name, [float(r) for r in group[keep]], k), atol=1e-9)
-    if k == K:
-        single = COMPILED[name](rewards.astype(np.float32), mask)
-        np.testing.assert_allclose(single, got, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("right", range(1, 8))

@@ -3,7 +3,6 @@
 import dataclasses
 import statistics
 
-import jax
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,9 +46,6 @@ def test_a_group_planned_with_one_attempt_of_one_turn_keeps_its_reward():
     np.testing.assert_allclose(TurnMeanStd()(rewards, np.array([[[True, False]]])), [[[3.0, 0.0]]])
 
 
-compiled = jax.jit(TurnMeanStd())
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.2, 0.7, 1.0]), st.booleans())
 def test_equals_a_loop_over_the_turns_that_count(seed, keep, equal):
@@ -65,7 +61,6 @@ def test_equals_a_loop_over_the_turns_that_count(seed, keep, equal):
             for k in np.flatnonzero(mask[g, s] * (mask[g].any(axis=1).sum() > 1)):  # one left alone has none
                 expected[g, s, k] = sum((rewards[g, s, j] - mean) / std for j in range(k, 4) if mask[g, s, j])
     np.testing.assert_allclose(TurnMeanStd()(rewards, mask), expected, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(compiled(rewards.astype(np.float32), mask), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_streams_over_turns_count_the_outcome_once_and_drop_groups_without_signal(rl, make_group):

@@ -1,15 +1,22 @@
 """Harbor tasks that really run: oracle 1, idle agent 0, and what goes wrong is an error and never a 0."""
 
 import asyncio
+import dataclasses
 import random
 
 import pytest
 
 from data_pipelines import harbor
 from data_pipelines.sandbox_workspaces import ImageWorkspaces
+from jaxagent.config import SoftwareConfig
+from jaxagent.config.flags import parse_config
 from jaxagent.data.sources import HELD_OUT, TRAIN, load_tasks
+from jaxagent.envs.base import Opening, Transcript
 from jaxagent.envs.terminal import folders, rows
 from jaxagent.envs.terminal.verify import VerifierError, prepare, verify
+from jaxagent.rollout.workers import Workers
+from jaxagent.types import StopReason, Task
+from tests.envs.terminal import harbor_tasks
 from tests.envs.terminal import terminal_folders as made
 
 
@@ -40,6 +47,103 @@ def test_what_is_wrong_is_named_and_what_changes_is_checked_again(tmp_path, imag
     assert checked(capsys, tmp_path)[1]["a"] == "1 0 proven"
     assert len((tmp_path / "proven.jsonl").read_text().splitlines()) == 5  # nothing else was played again
     assert harbor.main(["check", str(tmp_path / "a"), f"--images={images}", "--base=x"]) == 2
+
+
+@pytest.mark.slow
+def test_twenty_three_tasks_of_every_feature(tmp_path, images, capsys):
+    """Oracle 1 and idle 0: steps, an MCP server, a user, skills, a healthcheck, verifiers of their own."""
+    names = harbor_tasks.write_all(tmp_path)
+    status, table = checked(capsys, tmp_path, f"--images={images}", "--base=*=host")
+    assert table == dict.fromkeys(names, "1 0 proven") and status == 0 and len(names) >= 23
+
+
+@pytest.fixture
+def played(tmp_path, images):
+    """Plays a task's folder with what a policy writes: gives the prompt, what it was shown, and the verdict."""
+    env = parse_config(["t", "--config=endless_terminals:laptop", "--config.env.tools=endless"]).env
+    software = SoftwareConfig(images=str(images), bases=("*=host",))
+    sandbox = dataclasses.replace(env.sandbox, memory_mb=512, disk_mb=64, files=10_000, warm=0, software=software)
+    env = dataclasses.replace(env, sandbox=sandbox, max_turns=9)
+
+    def play(folder, *actions):
+        task = Task("t", "", (), "", {"terminal": {"folder": str(folder)}})
+
+        async def whole(attempt_at):
+            attempt, shown, step = attempt_at(task), [], None
+            try:
+                prompt = await attempt.start()
+                for action in actions:
+                    step = await attempt.step(action)
+                    shown.append(step.observation.text if step.observation else step.stop_reason)
+                ended = step.stop_reason if step else StopReason.ANSWER
+                return prompt[-1].content, shown, await attempt.verify(Transcript("", (), (), ended)), attempt.counters
+            finally:
+                await attempt.close()
+
+        with Workers(1) as workers, env.open(Opening(None, [task], workers.run, lambda line: None)) as attempt_at:
+            return workers.run(whole(attempt_at), 60)
+
+    return play
+
+
+DONE = "<action>done</action>"
+
+
+def test_a_servers_tools_are_the_agents(tmp_path, played):
+    folder = harbor_tasks.with_server(tmp_path / "server")
+    call = '<tool_call>{{"name": "{}", "arguments": {{"door": "red"}}}}</tool_call>'
+    prompt, shown, verdict, counters = played(
+        folder, call.format("secret"), call.format("public"), "<command>echo red-sesame > word</command>", DONE
+    )
+    assert "Says the word of a door." in prompt and prompt.startswith("Ask for the word")
+    assert shown[:2] == ["red-sesame\n", "There is no function 'public'.\n"] and verdict.reward == 1.0
+    assert (counters["calls"], counters["commands"], counters["invalid_actions"]) == (1, 1, 1)
+    kill = "<command>kill -9 $(cat /proc/[0-9]*/stat | awk '/python3/ {print $1}'); rm -f word</command>"
+    _, shown, verdict, counters = played(folder, kill, call.format("secret"), DONE)  # its own doing, and no failure
+    assert shown[1].startswith("The call failed: ") and counters["failed_calls"] == 1 and verdict.reward == 0.0
+    harbor_tasks.write(folder / "environment" / "server.py", "import sys\nsys.exit(3)\n")
+    with pytest.raises(VerifierError, match="server: the MCP server 'doors'"):
+        played(folder)
+
+
+def test_each_step_is_said_when_the_one_before_has_ended(tmp_path, played):
+    folder = harbor_tasks.of_steps(tmp_path / "steps", harbor_tasks.STEPS.format(strategy="", first="min_reward = 1\n"))
+    command = "<command>{}</command>".format
+    prompt, shown, verdict, _ = played(
+        folder, command("echo one > a"), DONE, command("ls /tests; cat given made > b"), DONE, DONE
+    )
+    assert prompt.startswith("Write one into a.") and shown[1].startswith("Write what given and made hold into b.")
+    assert "lib.sh" not in shown[2] and "Append three to a." in shown[3] and shown[4] == StopReason.ANSWER
+    assert verdict.reward == pytest.approx(2 / 3) and verdict.components["solved"] == 0.0
+    _, shown, verdict, _ = played(folder, DONE)  # less than min_reward: there is no second step
+    assert shown == [StopReason.ANSWER] and verdict.reward == 0.0
+    _, _, verdict, _ = played(folder, command("echo one > a; mkdir made"), DONE)
+    assert verdict.reward == pytest.approx(1 / 2)  # whoever keeps a step's setup from working gains nothing by it
+
+
+def test_a_skill_is_told_of(tmp_path, played):
+    prompt, *_ = played(harbor_tasks.with_skills(tmp_path / "skills"))
+    assert "<name>greet</name>" in prompt and "<description>How to greet &lt;here&gt;.</description>" in prompt
+    assert "<location>/skills/greet/SKILL.md</location>" in prompt and "broken" not in prompt
+
+
+def test_what_a_verifier_gets_of_the_agent_are_files_and_nothing_else(tmp_path, played):
+    """A link to the verifier's own files, and a file in the place of its tests, do not come over."""
+    folder = harbor_tasks.with_own_verifier(tmp_path / "own")
+    forge = "mkdir -p /logs/artifacts out; ln -s /verifiers-own /logs/artifacts/answer; echo 7 > out/seven"
+    _, _, verdict, _ = played(folder, f"<command>{forge}; echo 42 > real</command>", DONE)
+    assert verdict.reward == 0.0
+    honest = "mkdir -p /logs/artifacts out; echo 42 > /logs/artifacts/answer; echo 7 > out/seven"
+    assert played(folder, f"<command>{honest}</command>", DONE)[2].reward == 1.0
+
+
+def test_two_users_in_one_sandbox_are_refused(tmp_path, played):
+    folder = harbor_tasks.with_user(tmp_path / "user")
+    assert played(folder, "<command>id -un > me</command>", DONE)[2].reward == 1.0
+    text = (folder / "task.toml").read_text().replace("user = 1234", 'user = "root"')
+    (folder / "task.toml").write_text(text)
+    with pytest.raises(VerifierError, match=r"key 'verifier\.user' is root, and a sandbox has one user"):
+        played(folder)
 
 
 @pytest.mark.slow

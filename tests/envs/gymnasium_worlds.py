@@ -82,6 +82,10 @@ class Agents(Broken):
     possible_agents = ("a", "b")
 
 
+def slow(**arguments):
+    time.sleep(0.5)
+
+
 def nothing(**arguments):
     return object()
 

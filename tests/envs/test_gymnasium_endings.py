@@ -115,6 +115,7 @@ def test_an_environment_that_hangs_does_not_keep_the_program_from_ending():
         ({"make": "Agents", "arguments": '{"how": ""}'}, "an environment of many agents"),
         ({"make": "nothing"}, "makes object, which has no reset, step, action_space"),
         ({"arguments": '{"colour": "red"}'}, "colour"),
+        ({"make": "slow", "step_timeout_s": 0.1}, "making the environment takes longer than 0.1 s"),
         ({"arguments": "[1]"}, r"arguments must be a JSON object"),
         ({"arguments": "{"}, r"config\.env\.arguments is no JSON"),
         ({"show": "render"}, r"show='render' needs render_mode='ansi', and .* has 'None'"),
@@ -143,14 +144,13 @@ def test_the_text_of_render_is_shown(monkeypatch):
 
 def test_seeds_and_options_of_a_task_reach_reset():
     def prompt(**metadata):
-        async def start():
-            with settings("Choosing").open(OPENING) as attempt_at:
-                attempt = attempt_at(Task("t", "", (), metadata=metadata))
-                (message,) = await attempt.start()
-                await attempt.close()
-                return message.content
+        async def start(attempt):
+            (message,) = await attempt.start()
+            await attempt.close()
+            return message.content
 
-        return asyncio.run(start())
+        with settings("Choosing").open(OPENING) as attempt_at:
+            return asyncio.run(start(attempt_at(Task("t", "", (), metadata=metadata))))
 
     assert prompt(seed=1) == prompt(seed=1) != prompt(seed=2)
     assert f"none {np.random.default_rng(1).integers(10**6)}" in prompt(seed=1)

@@ -17,7 +17,7 @@ from jaxagent.envs.base import Transcript
 from jaxagent.envs.openenv import actions, manifest
 from jaxagent.envs.openenv.environment import OpenEnv, OpenEnvAttempt, Protocol, check_reset, reset_of
 from jaxagent.envs.openenv.servers import Servers
-from jaxagent.envs.server_process import REPLY_BYTES, Program, ServerProcess
+from jaxagent.envs.server_process import REPLY_BYTES, ServerProcess, ServerProgram
 from jaxagent.types import StopReason, Task, TokenKind
 from tests.envs.served import opened, web_server
 
@@ -36,13 +36,14 @@ def error(code, message="no", **more):
 class Peer:
     """A server whose answers a function of the message makes: a dict, a text, bytes, None (it closes), or a wait."""
 
-    def __init__(self, answer, most=math.inf):
-        self.answer, self.most, self.messages, self.now, self.peak = answer, most, [], 0, 0
+    def __init__(self, answer, most=math.inf, heartbeat=None, twice=False):
+        self.answer, self.most, self.heartbeat, self.twice = answer, most, heartbeat, twice
+        self.messages, self.now, self.peak = [], 0, 0
         self.app = web.Application()
         self.app.router.add_get("/ws", self._session)
 
     async def _session(self, request):
-        socket = web.WebSocketResponse()
+        socket = web.WebSocketResponse(heartbeat=self.heartbeat)
         await socket.prepare(request)
         if self.now >= self.most:
             await socket.send_json(error("CAPACITY_REACHED", "full", active_sessions=self.now, max_sessions=self.most))
@@ -62,7 +63,8 @@ class Peer:
                 if isinstance(answer, bytes):
                     await socket.send_bytes(answer)
                 else:
-                    await socket.send_str(answer if isinstance(answer, str) else json.dumps(answer))
+                    for _ in range(1 + self.twice):
+                        await socket.send_str(answer if isinstance(answer, str) else json.dumps(answer))
         finally:
             self.now -= 1
         return socket
@@ -70,7 +72,7 @@ class Peer:
 
 def attempt_on(url, form=WAY, reply_s=5.0, task=TASK, **settings):
     config = OpenEnv(server=url, step_timeout_s=reply_s, **settings)
-    servers = Servers(url, Program(""), 1, 5.0, reply_s)
+    servers = Servers(url, ServerProgram(""), 1, 5.0, reply_s)
     return OpenEnvAttempt(task, config, servers, Protocol(actions.form_of(form, "here")))
 
 
@@ -169,11 +171,40 @@ def test_an_action_that_the_server_refuses_is_the_policys_mistake_and_the_last_t
     asyncio.run(play())
 
 
+def test_a_server_that_pings_is_answered_while_the_policy_writes():
+    """aiohttp's server closes a connection that has not answered its ping after half of the heartbeat."""
+
+    async def play():
+        peer = Peer(lambda said: result(), heartbeat=0.2)
+        async with web_server(peer.app) as url:
+            attempt = attempt_on(url)
+            await attempt.start()
+            await asyncio.sleep(1.0)
+            assert (await attempt.step("<action>left</action>")).observation
+            await attempt.close()
+
+    asyncio.run(play())
+
+
+def test_a_message_that_nobody_asked_for_is_no_answer():
+    async def play():
+        peer = Peer(lambda said: result(), twice=True)
+        async with web_server(peer.app) as url:
+            attempt = attempt_on(url)
+            await attempt.start()
+            await asyncio.sleep(0.1)
+            with pytest.raises(ValueError, match="sent a message before 'step' was asked"):
+                await attempt.step("<action>left</action>")
+            await attempt.close()
+
+    asyncio.run(play())
+
+
 def test_attempts_wait_for_a_place_on_a_server_that_takes_two_sessions():
     async def play():
         peer = Peer(lambda said: result(), most=2)
         async with web_server(peer.app) as url:
-            servers = Servers(url, Program(""), 1, 5.0, 5.0)
+            servers = Servers(url, ServerProgram(""), 1, 5.0, 5.0)
 
             async def episode():
                 session, place, _ = await servers.begin("reset", {})
@@ -256,6 +287,12 @@ def test_what_no_text_can_be_is_refused_with_its_name():
     assert '"how": a number or null, optional (how fast)' in MOVE.words() and "picture" not in MOVE.words()
 
 
+def test_a_schema_that_lies_within_itself_is_described_and_read_to_some_depth():
+    tree = {"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "array", "items": {"$ref": "#/$defs/Tree"}}]}
+    of = form({"tree": {"$ref": "#/$defs/Tree"}}, ["tree"], **{"$defs": {"Tree": tree}})
+    assert "JSON" in of.words() and of.read('{"tree": [[[[[3]]]]]}')[0] == {"tree": [[[[[3]]]]]}
+
+
 def test_observations_as_text():
     text = actions.observation_text
     assert text({"question": "2 + 2?", "score": None, "metadata": {"gold": 4}}) == "2 + 2?"
@@ -333,6 +370,21 @@ def test_settings_that_cannot_work(settings, said):
         OpenEnv(**settings)
 
 
+def test_a_server_without_sessions_is_a_failed_attempt_with_its_reason():
+    async def play(status):
+        async def refused(request):
+            return web.Response(status=status)
+
+        app = web.Application()
+        app.router.add_get("/ws", refused)
+        async with web_server(app) as url:
+            with pytest.raises(ConnectionError, match=f"/ws is not reached: {status}"):
+                await attempt_on(url).start()
+
+    for status in (404, 500):
+        asyncio.run(play(status))
+
+
 def test_a_server_that_is_not_there_is_said_at_start():
     with (
         pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/schema is not reached"),
@@ -359,7 +411,7 @@ def test_a_process_serves_on_its_port_and_is_killed_with_its_children(tmp_path):
     (tmp_path / "hanging_app.py").write_text("import time; print('I hang', flush=True); time.sleep(600)")
 
     async def play():
-        process = ServerProcess(Program("bare_app:app", sys.executable, str(tmp_path), {"A": "b"}))
+        process = ServerProcess(ServerProgram("bare_app:app", sys.executable, str(tmp_path), {"A": "b"}))
         await process.start("/", 60)
         assert process.alive
         import aiohttp
@@ -377,7 +429,7 @@ def test_a_process_serves_on_its_port_and_is_killed_with_its_children(tmp_path):
             ("broken_app:app", 60, ConnectionError, "'broken_app:app' has ended; it wrote: no such lamp"),
             ("hanging_app:app", 2.0, TimeoutError, "was not ready in 2 s; it wrote: I hang"),
         ):
-            process = ServerProcess(Program(target, sys.executable, str(tmp_path)))
+            process = ServerProcess(ServerProgram(target, sys.executable, str(tmp_path)))
             with pytest.raises(failure, match=words):
                 await process.start("/", seconds)
             await process.close()

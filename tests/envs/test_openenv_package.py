@@ -4,11 +4,13 @@ JAXAGENT_OPENENV_PYTHON names a Python that has it, and the environments echo_en
 connect4_env, reasoning_gym_env and coding_env of its repository.
 """
 
+import asyncio
 import dataclasses
 import json
 import os
 import pathlib
 import re
+import runpy
 import shutil
 import subprocess
 
@@ -186,8 +188,9 @@ def test_actions_of_the_packages_own_models_are_read_and_taken(game):
     environment, _ = game
     notes = []
     with served.opened(environment, notes=notes) as (attempt_at, run):
-        attempt = attempt_at(Task("t", "", (), "", {"seed": 3}))
-        run(attempt.start())
+        attempt = attempt_at(Task("t", "Follow the signals.", (), "", {"seed": 3}))
+        (prompt,) = run(attempt.start())
+        assert prompt.content == runpy.run_path(str(GAME / "demonstrations.py"))["HEAD"] + "blue 152\n"
         assert attempt._protocol.form.plain == "way" and "one of north, south, east, west" in notes[-1]
         assert run(attempt.step("<action>up</action>")).observation.text.startswith("\nNo action: way must be one of")
         assert run(attempt.step("<action>south</action>")).observation.text.startswith("\n")
@@ -220,3 +223,24 @@ def _server_pid(attempt):
     """Of the server's own process, below its keeper."""
     keeper = attempt._session[1].process._process.pid
     return int(pathlib.Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
+
+
+def test_a_server_that_takes_one_session_gets_another_process_and_a_third_attempt_waits(game):
+    environment, _ = game
+    environment = dataclasses.replace(environment, variables=("MAX_CONCURRENT_ENVS=1",), processes=2)
+    task = Task("t", "", (), "", {"seed": 3})
+    with served.opened(environment) as (attempt_at, run):
+
+        async def play():
+            first, second, third = (attempt_at(task) for _ in range(3))
+            await asyncio.gather(first.start(), second.start())
+            assert first._session[1].url != second._session[1].url
+            waits = asyncio.create_task(third.start())
+            await asyncio.sleep(0.5)
+            assert not waits.done()
+            await first.close()
+            await waits
+            assert third._session[1].url == first._session[1].url
+            await asyncio.gather(second.close(), third.close())
+
+        run(play())

@@ -123,13 +123,12 @@ def test_texts_and_rewards_are_the_packages(textarena, seed, moves, max_turns):
     assert (reason, ended) == (StopReason.ANSWER, 1.0) or (reason, reward) == (StopReason.TURN_LIMIT, 0.0)
 
 
-def test_attempts_of_a_group_play_one_game_whatever_is_played_beside_them():
+def test_attempts_of_a_group_play_one_game_whatever_is_played_beside_them(textarena):
     """2048 draws a tile after each move, from the random numbers that all share."""
     config = TextArena(make="2048-v0-ultra-easy", max_turns=9)
     moves = ["[up]", "[left]", "[down]", "[right]"] * 2
 
-    async def together(seeds):
-        attempts = [begun(config, seed) for seed in seeds]
+    async def together(attempts):
         shown = [[(await attempt.start())[0].content] for attempt in attempts]
         for move in moves:
             steps = await asyncio.gather(*(attempt.step(move) for attempt in attempts))
@@ -140,13 +139,15 @@ def test_attempts_of_a_group_play_one_game_whatever_is_played_beside_them():
     random.seed(7)
     np.random.seed(7)
     before = random.getstate()
-    one, other, third = asyncio.run(together([1, 2, 1]))
+    one, other, third = asyncio.run(together([begun(config, seed) for seed in (1, 2, 1)]))
     assert (
         random.getstate() == before
         and np.random.get_state()[1].tolist() == np.random.RandomState(7).get_state()[1].tolist()
     )
-    (alone,) = asyncio.run(together([1]))
+    (alone,) = asyncio.run(together([begun(config, 1)]))
     assert one == third == alone and other != one
+    theirs, _ = by_the_package(textarena, config.make, 1, moves)
+    assert [text.strip() for text in alone if text] == [without_moves(text) for text in theirs][: len(alone)]
 
 
 @pytest.mark.parametrize("seed", range(4))

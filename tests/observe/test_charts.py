@@ -9,6 +9,8 @@ import pytest
 
 from jaxagent.observe import charts
 
+AXES = {"x": "k", "y": "share"}
+
 
 def _points(svg: str, css: str) -> list[tuple[float, float]]:
     path = re.search(rf'<path d="M([^"]*?)Z?" class="{css}"', svg)[1]
@@ -16,7 +18,7 @@ def _points(svg: str, css: str) -> list[tuple[float, float]]:
 
 
 def test_a_line_goes_through_its_points():
-    svg = charts.line_chart("t <x>", {"a": [(0, 0.0), (10, 1.0), (20, 0.5)]}, unit=True)
+    svg = charts.line_chart("t <x>", {"a": [(0, 0.0), (10, 1.0), (20, 0.5)]}, **AXES)
     (x0, y0), (x1, y1), (x2, y2) = _points(svg, "line")
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
     assert y0 > y2 > y1, "y grows downwards in SVG"
@@ -26,20 +28,20 @@ def test_a_line_goes_through_its_points():
 
 def test_a_logarithmic_axis_puts_equal_factors_equally_far_apart():
     points = [(512, 0.9), (1024, 0.8), (4096, 0.7)]
-    svg = charts.line_chart("t", {"a": points}, unit=True, log_x=True)
+    svg = charts.line_chart("t", {"a": points}, **AXES, log_x=True)
     xs = [float(x) for x in re.findall(r'<circle cx="([0-9.]+)"', svg)]
     assert (xs[2] - xs[1]) == pytest.approx(2 * (xs[1] - xs[0]), abs=0.2)
     data = json.loads(html.unescape(re.search(r'data-series="([^"]*)"', svg)[1]))
     assert data["log"] and data["x"] == [512, 4096]
     assert [label in svg for label in (">512<", ">1.024k<", ">4.096k<")] == [True] * 3  # the points' own
-    assert "&quot;log&quot;:false" in charts.line_chart("t", {"a": points})
+    assert "&quot;log&quot;:false" in charts.line_chart("t", {"a": points}, **AXES)
 
 
 def test_values_that_are_not_finite_leave_a_gap_and_empty_series_no_chart():
     nan = float("nan")
-    assert charts.line_chart("t", {"a": [(0, nan)]}) == ""
-    assert "nan" not in charts.line_chart("t", {"a": [(0, 1.0), (1, nan), (2, 2.0)]})
-    assert charts.line_chart("constant", {"a": [(0, 0.0), (1, 0.0)]}, zero=True)
+    assert charts.line_chart("t", {"a": [(0, nan)]}, **AXES) == ""
+    assert "nan" not in charts.line_chart("t", {"a": [(0, 1.0), (1, nan), (2, 0.5)]}, **AXES)
+    assert charts.line_chart("constant", {"a": [(0, 0.0), (1, 0.0)]}, **AXES)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,6 @@ def test_labels():
 
 
 def test_axes_have_names():
-    svg = charts.line_chart("t", {"a": [(0, 1.0), (1, 2.0)]}, x="k", y="score <1>")
+    svg = charts.line_chart("t", {"a": [(0, 1.0), (1, 0.5)]}, x="k", y="score <1>")
     xml.etree.ElementTree.fromstring(svg)
     assert ">k</text>" in svg and ">score &lt;1&gt;</text>" in svg

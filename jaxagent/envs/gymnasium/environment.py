@@ -71,7 +71,8 @@ class Gymnasium(Environment):
         """The prompt, before what the environment shows at first."""
         instructions = self.instructions
         if ACTIONS in instructions:
-            instructions = instructions.replace(ACTIONS, _action_form(self))
+            form = _action_form(self.make, self.arguments, self.actions, self.show)
+            instructions = instructions.replace(ACTIONS, form)
         return (Message("user", "\n".join(filter(None, (instructions, text))) + "\n"),)
 
     def observation(self, action: str, text: str) -> Observation:
@@ -81,8 +82,15 @@ class Gymnasium(Environment):
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], GymnasiumAttempt]]:
         """Makes one environment, to see that it can be made and that its actions can be written."""
-        _action_form(self)
-        maker = _maker(self)
+        thread, timeout_s = OwnThread("gymnasium"), self.step_timeout_s
+        form = functools.partial(_action_form, self.make, self.arguments, self.actions, self.show)
+        try:
+            opening.run(thread.call(form, "making the environment", timeout_s), timeout_s + 1)
+        except TimeoutError as error:
+            raise ConfigError(f"config.env.make='{self.make}': {error}.") from None
+        finally:
+            thread.end()
+        maker = _maker(self.make, self.arguments, self.show)
         yield lambda task: GymnasiumAttempt(task, self, maker)
 
 
@@ -186,22 +194,22 @@ def outcome_of(result: Any) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
     return observation, float(reward), bool(ends[0]), bool(ends[1]), info
 
 
-def _maker(config: Gymnasium) -> Callable[[], Any]:
+def _maker(make: str, arguments: str, show: str) -> Callable[[], Any]:
     """The function that makes an environment. "module:Name-v1" is gymnasium's own way to import a registration."""
-    arguments = forms.json_object(config.arguments, "config.env.arguments")
-    if _is_function(config.make):
-        return functools.partial(object_at(config.make, "config.env.make"), **arguments)
+    named = forms.json_object(arguments, "config.env.arguments")
+    if _is_function(make):
+        return functools.partial(object_at(make, "config.env.make"), **named)
     import gymnasium
 
-    if config.show != "observation":
-        arguments = {"render_mode": "ansi", **arguments}
-    return functools.partial(gymnasium.make, config.make, **arguments)
+    if show != "observation":
+        named = {"render_mode": "ansi", **named}
+    return functools.partial(gymnasium.make, make, **named)
 
 
 @functools.lru_cache(maxsize=8)
-def _action_form(config: Gymnasium) -> str:
+def _action_form(make: str, arguments: str, actions: tuple[str, ...], show: str) -> str:
     """What the policy writes, in words. Raises ConfigError: the environment cannot be made, or not be played."""
-    maker, place = _maker(config), f"config.env.make='{config.make}'"
+    maker, place = _maker(make, arguments, show), f"config.env.make='{make}'"
     try:
         environment = maker()
         if missing := [name for name in ("reset", "step", "action_space") if not hasattr(environment, name)]:
@@ -210,15 +218,15 @@ def _action_form(config: Gymnasium) -> str:
             if hasattr(environment, name):
                 raise ConfigError(f"{place} makes {kind}: give one of a single game; attempts run side by side anyway.")
         space = environment.action_space
-        if config.actions and int(getattr(space, "n", 0)) != len(config.actions):
-            count = f"env.actions has {len(config.actions)} names"
+        if actions and int(getattr(space, "n", 0)) != len(actions):
+            count = f"env.actions has {len(actions)} names"
             raise ConfigError(f"{count}, and the environment's actions are {space}.")
         spaces.check_writable(space)
         mode = getattr(environment, "render_mode", None)
-        if config.show != "observation" and mode != "ansi":
-            raise ConfigError(f"config.env.show='{config.show}' needs render_mode='ansi', and {place} has '{mode}'.")
+        if show != "observation" and mode != "ansi":
+            raise ConfigError(f"config.env.show='{show}' needs render_mode='ansi', and {place} has '{mode}'.")
         environment.close()
-        return f"one of {', '.join(config.actions)}" if config.actions else spaces.form(space)
+        return f"one of {', '.join(actions)}" if actions else spaces.form(space)
     except ConfigError:
         raise
     except Exception as error:  # the user's code

@@ -29,7 +29,7 @@ from jaxagent.data.fields import RowError
 from jaxagent.envs import tags
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.nemo_gym import rows
-from jaxagent.envs.server_process import REPLY_BYTES, STOP_S, Program, ServerProcess, variables_of
+from jaxagent.envs.server_process import REPLY_BYTES, STOP_S, ServerProcess, ServerProgram, variables_of
 from jaxagent.io.http import HttpClient
 from jaxagent.tools.calls import Call, tools_text
 from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
@@ -84,7 +84,7 @@ class NemoGym(Environment):
                 if not url.startswith(("http://", "https://")):
                     variables = variables_of(self.variables, "config.env.variables")
                     variables |= {"RESOURCES_SERVER": self.server, "RESOURCES_CONFIG": self.arguments}
-                    process = ServerProcess(Program(f"{APP}:application()", self.python, variables=variables))
+                    process = ServerProcess(ServerProgram(f"{APP}:application()", self.python, variables=variables))
                     opening.run(process.start("/openapi.json", self.start_timeout_s), self.start_timeout_s + STOP_S)
                     url = process.url
                 routes = opening.run(_routes(url, self.call_timeout_s), self.call_timeout_s + STOP_S)
@@ -142,6 +142,7 @@ class NemoGymAttempt:
         """Seeds the session. The prompt is the row's, its tools in a system message."""
         self._client = aiohttp.ClientSession(
             cookie_jar=aiohttp.CookieJar(unsafe=True),  # hosts are addresses
+            connector=aiohttp.TCPConnector(force_close=True),  # none that the server closes as the next call is sent
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
             headers={"Accept-Encoding": "identity"},

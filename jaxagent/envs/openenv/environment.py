@@ -32,8 +32,8 @@ from jaxagent.envs import tags
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.openenv import actions, manifest
 from jaxagent.envs.openenv.servers import Place, Servers
-from jaxagent.envs.openenv.wire import INVALID, Result, ServerError, Session, finite
-from jaxagent.envs.server_process import STOP_S, Program, variables_of
+from jaxagent.envs.openenv.wire import INVALID, OpenEnvSession, Result, ServerError, finite
+from jaxagent.envs.server_process import STOP_S, ServerProgram, variables_of
 from jaxagent.io.http import HttpError, HttpStatus
 from jaxagent.tools.calls import Tool, tools_text
 from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
@@ -90,9 +90,9 @@ class OpenEnv(Environment):
     def _servers(self) -> tuple[Servers, manifest.Manifest | None]:
         told = manifest.read(Path(self.server).resolve()) if self._is_folder else None
         variables = variables_of(self.variables, "config.env.variables")
-        program = Program(self.server, self.python, variables=variables)
+        program = ServerProgram(self.server, self.python, variables=variables)
         if told is not None:
-            program = Program(told.target, self.python, str(told.folder), {**told.variables, **variables})
+            program = ServerProgram(told.target, self.python, str(told.folder), {**told.variables, **variables})
         url = self.server.rstrip("/") if self._is_url else ""
         return Servers(url, program, self.processes, self.start_timeout_s, self.step_timeout_s), told
 
@@ -157,8 +157,12 @@ class OpenEnv(Environment):
             try:
                 (name, *_) = await servers.get("/list_environments")
                 splits = [one["name"] for one in await servers.get(f"/{name}/splits")]
-                bodies = {split: await servers.get(f"/{name}/tasks", {"split": split}) for split in splits}
-                return name, {split: body["tasks"] for split, body in bodies.items()}
+                tasks = {}
+                for split in splits:
+                    specs = (await servers.get(f"/{name}/tasks", {"split": split}))["tasks"]
+                    count = (await servers.get(f"/{name}/num_tasks", {"split": split}))["num_tasks"]
+                    tasks[split] = [*specs, *({} for _ in range(count - len(specs)))]  # the list may be a preview
+                return name, tasks
             finally:
                 await servers.close()
 
@@ -200,7 +204,7 @@ class OpenEnvAttempt:
 
     def __init__(self, task: Task, config: OpenEnv, servers: Servers, protocol: Protocol) -> None:
         self._task, self._config, self._servers, self._protocol = task, config, servers, protocol
-        self._session: tuple[Session, Place] | None = None
+        self._session: tuple[OpenEnvSession, Place] | None = None
         self._rewards: list[float] = []
         self._turns = 0
         self._suspect = False
@@ -216,21 +220,16 @@ class OpenEnvAttempt:
         self._ends = time.monotonic() + self._protocol.limit_s
         if result.done:
             raise ValueError("the environment was done before the first action")
-        words = self._protocol.words()
-        if not self._protocol.tools:
-            how = (
-                "Write your action as <action>...</action>" if self._config.action == "tagged" else "Write your action"
-            )
-            words = f"{how}: {words}"
+        how = "Write your action" + (" as <action>...</action>" if self._config.action == "tagged" else "")
+        words = self._protocol.words() if self._protocol.tools else f"{how}: {self._protocol.words()}"
         texts = (self._config.instructions, words, self._task.prompt, self._text(result))
         return (Message("user", "\n\n".join(text for text in texts if text.strip()) + "\n"),)
 
     async def step(self, action: str) -> Step:
         """Takes the actions written, one after the other; the last turn's as well."""
         self._turns += 1
-        texts = []
-        read = self._calls if self._protocol.tools else self._action
-        moves, mistake = read(action)
+        texts: list[str] = []
+        moves, mistake = self._calls(action) if self._protocol.tools else self._action(action)
         if not moves and not mistake:
             return Step(stop_reason=StopReason.ANSWER)
         for move in moves:
@@ -272,15 +271,12 @@ class OpenEnvAttempt:
         reply = read_answer(text, self._protocol.tools)
         if reply.malformed:
             return [], f'Write {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.'
-        names = {tool.name for tool in self._protocol.tools}
+        names, moves = {tool.name for tool in self._protocol.tools}, []
         for call in reply.calls:
             if call.name not in names or not isinstance(call.arguments, Mapping):
                 return [], f"There is no function {call.name!r:.100} with such arguments."
-        return [
-            {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
-            for call in reply.calls
-            if isinstance(call.arguments, Mapping)
-        ], ""
+            moves.append({"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)})
+        return moves, ""
 
     def _action(self, text: str) -> tuple[list[dict[str, Any]], str]:
         form = self._protocol.form
@@ -316,10 +312,11 @@ class OpenEnvAttempt:
         form, errors = self._protocol.form, error.data.get("errors")
         if error.code != INVALID or form is None or not isinstance(errors, list) or not errors:
             return ""
-        places = [one.get("loc") or [""] for one in errors if isinstance(one, dict)]
-        if not places or not all(place[0] in form.schemas for place in places):
-            return ""
-        return f"No action: {places[0][0]}: {str(errors[0].get('msg', ''))[:200]}."
+        for one in errors:
+            place = one.get("loc") if isinstance(one, dict) else None
+            if not (isinstance(place, list) and place and str(place[0]) in form.schemas):
+                return ""
+        return f"No action: {errors[0]['loc'][0]}: {str(errors[0].get('msg', ''))[:200]}."
 
     def _text(self, result: Result) -> str:
         if self._protocol.tools and "tool_name" in result.observation:

@@ -14,8 +14,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from jaxagent.envs.openenv.wire import FULL, Result, ServerError, Session
-from jaxagent.envs.server_process import LOOK_S, REPLY_BYTES, Program, ServerProcess, answers
+from jaxagent.envs.openenv.wire import FULL, OpenEnvSession, Result, ServerError
+from jaxagent.envs.server_process import LOOK_S, REPLY_BYTES, ServerProcess, ServerProgram, answers
 from jaxagent.io.http import HttpClient
 
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # a server may not yet have noticed that a session of ours is over
@@ -42,7 +42,7 @@ class Servers:
       reply_s: for one answer.
     """
 
-    def __init__(self, url: str, program: Program, processes: int, start_s: float, reply_s: float) -> None:
+    def __init__(self, url: str, program: ServerProgram, processes: int, start_s: float, reply_s: float) -> None:
         self._program, self._most, self._start_s, self._reply_s = program, processes, start_s, reply_s
         self._places = [Place(url)] if url else []
         self._local = not url
@@ -54,21 +54,21 @@ class Servers:
         place = await self._take()
         try:
             async with HttpClient(self._reply_s, REPLY_BYTES) as client:
-                method, content = ("GET", {}) if body is None else ("POST", {"json": body})
-                return json.loads(await client.request(method, f"{place.url}{path}", **content))
+                content: dict[str, Any] = {} if body is None else {"json": body}
+                return json.loads(await client.request("POST" if content else "GET", f"{place.url}{path}", **content))
         except RecursionError:
             raise ValueError(f"{place.url}{path} sent JSON too deep to be read") from None
         finally:
             self._leave(place)
 
-    async def begin(self, kind: str, data: Mapping[str, Any]) -> tuple[Session, Place, Result]:
-        """A new session, where it is, and the answer to its first message. Raises as `Session.play`."""
+    async def begin(self, kind: str, data: Mapping[str, Any]) -> tuple[OpenEnvSession, Place, Result]:
+        """A new session, where it is, and the answer to its first message. Raises as `OpenEnvSession.play`."""
         pauses, again = iter(PAUSES_S), True
         while True:
             place = await self._take()
             session = None
             try:
-                session = await Session.connect(place.url, self._reply_s)
+                session = await OpenEnvSession.connect(place.url, self._reply_s)
                 return session, place, await session.play(kind, data, self._reply_s)
             except BaseException as failure:
                 if session is not None:
@@ -88,7 +88,7 @@ class Servers:
                         raise
                     await asyncio.sleep(pause_s)
 
-    async def end(self, session: Session, place: Place, suspect: bool = False) -> None:
+    async def end(self, session: OpenEnvSession, place: Place, suspect: bool = False) -> None:
         """Closes a session. A process of ours that is `suspect`, and does not answer any more, is killed."""
         try:
             await session.close()

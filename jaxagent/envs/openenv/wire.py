@@ -50,11 +50,14 @@ class Result:
     done: bool
 
 
-class Session:
+class OpenEnvSession:
     """One episode's. Single use; closed in any case, on the loop that connected it."""
 
     def __init__(self, url: str, client: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._url, self._client, self._socket = url, client, socket
+        self._heard: asyncio.Queue[aiohttp.WSMessage] = asyncio.Queue(2)
+        # It listens all the time, so that pings of a server are answered while the policy writes.
+        self._listener = asyncio.create_task(self._listen())
 
     @classmethod
     async def connect(cls, url: str, timeout_s: float) -> Self:
@@ -84,9 +87,10 @@ class Session:
         message = {"type": kind} | ({} if data is None else {"data": data})
         try:
             async with asyncio.timeout(timeout_s):
+                early = not self._heard.empty()  # an error, or its end
                 with contextlib.suppress(ConnectionError):  # what it said before it closed says why
                     await self._socket.send_str(json.dumps(message))
-                answer = await self._socket.receive()
+                answer = await self._heard.get()
         except TimeoutError:
             raise TimeoutError(f"{self._url} did not answer '{kind}' in {timeout_s:g} s") from None
         if answer.type is aiohttp.WSMsgType.ERROR:
@@ -103,6 +107,8 @@ class Session:
             raise ValueError(f"{self._url} answered '{kind}' with no data: {answer.data[:100]!r}")
         if reply.get("type") == "error":
             raise ServerError(self._url, reply["data"])
+        if early:
+            raise ValueError(f"{self._url} sent a message before '{kind}' was asked: {answer.data[:100]!r}")
         if reply.get("type") != expected:
             raise ValueError(f"{self._url} answered '{kind}' with {reply.get('type')!r:.100}, not '{expected}'")
         return reply["data"]
@@ -124,12 +130,21 @@ class Session:
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._socket.send_str('{"type": "close"}')
-                while not self._socket.closed:
-                    await self._socket.receive()
-        except (TimeoutError, aiohttp.ClientError, ConnectionError, RuntimeError):
+                while not self._listener.done():
+                    await self._heard.get()
+        except (TimeoutError, aiohttp.ClientError, ConnectionError):
             pass
         finally:
+            self._listener.cancel()
             await self._client.close()
+
+    async def _listen(self) -> None:
+        """Hears until the session is over, which it hears as well."""
+        kind = aiohttp.WSMsgType.TEXT
+        while kind in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
+            message = await self._socket.receive()
+            await self._heard.put(message)
+            kind = message.type
 
 
 def finite(value: Any) -> float:

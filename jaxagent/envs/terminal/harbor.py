@@ -60,14 +60,8 @@ def read(folder: Path) -> TerminalTask:
         id=folder.name,
         instruction="",
         format="harbor",
-        limits=TaskLimits(
-            agent_timeout_s=agent.get("timeout_sec", TIMEOUT_S),
-            verifier_timeout_s=top.get("verifier", {}).get("timeout_sec", TIMEOUT_S),
-            build_timeout_s=environment.get("build_timeout_sec", TaskLimits.build_timeout_s),
-            cpus=environment.get("cpus", TaskLimits.cpus),
-            memory_mb=_size_mb(environment, "memory", TaskLimits.memory_mb),
-            storage_mb=_size_mb(environment, "storage", TaskLimits.storage_mb),
-            stated=[name for name in ("cpus", "memory_mb", "storage_mb") if {name, name[:-3]} & environment.keys()],
+        limits=_limits(
+            environment, agent.get("timeout_sec", TIMEOUT_S), top.get("verifier", {}).get("timeout_sec", TIMEOUT_S)
         ),
         image=_image(folder, environment, path),
         workdir=environment.get("workdir", ""),
@@ -84,7 +78,8 @@ def read(folder: Path) -> TerminalTask:
         folder=folder,
     )
     if not (steps := top.get("steps")):
-        _check_alone(top)
+        if "multi_step_reward_strategy" in top:
+            raise RowError("multi_step_reward_strategy", "is for tasks with [[steps]], which this one has not")
         return _part(whole, folder, folder, top, {})
     read_steps = [_step(whole, folder, top, step, number) for number, step in enumerate(steps)]
     return dataclasses.replace(
@@ -94,6 +89,18 @@ def read(folder: Path) -> TerminalTask:
         oracle=read_steps[-1].oracle if all(step.oracle for step in read_steps) else None,
         steps=read_steps,
         rewards_of=top.get("multi_step_reward_strategy", "mean"),
+    )
+
+
+def _limits(environment: Table, agent_timeout_s: float, verifier_timeout_s: float) -> TaskLimits:
+    return TaskLimits(
+        agent_timeout_s=agent_timeout_s,
+        verifier_timeout_s=verifier_timeout_s,
+        build_timeout_s=environment.get("build_timeout_sec", TaskLimits.build_timeout_s),
+        cpus=environment.get("cpus", TaskLimits.cpus),
+        memory_mb=_size_mb(environment, "memory", TaskLimits.memory_mb),
+        storage_mb=_size_mb(environment, "storage", TaskLimits.storage_mb),
+        stated=[name for name in ("cpus", "memory_mb", "storage_mb") if {name, name[:-3]} & environment.keys()],
     )
 
 
@@ -133,11 +140,12 @@ def _part(task: TerminalTask, folder: Path, place: Path, top: Table, step: Table
     solution = next((p for p in (place / "solution", folder / "solution") if (p / "solve.sh").is_file()), None)
     tests, env = _tests(folder, place), {**common.get("env", {}), **own.get("env", {})}
     user = own.get("user", common.get("user", ""))
+    collected = [*common.get("collect", ()), *own.get("collect", ())]
     task = dataclasses.replace(
         task,
         instruction=_without_canary(fields.read_text(place / "instruction.md")),
         oracle=Script("bash /solution/solve.sh", {"/solution": solution}) if solution else None,
-        collect=[(one["command"], one.get("timeout_sec", COLLECT_S)) for one in _collected(common, own)],
+        collect=[(one["command"], one.get("timeout_sec", COLLECT_S)) for one in collected],
         verifier_env=env,
         same_user=str(user),
     )
@@ -157,7 +165,7 @@ def _part(task: TerminalTask, folder: Path, place: Path, top: Table, step: Table
         id=f"{task.id}.verifier".replace("/", "."),
         instruction="",
         format="harbor",
-        limits=dataclasses.replace(task.limits, build_timeout_s=about.get("build_timeout_sec", TIMEOUT_S)),
+        limits=_limits(about, task.limits.agent_timeout_s, task.limits.verifier_timeout_s),
         image=image,
         workdir=about.get("workdir", ""),
         final_test=Script("bash /tests/test.sh", {} if bundled else tests),
@@ -208,10 +216,6 @@ def _verifier_image(folder: Path, place: Path, common: Any, own: Any, agents: Im
     return agents, False
 
 
-def _collected(*verifiers: Table) -> list[Table]:
-    return [one for verifier in verifiers for one in verifier.get("collect", ())]
-
-
 def _healthchecks(about: Table) -> list[Healthcheck]:
     check = about.get("healthcheck")
     return [] if check is None else [Healthcheck(**{key.replace("_sec", "_s"): value for key, value in check.items()})]
@@ -233,13 +237,15 @@ def _servers(environment: Table) -> list[Table]:
 def _refuse_network(part: Table, environment: Table, prefix: str, base: str = "environment.") -> None:
     """Raises RowError where the agent or the verifier is to have a network. Nothing said is none wanted: the check of a
     task that needs one without a word fails."""
-    legacy = {True: "public", False: "no-network", None: None}[environment.get("allow_internet")]
-    baseline = environment.get("network_mode", legacy)
+    legacy = "public" if environment.get("allow_internet") else None
+    baseline, name = environment.get("network_mode", legacy), "network_mode"
+    if "network_mode" not in environment and legacy:
+        name = "allow_internet"
     for phase in ("agent", "verifier"):
         own = part.get(phase, {}).get("network_mode")
         if (own or baseline) not in (None, "no-network"):
-            key = f"{prefix}{phase}.network_mode" if own else f"{base or prefix}network_mode"
-            raise RowError(key, f"is {own or baseline!r}: sandboxes have no network")
+            key = f"{prefix}{phase}.network_mode" if own else f"{base or prefix}{name}"
+            raise RowError(key, f"asks for a network ({own or baseline}), which sandboxes have not")
 
 
 def _refuse_files(folder: Path) -> None:
@@ -247,11 +253,6 @@ def _refuse_files(folder: Path) -> None:
     for file in (place / name for place in places for name in _OTHER_FILES):
         if file.exists():
             raise ConfigError(f"{file} is not supported.")
-
-
-def _check_alone(top: Table) -> None:
-    if "multi_step_reward_strategy" in top:
-        raise RowError("multi_step_reward_strategy", "is for tasks with [[steps]], which this one has not")
 
 
 def _without_canary(text: str) -> str:

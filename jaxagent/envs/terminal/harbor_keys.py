@@ -104,7 +104,8 @@ _ENVIRONMENT = {
     "mcp_servers~": [
         {
             **{"name": TEXT, "transport~": ("stdio", "sse", "http", "streamable-http"), "command~": TEXT},
-            **{"args~": [str], "url~": WORDS, "headers~": refused("a server that runs in the sandbox has none")},
+            **{"args~": [str]},
+            **dict.fromkeys(("url~", "headers~"), refused("a server is a command in the sandbox, without a network")),
         }
     ],
 }

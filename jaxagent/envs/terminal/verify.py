@@ -93,7 +93,7 @@ async def rewards(workspace: SandboxWorkspace, task: TerminalTask) -> dict[str, 
     if task.final_test is None:
         raise VerifierError(f"{task.id} has no final test.")
     if task.reward_from == "reward_file":  # whatever the agent wrote there is no reward
-        await empty(workspace, task, REWARD_FOLDER, make=True)
+        await empty(workspace, task, REWARD_FOLDER)
     result = await run_script(workspace, task, task.final_test, task.limits.verifier_timeout_s, task.verifier_env)
     if result.timed_out:
         raise VerifierError(f"{task.id}: the final test {_how(result)}")
@@ -120,10 +120,9 @@ def the_reward(task: TerminalTask, numbers: Mapping[str, float]) -> float:
         raise VerifierError(f"{task.id}: {error}") from None
 
 
-async def empty(workspace: SandboxWorkspace, task: TerminalTask, folder: str, make: bool = False) -> None:
-    """Removes a folder of the verifier's whatever became of it, and makes it anew. Raises VerifierError."""
-    command = removal(folder) + (f" && mkdir -p {folder}" if make else "")
-    result = await workspace.run(command, timeout_s=_SETUP_TIMEOUT_S)
+async def empty(workspace: SandboxWorkspace, task: TerminalTask, folder: str) -> None:
+    """Makes a folder of the verifier's anew, whatever became of it. Raises VerifierError."""
+    result = await workspace.run(f"{removal(folder)} && mkdir -p {folder}", timeout_s=_SETUP_TIMEOUT_S)
     if result.timed_out or result.exit_code != 0:
         raise VerifierError(f"{task.id}: cannot empty {folder}: it {_how(result)}")
 
@@ -182,22 +181,6 @@ def reward_of_summary(status: int, output: str) -> float:
         raise ValueError("pytest's short test summary lists no test.")
     passed = all(outcome in ("PASSED", "SKIPPED", "XFAIL") for outcome in outcomes)
     return float(passed and status == 0)
-
-
-def reward_of_files(txt: bytes | None, json_: bytes | None, within: tuple[float, float] = (0.0, 1.0)) -> float:
-    """The number in reward.txt, or "reward" (else the only number) in reward.json.
-
-    Args:
-      txt: content of reward.txt, None = it is not there.
-      json_: content of reward.json, likewise.
-      within: the lowest and the highest reward.
-
-    Raises:
-      ValueError: as the functions below.
-    """
-    reward = scalar(rewards_of_files(txt, json_))
-    in_range(within, reward)
-    return reward
 
 
 def rewards_of_files(txt: bytes | None, json_: bytes | None) -> dict[str, float]:

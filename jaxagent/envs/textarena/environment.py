@@ -76,13 +76,17 @@ class TextArena(Environment):
         """Begins one game, to see that it can be made and takes so many players."""
         if importlib.util.find_spec("textarena") is None:
             raise ConfigError("config.env=textarena needs the package textarena: pip install textarena.")
+        thread = OwnThread("textarena")
+        begun = thread.call(lambda: _Game(self, 0).new_texts(0), "beginning the game", self.step_timeout_s)
         try:
-            _Game(self, 0).new_texts(0)
+            opening.run(begun, self.step_timeout_s + 1)
         except ConfigError:
             raise
-        except (Exception, SystemExit) as error:  # other people's code
+        except Exception as error:  # other people's code
             with_players = f"with env.players={self.players}"
             raise ConfigError(f"config.env.make='{self.make}' {with_players}: {failure_line(error)}.") from error
+        finally:
+            thread.end()
         yield lambda task, cast=None: TextArenaAttempt(task, cast, self)
 
 

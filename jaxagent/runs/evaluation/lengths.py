@@ -64,7 +64,7 @@ def page(title: str, points: Sequence[dict[str, Any]], text: str, score: str) ->
     bounds = {"accuracy": "accuracy", "low": "lower bound", "high": "upper bound"}
     with_accuracy = [p for p in points if p["accuracy"] is not None]
     series = {label: [(p["document_tokens"], p[name]) for p in with_accuracy] for name, label in bounds.items()}
-    chart = charts.line_chart(TITLE, series, unit=True, x="tokens of the document", y=score, log_x=True)
+    chart = charts.line_chart(TITLE, series, x="tokens of the document", y=score, log_x=True)
     return run.page(title, chart, text)
 
 

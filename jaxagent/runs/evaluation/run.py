@@ -111,7 +111,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
     record |= {"results": results, "this_call": timing, "config": to_dict(cfg)}
     text = table(results) + f"\n{len(todo)} attempts played in this call, {duration(seconds)} with start-up"
     title = "pass@k over k, with the 95 % interval of all tasks"
-    chart = charts.line_chart(title, curves(results), unit=True, x="k", y="pass@k")
+    chart = charts.line_chart(title, curves(results), x="k", y="pass@k")
     files.replace(out / CURVE_FILE, page(f"{cfg.workdir}: {source}", chart, text))
     files.replace_json(out / EVALUATION_FILE, record)
     print(text)

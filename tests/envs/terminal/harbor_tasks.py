@@ -131,8 +131,8 @@ def of_steps(folder: Path, toml: str) -> Path:
         "second",
         "Write what given and made hold into b.",
         "cat given made > b",
-        "[ ! -e /tests/first ] && [ \"$(tr -d '\\n' < b)\" = givenmade ]",
-        {"given": "given\n", "setup.sh": "[ ! -e /tests ] && echo made > made\n"},
+        "[ \"$(tr -d '\\n' < b)\" = givenmade ]",
+        {"given": "given\n", "setup.sh": '[ -z "$(ls -A /tests 2>&1)" ] && echo made > made\n'},
     )
     step(folder, "third", "Append three to a.", "echo three >> a", "[ \"$(tr -d '\\n' < a)\" = onethree ]")
     return folder
@@ -277,6 +277,19 @@ SPECIAL = {
     "collect": with_collected_state,
     "numbers": with_numbers,
 }
+
+
+def silent(folder: Path) -> Path:
+    """Its test says no reward."""
+    make(folder, "Do nothing.", "", "true", "true")
+    write(folder / "tests" / "test.sh", "exit 0\n")
+    return folder
+
+
+def write_one(folder: Path, name: str) -> Path:
+    """Writes the task of a name into a folder's folder; its environment is the machine's, without an image."""
+    (silent if name == "silent" else SPECIAL.get(name) or (lambda place: make(place, *PLAIN[name])))(folder / name)
+    return folder / name
 
 
 def write_all(folder: Path, names: frozenset[str] = frozenset()) -> list[str]:

@@ -114,7 +114,12 @@ def replaced(path, old, new):
         ),
         ("task.toml", "[metadata]", "[metadata]\nreward_ranges = [0, 2]", "Did you mean 'reward_range'?"),
         ("task.toml", "allow_internet = false", "gpus = 1", "no GPU"),
-        ("task.toml", "allow_internet = false", "allow_internet = true", "'environment.network_mode' is 'public'"),
+        (
+            "task.toml",
+            "allow_internet = false",
+            "allow_internet = true",
+            "'environment.allow_internet' asks for a network (public)",
+        ),
         ("task.toml", "[agent]", '[[steps]]\nname = "a/b"\n[agent]', "'steps[0].name' must be a folder's name"),
         (
             "task.toml",
