@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError, EnvConfig, SourceConfig
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import as_config_error
 from jaxagent.data import files
 from jaxagent.io.files import make_folder_once
 
@@ -104,11 +104,7 @@ class Generated(SourceConfig):
         return folder
 
     def _write(self, folder: Path, seed: int, env: EnvConfig) -> None:
-        try:
+        with as_config_error(f"data.source: {type(self).__qualname__}.write", OSError):
             self.write(folder, seed, env)
-        except (ConfigError, OSError):
-            raise
-        except Exception as error:  # whatever the user's own class raises
-            raise ConfigError(f"data.source: {type(self).__qualname__}.write: {failure_line(error)}.") from error
         if not folder.is_dir():
             raise ConfigError(f"data.source: {type(self).__qualname__}.write made no folder of tasks.")

@@ -19,7 +19,7 @@ import jax
 from jaxagent import contract
 from jaxagent.config import Config, ConfigError, SamplingConfig, check_folder
 from jaxagent.config.choice import own_class
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import as_config_error
 from jaxagent.data import proofs, sources
 from jaxagent.data.dataset import Files, Generated
 from jaxagent.data.sources import TaskSource, balanced_sample
@@ -354,12 +354,8 @@ def open_environment(environment: Environment, context: Opening) -> Iterator[Cal
       ConfigError: it does not open, for whatever reason.
     """
     with contextlib.ExitStack() as stack:
-        try:
+        with as_config_error(f"config.env: {type(environment).__qualname__}.open", OSError):
             attempt = stack.enter_context(environment.open(context))
-        except (ConfigError, OSError):
-            raise
-        except Exception as error:
-            raise ConfigError(f"config.env: {type(environment).__qualname__}.open: {failure_line(error)}.") from error
         yield attempt
 
 

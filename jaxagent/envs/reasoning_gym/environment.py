@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import as_config_error, failure_line
 from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.envs import forms
 from jaxagent.envs.base import Attempt, Environment, Message, Opening, Step, Transcript, Verdict
@@ -189,9 +189,7 @@ def _dataset(make: str, arguments: str, seed: int, size: int) -> Any:
     from reasoning_gym.composite import DatasetSpec
 
     options = forms.json_object(arguments, "config.env.arguments")
-    try:
+    with as_config_error(f"config.env.make='{make}'"):
         if make == "composite":
             options["datasets"] = [DatasetSpec(**spec) for spec in options.get("datasets", ())]
         return reasoning_gym.create_dataset(make, seed=seed, size=size, **options)
-    except Exception as error:  # other people's code
-        raise ConfigError(f"config.env.make='{make}': {failure_line(error)}.") from error
