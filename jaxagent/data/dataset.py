@@ -48,7 +48,7 @@ class Files(SourceConfig):
     def folder(self, workdir: str, seed: int, env: EnvConfig, note: Callable[[str], None]) -> Path:
         """The path; or, of what only the environment reads, rows under the workdir, shuffled, a fifth held out."""
         path = Path(self.path)
-        rows = env.rows_of(path) if hasattr(env, "rows_of") else None
+        rows = getattr(env, "rows_of", lambda path: None)(path)
         if rows is None:
             return path
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
