@@ -3,17 +3,17 @@
     python -m benchmarks.kept_episodes --policy=runs/search_r1/policy [--rounds=5] [--steps=12]
 
 `--policy` is the model folder of a finished run, so that episodes are of real length. The two take turns in one
-process, each from the same weights and seed: `step_s` by the clock, and `processor_s` of all threads, which other work
-on the machine changes less. The first two steps of a run are left out. Then the store alone takes 128 episodes, as they
-were played, and with `--tokens` tokens each, drawn from their own: `append_s` is what the learner's thread spends,
-`thread_s` the processor time of the thread that packs, compresses and writes. Medians; the last line is JSON.
+process, each from the same weights and seed, so that a step is the same work in all rounds: what counts is each step's
+least time, `step_s` by the clock and `processor_s` of all threads. The first two steps and the last are left out. Then
+the store alone takes 128 episodes, as they were played, and with `--tokens` tokens each, drawn from their own:
+`append_s` is what the learner's thread spends, `thread_s` the processor time of the thread that packs, compresses and
+writes; medians of nine. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import statistics
 import sys
@@ -36,8 +36,8 @@ KEEP, LEFT_OUT = ("none", "all"), 2  # steps of a run that still warm up
 FLAGS = ("--config.stages=rl", "--config.eval.every=0", "--config.eval.sampled=false", "--config.data.num_eval=2")
 
 
-def step_seconds(workdir: Path, policy: str, keep: str, steps: int) -> tuple[float, float]:
-    """One run's median seconds per step, by the clock and of processor time of all its threads."""
+def step_seconds(workdir: Path, policy: str, keep: str, steps: int) -> np.ndarray:
+    """f64[steps, 2] of one run: seconds of each step, by the clock and of processor time of all threads."""
     own = (f"--config.workdir={workdir}", f"--config.model.path={policy}", f"--config.rl.steps={steps}")
     flags = (*FLAGS, *own, "--config.checkpoint.every=0", f"--config.episodes.keep={keep}")
     times, record = [], Workdir.record
@@ -50,16 +50,15 @@ def step_seconds(workdir: Path, policy: str, keep: str, steps: int) -> tuple[flo
         if code := command.main(["main", "--config=configs/search_r1.py", *flags]):
             sys.exit(code)
     # The last step evaluates, and is left out, too.
-    steps_of_it = [np.subtract(after, before) for before, after in itertools.pairwise(times[LEFT_OUT:-1])]
-    wall, processor = np.median(steps_of_it, axis=0)
-    return float(wall), float(processor)
+    return np.diff(times[LEFT_OUT:-1], axis=0)
 
 
 def longer(trajectory: Trajectory, tokens: int, rng: np.random.Generator) -> Trajectory:
     """So many tokens, drawn from its own."""
     drawn = rng.integers(0, len(trajectory), tokens)
-    fields = {field.name: getattr(trajectory, field.name) for field in dataclasses.fields(trajectory)}
-    return Trajectory(**{name: None if column is None else column[drawn] for name, column in fields.items()})
+    columns = {field.name: getattr(trajectory, field.name) for field in dataclasses.fields(trajectory)}
+    chosen: dict[str, Any] = {name: None if column is None else column[drawn] for name, column in columns.items()}
+    return Trajectory(**chosen)
 
 
 def store_seconds(folder: Path, episodes: Sequence[Episode], tokens: int, repetitions: int = 9) -> dict[str, float]:
@@ -98,26 +97,28 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=4096)
     args = parser.parse_args()
-    seconds: dict[str, list[tuple[float, float]]] = {keep: [] for keep in KEEP}
+    runs: dict[str, list[np.ndarray]] = {keep: [] for keep in KEEP}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(args.rounds):
             for keep in KEEP[:: -1 if number % 2 else 1]:
-                seconds[keep].append(step_seconds(Path(folder) / f"{keep}_{number}", args.policy, keep, args.steps))
+                runs[keep].append(step_seconds(Path(folder) / f"{keep}_{number}", args.policy, keep, args.steps))
         stored = StoredEpisodes(Path(folder) / "all_0/episodes", "rl")
         last = [episode for block in stored.blocks for episode in stored.of(block)][-128:]
         alone = {
             name: store_seconds(Path(folder) / name, last, tokens)
             for name, tokens in (("played", 0), ("long", args.tokens))
         }
-    ratios = np.divide(seconds["all"], seconds["none"])
-    wall = {keep: statistics.median(each[0] for each in seconds[keep]) for keep in KEEP}
-    processor = {keep: statistics.median(each[1] for each in seconds[keep]) for keep in KEEP}
+    least = {keep: np.min(each, axis=0) for keep, each in runs.items()}  # of each step's rounds: the same work
+    means = {keep: each.mean(axis=0).tolist() for keep, each in least.items()}
+    ratios = [np.median(np.divide(a, b), axis=0).tolist() for a, b in zip(runs["all"], runs["none"], strict=True)]
     for name, numbers in alone.items():
-        numbers |= {f"{key}_share": numbers[f"{key}_s"] / processor["all"] for key in ("append", "thread")}
+        numbers |= {f"{key}_share": numbers[f"{key}_s"] / means["all"][1] for key in ("append", "thread")}
         print(f"128 episodes, {name}: " + "  ".join(f"{key} {value:.4g}" for key, value in numbers.items()))
-    print(f"all over none, by round: step_s {ratios[:, 0].round(3)}  processor_s {ratios[:, 1].round(3)}")
-    medians = dict(zip(("step_ratio", "processor_ratio"), np.median(ratios, axis=0).tolist(), strict=True))
-    print(json.dumps({"step_s": wall, "processor_s": processor, **medians, "store": alone}))
+    print("all over none, by round, [step_s, processor_s]: " + "  ".join(f"[{a:.3f}, {b:.3f}]" for a, b in ratios))
+    names = ("step_s", "processor_s")
+    found = {name: {keep: means[keep][place] for keep in KEEP} for place, name in enumerate(names)}
+    found["ratio"] = {name: each["all"] / each["none"] for name, each in found.items()}
+    print(json.dumps(found | {"store": alone}))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxagent.config import ConfigError, flags
-from jaxagent.data import texts
+from jaxagent.data import tokenizer
 from jaxagent.data_pipelines import nq_hotpotqa
 from jaxagent.runs.parts import open_parts
 from jaxagent.runs.stages import warm_start
@@ -71,7 +71,9 @@ def test_without_demonstrations_the_error_says_what_to_do(own, tmp_path):
 
 
 def _texts(dataset, corpus=None):
-    return list(texts.of_dataset(dataset, [Task("0", "q", ("a", "b"))], lambda prompt: [f"<{prompt}>"], corpus))
+    return list(
+        tokenizer.texts_of_dataset(dataset, [Task("0", "q", ("a", "b"))], lambda prompt: [f"<{prompt}>"], corpus)
+    )
 
 
 def test_the_datasets_own_texts_are_the_only_ones(tmp_path):

@@ -1,5 +1,8 @@
 """The terminal recipes end to end in a real sandbox, in a run of seconds; and the presets too large to run."""
 
+import pathlib
+import tempfile
+
 import pytest
 
 from configs import echo, endless_terminals
@@ -11,9 +14,11 @@ from jaxagent.algorithms.objectives import PPOClip
 from jaxagent.algorithms.value_losses import Squared
 from jaxagent.config import EchoConfig
 from jaxagent.data.sources import load_tasks
+from jaxagent.envs import check
 from jaxagent.observe import jsonl
 from jaxagent.runs import checks
 from tests import tiny_run
+from tests.envs.terminal import harbor_tasks
 
 
 @pytest.mark.slow
@@ -31,6 +36,27 @@ def test_a_tiny_run(tmp_path, sandbox, capsys):
     assert kinds == {"level1", "level2"}
     rows = list(jsonl.read(dataset / "full.jsonl"))
     assert all(row["turns"][-1] == {"action": "<done>", "observation": ""} for row in rows)
+
+
+@pytest.mark.slow
+def test_a_folder_of_harbors_tasks_is_trained_on_by_one_flag(tmp_path, sandbox, capsys):
+    """Of several steps, too: two steps of RL in their own images; what is proven beside the folder counts."""
+    names = frozenset(("hello", "sort", "sum", "rename", "link", "steps-mean"))
+    harbor_tasks.write_all(tmp_path / "tasks", names)
+    with tempfile.TemporaryDirectory(prefix="jaxagent-test-images-", ignore_cleanup_errors=True) as images:
+        pathlib.Path(images).chmod(0o711)
+        bases = "--config.env.sandbox.software.bases=('*=host',)"
+        software = (f"--config.env.sandbox.software.images={images}", bases)
+        assert check.main(["check", str(tmp_path / "tasks"), *software]) == 0
+        own = [flag for flag in tiny_run.TERMINAL_FLAGS.split() if "data.source." not in flag]
+        flags = (*own, "--config.stages=rl", "--config.env.context_tokens=512", "--config.rl.batch.row_tokens=512")
+        flags += (f"--config.data.source={tmp_path}/tasks", *software, "--config.data.unchecked=refuse")
+        flags += ("--config.env.sandbox.files=9000", "--config.env.sandbox.disk_mb=64")
+        argv = tiny_run.argv(tmp_path / "run", *flags, preset="laptop+grpo", config="endless_terminals")
+        capsys.readouterr()
+        assert cli.main(argv) == 0
+    summary, _ = tiny_run.ended(tmp_path / "run")
+    assert summary["eval/n"] == 2 and "images of 6 tasks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("preset", ["laptop", "qwen2.5-7b", "laptop+grpo"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import errno
@@ -92,6 +93,17 @@ def failure_line(error: BaseException) -> str:
     frames = [f for f in frames if f"{os.sep}site-packages{os.sep}" not in f.filename] or frames
     place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {textwrap.shorten(str(error), 400, placeholder=' ...')}{place}"
+
+
+@contextlib.contextmanager
+def as_config_error(place: str, *passing: type[Exception]) -> typing.Iterator[None]:
+    """What other people's code raises in the `with` becomes a ConfigError that names the place; `passing` stay."""
+    try:
+        yield
+    except (ConfigError, *passing):
+        raise
+    except Exception as error:
+        raise ConfigError(f"{place}: {failure_line(error)}.") from error
 
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}  # as the shell has them

@@ -17,21 +17,28 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+import random
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError, EnvConfig, SourceConfig
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import as_config_error
+from jaxagent.data import files
 from jaxagent.io.files import make_folder_once
+
+HELD_OUT_FRAC, MOST_HELD_OUT = 0.2, 100  # of tasks that only the environment reads
 
 
 @dataclasses.dataclass(frozen=True)
 class Files(SourceConfig):
     """Tasks that are there already."""
 
-    path: str  # a TFDS folder; a folder of <split>.parquet / .jsonl / .array_record files; or one such file
+    # A TFDS folder; a folder of <split>.parquet / .jsonl / .array_record files; one such file; or what the environment
+    # itself reads, such as a folder of Harbor's tasks
+    path: str
 
     def __post_init__(self) -> None:
         """Raises ConfigError for an empty path, which would be the folder that the program runs in."""
@@ -39,8 +46,26 @@ class Files(SourceConfig):
             raise ConfigError("config.data.source is empty: name a folder or a file of tasks.")
 
     def folder(self, workdir: str, seed: int, env: EnvConfig, note: Callable[[str], None]) -> Path:
-        """The path."""
-        return Path(self.path)
+        """The path; or, of what only the environment reads, rows under the workdir, shuffled, a fifth held out."""
+        path = Path(self.path)
+        rows_of = getattr(env, "rows_of", None)  # of an `envs.base.Environment`, which this room does not know
+        if rows_of is None or (rows := rows_of(path)) is None:
+            return path
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        random.Random(seed).shuffle(lines)
+        held_out = min(MOST_HELD_OUT, math.ceil(len(lines) * HELD_OUT_FRAC)) if len(lines) > 1 else 0
+        digest = hashlib.blake2b("".join(lines).encode(), digest_size=4).hexdigest()
+        folder = Path(workdir) / f"tasks-{digest}"
+
+        def write(partial: Path) -> None:
+            partial.mkdir()
+            for name, part in ((files.TRAIN, lines[held_out:]), (files.HELD_OUT[0], lines[:held_out])):
+                if part:
+                    (partial / f"{name}.jsonl").write_text("".join(part), "utf-8")
+
+        if not folder.exists():
+            make_folder_once(folder, write)
+        return folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +104,7 @@ class Generated(SourceConfig):
         return folder
 
     def _write(self, folder: Path, seed: int, env: EnvConfig) -> None:
-        try:
+        with as_config_error(f"data.source: {type(self).__qualname__}.write", OSError):
             self.write(folder, seed, env)
-        except (ConfigError, OSError):
-            raise
-        except Exception as error:  # whatever the user's own class raises
-            raise ConfigError(f"data.source: {type(self).__qualname__}.write: {failure_line(error)}.") from error
         if not folder.is_dir():
             raise ConfigError(f"data.source: {type(self).__qualname__}.write made no folder of tasks.")

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
 from jaxagent.config import ConfigError, check_folder
+from jaxagent.data import files
+from jaxagent.types import Task
 
 EOS = "<eos>"  # the end-of-sequence token of a tokenizer trained here
 
@@ -292,3 +295,37 @@ def _byte_of_unicode() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(rest)}
+
+
+TEXTS = "texts.jsonl"  # rows {"text": ...} in a dataset's folder
+MOST_ROWS = 50_000  # of tasks and of passages, the first ones: more change a vocabulary little and take long
+
+
+def texts_of_dataset(
+    dataset: Path, tasks: Iterable[Task], prompt: Callable[[str], Iterable[str]], corpus: Path | None
+) -> Iterator[str]:
+    """Yields what to train a tokenizer on, in an order of the data alone.
+
+    Of a dataset with a `texts.jsonl` only that is read. `prompt`: a task's prompt -> the texts that the policy is shown
+    for it; `corpus`: jsonl of passages. Raises ConfigError for a malformed row, and names it.
+    """
+    if (own := dataset / TEXTS).is_file():
+        yield from _column(own, "text")
+        return
+    for task in itertools.islice(tasks, MOST_ROWS):
+        yield from prompt(task.prompt)
+        yield from (f" {answer}" for answer in task.answers)  # a word in a sentence, as it is generated
+    if corpus is not None and corpus.is_file():
+        yield from itertools.islice(_column(corpus, "contents"), MOST_ROWS)
+
+
+def _column(path: Path, name: str) -> Iterator[str]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            row = files.from_json(line, f"{path}, row {number}")
+            text = row.get(name) if isinstance(row, dict) else None
+            if not isinstance(text, str):
+                raise ConfigError(f'{path}, row {number}: must be an object with a text "{name}".')
+            yield text

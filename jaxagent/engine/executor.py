@@ -23,7 +23,7 @@ from jaxagent.config import ConfigError, EngineConfig
 from jaxagent.engine import batching, functions
 from jaxagent.engine.automaton import StopTable
 from jaxagent.engine.model import ROWS, Model, Params
-from jaxagent.engine.requests import EngineSetup
+from jaxagent.engine.requests import EngineSetup, Request
 from jaxagent.models import kernels
 
 # The engine's functions as programs: what is static, and which state a call overwrites in place. Nothing compiles here:
@@ -159,7 +159,29 @@ class Executor:
             source, target = np.ascontiguousarray(pairs.reshape(-1, 2).T)
             self._state = _issue(copy_pages, self.model, self._state, source, target, memories)
 
-    def read_choices(self, pages: Sequence[tuple[int, int]]) -> np.ndarray:
+    def take_choices(self, ends: Sequence[tuple[Request, int]]) -> None:
+        """Adds to `Request.choices` those of its tokens up to an end which nobody has been handed; all in one read.
+
+        They are what the model chose for tokens, its experts, and lie where the keys lie, so a prefix that is shared,
+        copied or kept over turns brings its own. Each token's are handed on once, as they were when a token was first
+        sampled behind it.
+        """
+        size, wanted, spans = self.sizes.page_tokens, [], []
+        if not self.model.choices:
+            return
+        for request, end in ends:
+            session = request.session
+            first, last = session.recorded // size, -(-end // size)
+            spans.append((len(wanted) * size + session.recorded - first * size, end - session.recorded))
+            wanted += [(session.shard, page) for page in session.pages.pages[first:last]]
+        if not wanted:
+            return
+        rows = self._read_choices(wanted).reshape(-1, self.model.choices)
+        for (request, end), (start, count) in zip(ends, spans, strict=True):
+            request.choices.append(rows[start : start + count])
+            request.session.recorded = end
+
+    def _read_choices(self, pages: Sequence[tuple[int, int]]) -> np.ndarray:
         """What was chosen for the tokens of pages, (shard, page) each: [n, page_tokens, W]."""
         shards = self.sizes.shards
         by_shard = [[page for owner, page in pages if owner == shard] for shard in range(shards)]
@@ -207,7 +229,7 @@ class Executor:
         for memories in (False, True) if self.sizes.memories else (False,):
             self.copy_pages([(0, 0, 0)], memories)
         if self.model.choices:
-            self.read_choices([(0, 0)])
+            self._read_choices([(0, 0)])
         self.begin(functions.Slots.blank(self.sizes.all_slots))
         self.free(none)
         for truncated in (False, True) if self.truncation else (False,):

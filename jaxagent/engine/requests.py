@@ -162,7 +162,7 @@ class Request:
     on_tokens: Callable[[SampledTokens], None] | None = (
         None  # called with new tokens as they come, in the caller's own loop
     )
-    choices: list[np.ndarray] = dataclasses.field(default_factory=list)  # [n, W] each, see `recorded.take`
+    choices: list[np.ndarray] = dataclasses.field(default_factory=list)  # [n, W] each, see `Executor.take_choices`
     reported: int = 0  # tokens that `on_tokens` has been called with
     admitted: bool = False  # has had a slot
     cached_tokens: int = 0  # context tokens that needed no prefill when it was first admitted

@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from jaxagent.engine import recorded
 from jaxagent.engine.batching import Span, padded
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.pages import PageStore
@@ -285,7 +284,7 @@ class Scheduler:
                 request.before += sampled
                 request.budget -= len(sampled.tokens)
                 request.tokens = np.concatenate([request.tokens, sampled.tokens])
-                recorded.take(self._executor, [(request, len(request.tokens) - 1)])
+                self._executor.take_choices([(request, len(request.tokens) - 1)])
                 request.prefilled = len(request.tokens) - 1
                 self._commit(request, request.tokens[:-1])
             self._give_back(request)
@@ -329,8 +328,8 @@ class Scheduler:
         sampled = int(result.count @ self.slot_table.active)
         over = self.slot_table.record(result, version)
         self._tell()
-        recorded.take(
-            self._executor, [(self.slot_table.requests[slot], self.slot_table.length(slot) - 1) for slot in over]
+        self._executor.take_choices(
+            [(self.slot_table.requests[slot], self.slot_table.length(slot) - 1) for slot in over]
         )
         finished = [self.slot_table.finish(slot, result, now) for slot in over]
         for request, generation in finished:

@@ -149,7 +149,7 @@ def _score(
     """[B, R, ...] for tokens, segments i32[B, T], at, targets i32[B, R] and candidates i32[B, R, C]."""
     b, t = tokens.shape
     positions = sharding.constrain(jax.numpy.broadcast_to(jax.numpy.arange(t), (b, t)), jax.P(sharding.ROWS, None))
-    x = forward_packed(params, spec, tokens, positions, segments, at)
+    x, *_ = forward_packed(params, spec, tokens, positions, segments, at)
     flat = [sharding.merge_rows(a) for a in (x, targets, candidates)]
     of_targets = scores.top_logprobs(params, spec, *flat, k, temperature)
     return jax.tree.map(lambda a: sharding.split_rows(a, b, at.shape[1]), of_targets)

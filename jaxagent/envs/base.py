@@ -197,6 +197,7 @@ class Environment(EnvConfig):
       rollout: the class that plays episodes, "module:Class", with the fields of `rollout.multi_turn.MultiTurn`.
       roles: names that `config.roles` must have. With roles, `open` yields a function of (task, cast): see `cast.py`.
       priced_roles: those of them that must have a price.
+      solves: whether attempts have `solve()`, for `envs.check`.
       repeatable: whether an attempt that does the same is answered the same at any time: else a replay takes the
         environment's side from the run's record.
     """
@@ -214,6 +215,7 @@ class Environment(EnvConfig):
     roles: ClassVar[Sequence[str]] = ()
     priced_roles: ClassVar[Sequence[str]] = ()
     repeatable: ClassVar[bool] = True
+    solves: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a class without attempts."""
@@ -257,11 +259,15 @@ class Environment(EnvConfig):
     @property
     def has_solutions(self) -> bool:
         """Whether `envs.check` can play solutions that rows have, by `oracle` or an attempt's `solve`."""
-        return type(self).oracle is not Environment.oracle
+        return self.solves or type(self).oracle is not Environment.oracle
 
     def as_checked(self) -> Environment:
         """The settings under which `envs.check` plays solutions."""
         return self
+
+    def rows_of(self, source: Path) -> Sequence[Mapping[str, Any]] | None:
+        """The rows of tasks in a form of the environment's own, at `data.source`; None = it is none of these."""
+        return None
 
     def content(self, task: Task) -> str:
         """A digest of what the task's row only names, such as a folder; "" = the row is all there is."""

@@ -41,6 +41,7 @@ from jaxagent.config.choice import Choice
 from jaxagent.config.command import Parser, count, exit_code
 from jaxagent.config.errors import failure_line
 from jaxagent.data import files, proofs, rows, sources
+from jaxagent.data.dataset import Files
 from jaxagent.data.sources import TaskSource
 from jaxagent.envs.base import Environment, Opening, Transcript, Verdict
 from jaxagent.envs.cast import RoleReply
@@ -89,8 +90,6 @@ async def _played(environment: Environment, attempt: Any, task: Task, solved: bo
     """The verdict of an attempt that does what the row says, or nothing; None where the row says nothing."""
     turns: list[tuple[str, str]] = []
     ended: StopReason | None = StopReason.ANSWER
-    if not hasattr(attempt, "start"):
-        return None  # it plays itself, and asks the policy
     try:
         await attempt.start()
         if hasattr(attempt, "solve"):
@@ -125,19 +124,22 @@ def run(config: Config, options: argparse.Namespace, note: Callable[[str], None]
     """Checks what is not checked yet; gives {"tasks": [proofs of all that were looked at], "proven", "of"}.
 
     Args:
-      options: of the command line; `place` is where proofs go, None = beside the data.
+      options: of the command line.
 
     Raises:
       ConfigError: bad data.
     """
     environment = config.env
-    if not isinstance(environment, Environment):
-        raise ConfigError("config.env is no environment.")
+    if not isinstance(environment, Environment) or not environment.has_solutions:
+        raise ConfigError(f"config.env: {type(environment).__name__}'s rows do not say how they are solved.")
     environment = environment.as_checked()
     dataset = config.data.source.folder(config.workdir, config.data.seed, environment, note)
     looked_at: list[tuple[_Wanted, Mapping[str, Any] | None]] = []
     for source, path in _sources(dataset, config, environment, note):
-        place = proofs.place(options.out or options.place or path)
+        on_disk = (
+            path if path != dataset or not isinstance(config.data.source, Files) else Path(config.data.source.path)
+        )
+        place = proofs.place(options.out or on_disk)
         known = proofs.read(place)
         for index in range(min(len(source), options.tasks or len(source))):
             one = _Wanted(source, index, place, environment.content(source[index]))
@@ -168,7 +170,7 @@ def _sources(
     how = rows.Reading(config.data.layout, config.data.columns, environment.takes_messages)
     splits = files.splits(dataset)
     known = [name for name in splits if name in ("", sources.TRAIN, *sources.HELD_OUT) or name.startswith("heldout")]
-    for name in known or list(splits)[:1]:
+    for name in sorted(known, key=lambda name: (name not in ("", sources.TRAIN), name)) or list(splits)[:1]:
         yield sources.load_tasks(dataset, name, environment.needs_answers, how), dataset
 
 
@@ -247,32 +249,29 @@ def as_text(result: Mapping[str, Any]) -> str:
 
 
 def _fields(options: argparse.Namespace, rest: Sequence[str], temporary: Path) -> list[str]:
-    """The command line of a config: `rest` after what the source needs.
-
-    Terminal tasks on disk become rows below `temporary`; without a config their images are built there, too.
-    """
+    """The command line of a config: `rest` after what the source needs."""
     if not options.source:
         return list(rest)
     source = Path(options.source).expanduser()
     has_config = any(arg.lstrip("-").partition("=")[0] == "config" for arg in rest)
+    config = [] if has_config else _config_for(source, temporary)
+    return [*config, f"--config.data.source={source}", *rest]
+
+
+def _config_for(source: Path, temporary: Path) -> list[str]:
+    """The flags for tasks that say what they are; those of terminal tasks on disk have images and rows in a temporary
+    folder. Raises ConfigError: they do not say it."""
     terminal: Any = Choice("jaxagent.envs:ENVIRONMENTS").entry("terminal", "config.env")
-    if (read := terminal.rows_of(source)) is None:
-        config = [] if has_config else [f"--config={_config_for(source)}"]
-        return [*config, f"--config.data.source={source}", *rest]
-    (temporary / "data").mkdir()
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in read)
-    (temporary / "data" / f"{sources.TRAIN}.jsonl").write_text(text, "utf-8")
-    options.place = source
-    config = [] if has_config else [*ON_DISK, f"--config.env.sandbox.software.images={temporary}/images"]
-    return [*config, f"--config.data.source={temporary}/data", f"--config.workdir={temporary}/run", *rest]
-
-
-def _config_for(source: Path) -> str:
-    """The config for a data set whose rows say what they are. Raises ConfigError: they do not."""
+    if terminal().rows_of(source) is not None:
+        return [
+            *ON_DISK,
+            f"--config.env.sandbox.software.images={temporary}/images",
+            f"--config.workdir={temporary}/run",
+        ]
     about = sources.load_tasks(source, next(iter(files.splits(source))), need_answers=False)[0].metadata
     for key, config in CONFIGS.items():
         if key in about:
-            return config
+            return [f"--config={config}"]
     raise ConfigError(f"Which environment plays the rows of {source}? Say --config=FILE, for example --config=toolrl.")
 
 
@@ -292,7 +291,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         options, rest = parser.parse_known_args(argv[1:])
-        options.place = None
         if options.out is not None and not options.out.is_dir():
             raise ConfigError(f"--out={options.out} must be a folder that is there.")
         with tempfile.TemporaryDirectory(prefix="jaxagent-check-", ignore_cleanup_errors=True) as temporary:

@@ -12,15 +12,16 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.serve_app import PORT
 from jaxagent.io.http import HttpClient, HttpError
 
 HERE = Path(__file__).parent
-STOP_S = 20.0  # for the keeper to kill what is left
+STOP_S, REAP_S = 20.0, 5.0  # for a process to end, and the keeper to kill what is left; and then, killed
 TAIL_BYTES = 2_000  # kept of what it prints
 PAUSE_S = 0.05  # between two looks whether it answers
 LOOK_S = 5.0  # for one look
@@ -79,19 +80,9 @@ class ServerProcess:
           ConnectionError: it has ended, or does not start.
           TimeoutError: it was not ready in time.
         """
-        python = self._program.python or sys.executable
-        command = [sys.executable, "-I", "-S", HERE / "keeper.py", python, "-u", HERE / "serve_app.py"]
+        command = (self._program.python or sys.executable, "-u", str(HERE / "serve_app.py"), self._program.target)
         self._port = asyncio.get_running_loop().create_future()
-        self._process = await asyncio.create_subprocess_exec(
-            *map(str, command),
-            self._program.target,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **self._program.variables},
-            cwd=self._program.folder,
-            start_new_session=True,
-        )
+        self._process = await keep(command, subprocess.PIPE, self._program.variables, self._program.folder)
         self._reader = asyncio.create_task(self._read(self._process))
         try:
             async with asyncio.timeout(timeout_s):
@@ -109,15 +100,8 @@ class ServerProcess:
 
     async def close(self) -> None:
         """Kills it and all that it has started."""
-        if self._process is None or self._process.stdin is None:
-            return
-        self._process.stdin.close()
-        try:
-            async with asyncio.timeout(STOP_S):
-                await self._process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        if self._process is not None:
+            await end(self._process)
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -133,6 +117,33 @@ class ServerProcess:
                     self._port.set_result(int(number))
         if not self._port.done():
             self._port.set_exception(ConnectionError())
+
+
+async def keep(
+    argv: Sequence[str], output: int | IO[bytes], variables: Mapping[str, str], folder: str | None
+) -> asyncio.subprocess.Process:
+    """Starts a program under a keeper, which `end` ends with all that it has started; what it prints to `output`."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", str(HERE / "keeper.py"), *argv),
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **variables},
+        cwd=folder,
+        start_new_session=True,
+    )
+
+
+async def end(process: asyncio.subprocess.Process, timeout_s: float = STOP_S) -> None:
+    """Closes the standard input of a process that then ends by itself; kills one that does not."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        await asyncio.wait_for(process.wait(), timeout_s)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            process.kill()
+            await asyncio.wait_for(process.wait(), REAP_S)
 
 
 async def answers(client: HttpClient, url: str) -> bool:

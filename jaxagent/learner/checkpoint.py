@@ -106,43 +106,33 @@ class Checkpointer:
             self._pending = None
         return self._pending is None
 
-    def host(self, step: int | None = None) -> Host:
-        """The host's part of the bundle of `step` (None = newest), which says what state to expect.
-
-        Raises ConfigError where there is no bundle, or it is damaged.
-        """
-        step = self._verified_step(step)
-        with _reading(self._directory, step):
-            loaded = self._checkpointer.load_checkpointables(step, {"host": None})
-            return json.loads(loaded["host"]["json"])
-
-    def restore(self, target: TrainState, step: int | None = None) -> tuple[TrainState, Host]:
-        """Reads a bundle.
+    def restore(self, target: TrainState) -> TrainState:
+        """Reads the newest bundle's state.
 
         Args:
           target: arrays or `jax.ShapeDtypeStruct`s with the shardings to restore into (of any mesh). Its `frozen` is
             handed back as it is: what it holds of the adapters has to be made again.
-          step: None = newest.
 
         Raises:
           ConfigError: there is no bundle, it is damaged, or it holds another model or optimiser; names the first file
             or array that differs.
         """
-        step = self._verified_step(step)
+        step = self._verified_newest()
         frozen, target = target.frozen, _saved_fields(target)
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), target)
         with _reading(self._directory, step):
             saved = _arrays(self._checkpointer.checkpointables_metadata(step).metadata["state"])
             _check_shapes(_shapes(target), _shapes(saved), f"{self._directory}/{step}")
-            loaded = self._checkpointer.load_checkpointables(step, {"state": target, "host": None})
-            return TrainState(**loaded["state"], frozen=frozen), json.loads(loaded["host"]["json"])
+            return TrainState(
+                **self._checkpointer.load_checkpointables(step, {"state": target})["state"], frozen=frozen
+            )
 
-    def past(self, like: Any, step: int | None = None) -> dict[int, Any]:
+    def past(self, like: Any) -> dict[int, Any]:
         """What was trained of earlier versions, by version, oldest first; {} in a bundle without.
 
         `like`: tree of arrays with the shardings to restore into. Raises as `restore` does.
         """
-        step = self._verified_step(step)
+        step = self._verified_newest()
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
         with _reading(self._directory, step):
             versions = self._checkpointer.checkpointables_metadata(step).metadata.get("past")
@@ -181,10 +171,9 @@ class Checkpointer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _verified_step(self, step: int | None) -> int:
-        """The bundle's number, after a look at its digests."""
-        step = self.latest if step is None else step
-        if step is None:
+    def _verified_newest(self) -> int:
+        """The newest bundle's number, after a look at its digests."""
+        if (step := self.latest) is None:
             raise ConfigError(f"No checkpoint in {self._directory}.")
         if step not in self._checked:
             check(self._directory, step)

@@ -23,7 +23,7 @@ from jaxagent.models import critic as critic_model
 from jaxagent.models.logprobs import token_scores
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
-from jaxagent.models.transformer import forward_replayed
+from jaxagent.models.transformer import forward_packed
 
 # params, batch, hidden states [B, R, E], temperature, teacher's params -> f32[B, R]
 Compare = Callable[[Params, Batch, jax.Array, jax.Array, Params | None], jax.Array]
@@ -188,4 +188,4 @@ def _heads(params: Params, spec: ModelSpec, batch: Batch) -> jax.Array:
 def _replayed_heads(params: Params, spec: ModelSpec, batch: Batch, watches: bool = False) -> tuple:
     check_batch(batch)
     places = batch.tokens, batch.positions, batch.segments, batch.head_positions
-    return forward_replayed(params, spec, *places, batch.ends, batch.longest, batch.experts, watches)
+    return forward_packed(params, spec, *places, batch.ends, batch.longest, batch.experts, watches)

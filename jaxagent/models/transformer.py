@@ -135,20 +135,6 @@ def forward_packed(
     head_positions: jax.Array,
     ends: jax.Array | None = None,
     longest: int = 0,
-) -> jax.Array:
-    """The hidden states alone of `forward_replayed`, whose blocks choose by themselves."""
-    return forward_replayed(params, spec, tokens, positions, segments, head_positions, ends, longest)[0]
-
-
-def forward_replayed(
-    params: Params,
-    spec: ModelSpec,
-    tokens: jax.Array,
-    positions: jax.Array,
-    segments: jax.Array,
-    head_positions: jax.Array,
-    ends: jax.Array | None = None,
-    longest: int = 0,
     recorded: jax.Array | None = None,
     watch: bool = False,
 ) -> tuple[jax.Array, jax.Array | None, balance.Load | None]:

@@ -19,11 +19,11 @@ import jax
 from jaxagent import contract
 from jaxagent.config import Config, ConfigError, SamplingConfig, check_folder
 from jaxagent.config.choice import own_class
-from jaxagent.config.errors import failure_line
-from jaxagent.data import proofs, sources, texts
-from jaxagent.data.dataset import Generated
+from jaxagent.config.errors import as_config_error
+from jaxagent.data import proofs, sources
+from jaxagent.data.dataset import Files, Generated
 from jaxagent.data.sources import TaskSource, balanced_sample
-from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.data.tokenizer import Tokenizer, texts_of_dataset
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
@@ -227,7 +227,8 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
         tokenizer = tokenizer.with_template_variables(cfg.tokenizer.template_variables)
     if cfg.tokenizer.end_token:
         tokenizer = tokenizer.with_end_token(cfg.tokenizer.end_token)
-    places = [Path(place) for place in (dataset, cfg.data.eval_source, cfg.workdir) if str(place)]
+    source = cfg.data.source.path if isinstance(cfg.data.source, Files) else ""
+    places = [Path(place) for place in (dataset, source, cfg.data.eval_source, cfg.workdir) if str(place)]
     unchecked = cfg.data.unchecked
     # Said without being asked of files alone, which others have made, and where something could be done about it.
     silent = unchecked is None and (isinstance(cfg.data.source, Generated) or not environment.has_solutions)
@@ -353,12 +354,8 @@ def open_environment(environment: Environment, context: Opening) -> Iterator[Cal
       ConfigError: it does not open, for whatever reason.
     """
     with contextlib.ExitStack() as stack:
-        try:
+        with as_config_error(f"config.env: {type(environment).__qualname__}.open", OSError):
             attempt = stack.enter_context(environment.open(context))
-        except (ConfigError, OSError):
-            raise
-        except Exception as error:
-            raise ConfigError(f"config.env: {type(environment).__qualname__}.open: {failure_line(error)}.") from error
         yield attempt
 
 
@@ -385,7 +382,7 @@ def _tokenizer(
     folder = tokenizer_folder(cfg)
     if not (cfg.tokenizer.path or cfg.model.path or (folder / "tokenizer.json").is_file()):
         note(f"training a tokenizer of {cfg.tokenizer.vocab_size} tokens")
-        corpus = texts.of_dataset(
+        corpus = texts_of_dataset(
             dataset,
             train,
             lambda prompt: (message.content for message in environment.messages(prompt)),

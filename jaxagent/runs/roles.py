@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 
 from jaxagent.config import Config, ConfigError, EngineConfig, nearest
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import as_config_error
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
@@ -249,12 +249,8 @@ def open_roles(
         speakers: dict[str, SpeakerAt] = {}
         for name, role in cfg.roles.items():
             if isinstance(role, TextRole):
-                try:
+                with as_config_error(f"config.roles.{name}", OSError):
                     speakers[name] = stack.enter_context(role.open(name, run, note))
-                except (ConfigError, OSError):
-                    raise
-                except Exception as error:  # a class of the user's own
-                    raise ConfigError(f"config.roles.{name}: {failure_line(error)}.") from error
         roles = RunRoles(cfg, speakers, spec, tokenizer, template, mesh)
         stack.callback(roles.close)
         yield roles

@@ -168,7 +168,7 @@ class Workdir:
         if not self.resumes(stage):
             return state
         with self.compiles.warm_up():
-            return self.checkpoints.restore(state)[0]
+            return self.checkpoints.restore(state)
 
     def steps(
         self,

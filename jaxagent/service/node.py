@@ -34,7 +34,7 @@ from typing import Any
 
 from jaxagent.config import Config, ConfigError, flags
 from jaxagent.config.command import Parser, count, exit_code, seconds
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import as_config_error
 from jaxagent.fleet.wire import RefusedCallError
 from jaxagent.io.http import HttpError, checked_url
 from jaxagent.service.client import ServiceClient
@@ -48,10 +48,8 @@ Player = Callable[[Here], contextlib.AbstractContextManager[Play]]
 def imported(name: str) -> Player:
     """The player "package.module:function". Raises ConfigError: there is none."""
     module, _, function = name.partition(":")
-    try:
+    with as_config_error(f"--player='{name}'"):
         return operator.attrgetter(function)(importlib.import_module(module))
-    except Exception as error:
-        raise ConfigError(f"--player='{name}': {failure_line(error)}.") from error
 
 
 def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -215,6 +215,7 @@ OF_LAYOUT = {
     "toolrl": SEARCH_R1 | {"data_source": "rlla", "reward_model": {"ground_truth": "<response>r"}},
     "tau2": {"id": "a", "user_scenario": {"instructions": "i"}, "ticket": "t"},
     "software": {"instance_id": "i", "problem_statement": "p", "FAIL_TO_PASS": ["t"], "PASS_TO_PASS": []},
+    "nemo_gym": {"responses_create_params": {"input": "q"}, "expected_answer": "a"},
     "ours": OURS,
 }
 

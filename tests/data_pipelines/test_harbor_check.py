@@ -98,6 +98,9 @@ def test_a_servers_tools_are_the_agents(tmp_path, played):
     assert "Says the word of a door." in prompt and prompt.startswith("Ask for the word")
     assert shown[:2] == ["red-sesame\n", "There is no function 'public'.\n"] and verdict.reward == 1.0
     assert (counters["calls"], counters["commands"], counters["invalid_actions"]) == (1, 1, 1)
+    kill = "<command>kill -9 $(cat /proc/[0-9]*/stat | awk '/python3/ {print $1}'); rm -f word</command>"
+    _, shown, verdict, counters = played(folder, kill, call.format("secret"), DONE)  # its own doing, and no failure
+    assert shown[1].startswith("The call failed: ") and counters["failed_calls"] == 1 and verdict.reward == 0.0
     harbor_tasks.write(folder / "environment" / "server.py", "import sys\nsys.exit(3)\n")
     with pytest.raises(VerifierError, match="server: the MCP server 'doors'"):
         played(folder)

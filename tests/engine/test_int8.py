@@ -97,7 +97,7 @@ def scored(spec, weights, text) -> np.ndarray:
 
     @jax.jit
     def forward(weights) -> jax.Array:
-        x = transformer.forward_packed(weights, spec, tokens, at, jnp.ones_like(tokens), at)
+        x, *_ = transformer.forward_packed(weights, spec, tokens, at, jnp.ones_like(tokens), at)
         return jax.nn.log_softmax(logprobs.logits(weights, spec, x[0]))
 
     return np.take_along_axis(np.asarray(forward(weights))[:-1], np.asarray(tokens).T[1:], axis=1)[:, 0]

@@ -88,7 +88,7 @@ async def episodes(driver: Driver, count: int, sampling: SamplingConfig = COOL):
 def forward(spec: ModelSpec, weights: params.Params, tokens: jax.Array, temperature: jax.Array) -> jax.Array:
     """f32[B,T]: log-prob of the token after each one."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    x = transformer.forward_packed(weights, spec, tokens, positions, jnp.ones_like(tokens), positions)
+    x, *_ = transformer.forward_packed(weights, spec, tokens, positions, jnp.ones_like(tokens), positions)
     targets = jnp.roll(tokens, -1, axis=1).reshape(-1)
     values, *_ = logprobs.token_scores(weights, spec, x.reshape(len(targets), -1), targets, temperature)
     return values.reshape(tokens.shape)

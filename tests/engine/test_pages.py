@@ -53,33 +53,6 @@ def test_a_group_shares_its_prompt() -> None:
     assert store.hit_tokens == 15 * 11
 
 
-def test_eviction_order() -> None:
-    store = PageStore(pages=6, page_tokens=4)
-    store.release(run(store, "aaaabbbb"))  # 1 2
-    store.release(run(store, "cccc"))  # 3
-    store.release(run(store, "aaaadddd"))  # 1 4
-    assert (store.free_pages, store.evictable_pages, store.used_pages) == (1, 4, 0)
-    seq, _ = start(store, "x")
-    taken = []
-    for pages in (1, 2, 3, 4, 5):
-        assert store.grow(seq, 4 * pages)
-        store.check()
-        taken.append(seq.pages[-1])
-    assert taken == [5, 2, 3, 4, 1] and store.evictions == 4
-    assert not store.grow(seq, 21)
-    store.release(seq)
-    store.check()
-    assert store.free_pages == 5
-
-
-def test_pages_given_back_come_again_in_order() -> None:
-    store = PageStore(pages=8, page_tokens=4)
-    for _ in range(2):
-        seq, _ = start(store, "a", needed=12)
-        assert seq.pages == [1, 2, 3]
-        store.release(seq)
-
-
 def test_a_sequence_begins_with_its_admission() -> None:
     store = PageStore(pages=8, page_tokens=4)
     seq = store.open()

@@ -1,4 +1,4 @@
-"""The real packages of games and puzzles, for tests: GAMES opens what `tests.environments` has of them."""
+"""The real packages of games and puzzles, for tests, in an environment of the tests' own."""
 
 from tests import environments
 

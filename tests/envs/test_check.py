@@ -1,15 +1,21 @@
 """Every row with a solution is played: it scores 1 and doing nothing 0, or the row is named. Real sandboxes."""
 
+import asyncio
 import dataclasses
 import json
 
 import pytest
 
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, flags
+from jaxagent.config.parse import modern, to_dict
 from jaxagent.data import proofs, sources
 from jaxagent.envs import check
 from jaxagent.envs.base import Environment, Step, Verdict
-from jaxagent.types import StopReason
+from jaxagent.envs.ragen.bandit import Bandit
+from jaxagent.envs.ragen.environment import Ragen, RagenAttempt
+from jaxagent.envs.ragen.frozen_lake import FrozenLake
+from jaxagent.envs.ragen.sokoban import Sokoban
+from jaxagent.types import StopReason, Task
 from tests.envs.coding import tiny
 from tests.envs.coding.conftest import play as play
 
@@ -104,6 +110,45 @@ def test_what_became_of_every_row_is_written_and_a_run_counts_what_is_not_proven
     assert proofs.check(train, held_out, [data], False).startswith("1 of 4 training and 0 of 1 held-out tasks are not")
     _write(data / "train.jsonl", good[0] | {"answers": ["other"]})  # a row that changed is another one
     assert "1 of 1 training" in proofs.check(sources.load_tasks(data, "train"), held_out, [data], False)
+
+
+def test_what_earlier_versions_called_it_still_holds(tmp_path):
+    def unchecked(*more):
+        return flags.parse_config(["t", "--config=search_r1", *more]).data.unchecked
+
+    assert unchecked() is None and unchecked("--config.data.unchecked=warn") == "warn"
+    assert (
+        unchecked("--config.data.only_proven=True") == "refuse" and unchecked("--config.data.only_proven=False") is None
+    )
+    stored = to_dict(flags.parse_config(["t", "--config=search_r1"]))
+    assert modern(stored | {"data": stored["data"] | {"only_proven": True}})["data"]["unchecked"] == "refuse"
+    assert "only_proven" not in modern(stored | {"data": stored["data"] | {"only_proven": False}})["data"]
+
+
+def test_who_has_no_solutions_is_told(tmp_path, capsys):
+    assert check.main(["check", "--config=memagent", f"--config.workdir={tmp_path}"]) == 2
+    assert "MemAgent's rows do not say how they are solved" in capsys.readouterr().err
+    _write(tmp_path / "rows.jsonl", _row("a"))
+    assert check.main(["check", str(tmp_path / "rows.jsonl")]) == 2
+    assert "Which environment plays the rows of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("world", [Bandit(), FrozenLake(), Sokoban()], ids=lambda world: type(world).__name__)
+@pytest.mark.parametrize("think", [True, False])
+def test_a_text_world_is_solved_by_the_shortest_way(world, think):
+    environment = Ragen(world=world, think=think, max_turns=10)
+
+    async def all_of_them():
+        tasks = [Task(f"t{seed}", f"seed {seed}", (), "", {}) for seed in range(12)]
+        return [await check.check(environment, environment_attempt(environment), task) for task in tasks]
+
+    proofs_made = asyncio.run(all_of_them())
+    assert [proof["idle"] for proof in proofs_made] == [0.0] * 12
+    assert sum(proof["oracle"] == 1.0 for proof in proofs_made) >= 10  # a bandit may pay for no arm
+
+
+def environment_attempt(environment):
+    return lambda task: RagenAttempt(task, environment)
 
 
 def test_software_tasks_are_checked_in_sandboxes(tmp_path, play):

@@ -17,7 +17,9 @@ from jaxagent.config import ConfigError
 from jaxagent.envs.base import Opening, Transcript
 from jaxagent.envs.gymnasium.environment import Gymnasium, as_action
 from jaxagent.envs.gymnasium.spaces import as_text, check_writable, form
+from jaxagent.envs.reasoning_gym.environment import ReasoningGym
 from jaxagent.envs.seeds import seed_of
+from jaxagent.envs.textarena.environment import TextArena
 from jaxagent.types import StopReason, Task, TokenKind
 
 
@@ -357,3 +359,7 @@ def test_a_package_that_is_not_installed_is_told_before_any_work(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install gymnasium"):
         Gymnasium(make="FrozenLake-v1")
+    with pytest.raises(ConfigError, match="pip install textarena"):
+        opened(TextArena(make="GuessTheNumber-v0"))
+    with pytest.raises(ConfigError, match="pip install reasoning-gym"):
+        ReasoningGym(make="chain_sum").tasks(0, 1, 1)

@@ -1,11 +1,14 @@
 """NeMo-Gym's protocol without its package: rows, what the response is made of, and servers that misbehave."""
 
 import asyncio
+import contextlib
 import json
 import re
 
 import pytest
 from aiohttp import web
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
 from jaxagent.data import rows as data_rows
@@ -208,14 +211,37 @@ def test_a_row_that_is_not_played_here_is_refused_by_its_column(params, column):
         data_rows.to_task(row(**params), False)
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["type", "name", "role"]), inner),
+    max_leaves=4,
+)
+KINDS = st.sampled_from(["message", "function_call", "function_call_output", "function", "input_text"])
+PART = st.fixed_dictionaries(
+    {}, optional={"type": KINDS | JSON, "role": st.just("user") | JSON, "name": JSON, "arguments": JSON | st.just("{"),
+                  "output": JSON, "content": JSON | st.lists(JSON, max_size=2), "parameters": JSON},
+)  # fmt: skip
+PARAMETERS = st.dictionaries(
+    st.sampled_from([*rows.USED, *rows.UNUSED, *rows.REFUSED]), JSON | st.lists(PART, max_size=2), max_size=4
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a machine that has other things to do
+@given(PARAMETERS | JSON, st.none() | JSON)
+def test_no_row_fails_in_any_other_way(params, name):
+    with contextlib.suppress(RowError):
+        task = rows.to_task({"responses_create_params": params, "id": name})
+        assert rows.messages_of(task.metadata["nemo_gym"])
+
+
 def test_settings_and_servers_that_cannot_work():
-    for settings, said in (
+    for wrong, said in (
         ({"server": "nowhere"}, "neither 'package.module:Class' nor a URL"),
         ({"server": "a:B", "arguments": "[1]"}, "must be a JSON object"),
         ({"server": "a:B", "variables": ("=3",)}, "is no variable"),
     ):
         with pytest.raises(ConfigError, match=said):
-            NemoGym(**settings)
+            NemoGym(**wrong)
     with pytest.raises(ConfigError, match="is not reached"), opened(NemoGym(server="http://127.0.0.1:9")):
         pass
 

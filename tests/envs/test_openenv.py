@@ -287,6 +287,12 @@ def test_what_no_text_can_be_is_refused_with_its_name():
     assert '"how": a number or null, optional (how fast)' in MOVE.words() and "picture" not in MOVE.words()
 
 
+def test_a_schema_that_lies_within_itself_is_described_and_read_to_some_depth():
+    tree = {"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "array", "items": {"$ref": "#/$defs/Tree"}}]}
+    of = form({"tree": {"$ref": "#/$defs/Tree"}}, ["tree"], **{"$defs": {"Tree": tree}})
+    assert "JSON" in of.words() and of.read('{"tree": [[[[[3]]]]]}')[0] == {"tree": [[[[[3]]]]]}
+
+
 def test_observations_as_text():
     text = actions.observation_text
     assert text({"question": "2 + 2?", "score": None, "metadata": {"gold": 4}}) == "2 + 2?"
@@ -362,6 +368,21 @@ def test_a_manifest_that_cannot_be_kept_is_refused_with_the_key(tmp_path, text, 
 def test_settings_that_cannot_work(settings, said):
     with pytest.raises(ConfigError, match=said):
         OpenEnv(**settings)
+
+
+def test_a_server_without_sessions_is_a_failed_attempt_with_its_reason():
+    async def play(status):
+        async def refused(request):
+            return web.Response(status=status)
+
+        app = web.Application()
+        app.router.add_get("/ws", refused)
+        async with web_server(app) as url:
+            with pytest.raises(ConnectionError, match=f"/ws is not reached: {status}"):
+                await attempt_on(url).start()
+
+    for status in (404, 500):
+        asyncio.run(play(status))
 
 
 def test_a_server_that_is_not_there_is_said_at_start():

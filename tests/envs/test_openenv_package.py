@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import runpy
 import shutil
 import subprocess
 
@@ -187,8 +188,9 @@ def test_actions_of_the_packages_own_models_are_read_and_taken(game):
     environment, _ = game
     notes = []
     with served.opened(environment, notes=notes) as (attempt_at, run):
-        attempt = attempt_at(Task("t", "", (), "", {"seed": 3}))
-        run(attempt.start())
+        attempt = attempt_at(Task("t", "Follow the signals.", (), "", {"seed": 3}))
+        (prompt,) = run(attempt.start())
+        assert prompt.content == runpy.run_path(str(GAME / "demonstrations.py"))["HEAD"] + "blue 152\n"
         assert attempt._protocol.form.plain == "way" and "one of north, south, east, west" in notes[-1]
         assert run(attempt.step("<action>up</action>")).observation.text.startswith("\nNo action: way must be one of")
         assert run(attempt.step("<action>south</action>")).observation.text.startswith("\n")

@@ -11,6 +11,7 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.data.sources import load_tasks
 from jaxagent.data_pipelines.sources import Puzzles
+from jaxagent.envs import check
 from jaxagent.envs.base import Opening, Transcript
 from jaxagent.envs.reasoning_gym.environment import ReasoningGym
 from jaxagent.types import StopReason, Task
@@ -71,6 +72,13 @@ def test_the_score_is_the_data_sets(reasoning_gym, make, arguments):
             theirs = dataset.score_answer(answer, item)
             assert verdict.reward == verdict.components["score"] == theirs
             assert verdict.components["solved"] == float(theirs >= 1)
+
+
+def test_its_own_answer_earns_1_and_nothing_earns_0():
+    task = task_of(sums().tasks(0, 3, 1)["heldout"][0])
+    with sums().open(opening(task)) as attempt_at:
+        proof = asyncio.run(check.check(sums(), attempt_at, task))
+    assert (proof["oracle"], proof["idle"], proof["error"]) == (1.0, 0.0, "")
 
 
 def test_an_answer_that_was_cut_is_none():

@@ -21,21 +21,20 @@ def row(number=1, split="train"):
 
 
 def opened(environment, tasks=()):
-    here = Opening(None, tasks, lambda coroutine, timeout_s: asyncio.run(coroutine), lambda line: None)
-    with environment.open(here) as attempt_at:
-        return attempt_at
+    return environment.open(Opening(None, tasks, None, lambda line: None))
 
 
 def play(environment, actions, task=None, judged=True):
     """(prompt, steps, verdict, counters) of one attempt."""
 
     async def run():
-        attempt = opened(environment)(task or row())
-        prompt = await attempt.start()
-        steps = [await attempt.step(action) for action in actions]
-        verdict = judged and await attempt.verify(Transcript("", tuple((action, "") for action in actions)))
-        await attempt.close()
-        return prompt, steps, verdict, attempt
+        with opened(environment) as attempt_at:
+            attempt = attempt_at(task or row())
+            prompt = await attempt.start()
+            steps = [await attempt.step(action) for action in actions]
+            verdict = judged and await attempt.verify(Transcript("", tuple((action, "") for action in actions)))
+            await attempt.close()
+            return prompt, steps, verdict, attempt
 
     return asyncio.run(run())
 
@@ -58,13 +57,15 @@ def test_its_own_turn_limit_holds():
 
 
 def test_attempts_share_nothing():
-    attempt_at = opened(GUESS)
-
     async def run():
-        one, two = attempt_at(row(0)), attempt_at(row(2))
-        await one.start(), await two.start()
-        shown = [await attempt.step("5") for attempt in (one, two)]
-        return [step.observation.text.strip() for step in shown], one._dialogue.state["low"], two._dialogue.state["low"]
+        with opened(GUESS) as attempt_at:
+            one, two = attempt_at(row(0)), attempt_at(row(2))
+            await one.start(), await two.start()
+            shown = [await attempt.step("5") for attempt in (one, two)]
+            for attempt in (one, two):
+                await attempt.verify(Transcript("", (("5", "lower"),), ended=StopReason.TOKEN_LIMIT))
+                await attempt.close()
+        return [step.observation.text.strip() for step in shown], one._seat.state["low"], two._seat.state["low"]
 
     assert asyncio.run(run()) == (["lower", "higher"], [False], [True])
 
@@ -84,7 +85,7 @@ def test_a_call_that_cannot_be_read_is_text_as_servers_leave_it():
     """The environment takes it for an answer, and so ends."""
     _, steps, _, attempt = play(TOOLS, ["<tool_call>multiply</tool_call>"], judged=False)
     assert steps[0].stop_reason == StopReason.ANSWER and attempt.counters["invalid_actions"] == 1.0
-    assert attempt._dialogue.state["completion"][-1]["content"] == "<tool_call>multiply</tool_call>"
+    assert attempt._seat.state["completion"][-1]["content"] == "<tool_call>multiply</tool_call>"
 
 
 def test_a_crash_is_an_exception_and_no_reward():
@@ -126,10 +127,10 @@ def test_arguments_reach_the_function():
 )
 def test_what_cannot_be_made_is_refused_at_start(settings, told):
     with pytest.raises(ConfigError, match=told):
-        opened(Verifiers(**settings))
+        opened(Verifiers(**settings)).__enter__()
 
 
 @pytest.mark.parametrize("task", [Task("t", "", ()), row(3), row(0, "heldout")])
 def test_tasks_that_are_no_rows_are_refused_at_start(task):
     with pytest.raises(ConfigError, match="row"):
-        opened(GUESS, (task,))
+        opened(GUESS, (task,)).__enter__()

@@ -261,7 +261,7 @@ async def ours(make, arguments, actions, end, max_turns):
         finally:
             await attempt.close()
         return (
-            whole(attempt._dialogue.state),
+            whole(attempt._seat.state),
             verdict.reward,
             {k: v for k, v in verdict.components.items() if k != "solved"},
             reason,

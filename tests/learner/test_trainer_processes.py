@@ -111,7 +111,7 @@ with devices.distributed(process, processes, address):
     devices.provide(mesh_config)
     import jax, jax.numpy as jnp, numpy as np
     from jaxagent.learner import peers
-    from jaxagent.learner.checkpoint import Checkpointer
+    from jaxagent.learner.checkpoint import Checkpointer, bundles, read_host
     from jaxagent.learner.state import TrainState
     from jaxagent.models import global_arrays, sharding
     mesh = sharding.make_mesh(mesh_config)
@@ -122,7 +122,7 @@ with devices.distributed(process, processes, address):
                           {"a": global_arrays.put(a, rows)}, ())
     with Checkpointer(folder, keep=2) as checkpointer:
         if len(sys.argv) > 5:
-            found, host = checkpointer.restore(state(0))
+            found, host = checkpointer.restore(state(0)), read_host(folder, bundles(folder)[-1])
             a = global_arrays.get(found.params["a"])
             assert (a == int(found.step)).all() and host == {"step": int(found.step)} , (a, found.step, host)
             print("restored", int(found.step), flush=True)

@@ -69,7 +69,7 @@ def test_packed_row_equals_sequences_alone():
             tokens[0, span], positions[0, span], segments[0, span] = sequence, np.arange(len(sequence)), i + 1
             start = span.stop
         everywhere = np.arange(t, dtype=np.int32)[None]
-        return np.asarray(forward_packed(weights, spec, tokens, positions, segments, everywhere))[0]
+        return np.asarray(forward_packed(weights, spec, tokens, positions, segments, everywhere)[0])[0]
 
     row = states([first, second], 20)
     np.testing.assert_allclose(row[:9], states([first], 9), atol=1e-5)
@@ -93,7 +93,7 @@ def test_axes_of_length_one_keep_their_layout_in_a_mesh(heads, kv_heads, rows, t
     row = jax.ShapeDtypeStruct((rows, tokens), jnp.int32, sharding=sharding.rows(mesh, 2))
 
     def loss(weights, row):
-        return transformer.forward_packed(weights, spec, row, row, row, row).sum()
+        return transformer.forward_packed(weights, spec, row, row, row, row)[0].sum()
 
     with jax.set_mesh(mesh):
         grads = jax.eval_shape(jax.grad(loss), weights, row)

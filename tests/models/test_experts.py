@@ -170,7 +170,7 @@ def test_tiles_are_as_large_as_experts_are_busy():
 
 def loss(weights, spec, batch):
     """Mean negative log-prob of some targets."""
-    x = transformer.forward_packed(
+    x, *_ = transformer.forward_packed(
         weights, spec, *(batch[k] for k in ("tokens", "positions", "segments", "head_positions"))
     )
     targets = sharding.merge_rows(jnp.asarray(batch["targets"]))

@@ -35,7 +35,7 @@ def random_adapters(spec, config=CONFIG, seed=1) -> lora.Adapters:
 def outputs(weights, spec, batch):
     b, r = batch["targets"].shape
     names = ("tokens", "positions", "segments", "head_positions")
-    x = transformer.forward_packed(weights, spec, *(batch[name] for name in names))
+    x, *_ = transformer.forward_packed(weights, spec, *(batch[name] for name in names))
     return logprobs.token_scores(weights, spec, x.reshape(b * r, -1), batch["targets"].reshape(-1), 0.7)[:2]
 
 

@@ -62,7 +62,7 @@ def _gradient(remat: str, row_tokens: int, unroll: bool = False):
 
     def loss(weights):
         if not unroll:
-            return transformer.forward_packed(weights, spec, row, row, row, row).sum()
+            return transformer.forward_packed(weights, spec, row, row, row, row)[0].sum()
         attend = attention.packed(jnp.asarray(row))
         return transformer.hidden(weights, spec, jnp.asarray(row[0]), jnp.asarray(row[0]), attend, unroll=True)[0].sum()
 
@@ -158,8 +158,8 @@ def test_head_positions_pick_states():
     batch = tiny.batch(b=3, t=12, r=4, vocab=61)
     inputs = batch["tokens"], batch["positions"], batch["segments"]
     everywhere = np.tile(np.arange(12, dtype=np.int32), (3, 1))
-    full = np.asarray(forward_packed(weights, spec, *inputs, everywhere))
-    picked = np.asarray(forward_packed(weights, spec, *inputs, batch["head_positions"]))
+    full = np.asarray(forward_packed(weights, spec, *inputs, everywhere)[0])
+    picked = np.asarray(forward_packed(weights, spec, *inputs, batch["head_positions"])[0])
     for row, place in np.ndindex(3, 4):
         np.testing.assert_allclose(picked[row, place], full[row, batch["head_positions"][row, place]], atol=1e-6)
 

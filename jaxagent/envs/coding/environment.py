@@ -58,7 +58,7 @@ class Coding(CommandSettings, Environment):
         default_factory=lambda: SandboxConfig(warm=4, memory_mb=1024, disk_mb=256, files=20_000, processes=128)
     )
 
-    has_solutions = True
+    solves = True
     score = SOLVED
     removed: ClassVar = {"max_change_bytes": Removed(f"it is {MAX_CHANGE_BYTES:,}", MAX_CHANGE_BYTES)}
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import object_at
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import as_config_error
 from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.envs import forms, tags
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
@@ -210,7 +210,7 @@ def _maker(make: str, arguments: str, show: str) -> Callable[[], Any]:
 def _action_form(make: str, arguments: str, actions: tuple[str, ...], show: str) -> str:
     """What the policy writes, in words. Raises ConfigError: the environment cannot be made, or not be played."""
     maker, place = _maker(make, arguments, show), f"config.env.make='{make}'"
-    try:
+    with as_config_error(place):
         environment = maker()
         if missing := [name for name in ("reset", "step", "action_space") if not hasattr(environment, name)]:
             raise ConfigError(f"{place} makes {type(environment).__name__}, which has no {', '.join(missing)}.")
@@ -227,10 +227,6 @@ def _action_form(make: str, arguments: str, actions: tuple[str, ...], show: str)
             raise ConfigError(f"config.env.show='{show}' needs render_mode='ansi', and {place} has '{mode}'.")
         environment.close()
         return f"one of {', '.join(actions)}" if actions else spaces.form(space)
-    except ConfigError:
-        raise
-    except Exception as error:  # the user's code
-        raise ConfigError(f"{place}: {failure_line(error)}.") from error
 
 
 def _is_function(make: str) -> bool:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from jaxagent import contract
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import Choice
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import as_config_error
 from jaxagent.config.ranges import Seconds
 from jaxagent.envs import tags
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
@@ -113,12 +113,8 @@ class MCP(Environment):
         connections: list[Connection] = []
         most_s = self.start_timeout_s + 2 * CLOSE_S
         try:
-            try:
+            with as_config_error("config.env.servers"):
                 opening.run(self._start(fresh, connections), most_s)
-            except ConfigError:
-                raise
-            except Exception as error:
-                raise ConfigError(f"config.env.servers: {failure_line(error)}.") from error
             tools = distinct(connections)
             opening.note(f"MCP tools: {', '.join(tools)}")
             if self.shared:

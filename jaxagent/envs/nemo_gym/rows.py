@@ -73,13 +73,21 @@ def tools_of(row: Mapping[str, Any]) -> tuple[list[Tool], bool]:
     choice = params.get("tool_choice")
     if choice not in (None, "auto", "none"):
         raise RowError(f"{PARAMS}.tool_choice", f"{fields.show(choice)} is not played here: 'auto' and 'none' are")
-    tools = []
-    for i, form in enumerate(params.get("tools") or ()):
+    tools, forms = [], params.get("tools") or ()
+    if not isinstance(forms, (list, tuple)):
+        raise RowError(f"{PARAMS}.tools", f"must be a list of tools, got {fields.show(forms)}")
+    for i, form in enumerate(forms):
         column = f"{PARAMS}.tools[{i}]"
-        if form.get("type") != "function":
+        if fields.mapping(form, column).get("type") != "function":
             raise RowError(f"{column}.type", f"{fields.show(form.get('type'))} is not played here: 'function' is")
-        name, description = fields.text(form, "name", f"{column}."), form.get("description") or ""
-        tools.append(Tool(name, description, fields.mapping(form.get("parameters") or {}, f"{column}.parameters")))
+        name = fields.text(form, "name", f"{column}.")
+        tools.append(
+            Tool(
+                name,
+                str(form.get("description") or ""),
+                fields.mapping(form.get("parameters") or {}, f"{column}.parameters"),
+            )
+        )
     return [] if choice == "none" else tools, params.get("parallel_tool_calls") is not False
 
 
@@ -90,7 +98,7 @@ def messages_of(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     items = [{"role": "user", "content": items}] if isinstance(items, str) else items
     if not isinstance(items, list) or not items:
         raise RowError(f"{PARAMS}.input", f"must be a text or a list of messages, got {fields.show(items)}")
-    messages = [("system", params["instructions"])] if params.get("instructions") else []
+    messages = [("system", fields.text(params, "instructions", f"{PARAMS}."))] if params.get("instructions") else []
     for i, item in enumerate(items):
         messages.append(_message(fields.mapping(item, f"{PARAMS}.input[{i}]"), f"{PARAMS}.input[{i}]"))
     return messages
@@ -99,7 +107,10 @@ def messages_of(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _message(item: Mapping[str, Any], column: str) -> tuple[str, str]:
     kind = item.get("type") or "message"
     if kind == "function_call":
-        arguments = fields.json_object(item.get("arguments") or "{}")
+        try:
+            arguments = fields.json_object(item.get("arguments") or "{}")
+        except RowError as error:
+            raise RowError(f"{column}.arguments", error.problem) from None
         return "assistant", Hermes.write("", [Call(fields.text(item, "name", f"{column}."), arguments)])
     if kind == "function_call_output":
         return "tool", _text(item.get("output"), f"{column}.output")

@@ -20,6 +20,7 @@ PLAIN = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
 WORDS = {"string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false"}
 WORDS |= {"array": "a list", "object": "an object", "null": "null"}
 PICTURES = ("contentEncoding", "contentMediaType")  # keywords of text that is no text
+DEPTH = 4  # of a schema that is looked at: one may lie within itself
 CALL = ("tool_name", "arguments")  # the fields of an action that calls a tool
 
 
@@ -91,30 +92,34 @@ class ActionForm:
                 return None, f"{name} must be {self._kind(self.schemas[name])}"
         return {**self.fixed, **action}, ""
 
-    def _fits(self, schema: Mapping[str, Any], value: Any) -> bool:
-        """Whether a value has the type that a schema wants, and is one of its values."""
+    def _fits(self, schema: Mapping[str, Any], value: Any, depth: int = DEPTH) -> bool:
+        """Whether a value has the type that a schema wants, and is one of its values; deep inside, the server knows."""
         schema = self.resolved(schema)
+        if not depth:
+            return True
         if several := schema.get("anyOf") or schema.get("oneOf"):
-            return any(self._fits(one, value) for one in several)
+            return any(self._fits(one, value, depth - 1) for one in several)
         if "enum" in schema and not any(one == value and type(one) is type(value) for one in schema["enum"]):
             return False
         kind = schema.get("type")
         if kind in PLAIN:
             return isinstance(value, PLAIN[kind]) and (kind == "boolean" or not isinstance(value, bool))
         if kind == "array":
-            return isinstance(value, list) and all(self._fits(schema.get("items", {}), one) for one in value)
+            return isinstance(value, list) and all(self._fits(schema.get("items", {}), one, depth - 1) for one in value)
         return kind not in ("object", "null") or (isinstance(value, dict) if kind == "object" else value is None)
 
-    def _kind(self, schema: Mapping[str, Any]) -> str:
+    def _kind(self, schema: Mapping[str, Any], depth: int = DEPTH) -> str:
         schema = self.resolved(schema)
+        if not depth:
+            return "JSON"
         if several := schema.get("anyOf") or schema.get("oneOf"):
-            return " or ".join(self._kind(one) for one in several)
+            return " or ".join(self._kind(one, depth - 1) for one in several)
         if "enum" in schema:
             return "one of " + ", ".join(map(str, schema["enum"]))
         word = WORDS.get(schema.get("type", ""), "JSON")
         bounds = [f"{name} {schema[key]}" for key, name in BOUNDS.items() if key in schema]
         if schema.get("type") == "array" and schema.get("items"):
-            word += f" of: {self._kind(schema['items'])}"
+            word += f" of: {self._kind(schema['items'], depth - 1)}"
         return " ".join([word, *([f"({', '.join(bounds)})"] if bounds else [])])
 
 
@@ -156,7 +161,8 @@ def observation_text(observation: Mapping[str, Any], show: Sequence[str] = ()) -
     if show:
         fields = {name: observation[name] for name in show if observation.get(name) is not None}
     elif not fields:
-        fields = observation.get(BASE) or {}
+        metadata = observation.get(BASE)
+        fields = metadata if isinstance(metadata, dict) else {}
     if len(fields) == 1 and isinstance(only := next(iter(fields.values())), str):
         return only
     return "\n".join(f"{name}: {_shown(value)}" for name, value in fields.items())

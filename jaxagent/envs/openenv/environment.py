@@ -220,21 +220,16 @@ class OpenEnvAttempt:
         self._ends = time.monotonic() + self._protocol.limit_s
         if result.done:
             raise ValueError("the environment was done before the first action")
-        words = self._protocol.words()
-        if not self._protocol.tools:
-            how = (
-                "Write your action as <action>...</action>" if self._config.action == "tagged" else "Write your action"
-            )
-            words = f"{how}: {words}"
+        how = "Write your action" + (" as <action>...</action>" if self._config.action == "tagged" else "")
+        words = self._protocol.words() if self._protocol.tools else f"{how}: {self._protocol.words()}"
         texts = (self._config.instructions, words, self._task.prompt, self._text(result))
         return (Message("user", "\n\n".join(text for text in texts if text.strip()) + "\n"),)
 
     async def step(self, action: str) -> Step:
         """Takes the actions written, one after the other; the last turn's as well."""
         self._turns += 1
-        texts = []
-        read = self._calls if self._protocol.tools else self._action
-        moves, mistake = read(action)
+        texts: list[str] = []
+        moves, mistake = self._calls(action) if self._protocol.tools else self._action(action)
         if not moves and not mistake:
             return Step(stop_reason=StopReason.ANSWER)
         for move in moves:
@@ -276,15 +271,12 @@ class OpenEnvAttempt:
         reply = read_answer(text, self._protocol.tools)
         if reply.malformed:
             return [], f'Write {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.'
-        names = {tool.name for tool in self._protocol.tools}
+        names, moves = {tool.name for tool in self._protocol.tools}, []
         for call in reply.calls:
             if call.name not in names or not isinstance(call.arguments, Mapping):
                 return [], f"There is no function {call.name!r:.100} with such arguments."
-        return [
-            {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
-            for call in reply.calls
-            if isinstance(call.arguments, Mapping)
-        ], ""
+            moves.append({"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)})
+        return moves, ""
 
     def _action(self, text: str) -> tuple[list[dict[str, Any]], str]:
         form = self._protocol.form
@@ -320,10 +312,11 @@ class OpenEnvAttempt:
         form, errors = self._protocol.form, error.data.get("errors")
         if error.code != INVALID or form is None or not isinstance(errors, list) or not errors:
             return ""
-        places = [one.get("loc") or [""] for one in errors if isinstance(one, dict)]
-        if not places or not all(place[0] in form.schemas for place in places):
-            return ""
-        return f"No action: {places[0][0]}: {str(errors[0].get('msg', ''))[:200]}."
+        for one in errors:
+            place = one.get("loc") if isinstance(one, dict) else None
+            if not (isinstance(place, list) and place and str(place[0]) in form.schemas):
+                return ""
+        return f"No action: {errors[0]['loc'][0]}: {str(errors[0].get('msg', ''))[:200]}."
 
     def _text(self, result: Result) -> str:
         if self._protocol.tools and "tool_name" in result.observation:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import as_config_error, failure_line
 from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.envs import forms
 from jaxagent.envs.base import Attempt, Environment, Message, Opening, Step, Transcript, Verdict
@@ -60,6 +60,10 @@ class ReasoningGym(Environment):
         system = (Message("system", f"{self.instructions}\n"),) if self.instructions else ()
         return (*system, Message("user", f"{text}\n"))
 
+    def oracle(self, task: Task) -> Sequence[str] | None:
+        """The data set's own answer. A few data sets have an example there, which their score does not take."""
+        return tuple(f"<answer>{answer}</answer>" for answer in task.answers[:1]) or None
+
     def dataset(self, seed: int, size: int) -> Any:
         """The package's data set. Raises ConfigError: it cannot be made."""
         return _dataset(self.make, self.arguments, seed, size)
@@ -71,11 +75,10 @@ class ReasoningGym(Environment):
           ConfigError: the data set cannot be made, or has too few different questions.
         """
         size = num_train + num_heldout
-        dataset = self.dataset(seed, size)
         splits: dict[str, list[dict[str, Any]]] = {"train": [], "heldout": []}
         questions: set[str] = set()
         for i in reversed(range(size)):  # the held-out ones first: what comes twice is theirs
-            item = self.item(seed, size, i, dataset)
+            item = self.item(seed, size, i)
             if item["question"] in questions:
                 continue
             questions.add(item["question"])
@@ -88,10 +91,10 @@ class ReasoningGym(Environment):
             raise ConfigError(f"config.env.make='{self.make}' has {len(questions)} questions, and all are held out.")
         return splits
 
-    def item(self, seed: int, size: int, index: int, dataset: Any = None) -> dict[str, Any]:
+    def item(self, seed: int, size: int, index: int) -> dict[str, Any]:
         """An item of the data set. Raises ValueError: the data set fails, or gives no question."""
         try:
-            item = (self.dataset(seed, size) if dataset is None else dataset)[index]
+            item = self.dataset(seed, size)[index]
         except ConfigError:
             raise
         except Exception as error:  # other people's code
@@ -118,6 +121,8 @@ class ReasoningGym(Environment):
         for task in opening.tasks[:1]:
             try:
                 self.check_question(self.item(*place_of(task)), task)
+            except ConfigError:
+                raise
             except ValueError as error:
                 raise ConfigError(f"config.env.make='{self.make}': {error}.") from None
         yield lambda task: ReasoningGymAttempt(task, self)
@@ -184,9 +189,7 @@ def _dataset(make: str, arguments: str, seed: int, size: int) -> Any:
     from reasoning_gym.composite import DatasetSpec
 
     options = forms.json_object(arguments, "config.env.arguments")
-    try:
+    with as_config_error(f"config.env.make='{make}'"):
         if make == "composite":
             options["datasets"] = [DatasetSpec(**spec) for spec in options.get("datasets", ())]
         return reasoning_gym.create_dataset(make, seed=seed, size=size, **options)
-    except Exception as error:  # other people's code
-        raise ConfigError(f"config.env.make='{make}': {failure_line(error)}.") from error

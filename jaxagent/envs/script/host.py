@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from jaxagent.envs import server_process
 from jaxagent.sandbox.base import CommandResult, SandboxError
-
-KEEPER = Path(__file__).parents[1] / "keeper.py"
-STOP_S = 20.0  # for the keeper to kill what is left
 
 
 class Host:
@@ -52,15 +46,7 @@ class Host:
         began = time.monotonic()
         with tempfile.TemporaryFile() as output:  # a pipe would stay open as long as a child that was left behind
             try:
-                self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", str(KEEPER), *argv),
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    env={**os.environ, **(env or {})},
-                    cwd=directory or None,
-                    start_new_session=True,
-                )
+                self._process = await server_process.keep(argv, output, env or {}, directory or None)
             except OSError as failure:
                 self.result = CommandResult(str(failure).encode(), 127)
                 return self.result
@@ -83,17 +69,8 @@ class Host:
 
     async def stop_processes(self) -> None:
         """Kills the program and all that it has started; see keeper.py."""
-        if self._process is None:
-            return
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            async with asyncio.timeout(STOP_S):
-                await self._process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+        if self._process is not None:
+            await server_process.end(self._process)
 
     async def close(self) -> None:
         """Kills what runs."""

@@ -49,7 +49,7 @@ class TauBench(Environment):
     observation_tokens: PositiveInt = 4096  # a product with its items takes 1,500 tokens
     context_tokens: PositiveInt = 32_768
 
-    has_solutions = True
+    solves = True
     score = SOLVED
     removed: ClassVar = {"user_strategy": Removed("the customer says what it says", "llm")}
     calls = "tool_calls"

@@ -132,11 +132,13 @@ class Tau2Attempt(Attempt):
     async def solve(self) -> bool:
         """Makes the calls that the task's author has made, of both sides, and says what was to be said."""
         criteria = self._task.criteria
-        for use in criteria.actions or () if criteria else ():
+        if criteria is None:
+            return True
+        for use in criteria.actions or ():
             self._world.call(use)
             self._calls_made.append(use)
-        self._agent_texts += criteria.communicate_info or () if criteria else ()
-        return True
+        self._agent_texts += criteria.communicate_info or ()
+        return bool(criteria.actions) or not criteria.env_assertions  # assertions alone do not say how
 
     @property
     def _over(self) -> bool:

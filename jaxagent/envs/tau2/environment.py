@@ -48,7 +48,7 @@ class Tau2(Environment):
         "refuse"  # "skip" leaves them out of the reward, and counts them
     )
 
-    has_solutions = True
+    solves = True
     score = SOLVED
     calls = "calls"
     stop_strings = (CLOSE,)

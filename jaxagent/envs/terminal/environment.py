@@ -58,7 +58,7 @@ class Terminal(CommandSettings, Environment):
     solved_reward: PositiveFloat = 1.0  # from which an attempt counts as solved, in reports
     sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
 
-    has_solutions = True
+    solves = True
     score = SOLVED
     calls = "commands"
 
@@ -70,8 +70,7 @@ class Terminal(CommandSettings, Environment):
                 f"{self.episode_timeout_s:g}, which makes an episode a failure and also covers start and verification."
             )
 
-    @staticmethod
-    def rows_of(source: Path) -> list[dict[str, Any]] | None:
+    def rows_of(self, source: Path) -> list[dict[str, Any]] | None:
         """The rows of terminal tasks on disk, a task's folder or a folder of such; None = there are none.
 
         Raises:
@@ -146,7 +145,6 @@ class TerminalAttempt(CommandAttempt):
     def __init__(self, task: Task, config: Terminal, take: Take):
         super().__init__(config)
         self._task = _with_limits(rows.from_task(task), config)
-        self._steps = self._task.steps or (self._task,)
         self._of_steps: list[dict[str, float]] = []  # what the tests of the steps so far have said
         self._over = False  # no step is left to judge
         self._take = take
@@ -156,6 +154,10 @@ class TerminalAttempt(CommandAttempt):
         if self._task.servers:
             self.stop_strings = (*self.stop_strings, *([STOP] if self.stop_strings else []))
             self.counters |= {"calls": 0.0, "failed_calls": 0.0}
+
+    @property
+    def _steps(self) -> Sequence[TerminalTask]:
+        return self._task.steps or (self._task,)
 
     async def start(self) -> Sequence[Message]:
         """Brings the initial state about; the attempt's time begins when that is done."""
@@ -196,6 +198,7 @@ class TerminalAttempt(CommandAttempt):
 
     async def _check_user(self, wanted: set[str]) -> None:
         """Raises VerifierError where the verifier is to run as another user than the sandbox's one."""
+        assert self._workspace is not None
         for user in map(shlex.quote, wanted):
             command = f'[ "$(id -u -- {user} || echo {user})" = "$(id -u)" ]'
             if (await self._workspace.run(command, timeout_s=ENTER_TIMEOUT_S)).exit_code != 0:
@@ -224,14 +227,17 @@ class TerminalAttempt(CommandAttempt):
         return Step(Observation(((text + ("\n" if not role else ""), TokenKind.OBSERVATION),), role))
 
     async def _call(self, action: str) -> Step | None:
-        """What a call of a server's tool gives; None where the turn has none, or is the last or too late."""
-        if self._servers is None or self._turns_left <= 1 or time.monotonic() >= self._ends_at:
+        """What a call of a server's tool gives; None where the turn has none, or comes too late."""
+        left_s = self._ends_at - time.monotonic()
+        if self._servers is None or left_s <= 0 or replies.parse(self._config.tools, action).done:
             return None
-        if replies.parse(self._config.tools, action).done or (answer := await self._servers.answer(action)) is None:
+        if (answer := await self._servers.answer(action, left_s)) is None:
             return None
         self._turns_left -= 1
-        text, made = answer
-        self.counters["calls" if made else "invalid_actions"] += 1
+        text, counter = answer
+        self.counters[counter] += 1
+        if self._turns_left <= 0:
+            return Step(stop_reason=StopReason.TURN_LIMIT)
         role = dialogue.ROLES[self._config.tools]
         return Step(Observation(((text[: self._config.output_chars] + "\n", TokenKind.OBSERVATION),), role))
 

@@ -78,7 +78,8 @@ def read(folder: Path) -> TerminalTask:
         folder=folder,
     )
     if not (steps := top.get("steps")):
-        _check_alone(top)
+        if "multi_step_reward_strategy" in top:
+            raise RowError("multi_step_reward_strategy", "is for tasks with [[steps]], which this one has not")
         return _part(whole, folder, folder, top, {})
     read_steps = [_step(whole, folder, top, step, number) for number, step in enumerate(steps)]
     return dataclasses.replace(
@@ -139,11 +140,12 @@ def _part(task: TerminalTask, folder: Path, place: Path, top: Table, step: Table
     solution = next((p for p in (place / "solution", folder / "solution") if (p / "solve.sh").is_file()), None)
     tests, env = _tests(folder, place), {**common.get("env", {}), **own.get("env", {})}
     user = own.get("user", common.get("user", ""))
+    collected = [*common.get("collect", ()), *own.get("collect", ())]
     task = dataclasses.replace(
         task,
         instruction=_without_canary(fields.read_text(place / "instruction.md")),
         oracle=Script("bash /solution/solve.sh", {"/solution": solution}) if solution else None,
-        collect=[(one["command"], one.get("timeout_sec", COLLECT_S)) for one in _collected(common, own)],
+        collect=[(one["command"], one.get("timeout_sec", COLLECT_S)) for one in collected],
         verifier_env=env,
         same_user=str(user),
     )
@@ -214,10 +216,6 @@ def _verifier_image(folder: Path, place: Path, common: Any, own: Any, agents: Im
     return agents, False
 
 
-def _collected(*verifiers: Table) -> list[Table]:
-    return [one for verifier in verifiers for one in verifier.get("collect", ())]
-
-
 def _healthchecks(about: Table) -> list[Healthcheck]:
     check = about.get("healthcheck")
     return [] if check is None else [Healthcheck(**{key.replace("_sec", "_s"): value for key, value in check.items()})]
@@ -255,11 +253,6 @@ def _refuse_files(folder: Path) -> None:
     for file in (place / name for place in places for name in _OTHER_FILES):
         if file.exists():
             raise ConfigError(f"{file} is not supported.")
-
-
-def _check_alone(top: Table) -> None:
-    if "multi_step_reward_strategy" in top:
-        raise RowError("multi_step_reward_strategy", "is for tasks with [[steps]], which this one has not")
 
 
 def _without_canary(text: str) -> str:

@@ -12,6 +12,11 @@ from jaxagent.envs.terminal.task import Server, TerminalTask
 from jaxagent.sandbox.base import Sandbox
 
 START_S = 10.0
+# $1 the port, $2 a file for what it writes to stderr, then the server's command. It goes on when the shell has ended.
+_START = """
+port=$1 log=$2; shift 2
+setsid bash -c 'exec 3<>"/dev/tcp/127.0.0.1/$0" && exec "$@" <&3 >&3 3>&-' "$port" "$@" </dev/null >"$log" 2>&1 &
+"""
 
 
 class ServerPipes(Pipes):
@@ -21,12 +26,11 @@ class ServerPipes(Pipes):
       sandbox: where it runs.
       server: what.
       task: for its directory and variables.
-      start: the shell's program that connects a command's stdin and stdout to a port of the sandbox.
     """
 
-    def __init__(self, sandbox: Sandbox, server: Server, task: TerminalTask, start: str) -> None:
+    def __init__(self, sandbox: Sandbox, server: Server, task: TerminalTask) -> None:
         super().__init__(server.command)
-        self._sandbox, self._server, self._task, self._start = sandbox, server, task, start
+        self._sandbox, self._task = sandbox, task
         self._connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] | None = None
         self._listener: asyncio.Server | None = None
 
@@ -47,7 +51,7 @@ class ServerPipes(Pipes):
         self._listener = await asyncio.start_server(on_connected, "127.0.0.1", 0, limit=LINE_BYTES)
         port = await self._sandbox.open_port(0, ("127.0.0.1", self._listener.sockets[0].getsockname()[1]))
         log = f"/tmp/.mcp-{secrets.token_hex(8)}.log"
-        argv = ("bash", "-c", self._start, "bash", str(port), log, *self._argv)
+        argv = ("bash", "-c", _START, "bash", str(port), log, *self._argv)
         started = await self._sandbox.execute(argv, START_S, TAIL_BYTES, self._task.env, self._task.workdir)
         if started.exit_code != 0:
             raise RuntimeError(f"bash does not start it: {started.output.decode('utf-8', 'replace').strip()[:200]}")

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 START_S, CALL_S = 30.0, 60.0
 STOP = CLOSE  # ends a call
 _CALL = re.compile(r"<tool_call>\s*\{")
-# $1 the port, $2 a file for what it writes to stderr, then the server's command. It goes on when the shell has ended.
-_START = """
-port=$1 log=$2; shift 2
-setsid bash -c 'exec 3<>"/dev/tcp/127.0.0.1/$0" && exec "$@" <&3 >&3 3>&-' "$port" "$@" </dev/null >"$log" 2>&1 &
-"""
 
 
 class Servers:
@@ -45,7 +40,7 @@ class Servers:
         from jaxagent.envs.terminal.server_pipes import ServerPipes
 
         for server in self._task.servers:
-            pipes = ServerPipes(self._sandbox, server, self._task, _START)
+            pipes = ServerPipes(self._sandbox, server, self._task)
             self._connections.append(Connection(server.name, pipes))
         try:
             await open_all(self._connections, START_S)
@@ -58,11 +53,10 @@ class Servers:
         """What the agent is told of the tools."""
         return tools_text([tool for _, tool in self.tools.values()], several=False)
 
-    async def answer(self, action: str) -> tuple[str, bool] | None:
-        """What a call in an agent's turn gives, and whether it was one that could be made; None: there is none.
+    async def answer(self, action: str, left_s: float) -> tuple[str, str] | None:
+        """What the call in an agent's turn gives, and the counter that it counts for; None: there is no call.
 
-        Raises:
-          RuntimeError, TimeoutError: the server is gone, or does not answer.
+        A server that is gone, or does not answer, is a failed call: the agent has it in its own sandbox.
         """
         if not self.tools or not _CALL.search(action):
             return None
@@ -71,12 +65,15 @@ class Servers:
         reply = read_answer(action, [tool for _, tool in self.tools.values()])
         call = reply.calls[0] if reply.calls else None
         if call is None or not isinstance(call.arguments, Mapping):
-            return 'Write <tool_call>{"name": ..., "arguments": {...}}</tool_call>.', False
+            return 'Write <tool_call>{"name": ..., "arguments": {...}}</tool_call>.', "invalid_actions"
         if call.name not in self.tools:
-            return f"There is no function {call.name!r:.100}.", False
-        arguments: dict[str, Any] = dict(call.arguments)
-        result = await self._connections[self.tools[call.name][0]].call(call.name, arguments, CALL_S)
-        return as_text(result), True
+            return f"There is no function {call.name!r:.100}.", "invalid_actions"
+        connection = self._connections[self.tools[call.name][0]]
+        try:
+            result = await connection.call(call.name, dict(call.arguments), min(CALL_S, left_s))
+        except (RuntimeError, TimeoutError) as error:
+            return f"The call failed: {error}", "failed_calls"
+        return as_text(result), "failed_calls" if result.is_error else "calls"
 
     async def close(self) -> None:
         """Ends the sessions; the sandbox ends the servers."""

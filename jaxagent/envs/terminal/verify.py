@@ -183,22 +183,6 @@ def reward_of_summary(status: int, output: str) -> float:
     return float(passed and status == 0)
 
 
-def reward_of_files(txt: bytes | None, json_: bytes | None, within: tuple[float, float] = (0.0, 1.0)) -> float:
-    """The number in reward.txt, or "reward" (else the only number) in reward.json.
-
-    Args:
-      txt: content of reward.txt, None = it is not there.
-      json_: content of reward.json, likewise.
-      within: the lowest and the highest reward.
-
-    Raises:
-      ValueError: as the functions below.
-    """
-    reward = scalar(rewards_of_files(txt, json_))
-    in_range(within, reward)
-    return reward
-
-
 def rewards_of_files(txt: bytes | None, json_: bytes | None) -> dict[str, float]:
     """The numbers of reward.json, or the one of reward.txt as {"reward": ...}.
 

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from jaxagent.config import ConfigError
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import as_config_error
 from jaxagent.config.ranges import FiniteFloat, PositiveInt, Seconds
 from jaxagent.envs import forms
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
@@ -79,12 +79,8 @@ class TextArena(Environment):
         thread = OwnThread("textarena")
         begun = thread.call(lambda: _Game(self, 0).new_texts(0), "beginning the game", self.step_timeout_s)
         try:
-            opening.run(begun, self.step_timeout_s + 1)
-        except ConfigError:
-            raise
-        except Exception as error:  # other people's code
-            with_players = f"with env.players={self.players}"
-            raise ConfigError(f"config.env.make='{self.make}' {with_players}: {failure_line(error)}.") from error
+            with as_config_error(f"config.env.make='{self.make}' with env.players={self.players}"):
+                opening.run(begun, self.step_timeout_s + 1)
         finally:
             thread.end()
         yield lambda task, cast=None: TextArenaAttempt(task, cast, self)

@@ -1,11 +1,10 @@
-"""Any environment of the verifiers interface: rows, `env_response`, `is_completed`, and a rubric of reward functions.
+"""Any environment of the package verifiers until 0.3: rows, rollouts of its own, and a rubric of reward functions.
 
     --config.env=verifiers --config.env.make=my_package.my_module:load_environment --config.data.source=verifiers
 
-Such an environment is written against an API that answers in messages. Here the policy itself plays it: the messages of
-`env_response` are its observations, its tools (`oai_tools`) are described to it in the system message, and its calls
-reach the environment as `tool_calls` in OpenAI's form. The package verifiers is not needed; see `rows` for what an
-environment must have.
+The package plays (`hosted.py`); the policy has the model's seat: the messages that it is asked with are its prompt and
+its observations, tools are described to it in the system message, and its calls go back as `tool_calls` in OpenAI's
+form. An object that does without the package is played likewise (`plain.py`).
 
 One environment object serves all attempts, as there; what belongs to one is in its `state`.
 """
@@ -15,21 +14,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.verifiers import rows
-from jaxagent.envs.verifiers.dialogue import Classic, Hosted
-from jaxagent.envs.verifiers.hosted import Loop, is_hosted, note_failures, prepare
+from jaxagent.envs.verifiers.hosted import Loop, Seat, note_failures, prepare
 from jaxagent.envs.verifiers.rows import SOLVED
 from jaxagent.tools.calls import Tool
 from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
 from jaxagent.types import StopReason, Task, TokenKind
+
+STOPS = {"max_turns_reached": StopReason.TURN_LIMIT, "timeout_reached": StopReason.TIME_LIMIT}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,44 +85,51 @@ class Verifiers(Environment):
                 rows.prompt_of(environment, row_of(environment, task))
             except ValueError as error:
                 raise ConfigError(f"config.env.make='{self.make}': {error}.") from error
-        if not is_hosted(environment):
-            yield lambda task: VerifiersAttempt(task, self, environment, lambda call: Classic(environment, call))
-            return
         prepare(environment, self.max_turns)
         note_failures(environment)
         with Loop() as loop:
-            yield lambda task: VerifiersAttempt(task, self, environment, lambda call: Hosted(environment, call, loop))
+            yield lambda task: VerifiersAttempt(task, self, environment, loop)
 
 
 class VerifiersAttempt(Attempt):
-    """One attempt: one state of the environment."""
+    """One attempt: one rollout of the environment, on `loop`, in which the policy has a seat."""
 
-    def __init__(
-        self, task: Task, config: Verifiers, environment: Any, dialogue: Callable[..., Classic | Hosted]
-    ) -> None:
-        self._task, self._config = task, config
+    def __init__(self, task: Task, config: Verifiers, environment: Any, loop: Loop) -> None:
+        self._config, self._environment, self._loop = config, environment, loop
         self._row = row_of(environment, task)
-        self._dialogue = dialogue(self._call)
+        self._seat = Seat(environment)
+        self._request: Mapping[str, Any] = {}
         self._tools: Sequence[Tool] = ()
         self._turns = 0
-        most = getattr(environment, "max_turns", -1)
-        self._most_turns = min(config.max_turns, most) if type(most) is int and most > 0 else config.max_turns
         self.stop_strings: Sequence[str] = ()
         self.counters: dict[str, float] = {"calls": 0.0, "invalid_actions": 0.0}
 
     async def start(self) -> Sequence[Message]:
-        """The row's prompt, and the tools."""
-        prompt, self._tools = await self._dialogue.begin(dict(self._row), self._task.id)
+        """The row's prompt, and the tools. Raises ValueError: the rollout is over before it has asked."""
+        row = {**self._row, "prompt": rows.prompt_of(self._environment, self._row)}
+        request = await self._do(self._seat.begin(row))
+        if request is None:
+            raise ValueError(f"the rollout is over before the policy was asked: {self._seat.state.get('error')!r}")
+        self._request, self._tools = request, rows.tools_of(request.get("tools") or ())
         self.stop_strings = (CLOSE,) if self._tools else ()
-        return rows.policy_messages(prompt, self._tools)
+        return rows.policy_messages(request["messages"], self._tools)
 
     async def step(self, action: str) -> Step:
         """Gives the policy's message to the environment, and its messages to the policy. A call that cannot be read is
-        text to the environment, as servers leave it."""
+        text to the environment, as servers leave it. Raises ValueError: it shows another conversation than took place.
+        """
         self._turns += 1
-        reason, new = await self._dialogue.say(self._message(action), self._turns >= self._most_turns)
-        if reason is not None:
-            return Step(stop_reason=reason)
+        message = self._message(action)
+        request = await self._do(self._seat.say(message))
+        if request is None:
+            stop = STOPS.get(self._seat.state.get("stop_condition"), StopReason.ANSWER)
+            return Step(stop_reason=StopReason.ANSWER if getattr(self._environment, "max_turns", 0) == 1 else stop)
+        if self._turns >= self._config.max_turns:
+            return Step(stop_reason=StopReason.TURN_LIMIT)
+        before, self._request = self._request["messages"], request
+        own, *new = request["messages"][len(before) :] or [{}]
+        if request["messages"][: len(before)] != before or rows.text_of(own) != message["content"]:
+            raise ValueError("get_prompt_messages rewrites the conversation; here a conversation only grows")
         texts = [rows.text_of(m) for m in new]
         if not any(texts):
             raise ValueError("env_response gave nothing to show, and the environment is not completed")
@@ -137,50 +143,29 @@ class VerifiersAttempt(Attempt):
         if reply.malformed or not reply.calls:
             return {"role": "assistant", "content": action}
         self.counters["calls"] += len(reply.calls)
-        calls = [
-            _Open(
-                id=f"call_{self._turns}_{i}",
-                type="function",
-                function=_Open(name=call.name, arguments=json.dumps(call.arguments)),
-            )
-            for i, call in enumerate(reply.calls)
-        ]
+        functions = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in reply.calls]
+        calls = [{"id": f"call_{self._turns}_{i}", "type": "function", "function": f} for i, f in enumerate(functions)]
         return {"role": "assistant", "content": reply.text, "tool_calls": calls}
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """The rubric: the weighted sum of its functions; each one's value is a component.
 
-        A message that was cut, and that `step` never got, is the last of the completion all the same.
+        A message that was cut, and that `step` never got, is the last of the completion all the same. A rollout that is
+        not over ends as with a full context.
         """
         if len(transcript.turns) > self._turns:
-            self._turns += 1
-            await self._dialogue.end({"role": "assistant", "content": transcript.turns[-1][0]})
-        elif transcript.ended is StopReason.TOKEN_LIMIT:
-            await self._dialogue.fill()
-        reward, scores = await self._dialogue.score()
+            await self._do(self._seat.say({"role": "assistant", "content": transcript.turns[-1][0]}, cut=True))
+        await self._do(self._seat.fill())
+        reward, scores = await self._do(self._seat.score())
         return Verdict(reward, {**scores, SOLVED: float(reward >= self._config.solved_reward)})
 
     async def close(self) -> None:
-        """The environment is shared; an attempt has nothing but its state."""
-        await self._dialogue.close()
+        """Gives up a rollout that is not over; the environment is shared."""
+        await self._do(self._seat.close())
 
-    async def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """Calls what may be a coroutine function, or one that blocks and gets a thread."""
+    async def _do(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         async with asyncio.timeout(self._config.step_timeout_s):
-            if inspect.iscoroutinefunction(function):
-                return await function(*args, **named)
-            result = await asyncio.to_thread(function, *args, **named)
-            return await result if inspect.isawaitable(result) else result
-
-
-class _Open(dict[str, Any]):
-    """A dict whose entries are attributes too: environments read tool calls in either way."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
+            return await self._loop.run(coroutine)
 
 
 def _task_row(environment: Any, split: str, number: int, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.envs.verifiers import plain
 
 SEAT: contextvars.ContextVar[Any] = contextvars.ContextVar("seat")  # whose rollout or rubric runs
 STOP_S = 10.0  # for an attempt that is given up to clean up
@@ -29,11 +30,6 @@ ASKED_IN_VAIN = 3  # requests that are refused before a rollout is given up
 TOO_LONG = (
     "This model's maximum context length is less than this prompt has."  # as servers say it, and the package reads
 )
-
-
-def is_hosted(environment: Any) -> bool:
-    """Whether the environment is the package's, and plays rollouts itself."""
-    return hasattr(environment, "rollout")
 
 
 def parts(environment: Any) -> Iterator[Any]:
@@ -56,11 +52,11 @@ def prepare(environment: Any, most_turns: int) -> None:
                 raise ConfigError(
                     f"config.env.make: {name} counts tokens, which config.env.context_tokens bounds here."
                 )
-        if type(own := getattr(part, "max_turns", None)) is int:
+        if type(own := getattr(part, "max_turns", -1)) is int:
             part.max_turns = min(own, most_turns) if own > 0 else most_turns
         if _begins_with_a_row(part):
             part.init_state = _keeping(part.init_state)
-        elif hasattr(part, "is_completed"):
+        elif hasattr(part, "rollout") and hasattr(part, "is_completed"):
             part.is_completed = _ending(part.is_completed)
 
 
@@ -115,18 +111,8 @@ class Seat:
 
     async def begin(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Begins the rollout. Returns its first request, in OpenAI's form; None: it is over before it has asked."""
-        import openai
-
         SEAT.set(self)
-        base = next(cls for cls in openai.DefaultAsyncHttpxClient.__mro__ if cls.__module__.startswith("httpx"))
-        self._http = sys.modules[base.__module__.partition(".")[0]]
-        http = base(transport=self._http.MockTransport(self._answer), trust_env=False)
-        client: Any = openai.AsyncOpenAI(base_url="http://policy/v1", api_key="policy", http_client=http, max_retries=0)
-        if (wrapped := _imported(self._environment, "clients", "OpenAIChatCompletionsClient")) is not None:
-            client = wrapped(client)
-        by_row = _begins_with_a_row(self._environment)
-        rollout = self._environment.rollout(dict(row), client, "policy", {}) if by_row else self._classic(row, client)
-        self._rollout = asyncio.get_running_loop().create_task(rollout)
+        self._rollout = asyncio.get_running_loop().create_task(self._play(row))
         return await self._next()
 
     async def say(self, message: Mapping[str, Any], cut: bool = False) -> Mapping[str, Any] | None:
@@ -155,6 +141,8 @@ class Seat:
         be 0 in the package. Where the package refuses a message of the policy's, an empty one, it is 0 here, too.
         """
         SEAT.set(self)
+        if not hasattr(self._environment, "rollout"):
+            return await plain.score(self._environment, self.state)
         error = self.state.get("error")
         is_refused = isinstance(error, _imported(self._environment, "errors", "InvalidModelResponseError") or ())
         if isinstance(error, Exception) and not is_refused:
@@ -181,6 +169,22 @@ class Seat:
         await asyncio.wait({self._rollout}, timeout=STOP_S)
         if self.state and not hasattr(self._environment, "cleanup") and hasattr(self._environment, "_cleanup"):
             await self._environment._cleanup(self.state)  # 0.1.8 does so only where a stop condition holds
+
+    async def _play(self, row: Mapping[str, Any]) -> Any:
+        """The environment's rollout. Returns its state."""
+        if not hasattr(self._environment, "rollout"):
+            return await plain.play(self._environment, row, self._asked)
+        import openai
+
+        base = next(cls for cls in openai.DefaultAsyncHttpxClient.__mro__ if cls.__module__.startswith("httpx"))
+        self._http = sys.modules[base.__module__.partition(".")[0]]
+        http = base(transport=self._http.MockTransport(self._answer), trust_env=False)
+        client: Any = openai.AsyncOpenAI(base_url="http://policy/v1", api_key="policy", http_client=http, max_retries=0)
+        if (wrapped := _imported(self._environment, "clients", "OpenAIChatCompletionsClient")) is not None:
+            client = wrapped(client)
+        if _begins_with_a_row(self._environment):
+            return await self._environment.rollout(dict(row), client, "policy", {})
+        return await self._classic(row, client)
 
     async def _classic(self, row: Mapping[str, Any], client: Any) -> Any:
         """The rollout of a version until 0.1.7, begun as its `generate` begins it. Returns the state."""
@@ -214,15 +218,19 @@ class Seat:
         self.state = self._rollout.result()
         return None
 
+    async def _asked(self, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """What the policy says to a request; None: its context is full."""
+        self._reply = asyncio.get_running_loop().create_future()
+        await self._requests.put(request)
+        return await self._reply
+
     async def _answer(self, request: Any) -> Any:
         """Stands for the server: takes a request of the client's, returns the response."""
         if not request.url.path.endswith("/chat/completions"):
             return self._http.Response(
                 404, json={"error": {"message": f"{request.url.path}: here is the policy's chat only"}}
             )
-        self._reply = asyncio.get_running_loop().create_future()
-        await self._requests.put(json.loads(await request.aread()))
-        reply = await self._reply
+        reply = await self._asked(json.loads(await request.aread()))
         if reply is None:
             error = {"message": TOO_LONG, "type": "invalid_request_error", "code": "context_length_exceeded"}
             return self._http.Response(400, json={"error": error})

@@ -27,6 +27,7 @@ from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.utils.loaders import default_harness_id, harness_class, load_environment, resolve_env_config
 
 KEY = "JAXAGENT_EPISODE_%s_API_KEY"  # the package hands variables with API_KEY in their names to no program
+CLOUD = "prime"  # the package's own choice of a runtime: its maker's
 REFUSED = {  # of the role that is the policy
     "model": "the policy is the model",
     "sampling": "rl.sampling says how the policy is sampled",
@@ -40,12 +41,11 @@ def configured(settings: dict[str, Any]) -> tuple[vf.EnvConfig, str]:
     Raises ValueError: a setting that means nothing here, by its name.
     """
     raw = json.loads(json.dumps(settings["env"]))
+    declared = agent_config_fields(resolve_env_config(raw))
     unset = [
-        name
-        for name, role in agent_config_fields(resolve_env_config(raw)).items()
-        if "runtime" not in role_of(raw, name)
+        name for name, role in declared.items() if role.runtime.type == CLOUD and "runtime" not in role_of(raw, name)
     ]
-    for name in unset:  # the package's own choice is its maker's cloud
+    for name in unset:
         raw[name] = {**role_of(raw, name), "runtime": {"type": "subprocess"}}
     config = resolve_env_config(raw)
     roles = agent_config_fields(config)
@@ -73,7 +73,9 @@ def configured(settings: dict[str, Any]) -> tuple[vf.EnvConfig, str]:
             f"{ours[0]}.timeout.rollout={role.timeout.rollout:g} is more than env.run_s={settings['run_s']:g}"
         )
     turns = min(filter(None, (role.max_turns, settings["max_turns"])))
-    return config.model_copy(update={ours[0]: role.model_copy(update={"max_turns": turns})}), ours[0]
+    return config.model_copy(
+        update={ours[0]: role.model_copy(update={"max_turns": turns, "retries": type(role.retries)()})}
+    ), ours[0]
 
 
 def role_of(raw: dict[str, Any], name: str) -> dict[str, Any]:

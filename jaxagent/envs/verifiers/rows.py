@@ -1,12 +1,11 @@
 """What an environment of the verifiers interface has to offer: its rows, prompts, tools and reward functions.
 
-Nothing here needs the package verifiers: an environment is any object with these attributes, of which it may have both
-forms or one.
+Nothing here needs the package verifiers: an environment is any object with
 
     dataset, eval_dataset         sequences of rows, or get_dataset() and get_eval_dataset()
     rubric                        funcs and weights (or reward_funcs, get_reward_funcs(), ...), or a group of `rubrics`
     oai_tools or tool_defs        tools, in OpenAI's form or without its outer layer; may be missing
-    setup_state, env_response, is_completed, max_turns
+    rollout, or setup_state, env_response, is_completed, max_turns
 """
 
 from __future__ import annotations
@@ -90,9 +89,9 @@ def text_of(message: Mapping[str, Any]) -> str:
     return "".join(part["text"] for part in content)
 
 
-def tools_of(get: Callable[[str], Any]) -> list[Tool]:
-    """The tools that an environment or an attempt's state offers, given a function that gets its parts by name."""
-    forms = [form.get("function") or form for form in get("oai_tools") or get("tool_defs") or ()]
+def tools_of(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    """The tools of a request."""
+    forms = [form.get("function") or form for form in tools]
     return [Tool(form["name"], form.get("description") or "", form.get("parameters") or {}) for form in forms]
 
 
@@ -148,16 +147,6 @@ def place_of(task: Task) -> tuple[str, int]:
     if split not in ("train", "heldout") or type(number) is not int:
         raise ConfigError(f"task {task.id!r} names no row of the environment: take --config.data.source=verifiers.")
     return split, number
-
-
-def score_objects(environment: Any, rubric: Any, state: Any, row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rubric's reward functions may ask for, by name."""
-    if hasattr(rubric, "score_objects"):
-        return rubric.score_objects(state)
-    objects = {name: state.get(name) for name in ("prompt", "completion", "answer", "task", "info")}
-    objects |= {**{name: value for name, value in row.items() if name not in objects}, "state": state}
-    parser = getattr(rubric, "parser", getattr(environment, "parser", None))
-    return {**objects, "parser": parser, **getattr(rubric, "class_objects", {})}
 
 
 def policy_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Message]:

@@ -3,7 +3,13 @@
 import pytest
 
 from jaxagent.envs.terminal import dialogue
-from jaxagent.envs.terminal.verify import reward_of_files, reward_of_status, reward_of_summary
+from jaxagent.envs.terminal.verify import in_range, reward_of_status, reward_of_summary, rewards_of_files, scalar
+
+
+def reward_of_files(txt, json_, within=(0.0, 1.0)):
+    reward = scalar(rewards_of_files(txt, json_))
+    in_range(within, reward)
+    return reward
 
 
 @pytest.mark.parametrize(
