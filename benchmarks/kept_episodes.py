@@ -56,8 +56,9 @@ def step_seconds(workdir: Path, policy: str, keep: str, steps: int) -> np.ndarra
 def longer(trajectory: Trajectory, tokens: int, rng: np.random.Generator) -> Trajectory:
     """So many tokens, drawn from its own."""
     drawn = rng.integers(0, len(trajectory), tokens)
-    fields = {field.name: getattr(trajectory, field.name) for field in dataclasses.fields(trajectory)}
-    return Trajectory(**{name: None if column is None else column[drawn] for name, column in fields.items()})
+    columns = {field.name: getattr(trajectory, field.name) for field in dataclasses.fields(trajectory)}
+    chosen: dict[str, Any] = {name: None if column is None else column[drawn] for name, column in columns.items()}
+    return Trajectory(**chosen)
 
 
 def store_seconds(folder: Path, episodes: Sequence[Episode], tokens: int, repetitions: int = 9) -> dict[str, float]:

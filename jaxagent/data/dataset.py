@@ -48,8 +48,8 @@ class Files(SourceConfig):
     def folder(self, workdir: str, seed: int, env: EnvConfig, note: Callable[[str], None]) -> Path:
         """The path; or, of what only the environment reads, rows under the workdir, shuffled, a fifth held out."""
         path = Path(self.path)
-        rows = env.rows_of(path) if hasattr(env, "rows_of") else None
-        if rows is None:
+        rows_of = getattr(env, "rows_of", None)  # of an `envs.base.Environment`, which this room does not know
+        if rows_of is None or (rows := rows_of(path)) is None:
             return path
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         random.Random(seed).shuffle(lines)

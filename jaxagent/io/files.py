@@ -108,13 +108,18 @@ def one_at_a_time(path: pathlib.Path) -> Iterator[None]:
 
     Where the file system has no locks nobody waits.
     """
-    with path.open("a", encoding="utf-8") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    is_there = False
+    while not is_there:
+        with path.open("a", encoding="utf-8") as file:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):  # removed by who was inside: others now wait at a new one
+                is_there = os.path.samefile(path, file.fileno())
+            if is_there:
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
 
 
 def make_folder_once(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +20,7 @@ from jaxagent.observe.text import number
 STAGES = ("opd", "rl")  # that sample and train
 FIRST = 5  # measured steps that later ones are compared with
 EVALUATIONS = 4  # that are compared, the newest
+NOISE, SOLVED = 4, 0.9  # standard errors that a rise must exceed; a held-out share from which little is left to rise
 AGES = {"neither": 0, "clip": 4, "correction": 8}  # of a token in steps, at most, by what limits its weight
 Record = Mapping[str, Any]
 Measured = Sequence[Any]  # numbers, or tuples of them
@@ -106,6 +109,9 @@ class Watch:
                 first.append(measured)
             value = rule.value(first, list(last)) if len(last) >= rule.steps else 0.0
             if value > rule.threshold and rule.name not in self._on:
+                if stage == "opd":  # has its own, and all else from rl
+                    knob = rule.knob.replace("rl.optimizer.learning_rate", "opd.learning_rate")
+                    rule = dataclasses.replace(rule, knob=knob)
                 self._on[rule.name] = alarm = Alarm(rule, stage, step, value)
                 self.alarms.append(alarm)
                 news.append(alarm)
@@ -170,6 +176,14 @@ def _failed_calls(record: Record, config: Record) -> tuple[float, float] | None:
     return (sum(bad for bad, _ in known), sum(every for _, every in known)) if known else None
 
 
+def _no_signal(record: Record, config: Record) -> float | None:
+    """Of an advantage that compares the rewards of attempts: others, and teachers, find something in equal ones."""
+    advantage = str(of_config(config, "rl.advantage.name", "group_"))
+    compares = advantage.startswith(("group_", "leave_", "maxrl", "max_at_k", "pass_at_k"))
+    judged = record["stage"] == "opd" or of_config(config, "rl.distill") is not None
+    return record.get("groups/zero_signal_frac") if compares and not judged else None
+
+
 def _held_out(record: Record, config: Record) -> tuple[float, float, list[float]] | None:
     """Reward, length, and of a step that evaluates the score, greedy and sampled."""
     reward, length = record.get("reward/mean"), record.get("episode/action_tokens")
@@ -221,7 +235,8 @@ def _failing(first: Measured, last: Measured) -> float:
 def _reward_alone(longer: bool) -> Judge:
     """By how much the reward has risen over the last evaluations while no held-out score has risen a tenth as much.
 
-    0 where sampled texts have grown by three tenths meanwhile, with `longer` where they have not.
+    0 where sampled texts have grown by three tenths meanwhile, with `longer` where they have not; where the rise
+    is within what steps differ by anyhow; and where held-out tasks are solved, so that no score can rise.
     """
 
     def value(first: Measured, last: Measured) -> float:
@@ -233,8 +248,14 @@ def _reward_alone(longer: bool) -> Judge:
             [statistics.fmean(row[place] for row in part) for place in (0, 1)] for part in parts
         ]
         rise = reward_now - reward
-        gains = [now - then for then, now in zip(last[ends[1]][2], last[ends[-1]][2], strict=True)]
-        return 0.0 if max(gains) >= 0.1 * rise or (length_now > 1.3 * length) is not longer else rise
+        # From one step to the next, so that a trend is no noise; of this, four standard errors of the rise.
+        noise = statistics.fmean((then[0] - now[0]) ** 2 for then, now in itertools.pairwise(last)) / 2
+        if rise <= NOISE * math.sqrt(noise * sum(1 / len(part) for part in parts)):
+            return 0.0
+        pairs = list(zip(last[ends[1]][2], last[ends[-1]][2], strict=True))
+        rises = any(now - then >= 0.1 * rise for then, now in pairs)
+        solved = all(min(pair) >= SOLVED and max(pair) <= 1 for pair in pairs)
+        return 0.0 if rises or solved or (length_now > 1.3 * length) is not longer else rise
 
     return value
 
@@ -255,7 +276,7 @@ RULES = (
          "Miles' table of run health: above 0.5", _number("policy/clip_frac"), _MEAN),
     Rule("no_signal", "groups/zero_signal_frac", "all attempts at a task get the same reward: nothing can be learnt",
          "mean", 0.95, 10, "rl.refill",
-         "DAPO, arXiv 2503.14476, section 3.2, for the remedy; " + OURS, _number("groups/zero_signal_frac"), _MEAN),
+         "DAPO, arXiv 2503.14476, section 3.2, for the remedy; " + OURS, _no_signal, _MEAN),
     Rule("truncation", "stop/token_limit", "attempts run out of tokens before they can end",
          "mean", 0.25, 5, "env.turn_tokens",
          "DAPO, arXiv 2503.14476, section 3.4, for the harm; " + OURS, _number("stop/token_limit"), _MEAN),

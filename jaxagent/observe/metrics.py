@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -98,7 +99,7 @@ class MetricsWriter:
             reason = without_secrets(str(error) if isinstance(error, ChildProcessError) else failure_line(error))
             self.dropped[name] = reason
             self._trackers.pop(name, None)
-            command = f"python -m jaxagent.observe.track {self._workdir} {name}"
+            command = f"python -m jaxagent.observe.track {shlex.quote(str(self._workdir))} {name}"
             rest = "" if name == "tensorboard" else f" `{command}` sends the rest."
             self._note(f"config.track: {name} is dropped, and the run goes on: {reason}.{rest} Said once.")
 
@@ -128,7 +129,7 @@ class TrackerProcess:
             if code != 1 and line:  # else the line says why
                 self._note(f"{self._name}: {line}")
             self._last = line
-        if code:
+        if code or (code == 0 and not self._stdin.closed):
             reasons = {1: self._last, -signal.SIGALRM: f"no answer for {SILENT_S} s"}
             raise ChildProcessError(reasons.get(code) or f"its process has ended with code {code}")
 

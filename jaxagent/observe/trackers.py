@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from jaxagent.io import files
 
 PROJECT = "jaxagent"  # where the package's own variable names no other
 COLUMNS: list[Any] = ["step", "task", "attempt", "prompt", "answer", "reward", "stop"]  # of an episode in a table
@@ -51,8 +54,8 @@ def open_wandb(workdir: Path, folder: Path, known_as: str, fresh: str, config: M
         wandb.teardown()
         run = start("offline")
     run.config.update(dict(config), allow_val_change=True)
-    offline = run.settings.mode == "offline"
-    note += f"`wandb sync {folder}/wandb/offline-run-*-{run.id}` sends the run" if offline else run.url or ""
+    folders = f"{shlex.quote(f'{folder}/wandb')}/offline-run-*-{run.id}"
+    note += f"`wandb sync {folders}` sends the run" if run.settings.mode == "offline" else run.url or ""
     stages = set[str]()
 
     def log(values: Mapping[str, Any], calls: int) -> None:
@@ -88,15 +91,17 @@ def open_mlflow(workdir: Path, folder: Path, known_as: str, fresh: str, config: 
     from mlflow.entities import Metric, Param
 
     beside, uri = workdir.absolute().parent, os.environ.get("MLFLOW_TRACKING_URI")
-    client = MlflowClient(uri or f"sqlite:///{beside}/mlflow.db")
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-    if known_as:
-        client.update_run(known_as, "RUNNING")
-    elif experiment := client.get_experiment_by_name(name):
-        known_as = client.create_run(experiment.experiment_id, run_name=workdir.name).info.run_id
-    else:
-        made = client.create_experiment(name, None if uri else (beside / "mlartifacts").as_uri())
-        known_as = client.create_run(made, run_name=workdir.name).info.run_id
+    store, name = f"sqlite:///{beside}/mlflow.db", os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    # Of runs that begin together only one can make the tables and the experiment.
+    with files.one_at_a_time(beside / ".mlflow.lock"):
+        client = MlflowClient(uri or store)
+        if known_as:
+            client.update_run(known_as, "RUNNING")
+        else:
+            experiment = client.get_experiment_by_name(name)
+            artifacts = None if uri else (beside / "mlartifacts").as_uri()
+            number = experiment.experiment_id if experiment else client.create_experiment(name, artifacts)
+            known_as = client.create_run(number, run_name=workdir.name).info.run_id
 
     def legal(name: str) -> str:
         return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)[:250]
@@ -124,7 +129,7 @@ def open_mlflow(workdir: Path, folder: Path, known_as: str, fresh: str, config: 
 
     return Tracker(
         known_as,
-        "" if uri else f"`mlflow ui --backend-store-uri sqlite:///{beside}/mlflow.db` shows the run",
+        "" if uri else f"`mlflow ui --backend-store-uri {shlex.quote(store)}` shows the run",
         record,
         lambda log, step, rows, calls: client.log_dict(
             known_as, {"columns": COLUMNS, "data": rows}, f"episodes/{log}.{step:06d}.json"

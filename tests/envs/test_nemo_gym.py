@@ -7,7 +7,7 @@ import re
 
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
@@ -226,6 +226,7 @@ PARAMETERS = st.dictionaries(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a machine that has other things to do
 @given(PARAMETERS | JSON, st.none() | JSON)
 def test_no_row_fails_in_any_other_way(params, name):
     with contextlib.suppress(RowError):
@@ -234,13 +235,13 @@ def test_no_row_fails_in_any_other_way(params, name):
 
 
 def test_settings_and_servers_that_cannot_work():
-    for settings, said in (
+    for wrong, said in (
         ({"server": "nowhere"}, "neither 'package.module:Class' nor a URL"),
         ({"server": "a:B", "arguments": "[1]"}, "must be a JSON object"),
         ({"server": "a:B", "variables": ("=3",)}, "is no variable"),
     ):
         with pytest.raises(ConfigError, match=said):
-            NemoGym(**settings)
+            NemoGym(**wrong)
     with pytest.raises(ConfigError, match="is not reached"), opened(NemoGym(server="http://127.0.0.1:9")):
         pass
 

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import threading
+import time
 
 import pytest
 
@@ -67,3 +69,33 @@ def test_a_relative_cache_directory_is_ignored(monkeypatch, tmp_path):
     for given, where in ((str(tmp_path / "c"), "c"), ("cache", ".cache"), ("./c", ".cache"), ("", ".cache")):
         monkeypatch.setenv("XDG_CACHE_HOME", given)
         assert files.cache_directory() == tmp_path / where / "jaxagent"
+
+
+def test_one_at_a_time_also_where_the_one_before_has_gone_meanwhile(tmp_path):
+    """The second waits at the file that the first removes; the third comes when that is gone."""
+    path, inside, most, first_is_in = tmp_path / "lock", 0, 0, threading.Event()
+
+    def enter(leaves: threading.Event) -> None:
+        nonlocal inside, most
+        with files.one_at_a_time(path):
+            inside += 1
+            most = max(most, inside)
+            first_is_in.set()
+            leaves.wait(5)
+            inside -= 1
+
+    first, now = threading.Event(), threading.Event()
+    threads = [threading.Thread(target=enter, args=(leaves,)) for leaves in (first, now, now)]
+    threads[0].start()
+    assert first_is_in.wait(5)
+    threads[1].start()
+    time.sleep(0.1)  # it waits
+    first.set()
+    threads[0].join()
+    time.sleep(0.1)  # it is in
+    threads[2].start()
+    time.sleep(0.1)
+    now.set()
+    for thread in threads:
+        thread.join()
+    assert most == 1 and list(tmp_path.iterdir()) == []

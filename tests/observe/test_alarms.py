@@ -11,6 +11,7 @@ import re
 import time
 import typing
 
+import numpy as np
 import pytest
 
 from jaxagent.config import Config
@@ -212,3 +213,48 @@ def test_a_step_costs_next_to_nothing_however_long_the_run_is():
 
 def test_names_are_words():
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", rule.name) for rule in RULES)
+
+
+def _noisy(seed: int, tasks: int, attempts: int, every: int, evaluated: int, scale: float = 1.0) -> list[dict]:
+    """A run that neither learns nor cheats: rewards and scores of tasks of which half are solved."""
+    draw, rows = np.random.default_rng(seed), list[dict]()
+    for step in range(1, 71):
+        chances = draw.beta(0.5, 0.5, tasks)
+        row = {"stage": "rl", "step": step, "reward/mean": scale * draw.binomial(attempts, chances).mean() / attempts}
+        if step % every == 0:
+            row["eval/em"] = scale * draw.binomial(evaluated, 0.5) / evaluated
+        rows.append(row | {"episode/action_tokens": 100 * draw.lognormal(0, 0.2)})
+    return rows
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 5, 50), (8, 8, 2, 64), (2, 8, 10, 20), (16, 8, 10, 100, 100.0)], ids=str)
+def test_noise_is_no_reward_alone(sizes):
+    assert [seed for seed in range(20) if Watch({}, _noisy(seed, *sizes)).alarms] == []
+
+
+def test_where_held_out_tasks_are_solved_no_score_can_rise():
+    rows = [row | {"eval/em": 1.0} if "eval/em" in row else row for row in _noisy(0, 16, 8, 10, 100)]
+    rising = [row | {"reward/mean": 0.4 + 0.008 * row["step"]} for row in rows]
+    assert Watch({}, rising).alarms == []
+    flat = [row | {"eval/em": 0.6} if "eval/em" in row else row for row in rising]
+    assert [alarm.rule.name for alarm in Watch({}, flat).alarms] == ["reward_alone"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "rl", "alarms_of_it"),
+    [
+        ("rl", {"advantage": {"name": "group_mean_std"}}, ["no_signal"]),
+        ("rl", {"advantage": {"name": "gae"}}, []),
+        ("rl", {"advantage": {"name": "no_reward"}, "distill": {"teacher": "x"}}, []),
+        ("opd", {"advantage": {"name": "group_mean_std"}}, []),
+    ],
+)
+def test_equal_rewards_are_a_sin_only_where_attempts_are_compared(stage, rl, alarms_of_it):
+    rows = [{"stage": stage, "step": step, "groups/zero_signal_frac": 1.0} for step in range(1, 20)]
+    assert [alarm.rule.name for alarm in Watch({"rl": rl}, rows).alarms] == alarms_of_it
+
+
+def test_distillation_has_a_learning_rate_of_its_own():
+    rows = [{"stage": "opd", "step": step, "policy/kl_behaviour": 1.0} for step in range(1, 9)]
+    (alarm,) = Watch({}, rows).alarms
+    assert alarm.rule.knob == "opd.learning_rate" and "config.opd.learning_rate." in alarm.text

@@ -209,6 +209,25 @@ def test_a_run_that_goes_back_and_on_is_one_run_with_the_numbers_of_its_metrics(
 
 
 @pytest.mark.slow
+def test_runs_that_begin_together_beside_each_other_are_all_in_mlflow(home):
+    """None has made its tables, nor its experiment, when the others look."""
+    needs("mlflow")
+    workdirs = [home / "all my runs" / name for name in ("first", "second", "third")]
+    for workdir in workdirs:
+        workdir.mkdir(parents=True)
+        (workdir / CONFIG_FILE).write_text("{}")
+        (workdir / METRICS_FILE).write_text('{"stage": "rl", "step": 1, "loss": 0.5}\n')
+    command = [sys.executable, "-m", "jaxagent.observe.track"]
+    senders = [
+        subprocess.Popen([*command, workdir, "mlflow"], cwd=tiny_run.ROOT, stdout=subprocess.PIPE, text=True)
+        for workdir in workdirs
+    ]
+    said = [sender.communicate(timeout=120)[0] for sender in senders]
+    assert [sender.returncode for sender in senders] == [0, 0, 0], said
+    assert f"'sqlite:///{home}/all my runs/mlflow.db'" in said[0] and of_mlflow(workdirs[0]).runs == 3
+
+
+@pytest.mark.slow
 def test_a_server_that_never_answers_costs_a_run_less_than_5_s_and_learns_no_key(home, monkeypatch):
     """While wandb waits for its first word; later it has gone on offline by itself, and nothing is lost."""
     needs("wandb")

@@ -31,6 +31,7 @@ def told(what, *more):
     if where == what and how == "hang": time.sleep(1000)
     if where == what and how == "hold": ctypes.PyDLL(None).sleep(1000)  # no other thread runs meanwhile
     if where == what and how == "exit": os._exit(3)
+    if where == what and how == "end": os._exit(0)
     if where == what and how == "leave": raise SystemExit(0)
     if where == what and how == "raise":
         raise RuntimeError(f"no: key {os.environ['FAKE_API_KEY']} at http://me:word@host/x")
@@ -63,7 +64,7 @@ def fake(tmp_path, monkeypatch):
 
 @pytest.fixture
 def workdir(tmp_path):
-    folder = tmp_path / "runs" / "first"
+    folder = tmp_path / "my runs" / "first"
     folder.mkdir(parents=True)
     (folder / CONFIG_FILE).write_text(json.dumps({"seed": 3, "eval": {"every": 2}, "rl": {"steps": 9}}))
     (folder / SUMMARY_FILE).write_text(json.dumps({"reward": 0.5, "inner": {"x": 2}, "text": "t"}))
@@ -83,6 +84,7 @@ MISBEHAVIOUR = [
     "raise_import",
     "raise_init",
     "exit_record",
+    "end_record",
     "leave_record",
     "hang_finish",
 ]
@@ -113,10 +115,11 @@ def test_a_tracker_that_misbehaves_costs_a_run_little_and_is_dropped(mode, fake,
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
     (note,) = [note for note in notes if "dropped" in note]
-    reasons = {"hang": "not ready", "hold": "not ready", "raise": "RuntimeError: no: key ***", "exit": "code 3"}
+    reasons = {"hang": "not ready", "hold": "not ready", "raise": "RuntimeError: no: key ***"}
+    reasons |= {"exit": "code 3", "end": "code 0"}
     reason = writer.dropped.pop("trackio")
     assert not writer.dropped and reason in note and reasons.get(mode.partition("_")[0], "SystemExit") in reason
-    assert f"jaxagent.observe.track {workdir} trackio" in note
+    assert f"jaxagent.observe.track '{workdir}' trackio" in note
     assert [r["step"] for r in jsonl.read(workdir / METRICS_FILE)] == list(range(1, 200 if hangs else 201))
     everything = b"".join(path.read_bytes() for path in workdir.rglob("*") if path.is_file()) + "".join(notes).encode()
     assert KEY.encode() not in everything and b"me:word" not in everything

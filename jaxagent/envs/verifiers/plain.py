@@ -21,12 +21,14 @@ async def play(
     completion: list[Mapping[str, Any]] = []
     state: Any = {"answer": "", "task": "default", "info": {}, "example_id": 0, **row, "input": row}
     state |= {"completion": completion, "responses": [], "trajectory": [], "turn": 0, "prompt_too_long": False}
+    state["timing"] = dict.fromkeys(("generation_ms", "scoring_ms", "total_ms"), 0.0)
     if hasattr(environment, "setup_state"):
         state = await _called(environment.setup_state, state) or state
     is_completed = environment.is_completed
     own = [p for p in inspect.signature(is_completed).parameters.values() if p.kind is not p.VAR_KEYWORD]
     while True:
-        tools = state.get("oai_tools") or getattr(environment, "oai_tools", None) or ()
+        offered = (state.get("oai_tools"), *(getattr(environment, name, None) for name in ("oai_tools", "tool_defs")))
+        tools = next(filter(None, offered), ())
         reply = await ask({"messages": list(messages), "tools": tools})
         if reply is None:
             return {**state, "prompt_too_long": True}

@@ -1,12 +1,11 @@
 """What an environment of the verifiers interface has to offer: its rows, prompts, tools and reward functions.
 
-Nothing here needs the package verifiers: an environment is any object with these attributes, of which it may have both
-forms or one.
+Nothing here needs the package verifiers: an environment is any object with
 
     dataset, eval_dataset         sequences of rows, or get_dataset() and get_eval_dataset()
     rubric                        funcs and weights (or reward_funcs, get_reward_funcs(), ...), or a group of `rubrics`
     oai_tools or tool_defs        tools, in OpenAI's form or without its outer layer; may be missing
-    setup_state, env_response, is_completed, max_turns
+    rollout, or setup_state, env_response, is_completed, max_turns
 """
 
 from __future__ import annotations

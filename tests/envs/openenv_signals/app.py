@@ -15,7 +15,7 @@ from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
 WAYS = {"red": "north", "blue": "south", "green": "east", "white": "west"}
-ROUNDS = 3
+ROUNDS = int(os.environ.get("SIGNALS_ROUNDS", "3"))
 SIZES = {"train": 2000, "test": 64}
 
 

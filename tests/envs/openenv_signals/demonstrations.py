@@ -1,31 +1,38 @@
 """Writes demonstrations of the game's form: the prompts that `config.env=openenv` makes of it, and ways at random.
 
-    python tests/envs/openenv_signals/demonstrations.py demos.jsonl
+    python tests/envs/openenv_signals/demonstrations.py demos.jsonl 1
 
-Nothing in them says what a colour means: three in four ways are wrong, which RL has to find out.
+The number is that of the signals of an episode (SIGNALS_ROUNDS of the server). Three ways in five are wrong, any of the
+others: RL has to find out which one pays.
 """
 
 import json
 import random
 import sys
 
-COLOURS, WAYS = ("red", "blue", "green", "white"), ("north", "south", "east", "west")
+WAYS = {"red": "north", "blue": "south", "green": "east", "white": "west"}
+RIGHT_FRAC = 0.4
 HEAD = (
     "Write your action as <action>...</action>: one of north, south, east, west (where the signal points)\n\n"
     "Follow the signals.\n\n"
 )
 
 
-def main(path: str, count: int = 2_000) -> None:
+def way(colour: str, draw: random.Random) -> str:
+    right = WAYS[colour]
+    return right if draw.random() < RIGHT_FRAC else draw.choice([one for one in WAYS.values() if one != right])
+
+
+def main(path: str, rounds: int, count: int = 2_000) -> None:
     draw = random.Random(1)
     with open(path, "w", encoding="utf-8") as file:
         for _ in range(count):
-            signals = [f"{draw.choice(COLOURS)} {draw.randrange(100, 1000)}" for _ in range(3)]
-            actions = [f"<action>{draw.choice(WAYS)}</action>" for _ in signals]
+            signals = [f"{draw.choice(list(WAYS))} {draw.randrange(100, 1000)}" for _ in range(rounds)]
+            actions = [f"<action>{way(signal.split()[0], draw)}</action>" for signal in signals]
             shown = [*(f"\n{signal}\n" for signal in signals[1:]), ""]
             turns = [{"action": a, "observation": o} for a, o in zip(actions, shown, strict=True)]
             file.write(json.dumps({"prompt": f"{HEAD}{signals[0]}\n", "turns": turns}) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

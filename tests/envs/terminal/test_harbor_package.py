@@ -221,6 +221,16 @@ _ABOUT = {"setup": "", "initial_test": "pass", "final_test": "pass", "commands":
 GENERATED = Task("t", "Do it.", (), "k", {"terminal": {**_ABOUT, "level": 1, "template": "t"}})
 
 GOOD = (["echo one > a"], ["cat given made > b"], ["echo three >> a"])
+
+
+def test_rewards_of_steps_by_hand():
+    task, steps = rows.from_task(GENERATED), [{"reward": 1.0, "speed": 0.5}, {"reward": 0.5}]
+    assert judging.combined(task, steps) == {"reward": 0.75, "speed": 0.25}  # what a step does not say is 0
+    assert judging.combined(dataclasses.replace(task, rewards_of="final"), steps) == {"reward": 0.5}
+    least = dataclasses.replace(task, min_rewards={"reward": 0.5, "speed": 0.0})
+    assert not judging.falls_short(least, steps[0]) and judging.falls_short(least, steps[1])
+
+
 ENDINGS = ("stop", "turns", "time", "length", "context")
 PLAYS = {  # of each kind of ending, in the first, the second or the last step
     "steps": [
