@@ -1,4 +1,7 @@
-"""`OwnThread`: a thread for one attempt, in which an interface that blocks is called, each call within its time."""
+"""`OwnThread`: a thread for one attempt, in which an interface that blocks is called, each call within its time.
+
+`OwnLoop`: an event loop on a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import asyncio
 import concurrent.futures
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from jaxagent.config.errors import failure_line
+
+STOP_S = 10.0  # for a loop to stop
 
 
 class OwnThread:
@@ -69,3 +74,23 @@ class OwnThread:
                 future.set_exception(error)
             except BaseException as error:  # SystemExit ends a program that raises it, and this is not its program
                 future.set_exception(RuntimeError(failure_line(error)))
+
+
+class OwnLoop:
+    """An event loop on a thread of its own, from `with` to the end of it."""
+
+    def __enter__(self) -> OwnLoop:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="own loop", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def begin(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        """Begins a coroutine on the loop, from any other thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
