@@ -21,15 +21,19 @@ class OwnThread:
     """Calls functions one after the other, in a thread that begins with the first of them.
 
     A thread cannot be killed, so a function that hangs costs a thread; it does not keep the program from ending.
+
+    Args:
+      timeout_s: for one function.
+      whose: the functions are, for messages: "the environment's ".
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, timeout_s: float, whose: str = "") -> None:
+        self._name, self._timeout_s, self._whose = name, timeout_s, whose
         self._jobs: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]] | None]
         self._jobs = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    async def call(self, function: Callable[[], Any], what: str, timeout_s: float) -> Any:
+    async def call(self, what: str, function: Callable[[], Any]) -> Any:
         """What the function returns.
 
         Raises:
@@ -40,12 +44,12 @@ class OwnThread:
         """
         future = self._submit(function)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 return await asyncio.wrap_future(future)
         except TimeoutError:
             if future.done() and not future.cancelled():
                 raise  # the function's own
-            raise TimeoutError(f"{what} takes longer than {timeout_s:g} s") from None
+            raise TimeoutError(f"{self._whose}{what} takes longer than {self._timeout_s:g} s") from None
 
     def end(self, function: Callable[[], Any] | None = None) -> None:
         """Ends the thread behind what it is doing, after a last function for which nobody waits."""
