@@ -156,7 +156,9 @@ class Supervisor:
         if not (running.lives.final(code) or (self.asked and running is self._leader and code in EXIT_CODES.values())):
             self._again(running, code, reason)
         elif running is self._leader:
-            self._let_others_say(running)
+            until = time.monotonic() + OTHERS_S  # for the others to say what they see
+            while any(each.exit_code() is None for each in running.children) and time.monotonic() < until:
+                self._pump(LOOK_S)
             self._code = code
         else:
             running.over = True
@@ -223,11 +225,6 @@ class Supervisor:
                 break
         for running in ends:
             self._close(running)
-
-    def _let_others_say(self, running: _Running) -> None:
-        until = time.monotonic() + OTHERS_S
-        while any(child.exit_code() is None for child in running.children) and time.monotonic() < until:
-            self._pump(LOOK_S)
 
     def _close(self, running: _Running) -> None:
         for child in running.children:

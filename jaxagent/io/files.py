@@ -49,6 +49,16 @@ def replace(path: pathlib.Path, content: str | bytes | memoryview) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def text_of(path: pathlib.Path, otherwise: str = "") -> str:
+    """The text that a file has, whatever its bytes are; `otherwise` where there is none."""
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else otherwise
+
+
+def json_of(path: pathlib.Path) -> dict[str, Any]:
+    """The JSON object that a file has; {} where there is none. Raises ValueError: it is no JSON."""
+    return json.loads(text_of(path, "{}"))
+
+
 def replace_json(path: pathlib.Path, value: Any) -> None:
     """`replace`, of a value that people may read, too.
 

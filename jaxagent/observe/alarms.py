@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxagent.config.parse import value_at
 from jaxagent.observe import headline
 from jaxagent.observe.text import number
 
@@ -101,7 +102,7 @@ class Watch:
             self._stage, self._series = stage, {}
         for rule in RULES if stage in STAGES else ():
             measured = rule.numbers(record, self._config) if rule.numbers else record.get(rule.metric)
-            if measured is None or (rule.numerics and of_config(self._config, "numerics") != rule.numerics):
+            if measured is None or (rule.numerics and value_at(self._config, "numerics") != rule.numerics):
                 continue
             if rule.name not in self._series:
                 self._series[rule.name] = [], collections.deque(maxlen=rule.reach or rule.steps)
@@ -130,14 +131,6 @@ class Watch:
         return alarm
 
 
-def of_config(config: Record, field: str, otherwise: Any = None) -> Any:
-    """A field of a config as config.json has it, which may be of an earlier version."""
-    value: Any = config
-    for name in field.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return otherwise if value is None else value
-
-
 # ---- what is measured in a step: a number or several; None: it was not
 
 
@@ -156,7 +149,7 @@ def _learning_share(record: Record, config: Record) -> float | None:
 
 
 def _clipped_norm(record: Record, config: Record) -> float | None:
-    return _ratio(record.get("policy/grad_norm"), of_config(config, "rl.optimizer.grad_clip"))
+    return _ratio(record.get("policy/grad_norm"), value_at(config, "rl.optimizer.grad_clip"))
 
 
 def _failed_episodes(record: Record, config: Record) -> float | None:
@@ -175,9 +168,9 @@ def _failed_calls(record: Record, config: Record) -> tuple[float, float] | None:
 
 def _no_signal(record: Record, config: Record) -> float | None:
     """Of an advantage that compares the rewards of attempts: others, and teachers, find something in equal ones."""
-    advantage = str(of_config(config, "rl.advantage.name", "group_"))
+    advantage = str(value_at(config, "rl.advantage.name") or "group_")
     compares = advantage.startswith(("group_", "leave_", "maxrl", "max_at_k", "pass_at_k"))
-    judged = record["stage"] == "opd" or of_config(config, "rl.distill") is not None
+    judged = record["stage"] == "opd" or value_at(config, "rl.distill") is not None
     return record.get("groups/zero_signal_frac") if compares and not judged else None
 
 
@@ -191,11 +184,11 @@ def _held_out(record: Record, config: Record) -> tuple[float, float, list[float]
 
 def _stale(record: Record, config: Record) -> float | None:
     """The share of tokens that are older than what limits their weights is known to bear."""
-    shares = {age: record.get(f"staleness/frac_{age}") for age in range(of_config(config, "rl.staleness", 0) + 1)}
+    shares = {age: record.get(f"staleness/frac_{age}") for age in range((value_at(config, "rl.staleness") or 0) + 1)}
     if None in shares.values():
         return None
-    clips = of_config(config, "rl.objective.name") != "reinforce"
-    limits = "correction" if of_config(config, "rl.correction") else "clip" if clips else "neither"
+    clips = value_at(config, "rl.objective.name") != "reinforce"
+    limits = "correction" if value_at(config, "rl.correction") else "clip" if clips else "neither"
     return sum(share for age, share in shares.items() if share and age > AGES[limits])
 
 

@@ -39,9 +39,9 @@ def write(workdir: pathlib.Path) -> None:
     """
     folder = workdir / POLICY_FOLDER
     card = folder / CARD_FILE
-    if not folder.is_dir() or (folder / OUTDATED_FILE).exists() or MADE not in _text(card, MADE):
+    if not folder.is_dir() or (folder / OUTDATED_FILE).exists() or MADE not in files.text_of(card, MADE):
         return
-    config, summary, run = (_json(workdir / name) for name in (CONFIG_FILE, SUMMARY_FILE, RUN_FILE))
+    config, summary, run = (files.json_of(workdir / name) for name in (CONFIG_FILE, SUMMARY_FILE, RUN_FILE))
     terms: dict[str, str] = {}
     base = pathlib.Path(config["model"]["path"] or "/nowhere")
     if base.is_dir():
@@ -49,7 +49,7 @@ def write(workdir: pathlib.Path) -> None:
         for path in legal:
             shutil.copyfile(path, folder / path.name)
         terms = _terms(base, [path.name for path in legal])
-    verdicts = [_json(path) for path in sorted((workdir / "replay").glob("verify-*.json"))]
+    verdicts = [files.json_of(path) for path in sorted((workdir / "replay").glob("verify-*.json"))]
     files.replace(card, text(config, summary, run, terms, verdicts))
 
 
@@ -84,7 +84,7 @@ def text(
         licence = f"`{terms['license']}`, as that of the model that the run began with."
     first = (run.get("starts") or [{}])[0]
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in front.items()]
-    body = _text(pathlib.Path(__file__).with_suffix(".md")).format(
+    body = files.text_of(pathlib.Path(__file__).with_suffix(".md")).format(
         name=f"{env} agent",
         env=env,
         data=data,
@@ -128,18 +128,10 @@ def _arguments(command: str) -> Iterator[str]:
 
 def _terms(base: pathlib.Path, legal: list[str]) -> dict[str, str]:
     """What the base model's own card says of its licence, and its name, where the hub's cache tells it."""
-    front = re.match(r"---\n(.*?)\n---", _text(base / CARD_FILE), re.DOTALL)
+    front = re.match(r"---\n(.*?)\n---", files.text_of(base / CARD_FILE), re.DOTALL)
     terms = {key: value.strip("\"'") for key, value in _TERMS.findall(front[1] if front else "")}
     if cached := _CACHED.search(f"{base}/"):
         terms["base_model"] = f"{cached[1]}/{cached[2]}"
     if "license" not in terms and legal:
         terms |= {"license": "other", "license_name": "as-the-base-model", "license_link": legal[0]}
     return terms
-
-
-def _text(path: pathlib.Path, otherwise: str = "") -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else otherwise
-
-
-def _json(path: pathlib.Path) -> dict[str, Any]:
-    return json.loads(_text(path, "{}"))

@@ -46,7 +46,7 @@ _FAILED = ("stop/env_error", "stop/timeout", "stop/engine_error")  # parts of th
 def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | None = None) -> pathlib.Path:
     """Builds the page from what the workdir holds, and what the run's summary will say so far; returns its path."""
     workdir = pathlib.Path(workdir)
-    table = shown_episodes.token_table(workdir, _load(workdir / CONFIG_FILE))
+    table = shown_episodes.token_table(workdir, files.json_of(workdir / CONFIG_FILE))
     with tempfile.TemporaryDirectory() as spare:
         # A run that goes on does not wait for logs of earlier versions to be read.
         own = workdir / EPISODES_FOLDER
@@ -55,7 +55,7 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
         data = {
             "run": workdir.resolve().name,
             "facts": facts(workdir, folder, results),
-            "metrics": _text(workdir / METRICS_FILE),
+            "metrics": files.text_of(workdir / METRICS_FILE),
             "logs": _embedded_logs(folder, table),
             "written": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
@@ -108,10 +108,10 @@ def facts(workdir: pathlib.Path, episodes: pathlib.Path, results: Mapping[str, A
     `episodes` is the folder of its logs.
     """
     records = list(jsonl.read(workdir / METRICS_FILE))
-    config = _load(workdir / CONFIG_FILE)
+    config = files.json_of(workdir / CONFIG_FILE)
     measured = so_far(records)
     # A summary may be older than the records: it is of the time before the run was continued.
-    stored_summary = _load(workdir / SUMMARY_FILE)
+    stored_summary = files.json_of(workdir / SUMMARY_FILE)
     summary = measured | stored_summary | measured | dict(results or {})
     counts = [each["failed_episodes"] for each in (stored_summary, measured) if "failed_episodes" in each]
     if results is None and counts:  # records lack some failures (a gate's, dropped attempts), an older summary others
@@ -199,14 +199,6 @@ def _tiles(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         more = str(summary.get("first_failure", ""))
         tiles.append({"title": f"episodes failed ({where})", "value": sum(failed.values()), "bad": True, "more": more})
     return tiles
-
-
-def _load(path: pathlib.Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def _text(path: pathlib.Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -29,6 +29,7 @@ from typing import IO, Any
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, exit_code
 from jaxagent.config.errors import failure_line
+from jaxagent.config.parse import value_at
 from jaxagent.io import files
 from jaxagent.observe import alarms
 from jaxagent.observe.episode_store import INDEX, StoredEpisodes
@@ -93,7 +94,7 @@ class Sender:
         stored = self._logs.setdefault(log, StoredEpisodes(self._workdir / EPISODES_FOLDER, log))
         stored.refresh()
         known, tables, held_out = self._state["blocks"].get(log, 0), self._state["tables"], log.endswith(".eval")
-        often = 1 if held_out else alarms.of_config(self._config, "eval.every") or EVERY
+        often = 1 if held_out else value_at(self._config, "eval.every") or EVERY
         for number, block in enumerate(stored.blocks[known:], known):
             signal.alarm(SILENT_S)
             first = number == 0 or stored.blocks[number - 1]["step"] != block["step"]
