@@ -145,7 +145,7 @@ def run(config: Config, options: argparse.Namespace, note: Callable[[str], None]
             one = _Wanted(source, index, place, environment.content(source[index]))
             proof = known.get(source.digests[index])
             looked_at.append((one, proof if proof and proof.get("content", "") == one.content else None))
-    wanted = [one for one, proof in looked_at if _is_due(proof, options.again)]
+    wanted = [one for one, proof in looked_at if proof is None or (options.again and not proofs.is_proven(proof))]
     note(f"{len(wanted)} tasks to check, of {len(looked_at)}")
     made: dict[int, Mapping[str, Any]] = {}
     if wanted:
@@ -178,10 +178,6 @@ def _sources(
     known = [name for name in splits if name in ("", sources.TRAIN, *sources.HELD_OUT) or name.startswith("heldout")]
     for name in sorted(known, key=lambda name: (name not in ("", sources.TRAIN), name)) or list(splits)[:1]:
         yield sources.load_tasks(dataset, name, environment.needs_answers, how), dataset
-
-
-def _is_due(proof: Mapping[str, Any] | None, again: bool) -> bool:
-    return proof is None or (again and not proofs.is_proven(proof))
 
 
 async def _all(

@@ -110,11 +110,10 @@ class MCP(Environment):
         def fresh() -> list[Connection]:
             return [Connection(server) for server in self.servers]
 
-        connections: list[Connection] = []
-        most_s = self.start_timeout_s + 2 * CLOSE_S
+        connections = fresh()
         try:
             with as_config_error("config.env.servers"):
-                opening.run(self._start(fresh, connections), most_s)
+                opening.run(open_all(connections, self.start_timeout_s), self.start_timeout_s + 2 * CLOSE_S)
             tools = distinct(connections)
             opening.note(f"MCP tools: {', '.join(tools)}")
             if self.shared:
@@ -124,10 +123,6 @@ class MCP(Environment):
             yield lambda task: MCPAttempt(task, self, tools, fresh)
         finally:
             opening.run(close_all(connections), CLOSE_S)
-
-    async def _start(self, fresh: Callable[[], list[Connection]], connections: list[Connection]) -> None:
-        connections += fresh()
-        await open_all(connections, self.start_timeout_s)
 
 
 class MCPAttempt(Attempt):

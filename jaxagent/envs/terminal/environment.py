@@ -23,7 +23,7 @@ import contextlib
 import dataclasses
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -182,8 +182,10 @@ class TerminalAttempt(CommandAttempt):
           VerifierError: one of them does not start.
         """
         assert self._sandbox is not None
-        if enter := _enter(step.workdir, step.env):
-            result = await self._sandbox.run(enter, ENTER_TIMEOUT_S, 1000)
+        enter = [f"cd -- {shlex.quote(step.workdir)}"] if step.workdir else []
+        enter += [f"export {name}={shlex.quote(value)}" for name, value in step.env.items()]
+        if enter:
+            result = await self._sandbox.run(" && ".join(enter), ENTER_TIMEOUT_S, 1000)
             if result.exit_code != 0:
                 raise VerifierError(f"{step.id}: the shell cannot start in {step.workdir!r}")
         parts = [step.instruction]
@@ -326,9 +328,3 @@ def _with_limits(task: TerminalTask, config: Terminal) -> TerminalTask:
         verifier_timeout_s=config.verifier_timeout_s or task.limits.verifier_timeout_s,
     )
     return dataclasses.replace(task, limits=limits, initial_test=task.initial_test if config.initial_test else None)
-
-
-def _enter(workdir: str, env: Mapping[str, str]) -> str:
-    """The shell command that goes where the task's agent starts; "" = it is there already."""
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
-    return " && ".join([*([f"cd -- {shlex.quote(workdir)}"] if workdir else []), *exports])

@@ -55,7 +55,9 @@ def read(folder: Path) -> TerminalTask:
     if near := [key for key in metadata if key != "reward_range" and key.startswith("reward_range"[:-2])]:
         raise RowError(f"metadata.{near[0]}", f"is unknown. {nearest(near[0], ['reward_range'])}")
     _refuse_network(top, environment, "")
-    _refuse_files(folder)
+    for file in (place / name for place in (folder, *sorted((folder / "steps").glob("*"))) for name in _OTHER_FILES):
+        if file.exists():
+            raise ConfigError(f"{file} is not supported.")
     whole = TerminalTask(
         id=folder.name,
         instruction="",
@@ -246,13 +248,6 @@ def _refuse_network(part: Table, environment: Table, prefix: str, base: str = "e
         if (own or baseline) not in (None, "no-network"):
             key = f"{prefix}{phase}.network_mode" if own else f"{base or prefix}{name}"
             raise RowError(key, f"asks for a network ({own or baseline}), which sandboxes have not")
-
-
-def _refuse_files(folder: Path) -> None:
-    places = [folder, *(p for p in sorted((folder / "steps").glob("*")) if p.is_dir())]
-    for file in (place / name for place in places for name in _OTHER_FILES):
-        if file.exists():
-            raise ConfigError(f"{file} is not supported.")
 
 
 def _without_canary(text: str) -> str:

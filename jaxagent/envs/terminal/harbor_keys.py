@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxagent.data.fields import RowError, show
-from jaxagent.envs.forms import EACH, TEXT
+from jaxagent.envs.forms import EACH, TEXT, shaped
 from jaxagent.envs.terminal import fields
 
 WORDS = object  # about the task, for people and registries: nothing of how it is played
@@ -68,8 +68,6 @@ def _os(value: Any, column: str) -> str:
 
 def _artifact(value: Any, column: str) -> Any:
     """A form: a path, or a record of one. `destination` names a place of a host that keeps artifacts for people."""
-    from jaxagent.envs.forms import shaped
-
     form = {"source": TEXT, "destination~": WORDS, "exclude~": [str], "service~": ("main",)}
     record = shaped({"source": value} if isinstance(value, str) else value, form, column)
     if ".." in record["source"].split("/"):
@@ -78,8 +76,6 @@ def _artifact(value: Any, column: str) -> Any:
 
 
 def _least(value: Any, column: str) -> Any:
-    from jaxagent.envs.forms import shaped
-
     return shaped(value, {EACH: float} if isinstance(value, dict) else float, column)
 
 

@@ -7,8 +7,8 @@ The agent writes a call as <tool_call>{"name": ..., "arguments": {...}}</tool_ca
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.terminal.task import TerminalTask
@@ -90,16 +90,6 @@ async def skills(sandbox: Sandbox, folder: str) -> str:
     """
     from xml.etree import ElementTree
 
-    root = ElementTree.Element("available_skills")
-    for path, about in await _skills(sandbox, folder):
-        skill = ElementTree.SubElement(root, "skill")
-        for name, text in (("name", about["name"]), ("description", about["description"]), ("location", path)):
-            ElementTree.SubElement(skill, name).text = str(text)
-    ElementTree.indent(root, space="  ")
-    return ElementTree.tostring(root, encoding="unicode") if len(root) else ""
-
-
-async def _skills(sandbox: Sandbox, folder: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
     import yaml
 
     from jaxagent.sandbox.base import FileError
@@ -107,8 +97,8 @@ async def _skills(sandbox: Sandbox, folder: str) -> Sequence[tuple[str, Mapping[
     try:
         entries = await sandbox.list(folder)
     except FileError:
-        return []
-    found = []
+        return ""
+    root = ElementTree.Element("available_skills")
     for entry in sorted(entries, key=lambda entry: entry.path):
         if entry.kind != "file" or not re.fullmatch(r"[^/]+/SKILL\.md", entry.path):
             continue
@@ -119,5 +109,8 @@ async def _skills(sandbox: Sandbox, folder: str) -> Sequence[tuple[str, Mapping[
         except yaml.YAMLError:
             about = None
         if isinstance(about, dict) and {"name", "description"} <= about.keys():
-            found.append((path, about))
-    return found
+            skill = ElementTree.SubElement(root, "skill")
+            for name, text in (("name", about["name"]), ("description", about["description"]), ("location", path)):
+                ElementTree.SubElement(skill, name).text = str(text)
+    ElementTree.indent(root, space="  ")
+    return ElementTree.tostring(root, encoding="unicode") if len(root) else ""

@@ -150,9 +150,6 @@ class TasksetAttempt(AgentAttempt):
         solved = float(answer["reward"] >= self._config.solved_reward)
         return Verdict(answer["reward"], {**answer["scores"], SOLVED: solved})
 
-    async def close(self) -> None:
-        """The process is the run's."""
-
 
 def _task_row(split: str, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     metadata = {"split": split, "row": number} | ({"name": row["name"]} if row["name"] else {})
