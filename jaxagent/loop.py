@@ -44,7 +44,7 @@ from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.logs import learnt_of
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.runs.seams import Connect, one_process, publish_past
-from jaxagent.runs.stages import StageProgram, dpo, offline, outcome_model, rft, sample, sft, stages_left, warm_start
+from jaxagent.runs.stages import StageProgram, logged, offline, outcome_model, sample, sft, stages_left, warm_start
 from jaxagent.runs.stopping import Stopping
 from jaxagent.runs.workdir import Workdir, open_workdir
 from jaxagent.types import Group
@@ -231,8 +231,8 @@ STAGES: dict[Stage, StageProgram] = {
     "warm_start": StageProgram(warm_start.run, lambda cfg: cfg.warm_start.max_steps, warm_start.check),
     "sample": StageProgram(sample.run, lambda cfg: cfg.sample.steps),
     "sft": StageProgram(sft.run, lambda cfg: cfg.sft.updates, sft.check),
-    "rft": StageProgram(rft.run, lambda cfg: cfg.rft.updates, lambda parts: offline.check(parts, "rft")),
-    "dpo": StageProgram(dpo.run, lambda cfg: cfg.dpo.updates, lambda parts: offline.check(parts, "dpo")),
+    "rft": StageProgram(logged.rft, lambda cfg: cfg.rft.updates, lambda parts: offline.check(parts, "rft")),
+    "dpo": StageProgram(logged.dpo, lambda cfg: cfg.dpo.updates, lambda parts: offline.check(parts, "dpo")),
     "outcome_model": StageProgram(
         outcome_model.run,
         lambda cfg: cfg.outcome_model.updates,

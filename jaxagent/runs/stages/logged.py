@@ -1,4 +1,4 @@
-"""Direct preference optimisation on logged episodes (algorithms/supervised.py): score, then one weighted-NLL update."""
+"""Stages that learn from logged episodes (algorithms/supervised.py): preferences, and one's own distinct successes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from jaxagent.models.params import Params
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.stages import offline
 from jaxagent.runs.workdir import Workdir
+from jaxagent.types import Episode
 
-DPO = "dpo"
+DPO, RFT = "dpo", "rft"
 
 
-def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
-    """Trains on pairs of the logged episodes; the reference is the policy that the stage began with."""
+def dpo(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
+    """Direct preference optimisation: score, then one weighted-NLL update. The reference is what it began with."""
     cfg = parts.cfg.dpo
     episodes = offline.read_episodes(parts, workdir, cfg.episodes)
     pairs = supervised.pairs(by_task(episodes), cfg.pairs_per_task, cfg.min_gap)
@@ -47,3 +48,18 @@ def run(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Param
         return to_streams
 
     return offline.train(parts, workdir, driver, params, DPO, cfg, pairs, prepare, keep_reference=True)
+
+
+def rft(parts: Parts, workdir: Workdir, driver: Driver, params: Params) -> Params:
+    """Rejection-sampling fine-tuning: imitates the successes among the logged episodes."""
+    cfg = parts.cfg.rft
+    examples = supervised.successes(
+        by_task(offline.read_episodes(parts, workdir, cfg.episodes)), cfg.min_reward, cfg.per_task
+    )
+    if not examples:
+        raise ConfigError(f"rft: no logged episode has a reward of {cfg.min_reward} or more (rft.min_reward).")
+
+    def to_streams(_: object, chosen: Sequence[Episode]):
+        return supervised.sft([t for e in chosen for t in e.trajectories], observations=False, mode=cfg.aggregation), {}
+
+    return offline.train(parts, workdir, driver, params, RFT, cfg, examples, lambda *_: to_streams)
