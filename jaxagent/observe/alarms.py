@@ -20,6 +20,7 @@ from jaxagent.observe.text import number
 STAGES = ("opd", "rl")  # that sample and train
 FIRST = 5  # measured steps that later ones are compared with
 EVALUATIONS = 4  # that are compared, the newest
+STILL = 0.002  # nats: with less a policy already says the same, and what is left of it may fall
 NOISE, SOLVED = 4, 0.9  # standard errors that a rise must exceed; a held-out share from which little is left to rise
 AGES = {"neither": 0, "clip": 4, "correction": 8}  # of a token in steps, at most, by what limits its weight
 Record = Mapping[str, Any]
@@ -219,9 +220,9 @@ _MEAN, _MEDIAN, _LEAST = (_over(function) for function in (statistics.fmean, sta
 
 
 def _fall(first: Measured, last: Measured) -> float:
-    """By how much the mean of three steps was once larger, within reach, than that of the last three."""
+    """By how much the mean of three steps was larger, within reach, than that of the last three, or than `STILL`."""
     means = [statistics.fmean(last[at - 3 : at]) for at in range(3, len(last) + 1)]
-    return max(means) / max(means[-1], 1e-9)
+    return max(means) / max(means[-1], STILL)
 
 
 def _rise(first: Measured, last: Measured) -> float:
@@ -269,7 +270,7 @@ def _reward_alone(longer: bool) -> Judge:
 OURS = "ours: no healthy run of docs exceeds it"
 RULES = (
     Rule("entropy_falls", "policy/entropy", "the policy ceases to try anything else, and will learn no more",
-         "times that it has fallen within 50 steps, means of 3", 10, 6, "rl.optimizer.learning_rate",
+         "times that it has fallen within 50 steps, means of 3, down to 0.002", 10, 6, "rl.optimizer.learning_rate",
          OURS, _number("policy/entropy"), _fall, 50),
     Rule("not_exact", "logprob_gap/max", "numerics are exact, and engine and trainer compute different log-probs",
          "in a step", 0, 1, "numerics",
