@@ -255,14 +255,14 @@ def _reward_alone(longer: bool) -> Judge:
             [statistics.fmean(row[place] for row in part) for place in (0, 1)] for part in parts
         ]
         rise = reward_now - reward
-        # From one step to the next, so that a trend is no noise; of this, four standard errors of the rise.
-        noise = statistics.fmean((then[0] - now[0]) ** 2 for then, now in itertools.pairwise(last)) / 2
-        if rise <= NOISE * math.sqrt(noise * sum(1 / len(part) for part in parts)):
-            return 0.0
         pairs = list(zip(last[ends[1]][2], last[ends[-1]][2], strict=True))
-        rises = any(now - then >= 0.1 * rise for then, now in pairs)
         solved = all(min(pair) >= SOLVED and max(pair) <= 1 for pair in pairs)
-        return 0.0 if rises or solved or (length_now > 1.3 * length) is not longer else rise
+        rises = any(now - then >= 0.1 * rise for then, now in pairs)
+        if rise <= 0 or solved or rises or (length_now > 1.3 * length) is not longer:
+            return 0.0
+        # From one step to the next, so that a trend is no noise; of this, some standard errors of the rise.
+        noise = sum((now[0] - then[0]) ** 2 for then, now in itertools.pairwise(last)) / (len(last) - 1) / 2
+        return rise if rise > NOISE * math.sqrt(noise * sum(1 / len(part) for part in parts)) else 0.0
 
     return value
 
