@@ -6,13 +6,14 @@ or FILE.proven.jsonl: {"id", "task" (digest of the row), "oracle", "idle", "erro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.data import files
 from jaxagent.data.sources import TaskSource
+from jaxagent.types import Task
 
 
 def place(dataset: Path) -> Path:
@@ -37,26 +38,44 @@ def read(path: Path) -> dict[str, Mapping[str, Any]]:
     return latest
 
 
+def drop_cut_line(path: Path) -> None:
+    """Removes what a kill has left of a last line: what is written next would be part of it."""
+    if path.is_file():
+        with path.open("rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
 def is_proven(proof: Mapping[str, Any] | None) -> bool:
     """Whether the solution scores 1 and doing nothing 0."""
     return proof is not None and proof.get("oracle") == 1.0 and proof.get("idle") == 0.0
 
 
-def check(train: TaskSource, held_out: TaskSource, datasets: Sequence[Path], refuses: bool) -> str:
+def check(
+    train: TaskSource, held_out: TaskSource, datasets: Sequence[Path], content: Callable[[Task], str], refuses: bool
+) -> str:
     """What to say of tasks that no proof beside or in `datasets` proves; "" = nothing: all are proven.
 
-    Raises ConfigError where there are such and `refuses` is set.
+    Args:
+      content: gives a digest of what a task's row only names, as proofs have it.
+
+    Raises:
+      ConfigError: there are such, and `refuses` is set.
     """
     proofs: dict[str, Mapping[str, Any]] = {}
     for dataset in datasets:
         proofs |= read(place(dataset))
     lacks = [
-        [(id, row) for id, row in zip(source.ids, source.digests, strict=True) if not is_proven(proofs.get(row))]
+        [
+            (source.ids[i], row)
+            for i, row in enumerate(source.digests)
+            if not is_proven(proof := proofs.get(row))
+            or ("content" in proof and proof["content"] != content(source[i]))
+        ]
         for source in (train, held_out)
     ]
     if not any(lacks):
         return ""
-    failed = sum(digest in proofs for _, digest in lacks[0] + lacks[1])
+    failed = sum(digest in proofs and not is_proven(proofs[digest]) for _, digest in lacks[0] + lacks[1])
     line = (
         f"{len(lacks[0])} of {len(train)} training and {len(lacks[1])} of {len(held_out)} held-out tasks are not "
         f"proven by their solutions ({failed} were tried and failed)"

@@ -80,7 +80,8 @@ async def check(environment: Environment, attempt_at: Callable[..., Any], task: 
                 verdict = await _played(environment, attempt, task, solved)
             if verdict is None:
                 return proof | {"error": _NO_SOLUTION}
-            proof[name] = float(verdict.components.get(environment.score, verdict.reward))
+            score = float(verdict.components.get(environment.score, verdict.reward))
+            proof[name] = score if solved else max(score, verdict.reward)  # what is trained on pays for doing nothing
     except Exception as error:  # of the task, its sandbox or an environment of one's own: never the end of the rest
         return proof | {"error": failure_line(error)}
     return proof
@@ -149,6 +150,8 @@ def run(config: Config, options: argparse.Namespace, note: Callable[[str], None]
     note(f"{len(wanted)} tasks to check, of {len(looked_at)}")
     made: dict[int, Mapping[str, Any]] = {}
     if wanted:
+        for place in {one.place for one in wanted}:
+            proofs.drop_cut_line(place)
         tasks = [one.source[one.index] for one in wanted]
         held_out = Path(config.data.eval_source) if config.data.eval_source else None
         with _loop() as on_loop, environment.open(Opening(dataset, tasks, on_loop, note, held_out)) as attempt_at:

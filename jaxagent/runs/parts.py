@@ -232,7 +232,8 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
     unchecked = cfg.data.unchecked
     # Said without being asked of files alone, which others have made, and where something could be done about it.
     silent = unchecked is None and (isinstance(cfg.data.source, Generated) or not environment.has_solutions)
-    if not silent and unchecked != "ignore" and (line := proofs.check(train, held_out, places, unchecked == "refuse")):
+    looks = not silent and unchecked != "ignore"
+    if looks and (line := proofs.check(train, held_out, places, environment.content, unchecked == "refuse")):
         note(line)
     for repeated in more_than_an_epoch(cfg, len(train)):
         note(repeated)

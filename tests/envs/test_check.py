@@ -46,7 +46,8 @@ class _Echo:
 
     async def verify(self, transcript):
         right = transcript.actions in self._task.answers or self._task.kind == "free"
-        return Verdict(2.0, {"solved": float(right and self._task.kind != "wrong")})
+        reward = {"paid": 0.5}.get(self._task.kind, 2.0 * right)  # some pay for doing nothing, solved or not
+        return Verdict(reward, {"solved": float(right and self._task.kind != "wrong")})
 
     async def close(self):
         pass
@@ -85,7 +86,7 @@ def test_what_became_of_every_row_is_written_and_a_run_counts_what_is_not_proven
     assert check.main(_argv(data)) == 1  # goes on
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert said[0] == "3 tasks to check, of 3" and "5 tasks to check, of 8" in said
-    for line in ("good2 1 0 proven", "free 1 1 wrong", "wrong 0 0 wrong"):
+    for line in ("good2 1 0 proven", "free 1 2 wrong", "wrong 0 0 wrong"):
         assert line in said
     assert said[-1] == "8 tasks: 4 proven, 2 wrong, 1 failed, 1 without a solution"
     assert any(line.startswith("broken - - failed: RuntimeError: nobody listens") for line in said)
@@ -94,22 +95,50 @@ def test_what_became_of_every_row_is_written_and_a_run_counts_what_is_not_proven
     assert [line["id"] for line in lines if proofs.is_proven(line)] == ["good0", "good1", "held", "good2"]
     assert len(lines) == 8 and check.main(_argv(data, "--json")) == 1  # nothing is left to do, and not all is proven
     told = json.loads(capsys.readouterr().out)
-    assert [(one["id"], one["idle"]) for one in told["tasks"]][4] == ("free", 1.0) and told["proven"] == 4
+    assert [(one["id"], one["idle"]) for one in told["tasks"]][4] == ("free", 2.0) and told["proven"] == 4
     assert check.main(_argv(data, "--again")) == 1  # the bad ones, again
     train, held_out = sources.load_tasks(data, "train", need_answers=False), sources.load_tasks(data, "test")
-    told = proofs.check(train, held_out, [data], False)
+    told = proofs.check(train, held_out, [data], Echo().content, False)
     assert (
         told == "4 of 7 training and 0 of 1 held-out tasks are not proven by their solutions (4 were tried and failed)"
     )
     with pytest.raises(ConfigError, match=r"data\.unchecked=refuse: 4 of 7 .*, the first broken, free, wrong\. pyth"):
-        proofs.check(train, held_out, [data], True)
+        proofs.check(train, held_out, [data], Echo().content, True)
     with (data / "proven.jsonl").open("a") as file:
         file.write('{"id": "cut off')  # by a kill
     _write(data / "train.jsonl", *good, _row("good0x", prompt="another"))
     train = sources.load_tasks(data, "train")
-    assert proofs.check(train, held_out, [data], False).startswith("1 of 4 training and 0 of 1 held-out tasks are not")
+    assert proofs.check(train, held_out, [data], Echo().content, False).startswith(
+        "1 of 4 training and 0 of 1 held-out tasks are not"
+    )
     _write(data / "train.jsonl", good[0] | {"answers": ["other"]})  # a row that changed is another one
-    assert "1 of 1 training" in proofs.check(sources.load_tasks(data, "train"), held_out, [data], False)
+    assert "1 of 1 training" in proofs.check(sources.load_tasks(data, "train"), held_out, [data], Echo().content, False)
+
+
+def test_what_pays_for_doing_nothing_is_not_proven(tmp_path, capsys):
+    _write(tmp_path / "data/train.jsonl", _row("good"), _row("paid", kind="paid"))
+    assert check.main(_argv(tmp_path / "data")) == 1
+    assert "paid 1 0.5 wrong" in [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_check_goes_on_behind_a_line_that_a_kill_has_cut(tmp_path):
+    data = tmp_path / "data"
+    _write(data / "train.jsonl", _row("one"), _row("two"))
+    assert check.main(_argv(data, "--tasks=1")) == 0
+    with (data / "proven.jsonl").open("a") as file:
+        file.write('{"id": "cut off')
+    assert check.main(_argv(data)) == 0
+    assert check.main(_argv(data)) == 0  # and what it wrote can be read
+
+
+def test_a_folder_that_has_changed_since_its_check_is_not_proven(tmp_path):
+    data = tmp_path / "data"
+    _write(data / "train.jsonl", _row("one"))
+    train = sources.load_tasks(data, "train")
+    _write(data / "proven.jsonl", {"task": train.digests[0], "oracle": 1.0, "idle": 0.0, "error": "", "content": "a"})
+    assert proofs.check(train, train, [data], lambda task: "a", True) == ""
+    with pytest.raises(ConfigError, match=r"1 of 1 training .* \(0 were tried and failed\)"):
+        proofs.check(train, train, [data], lambda task: "b", True)
 
 
 def test_what_earlier_versions_called_it_still_holds(tmp_path):

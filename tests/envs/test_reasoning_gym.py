@@ -116,7 +116,7 @@ def test_every_data_set_of_the_package_is_made_and_scores_its_own_answers(reason
     for name, (row,) in rows.items():
         item, dataset = ReasoningGym(make=name).item(3, 3, 2), ReasoningGym(make=name).dataset(3, 3)
         assert dataset.score_answer(item["answer"], item) == 1.0 or name in NO_ANSWER, name
-        assert item["question"] == row["prompt"]
+        assert item["question"] == row["prompt"] and len(row["answers"]) == (item["answer"] is not None)
     code = (
         "import json, sys\nfrom jaxagent.envs.reasoning_gym.environment import ReasoningGym\n"
         "sys.path[:] = json.loads(sys.argv[1])\n"
@@ -168,6 +168,13 @@ def test_too_few_questions_are_refused():
 def test_tasks_of_another_data_set_are_refused_at_start(task, words):
     with pytest.raises(ConfigError, match=words), sums().open(opening(task)):
         pass
+
+
+def test_an_answer_at_which_the_score_fails_is_the_policys_mistake():
+    primes = ReasoningGym(make="prime_factorization")
+    row = primes.tasks(0, 3, 1)["heldout"][0]
+    for text, reward in (("<answer>two and three</answer>", 0.0), (f"<answer>{row['answers'][0]}</answer>", 1.0)):
+        assert play(primes, task_of(row), text)[2].reward == reward
 
 
 @pytest.mark.parametrize(

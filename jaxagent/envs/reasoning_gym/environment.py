@@ -83,7 +83,8 @@ class ReasoningGym(Environment):
                 continue
             questions.add(item["question"])
             split = "heldout" if i >= num_train else "train"
-            row = {"id": f"{self.make}-{seed}-{i}", "prompt": item["question"], "answers": [str(item["answer"])]}
+            row = {"id": f"{self.make}-{seed}-{i}", "prompt": item["question"]}
+            row["answers"] = [] if item["answer"] is None else [str(item["answer"])]
             splits[split].append({**row, "kind": self.make, "metadata": {"seed": seed, "size": size, "index": i}})
         for rows in splits.values():
             rows.reverse()
@@ -137,7 +138,7 @@ class ReasoningGymAttempt(Attempt):
         self._task, self._config = task, config
         self._thread = OwnThread("reasoning_gym")
         self._item: dict[str, Any] = {}
-        self.counters: dict[str, float] = {"answers": 0.0}
+        self.counters: dict[str, float] = {"answers": 0.0, "unreadable_answers": 0.0}
 
     async def start(self) -> Sequence[Message]:
         """The question. Raises ValueError: see `check_question`."""
@@ -151,14 +152,24 @@ class ReasoningGymAttempt(Attempt):
         return Step(stop_reason=StopReason.ANSWER)
 
     async def verify(self, transcript: Transcript) -> Verdict:
-        """The data set's score of what stands in the last <answer>. Raises ValueError: it is no finite number."""
+        """The data set's score of what stands in the last <answer>; 0 where that is a text at which it fails.
+
+        Raises:
+          ValueError: it is no finite number.
+        """
         from reasoning_gym.utils import extract_answer
 
         seed, size, _ = place_of(self._task)
         answer = extract_answer(transcript.actions)
         self.counters["answers"] += answer is not None
         score_answer = self._config.dataset(seed, size).score_answer
-        score = await self._call("score_answer", lambda: score_answer(answer, self._item))
+        try:
+            score = await self._call("score_answer", lambda: score_answer(answer, self._item))
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+            if answer is None:
+                raise
+            score = 0.0  # the policy's text is none that it can read
+            self.counters["unreadable_answers"] = 1.0
         if not hasattr(score, "__float__") or not math.isfinite(score):
             raise ValueError(f"score_answer must return a finite number, got {score!r:.100}")
         return Verdict(float(score), {SCORE: float(score), SOLVED: float(score >= self._config.solved_score)})
