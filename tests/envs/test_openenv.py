@@ -272,7 +272,7 @@ MOVE = form(
         (MOVE, '{"how": 1}', None, "'where' is missing"),
         (MOVE, "[1]", None, "no object"),
         (form({"n": {"type": ["integer", "null"]}}, ["n"]), '{"n": "x"}', None, "n must be a whole number or null"),
-        (form({"n": True, "of": {"type": "array", "items": True}}, ["n"]), '{"n": 1, "of": [2]}', {"n": 1, "of": [2]}, ""),
+        (form({"n": True, "l": {"type": "array", "items": True}}, ["n"]), '{"n": 1, "l": [2]}', {"n": 1, "l": [2]}, ""),
         (form({"n": {"allOf": [{"type": "integer"}]}}, ["n"]), "3", {"n": 3}, ""),
         (form({"k": {"$ref": "#/$defs/K"}, "n": {"type": "integer"}}, ["k"], **{"$defs": {"K": {"const": "go"}}}), "3",
          {"k": "go", "n": 3}, ""),
