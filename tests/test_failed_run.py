@@ -85,6 +85,17 @@ def test_the_last_line_names_no_report_that_was_not_written(tmp_path, monkeypatc
     assert "summary.json" in last and "report" not in last and "report.html was not written" in out.getvalue()
 
 
+def test_a_run_ends_without_the_card_that_cannot_be_written(tmp_path):
+    """A certificate was torn."""
+    with opened(tmp_path) as (saved, out):
+        (tmp_path / "policy").mkdir()
+        (tmp_path / "config.json").write_text(json.dumps(config.to_dict(saved.cfg)))
+        (tmp_path / "replay").mkdir()
+        (tmp_path / "replay/verify-rl.json").write_text('{"verdict": "pas')
+        saved.finish({})
+    assert "README.md was not written: JSONDecodeError" in out.getvalue() and (tmp_path / "report.html").is_file()
+
+
 def test_steps_without_an_episode_that_counts_end_the_run(tmp_path):
     dead, half = Failures.of([episode()] * 8), Failures.of([episode(), episode(failed=False)])
     with opened(tmp_path, **{"env.max_failed_steps": 3}) as (saved, out):

@@ -53,8 +53,9 @@ class Tokenizer:
         generation = json.loads(files.get("generation_config.json", "{}"))
         # Added tokens included; a model needs at least this many rows.
         self.vocab_size: int = 1 + max(backend.get_vocab(with_added_tokens=True).values())
-        # {"bos_token": "...", "eos_token": "...", ...} as chat templates expect them.
-        self.special_strings = {name: _content(config[name]) for name in SPECIAL_STRINGS if config.get(name)}
+        # {"bos_token": "...", ...} as chat templates expect them; the file may have {"content": "..."} for a text.
+        special = {name: config[name] for name in SPECIAL_STRINGS if config.get(name)}
+        self.special_strings = {name: t if isinstance(t, str) else t["content"] for name, t in special.items()}
         self.eos_ids: tuple[int, ...] = self._find_eos(generation)  # that end a generation; may be empty
         self.prefix_ids: tuple[int, ...] = self._find_prefix(config)  # of a *plain* prompt; usually nothing or one BOS
         templates = _chat_templates(config, files)
@@ -257,11 +258,6 @@ class Tokenizer:
             bos = self.id_of(self.special_strings["bos_token"])
             prefix = () if bos is None else (bos,)
         return prefix
-
-
-def _content(token: str | Mapping[str, Any]) -> str:
-    """tokenizer_config.json writes a special token as its text or as {"content": text, ...}."""
-    return token if isinstance(token, str) else token["content"]
 
 
 def _chat_templates(config: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, str]:

@@ -193,6 +193,7 @@ class Environment(EnvConfig):
       takes_messages: whether attempts begin with the messages before a row's question, as `prompt_messages` has them;
         where not, rows that have such are refused.
       stop_strings: what ends a generation, of demonstrations; an attempt has its own, which may differ.
+      observation_role: of what demonstrations show after an action, as attempts do.
       tokens: texts that a tokenizer trained for this run keeps whole.
       rollout: the class that plays episodes, "module:Class", with the fields of `rollout.multi_turn.MultiTurn`.
       roles: names that `config.roles` must have. With roles, `open` yields a function of (task, cast): see `cast.py`.
@@ -210,6 +211,7 @@ class Environment(EnvConfig):
     needs_answers = False
     takes_messages: ClassVar[bool] = False
     stop_strings: ClassVar[Sequence[str]] = ()
+    observation_role: ClassVar[str] = ""
     tokens: ClassVar[Sequence[str]] = ()
     rollout = "jaxagent.rollout.multi_turn:MultiTurn"
     roles: ClassVar[Sequence[str]] = ()
@@ -275,7 +277,7 @@ class Environment(EnvConfig):
 
     def observation(self, action: str, text: str) -> Observation:
         """What an attempt shows after an action, given only its text, for demonstrations."""
-        return Observation(((text, TokenKind.OBSERVATION),))
+        return Observation(((text, TokenKind.OBSERVATION),), self.observation_role)
 
     def corpus(self, dataset: Path) -> Path | None:
         """Passages that belong to the tasks, for the training of a tokenizer; None = there are none."""

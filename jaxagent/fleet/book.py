@@ -25,7 +25,7 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.fleet import episodes, events, segments, wire
-from jaxagent.fleet.admission import Answer, Batch, Coordinator, LeasedEpisode, Outcome
+from jaxagent.fleet.admission import Answer, Batch, Coordinator, Outcome
 from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeFiles, Key
 from jaxagent.fleet.ledger import Ledger
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
@@ -124,11 +124,8 @@ class Book:
         if self._without_tasks:
             self.rules.beat(now, name, holding)
             return []
-        return [self._job(work) for work in self.rules.take(now, name, places, holding)]
-
-    def _job(self, work: LeasedEpisode) -> Job:
-        step, round_, index = work.episode.group
-        return Job(work, self._tasks[step][round_][index])
+        taken = [(work, work.episode.group) for work in self.rules.take(now, name, places, holding)]
+        return [Job(work, self._tasks[group.step][group.round][group.number]) for work, group in taken]
 
     def read(self, group: GroupId) -> list[Episode]:
         """The stored attempts of a group, in order. For any thread.

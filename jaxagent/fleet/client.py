@@ -103,7 +103,8 @@ class Client:
         Raises:
           ConfigError: it does not belong to the run; says why.
         """
-        row = {"role": role, "facts": dict(facts), "holding": wire.holding_to(holding), "wire": wire.WIRE}
+        plays = [[lease, *wire.flat(which)] for lease, which in holding]
+        row = {"role": role, "facts": dict(facts), "holding": plays, "wire": wire.WIRE}
         row |= {"run": self._run, "was": self._name}
         joined = wire.plain(Joined, wire.json_object(self._ask("POST", "/v1/join", _body(row), wire.CALL_S).body))
         self._run, self._name, self._key = joined.run, joined.name, joined.key

@@ -190,7 +190,9 @@ class Core:
         if role == "engine":
             name, cancel = rules.join(now, holding)
         for other in self.members.add(name, role, facts, now, key):
-            self.remove(other, f"differs from the trainer: {self._differs(other)}")
+            differs = () if (it := self.members.get(other)) is None else it.differs.items()
+            told = "; ".join(f"{fact} is {theirs!r}, not {ours!r}" for fact, (ours, theirs) in differs)
+            self.remove(other, f"differs from the trainer: {told}")
         member = self.members.get(name)
         assert member is not None
         labels = f", differs: {member.differs}" if member.differs else ""
@@ -230,10 +232,6 @@ class Core:
             self.look_again(name)
             logger.info("%s %s is to finish what it has and leave", member.role, name)
         return {"drains": member is not None}
-
-    def _differs(self, name: str) -> str:
-        member = self.members.get(name)
-        return "" if member is None else "; ".join(f"{k} is {v[1]!r}, not {v[0]!r}" for k, v in member.differs.items())
 
     async def sweeps(self) -> None:
         """Looks for who has been silent for too long, for ever."""

@@ -63,7 +63,8 @@ class Ledger:
         self._folder.mkdir(parents=True, exist_ok=True)
         files.sync_folder(folder)
         files.sync_folder(folder.parent)
-        self._fence = fence.take(folder, segments.newest_epoch(self._folder) + 1)
+        newest_epoch = max((int(name[:8]) for name in segments.names(self._folder)), default=0)
+        self._fence = fence.take(folder, newest_epoch + 1)
         self.epoch = self._fence.epoch
         content = segments.read(self._folder)
         self.notes = content.notes

@@ -44,7 +44,8 @@ def run(cfg: Config, argv: Sequence[str], module: str = "jaxagent.join") -> int:
     plan_of(cfg)
     folder = pathlib.Path(cfg.workdir) / settings.FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with open(folder / LOCK_FILE, "ab") as lock:
+        files.lock(lock.fileno(), folder)  # raises ConfigError: another command supervises here
         for note in [*settings.notes(cfg), *sharing(cfg, gpus())]:
             print(note, flush=True)
         programs = _LocalPrograms(cfg, argv, folder, module)
@@ -226,14 +227,6 @@ def token_of(folder: pathlib.Path) -> str:
     if not (token := path.read_text(encoding="utf-8").strip()):
         raise ConfigError(f"'{path}' is empty: remove it, and the command makes another secret.")
     return token
-
-
-@contextlib.contextmanager
-def _alone(folder: pathlib.Path) -> Iterator[None]:
-    """Raises ConfigError: another command supervises here."""
-    with open(folder / LOCK_FILE, "ab") as file:
-        files.lock(file.fileno(), folder)
-        yield
 
 
 def _free_port() -> int:

@@ -78,18 +78,14 @@ class Members:
                 "with the same config file and the same flags."
             )
         differs = self._differences(role, facts)
-        if not differs or not self._strict or (role == "trainer" and not self._led):
+        is_led = self._reference is not None and self._reference.role == "trainer"  # a trainer has said what is right
+        if not differs or not self._strict or (role == "trainer" and not is_led):
             return ""
         pairs = "; ".join(f"{name} is {theirs!r}, not {ours!r}" for name, (ours, theirs) in differs.items())
         return (
             f"tokens would not be equal to the bit, which rule 'pinned' with numerics='exact' needs: {pairs}. "
             "Compared with the trainer, or the engine that came first."
         )
-
-    @property
-    def _led(self) -> bool:
-        """Whether a trainer has said what is right."""
-        return self._reference is not None and self._reference.role == "trainer"
 
     def add(self, name: str, role: str, facts: Mapping[str, Any], now: float, key: str) -> list[str]:
         """A process that `check` let in. Returns engines that must leave, since the trainer's facts are others."""

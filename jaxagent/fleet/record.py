@@ -137,7 +137,9 @@ class Record:
 
     def forgotten(self, group: GroupId) -> bool:
         """Whether a group was trained so long ago that its results are no longer known here."""
-        if group in self.groups or not self._could_be(group):
+        most = max(self.plan.first_round, self.plan.groups_per_step)
+        could_be = group.step >= 0 and 0 <= group.round < self.plan.rounds and 0 <= group.number < most
+        if group in self.groups or not could_be:
             return False
         return group.step < (self.kept if self.plan.window == 1 else self._admitted)
 
@@ -210,10 +212,6 @@ class Record:
             return None
         chosen = groups if self.plan.rounds == 1 else self._usable(step)[: self.plan.groups_per_step]
         return BatchFormed(step, tuple(chosen), tuple(group for group in groups if group not in set(chosen)))
-
-    def _could_be(self, group: GroupId) -> bool:
-        most = max(self.plan.first_round, self.plan.groups_per_step)
-        return group.step >= 0 and 0 <= group.round < self.plan.rounds and 0 <= group.number < most
 
 
 def replayed(plan: Plan, initial: str, events: Iterable[Event]) -> Record:

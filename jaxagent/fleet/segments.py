@@ -55,11 +55,6 @@ def name_of(epoch: int, index: int) -> str:
     return f"{epoch:08d}-{index:04d}.jsonl"
 
 
-def newest_epoch(folder: pathlib.Path) -> int:
-    """The highest epoch that has begun a segment; 0 where none has."""
-    return max((int(name[:8]) for name in names(folder)), default=0)
-
-
 def encode(number: int, record: Mapping[str, Any]) -> bytes:
     """A line.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 from jaxagent.fleet.admission import Answer, Batch, LeasedEpisode, Outcome
@@ -391,8 +391,3 @@ def batch_of(row: Mapping[str, Any]) -> Batch:
     return Batch(
         whole_number(row, "step"), entries(row, "groups", group), entries(row, "left_out", group), results, ages
     )
-
-
-def holding_to(holding: Iterable[tuple[str, EpisodeId]]) -> list[list[Any]]:
-    """What a process plays, as JSON; `holding_of` reads an entry."""
-    return [[name, *flat(which)] for name, which in holding]

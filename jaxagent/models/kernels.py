@@ -102,7 +102,7 @@ def packed(on: str, dtype: str, row_tokens: int, split: bool = False) -> Choice:
     if on == "tpu" and split:
         return Choice(plain, "splash takes the queries of whole rows, and mesh.context splits them")
     if on == "tpu":
-        if not tpu_kernels.supports_rows(row_tokens):
+        if row_tokens % tpu_kernels.LANES:
             return Choice(plain, f"rows of {row_tokens} tokens are not a multiple of 128")
         return Choice("splash")
     if on not in _GPU:

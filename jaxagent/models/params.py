@@ -153,10 +153,6 @@ def stacked(array: ArraySpec, layers: range, dtype: str, prefix: str) -> ArraySp
     return dataclasses.replace(array, shape=shape, axes=axes, dtype=dtype, hf_name=name, layers=layers)
 
 
-def _wide(array: ArraySpec) -> ArraySpec:
-    return dataclasses.replace(array, wide=True, dtype="float32")
-
-
 @functools.lru_cache(maxsize=64)
 def param_specs(spec: ModelSpec) -> Params:
     """The tree of `ArraySpec`s of a model. Shared: change nothing in it."""
@@ -165,7 +161,8 @@ def param_specs(spec: ModelSpec) -> Params:
         arrays = {name: array for block in spec.pattern[layers[0]] for name, array in block.arrays(spec).items()}
         where = layers, spec.param_dtype, "model.layers.{layer}."
         stacks = {name: array and stacked(array, *where) for name, array in arrays.items()}
-        return Layers(**stacks | {name: _wide(stacks[name]) for name in WIDE if stacks.get(name)})
+        wide = {name: dataclasses.replace(a, wide=True, dtype="float32") for name in WIDE if (a := stacks.get(name))}
+        return Layers(**stacks | wide)
 
     def table(name: str, std: float) -> ArraySpec:
         sizes = {"vocab": spec.padded_vocab_size, "embed": spec.embed_dim}

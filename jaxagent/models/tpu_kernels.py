@@ -197,11 +197,6 @@ def _lay_out(
     return own_keys, own_values, jnp.arange(len(blocks), dtype=jnp.int32).reshape(-1, count)
 
 
-def supports_rows(row_tokens: int) -> bool:
-    """Whether rows can be cut into blocks of whole registers."""
-    return row_tokens % LANES == 0
-
-
 def attend(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, interpret: bool = False) -> jax.Array:
     """Causal attention inside segments, differentiable.
 

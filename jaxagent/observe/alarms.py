@@ -29,35 +29,6 @@ Judge = Callable[[Measured, Measured], float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Alarm:
-    """What went wrong, over the steps for which it did."""
-
-    name: str
-    stage: str
-    step: int  # the first
-    last: int | None  # the last, None while it goes on
-    value: float  # the largest
-    metric: str  # whose curve shows it, or how the names of those curves begin
-    knob: str  # the config field to turn
-    sin: str  # what is wrong, one sentence without its full stop
-    says: str  # what the value is
-    threshold: float
-
-    @property
-    def text(self) -> str:
-        """One line for people: what is wrong, how much, and what to turn; or that it is over."""
-        where = f"alarm {self.name}, {self.stage} step {self.step}"
-        if self.last is not None:
-            return f"{where}: over after step {self.last} (largest value {number(self.value)})"
-        limit = f"{number(self.value)}, more than {number(self.threshold)}"
-        return f"{where}: {self.sin} ({self.metric}, {self.says}: {limit}). Look at config.{self.knob}."
-
-    def entry(self) -> dict[str, Any]:
-        """As summary.json and the page have it."""
-        return dataclasses.asdict(self) | {"text": self.text}
-
-
-@dataclasses.dataclass(frozen=True)
 class Rule:
     """One kind of alarm. It begins at the first step whose `value` is above `threshold`, and lasts as long as it is.
 
@@ -67,16 +38,41 @@ class Rule:
     """
 
     name: str
-    metric: str
-    sin: str
+    metric: str  # whose curve shows it, or how the names of those curves begin
+    sin: str  # what is wrong, one sentence without its full stop
     says: str  # what `value` is
     threshold: float
     steps: int
-    knob: str
+    knob: str  # the config field to turn
     source: str
     numbers: Numbers
     value: Judge
     reach: int = 0  # 0: as many as `steps`
+
+
+@dataclasses.dataclass
+class Alarm:
+    """What went wrong, over the steps for which it did."""
+
+    rule: Rule
+    stage: str
+    step: int  # the first
+    value: float  # the largest
+    last: int | None = None  # step; None while it goes on
+
+    @property
+    def text(self) -> str:
+        """One line for people: what is wrong, how much, and what to turn; or that it is over."""
+        rule, where = self.rule, f"alarm {self.rule.name}, {self.stage} step {self.step}"
+        if self.last is not None:
+            return f"{where}: over after step {self.last} (largest value {number(self.value)})"
+        limit = f"{number(self.value)}, more than {number(rule.threshold)}"
+        return f"{where}: {rule.sin} ({rule.metric}, {rule.says}: {limit}). Look at config.{rule.knob}."
+
+    def entry(self) -> dict[str, Any]:
+        """As summary.json and the page have it."""
+        entry = {name: getattr(self.rule, name) for name in ("name", "metric", "knob", "sin", "says", "threshold")}
+        return {**entry, **{name: getattr(self, name) for name in ("stage", "step", "last", "value", "text")}}
 
 
 class Watch:
@@ -89,7 +85,7 @@ class Watch:
         self._config = config
         self._stage, self._step = "", 0
         self._series: dict[str, tuple[list[Any], collections.deque[Any]]] = {}
-        self._on: dict[str, int] = {}  # places in `alarms`
+        self._on: dict[str, Alarm] = {}
         self.alarms: list[Alarm] = []
         for record in records:
             self.add(record)
@@ -113,25 +109,23 @@ class Watch:
                 first.append(measured)
             value = rule.value(first, list(last)) if len(last) >= rule.steps else 0.0
             if value > rule.threshold and rule.name not in self._on:
-                self._on[rule.name] = len(self.alarms)
-                fields = {name: getattr(rule, name) for name in ("name", "metric", "knob", "sin", "says", "threshold")}
                 if stage == "opd":  # has its own, and all else from rl
-                    fields["knob"] = rule.knob.replace("rl.optimizer.learning_rate", "opd.learning_rate")
-                self.alarms.append(Alarm(stage=stage, step=step, last=None, value=value, **fields))
-                news.append(self.alarms[-1])
+                    knob = rule.knob.replace("rl.optimizer.learning_rate", "opd.learning_rate")
+                    rule = dataclasses.replace(rule, knob=knob)
+                self._on[rule.name] = alarm = Alarm(rule, stage, step, value)
+                self.alarms.append(alarm)
+                news.append(alarm)
             elif value > rule.threshold:
-                place = self._on[rule.name]
-                largest = max(value, self.alarms[place].value)
-                self.alarms[place] = dataclasses.replace(self.alarms[place], value=largest)
+                self._on[rule.name].value = max(value, self._on[rule.name].value)
             elif rule.name in self._on:
                 news.append(self._end(rule.name))
         self._step = step
         return news
 
     def _end(self, name: str) -> Alarm:
-        place = self._on.pop(name)
-        self.alarms[place] = dataclasses.replace(self.alarms[place], last=self._step)
-        return self.alarms[place]
+        alarm = self._on.pop(name)
+        alarm.last = self._step
+        return alarm
 
 
 def of_config(config: Record, field: str, otherwise: Any = None) -> Any:

@@ -31,7 +31,9 @@ def line_chart(title: str, series: Mapping[str, Points], *, x: str, y: str, log_
     marks = []
     for index, points in enumerate(series.values()):
         marks.append(_path(points, scale, index))
-        marks += [_dot(*point, scale, index) for point in points if len(points) <= 12]
+        dot = f'r="3" class="dot" style="--c:var(--c{index % _COLOURS})"'
+        shown = points if len(points) <= 12 else ()
+        marks += [f'<circle cx="{scale.x(at_x):.1f}" cy="{scale.y(at_y):.1f}" {dot}/>' for at_x, at_y in shown]
     return _figure(title, series, scale, marks, x, y)
 
 
@@ -127,11 +129,6 @@ def _figure(
 def _path(points: Points, scale: _Scale, index: int) -> str:
     line = "L".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in points)
     return f'<path d="M{line}" class="line" style="--c:var(--c{index % _COLOURS})"/>'
-
-
-def _dot(x: float, y: float, scale: _Scale, index: int) -> str:
-    colour = f"--c:var(--c{index % _COLOURS})"
-    return f'<circle cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}" r="3" class="dot" style="{colour}"/>'
 
 
 def _finite(series: Mapping[str, Points]) -> dict[str, list[tuple[float, float]]]:

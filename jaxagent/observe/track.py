@@ -86,7 +86,7 @@ class Sender:
         for alarm in news:
             self._alarms += 1
             if self._alarms > self._state["alarms"]:
-                self.tracker.alarm(alarm.name, alarm.text, step)
+                self.tracker.alarm(alarm.rule.name, alarm.text, step)
                 self._state["alarms"] = self._alarms
 
     def _send_episodes(self, log: str) -> None:

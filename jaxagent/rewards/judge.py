@@ -17,7 +17,7 @@ import dataclasses
 import json
 import math
 import re
-from collections import Counter
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -215,16 +215,11 @@ def combine(
     if len(answers) < max(1, quorum):
         last = f"; the last failure: {failures[-1]}" if failures else ""
         raise JudgeError(f"{len(answers)} usable replies of {len(answers) + len(failures)}, wanted {quorum}{last}")
-    pick = {"majority": _majority, "mean": lambda scores: sum(scores) / len(scores)}[how]
+    pick = (lambda scores: float(min(statistics.multimode(scores)))) if how == "majority" else statistics.fmean
     items = {item.name: pick([answer[item.name] for answer in answers]) for item in rubric.items}
     total = math.fsum(item.weight for item in rubric.items)
     scaled = (item.weight * (items[item.name] - rubric.low) / (rubric.high - rubric.low) for item in rubric.items)
     return Judgement(math.fsum(scaled) / total, items, len(answers), tuple(failures))
-
-
-def _majority(scores: list[int]) -> float:
-    counts = Counter(scores)
-    return float(min(counts, key=lambda score: (-counts[score], score)))
 
 
 def judged(view: View) -> float:

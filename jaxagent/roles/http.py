@@ -128,7 +128,10 @@ class HttpTalk:
             if isinstance(failure.__cause__, HttpTimeout):
                 raise TimeoutError(str(failure)) from failure
             if _status(failure) == 429:
-                raise CallError(f"{failure}. {_less_often(self._name)}") from failure.__cause__
+                raise CallError(
+                    f"{failure}. The endpoint limits how often it is asked: lower config.roles.{self._name}.calls, or "
+                    "raise its retries and timeout_s, so that it is waited for."
+                ) from failure.__cause__
             raise
         if not reply.text.strip() and reply.finish != "length":
             raise CallError(f"{self._role.url} gave a reply without text")
@@ -164,13 +167,6 @@ def _is_too_long(failure: CallError) -> bool:
     if _status(failure) not in (400, 413, 422):
         return False
     return bool(TOO_LONG.search(failure.__cause__.body.decode("utf-8", "replace")))  # type: ignore[union-attr]
-
-
-def _less_often(name: str) -> str:
-    return (
-        f"The endpoint limits how often it is asked: lower config.roles.{name}.calls, or raise its retries and "
-        "timeout_s, so that it is waited for."
-    )
 
 
 def _advice(where: str, failure: CallError) -> str:

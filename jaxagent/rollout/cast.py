@@ -118,11 +118,6 @@ class EpisodeCast:
     def _engine_talks(self) -> list[EngineTalk]:
         return [talk for talk in self._talks if isinstance(talk, EngineTalk)]
 
-    @property
-    def _policy_spoke(self) -> bool:
-        """Whether the policy may have said something: of a rollout's own conversation it is not known here."""
-        return self._first > 0 or any(talk.role == POLICY and talk.begun for talk in self._talks)
-
     def price(self, role: str, prompt_tokens: int, reply_tokens: int, seconds: float) -> float | None:
         """Counts a reply of a role other than the policy; returns what it costs."""
         cost = self._company.roles[role].cost(prompt_tokens, reply_tokens)
@@ -139,7 +134,9 @@ class EpisodeCast:
         """
         timeout = isinstance(cause, TimeoutError)
         line = f"{role}: {one_line(cause, 'no reply in its time')}"
-        if isinstance(cause, NoRoom) and self._policy_spoke:
+        # Of a rollout's own conversation it is not known here whether the policy has said something.
+        spoke = self._first > 0 or any(talk.role == POLICY and talk.begun for talk in self._talks)
+        if isinstance(cause, NoRoom) and spoke:
             self.metrics[f"{role}_no_room"] = self.metrics.get(f"{role}_no_room", 0.0) + 1.0
             return NoRoom(line)
         if role == POLICY:

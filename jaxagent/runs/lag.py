@@ -45,17 +45,15 @@ def gaps(
     trajectories = sampled_trajectories(groups)
     gaps_of_versions = []
     for version in versions(trajectories):
-        then = state if version == step else as_of(programs, state, params_of(version))
-        if then is not None:
-            those = [each for each in trajectories if sampled_by(each, version).any()]
-            scored = programs.policy_logprobs(then, those, temperature(rl, step))
-            gaps_of_versions += [gap(each, version, logprobs) for each, logprobs in zip(those, scored, strict=True)]
+        then = state
+        if version != step:
+            if (trained := params_of(version)) is None:
+                continue
+            then = programs.update.merged(state.replace(params=trained))  # with LoRA its adapters multiplied out
+        those = [each for each in trajectories if sampled_by(each, version).any()]
+        scored = programs.policy_logprobs(then, those, temperature(rl, step))
+        gaps_of_versions += [gap(each, version, logprobs) for each, logprobs in zip(those, scored, strict=True)]
     return summary(gaps_of_versions, trajectories) | {"logprob_gap/rescore_s": time.monotonic() - started}
-
-
-def as_of(programs: Programs, state: TrainState, trained: Params | None) -> TrainState | None:
-    """The state with the policy of another version, with LoRA its adapters multiplied out; None where it has none."""
-    return None if trained is None else programs.update.merged(state.replace(params=trained))
 
 
 def versions(trajectories: Sequence[Trajectory]) -> list[int]:

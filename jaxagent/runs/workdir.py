@@ -372,7 +372,7 @@ class Workdir:
         self.logs.end_tracking()
         if self.logs.dropped_trackers:
             self._write_summary(summary)
-        model_card.write(self.path)
+        self._try_to_write(model_card.CARD_FILE, lambda: model_card.write(self.path))
         if not self._opened:
             self.progress.note(f"the run in '{self.path}' has ended already, and nothing is done. {how}")
         if unexpected := self.compiles.names_after_warm_up:
@@ -390,11 +390,13 @@ class Workdir:
         """Writes report.html of what the run has logged so far. None: it was not written, which ends no training."""
         if not peers.is_first():
             return None
+        return self._try_to_write(report.REPORT_FILE, lambda: report.write_report(self.cfg.workdir, self.results))
+
+    def _try_to_write(self, name: str, write: Callable[[], Path | None]) -> Path | None:
         try:
-            return report.write_report(self.cfg.workdir, self.results)
+            return write()
         except report.DAMAGED as failure:
-            self.progress.note(f"{report.REPORT_FILE} was not written: {type(failure).__name__}: {failure}")
-            return None
+            return self.progress.note(f"{name} was not written: {type(failure).__name__}: {failure}")
 
     def close(self) -> None:
         """Closes the logs, and waits for a bundle that is being written."""

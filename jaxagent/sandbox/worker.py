@@ -176,7 +176,7 @@ class Worker:
         name = str(body.pop("id"))
         if not NAME.fullmatch(name) or name in client.starting or name in client.sandboxes:
             raise ValueError("'id' must be 16 to 64 hexadecimal digits that were not used before")
-        spec = within(self._folder, spec_from_json(body))
+        spec = within(self._folder, build(Spec, body, "spec"))
         running = sum(len(c.starting) + len(c.sandboxes) for c in self._clients.values())
         if running >= self._max:
             return _failure("SandboxLost", f"all {self._max} sandboxes of this worker are in use", 429)
@@ -293,11 +293,6 @@ def _natural(values: Mapping[str, Any], name: str, most: int = 2**63 - 1) -> int
     if type(number) is not int or not 0 <= number <= most:
         raise ValueError(f"{name} must be a whole number from 0 to {most}")
     return number
-
-
-def spec_from_json(body: dict[str, Any]) -> Spec:
-    """A spec from `dataclasses.asdict(spec)` that went through JSON. Raises ConfigError for what no spec has."""
-    return build(Spec, body, "spec")
 
 
 def result_to_json(result: CommandResult) -> dict[str, Any]:

@@ -121,18 +121,18 @@ def test_a_failure_raises_its_alarm_and_no_other(name):
     base, changes, spoil = FAILURES[name]
     watch = Watch(config_of(base, changes))
     spoken = [(row["step"], alarm.text) for row in spoil(records(base)) for alarm in watch.add(row)]
-    assert [alarm.name for alarm in watch.alarms] == [name]
+    assert [alarm.rule.name for alarm in watch.alarms] == [name]
     (alarm,) = watch.alarms
     begun = [text for step, text in spoken if step == alarm.step]
-    assert len(begun) == 1 and f"config.{alarm.knob}" in begun[0] and alarm.name in begun[0]
+    assert len(begun) == 1 and f"config.{alarm.rule.knob}" in begun[0] and alarm.rule.name in begun[0]
     assert len(spoken) == 1 + (alarm.last is not None), "once when it begins, once when it is over"
-    assert alarm.value > alarm.threshold
+    assert alarm.value > alarm.rule.threshold
 
 
 def test_an_alarm_ends_when_its_cause_does_and_can_begin_again():
     rows = [{"stage": "rl", "step": step, "stop/token_limit": 1.0 if step % 40 > 20 else 0.0} for step in range(1, 90)]
     first, second = Watch({}, rows).alarms
-    assert (first.name, first.step, first.last) == ("truncation", 22, 42)
+    assert (first.rule.name, first.step, first.last) == ("truncation", 22, 42)
     assert (second.step, second.last) == (62, 82)
     assert first.value == 1.0 and "over after step 42" in first.text
 
@@ -237,7 +237,7 @@ def test_where_held_out_tasks_are_solved_no_score_can_rise():
     rising = [row | {"reward/mean": 0.4 + 0.008 * row["step"]} for row in rows]
     assert Watch({}, rising).alarms == []
     flat = [row | {"eval/em": 0.6} if "eval/em" in row else row for row in rising]
-    assert [alarm.name for alarm in Watch({}, flat).alarms] == ["reward_alone"]
+    assert [alarm.rule.name for alarm in Watch({}, flat).alarms] == ["reward_alone"]
 
 
 @pytest.mark.parametrize(
@@ -251,10 +251,10 @@ def test_where_held_out_tasks_are_solved_no_score_can_rise():
 )
 def test_equal_rewards_are_a_sin_only_where_attempts_are_compared(stage, rl, alarms_of_it):
     rows = [{"stage": stage, "step": step, "groups/zero_signal_frac": 1.0} for step in range(1, 20)]
-    assert [alarm.name for alarm in Watch({"rl": rl}, rows).alarms] == alarms_of_it
+    assert [alarm.rule.name for alarm in Watch({"rl": rl}, rows).alarms] == alarms_of_it
 
 
 def test_distillation_has_a_learning_rate_of_its_own():
     rows = [{"stage": "opd", "step": step, "policy/kl_behaviour": 1.0} for step in range(1, 9)]
     (alarm,) = Watch({}, rows).alarms
-    assert alarm.knob == "opd.learning_rate" and "config.opd.learning_rate." in alarm.text
+    assert alarm.rule.knob == "opd.learning_rate" and "config.opd.learning_rate." in alarm.text

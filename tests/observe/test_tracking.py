@@ -115,7 +115,8 @@ def test_a_tracker_that_misbehaves_costs_a_run_little_and_is_dropped(mode, fake,
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
     (note,) = [note for note in notes if "dropped" in note]
-    reasons = {"hang": "not ready", "hold": "not ready", "raise": "RuntimeError: no: key ***", "exit": "code 3", "end": "code 0"}
+    reasons = {"hang": "not ready", "hold": "not ready", "raise": "RuntimeError: no: key ***"}
+    reasons |= {"exit": "code 3", "end": "code 0"}
     reason = writer.dropped.pop("trackio")
     assert not writer.dropped and reason in note and reasons.get(mode.partition("_")[0], "SystemExit") in reason
     assert f"jaxagent.observe.track '{workdir}' trackio" in note

@@ -56,7 +56,7 @@ def address(root):
     code = (
         "import sys\nfrom jaxagent.observe import shown_episodes\nfrom tests.view import made_run\n"
         "shown_episodes.token_table = lambda workdir, config: made_run.table()\n"
-        "from jaxagent.view.command import main\nsys.exit(main(sys.argv[1:]))\n"
+        "from jaxagent.view.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
     )
     words = [sys.executable, "-c", code, str(root), "--port=0"]
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)

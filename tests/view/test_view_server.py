@@ -18,7 +18,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from jaxagent.config import ConfigError
 from jaxagent.observe import page
 from jaxagent.observe.episode_store import StoredEpisodes
-from jaxagent.view import command, runs
+from jaxagent.view import __main__ as command
+from jaxagent.view import runs
 from jaxagent.view.runs import Runs
 from jaxagent.view.server import View
 from tests.tiny_run import ROOT

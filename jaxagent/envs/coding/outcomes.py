@@ -110,7 +110,8 @@ def of_unittest(log: str) -> dict[str, str]:
             texts = _names(text, before)
             names = texts | (set() if begins else names)
             last = "" if status_match else text.rpartition(" ... ")[2]
-            if status_match and status_match[1].startswith("skipped") and any(map(_is_subtest, texts)):
+            has_subtests = any(_test_of(one) not in ("", one) for one in texts)
+            if status_match and status_match[1].startswith("skipped") and has_subtests:
                 skipped |= names  # newer Pythons say of the test itself that it is ok
             elif status_match:
                 skipped -= names
@@ -144,10 +145,6 @@ def _test_of(text: str) -> str:
         return ""
     ends_there = end == len(text) or (text[end : end + 2] in (" [", " (") and text[-1] in "])")
     return text[:end] if ends_there else ""
-
-
-def _is_subtest(text: str) -> bool:
-    return _test_of(text) not in ("", text)
 
 
 def of_r2e(log: str) -> dict[str, str]:

@@ -164,7 +164,7 @@ def keep(patch: str, protected: Sequence[str], patterns: Iterable[str]) -> tuple
     Returns:
       The patch without them, and the paths of what was left out.
     """
-    guarded = {part for path in protected for part in _and_above(key(path))}
+    guarded = {part for path in protected for part in itertools.accumulate(key(path).split("/"), "{}/{}".format)}
     below = tuple(f"{key(path).rstrip('/')}/" for path in protected)
     pattern_keys = tuple(map(key, patterns))
     kept_changes, dropped = [], []
@@ -208,11 +208,6 @@ def _is_gits(text: str) -> bool:
             if min(old, new) < 0 or line[:1] not in (" ", "-", "+", ""):
                 return False
     return not old and not new
-
-
-def _and_above(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def _leads_out(path: str) -> bool:

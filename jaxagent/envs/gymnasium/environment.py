@@ -56,6 +56,7 @@ class Gymnasium(Environment):
 
     score = SOLVED
     calls = "actions"
+    observation_role = "user"
     stop_strings = ("</action>",)
     tokens = ("<action>", "</action>")
 
@@ -74,10 +75,6 @@ class Gymnasium(Environment):
             form = _action_form(self.make, self.arguments, self.actions, self.show)
             instructions = instructions.replace(ACTIONS, form)
         return (Message("user", "\n".join(filter(None, (instructions, text))) + "\n"),)
-
-    def observation(self, action: str, text: str) -> Observation:
-        """What an attempt shows, which is a user message."""
-        return Observation(((text, TokenKind.OBSERVATION),), "user")
 
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], GymnasiumAttempt]]:

@@ -18,13 +18,13 @@ from typing import Annotated, Any, Literal
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeFloat, PositiveInt
-from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.base import Attempt, Environment, Message, Opening, Step, Transcript, Verdict
 from jaxagent.envs.ragen import texts
 from jaxagent.envs.ragen.bandit import Bandit
 from jaxagent.envs.ragen.frozen_lake import FrozenLake
 from jaxagent.envs.ragen.sokoban import Sokoban
 from jaxagent.envs.ragen.world import State, World, chance
-from jaxagent.types import StopReason, Task, TokenKind
+from jaxagent.types import StopReason, Task
 
 WORLDS: dict[str, type[World]] = {"bandit": Bandit, "frozen_lake": FrozenLake, "sokoban": Sokoban}
 SEED = re.compile(r"seed (\d{1,18})")  # a task's prompt
@@ -46,6 +46,7 @@ class Ragen(Environment):
 
     score = "solved"
     calls = "actions"
+    observation_role = "user"
     stop_strings = ("</answer>",)
 
     @property
@@ -99,10 +100,6 @@ class Ragen(Environment):
             return f"{rendered}\n" if reward is None else f"\n{rendered}\n"
         before = "" if reward is None else texts.reward(reward)
         return before + texts.turn(number, rendered, actions_left, self.think)
-
-    def observation(self, action: str, text: str) -> Observation:
-        """What an attempt shows, which is a user message."""
-        return Observation(((text, TokenKind.OBSERVATION),), "user")
 
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], RagenAttempt]]:

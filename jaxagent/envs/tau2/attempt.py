@@ -59,11 +59,11 @@ class Tau2Attempt(Attempt):
     async def start(self) -> Sequence[Message]:
         """Has the user begin, unless the history ends with what the agent has to answer."""
         history = self._task.history
-        agent_messages = words.for_agent(history)
+        agent_messages = words.seen_by(AGENT, history)
         system = Message("system", words.agent_prompt(self._policy, self._tools))
         to_user = [
             Message("system", words.user_prompt(self._task.scenario, self._user_tools)),
-            *words.for_user(history),
+            *words.seen_by(USER, history),
         ]
         self._to_user = list(map(_with_line_end, to_user))
         self._lines = [f"{past.role}: {past.content}" for past in history if past.content]

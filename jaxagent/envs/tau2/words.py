@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jaxagent.envs.base import Message
-from jaxagent.envs.tau2.rows import AGENT, USER, Past
+from jaxagent.envs.tau2.rows import AGENT, Past
 from jaxagent.tools.calls import Call, Tool, tools_text
 from jaxagent.tools.hermes import Hermes
 
@@ -73,24 +73,16 @@ def result_text(texts: Sequence[str]) -> str:
     return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts)
 
 
-def for_agent(history: Sequence[Past]) -> list[Message]:
-    """The history as the agent saw it: without the user's calls and their results."""
-    return _seen_by(AGENT, history, lambda text: Message("tool", text))
-
-
-def for_user(history: Sequence[Past]) -> list[Message]:
-    """The history as the user saw it: what the agent said, and everything of its own, as its own words."""
-    return _seen_by(USER, history, lambda text: Message("user", result_text([text])))
-
-
-def _seen_by(side: str, history: Sequence[Past], result: Callable[[str], Message]) -> list[Message]:
+def seen_by(side: str, history: Sequence[Past]) -> list[Message]:
+    """The history as one side saw it: without the other's calls and their results; the user reads its own as words."""
     messages = []
     for past in history:
         if past.role == side:
             calls = [Call(use.name, use.arguments) for _, use in past.calls]
             messages.append(Message("assistant", Hermes.write(past.content, calls)))  # as its author would write it
         elif past.role == "tool" and past.requestor == side:
-            messages.append(result(past.content))
+            agents, users = Message("tool", past.content), Message("user", result_text([past.content]))
+            messages.append(agents if side == AGENT else users)
         elif past.role != "tool" and not past.calls:
             messages.append(Message("user", past.content))
     return messages
