@@ -162,7 +162,7 @@ class Opening:
     train: Sequence[Task] = ()  # the training tasks, read from their file one by one; () = they are not played here
     place: Callable[[Task], str] = lambda task: ""  # file and row of a task, for messages; may take seconds
 
-    def check(self, look: Callable[[Task], None]) -> None:
+    def check(self, look: Callable[[Task], object]) -> None:
         """Looks at every task now, the held-out ones first. Every source of tasks ends, and was read once before.
 
         Raises:

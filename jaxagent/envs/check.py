@@ -24,13 +24,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import json
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -46,6 +44,7 @@ from jaxagent.data.dataset import Files
 from jaxagent.data.sources import TaskSource
 from jaxagent.envs.base import Environment, Opening, Transcript, Verdict
 from jaxagent.envs.cast import RoleReply
+from jaxagent.envs.own_thread import OwnLoop
 from jaxagent.types import StopReason, Task
 
 PROGRESS_S = 30.0  # between two lines that say how far it is
@@ -155,7 +154,11 @@ def run(config: Config, options: argparse.Namespace, note: Callable[[str], None]
             proofs.drop_cut_line(place)
         tasks = [one.source[one.index] for one in wanted]
         held_out = Path(config.data.eval_source) if config.data.eval_source else None
-        with _loop() as on_loop, environment.open(Opening(dataset, tasks, on_loop, note, held_out)) as attempt_at:
+
+        def on_loop(work: Coroutine[Any, Any, Any], limit_s: float) -> Any:
+            return loop.begin(asyncio.wait_for(work, limit_s)).result()
+
+        with OwnLoop() as loop, environment.open(Opening(dataset, tasks, on_loop, note, held_out)) as attempt_at:
             limit_s = len(tasks) * 2 * environment.episode_timeout_s
             on_loop(_all(environment, attempt_at, wanted, options.jobs, made, note), limit_s)
     table = [made.get(id(one)) or proof or {} for one, proof in looked_at]
@@ -180,20 +183,6 @@ def _sources(
 
 def _is_due(proof: Mapping[str, Any] | None, again: bool) -> bool:
     return proof is None or (again and not proofs.is_proven(proof))
-
-
-@contextlib.contextmanager
-def _loop() -> Iterator[Callable[[Coroutine[Any, Any, Any], float], Any]]:
-    """Runs coroutines to their end or deadline on one loop in a thread of its own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    try:
-        yield lambda work, limit_s: asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, limit_s), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 async def _all(

@@ -114,6 +114,7 @@ class HttpClient:
       connections: at once; a request beyond them waits, within its own deadline. 0: no bound.
       busy_s: of a request with all its attempts, where a server that is busy is waited for: no pause goes beyond them.
         0: pauses are as after any other failure.
+      keeps_cookies: of servers that know a session by them. It has no connection that its server may close just now.
     """
 
     def __init__(
@@ -124,7 +125,9 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         connections: int = CONNECTIONS,
         busy_s: float = 0.0,
+        keeps_cookies: bool = False,
     ):
+        self._keeps_cookies = keeps_cookies
         self._timeout_s, self._max_bytes, self._retries = timeout_s, max_bytes, retries
         self._headers = {"Accept-Encoding": "identity", **(headers or {})}
         self._connections, self._busy_s = connections, busy_s
@@ -196,8 +199,9 @@ class HttpClient:
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
                 auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),  # no server's cookie decides what the next request is answered
-                connector=aiohttp.TCPConnector(limit=self._connections),
+                # Else no server's cookie decides what the next request is answered. `unsafe`: hosts are addresses.
+                cookie_jar=aiohttp.CookieJar(unsafe=True) if self._keeps_cookies else aiohttp.DummyCookieJar(),
+                connector=aiohttp.TCPConnector(limit=self._connections, force_close=self._keeps_cookies),
                 timeout=aiohttp.ClientTimeout(total=None),  # the one below: aiohttp rounds its own up to whole seconds
             )
         body = bytearray()

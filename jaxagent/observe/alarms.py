@@ -33,8 +33,9 @@ class Rule:
     """One kind of alarm. It begins at the first step whose `value` is above `threshold`, and lasts as long as it is.
 
     Attributes:
-      numbers: what is measured in a step, of its record and the config; None where it is not.
       value: from the first `FIRST` measured steps of the stage and the last `reach`; called from `steps` steps on.
+      numbers: what is measured in a step, of its record and the config, in place of `metric`; None where it is not.
+      numerics: of runs with these only; "" = of all.
     """
 
     name: str
@@ -45,9 +46,10 @@ class Rule:
     steps: int
     knob: str  # the config field to turn
     source: str
-    numbers: Numbers
     value: Judge
+    numbers: Numbers | None = None
     reach: int = 0  # 0: as many as `steps`
+    numerics: str = ""
 
 
 @dataclasses.dataclass
@@ -98,8 +100,8 @@ class Watch:
             news = [self._end(name) for name in list(self._on)]
             self._stage, self._series = stage, {}
         for rule in RULES if stage in STAGES else ():
-            measured = rule.numbers(record, self._config)
-            if measured is None:
+            measured = rule.numbers(record, self._config) if rule.numbers else record.get(rule.metric)
+            if measured is None or (rule.numerics and of_config(self._config, "numerics") != rule.numerics):
                 continue
             if rule.name not in self._series:
                 self._series[rule.name] = [], collections.deque(maxlen=rule.reach or rule.steps)
@@ -137,11 +139,6 @@ def of_config(config: Record, field: str, otherwise: Any = None) -> Any:
 
 
 # ---- what is measured in a step: a number or several; None: it was not
-
-
-def _number(name: str, numerics: str = "") -> Numbers:
-    """A metric; `numerics`: only of runs with these."""
-    return lambda record, config: None if numerics and of_config(config, "numerics") != numerics else record.get(name)
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:
@@ -264,54 +261,45 @@ OURS = "ours: no healthy run of docs exceeds it"
 RULES = (
     Rule("entropy_falls", "policy/entropy", "the policy ceases to try anything else, and will learn no more",
          "times that it has fallen within 50 steps, means of 3", 10, 6, "rl.optimizer.learning_rate",
-         OURS, _number("policy/entropy"), _fall, 50),
+         OURS, _fall, reach=50),
     Rule("not_exact", "logprob_gap/max", "numerics are exact, and engine and trainer compute different log-probs",
-         "in a step", 0, 1, "numerics",
-         "exact numerics: it is 0.0 by construction", _number("logprob_gap/max", "exact"), _MEAN),
+         "in a step", 0, 1, "numerics", "exact numerics: it is 0.0 by construction", _MEAN, numerics="exact"),
     Rule("engine_gap", "logprob_gap/mean", "the engine samples from another distribution than the trainer learns on",
-         "mean, over that of the first 5 steps (0.002 to 0.01)", 5, 5, "rl.correction",
-         OURS, _number("logprob_gap/mean", "fast"), _rise),
+         "mean, over that of the first 5 steps (0.002 to 0.01)", 5, 5, "rl.correction", OURS, _rise, numerics="fast"),
     Rule("clip_share", "policy/clip_frac", "most tokens lie beyond the clip: updates go too far from what sampled them",
-         "mean", 0.5, 3, "rl.updates_per_step",
-         "Miles' table of run health: above 0.5", _number("policy/clip_frac"), _MEAN),
+         "mean", 0.5, 3, "rl.updates_per_step", "Miles' table of run health: above 0.5", _MEAN),
     Rule("no_signal", "groups/zero_signal_frac", "all attempts at a task get the same reward: nothing can be learnt",
          "mean", 0.95, 10, "rl.refill",
-         "DAPO, arXiv 2503.14476, section 3.2, for the remedy; " + OURS, _no_signal, _MEAN),
+         "DAPO, arXiv 2503.14476, section 3.2, for the remedy; " + OURS, _MEAN, _no_signal),
     Rule("truncation", "stop/token_limit", "attempts run out of tokens before they can end",
          "mean", 0.25, 5, "env.turn_tokens",
-         "DAPO, arXiv 2503.14476, section 3.4, for the harm; " + OURS, _number("stop/token_limit"), _MEAN),
+         "DAPO, arXiv 2503.14476, section 3.4, for the harm; " + OURS, _MEAN),
     Rule("reward_alone", "reward/mean", "the reward rises and the held-out score does not: it is learnt by heart, or "
          "cheated", "its rise over 4 evaluations", 0.15, 1, "rl.kl",
-         "Gao et al., arXiv 2210.10760, for the sin; " + OURS, _held_out, _reward_alone(False), 400),
+         "Gao et al., arXiv 2210.10760, for the sin; " + OURS, _reward_alone(False), _held_out, 400),
     Rule("length_pays", "reward/mean", "reward and length rise and the held-out score does not: the reward or its "
          "judge likes length", "its rise over 4 evaluations", 0.15, 1, "rl.group_reward",
-         "Singhal et al., arXiv 2310.03716, for the sin; " + OURS, _held_out, _reward_alone(True), 400),
+         "Singhal et al., arXiv 2310.03716, for the sin; " + OURS, _reward_alone(True), _held_out, 400),
     Rule("length_drifts", "episode/action_tokens", "texts become much longer or shorter than they were",
          "times its mean in the first 5 steps, or that over it", 2, 5, "rl.aggregation",
-         "Dr. GRPO, arXiv 2503.20783, section 3.1, for a cause; " + OURS, _number("episode/action_tokens"), _drift),
+         "Dr. GRPO, arXiv 2503.20783, section 3.1, for a cause; " + OURS, _drift),
     Rule("tools_fail", "episode/failed", "nearly every call of a tool fails",
          "failed calls, commands, programs and empty searches over all", 0.8, 5, "env",
-         OURS, _failed_calls, _failing),
+         OURS, _failing, _failed_calls),
     Rule("episodes_fail", "stop/env_error", "many episodes end by a failure of environment, engine or deadline",
-         "mean share of them", 0.2, 5, "env.episode_timeout_s",
-         OURS, _failed_episodes, _MEAN),
+         "mean share of them", 0.2, 5, "env.episode_timeout_s", OURS, _MEAN, _failed_episodes),
     Rule("gradient_at_clip", "policy/grad_norm", "every gradient is cut to a small part of its length",
-         "least, over grad_clip", 10, 10, "rl.optimizer.grad_clip",
-         OURS, _clipped_norm, _LEAST),
+         "least, over grad_clip", 10, 10, "rl.optimizer.grad_clip", OURS, _LEAST, _clipped_norm),
     Rule("rollout_slow", "time/rollout_s", "the learner waits for rollouts nearly all the time",
-         "median of rollout over learning", 20, 10, "env.concurrent_episodes",
-         OURS, _rollout_share, _MEDIAN),
+         "median of rollout over learning", 20, 10, "env.concurrent_episodes", OURS, _MEDIAN, _rollout_share),
     Rule("learning_slow", "time/learn_s", "the engine waits for the learner nearly all the time",
-         "median of learning over rollout", 20, 10, "rl.batch.micro_rows",
-         OURS, _learning_share, _MEDIAN),
+         "median of learning over rollout", 20, 10, "rl.batch.micro_rows", OURS, _MEDIAN, _learning_share),
     Rule("policy_leaps", "policy/kl_behaviour", "one step moves the policy far from what sampled its tokens",
          "mean, nats per token", 0.045, 5, "rl.optimizer.learning_rate",
-         "PPO, arXiv 1707.06347, sections 4 and 6.1: 1.5 times its largest target, 0.03",
-         _number("policy/kl_behaviour"), _MEAN),
+         "PPO, arXiv 1707.06347, sections 4 and 6.1: 1.5 times its largest target, 0.03", _MEAN),
     Rule("far_from_reference", "policy/kl_reference", "the policy has gone far from its reference",
-         "mean, nats per token", 1, 5, "rl.kl",
-         OURS, _number("policy/kl_reference"), _MEAN),
+         "mean, nats per token", 1, 5, "rl.kl", OURS, _MEAN),
     Rule("stale_share", "staleness/mean", "most tokens are older than their weights' limits bear",
          "share older than 8 steps with rl.correction, 4 without, 0 with reinforce and none", 0.5, 5, "rl.staleness",
-         "AReaL, arXiv 2505.24298: 8 with a correction; docs/algorithms.md, Staleness: 4 with a clip", _stale, _MEAN),
+         "AReaL, arXiv 2505.24298: 8 with a correction; docs/algorithms.md, Staleness: 4 with a clip", _MEAN, _stale),
 )  # fmt: skip

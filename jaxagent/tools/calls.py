@@ -53,6 +53,16 @@ def tools_text(tools: Sequence[Tool], several: bool = True) -> str:
     )
 
 
+def with_tools(messages: Sequence[tuple[str, str]], tools: Sequence[Tool], several: bool) -> list[tuple[str, str]]:
+    """Messages, (role, text), of which the system message at their beginning describes the tools, if there are any."""
+    if not tools:
+        return list(messages)
+    described = tools_text(tools, several)
+    if messages and messages[0][0] == "system":
+        return [("system", f"{messages[0][1]}\n\n{described}"), *messages[1:]]
+    return [("system", described), *messages]
+
+
 _MANNERS = {
     True: "Several calls are written one after the other. The results are given to you in the next messages.",
     False: "Write one call at a time. Its result is given to you in the next message.",

@@ -15,7 +15,7 @@ from aiohttp import WSMsgType, web
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Transcript
 from jaxagent.envs.openenv import actions, manifest
-from jaxagent.envs.openenv.environment import OpenEnv, OpenEnvAttempt, Protocol, check_reset, reset_of
+from jaxagent.envs.openenv.environment import OpenEnv, OpenEnvAttempt, Protocol, reset_of
 from jaxagent.envs.openenv.servers import Servers
 from jaxagent.envs.server_process import REPLY_BYTES, ServerProcess, ServerProgram
 from jaxagent.types import StopReason, Task, TokenKind
@@ -228,7 +228,7 @@ def test_attempts_wait_for_a_place_on_a_server_that_takes_two_sessions():
 )  # fmt: skip
 def test_a_task_that_no_reset_takes_is_refused(reset, said):
     with pytest.raises(ConfigError, match=said):
-        check_reset(Task("t", "", (), "", reset))
+        reset_of(Task("t", "", (), "", reset))
     assert reset_of(Task("t", "", ())) == {}
 
 

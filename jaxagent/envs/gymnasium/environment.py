@@ -79,10 +79,10 @@ class Gymnasium(Environment):
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], GymnasiumAttempt]]:
         """Makes one environment, to see that it can be made and that its actions can be written."""
-        thread, timeout_s = OwnThread("gymnasium"), self.step_timeout_s
+        thread = OwnThread("gymnasium", self.step_timeout_s)
         form = functools.partial(_action_form, self.make, self.arguments, self.actions, self.show)
         try:
-            opening.run(thread.call(form, "making the environment", timeout_s), timeout_s + 1)
+            opening.run(thread.call("making the environment", form), self.step_timeout_s + 1)
         except TimeoutError as error:
             raise ConfigError(f"config.env.make='{self.make}': {error}.") from None
         finally:
@@ -96,7 +96,9 @@ class GymnasiumAttempt(Attempt):
 
     def __init__(self, task: Task, config: Gymnasium, maker: Callable[[], Any]) -> None:
         self._task, self._config, self._maker = task, config, maker
-        self._thread = OwnThread("gymnasium")  # environments like one thread best
+        self._thread = OwnThread(
+            "gymnasium", config.step_timeout_s, "the environment's "
+        )  # which likes one thread best
         self._environment: Any = None
         self._rewards: list[float] = []  # one per turn
         self._success: bool | None = None  # where the environment says so itself
@@ -109,10 +111,10 @@ class GymnasiumAttempt(Attempt):
         Raises:
           ValueError: reset returns something else than an observation and a mapping.
         """
-        self._environment = await self._call("making the environment", self._maker)
+        self._environment = await self._thread.call("making the environment", self._maker)
         options = {"options": self._task.metadata["options"]} if "options" in self._task.metadata else {}
         reset = functools.partial(self._environment.reset, seed=seed_of(self._task), **options)
-        result = await self._call("reset", reset)
+        result = await self._thread.call("reset", reset)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
             raise ValueError(f"reset must return (observation, info), got {result!r:.100}")
         (prompt,) = self._config.messages(self._task.prompt)
@@ -129,7 +131,7 @@ class GymnasiumAttempt(Attempt):
                 return Step(stop_reason=StopReason.TURN_LIMIT)
             return Step(Observation(((f"\n{mistake}\n", TokenKind.WARNING),), "user"))
         self.counters["actions"] += 1
-        result = await self._call("step", functools.partial(self._environment.step, space_action))
+        result = await self._thread.call("step", functools.partial(self._environment.step, space_action))
         observation, self._rewards[-1], terminated, truncated, info = outcome_of(result)
         if "is_success" in info or "success" in info:
             self._success = bool(info.get("is_success", info.get("success")))
@@ -161,14 +163,11 @@ class GymnasiumAttempt(Attempt):
     async def _shown(self, observation: Any) -> str:
         shown = [] if self._config.show == "render" else [spaces.as_text(observation)]
         if self._config.show != "observation":
-            picture = await self._call("render", self._environment.render)
+            picture = await self._thread.call("render", self._environment.render)
             if not isinstance(picture, str):
                 raise ValueError(f"render must return a text, got {type(picture).__name__}")
             shown.append(ESCAPE.sub("", MARKED.sub(r"[\1]", picture)).rstrip("\n"))
         return "\n".join(shown)
-
-    async def _call(self, what: str, function: Callable[[], Any]) -> Any:
-        return await self._thread.call(function, f"the environment's {what}", self._config.step_timeout_s)
 
 
 def outcome_of(result: Any) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:

@@ -11,7 +11,6 @@ and the response, all with the cookies of its session. A message without a call 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import json
@@ -20,18 +19,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from jaxagent.config import ConfigError
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import as_config_error
 from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.data.fields import RowError
-from jaxagent.envs import tags
+from jaxagent.envs import forms, tags
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.nemo_gym import rows
 from jaxagent.envs.server_process import REPLY_BYTES, STOP_S, ServerProcess, ServerProgram, variables_of
-from jaxagent.io.http import HttpClient
-from jaxagent.tools.calls import Call, tools_text
+from jaxagent.io.http import HttpClient, HttpStatus, HttpTimeout
+from jaxagent.tools.calls import Call, with_tools
 from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
 from jaxagent.types import StopReason, Task, TokenKind
 
@@ -69,10 +66,7 @@ class NemoGym(Environment):
         if ":" not in self.server:
             raise ConfigError(f"config.env.server='{self.server}' is neither 'package.module:Class' nor a URL.")
         variables_of(self.variables, "config.env.variables")
-        with contextlib.suppress(ValueError):
-            if isinstance(json.loads(self.arguments), dict):
-                return
-        raise ConfigError(f"config.env.arguments must be a JSON object, got {self.arguments:.100}.")
+        forms.json_object(self.arguments, "config.env.arguments")
 
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], NemoGymAttempt]]:
@@ -80,7 +74,7 @@ class NemoGym(Environment):
         process = None
         try:
             url = self.server.rstrip("/")
-            try:
+            with as_config_error(f"config.env.server='{self.server}'"):
                 if not url.startswith(("http://", "https://")):
                     variables = variables_of(self.variables, "config.env.variables")
                     variables |= {"RESOURCES_SERVER": self.server, "RESOURCES_CONFIG": self.arguments}
@@ -88,8 +82,6 @@ class NemoGym(Environment):
                     opening.run(process.start("/openapi.json", self.start_timeout_s), self.start_timeout_s + STOP_S)
                     url = process.url
                 routes = opening.run(_routes(url, self.call_timeout_s), self.call_timeout_s + STOP_S)
-            except Exception as error:
-                raise ConfigError(f"config.env.server='{self.server}': {failure_line(error)}.") from error
             opening.note(f"NeMo-Gym routes: {', '.join(routes)}")
             for route in ("/seed_session", "/verify"):
                 if route not in routes:
@@ -132,7 +124,7 @@ class NemoGymAttempt:
     def __init__(self, task: Task, config: NemoGym, url: str) -> None:
         self._row, self._config, self._url = task.metadata[rows.ROW], config, url
         self._tools, self._several = tools_of(task)
-        self._client: aiohttp.ClientSession | None = None
+        self._client = HttpClient(config.call_timeout_s, REPLY_BYTES, keeps_cookies=True)
         self._output: list[dict[str, Any]] = []
         self._turns = 0
         self.stop_strings: Sequence[str] = (CLOSE,) if self._tools and not self._several else ()
@@ -140,20 +132,8 @@ class NemoGymAttempt:
 
     async def start(self) -> Sequence[Message]:
         """Seeds the session. The prompt is the row's, its tools in a system message."""
-        self._client = aiohttp.ClientSession(
-            cookie_jar=aiohttp.CookieJar(unsafe=True),  # hosts are addresses
-            connector=aiohttp.TCPConnector(force_close=True),  # none that the server closes as the next call is sent
-            timeout=aiohttp.ClientTimeout(total=None),
-            auto_decompress=False,
-            headers={"Accept-Encoding": "identity"},
-        )
         await self._ask("/seed_session", self._row, self._config.call_timeout_s)
-        messages = [Message(role, text) for role, text in rows.messages_of(self._row)]
-        if self._tools:
-            described = tools_text(self._tools, several=self._several)
-            own = f"{messages.pop(0).content}\n\n" if messages[0].role == "system" else ""
-            messages.insert(0, Message("system", f"{own}{described}"))
-        return messages
+        return [Message(*pair) for pair in with_tools(rows.messages_of(self._row), self._tools, self._several)]
 
     async def step(self, action: str) -> Step:
         """Makes the calls, the last turn's as well; ends with a message without one."""
@@ -207,8 +187,7 @@ class NemoGymAttempt:
 
     async def close(self) -> None:
         """Closes the connections."""
-        if self._client is not None:
-            await self._client.close()
+        await self._client.close()
 
     def _say(self, text: str) -> list[tuple[str, Call]]:
         """Adds the policy's message to the response. Returns its calls, with their ids."""
@@ -257,22 +236,13 @@ class NemoGymAttempt:
 
     async def _post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> tuple[int, str]:
         """Status and text of an answer, within a deadline and a bound."""
-        assert self._client is not None
-        url, received = f"{self._url}{path}", bytearray()
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._client.post(url, json=dict(body), allow_redirects=False) as answer,
-            ):
-                async for chunk in answer.content.iter_any():
-                    received += chunk
-                    if len(received) > REPLY_BYTES:
-                        raise ValueError(f"{url} sent more than {REPLY_BYTES} bytes")
-                return answer.status, received.decode("utf-8", "replace")
-        except TimeoutError:
-            raise TimeoutError(f"{url} did not answer in {timeout_s:g} s") from None
-        except aiohttp.ClientError as failure:
-            raise ConnectionError(f"{url} is not reached: {failure}") from failure
+            answer = await self._client.request("POST", f"{self._url}{path}", json=dict(body), timeout_s=timeout_s)
+        except HttpStatus as failure:
+            return failure.status, failure.body.decode("utf-8", "replace")
+        except HttpTimeout as failure:
+            raise TimeoutError(str(failure)) from None
+        return 200, answer.decode("utf-8", "replace")
 
 
 def _number(value: Any) -> float | None:

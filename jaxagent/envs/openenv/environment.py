@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxagent.config import ConfigError
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import as_config_error, failure_line
 from jaxagent.config.ranges import FiniteFloat, PositiveInt, Seconds
 from jaxagent.envs import tags
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
@@ -65,6 +65,7 @@ class OpenEnv(Environment):
 
     score = SOLVED
     calls = "actions"
+    observation_role = "user"
     stop_strings = ("</action>", CLOSE)
     tokens = ("<action>", "</action>", OPEN, CLOSE)
     repeatable = False  # a server may answer as it likes
@@ -96,21 +97,13 @@ class OpenEnv(Environment):
         url = self.server.rstrip("/") if self._is_url else ""
         return Servers(url, program, self.processes, self.start_timeout_s, self.step_timeout_s), told
 
-    def observation(self, action: str, text: str) -> Observation:
-        """Of demonstrations, whose prompt is the whole first message."""
-        return Observation(((text, TokenKind.OBSERVATION),), "user")
-
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], OpenEnvAttempt]]:
         """Starts a server, looks at what its actions are, and at the tasks."""
         servers, told = self._servers()
         try:
-            try:
+            with as_config_error(f"config.env.server='{self.server}'"):
                 protocol = opening.run(self._look(servers), self.start_timeout_s + 3 * self.step_timeout_s)
-            except ConfigError:
-                raise
-            except Exception as error:
-                raise ConfigError(f"config.env.server='{self.server}': {failure_line(error)}.") from error
             if told is not None:
                 solved = 1.0 if told.solved_reward is None else told.solved_reward
                 protocol = dataclasses.replace(protocol, solved=solved, limit_s=told.time_limit_s)
@@ -121,7 +114,7 @@ class OpenEnv(Environment):
             if self.solved_return is not None:
                 protocol = dataclasses.replace(protocol, solved=self.solved_return)
             opening.note(f"OpenEnv actions: {', '.join(t.name for t in protocol.tools) or protocol.words()}")
-            opening.check(check_reset)
+            opening.check(reset_of)
             yield lambda task: OpenEnvAttempt(task, self, servers, protocol)
         finally:
             opening.run(servers.close(), CLOSE_S)
@@ -337,11 +330,6 @@ def reset_of(task: Task) -> dict[str, Any]:
     if type(seed) is not int or seed < 0 or not isinstance(name, str) or len(name) > 255:
         raise ConfigError(f"task {task.id!r}: a seed is a whole number from 0 on, an episode_id at most 255 letters.")
     return data
-
-
-def check_reset(task: Task) -> None:
-    """Raises ConfigError as `reset_of`."""
-    reset_of(task)
 
 
 def _row(name: str, split: str, index: int, spec: Any) -> dict[str, Any]:

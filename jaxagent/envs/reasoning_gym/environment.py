@@ -136,14 +136,14 @@ class ReasoningGymAttempt(Attempt):
 
     def __init__(self, task: Task, config: ReasoningGym) -> None:
         self._task, self._config = task, config
-        self._thread = OwnThread("reasoning_gym")
+        self._thread = OwnThread("reasoning_gym", config.step_timeout_s, "reasoning-gym's ")
         self._item: dict[str, Any] = {}
         self.counters: dict[str, float] = {"answers": 0.0, "unreadable_answers": 0.0}
 
     async def start(self) -> Sequence[Message]:
         """The question. Raises ValueError: see `check_question`."""
         place = place_of(self._task)
-        self._item = await self._call("making the item", lambda: self._config.item(*place))
+        self._item = await self._thread.call("making the item", lambda: self._config.item(*place))
         self._config.check_question(self._item, self._task)
         return self._config.messages(self._task.prompt)
 
@@ -164,7 +164,7 @@ class ReasoningGymAttempt(Attempt):
         self.counters["answers"] += answer is not None
         score_answer = self._config.dataset(seed, size).score_answer
         try:
-            score = await self._call("score_answer", lambda: score_answer(answer, self._item))
+            score = await self._thread.call("score_answer", lambda: score_answer(answer, self._item))
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
             if answer is None:
                 raise
@@ -177,9 +177,6 @@ class ReasoningGymAttempt(Attempt):
     async def close(self) -> None:
         """Lets the thread end."""
         self._thread.end()
-
-    async def _call(self, what: str, function: Callable[[], Any]) -> Any:
-        return await self._thread.call(function, f"reasoning-gym's {what}", self._config.step_timeout_s)
 
 
 def place_of(task: Task) -> tuple[int, int, int]:

@@ -76,8 +76,8 @@ class TextArena(Environment):
         """Begins one game, to see that it can be made and takes so many players."""
         if importlib.util.find_spec("textarena") is None:
             raise ConfigError("config.env=textarena needs the package textarena: pip install textarena.")
-        thread = OwnThread("textarena")
-        begun = thread.call(lambda: _Game(self, 0).new_texts(0), "beginning the game", self.step_timeout_s)
+        thread = OwnThread("textarena", self.step_timeout_s)
+        begun = thread.call("beginning the game", lambda: _Game(self, 0).new_texts(0))
         try:
             with as_config_error(f"config.env.make='{self.make}' with env.players={self.players}"):
                 opening.run(begun, self.step_timeout_s + 1)
@@ -93,7 +93,7 @@ class TextArenaAttempt(Attempt):
 
     def __init__(self, task: Task, cast: Cast | None, config: TextArena) -> None:
         self._task, self._cast, self._config = task, cast, config
-        self._thread = OwnThread("textarena")
+        self._thread = OwnThread("textarena", config.step_timeout_s, "the game's ")
         self._game: Any = None
         self._seat = 0
         self._talks: dict[int, Talk] = {}
@@ -107,7 +107,7 @@ class TextArenaAttempt(Attempt):
         """
         seed = seed_of(self._task)
         self._seat = seed % self._config.players
-        self._game = await self._call(lambda: _Game(self._config, seed))
+        self._game = await self._thread.call("move", lambda: _Game(self._config, seed))
         if self._cast is not None:
             others = [seat for seat in range(self._config.players) if seat != self._seat]
             self._talks = {seat: self._cast.talk(OPPONENT) for seat in others}
@@ -118,7 +118,7 @@ class TextArenaAttempt(Attempt):
     async def step(self, action: str) -> Step:
         """Makes the policy's move, then those of the others."""
         self.counters["moves"] += 1
-        over = await self._call(lambda: self._game.move(action))
+        over = await self._thread.call("move", lambda: self._game.move(action))
         if over or await self._others_move():
             return Step(stop_reason=StopReason.ANSWER)
         if self.counters["moves"] >= self._config.max_turns:
@@ -127,7 +127,7 @@ class TextArenaAttempt(Attempt):
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """The game's reward for the seat. Raises ValueError: it is no finite number."""
-        rewards, info = await self._call(self._game.close)
+        rewards, info = await self._thread.call("move", self._game.close)
         reward = (rewards or {}).get(self._seat, 0.0)
         if not isinstance(reward, (int, float, np.number)) or not math.isfinite(reward):
             raise ValueError(f"the game's reward must be a finite number, got {reward!r:.100}")
@@ -148,15 +148,12 @@ class TextArenaAttempt(Attempt):
                 return False
             reply = await self._talks[seat].say(Message("user", await self._news(seat)))
             self.counters["opponent_moves"] += 1
-            if await self._call(lambda said=reply.text: self._game.move(said)):
+            if await self._thread.call("move", lambda said=reply.text: self._game.move(said)):
                 return True
         raise ValueError(f"the others have made {MOST_MOVES} moves, and it is not the policy's turn")
 
     async def _news(self, seat: int) -> str:
-        return await self._call(lambda: self._game.new_texts(seat))
-
-    async def _call(self, function: Callable[[], Any]) -> Any:
-        return await self._thread.call(function, "the game's move", self._config.step_timeout_s)
+        return await self._thread.call("move", lambda: self._game.new_texts(seat))
 
 
 class _Game:

@@ -22,8 +22,9 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.own_thread import OwnLoop
 from jaxagent.envs.verifiers import rows
-from jaxagent.envs.verifiers.hosted import Loop, Seat, note_failures, prepare
+from jaxagent.envs.verifiers.hosted import Seat, note_failures, prepare
 from jaxagent.envs.verifiers.rows import SOLVED
 from jaxagent.tools.calls import Tool
 from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
@@ -88,14 +89,14 @@ class Verifiers(Environment):
                 raise ConfigError(f"config.env.make='{self.make}': {error}.") from error
         prepare(environment, self.max_turns)
         note_failures(environment)
-        with Loop() as loop:
+        with OwnLoop() as loop:
             yield lambda task: VerifiersAttempt(task, self, environment, loop)
 
 
 class VerifiersAttempt(Attempt):
     """One attempt: one rollout of the environment, on `loop`, in which the policy has a seat."""
 
-    def __init__(self, task: Task, config: Verifiers, environment: Any, loop: Loop) -> None:
+    def __init__(self, task: Task, config: Verifiers, environment: Any, loop: OwnLoop) -> None:
         self._config, self._environment, self._loop = config, environment, loop
         self._row = copy.deepcopy(row_of(environment, task))  # an environment may write into its state, which has it
         self._seat = Seat(environment)
@@ -166,7 +167,7 @@ class VerifiersAttempt(Attempt):
 
     async def _do(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         async with asyncio.timeout(self._config.step_timeout_s):
-            return await self._loop.run(coroutine)
+            return await asyncio.wrap_future(self._loop.begin(coroutine))
 
 
 def _task_row(environment: Any, split: str, number: int, row: Mapping[str, Any]) -> dict[str, Any]:

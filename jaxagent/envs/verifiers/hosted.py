@@ -16,8 +16,7 @@ import importlib
 import inspect
 import json
 import sys
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jaxagent.config import ConfigError
@@ -70,24 +69,6 @@ def note_failures(environment: Any) -> None:
             functions = vars(rubric).get(name)
             if functions is not None:
                 functions[:] = [_noting(function) for function in functions]
-
-
-class Loop:
-    """An event loop on a thread of its own, from `with` to the end of it."""
-
-    def __enter__(self) -> Loop:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="verifiers", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(STOP_S)
-
-    async def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """The coroutine's result, from any other loop."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
 
 class Seat:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.envs import server_process
+from jaxagent.envs.script.host import Host
 from jaxagent.sandbox.base import CommandResult, SandboxError
 
 PROGRAM = Path(__file__).with_name("player.py")
@@ -78,14 +80,7 @@ class Player:
     async def close(self) -> None:
         """Ends the process; what it plays is stopped."""
         if self._process is not None and self._process.returncode is None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            try:
-                async with asyncio.timeout(STOP_S):
-                    await self._process.wait()
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+            await server_process.end(self._process, STOP_S)
         if self._reader is not None:
             await self._reader
         self._printed.close()
@@ -123,24 +118,17 @@ class Player:
         return _tail(self._printed.read().decode("utf-8", "replace"))
 
 
-class Seat:
-    """What the harness rollout needs of a sandbox, for an attempt that the process plays: its program is a request.
+class Seat(Host):
+    """The host, for an attempt that the process plays: its program is a request.
 
     Attributes:
       answer: what the process said of the episode; None while it plays, and where it was stopped.
     """
 
     def __init__(self, player: Player, split: str, row: int) -> None:
+        super().__init__()
         self._player, self._place = player, {"split": split, "row": row}
         self.answer: dict[str, Any] | None = None
-
-    async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """Raises SandboxError: the package's harness brings its own files."""
-        raise SandboxError(f"{path}: a taskset's harness is given no files")
-
-    async def open_port(self, port: int, target: tuple[str, int]) -> int:
-        """The target's own port: the process is on this machine."""
-        return target[1]
 
     async def execute(
         self,
@@ -161,12 +149,6 @@ class Seat:
         output = self.answer["error"].encode()[-output_bytes:]
         over = self.answer.get("stop") == "agent_timeout"
         return CommandResult(output, int(bool(output)), over, duration_s=time.monotonic() - began)
-
-    async def stop_processes(self) -> None:
-        """The package has ended what the episode started."""
-
-    async def close(self) -> None:
-        """Nothing is left."""
 
 
 def _argv(interpreter: str, settings: Mapping[str, Any]) -> list[str]:

@@ -20,9 +20,10 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import object_at
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import as_config_error
+from jaxagent.envs import forms
 from jaxagent.envs.base import Message
-from jaxagent.tools.calls import Tool, tools_text
+from jaxagent.tools.calls import Tool, with_tools
 from jaxagent.types import Task
 
 logger = logging.getLogger(__name__)
@@ -36,18 +37,12 @@ def load(make: str, arguments: str) -> Any:
     made, or has not what an environment has."""
     if not make:
         raise ConfigError("config.env.make is empty: name a function, such as my_package.my_module:load_environment.")
-    try:
-        options = json.loads(arguments)
-    except ValueError as error:
-        raise ConfigError(f"config.env.arguments is no JSON: {error}.") from None
-    if not isinstance(options, dict):
-        raise ConfigError('config.env.arguments must be a JSON object, such as {"num_examples": 100}.')
+    options = forms.json_object(arguments, "config.env.arguments")
     function = object_at(make, "config.env.make")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        environment = function(**options)
-    except Exception as error:  # the user's code
-        raise ConfigError(f"config.env.make='{make}': {failure_line(error)}.") from error
+        with as_config_error(f"config.env.make='{make}'"):
+            environment = function(**options)
     finally:
         for number, handler in handlers.items():
             if signal.getsignal(number) != handler:  # the package would end the run in its own way
@@ -151,13 +146,8 @@ def place_of(task: Task) -> tuple[str, int]:
 
 def policy_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Message]:
     """Messages as the policy is shown them; tools are described in a system message."""
-    texts = [Message(str(message.get("role", "user")), text_of(message)) for message in messages]
-    if not tools:
-        return texts
-    described = tools_text(tools, several=False)
-    if texts and texts[0].role == "system":
-        return [Message("system", f"{texts[0].content}\n\n{described}"), *texts[1:]]
-    return [Message("system", described), *texts]
+    texts = [(str(message.get("role", "user")), text_of(message)) for message in messages]
+    return [Message(*pair) for pair in with_tools(texts, tools, several=False)]
 
 
 def reward_functions(environment: Any) -> list[tuple[Callable[..., Any], float, Any]]:

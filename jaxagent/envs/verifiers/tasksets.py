@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from typing import Any
 from jaxagent.agents.programs import Command
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import FiniteFloat, PositiveInt, Seconds
+from jaxagent.envs import forms
 from jaxagent.envs.agent_attempt import AgentAttempt, Place
 from jaxagent.envs.base import Environment, Opening, Verdict
 from jaxagent.envs.verifiers.playing import Player, Seat, described_tasks
@@ -76,14 +76,14 @@ class Taskset(Environment):
 
     def envs(self) -> dict[str, dict[str, Any]]:
         """The package's EnvConfig of each split. Raises ConfigError: a setting is no JSON object, or says the id."""
-        base = _json_object(self.settings, "settings")
+        base = forms.json_object(self.settings, "config.env.settings")
         own = base.get("taskset") or {}
         if "id" in own:
             raise ConfigError("config.env.settings: taskset.id is config.env.taskset.")
         named = {**own, "id": self.taskset}
         envs = {"train": {**base, "taskset": named}}
         if self.heldout:
-            envs["heldout"] = {**base, "taskset": {**named, **_json_object(self.heldout, "heldout")}}
+            envs["heldout"] = {**base, "taskset": {**named, **forms.json_object(self.heldout, "config.env.heldout")}}
         return envs
 
     def tasks(self, num_heldout: int) -> dict[str, list[dict[str, Any]]]:
@@ -152,16 +152,6 @@ class TasksetAttempt(AgentAttempt):
 
     async def close(self) -> None:
         """The process is the run's."""
-
-
-def _json_object(text: str, name: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"config.env.{name} is no JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"config.env.{name} must be a JSON object, not {text[:80]}.")
-    return value
 
 
 def _task_row(split: str, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
