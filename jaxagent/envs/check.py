@@ -26,6 +26,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -37,7 +38,7 @@ from typing import Any
 from jaxagent.config import Config, ConfigError, flags
 from jaxagent.config.choice import Choice
 from jaxagent.config.command import Parser, count, exit_code
-from jaxagent.config.errors import failure_line
+from jaxagent.config.errors import Stopped, failure_line
 from jaxagent.data import files, proofs, rows, sources
 from jaxagent.data.dataset import Files
 from jaxagent.data.sources import TaskSource
@@ -290,7 +291,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(result, ensure_ascii=False) if options.json else as_text(result))
         return 0 if result["of"] and result["proven"] == result["of"] else 1
 
-    return exit_code(command)
+    def stop(number: int, frame: object) -> None:
+        raise Stopped(signal.SIGTERM, ": the same command goes on")
+
+    before = signal.signal(signal.SIGTERM, stop)  # so that sandboxes and images go
+    try:
+        return exit_code(command)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

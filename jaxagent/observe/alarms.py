@@ -21,6 +21,7 @@ from jaxagent.observe.text import number
 STAGES = ("opd", "rl")  # that sample and train
 FIRST = 5  # measured steps that later ones are compared with
 EVALUATIONS = 4  # that are compared, the newest
+STILL = 0.002  # nats: with less a policy already says the same, and what is left of it may fall
 NOISE, SOLVED = 4, 0.9  # standard errors that a rise must exceed; a held-out share from which little is left to rise
 AGES = {"neither": 0, "clip": 4, "correction": 8}  # of a token in steps, at most, by what limits its weight
 Record = Mapping[str, Any]
@@ -203,9 +204,9 @@ _MEAN, _MEDIAN, _LEAST = (_over(function) for function in (statistics.fmean, sta
 
 
 def _fall(first: Measured, last: Measured) -> float:
-    """By how much the mean of three steps was once larger, within reach, than that of the last three."""
+    """By how much the mean of three steps was larger, within reach, than that of the last three, or than `STILL`."""
     means = [statistics.fmean(last[at - 3 : at]) for at in range(3, len(last) + 1)]
-    return max(means) / max(means[-1], 1e-9)
+    return max(means) / max(means[-1], STILL)
 
 
 def _rise(first: Measured, last: Measured) -> float:
@@ -238,14 +239,14 @@ def _reward_alone(longer: bool) -> Judge:
             [statistics.fmean(row[place] for row in part) for place in (0, 1)] for part in parts
         ]
         rise = reward_now - reward
-        # From one step to the next, so that a trend is no noise; of this, four standard errors of the rise.
-        noise = statistics.fmean((then[0] - now[0]) ** 2 for then, now in itertools.pairwise(last)) / 2
-        if rise <= NOISE * math.sqrt(noise * sum(1 / len(part) for part in parts)):
-            return 0.0
         pairs = list(zip(last[ends[1]][2], last[ends[-1]][2], strict=True))
-        rises = any(now - then >= 0.1 * rise for then, now in pairs)
         solved = all(min(pair) >= SOLVED and max(pair) <= 1 for pair in pairs)
-        return 0.0 if rises or solved or (length_now > 1.3 * length) is not longer else rise
+        rises = any(now - then >= 0.1 * rise for then, now in pairs)
+        if rise <= 0 or solved or rises or (length_now > 1.3 * length) is not longer:
+            return 0.0
+        # From one step to the next, so that a trend is no noise; of this, some standard errors of the rise.
+        noise = sum((now[0] - then[0]) ** 2 for then, now in itertools.pairwise(last)) / (len(last) - 1) / 2
+        return rise if rise > NOISE * math.sqrt(noise * sum(1 / len(part) for part in parts)) else 0.0
 
     return value
 
@@ -253,7 +254,7 @@ def _reward_alone(longer: bool) -> Judge:
 OURS = "ours: no healthy run of docs exceeds it"
 RULES = (
     Rule("entropy_falls", "policy/entropy", "the policy ceases to try anything else, and will learn no more",
-         "times that it has fallen within 50 steps, means of 3", 10, 6, "rl.optimizer.learning_rate",
+         "times that it has fallen within 50 steps, means of 3, down to 0.002", 10, 6, "rl.optimizer.learning_rate",
          OURS, _fall, reach=50),
     Rule("not_exact", "logprob_gap/max", "numerics are exact, and engine and trainer compute different log-probs",
          "in a step", 0, 1, "numerics", "exact numerics: it is 0.0 by construction", _MEAN, numerics="exact"),

@@ -175,7 +175,10 @@ def follow(workdir: Path, name: str, live: bool, say: Callable[[str], object]) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns the exit code. What it has to say goes to standard output, a line each."""
+    """Runs one command line; returns the exit code. What it has to say goes to standard output, a line each.
+
+    Raises ConfigError, of a person's command alone: no run is there, or the tracker is not installed.
+    """
     parser = Parser(prog="python -m jaxagent.observe.track", description=__doc__)
     parser.add_argument("workdir", type=Path)
     parser.add_argument("tracker", choices=sorted(TRACKERS))
@@ -189,6 +192,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             follow(options.workdir, options.tracker, options.live, lambda line: print(line, file=out, flush=True))
         except (Exception, SystemExit) as error:  # a package may end the process
+            mistake = isinstance(error, ConfigError)
+            if not options.live and (mistake or isinstance(error, ModuleNotFoundError)):
+                raise ConfigError(str(error) if mistake else f"{error}: pip install {options.tracker}.") from None
             print(without_secrets(str(error) if isinstance(error, ConfigError) else failure_line(error)), file=out)
             return 1
     return 0

@@ -3,6 +3,8 @@
 import asyncio
 import dataclasses
 import json
+import os
+import signal
 
 import pytest
 
@@ -39,6 +41,9 @@ class _Echo:
     async def start(self):
         if self._task.kind == "broken":
             raise RuntimeError("nobody listens")
+        if self._task.kind == "ended":
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(10)
         return ()
 
     async def step(self, action):
@@ -129,6 +134,16 @@ def test_a_check_goes_on_behind_a_line_that_a_kill_has_cut(tmp_path):
         file.write('{"id": "cut off')
     assert check.main(_argv(data)) == 0
     assert check.main(_argv(data)) == 0  # and what it wrote can be read
+
+
+def test_sigterm_ends_a_check_as_ctrl_c_does(tmp_path, capsys, monkeypatch):
+    data, handler, folders = tmp_path / "data", signal.getsignal(signal.SIGTERM), tmp_path / "temporary"
+    _write(data / "train.jsonl", _row("one"), _row("ended", kind="ended"))
+    folders.mkdir()
+    monkeypatch.setattr(check.tempfile, "tempdir", str(folders))
+    assert check.main(_argv(data, "--jobs=1")) == 143 and signal.getsignal(signal.SIGTERM) is handler
+    assert capsys.readouterr().err.splitlines()[-1] == "SIGTERM: the same command goes on"
+    assert not list(folders.glob("jaxagent-check-*"))
 
 
 def test_a_folder_that_has_changed_since_its_check_is_not_proven(tmp_path):

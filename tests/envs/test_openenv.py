@@ -271,6 +271,11 @@ MOVE = form(
         (MOVE, '{"where": "here", "picture": "x"}', None, "'picture' is no field of an action"),
         (MOVE, '{"how": 1}', None, "'where' is missing"),
         (MOVE, "[1]", None, "no object"),
+        (form({"n": {"type": ["integer", "null"]}}, ["n"]), '{"n": "x"}', None, "n must be a whole number or null"),
+        (form({"n": True, "l": {"type": "array", "items": True}}, ["n"]), '{"n": 1, "l": [2]}', {"n": 1, "l": [2]}, ""),
+        (form({"n": {"allOf": [{"type": "integer"}]}}, ["n"]), "3", {"n": 3}, ""),
+        (form({"k": {"$ref": "#/$defs/K"}, "n": {"type": "integer"}}, ["k"], **{"$defs": {"K": {"const": "go"}}}), "3",
+         {"k": "go", "n": 3}, ""),
         (MOVE, "{" * 50_000, None, "no JSON"),
     ],
 )  # fmt: skip
@@ -291,6 +296,9 @@ def test_a_schema_that_lies_within_itself_is_described_and_read_to_some_depth():
     tree = {"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "array", "items": {"$ref": "#/$defs/Tree"}}]}
     of = form({"tree": {"$ref": "#/$defs/Tree"}}, ["tree"], **{"$defs": {"Tree": tree}})
     assert "JSON" in of.words() and of.read('{"tree": [[[[[3]]]]]}')[0] == {"tree": [[[[[3]]]]]}
+    within = {"type": "object", "properties": {"more": {"$ref": "#/$defs/Act"}}, "additionalProperties": False}
+    schema = {"$ref": "#/$defs/Act", "$defs": {"Act": within}}  # as pydantic has a class that lies within itself
+    assert not actions.is_tool_call(schema) and actions.form_of(schema, "x").read('{"more": {}}')[0] == {"more": {}}
 
 
 def test_observations_as_text():

@@ -59,12 +59,15 @@ def test_its_own_turn_limit_holds():
 def test_attempts_share_nothing():
     async def run():
         with opened(GUESS) as attempt_at:
-            one, two = attempt_at(row(0)), attempt_at(row(2))
+            one, two, again = attempt_at(row(0)), attempt_at(row(2)), attempt_at(row(0))
             await one.start(), await two.start()
             shown = [await attempt.step("5") for attempt in (one, two)]
             for attempt in (one, two):
                 await attempt.verify(Transcript("", (("5", "lower"),), ended=StopReason.TOKEN_LIMIT))
                 await attempt.close()
+            await again.start()
+            assert "asked" in one._seat.state["info"] and "asked" not in again._row["info"]
+            await again.close()
         return [step.observation.text.strip() for step in shown], one._seat.state["low"], two._seat.state["low"]
 
     assert asyncio.run(run()) == (["lower", "higher"], [False], [True])

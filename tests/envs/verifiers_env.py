@@ -36,6 +36,7 @@ class Guess:
             raise RuntimeError("out of numbers")
         below = int(messages[-1]["content"]) < state["info"]["n"]
         state["low"].append(below)
+        state["info"].setdefault("asked", []).append(below)  # which is the row's
         return [{"role": "user", "content": "higher" if below else "lower"}]
 
 

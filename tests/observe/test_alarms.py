@@ -254,6 +254,11 @@ def test_equal_rewards_are_a_sin_only_where_attempts_are_compared(stage, rl, ala
     assert [alarm.rule.name for alarm in Watch({"rl": rl}, rows).alarms] == alarms_of_it
 
 
+def test_a_policy_that_has_settled_may_settle_further():
+    rows = [{"stage": "rl", "step": step, "policy/entropy": 0.019 * 0.8**step} for step in range(1, 70)]
+    assert Watch({}, rows).alarms == []
+
+
 def test_distillation_has_a_learning_rate_of_its_own():
     rows = [{"stage": "opd", "step": step, "policy/kl_behaviour": 1.0} for step in range(1, 9)]
     (alarm,) = Watch({}, rows).alarms

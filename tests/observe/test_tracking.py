@@ -214,6 +214,16 @@ def test_a_package_that_is_not_installed_is_a_mistake_before_all_work(tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_command_for_afterwards_says_what_is_missing(workdir, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr(signal, "alarm", lambda seconds: None)  # of a process of its own
+    with pytest.raises(ConfigError, match="is no run's folder"):
+        track.main([str(workdir), "wandb"])
+    (workdir / METRICS_FILE).touch()
+    with pytest.raises(ConfigError, match=r"wandb.*: pip install wandb\."):
+        track.main([str(workdir), "wandb"])
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [("none", ()), ("()", ()), ("wandb", ("wandb",)), ("mlflow,tensorboard,mlflow", ("mlflow", "tensorboard"))],

@@ -44,13 +44,9 @@ class ActionForm:
         values = schema.get("enum", ())
         return name if schema.get("type") in PLAIN and all(isinstance(one, (str, int)) for one in values) else ""
 
-    def resolved(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    def resolved(self, schema: Any) -> Mapping[str, Any]:
         """A schema behind its references."""
-        for _ in range(10):
-            if "$ref" not in schema:
-                break
-            schema = self.definitions.get(str(schema["$ref"]).rpartition("/")[2], {})
-        return schema
+        return resolved(schema, self.definitions)
 
     def words(self) -> str:
         """What an action is, in words."""
@@ -129,30 +125,47 @@ BOUNDS |= {"maxLength": "characters at most:"}
 
 def form_of(schema: Mapping[str, Any], where: str) -> ActionForm:
     """The form that an action's schema says. Raises ConfigError: an action cannot be written, naming the field."""
+    definitions = schema.get("$defs", {})
+    schema = resolved(schema, definitions)
     properties = schema.get("properties")
     if schema.get("type") != "object" or not isinstance(properties, dict):
         raise ConfigError(f"{where}: the actions of its /schema are no objects with fields, but {schema!r:.100}.")
     required = tuple(schema.get("required", ()))
-    definitions = schema.get("$defs", {})
     fields = {name: one for name, one in properties.items() if name != BASE or name in required}
-    fixed = {name: only for name, one in fields.items() if (only := _only_value(one)) is not None}
-    probe = ActionForm(fields, required, fixed, definitions, bool(schema.get("additionalProperties", True)))
+    fixed = {
+        name: only for name, one in fields.items() if (only := _only_value(resolved(one, definitions))) is not None
+    }
     schemas = {}
     for name, one in fields.items():
-        behind = probe.resolved(one)
+        behind = resolved(one, definitions)
         if any(key in behind for key in PICTURES) or behind.get("format") in ("binary", "byte"):
             if name in required:
                 raise ConfigError(f"{where}: the action's field '{name}' is a file or a picture: no text can be it.")
         elif name not in fixed:
             schemas[name] = one
     written = tuple(name for name in required if name not in fixed)
-    return dataclasses.replace(probe, schemas=schemas, required=written)
+    return ActionForm(schemas, written, fixed, definitions, bool(schema.get("additionalProperties", True)))
+
+
+def resolved(schema: Any, definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema behind its references, and behind an `allOf` of one; `true`, which is any value, as {}."""
+    for _ in range(10):
+        if not isinstance(schema, Mapping):
+            return {}
+        if "$ref" in schema:
+            schema = definitions.get(str(schema["$ref"]).rpartition("/")[2], {})
+        elif len(schema.get("allOf") or ()) == 1:
+            schema = schema["allOf"][0]
+    if isinstance(kinds := schema.get("type"), list):
+        return {"anyOf": [{**schema, "type": kind} for kind in kinds]}
+    return schema
 
 
 def is_tool_call(schema: Mapping[str, Any]) -> bool:
     """Whether the actions of a schema are calls of tools, which the environment lists."""
+    schema = resolved(schema, schema.get("$defs", {}))
     properties = schema.get("properties") or {}
-    return all(name in properties for name in CALL) or set(properties) <= {BASE}
+    return all(name in properties for name in CALL) or (schema.get("type") == "object" and set(properties) <= {BASE})
 
 
 def observation_text(observation: Mapping[str, Any], show: Sequence[str] = ()) -> str:
@@ -186,8 +199,9 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _description(schema: Mapping[str, Any]) -> str:
-    return f" ({schema['description'].strip()})" if isinstance(schema.get("description"), str) else ""
+def _description(schema: Any) -> str:
+    text = schema.get("description") if isinstance(schema, Mapping) else None
+    return f" ({text.strip()})" if isinstance(text, str) else ""
 
 
 def _only_value(schema: Mapping[str, Any]) -> Any:

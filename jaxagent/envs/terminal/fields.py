@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,8 +42,8 @@ def _check_spelling(values: Mapping[str, Any], form: Mapping[str, Any], prefix: 
 
 
 def positive(value: Any, column: str) -> float:
-    """A form: a number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    """A form: a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise RowError(column, f"must be a number above 0, got {show(value)}")
     return float(value)
 

@@ -131,6 +131,6 @@ def inline(interpreter: str, text: str) -> Script:
     return Script(f"{start} <<'{_HEREDOC_END}'\n{body}{_HEREDOC_END}\n")
 
 
-def level_of(difficulty: str) -> int:
-    """1, 2 or 3 for the words that task authors use, 0 for any other."""
-    return {"easy": 1, "medium": 2, "hard": 3}.get(difficulty.strip().lower(), 0)
+def level_of(difficulty: object) -> int:
+    """1, 2 or 3 for the words that task authors use, 0 for all else that they may write there."""
+    return {"easy": 1, "medium": 2, "hard": 3}.get(str(difficulty).strip().lower(), 0)

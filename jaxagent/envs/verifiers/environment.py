@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import json
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -97,7 +98,7 @@ class VerifiersAttempt(Attempt):
 
     def __init__(self, task: Task, config: Verifiers, environment: Any, loop: OwnLoop) -> None:
         self._config, self._environment, self._loop = config, environment, loop
-        self._row = row_of(environment, task)
+        self._row = copy.deepcopy(row_of(environment, task))  # an environment may write into its state, which has it
         self._seat = Seat(environment)
         self._request: Mapping[str, Any] = {}
         self._tools: Sequence[Tool] = ()

@@ -62,6 +62,13 @@ def test_endless(tmp_path):
     assert task.oracle is None
 
 
+def test_an_authors_own_measure_of_difficulty_is_no_level(tmp_path):
+    made.harbor(tmp_path / "a")
+    replaced(tmp_path / "a/task.toml", 'difficulty = "easy"', "difficulty = 3")
+    (task,) = folders.read_tasks(tmp_path)
+    assert task.level == 0
+
+
 def test_a_folder_of_tasks_of_several_formats(tmp_path):
     made.harbor(tmp_path / "c")
     made.endless(tmp_path / "a")
@@ -89,6 +96,7 @@ def replaced(path, old, new):
         ),
         ("task.toml", "[agent]", "[agents]", "key 'agents' unknown field. Did you mean 'agent'?"),
         ("task.toml", "cpus = 1", "cpus = -1", "'environment.cpus' must be a number above 0, got int -1"),
+        ("task.toml", "cpus = 1", "cpus = inf", "'environment.cpus' must be a number above 0, got float inf"),
         ("task.toml", "cpus = 1", 'cpus = "one"', "'environment.cpus' must be a number above 0, got str 'one'"),
         ("task.toml", 'memory = "1G"', 'memory = "much"', "'environment.memory' must be a size"),
         ("task.toml", 'version = "1.0"', 'schema_version = "3.0"', "schema_version '3.0' is not known"),
