@@ -49,6 +49,22 @@ def test_what_is_wrong_is_named_and_what_changes_is_checked_again(tmp_path, imag
     assert harbor.main(["check", str(tmp_path / "a"), f"--images={images}", "--base=x"]) == 2
 
 
+def test_artifacts_that_cannot_be_judged_are_0_and_no_failure(tmp_path, images, capsys):
+    """Else an agent that fails could have its attempt left out of the group."""
+    hows = {
+        "big": "mkdir -p /logs/artifacts; for i in 1 2; do head -c 40000000 /dev/zero > /logs/artifacts/$i; done",
+        "file": "echo x > out",
+        "folder": "mkdir -p out/log; echo x > out/log/x",
+    }
+    for name, how in hows.items():
+        folder = harbor_tasks.with_own_verifier(tmp_path / "tasks" / name)
+        made.write(folder / "solution/solve.sh", how)
+        image = (folder / "tests/Dockerfile").read_text()
+        made.write(folder / "tests/Dockerfile", f"{image}RUN mkdir out; touch out/log\n")
+    _, table = checked(capsys, tmp_path / "tasks", f"--images={images}", "--base=*=host")
+    assert table == dict.fromkeys(hows, "0 0 wrong")
+
+
 @pytest.mark.slow
 def test_twenty_three_tasks_of_every_feature(tmp_path, images, capsys):
     """Oracle 1 and idle 0: steps, an MCP server, a user, skills, a healthcheck, verifiers of their own."""

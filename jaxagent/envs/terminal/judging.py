@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from jaxagent.envs.terminal.sandbox_workspace import SandboxWorkspace
 from jaxagent.envs.terminal.task import Artifact, Script, TerminalTask
-from jaxagent.envs.terminal.verify import VerifierError, here, rewards, run_script
+from jaxagent.envs.terminal.verify import here, rewards, run_script
 from jaxagent.sandbox.base import MAX_FILE_BYTES, FileError, Sandbox
 
 MAX_ARTIFACT_BYTES = MAX_FILE_BYTES  # of all that one verifier gets
@@ -16,7 +16,7 @@ Take = Callable[[TerminalTask], Awaitable[Sandbox]]
 
 
 class UnusableSandbox(RuntimeError):
-    """After the agent no shell starts in its sandbox, or nothing can be written."""
+    """After the agent no shell starts in its sandbox, nothing can be written, or its artifacts cannot be judged."""
 
 
 async def judge(workspace: SandboxWorkspace, sandbox: Sandbox, task: TerminalTask, take: Take) -> dict[str, float]:
@@ -50,7 +50,7 @@ async def _bring(agents: Sandbox, verifiers: Sandbox, task: TerminalTask, direct
     modes, and no program of the agent's has a part in it. What is not there is left out.
 
     Raises:
-      VerifierError: more than MAX_ARTIFACT_BYTES.
+      UnusableSandbox: more than MAX_ARTIFACT_BYTES, or what cannot be there.
     """
     left = MAX_ARTIFACT_BYTES
     for artifact in task.artifacts:
@@ -63,8 +63,11 @@ async def _bring(agents: Sandbox, verifiers: Sandbox, task: TerminalTask, direct
                 continue
             left -= len(data)
             if left < 0:
-                raise VerifierError(f"{task.id}: its artifacts are more than {MAX_ARTIFACT_BYTES} bytes.")
-            await verifiers.write(path, data)
+                raise UnusableSandbox(f"{task.id}: its artifacts are more than {MAX_ARTIFACT_BYTES} bytes.")
+            try:
+                await verifiers.write(path, data)
+            except FileError as error:  # the agent has made a folder of a file, or a file of a folder
+                raise UnusableSandbox(f"{task.id}: an artifact has no place at its verifier: {error}") from error
 
 
 async def _files(sandbox: Sandbox, source: str, artifact: Artifact) -> list[str]:
