@@ -152,11 +152,7 @@ class ReasoningGymAttempt(Attempt):
         return Step(stop_reason=StopReason.ANSWER)
 
     async def verify(self, transcript: Transcript) -> Verdict:
-        """The data set's score of what stands in the last <answer>; 0 where that is a text at which it fails.
-
-        Raises:
-          ValueError: it is no finite number.
-        """
+        """The data set's score of the last <answer>; 0 where it fails at that. Raises ValueError: it is not finite."""
         from reasoning_gym.utils import extract_answer
 
         seed, size, _ = place_of(self._task)
