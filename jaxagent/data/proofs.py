@@ -68,7 +68,7 @@ def check(
         [
             (source.ids[i], row)
             for i, row in enumerate(source.digests)
-            if not is_proven(proof := proofs.get(row))
+            if not is_proven(proof := proofs.get(row, {}))
             or ("content" in proof and proof["content"] != content(source[i]))
         ]
         for source in (train, held_out)
