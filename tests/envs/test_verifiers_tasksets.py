@@ -5,6 +5,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -102,6 +103,24 @@ REFUSED = {
         "roles ['assistant', 'user'] are the policy",
     ),
 }
+
+
+def test_a_taskset_that_blocks_does_not_outlive_the_run(python, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    text = (HERE / "verifiers_tasksets/letters_tasks.py").read_text()
+    blocking = text.replace("def load(self):\n", "def load(self):\n        __import__('time').sleep(300)\n")
+    (tmp_path / "blocking_tasks.py").write_text(blocking)
+    settings = {"envs": {"train": {"taskset": {"id": "blocking_tasks"}, "agent": {"harness": {"id": "null"}}}}}
+    argv = [python, "-P", str(playing.PROGRAM), json.dumps(settings | {"num_tasks": 8, "max_turns": 4, "run_s": 9.0})]
+    request = json.dumps({"id": 1, "do": "play", "split": "train", "row": 0, "url": "http://127.0.0.1:9", "token": "x"})
+    run = "import subprocess, sys\np = subprocess.Popen(sys.argv[2:], stdin=-1, stdout=-3, stderr=-3)\n"
+    run += "p.stdin.write(sys.argv[1].encode() + b'\\n')\np.stdin.flush()\nprint(p.pid)\n__import__('time').sleep(5)"
+    done = subprocess.run([sys.executable, "-c", run, request, *argv], capture_output=True, text=True, timeout=LIMIT_S)
+    process = pathlib.Path(f"/proc/{int(done.stdout)}/cmdline")  # of a process that has ended and has no parent: empty
+    deadline = time.monotonic() + 30.0
+    while process.exists() and process.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def test_what_has_no_meaning_is_refused_by_its_name(python):

@@ -18,7 +18,10 @@ import hashlib
 import itertools
 import json
 import os
+import select
 import sys
+import threading
+import time
 from typing import Any
 
 import verifiers.v1 as vf
@@ -27,6 +30,7 @@ from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.utils.loaders import default_harness_id, harness_class, load_environment, resolve_env_config
 
 KEY = "JAXAGENT_EPISODE_%s_API_KEY"  # the package hands variables with API_KEY in their names to no program
+STOP_S = 10.0  # for episodes to be cancelled when the run is gone
 CLOUD = "prime"  # the package's own choice of a runtime: its maker's
 REFUSED = {  # of the role that is the policy
     "model": "the policy is the model",
@@ -158,6 +162,7 @@ async def main(settings: dict[str, Any]) -> None:
     # The package keeps a client, with its connections and certificates, for each endpoint and key until it ends.
     ours, _, _ = KEY.partition("%")
     eval_client.build_async_httpx = lambda config: policy if config.api_key_var.startswith(ours) else build(config)
+    watch = threading.Thread(target=_end_with_stdin, daemon=True)
     splits: dict[str, Split] = {}
     episodes: dict[int, asyncio.Task[None]] = {}
 
@@ -180,6 +185,8 @@ async def main(settings: dict[str, Any]) -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
         request = json.loads(line)
         if request["do"] == "play":
+            if watch.ident is None:
+                watch.start()
             episodes[request["id"]] = asyncio.create_task(play(request))
         elif request["do"] == "stop":
             if request["id"] in episodes:
@@ -194,6 +201,15 @@ async def main(settings: dict[str, Any]) -> None:
     await asyncio.gather(*episodes.values(), return_exceptions=True)
     for one in splits.values():
         await one.close()
+
+
+def _end_with_stdin() -> None:
+    """Ends the process some time after its input: a taskset that blocks would keep it for ever."""
+    end = select.poll()
+    end.register(0, 0)  # no more than that nobody writes any longer
+    end.poll()
+    time.sleep(STOP_S)
+    os._exit(1)
 
 
 def _line(failure: Exception) -> str:
