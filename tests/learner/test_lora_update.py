@@ -118,7 +118,7 @@ def test_the_base_is_in_no_optimiser_and_no_checkpoint(lora_cfg, spec, make_para
     with checkpoint.Checkpointer(tmp_path, keep=1) as checkpoints:
         checkpoints.save(1, state, {})
         checkpoints.wait()
-        restored, _ = checkpoints.restore(state)
+        restored = checkpoints.restore(state)
         names = checkpoint._shapes(checkpoints._checkpointer.checkpointables_metadata(1).metadata["state"])
     assert "params.wq.a" in names and not any(name.startswith("frozen") for name in names)
     jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)

@@ -204,8 +204,8 @@ def test_echo_and_policy_targets_share_one_forward_pass(spec, make_params, make_
     from jaxagent.learner import forward
 
     calls = []
-    real = forward.forward_replayed
-    monkeypatch.setattr(forward, "forward_replayed", lambda *args: calls.append(1) or real(*args))
+    real = forward.forward_packed
+    monkeypatch.setattr(forward, "forward_packed", lambda *args: calls.append(1) or real(*args))
     batches = make_packer(longest_targets=20).pack(make_streams(3))
     assert any((b.ce_weights > 0).any() for b in batches) and any((b.policy_weights > 0).any() for b in batches)
     with jax.set_mesh(one):

@@ -76,7 +76,7 @@ def test_the_loss_is_transformers():
 
 def load_by(weights, spec, batch, recorded=None):
     places = (batch[name] for name in ("tokens", "positions", "segments", "head_positions"))
-    return transformer.forward_replayed(weights, spec, *places, recorded=recorded, watch=True)
+    return transformer.forward_packed(weights, spec, *places, recorded=recorded, watch=True)
 
 
 @pytest.mark.slow

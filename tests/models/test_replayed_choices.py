@@ -23,7 +23,7 @@ PLACES = "tokens", "positions", "segments", "head_positions"
 
 def loss(weights, spec, batch):
     """Mean negative log-prob of some targets, and how many choices differ."""
-    x, differing, _ = transformer.forward_replayed(weights, spec, *map(batch.get, PLACES), recorded=batch["recorded"])
+    x, differing, _ = transformer.forward_packed(weights, spec, *map(batch.get, PLACES), recorded=batch["recorded"])
     x, differing, targets = map(sharding.whole_rows, (x, differing, jnp.asarray(batch["targets"])))
     values, *_ = logprobs.token_scores(weights, spec, *map(sharding.merge_rows, (x, targets)), 1.0)
     return -values.mean(), differing
