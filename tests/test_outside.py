@@ -360,7 +360,7 @@ def test_processes_that_start_at_once_in_a_new_workdir_make_one_data_set(tmp_pat
 
     no, world = SimpleNamespace(path="", vocab_size=300), SimpleNamespace(tokens=(), corpus=lambda folder: ())
     cfg = SimpleNamespace(tokenizer=no, model=no, workdir=str(tmp_path))
-    monkeypatch.setattr(parts.texts, "of_dataset", lambda *_: [f"some text {i}" for i in range(1000)])
+    monkeypatch.setattr(parts, "texts_of_dataset", lambda *_: [f"some text {i}" for i in range(1000)])
     whole, turns = parts.Tokenizer.save_files, iter([0.4, 0.0, 0.0, 0.0])
     monkeypatch.setattr(
         parts.Tokenizer, "save_files", lambda *args: time.sleep(next(turns)) or whole(*args)
