@@ -109,7 +109,8 @@ class TerminalHere(TerminalAttempt):
     def __init__(self, config):
         limits = types.SimpleNamespace(agent_timeout_s=60.0)
         self._config, self._turns_left, self._ends_at = config, config.max_turns, float("inf")
-        self._task, self._sandbox = types.SimpleNamespace(limits=limits), Sandbox()
+        self._task, self._sandbox = types.SimpleNamespace(limits=limits, steps=()), Sandbox()
+        self._servers, self._of_steps = None, []
         self.stop_strings = config.stop_strings
         self.counters = dict.fromkeys(
             ("commands", "failed_commands", "timed_out_commands", "invalid_actions", "warnings"), 0.0

@@ -10,7 +10,7 @@ import pytest
 
 from jaxagent.sandbox import namespaces, owner, wire
 from jaxagent.sandbox.base import Spec
-from jaxagent.sandbox.owner import Owner
+from jaxagent.sandbox.owner import PER_RUN, SHARED, Owner
 from tests.sandbox.hostile.test_hostile import BY_NAME, NO_PYTHON, PYTHON, SMALL, host, install
 
 __all__ = ["host"]  # a fixture
@@ -144,7 +144,7 @@ async def test_where_layers_cannot_be_mapped_it_is_said(backend, monkeypatch):
     finally:
         await made.close()
         owner.close()
-    assert shared == owner.SHARED and namespaces.ONE_USER in missing and (free - 1 - owner.SHARED) % owner.PER_RUN == 0
+    assert shared == SHARED and namespaces.ONE_USER in missing and (free - 1 - SHARED) % PER_RUN == 0
 
 
 async def test_memory_that_no_process_has_is_given_back(isolated, host):
