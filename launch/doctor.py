@@ -202,7 +202,8 @@ def free_memory(root: pathlib.Path = pathlib.Path("/")) -> float:
     free = int(known[1]) * 1024 if known else 0
     group = root / "sys/fs/cgroup"
     with contextlib.suppress(OSError, ValueError):  # another kind of machine, or "max"
-        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+        most, taken = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
+        free = min(free, most - taken)
     return free / 1e9
 
 

@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--live", action="store_true", help="until the run ends, which has started it")
     options = parser.parse_args(argv)
     os.environ |= {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true", **os.environ}
-    with os.fdopen(os.dup(1), "w") as out:
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         if options.live:
             os.nice(5)  # the run goes first
             os.dup2(2, 1)  # packages have much to say

@@ -155,7 +155,7 @@ class Split:
 
 async def main(settings: dict[str, Any]) -> None:
     """Answers requests until there are no more, or nobody wants answers any longer."""
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     build = eval_client.build_async_httpx
     policy = build(vf.EvalClientConfig(base_url="http://127.0.0.1", api_key_var=KEY % 0))

@@ -32,7 +32,12 @@ def described_tasks(
     request = json.dumps({"do": "tasks", "split": split})
     try:
         done = subprocess.run(
-            _argv(interpreter, settings), input=request, capture_output=True, text=True, timeout=timeout_s
+            _argv(interpreter, settings),
+            input=request,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
         )
     except OSError as failure:
         raise ConfigError(f"config.env.interpreter={interpreter!r} does not start: {failure}.") from None
