@@ -10,11 +10,11 @@ import concurrent.futures
 import queue
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any
 
 from jaxagent.config.errors import failure_line
 
-T = TypeVar("T")
+STOP_S = 10.0  # for a loop to stop
 
 
 class OwnThread:
@@ -83,22 +83,18 @@ class OwnThread:
 class OwnLoop:
     """An event loop on a thread of its own, from `with` to the end of it."""
 
-    stop_s: ClassVar[float] = 10.0  # for the thread to end
-
-    def __init__(self, name: str = "own loop") -> None:
+    def __enter__(self) -> OwnLoop:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-
-    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._loop.run_forever, name="own loop", daemon=True)
         self._thread.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(self.stop_s)
+        self._thread.join(STOP_S)
         if not self._thread.is_alive():
             self._loop.close()
 
-    def begin(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Begins a coroutine on the loop, from any other thread, and returns at once."""
+    def begin(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        """Begins a coroutine on the loop, from any other thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

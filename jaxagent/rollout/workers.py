@@ -13,11 +13,11 @@ import asyncio
 import concurrent.futures
 import logging
 import math
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from jaxagent.config.errors import AttemptLost, WaitedInVainError
-from jaxagent.envs.own_thread import OwnLoop
 from jaxagent.types import Episode, Group, StopReason, Task
 
 logger = logging.getLogger(__name__)
@@ -107,18 +107,21 @@ def _groups(tasks: Sequence[Task], table: list[list[Episode | None]], late: str)
     ]
 
 
-class Workers(OwnLoop):
+class Workers:
     """The background loop and its synchronous door. A context manager; `collect` may be called from any thread.
 
     With a `concurrency` of the engine's number of slots nobody waits for a slot while the clock of its episode ticks;
     with more, slots do not stand empty while episodes wait for tools and other roles.
     """
 
-    stop_s = STOP_TIMEOUT_S
-
     def __init__(self, concurrency: int):
-        super().__init__("rollout-workers")
         self._concurrency = concurrency
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-workers", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
 
     def __exit__(self, *exception: object) -> None:
         """Cancels what still runs, lets it clean up, and ends the thread."""
@@ -126,12 +129,19 @@ class Workers(OwnLoop):
             self.run(_cancel_all(), STOP_TIMEOUT_S)
         except TimeoutError:
             logger.warning("Some episodes did not clean up within %.0f s.", STOP_TIMEOUT_S)
-        super().__exit__(*exception)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Runs a coroutine on the loop and waits for it as `result_of` does, e.g. `run(retriever.close(), 5.0)`."""
         what = getattr(coroutine, "__qualname__", "a coroutine").replace(".<locals>", "")
-        return result_of(self.begin(coroutine), timeout_s, what)
+        return result_of(asyncio.run_coroutine_threadsafe(coroutine, self._loop), timeout_s, what)
+
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Begins a coroutine on the loop and returns at once; the caller sets its own timeout."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def collect(self, tasks: Sequence[Task], group_size: int, rollout: Rollout, deadline_s: float) -> list[Group]:
         """`run_groups` on the background loop; blocks until it is done."""
