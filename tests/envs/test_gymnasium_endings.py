@@ -87,7 +87,8 @@ def test_rewards_are_the_environments_at_each_end(ending, pay):
     ],
 )
 def test_the_first_thing_that_goes_wrong_is_the_episodes_error(how, reason, told):
-    config = settings("Broken", arguments=f'{{"how": "{how}"}}', step_timeout_s=0.2)
+    limit_s = 0.2 if how == "hang" else 20.0
+    config = settings("Broken", arguments=f'{{"how": "{how}"}}', step_timeout_s=limit_s)
     episode = play(config, RIGHT, RIGHT)
     assert episode.stop_reason == reason and episode.reward == 0.0 and told in episode.error
 

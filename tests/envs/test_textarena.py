@@ -220,7 +220,7 @@ def test_a_game_that_fails_is_a_failure(textarena, monkeypatch, move, error, wor
 
     monkeypatch.setattr(GuessTheNumberEnv, "step", step)
     with pytest.raises(error, match=words):
-        play(TextArena(make="GuessTheNumber-v0", step_timeout_s=0.2), 0, lambda shown: move)
+        play(TextArena(make="GuessTheNumber-v0", step_timeout_s=0.2 if "hang" in move else 20.0), 0, lambda shown: move)
     time.sleep(0.5)
     assert ours._ONE_AT_A_TIME.acquire(timeout=5)  # nobody holds it any more
     ours._ONE_AT_A_TIME.release()
