@@ -5,30 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jaxagent.config import ConfigError, EnvConfig, SourceConfig
-from jaxagent.config.choice import Choice
 from jaxagent.config.parse import to_dict
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
+from jaxagent.data_pipelines.environment_tasks import Puzzles, Rows, Seeds, ServerTasks, environment_of
 from jaxagent.envs.agentflow.environment import AgentFlow
 from jaxagent.envs.coding.environment import Coding
-from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.memagent.environment import MemAgent
-from jaxagent.envs.openenv.environment import OpenEnv
 from jaxagent.envs.orchestra.environment import ToolOrchestra
 from jaxagent.envs.python.environment import Python as PythonEnv
 from jaxagent.envs.ragen.environment import Ragen
-from jaxagent.envs.reasoning_gym.environment import ReasoningGym
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.tau.environment import TauBench
 from jaxagent.envs.terminal.environment import Terminal
 from jaxagent.envs.toolcalls.environment import ToolCalls
-from jaxagent.envs.verifiers.environment import Verifiers
-from jaxagent.envs.verifiers.tasksets import Taskset
-
-E = TypeVar("E", bound=EnvConfig)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +35,7 @@ class Geography(Generated):
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations show as many passages as a search finds."""
-        search = _of(env, Search, self)
+        search = environment_of(env, Search, self)
         settings = dict(
             num_cities=self.num_cities,
             seed=seed,
@@ -76,7 +69,7 @@ class TerminalTasks(Generated):
             seed=seed,
             laptop=True,
             num_demonstrations=self.num_demonstrations,
-            style=_of(env, Terminal, self).tools,
+            style=environment_of(env, Terminal, self).tools,
             early_done_frac=self.early_answer_frac,
         )
 
@@ -99,7 +92,7 @@ class _ForPython(Generated):
             num=self.num_tasks,
             seed=seed,
             num_demonstrations=self.num_demonstrations,
-            style=_of(env, PythonEnv, self).format,
+            style=environment_of(env, PythonEnv, self).format,
             early_frac=self.early_answer_frac,
         )
 
@@ -127,107 +120,6 @@ class PythonTasks(_ForPython):
 
 
 @dataclasses.dataclass(frozen=True)
-class Seeds(Generated):
-    """Tasks that are nothing but a seed, of which `gymnasium` and `textarena` make their own worlds."""
-
-    num_train: PositiveInt = 1_000
-    num_heldout: PositiveInt = 100
-    num_demonstrations: NonNegativeInt = 0  # of random play, of `gymnasium`: see random_play.py
-
-    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
-        """Demonstrations are what the environment shows."""
-        settings = dict(num_train=self.num_train, num_heldout=self.num_heldout, seed=seed)
-        if not self.num_demonstrations:
-            return settings
-        shown = to_dict(_of(env, Gymnasium, self))
-        names = ("make", "arguments", "instructions", "actions", "show", "max_turns")
-        return settings | dict(num_demonstrations=self.num_demonstrations) | {name: shown[name] for name in names}
-
-    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
-        """Writes seeds, which no two tasks share, and demonstrations of training seeds and further ones."""
-        import random
-
-        from jaxagent.data_pipelines import generated, random_play
-
-        further = max(0, self.num_demonstrations - self.num_train)
-        drawn = random.Random(seed).sample(range(2**31), self.num_train + self.num_heldout + further)
-        same = {"prompt": "Begin.", "answers": [], "kind": ""}
-        rows = [{"id": f"seed-{s}", **same, "metadata": {"seed": s}} for s in drawn[: len(drawn) - further]]
-        splits = {"train": rows[: self.num_train], "heldout": rows[self.num_train :]}
-        beside = {}
-        if self.num_demonstrations:
-            seeds = (drawn[: self.num_train] + drawn[len(rows) :])[: self.num_demonstrations]
-            shown = random_play.demonstrations(_of(env, Gymnasium, self), seeds)
-            texts = [
-                text
-                for row in shown[:2_000]
-                for text in (*(message["content"] for message in row["prompt"]), *_turn_texts(row))
-            ]
-            beside = {"full.jsonl": shown, "texts.jsonl": generated.as_rows(texts)}
-        generated.write_dataset(folder, splits, beside, need_answers=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows(Generated):
-    """The rows of the environments `verifiers` and `verifiers_v1`, each a task."""
-
-    num_heldout: PositiveInt = 100  # of the training rows, the last ones, where the environment has no held-out rows
-
-    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
-        """The rows are the environment's own."""
-        return dict(num_heldout=self.num_heldout, **self._environment(env).made_of)
-
-    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
-        """Writes which row a task is, and what it is asked, for reports."""
-        from jaxagent.data_pipelines.write import write_tasks
-
-        splits = self._environment(env).tasks(self.num_heldout)
-        write_tasks(folder, splits, need_answers=False)
-
-    def _environment(self, env: EnvConfig) -> Verifiers | Taskset:
-        return env if isinstance(env, Taskset) else _of(env, Verifiers, self)
-
-
-@dataclasses.dataclass(frozen=True)
-class Puzzles(Generated):
-    """Items of the data set of the environment `reasoning_gym`; no question is both training and held-out."""
-
-    num_train: PositiveInt = 2_000
-    num_heldout: PositiveInt = 100
-
-    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
-        """The items are the data set's."""
-        puzzles = _of(env, ReasoningGym, self)
-        counts = dict(num_train=self.num_train, num_heldout=self.num_heldout)
-        return counts | dict(seed=seed, make=puzzles.make, arguments=puzzles.arguments)
-
-    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
-        """Writes which item a task is, and its question."""
-        from jaxagent.data_pipelines.write import write_tasks
-
-        splits = _of(env, ReasoningGym, self).tasks(seed, self.num_train, self.num_heldout)
-        write_tasks(folder, splits, need_answers=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerTasks(Generated):
-    """The tasks that a server of the environment `openenv` lists itself, by its splits."""
-
-    num_heldout: PositiveInt = 100  # of the training tasks, the last ones, where the server has no other split
-
-    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
-        """The list is the server's own."""
-        openenv = _of(env, OpenEnv, self)
-        return dict(num_heldout=self.num_heldout, server=openenv.server, variables=list(openenv.variables))
-
-    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
-        """Writes which split and index a task is."""
-        from jaxagent.data_pipelines.write import write_tasks
-
-        write_tasks(folder, _of(env, OpenEnv, self).tasks(self.num_heldout), need_answers=False)
-
-
-@dataclasses.dataclass(frozen=True)
 class Fixes(Generated):
     """Small Python repositories with one mistake, for the coding environment; see fixes.py."""
 
@@ -237,7 +129,7 @@ class Fixes(Generated):
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations are written in the plain style only."""
-        if (tools := _of(env, Coding, self).tools) != "plain":
+        if (tools := environment_of(env, Coding, self).tools) != "plain":
             raise ConfigError(f"data.source='fixes' has demonstrations for env.tools='plain' only, which is '{tools}'.")
         return dict(
             num=self.num_tasks,
@@ -264,7 +156,7 @@ class ArithmeticPlans(Generated):
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations are of the compact style, in which a query is a program."""
-        flow = _of(env, AgentFlow, self)
+        flow = environment_of(env, AgentFlow, self)
         if flow.style != "compact" or flow.coder or flow.answer != "boxed":
             raise ConfigError(
                 "data.source='arithmetic_plans' has demonstrations for env.style='compact', env.coder=False and "
@@ -296,14 +188,14 @@ class LongGeography(Generated):
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations show chunks as long as the environment's, in its compact style."""
-        if (prompt := _of(env, MemAgent, self).prompt) != "compact":
+        if (prompt := environment_of(env, MemAgent, self).prompt) != "compact":
             raise ConfigError(
                 f"data.source='long_geography' has demonstrations for env.prompt='compact' only, which is '{prompt}'."
             )
         return dict(
             seed=seed,
             forget_frac=self.forget_frac,
-            chunk_tokens=_of(env, MemAgent, self).chunk_tokens,
+            chunk_tokens=environment_of(env, MemAgent, self).chunk_tokens,
             curriculum=self.num_curriculum,
             full=self.num_demonstrations,
         )
@@ -326,7 +218,7 @@ class Orchestra(Generated):
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations show as many documents as a search finds, and are written in the plain format."""
-        orchestra = _of(env, ToolOrchestra, self)
+        orchestra = environment_of(env, ToolOrchestra, self)
         if orchestra.prompt != "plain":
             raise ConfigError(
                 f"data.source='orchestra' has demonstrations for env.prompt='plain', not '{orchestra.prompt}'."
@@ -357,7 +249,7 @@ class ToolCallTasks(Generated):
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations are written in ToolRL's form only."""
-        _of(env, ToolCalls, self)
+        environment_of(env, ToolCalls, self)
         return dict(
             num=self.num_tasks,
             seed=seed,
@@ -382,7 +274,7 @@ class TextWorlds(Generated):
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Tasks and demonstrations are for one world, and for so many turns and actions."""
-        written = to_dict(_of(env, Ragen, self))
+        written = to_dict(environment_of(env, Ragen, self))
         names = ("world", "prompt", "think", "max_turns", "max_actions_per_turn")
         return {name: written[name] for name in names} | dataclasses.asdict(self) | {"seed": seed}
 
@@ -390,7 +282,7 @@ class TextWorlds(Generated):
         """Writes seeds and demonstrations."""
         from jaxagent.data_pipelines import text_worlds
 
-        ragen = _of(env, Ragen, self)
+        ragen = environment_of(env, Ragen, self)
         text_worlds.write(folder, ragen, self.num_tasks, seed, self.num_demonstrations, self.flawed_frac)
 
 
@@ -407,7 +299,7 @@ class TauStore(Generated):
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations are written in the plain style only."""
-        if (tools := _of(env, TauBench, self).tools) != "plain" and self.num_demonstrations:
+        if (tools := environment_of(env, TauBench, self).tools) != "plain" and self.num_demonstrations:
             raise ConfigError(
                 f"data.source='tau_store' has demonstrations for env.tools='plain' only, which is '{tools}': set "
                 "data.source.num_demonstrations=0."
@@ -447,20 +339,3 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "text_worlds": TextWorlds,
     "tau_store": TauStore,
 }
-
-
-def _turn_texts(row: Mapping[str, Any]) -> list[str]:
-    return [text for turn in row["turns"] for text in (turn["action"], turn["observation"]) if text]
-
-
-def _of(env: EnvConfig, wanted: type[E], source: SourceConfig) -> E:
-    """The environment's settings, which must be of the kind that the source's demonstrations are for."""
-    if not isinstance(env, wanted):
-        name = Choice("jaxagent.data_pipelines.sources:SOURCES").name_of(source)
-        environments = Choice("jaxagent.envs:ENVIRONMENTS")
-        (right,) = (name for name, cls in environments.entries.items() if cls is wanted)
-        raise ConfigError(
-            f"data.source='{name}' makes tasks for the environment '{right}', and config.env is "
-            f"'{environments.name_of(env)}': set data.source to tasks of that one."
-        )
-    return env
