@@ -1,6 +1,7 @@
 """Environments of the verifiers interface as ours: rows, turns, tools, rubrics; what is wrong with them."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -9,6 +10,8 @@ from jaxagent.data.sources import load_tasks
 from jaxagent.data_pipelines.sources import Rows
 from jaxagent.envs.base import Opening, Transcript
 from jaxagent.envs.verifiers.environment import Verifiers
+from jaxagent.envs.verifiers.playing import Player
+from jaxagent.sandbox.base import SandboxError
 from jaxagent.types import StopReason, Task, TokenKind
 
 HERE = "tests.envs.verifiers_env"
@@ -137,3 +140,36 @@ def test_what_cannot_be_made_is_refused_at_start(settings, told):
 def test_tasks_that_are_no_rows_are_refused_at_start(task):
     with pytest.raises(ConfigError, match="row"):
         opened(GUESS, (task,)).__enter__()
+
+
+PLAYERS = {
+    "what is no answer": "echo nonsense; exec sleep 60",
+    "its end": "echo out of memory >&2; exit 3",
+    "nothing, and it reads nothing": "exec sleep 60",
+}
+
+
+@pytest.mark.parametrize("says", PLAYERS)
+def test_attempts_wait_for_no_player_that_cannot_answer(tmp_path, says):
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{PLAYERS[says]}\n")
+    program.chmod(0o755)
+
+    async def run():
+        player = Player(str(program), {})
+        try:
+            async with asyncio.timeout(20):
+                if "nothing" in says:
+                    play = asyncio.create_task(player.play({"text": "x" * 2**22}))  # more than a pipe takes
+                    await asyncio.sleep(0.3)
+                    play.cancel()
+                    await asyncio.gather(play, return_exceptions=True)
+                else:
+                    with pytest.raises(SandboxError, match="has ended: .*" + ("memory" if "end" in says else "")):
+                        await player.play({})
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                player._process.kill()
+            await player.close()
+
+    asyncio.run(run())

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import subprocess
 import tempfile
 import time
@@ -71,11 +72,11 @@ class Player:
         number = next(self._numbers)
         self._waiting[number] = answer = asyncio.get_running_loop().create_future()
         try:
-            await self._write({"id": number, "do": "play", **request})
+            await self._write({"id": number, "do": "play", **request}).drain()
             return await answer
         except asyncio.CancelledError:
             with contextlib.suppress(OSError):
-                await self._write({"id": number, "do": "stop"})
+                self._write({"id": number, "do": "stop"})  # not waited for: a process that hangs reads nothing
             raise
         except OSError as failure:
             raise SandboxError(f"the process that plays the taskset has ended: {self._tail()}") from failure
@@ -100,26 +101,29 @@ class Player:
         )
         self._reader = asyncio.create_task(self._read(self._process))
 
-    async def _write(self, request: Mapping[str, Any]) -> None:
+    def _write(self, request: Mapping[str, Any]) -> asyncio.StreamWriter:
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        await self._process.stdin.drain()
+        return self._process.stdin
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         """Gives answers to who waits for them; when the process has ended, nobody waits any longer."""
         assert process.stdout is not None
-        while line := await process.stdout.readline():
-            answer = json.loads(line)
-            waiting = self._waiting.get(answer["id"])
-            if waiting is not None and not waiting.done():
-                waiting.set_result(answer)
+        try:
+            while line := await process.stdout.readline():
+                answer = json.loads(line)
+                waiting = self._waiting.get(answer["id"])
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer)
+        except (ValueError, LookupError, TypeError):  # no answer of ours, or one of more than LINE_BYTES
+            await server_process.end(process, 0)
         await process.wait()
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(SandboxError(f"the process that plays the taskset has ended: {self._tail()}"))
 
     def _tail(self) -> str:
-        self._printed.seek(0)
+        self._printed.seek(max(0, self._printed.seek(0, os.SEEK_END) - 4 * TAIL_CHARS))
         return _tail(self._printed.read().decode("utf-8", "replace"))
 
 

@@ -110,7 +110,8 @@ def split_rows(
     Raises:
       ConfigError: a held-out row is a training row, or no training rows are left.
     """
-    if shared := sum(key in set(train) for key in heldout):
+    trained = set(train)
+    if shared := sum(key in trained for key in heldout):
         raise ConfigError(
             f"{name}: {shared} of its {len(heldout)} held-out rows are training rows, so its score would be that of "
             "training."
@@ -121,8 +122,8 @@ def split_rows(
             "heldout": [("heldout", i) for i in range(len(heldout))],
         }
     first = max(0, len(train) - num_heldout)
-    held = set(train[first:])
-    rest = [i for i in range(first) if train[i] not in held]
+    last_rows = set(train[first:])
+    rest = [i for i in range(first) if train[i] not in last_rows]
     logger.warning(
         "%s has no held-out rows of its own: the last %d of %d are held out.", name, len(train) - first, len(train)
     )
