@@ -116,9 +116,9 @@ def main() -> None:
         print(f"128 episodes, {name}: " + "  ".join(f"{key} {value:.4g}" for key, value in numbers.items()))
     print("all over none, by round, [step_s, processor_s]: " + "  ".join(f"[{a:.3f}, {b:.3f}]" for a, b in ratios))
     names = ("step_s", "processor_s")
-    found = {name: {keep: means[keep][place] for keep in KEEP} for place, name in enumerate(names)}
-    found["ratio"] = {name: each["all"] / each["none"] for name, each in found.items()}
-    print(json.dumps(found | {"store": alone}))
+    seconds = {name: {keep: means[keep][place] for keep in KEEP} for place, name in enumerate(names)}
+    seconds["ratio"] = {name: each["all"] / each["none"] for name, each in seconds.items()}
+    print(json.dumps(seconds | {"store": alone}))
 
 
 if __name__ == "__main__":

@@ -198,8 +198,10 @@ def disk(name: str, folder: pathlib.Path, worst: str, do: str) -> Finding:
 
 def free_memory(root: pathlib.Path = pathlib.Path("/")) -> float:
     """GB that this process may still take: of the machine's, and of its container's."""
-    known = re.search(r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(encoding="utf-8"), re.MULTILINE)
-    free = int(known[1]) * 1024 if known else 0
+    available = re.search(
+        r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    free = int(available[1]) * 1024 if available else 0
     group = root / "sys/fs/cgroup"
     with contextlib.suppress(OSError, ValueError):  # another kind of machine, or "max"
         most, taken = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))

@@ -141,10 +141,10 @@ def run(config: Config, options: argparse.Namespace, note: Callable[[str], None]
             path if path != dataset or not isinstance(config.data.source, Files) else Path(config.data.source.path)
         )
         place = proofs.place(options.out or on_disk)
-        known = proofs.read(place)
+        proof_of = proofs.read(place)
         for index in range(min(len(source), options.tasks or len(source))):
             one = _Wanted(source, index, place, environment.content(source[index]))
-            proof = known.get(source.digests[index])
+            proof = proof_of.get(source.digests[index])
             looked_at.append((one, proof if proof and proof.get("content", "") == one.content else None))
     wanted = [one for one, proof in looked_at if proof is None or (options.again and not proofs.is_proven(proof))]
     note(f"{len(wanted)} tasks to check, of {len(looked_at)}")
@@ -176,8 +176,8 @@ def _sources(
         return
     how = rows.Reading(config.data.layout, config.data.columns, environment.takes_messages)
     splits = files.splits(dataset)
-    known = [name for name in splits if name in ("", sources.TRAIN, *sources.HELD_OUT) or name.startswith("heldout")]
-    for name in sorted(known, key=lambda name: (name not in ("", sources.TRAIN), name)) or list(splits)[:1]:
+    wanted = [name for name in splits if name in ("", sources.TRAIN, *sources.HELD_OUT) or name.startswith("heldout")]
+    for name in sorted(wanted, key=lambda name: (name not in ("", sources.TRAIN), name)) or list(splits)[:1]:
         yield sources.load_tasks(dataset, name, environment.needs_answers, how), dataset
 
 

@@ -95,8 +95,8 @@ class ServerProcess:
         except ConnectionError:
             raise ConnectionError(f"the server '{self._program.target}' has ended{self.last_words}") from None
         except TimeoutError:
-            said = f"the server '{self._program.target}' was not ready in {timeout_s:g} s{self.last_words}"
-            raise TimeoutError(said) from None
+            reason = f"the server '{self._program.target}' was not ready in {timeout_s:g} s{self.last_words}"
+            raise TimeoutError(reason) from None
 
     async def close(self) -> None:
         """Kills it and all that it has started."""

@@ -163,8 +163,8 @@ def _failed_calls(record: Record, config: Record) -> tuple[float, float] | None:
     pairs = [("tool_errors", "tool_calls"), ("empty_searches", "searches")]
     pairs += [(f"failed_{kind}", kind) for kind in ("calls", "commands", "programs")]
     values = [(record.get(f"episode/{bad}"), record.get(f"episode/{every}")) for bad, every in pairs]
-    known = [(bad, every) for bad, every in values if bad is not None and every]
-    return (sum(bad for bad, _ in known), sum(every for _, every in known)) if known else None
+    measured = [(bad, every) for bad, every in values if bad is not None and every]
+    return (sum(bad for bad, _ in measured), sum(every for _, every in measured)) if measured else None
 
 
 def _no_signal(record: Record, config: Record) -> float | None:

@@ -37,9 +37,9 @@ def mended(folder: Path, name: str, position: int, learns: bool) -> bytes | None
     files = files_of(folder, name)
     if not rows and not files and not learns:
         return b""
-    known = {(line["file"], line["at"]): line for line in lines if line and line["body"]}
-    blocks = [line for number, file in files.items() for line in _blocks(file, number, known, learns)]
-    new = iter([line for line in blocks if (line["file"], line["at"]) not in known])
+    indexed = {(line["file"], line["at"]): line for line in lines if line and line["body"]}
+    blocks = [line for number, file in files.items() for line in _blocks(file, number, indexed, learns)]
+    new = iter([line for line in blocks if (line["file"], line["at"]) not in indexed])
     whole = [line or next(new, None) for line in lines]
     whole += list(new)
     places = [(line["file"], line["at"]) for line in whole if line]

@@ -103,8 +103,8 @@ class Runs:
                 state = [(path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.is_file()]
                 if self._lines.get(name, ([], {}))[0] != state:
                     self._lines[name] = state, line(folder, locks)
-                known = self._lines[name][1]
-                out.append({"name": name, **known, "status": _status(folder, known["written"], locks)})
+                shown = self._lines[name][1]
+                out.append({"name": name, **shown, "status": _status(folder, shown["written"], locks)})
             except report.DAMAGED as error:
                 out.append({"name": name, "status": "damaged", "error": f"{type(error).__name__}: {error}"[:400]})
         return out

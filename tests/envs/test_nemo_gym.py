@@ -155,6 +155,8 @@ def _gone(request):
         ({"verify": lambda r: web.json_response({"reward": None})}, "ValueError: .* gave no finite reward"),
         ({"verify": lambda r: web.Response(text='{"reward": NaN}')}, "ValueError: .* gave no finite reward"),
         ({"verify": lambda r: web.Response(text='{"reward": 1' + "0" * 400 + "}")}, "ValueError: .* gave no finite"),
+        ({"verify": lambda r: web.json_response({"reward": 1, "reward_components": [1]})},
+         "ValueError: .* no mapping as reward_components"),
         ({"verify": lambda r: web.json_response(MASKED)},
          "RuntimeError: .* measures nothing: the judge is ill"),
         ({"verify": lambda r: web.Response(status=302, headers={"Location": "/x"})}, "RuntimeError: .*answered 302"),

@@ -180,9 +180,12 @@ class NemoGymAttempt:
         if verdict.get("mask_sample"):
             why = verdict.get("failure_reason") or verdict.get("failure_kind")
             raise RuntimeError(f"{self._url}/verify says that the reward measures nothing: {why}")
-        more = {**(verdict.get("reward_components") or {}), **verdict}
-        told = {name: _number(value) for name, value in more.items() if name not in (*body, *NO_COMPONENTS)}
-        components = {name: value for name, value in told.items() if value is not None}
+        parts = verdict.get("reward_components") or {}
+        if not isinstance(parts, dict):
+            raise ValueError(f"{self._url}/verify gave no mapping as reward_components: {parts!r:.200}")
+        more = {**parts, **verdict}
+        numbers = {name: _number(value) for name, value in more.items() if name not in (*body, *NO_COMPONENTS)}
+        components = {name: value for name, value in numbers.items() if value is not None}
         return Verdict(reward, {**components, SOLVED: float(reward >= self._config.solved_reward)})
 
     async def close(self) -> None:

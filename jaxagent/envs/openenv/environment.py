@@ -89,28 +89,30 @@ class OpenEnv(Environment):
         return not self._is_url and (Path(self.server) / manifest.FILE).is_file()
 
     def _servers(self) -> tuple[Servers, manifest.Manifest | None]:
-        told = manifest.read(Path(self.server).resolve()) if self._is_folder else None
+        declared = manifest.read(Path(self.server).resolve()) if self._is_folder else None
         variables = variables_of(self.variables, "config.env.variables")
         program = ServerProgram(self.server, self.python, variables=variables)
-        if told is not None:
-            program = ServerProgram(told.target, self.python, str(told.folder), {**told.variables, **variables})
+        if declared is not None:
+            program = ServerProgram(
+                declared.target, self.python, str(declared.folder), {**declared.variables, **variables}
+            )
         url = self.server.rstrip("/") if self._is_url else ""
-        return Servers(url, program, self.processes, self.start_timeout_s, self.step_timeout_s), told
+        return Servers(url, program, self.processes, self.start_timeout_s, self.step_timeout_s), declared
 
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], OpenEnvAttempt]]:
         """Starts a server, looks at what its actions are, and at the tasks."""
-        servers, told = self._servers()
+        servers, declared = self._servers()
         try:
             with as_config_error(f"config.env.server='{self.server}'"):
                 protocol = opening.run(self._look(servers), self.start_timeout_s + 3 * self.step_timeout_s)
-            if told is not None:
-                solved = 1.0 if told.solved_reward is None else told.solved_reward
-                protocol = dataclasses.replace(protocol, solved=solved, limit_s=told.time_limit_s)
-                if told.tools and told.tools != {tool.name for tool in protocol.tools}:
+            if declared is not None:
+                solved = 1.0 if declared.solved_reward is None else declared.solved_reward
+                protocol = dataclasses.replace(protocol, solved=solved, limit_s=declared.time_limit_s)
+                if declared.tools and declared.tools != {tool.name for tool in protocol.tools}:
                     names = ", ".join(sorted(tool.name for tool in protocol.tools)) or "none"
                     raise ConfigError(f"{manifest.FILE}: declared_tools are not the server's tools: {names}.")
-                opening.note(f"{manifest.FILE}: not used here: {', '.join(told.unused)}")
+                opening.note(f"{manifest.FILE}: not used here: {', '.join(declared.unused)}")
             if self.solved_return is not None:
                 protocol = dataclasses.replace(protocol, solved=self.solved_return)
             opening.note(f"OpenEnv actions: {', '.join(t.name for t in protocol.tools) or protocol.words()}")

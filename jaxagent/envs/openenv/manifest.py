@@ -94,12 +94,12 @@ def _leaves(value: Any, path: Path, prefix: str) -> Iterator[tuple[str, Any]]:
     """Keys with their values; those of `validation` and what is in its parts by their whole names."""
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: {prefix.rstrip('.') or 'it'} must be a mapping of keys.")
-    known = {*USED, *UNUSED}
+    all_keys = {*USED, *UNUSED}
     for key, inner in value.items():
         name = f"{prefix}{key}"
         if name == "variables" and inner is not None and not isinstance(inner, dict):
             raise ConfigError(f"{path}: variables must be a mapping of keys.")
-        if name not in known and any(one.startswith(f"{name}.") for one in known):
+        if name not in all_keys and any(one.startswith(f"{name}.") for one in all_keys):
             yield from _leaves(inner, path, f"{name}.")
         else:
             yield name, inner

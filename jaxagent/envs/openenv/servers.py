@@ -2,7 +2,8 @@
 
 How many sessions a server takes at once it only says when it refuses one more (CAPACITY_REACHED, `max_sessions`; most
 take one). A server of ours that is full gets another process beside it, up to `processes`; beyond that, and where a
-server is somebody else's, attempts wait for a place.
+server is somebody else's, attempts wait until another attempt of this run leaves its place. Where somebody else's
+sessions fill a server, an attempt asks for some two seconds, and then fails with the refusal.
 """
 
 from __future__ import annotations

@@ -104,10 +104,10 @@ async def rewards(workspace: SandboxWorkspace, task: TerminalTask) -> dict[str, 
             return {REWARD: reward_of_summary(result.exit_code, result.output.decode("utf-8", "replace"))}
         await workspace.stop_processes()  # a program of the agent's that the test started may wait for the reward
         txt = await _read(workspace, REWARD_TXT, MAX_TXT_BYTES)
-        found = rewards_of_files(txt, await _read(workspace, REWARD_JSON, MAX_JSON_BYTES))
-        if REWARD in found or len(found) == 1:
-            in_range(task.reward_range, scalar(found))
-        return found
+        numbers = rewards_of_files(txt, await _read(workspace, REWARD_JSON, MAX_JSON_BYTES))
+        if REWARD in numbers or len(numbers) == 1:
+            in_range(task.reward_range, scalar(numbers))
+        return numbers
     except ValueError as error:
         raise VerifierError(f"{task.id}: {error} The test {_how(result)}") from None
 
@@ -191,14 +191,14 @@ def rewards_of_files(txt: bytes | None, json_: bytes | None) -> dict[str, float]
     Raises:
       ValueError: no file, something else than finite numbers in it, or two rewards.
     """
-    said = None if txt is None else _number(txt.decode("utf-8", "replace").strip(), "reward.txt")
+    of_text = None if txt is None else _number(txt.decode("utf-8", "replace").strip(), "reward.txt")
     if json_ is None:
-        if said is None:
+        if of_text is None:
             raise ValueError(f"neither {REWARD_TXT} nor {REWARD_JSON} was written.")
-        return {REWARD: said}
+        return {REWARD: of_text}
     numbers = _rewards_of_json(json_.decode("utf-8", "replace"))
-    if said is not None and scalar(numbers) != said:
-        raise ValueError(f"reward.txt says {said} and reward.json {scalar(numbers)}.")
+    if of_text is not None and scalar(numbers) != of_text:
+        raise ValueError(f"reward.txt says {of_text} and reward.json {scalar(numbers)}.")
     return numbers
 
 

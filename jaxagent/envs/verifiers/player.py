@@ -137,9 +137,11 @@ class Split:
     def _result(self, episode: Any) -> dict[str, Any]:
         traces = [trace for trace in episode.traces if trace.agent.name == self._role]
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        told = "; ".join(f"{error.type}: {error.message}"[:500] for error in errors[:2])
+        reasons = "; ".join(f"{error.type}: {error.message}"[:500] for error in errors[:2])
         if not episode.ok or len(traces) != 1:
-            return {"error": told or f"the policy played {len(traces)} times in an episode; one reward is for one play"}
+            return {
+                "error": reasons or f"the policy played {len(traces)} times in an episode; one reward is for one play"
+            }
         (trace,) = traces
         unscored = [name for name, reward in trace.rewards.items() if reward is None]
         if unscored:
