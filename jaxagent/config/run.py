@@ -84,7 +84,8 @@ class KLConfig:
 
     coefficient: PositiveFloat = 0.04  # DeepSeekMath, arXiv 2402.03300, section 4.2
     estimator: Literal["k1", "k2", "k3", "k3+", "abs"] = "k3"  # of algorithms/policy_loss.py
-    where: Literal["loss", "reward", "advantage"] = "loss"  # advantage: token by token, after baselines
+    # advantage: token by token, after baselines. objective: the objective itself compares with the reference.
+    where: Literal["loss", "reward", "advantage", "objective"] = "loss"
     refresh_every: NonNegativeInt = 0  # RL steps between two copies of the policy into the reference; 0 = it is frozen
 
 
@@ -255,7 +256,7 @@ class RLConfig:
         return getattr(self.advantage, "critic", None)
 
     def kl_in(self, where: str) -> KLConfig | None:
-        """The KL section where it is "loss", "reward" or "advantage" that it is in; else None."""
+        """The KL section where it is "loss", "reward", "advantage" or "objective" that it is in; else None."""
         return self.kl if self.kl is not None and self.kl.where == where else None
 
     @property
