@@ -210,8 +210,9 @@ def learn(
     scores = programs.score(state, sampled_trajectories(groups), sampled_at)
     streams, metrics = compose.streams(groups, rl, step / rl.steps, scores)
     if experience.replay is not None:
-        policy = functools.partial(programs.policy_logprobs, state, temperature=sampled_at)
-        replayed, counts = experience.replay.replayed(step, policy, rl.correction, streams)
+        of_models = (programs.policy_logprobs, programs.reference_logprobs)
+        policy, reference = (functools.partial(score, state, temperature=sampled_at) for score in of_models)
+        replayed, counts = experience.replay.replayed(step, policy, rl.correction, streams, reference)
         streams, metrics = streams + replayed, metrics | counts
     updates: list[dict[str, float]] = []
     scored: dict[int, np.ndarray] = {}

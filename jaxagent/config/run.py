@@ -180,9 +180,12 @@ class OversampleConfig:
 class ReplayConfig:
     """Past successes, replayed while their probability under the policy lies in a window. See rollout/replay.py."""
 
-    per_step: PositiveInt  # attempts replayed per step at most
+    per_step: PositiveInt  # attempts replayed per step at most; turns, where these are chosen one by one
+    turns: bool = False  # whether a turn is chosen by its own probability, and not the attempt by that of all its turns
+    times: NonNegativeFloat = 0.0  # replayed at most, in multiples of what the step has sampled; 0 = no such bound
     capacity: PositiveInt = 512  # attempts kept
-    use: Literal["nll", "policy"] = "nll"  # policy: with rl.correction, and advantages from groups
+    # policy: with rl.correction, and advantages from groups. reference: with an objective that reads the reference.
+    use: Literal["nll", "policy", "reference"] = "nll"
     coefficient: PositiveFloat = 0.1
     min_reward: FiniteFloat = 1.0  # from which an attempt is a success
     low: ZeroToOne = 0.5  # exclusive bound of exp(mean log-prob per token); WebRL, arXiv 2411.02337

@@ -141,6 +141,11 @@ def check(rl: RLConfig) -> None:
         extend(rl.curriculum, "rl.curriculum", BySuccess)
     if rl.replay is not None and rl.replay.use == "policy":
         _check_replayed_policy(rl)
+    if rl.replay is not None and rl.replay.use == "reference" and not rl.kl_in("objective"):
+        raise ConfigError(
+            "rl.replay.use='reference' needs an rl.objective that compares with the reference and with nothing else, "
+            "such as 'webrl': use 'nll' or 'policy'."
+        )
 
 
 def _check_replayed_policy(rl: RLConfig) -> None:
