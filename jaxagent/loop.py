@@ -43,6 +43,7 @@ from jaxagent.runs.checks import OPD, RL, check
 from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.logs import learnt_of
 from jaxagent.runs.parts import Parts, open_parts
+from jaxagent.runs.prospects import values_of
 from jaxagent.runs.seams import Connect, one_process, publish_past
 from jaxagent.runs.stages import StageProgram, logged, offline, outcome_model, sample, sft, stages_left, warm_start
 from jaxagent.runs.stopping import Stopping
@@ -115,7 +116,7 @@ def rl_stage(
 ) -> Params:
     """Reinforcement learning; returns the trained policy. Logs and bundles go under the name `stage`."""
     cfg, rl = parts.cfg, parts.cfg.rl
-    experience = Experience(parts.train, cfg)
+    experience = Experience(parts.train, cfg, parts.held_out)
     entropy = EntropyControl.start(rl, workdir.results if workdir.resumes(stage) else {})
     before = cfg.opd.steps if stage == RL and OPD in cfg.stages else 0  # steps of the other stage that samples so
     with workdir.compiles.warm_up():
@@ -151,7 +152,8 @@ def rl_stage(
             sampled |= lag.gaps(programs, state, sink.weights_of, chosen.groups, step)
         state, metrics, learnt = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
         workdir.logs.keep(stage, step, episodes, learnt)
-        sampled |= experience.record(chosen.sampled, step)
+        values = functools.partial(values_of, parts, programs, state) if programs.values else None
+        sampled |= experience.record(chosen.sampled, step, values)
         metrics["policy/entropy_coefficient"] = entropy.applied
         entropy = entropy.after(metrics)
         entropy.save(workdir.results)

@@ -193,6 +193,17 @@ class ReplayConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class PhasesConfig:
+    """Failed tasks of a phase beget tasks of the next one. See rollout/phases.py."""
+
+    steps: PositiveInt  # RL steps of a phase
+    tasks: PositiveInt = 500  # new tasks of a phase at most
+    success_reward: FiniteFloat = 1.0  # from which an attempt has not failed
+    low: ZeroToOne = 0.05  # of the values of tasks that are kept; WebRL, arXiv 2411.02337
+    high: ZeroToOne = 0.75  # WebRL
+
+
+@dataclasses.dataclass(frozen=True)
 class TemperatureConfig:
     """How the sampling temperature goes on from rl.sampling.temperature, step by step. Evaluation keeps that one."""
 
@@ -245,6 +256,7 @@ class RLConfig:
     refill: RefillConfig | None = None  # None: all groups are used, with signal or without
     oversample: OversampleConfig | None = None
     curriculum: Annotated[Any, CURRICULA] | None = None  # which tasks come next; None: whole shuffled epochs
+    phases: PhasesConfig | None = None  # None: the tasks of the data alone
     replay: ReplayConfig | None = None
     routing: RoutingConfig | None = None  # of a mixture of experts; None: as by default, `routes`
 
