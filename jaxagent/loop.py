@@ -37,7 +37,7 @@ from jaxagent.observe.files import OUTDATED_FILE, POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience, check_tasks
 from jaxagent.rollout.groups import largest
-from jaxagent.runs import devices, lag
+from jaxagent.runs import devices, lag, outcome_reward
 from jaxagent.runs.attempts import temperature
 from jaxagent.runs.checks import OPD, RL, check
 from jaxagent.runs.evaluation.held_out import record_evaluation
@@ -115,6 +115,8 @@ def rl_stage(
     parts: Parts, workdir: Workdir, driver: Driver, params: Params, stage: Stage = RL, connect: Connect = one_process
 ) -> Params:
     """Reinforcement learning; returns the trained policy. Logs and bundles go under the name `stage`."""
+    with workdir.compiles.warm_up():
+        parts = outcome_reward.opened(parts)
     cfg, rl = parts.cfg, parts.cfg.rl
     experience = Experience(parts.train, cfg, parts.held_out)
     entropy = EntropyControl.start(rl, workdir.results if workdir.resumes(stage) else {})
