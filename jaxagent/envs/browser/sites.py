@@ -18,7 +18,7 @@ from jaxagent.envs.base import Verdict
 from jaxagent.types import Task
 
 # Name -> "module:Class"
-SITES: dict[str, str] = {}
+SITES: dict[str, str] = {"shop": "jaxagent.envs.browser.shop.site:WebShop"}
 
 
 @dataclasses.dataclass(frozen=True)
