@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode
 
 from jaxagent.envs.browser.shop.pages import Field, Form, Link, Page, Text
@@ -54,8 +54,9 @@ def page(state: Shopping, method: str, path: str, form: Mapping[str, str]) -> Pa
         return _results(state, form)
     if place == "item" and (product := _product(state.shop, rest)):
         return _item(state, product)
-    makers = {"": _home, "basket": _basket, "checkout": _checkout}
-    return makers[place](state) if place in makers and not rest else NOWHERE
+    if path == "/":
+        return _page(state, "Shop", _search(state.shop, {}))
+    return {"/basket": _basket, "/checkout": _checkout}.get(path, lambda _: NOWHERE)(state)
 
 
 def _change(state: Shopping, place: str, rest: str, form: Mapping[str, str]) -> bool:
@@ -104,10 +105,6 @@ def _search(shop: Shop, query: Mapping[str, str]) -> Form:
     return Form("/find", "Find", fields, method="get")
 
 
-def _home(state: Shopping) -> Page:
-    return _page(state, "Shop", _search(state.shop, {}))
-
-
 def _results(state: Shopping, query: Mapping[str, str]) -> Page:
     products, size = matches(state.shop, query), state.shop.scale.page_products
     first = size * int(query["from"]) if query.get("from", "").isdecimal() else 0
@@ -123,18 +120,17 @@ def _results(state: Shopping, query: Mapping[str, str]) -> Page:
 def _item(state: Shopping, product: Product) -> Page:
     options = (*product.options, ("Quantity", QUANTITIES))
     fields = [Field(name, name, values[0], values) for name, values in options]
-    form = Form(f"/add/{product.number}", "Add", fields, {"changes": str(state.changes)})
-    return _page(state, f"{product.title} {product.price}", form)
+    return _page(state, f"{product.title} {product.price}", _button(state, f"/add/{product.number}", "Add", fields))
 
 
 def _basket(state: Shopping) -> Page:
+    if not state.basket:
+        return _page(state, "Basket", Text("The basket is empty."))
     elements: list[Text | Link | Form] = []
     for number, line in enumerate(state.basket):
-        remove = Form(f"/remove/{number}", "Remove", hidden={"changes": str(state.changes)})
-        elements += [_line(state.shop, line), remove]
-    if state.basket:
-        elements.append(Link("Checkout", "/checkout") if state.shop.scale.full else _order(state))
-    return _page(state, "Basket", *(elements or [Text("The basket is empty.")]))
+        elements += [_line(state.shop, line), _button(state, f"/remove/{number}", "Remove")]
+    order = Link("Checkout", "/checkout") if state.shop.scale.full else _button(state, "/order", "Order")
+    return _page(state, "Basket", *elements, order)
 
 
 def _checkout(state: Shopping) -> Page:
@@ -142,11 +138,11 @@ def _checkout(state: Shopping) -> Page:
         return _basket(state)
     total = sum(state.shop.products[line.product].price * line.quantity for line in state.basket)
     lines = [_line(state.shop, line) for line in state.basket]
-    return _page(state, "Checkout", *lines, Text(f"Total: {total}"), _order(state))
+    return _page(state, "Checkout", *lines, Text(f"Total: {total}"), _button(state, "/order", "Order"))
 
 
-def _order(state: Shopping) -> Form:
-    return Form("/order", "Order", hidden={"changes": str(state.changes)})
+def _button(state: Shopping, path: str, text: str, fields: Sequence[Field] = ()) -> Form:
+    return Form(path, text, fields, {"changes": str(state.changes)})
 
 
 def _line(shop: Shop, line: Line) -> Text:

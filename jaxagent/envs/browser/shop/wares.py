@@ -16,20 +16,14 @@ import random
 from collections.abc import Mapping
 from typing import Any, Literal
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-Option = tuple[str, str]  # its name and its value: ("Colour", "red")
-KINDS = _words(
+KINDS = str.split(
     "lamp chair table mug clock scarf glove shirt bag pen kettle vase towel rug shelf stool blanket bottle brush "
     "candle coat cushion desk drum fan frame hat jacket jar ladder mirror pan pillow plate pot purse sofa tray"
 )
-MAKERS = _words(
+MAKERS = str.split(
     "Alto Berg Cord Dune Elba Fjord Gala Hugo Iris Juno Kilo Luna Mira Nova Opal Pico Quill Sol Tundra Vela"
 )
-MODELS = _words("Classic Deluxe Light Plus Prime Studio Travel Urban")
+MODELS = str.split("Classic Deluxe Light Plus Prime Studio Travel Urban")
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "Colour": ("red", "blue", "green"),
     "Finish": ("matt", "gloss", "raw"),
@@ -44,18 +38,17 @@ class Scale:
 
     Attributes:
       kinds, makers: how many of `KINDS` and `MAKERS` it has.
-      models: whether a maker has several products of a kind, with names of their own.
       per_kind: products of each kind.
       options: of each product, by name.
       prices: what products may cost.
       bounds: the prices that the shop can filter by.
       page_products: on one page of results.
-      full: pages have a header, results a form to search again and a filter by maker, the order a page of its own.
+      full: makers have models with names; pages have a header, results a form to search again and a filter by maker,
+        the order a page of its own.
     """
 
     kinds: int
     makers: int
-    models: bool
     per_kind: int
     options: tuple[str, ...]
     prices: tuple[int, ...]
@@ -64,9 +57,10 @@ class Scale:
     full: bool
 
 
-COMPACT = Scale(12, 12, False, 5, ("Colour",), tuple(range(10, 100, 10)), (20, 40), 3, False)
-FULL = Scale(38, 20, True, 24, tuple(OPTIONS), tuple(range(9, 200, 5)), (25, 50, 75, 100, 150), 8, True)
-SCALES: dict[str, Scale] = {"compact": COMPACT, "full": FULL}
+SCALES: dict[str, Scale] = {
+    "compact": Scale(12, 12, 5, ("Colour",), tuple(range(10, 100, 10)), (20, 40), 3, False),
+    "full": Scale(38, 20, 24, tuple(OPTIONS), tuple(range(9, 200, 5)), (25, 50, 75, 100, 150), 8, True),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +77,7 @@ class Product:
     @property
     def title(self) -> str:
         """Maker, model and kind, which no other product of the shop has."""
-        return " ".join(word for word in (self.maker, self.model, self.kind) if word)
+        return " ".join(filter(None, (self.maker, self.model, self.kind)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +93,7 @@ class Line:
     """So many of one product with these options, in a basket or an order."""
 
     product: int
-    options: tuple[Option, ...]
+    options: tuple[tuple[str, str], ...]
     quantity: int = 1
 
 
@@ -118,7 +112,7 @@ class Goal:
     kind: str
     maker: str = ""
     most: int = 0
-    options: tuple[Option, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
     quantity: int = 1
 
     def fits(self, product: Product) -> bool:
@@ -134,9 +128,8 @@ class Goal:
 
     def is_met_by(self, order: Line, shop: Shop) -> bool:
         """Whether an order of this one line is the goal, to the letter."""
-        return (order.options, order.quantity) == (self.options, self.quantity) and self.fits(
-            shop.products[order.product]
-        )
+        same = (order.options, order.quantity) == (self.options, self.quantity)
+        return same and self.fits(shop.products[order.product])
 
     def text(self) -> str:
         """The goal in words, with everything that counts."""
@@ -162,7 +155,7 @@ def draw(seed: str, scale: Literal["compact", "full"]) -> Shop:
     size, random_ = SCALES[scale], random.Random(f"shop/{scale}/{seed}")
     products: list[Product] = []
     for kind in KINDS[: size.kinds]:
-        names = [(m, model) for m in MAKERS[: size.makers] for model in (MODELS if size.models else ("",))]
+        names = [(m, model) for m in MAKERS[: size.makers] for model in (MODELS if size.full else ("",))]
         prices = random_.sample(size.prices, size.per_kind)
         for (maker, model), price in zip(random_.sample(names, size.per_kind), prices, strict=True):
             shown = tuple((name, tuple(random_.sample(OPTIONS[name], len(OPTIONS[name])))) for name in size.options)
