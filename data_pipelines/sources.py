@@ -11,7 +11,7 @@ from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.parse import to_dict
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
-from jaxagent.data_pipelines.environment_tasks import Puzzles, Rows, Seeds, ServerTasks, environment_of
+from jaxagent.data_pipelines.environment_tasks import Puzzles, Rows, Seeds, ServerTasks, SiteTasks, environment_of
 from jaxagent.envs.agentflow.environment import AgentFlow
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.memagent.environment import MemAgent
@@ -331,6 +331,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "verifiers": Rows,
     "reasoning_gym": Puzzles,
     "openenv": ServerTasks,
+    "site": SiteTasks,
     "fixes": Fixes,
     "arithmetic_plans": ArithmeticPlans,
     "long_geography": LongGeography,
