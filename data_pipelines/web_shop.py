@@ -121,28 +121,35 @@ def demonstration(row: Mapping[str, Any], looks: bool, chooses: bool) -> dict[st
         believed = dataclasses.replace(believed, options=(), quantity=1)
     state = Shopping(wares.draw(about["shop"], about["scale"]))
     reader = Reader(state)
-    prompt, turns = f"{row['prompt']}\n{reader.shown()}\n", []
+    prompt, turns = f"{row['prompt']}\n\n{reader.shown()}", []
     while not state.orders:
         action = site.next_action(believed, reader.shown())
         if action is None or len(turns) == MOST_TURNS:
             raise ConfigError(f"task {row['id']}: the agent of its demonstration cannot go on from {reader.shown()!r}")
         reader.act(action)
-        turns.append({"action": written(action), "observation": "" if state.orders else f"{reader.shown()}\n"})
+        turns.append({"action": _in_tags(action), "observation": "" if state.orders else reader.shown()})
     return {"prompt": prompt, "turns": turns, "id": row["id"], "kind": row["kind"], "solved": state.has_met(goal)}
 
 
-def written(action: str) -> str:
-    """An action as the policy writes it."""
-    return f"{action}\n"
+def _in_tags(action: str) -> str:
+    return f"<action>{action}</action>"
 
 
-def excerpt(row: Mapping[str, Any], turn: int) -> dict[str, Any]:
-    """One turn of a right agent's episode, counted round and round: the goal, a page, what it does and what it sees."""
+def excerpt(row: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """One turn of a right agent's episode: the goal, a page, what it does there and what it sees.
+
+    Of a goal with a maker it is the turn that finds him among the results, which is the hardest to learn: to look
+    something up by its name and to write the number that stands before it. Else it is the turn `number`, round and
+    round.
+    """
     whole = demonstration(row, looks=True, chooses=True)
-    at = turn % len(whole["turns"])
+    turns = whole["turns"]
+    at = number % len(turns)
+    if row["metadata"]["goal"]["maker"]:
+        at = next(i for i, turn in enumerate(turns) if " at /item/" in turn["observation"])
     if at:
-        whole["prompt"] = f"{row['prompt']}\n{whole['turns'][at - 1]['observation']}"
-    return whole | {"turns": whole["turns"][at : at + 1]}
+        whole["prompt"] = f"{row['prompt']}\n\n{turns[at - 1]['observation']}"
+    return whole | {"turns": turns[at : at + 1]}
 
 
 def tokenizer_texts(shown: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -182,7 +189,7 @@ def write(
     episodes = [
         demonstration(row, **mistakes(row, flawed_frac)) for row in itertools.islice(further, num_demonstrations)
     ]
-    excerpts = (excerpt(row, number // 2) for number, row in enumerate(itertools.islice(further, num_curriculum)))
+    excerpts = (excerpt(row, number) for number, row in enumerate(itertools.islice(further, num_curriculum)))
     texts = generated.as_rows(tokenizer_texts(episodes[:2000]))
     beside = {"full.jsonl": episodes, "curriculum.jsonl": excerpts, "texts.jsonl": texts}
     generated.write_dataset(folder, splits, beside, need_answers=False)

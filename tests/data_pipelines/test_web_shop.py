@@ -48,11 +48,10 @@ def test_right_demonstrations_solve_their_tasks_and_flawed_ones_by_chance_alone(
 
 
 def test_an_excerpt_is_one_turn_of_a_right_episode():
-    row = some(number=1)[0]
-    whole = web_shop.demonstration(row, True, True)
-    for number in range(2 * len(whole["turns"])):
+    for number, row in enumerate(some()):
         [turn] = web_shop.excerpt(row, number)["turns"]
-        assert turn == whole["turns"][number % len(whole["turns"])]
+        assert turn in web_shop.demonstration(row, True, True)["turns"]
+        assert "at /item/" in turn["observation"] or not row["metadata"]["goal"]["maker"]
 
 
 def test_a_dataset_is_written_twice_alike_and_read_back(tmp_path):

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from jaxagent.envs.base import Verdict
 from jaxagent.types import Task
 
 # Name -> "module:Class"
-SITES: dict[str, str] = {"shop": "jaxagent.envs.browser.shop.site:WebShop"}
+SITES: dict[str, str] = {
+    "miniwob": "jaxagent.envs.browser.miniwob:MiniWob",
+    "shop": "jaxagent.envs.browser.shop.site:WebShop",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,10 @@ class Visit(Protocol):
     url: str
 
     def respond(self, method: str, path: str, form: Mapping[str, str]) -> Response | None:
-        """Answers a request at once; None = there is nothing of this name, and the request is refused.
+        """Answers a request; None = there is nothing of this name, and the request is refused. May be `async`.
+
+        Answer a form that changes something by status 303 and the `location` of what is then shown: a page that was
+        the answer itself would be asked for, and the change made, once more when the policy goes back to it.
 
         Args:
           method: "GET", "POST", ...
@@ -92,6 +97,6 @@ class Site(Protocol):
         """A fresh site for an attempt at a task. Raises ConfigError: the task is none of this site's."""
         ...
 
-    def rows(self, source: Path) -> Sequence[Mapping[str, Any]] | None:
-        """Rows of tasks that the site has itself, for `data.source=source`; None = it is none of these."""
+    def tasks(self, seed: int, num_train: int, num_heldout: int) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """Rows "train" and "heldout" of the site's own, for `data.source=site`. May be missing: it has none."""
         ...

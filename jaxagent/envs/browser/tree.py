@@ -20,8 +20,13 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-NAME_CHARS = 200  # of one text of a page
+NAME_CHARS, TEXT_CHARS = 200, 2_000  # of one name or value, and of one piece of text
 MOST_OPTIONS = 50  # of one list
+# What lines are made of, for a tokenizer that is trained for a run.
+MARKS = (
+    *('page "', '" at /', '"\n[', '"\n', '" = "', '" of "', '", "'),
+    *(f'] {role} "' for role in ("link", "button", "textbox", "combobox")),
+)
 _PLAIN = str.maketrans({'"': "'", "<": "‹", ">": "›"})
 
 
@@ -49,7 +54,7 @@ def line(element: Element, number: int = 0) -> str:
     """An element as its line; `number` 0 = it has none."""
     text = f"[{number}] {element.role}" if number else element.role
     if element.name:
-        text += f' "{clean(element.name)}"'
+        text += f' "{clean(element.name, TEXT_CHARS if element.role in ("text", "heading") else NAME_CHARS)}"'
     if element.value is not None:
         text += f' = "{clean(element.value)}"'
     if element.options:
@@ -65,6 +70,7 @@ def page_text(
     elements: Sequence[Element],
     above: int = 0,
     below: int = 0,
+    left: int = 0,
     most_elements: int = 200,
     most_chars: int = 8_000,
 ) -> tuple[str, list[int]]:
@@ -75,6 +81,7 @@ def page_text(
       address: its path and query.
       elements: what is to be seen.
       above, below: how many elements would be seen after scrolling up or down.
+      left: how many more are to be seen than `elements` has.
       most_elements, most_chars: of what is shown; how much was left out is said.
     """
     lines = [f'page "{clean(title)}" at {clean(address)}']
@@ -85,10 +92,11 @@ def page_text(
         text = line(element, (len(numbered) + 1) * element.usable)
         chars += len(text) + 1
         if i >= most_elements or chars > most_chars:
-            lines.append(f"... {_elements(len(elements) - i)} here, left out")
+            left += len(elements) - i
             break
         lines.append(text)
         numbered += [i] * element.usable
+    lines += [f"... {_elements(left)} here, left out"] if left else []
     lines += [f"... {_elements(below)} below: scroll down"] if below else []
     return "\n".join(lines), numbered
 

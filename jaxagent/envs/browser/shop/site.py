@@ -1,6 +1,6 @@
 """The shop as a site of the environment `browser`: a task is a shop's seed and a goal, and the order decides.
 
-    {"id": "...", "prompt": "Buy 1 Alto lamp, red.", "answers": [], "kind": "maker/one",
+    {"id": "...", "prompt": "Buy 1 lamp Alto, red.", "answers": [], "kind": "maker/one",
      "metadata": {"shop": "train/17", "scale": "compact", "goal": {"kind": "lamp", "maker": "Alto", ...}}}
 
 An attempt is over once something was ordered. It is solved if that is exactly what the goal says, and nothing else is
@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Verdict
@@ -45,10 +43,6 @@ class WebShop:
         if not any(map(goal.fits, shop.products)) or str(goal.quantity) not in wares.QUANTITIES:
             raise ConfigError(f"nothing in the shop {seed!r:.80} fits the goal {goal}.")
         return ShopVisit(task.prompt, shopping.Shopping(shop), goal)
-
-    def rows(self, source: Path) -> Sequence[Mapping[str, Any]] | None:
-        """None: `data.source=web_shop` writes them."""
-        return None
 
 
 class ShopVisit:
@@ -100,13 +94,13 @@ def next_action(goal: Goal, shown: str) -> str | None:
             wanted = (*goal.options, ("Quantity", str(goal.quantity)))
             return next(filter(None, (select(*option) for option in wanted)), f"click {number}")
     for number, title, price in re.findall(r'^\[(\d+)\] link "(.+) (\d+)"$', shown, re.MULTILINE):
-        if goal.maker in ("", title.split()[0]) and (not goal.most or int(price) <= goal.most):
+        if goal.maker in ("", title.split()[1]) and (not goal.most or int(price) <= goal.most):
             return f"click {number}"
     for role, name in (("link", "Next"), ("link", "Checkout")):
         if number := tree.find(shown, role, name):
             return f"click {number}"
     find = tree.find(shown, "button", "Find")
-    if not find or shown.startswith('page "Results"'):
+    if not find or 'page "Results"' in shown:
         return None
     return (
         select("Search", goal.kind) or select("Up to", str(goal.most)) or select("Maker", goal.maker) or f"click {find}"

@@ -76,8 +76,8 @@ class Product:
 
     @property
     def title(self) -> str:
-        """Maker, model and kind, which no other product of the shop has."""
-        return " ".join(filter(None, (self.maker, self.model, self.kind)))
+        """Kind, maker and model, which no other product of the shop has."""
+        return " ".join(filter(None, (self.kind, self.maker, self.model)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Goal:
         maker = f" {self.maker}" if self.maker else ""
         most = f" for at most {self.most}" if self.most else ""
         options = "".join(f", {value}" for _, value in self.options)
-        return f"Buy {self.quantity}{maker} {self.kind}{most}{options}."
+        return f"Buy {self.quantity} {self.kind}{maker}{most}{options}."
 
 
 def goal_of(fields: Mapping[str, Any]) -> Goal:
