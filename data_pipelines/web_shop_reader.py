@@ -37,9 +37,10 @@ class Reader:
         self._go(Request("GET", "/"))
 
     def _go(self, request: Request) -> None:
-        self._past.append(request)
+        if self._past[-1:] != [request] or request.method == "POST":  # a browser does not go twice to one address
+            self._past.append(request)
         parts = urlsplit(request.path)
-        form = {**dict(parse_qsl(parts.query)), **dict(request.fields)}
+        form = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **dict(request.fields)}
         self._page: Page = shopping.page(self._state, request.method, parts.path, form)
         # What stands in each field, by the form's place on the page and the field's name.
         self._values = {(id(form), field.name): field.value for form in self._forms() for field in form.fields}
@@ -58,7 +59,7 @@ class Reader:
             else:
                 for field in element.fields:
                     role, value = "combobox" if field.values else "textbox", self._values[id(element), field.name]
-                    shown.append((tree.Element(role, field.label, True, value, field.values), element, field))
+                    shown.append((tree.Element(role, field.label, True, value or None, field.values), element, field))
                 shown.append((tree.Element("button", element.button, usable=True), element, None))
         return shown
 
@@ -70,10 +71,10 @@ class Reader:
         """Does one of: click ID, type ID text, select ID option, back. Raises ValueError for anything else."""
         verb, _, rest = action.partition(" ")
         if verb == "back":
-            if len(self._past) > 1:
-                del self._past[-1]
-                self._go(self._past.pop())
-            return
+            if len(self._past) == 1:
+                raise ValueError("there is no page to go back to")
+            del self._past[-1]
+            return self._go(self._past.pop())
         number, _, value = rest.partition(" ")
         usable = [parts for parts in self._elements() if parts[0].usable]
         if not number.isdecimal() or not 1 <= int(number) <= len(usable):

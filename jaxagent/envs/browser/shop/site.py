@@ -84,7 +84,7 @@ def next_action(goal: Goal, shown: str) -> str | None:
     """
 
     def select(label: str, value: str) -> str:
-        match = re.search(rf'^\[(\d+)\] (\w+) "{label}" = "([^"]*)"(?: of (.*))?$', shown, re.MULTILINE)
+        match = re.search(rf'^\[(\d+)\] (\w+) "{label}"(?: = "([^"]*)")?(?: of (.*))?$', shown, re.MULTILINE)
         if not match or match[3] == value or (match[4] and f'"{value}"' not in match[4]):
             return ""
         return f"{'select' if match[4] else 'type'} {match[1]} {value}"
