@@ -20,8 +20,6 @@ from jaxagent.envs.browser.shop import pages, shopping, wares
 from jaxagent.envs.browser.shop.wares import Goal
 from jaxagent.types import Task
 
-URL = "http://shop.test/"
-
 
 @dataclasses.dataclass(frozen=True)
 class WebShop:
@@ -48,7 +46,7 @@ class WebShop:
 class ShopVisit:
     """One visitor."""
 
-    url = URL
+    url = "http://shop.test/"
 
     def __init__(self, prompt: str, state: shopping.Shopping, goal: Goal) -> None:
         self._prompt, self._goal = prompt, goal

@@ -43,8 +43,7 @@ class Scale:
       prices: what products may cost.
       bounds: the prices that the shop can filter by.
       page_products: on one page of results.
-      full: makers have models with names; pages have a header, results a form to search again and a filter by maker,
-        the order a page of its own.
+      full: makers have models; pages have a header, results a search and a filter by maker; orders have a page.
     """
 
     kinds: int
@@ -139,7 +138,7 @@ class Goal:
         return f"Buy {self.quantity} {self.kind}{maker}{most}{options}."
 
 
-def goal_of(fields: Mapping[str, Any]) -> Goal:
+def goal_of(fields: Any) -> Goal:
     """A goal from JSON. Raises ValueError: fields that no goal has, or of another type."""
     wanted = {"kind": str, "maker": str, "most": int, "options": dict, "quantity": int}
     if not isinstance(fields, Mapping) or "kind" not in fields or not set(fields) <= set(wanted):
