@@ -91,7 +91,10 @@ class Visit(Protocol):
 
 
 class Site(Protocol):
-    """Settings of a site, shared by all attempts."""
+    """Settings of a site, shared by all attempts.
+
+    It may have `new_task(failed, rng)`, as `Environment.new_task`.
+    """
 
     def visit(self, task: Task) -> Visit:
         """A fresh site for an attempt at a task. Raises ConfigError: the task is none of this site's."""
