@@ -174,9 +174,9 @@ PUBLISHED: dict[str, PublishedAlgorithm] = {
         positive_nll=PositiveNLLConfig(1.0),
     ),
     "webrl": PublishedAlgorithm(
-        "WebRL, arXiv 2411.02337, and its released code; a phase is 10 steps", advantage=MixedTurns(),
-        objective=WebRL(), aggregation=TokenMean(), kl=KLConfig(1.0, where="objective", refresh_every=10),
-        phases=PhasesConfig(steps=10),
+        "WebRL, arXiv 2411.02337, and its released code; a phase is 5 steps", advantage=MixedTurns(),
+        objective=WebRL(), aggregation=TokenMean(), kl=KLConfig(1.0, where="objective", refresh_every=5),
+        phases=PhasesConfig(steps=5),
         replay=ReplayConfig(per_step=4096, turns=True, times=2.0, use="reference", coefficient=1.0),
     ),
     "echo": PublishedAlgorithm("ECHO, arXiv 2605.24517", echo=EchoConfig(0.05)),
