@@ -224,6 +224,7 @@ def as_opd(cfg: Config) -> Config:
         echo=None,
         positive_nll=None,
         replay=None,
+        branching=None,
         refill=None,
         oversample=None,
         keep_groups_frac=1.0,

@@ -55,8 +55,8 @@ class Experience:
         return [self._round(step, number) for number in range(rounds)]
 
     def record(self, groups_of_step: Sequence[Group], step: int) -> dict[str, float]:
-        """Learns from everything that a step sampled, after the step's update. Returns metrics."""
-        metrics = {}
+        """Learns from everything that a step sampled but forks, after the step's update. Returns metrics."""
+        metrics, groups_of_step = {}, [group.roots for group in groups_of_step]
         if self._curriculum is not None:
             self._curriculum.record(groups_of_step, self._places(groups_of_step, step))
             metrics |= self._curriculum.metrics()
