@@ -227,6 +227,7 @@ def as_opd(cfg: Config) -> Config:
         positive_nll=None,
         replay=None,
         phases=None,
+        branching=None,
         refill=None,
         oversample=None,
         keep_groups_frac=1.0,

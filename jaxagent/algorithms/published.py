@@ -16,6 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxagent.algorithms.aggregate import Aggregation, Constant, RolloutMean, SequenceMean, TokenMean
+from jaxagent.algorithms.branching import Planned
 from jaxagent.algorithms.corrections import OPSM, Importance, Mask
 from jaxagent.algorithms.estimators import (
     GAE,
@@ -28,7 +29,10 @@ from jaxagent.algorithms.estimators import (
     MixedTurns,
     PassAtK,
     Return,
+    TreeRL,
+    TreeValues,
     TurnMeanStd,
+    VinePPO,
     VTrace,
 )
 from jaxagent.algorithms.objectives import (
@@ -73,6 +77,7 @@ class PublishedAlgorithm:
     refill: RefillConfig | None = None
     phases: PhasesConfig | None = None
     replay: ReplayConfig | None = None
+    branching: Any = None
     distill: None = None
 
     @property
@@ -168,6 +173,18 @@ PUBLISHED: dict[str, PublishedAlgorithm] = {
     "vtrace": PublishedAlgorithm(
         "IMPALA's V-trace (arXiv 1802.01561) over tokens", advantage=VTrace(), objective=ImportanceSampling(),
         aggregation=TokenMean(),
+    ),
+    "vine_ppo": PublishedAlgorithm(
+        "VinePPO, arXiv 2410.01679, as its configs set it but for the number of continuations", advantage=VinePPO(),
+        whiten_advantages=True, kl=KLConfig(1e-4), aggregation=TokenMean(), branching=Planned(),
+    ),
+    "tree": PublishedAlgorithm(
+        "Monte-Carlo values of a tree of attempts, each without its own outcome; ours, after TreeRL and VinePPO",
+        advantage=TreeValues(), aggregation=Constant(), branching=Planned(),
+    ),
+    "tree_rl": PublishedAlgorithm(
+        "The process rewards of TreeRL, arXiv 2506.11902, on turns; its forks begin where the policy is least certain",
+        advantage=TreeRL(), aggregation=TokenMean(), branching=Planned(),
     ),
     "raft": PublishedAlgorithm(
         "RAFT (arXiv 2304.06767): likelihood of the best attempts alone", objective=NoObjective(),

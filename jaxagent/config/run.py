@@ -47,6 +47,7 @@ TEACHERS = Choice("jaxagent.algorithms.teachers:TEACHERS", otherwise="folder:pat
 TEACHER_LOSSES = Choice("jaxagent.algorithms.teachers:LOSSES")
 CURRICULA = Choice("jaxagent.data.curriculum:CURRICULA")
 GROUP_REWARDS = Choice("jaxagent.algorithms.group_rewards:GROUP_REWARDS")
+BRANCHINGS = Choice("jaxagent.algorithms.branching:BRANCHINGS")
 
 
 # Below it sampling is greedy: logits divided by less lie further apart than f32 can tell, and their differences are
@@ -258,6 +259,7 @@ class RLConfig:
     curriculum: Annotated[Any, CURRICULA] | None = None  # which tasks come next; None: whole shuffled epochs
     phases: PhasesConfig | None = None  # None: the tasks of the data alone
     replay: ReplayConfig | None = None
+    branching: Annotated[Any, BRANCHINGS] | None = None  # which attempts go on from turns of others; None: none
     routing: RoutingConfig | None = None  # of a mixture of experts; None: as by default, `routes`
 
     @property

@@ -63,11 +63,12 @@ class Experience:
         return [self._round(step, number) for number in range(rounds)]
 
     def record(self, groups_of_step: Sequence[Group], step: int, values: Values | None = None) -> dict[str, Any]:
-        """Learns from everything that a step sampled, after the step's update. Returns metrics.
+        """Learns from everything that a step sampled but forks, after the step's update. Returns metrics.
 
         `values`: what a critic expects of tasks, where there is one.
         """
-        metrics = {}
+        metrics: dict[str, Any] = {}
+        groups_of_step = [group.roots for group in groups_of_step]
         if self._curriculum is not None:
             self._curriculum.record(groups_of_step, self._places(groups_of_step, step))
             metrics |= self._curriculum.metrics()

@@ -19,6 +19,7 @@ from jaxagent.models import hf, lora
 from jaxagent.models.families import family_of
 from jaxagent.models.spec import ModelSpec
 from jaxagent.rollout import groups
+from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.runs import roles
 
 EXACT_TILE_ROWS = 64
@@ -50,6 +51,8 @@ def check(cfg: Config) -> None:
     if cfg.model.lora and (not cfg.model.path or pathlib.Path(cfg.model.path).is_dir()):
         lora.targets(cfg.model.lora, model_spec(cfg))
     groups.check(cfg.rl)
+    if cfg.rl.branching is not None:
+        _check_branching(cfg)
     if OPD in cfg.stages:
         _check_opd(cfg)
     with_adapters = [at for at, stage in enumerate(cfg.stages) if stage in (OPD, RL)]
@@ -105,6 +108,23 @@ def _check_environment(cfg: Config) -> None:
     except Exception as error:  # whatever its properties raise
         raise ConfigError(f"config.env: {type(env).__qualname__}: {failure_line(error)}.") from error
     own_class(env.rollout, "config.env: rollout")
+
+
+def _check_branching(cfg: Config) -> None:
+    """Refuses forks of what nobody can bring into the state of another attempt by doing the same."""
+    env, name = cfg.env, type(cfg.env).__qualname__
+    assert isinstance(env, Environment)
+    if object_at(env.rollout, "config.env.rollout") is not MultiTurn:
+        why = "plays its attempts itself or has others play them"
+    elif cfg.roles or env.roles:
+        why = "has roles, whose answers a fork would have to be given again"
+    elif not env.repeatable:
+        why = "says that an attempt which does the same may be answered otherwise (repeatable = False)"
+    elif cfg.fleet is not None:
+        raise ConfigError("rl.branching needs fleet=none: the attempts of a group may be played by several processes.")
+    else:
+        return
+    raise ConfigError(f"rl.branching plays a parent's actions again, and config.env ({name}) {why}: use none.")
 
 
 def _check_group_reward(cfg: Config) -> None:
