@@ -15,12 +15,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxagent.algorithms.agent_q import UCB
 from jaxagent.algorithms.aggregate import Aggregation, Constant, RolloutMean, SequenceMean, TokenMean
 from jaxagent.algorithms.branching import Planned
 from jaxagent.algorithms.corrections import OPSM, Importance, Mask
 from jaxagent.algorithms.estimators import (
     GAE,
     AdaptiveGAE,
+    BranchPairs,
     GroupMean,
     GroupMeanStd,
     LeaveOneOut,
@@ -185,6 +187,10 @@ PUBLISHED: dict[str, PublishedAlgorithm] = {
     "tree_rl": PublishedAlgorithm(
         "The process rewards of TreeRL, arXiv 2506.11902, on turns; its forks begin where the policy is least certain",
         advantage=TreeRL(), aggregation=TokenMean(), branching=Planned(),
+    ),
+    "agentq": PublishedAlgorithm(
+        "Agent Q, arXiv 2408.07199, by visits alone; its search as sentient-engineering/agent-q has it",
+        advantage=BranchPairs(), objective=Reinforce(), aggregation=TokenMean(), branching=UCB(),
     ),
     "raft": PublishedAlgorithm(
         "RAFT (arXiv 2304.06767): likelihood of the best attempts alone", objective=NoObjective(),
