@@ -43,7 +43,8 @@
     if (labels) return labels;
     if (role === 'image') return el.alt || el.title || '';
     if (!['INPUT', 'SELECT', 'TEXTAREA'].includes(el.tagName) && role !== 'textbox') { const text = textOf(el); if (text) return text; }
-    return el.getAttribute('placeholder') || el.title || '';
+    const named = el.getAttribute('placeholder') || el.title || '';
+    return named || (['button', 'link', 'tab', 'menuitem'].includes(role) ? el.id || el.classList[0] || '' : '');
   };
   const valueOf = (el, role) => {
     if (role === 'password') return el.value ? '•'.repeat(Math.min(el.value.length, 50)) : null;
@@ -91,6 +92,8 @@
     if (!box.width || !box.height) return;
     if (run && run.frame !== frame) flush();
     run ??= {text: '', node, rect: {left: box.left, right: box.right, top: box.top, bottom: box.bottom}, frame, role: frame.role, usable: frame.listens};
+    if (run.cell && run.text.trim()) run.text += ' | ';
+    run.cell = false;
     if (run.text.length < CHARS) run.text += text.slice(0, CHARS);
     for (const [side, best] of [['left', Math.min], ['top', Math.min], ['right', Math.max], ['bottom', Math.max]]) run.rect[side] = best(run.rect[side], box[side]);
     if (frame.listens) flush();
@@ -129,7 +132,7 @@
     }
     const inline = style.display.startsWith('inline') || style.display === 'contents' || tag === 'TSPAN';
     const cell = tag === 'TD' || tag === 'TH';
-    if (cell && run) run.text += ' | '; else if (!inline && !cell) flush();
+    if (cell && run) run.cell = true; else if (!inline && !cell) flush();
     const clips = style.overflowX !== 'visible' && !inline && el !== document.scrollingElement && tag !== 'BODY' && tag !== 'HTML';
     const inner = {...frame, points: frame.points || points, listens: listens || points || frame.listens,
       silent: frame.silent || (tag === 'LABEL' && !!el.control && !listens), role: role === 'heading' ? 'heading' : frame.role};
