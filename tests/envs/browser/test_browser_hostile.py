@@ -18,6 +18,7 @@ async def _never(*anything):
     await asyncio.sleep(1e6)
 
 
+@pytest.mark.slow
 def test_a_page_that_never_loads(browsers):
     hanging = {"/": "<a href=/slow>Go</a>", "/slow": lambda method, form: _never()}
     with Play(browsers, hanging, **FAST) as play:
@@ -26,7 +27,7 @@ def test_a_page_that_never_loads(browsers):
     half = {"/": "<p>Here.</p><img src=/slow>", "/slow": lambda method, form: _never()}
     with Play(browsers, half, **FAST) as play:
         assert play.first.startswith("The page has not finished loading") and 'text "Here."' in play.first
-    with pytest.raises(TimeoutError, match="has not loaded in 2 s"), Play(browsers, {"/": hanging["/slow"]}, **FAST):
+    with pytest.raises(ConnectionError, match="first page .* has not finished loading in 2 s"), Play(browsers, {"/": hanging["/slow"]}, **FAST):
         pass
 
 
@@ -63,25 +64,27 @@ def test_a_download_is_refused(browsers):
 
 def test_there_is_one_tab(browsers):
     page = """<a target=_blank href=/next>New</a><button onclick="window.open('/next')">Open</button>
-    <a target=other href=/next>Other</a><form target=_blank action=/next><button>Send</button></form>"""
+    <button onclick="link.click()">Other</button><a id=link target=_blank href=/next></a><form target=_blank action=/next><button>Send</button></form>"""
     for number in (1, 2, 4):
         with Play(browsers, {"/": page, "/next": "<p>There.</p>"}) as play:
             assert 'text "There."' in play.act(f"click {number}")
     with Play(browsers, {"/": page, "/next": "<p>There.</p>"}) as play:
         shown = play.act("click 3")
-        assert "a new tab, which was closed" in shown and '"Other"' in shown
+        assert "A new tab was refused" in shown and '"Other"' in shown
         assert len(play.attempt._page._page.context.pages) == 1
 
 
+@pytest.mark.slow
 def test_ten_megabytes_of_text(browsers):
     began = time.monotonic()
-    with Play(browsers, f"<pre>{'word ' * 2_000_000}</pre><button>Below</button>") as play:
-        assert len(play.first) < 3_000 and "1 more element below" in play.first
+    with Play(browsers, f"<pre>{'word ' * 2_000_000}</pre><button>Below</button>", load_timeout_s=60) as play:
+        assert len(play.first) < 3_000 and "word…" in play.first and '[1] button "Below"' in play.first
     with Play(browsers, "".join(f"<p>{i} {'word ' * 200}</p>" for i in range(10_000)), chars=2_000) as play:
         assert len(play.first) < 2_200 and "here, left out" in play.first and "below: scroll down" in play.first
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_elements(browsers):
     with Play(browsers, "<button>B</button>" * 100_000) as play:
         assert play.first.startswith("The page is longer than what was read of it.")
@@ -89,6 +92,7 @@ def test_a_hundred_thousand_elements(browsers):
         assert "page" in play.act("click 7")
 
 
+@pytest.mark.slow
 def test_an_endless_loop_fails_the_episode_and_nobody_else(browsers):
     with Play(browsers, "<button>Here</button>") as other:
         with Play(browsers, "<button onclick='for (;;);'>Loop</button>", **FAST) as play:
@@ -101,6 +105,7 @@ def test_an_endless_loop_fails_the_episode_and_nobody_else(browsers):
         assert 'text "Here."' in play.act("press tab")
 
 
+@pytest.mark.slow
 def test_endless_redirects_and_reloads(browsers):
     pages = {
         "/": "<a href=/a>Round</a>",
@@ -113,9 +118,11 @@ def test_endless_redirects_and_reloads(browsers):
         assert "The page redirects without end." in shown and '[1] link "Round"' in shown
         assert len(play.asked) < 20
     with Play(browsers, {"/": "<a href=/r>R</a>", "/r": pages["/r"]}, **FAST) as play:
-        assert "goes on to further pages without end" in play.act("click 1")
+        shown = play.act("click 1")
+        assert "goes on to further pages without end" in shown or "has not finished loading" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bomb",
     [
@@ -212,9 +219,9 @@ def test_permissions_are_refused(browsers):
       try { await navigator.mediaDevices?.getUserMedia({video: true}); say('video'); } catch (e) { say('no-video'); }
       try { say('notify:' + await Notification.requestPermission()); } catch (e) { say('no-notify'); }
     }</script>"""
-    with Play(browsers, page) as play:
+    with Play(browsers, page, url="https://site.test/") as play:
         shown = play.act("click 1") + play.act("press tab")
-        assert ":granted" not in shown and " video" not in shown and "no-video" in shown or "notify:denied" in shown
+        assert "no-video" in shown and ":granted" not in shown and " video" not in shown and "position:1" in shown
 
 
 class Listening:
@@ -260,7 +267,7 @@ class Listening:
 REACHES = """<link rel=dns-prefetch href=//prefetched.test><link rel=preconnect href=http://127.0.0.1:TCP>
 <img src=http://127.0.0.1:TCP/img><img src=file:///etc/passwd><link rel=stylesheet href=http://localhost:TCP/css>
 <iframe src=http://127.0.0.1:TCP/frame></iframe><iframe src=file:///etc/passwd></iframe>
-<a href=http://127.0.0.1:TCP/page>Away</a><a href=file:///etc/passwd>File</a><a href=http://site.test/none>None</a>
+<a href=http://127.0.0.1:TCP/page>Away</a><a href=file:///etc/passwd>File</a><a href=/none>None</a>
 <p id=out></p><script>
 const say = text => out.textContent += text + ' ';
 const url = 'http://127.0.0.1:TCP/';
@@ -269,7 +276,7 @@ fetch(url, {mode: 'no-cors', method: 'POST', body: 'x', keepalive: true}).then((
 navigator.sendBeacon(url + 'beacon', 'x');
 const socket = new WebSocket('ws://127.0.0.1:TCP/'); socket.onopen = () => say('SOCKET'); socket.onerror = () => say('no-socket');
 new EventSource(url + 'events');
-navigator.serviceWorker?.register('/worker.js').then(() => say('SERVICE'), () => say('no-service'));
+navigator.serviceWorker?.register('/worker.js').then(worker => say(worker ? 'SERVICE' : 'no-service'));
 try { new Worker(URL.createObjectURL(new Blob([`fetch('${url}worker').then(() => postMessage('WORKER'), () => postMessage('no-worker'))`])))
   .onmessage = e => say(e.data); } catch { say('no-worker'); }
 try { new SharedWorker(URL.createObjectURL(new Blob([`fetch('${url}shared')`]))); } catch {}
@@ -280,16 +287,17 @@ peer.createOffer().then(offer => peer.setLocalDescription(offer));
 </script>"""
 
 
+@pytest.mark.slow
 def test_nothing_reaches_the_network(browsers):
     with Listening() as listening:
         tcp, udp = map(str, listening.ports)
         pages = {"/": REACHES.replace("TCP", tcp).replace("UDP", udp), "/worker.js": "fetch('/x')"}
-        with Play(browsers, pages) as play:
+        with Play(browsers, pages, url="https://site.test/") as play:
             time.sleep(1.0)
             shown = play.act("press tab")
             assert play.first.startswith(f'The page asked for "http://127.0.0.1:{tcp}": {NETWORK}.')
             assert "no-fetch" in shown and "no-post" in shown and "no-socket" in shown and "no-service" in shown
-            assert not any(word in shown for word in ("FETCHED", "POSTED", "SOCKET", "WORKER", "TRANSPORT", "SERVICE "))
+            assert not any(word in shown for word in ("FETCHED", "POSTED", "SOCKET", "WORKER", "TRANSPORT", "SERVICE"))
             assert "root:" not in shown and play.refused >= 6
             away = play.first.split('] link "Away"')[0].rsplit("[", 1)[1]
             assert NETWORK in play.act(f"click {away}")
