@@ -56,6 +56,10 @@ class Browser(Environment):
     start_timeout_s: Seconds = 60.0  # until a Chromium is there
     load_timeout_s: Seconds = 10.0  # until a page has loaded; it is then shown as it is
     step_timeout_s: Seconds = 30.0  # for each answer of a page
+    max_turns: PositiveInt = 20
+    turn_tokens: PositiveInt = 256
+    observation_tokens: PositiveInt = 2_048
+    context_tokens: PositiveInt = 16_384
 
     score = "solved"
     calls = "actions"

@@ -64,8 +64,8 @@
   for (const box of boxes.slice(0, 3)) for (const [fx, fy] of [[.5, .5], [.2, .5], [.8, .5], [.5, .2], [.5, .8]]) {
     const hit = hits(box, fx, fy);
     if ('x' in hit) {
-      el.closest('a[target=_blank], area[target=_blank]')?.removeAttribute('target');
-      if (el.form?.target === '_blank') el.form.removeAttribute('target');
+      for (const one of [el.closest('a[target], area[target]'), el.form])  // pages open in this tab
+        if (one?.target && !['_self', '_parent', '_top'].includes(one.target) && !document.getElementsByName(one.target).length) one.removeAttribute('target');
       if (act === 'type') { el.focus(); if (el.select) el.select(); else getSelection().selectAllChildren(el); }
       return hit;
     }

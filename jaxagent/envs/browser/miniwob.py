@@ -15,13 +15,13 @@ import importlib.util
 import itertools
 import mimetypes
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Verdict
-from jaxagent.envs.browser.miniwob_pages import LEFT_OUT, solution
+from jaxagent.envs.browser.miniwob_pages import LEFT_OUT, step_of
 from jaxagent.envs.browser.sites import Page, Response
 from jaxagent.envs.seeds import seed_of
 from jaxagent.types import Task
@@ -35,7 +35,8 @@ BEGIN = """(() => {
   const sheet = new CSSStyleSheet();
   sheet.replaceSync('#query { visibility: hidden } #reward-display, #click-canvas { display: none !important }');
   document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
-  return core.getUtterance();
+  const asked = core.getUtterance();
+  return asked.utterance ?? asked;
 })()"""
 
 
@@ -91,7 +92,7 @@ class Problem:
     def __init__(self, root: Path, name: str, seed: int) -> None:
         self.url = f"{HOST}/miniwob/{name}.html"
         self._root, self._name, self._seed = root, name, seed
-        self._goal = ""
+        self._goal, self._steps = "", 0
 
     def respond(self, method: str, path: str, form: Mapping[str, str]) -> Response | None:
         """A file of the package."""
@@ -116,12 +117,6 @@ class Problem:
         return Verdict(reward, {"solved": max(0.0, reward), "finished": float(done)})
 
     async def solve(self, page: Page, shown: str) -> str | None:
-        """For the pages that `miniwob_pages.solution` knows."""
-        return solution(self._name, self._goal, shown)
-
-
-def known(names: Sequence[str]) -> list[str]:
-    """Those of the pages that `envs.check` can solve."""
-    from jaxagent.envs.browser.miniwob_pages import SOLUTIONS
-
-    return [name for name in names if name in SOLUTIONS]
+        """For the pages that `miniwob_pages.SOLUTIONS` has."""
+        self._steps += 1
+        return step_of(self._name, self._steps - 1, self._goal, shown)

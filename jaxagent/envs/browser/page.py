@@ -80,7 +80,7 @@ class BrowserPage:
         self._session = await context.new_cdp_session(self._page)
         on = self._page.on
         on("dialog", lambda dialog: self._begin(self._close_dialog(dialog)))
-        on("popup", lambda popup: self._begin(self._close_popup(popup)))
+        on("popup", lambda popup: self._begin(self._wait(popup.close())))
         on("download", lambda download: self._note("A download was refused."))
         on("filechooser", lambda chooser: self._note("The page asked for a file: there is none."))
         on("websocket", lambda socket: self._refuse(socket.url))
@@ -91,6 +91,7 @@ class BrowserPage:
             ("Page.frameStartedLoading", lambda event: self._moves(event, True)),
             ("Page.frameStartedNavigating", lambda event: self._moves(event, True)),
             ("Page.frameStoppedLoading", lambda event: self._moves(event, False)),
+            ("Page.windowOpen", lambda event: self._note("A new tab was refused: pages open in this one.")),
             ("Page.navigatedWithinDocument", lambda event: self._moved.set()),
         ):
             self._session.on(name, handler)
@@ -103,12 +104,11 @@ class BrowserPage:
         )
         self._frame = frames["frameTree"]["frame"]["id"]
         self._still.clear()
-        went = await self._send("Page.navigate", url=self._visit.url)
-        if "errorText" in went:
-            raise ConnectionError(f"{self._visit.url} cannot be opened: {went['errorText']}")
+        self._begin(self._send("Page.navigate", url=self._visit.url))  # its answer comes with the page
         await self._settle()
         if self._page.url == "about:blank":
-            raise TimeoutError(f"{self._visit.url} has not loaded in {self._limits.load_s:g} s")
+            why = " ".join(self._notes)
+            raise self._failure or ConnectionError(f"the site's first page {self._visit.url} does not come: {why}")
 
     async def act(self, action: Action) -> str:
         """Does it; what was wrong with it, or ""."""
@@ -268,10 +268,6 @@ class BrowserPage:
             done = "It was accepted." if accepted else "It was dismissed."
             self._note(f'The page opened a dialog ({dialog.type}): "{tree.clean(dialog.message)}". {done}')
         await self._wait(dialog.accept() if accepted else dialog.dismiss())
-
-    async def _close_popup(self, popup: Any) -> None:
-        self._note("The page opened a new tab, which was closed: pages open in this one.")
-        await self._wait(popup.close())
 
     def _note(self, text: str) -> None:
         if text not in self._notes and len(self._notes) < MOST_NOTES:

@@ -7,7 +7,7 @@
   const INPUTS = {button: 'button', submit: 'button', reset: 'button', image: 'button', checkbox: 'checkbox', radio: 'radio', range: 'slider',
     number: 'spinbutton', password: 'password', file: 'file', search: 'searchbox', color: 'color',
     date: 'date', time: 'date', month: 'date', week: 'date', 'datetime-local': 'date'};
-  const CHARS = 2000;
+  const CHARS = 4000;
   const refs = globalThis.refs = [];
   const items = [];
   let above = 0, below = 0, here = 0, looked = 0;
@@ -43,7 +43,8 @@
     if (labels) return labels;
     if (role === 'image') return el.alt || el.title || '';
     if (!['INPUT', 'SELECT', 'TEXTAREA'].includes(el.tagName) && role !== 'textbox') { const text = textOf(el); if (text) return text; }
-    return el.getAttribute('placeholder') || el.title || '';
+    const named = el.getAttribute('placeholder') || el.title || '';
+    return named || (['button', 'link', 'tab', 'menuitem'].includes(role) ? el.id || el.classList[0] || '' : '');
   };
   const valueOf = (el, role) => {
     if (role === 'password') return el.value ? '•'.repeat(Math.min(el.value.length, 50)) : null;
@@ -65,7 +66,7 @@
   };
 
   // `rect` in the coordinates of its frame, `frame` of the page: {x, y, clip, scrolls}.
-  const emit = (el, rect, frame, role, name, usable, value = null, options = [], states = []) => {
+  const emit = (el, rect, frame, role, name, usable, rest = () => [null, [], []]) => {
     const left = Math.max(rect.left + frame.x, frame.clip.left), right = Math.min(rect.right + frame.x, frame.clip.right);
     const top = Math.max(rect.top + frame.y, frame.clip.top), bottom = Math.min(rect.bottom + frame.y, frame.clip.bottom);
     if (left >= right || top >= bottom) {
@@ -75,7 +76,7 @@
     }
     if (++here > most) return;
     refs.push({el, rect: el.nodeType === 3});
-    items.push([role, name.slice(0, CHARS), usable, value, options, states]);
+    items.push([role, (typeof name === 'function' ? name() : name).slice(0, CHARS), usable, ...rest()]);
   };
   let run = null;  // text that belongs together
   const flush = () => {
@@ -91,6 +92,8 @@
     if (!box.width || !box.height) return;
     if (run && run.frame !== frame) flush();
     run ??= {text: '', node, rect: {left: box.left, right: box.right, top: box.top, bottom: box.bottom}, frame, role: frame.role, usable: frame.listens};
+    if (run.cell && run.text.trim()) run.text += ' | ';
+    run.cell = false;
     if (run.text.length < CHARS) run.text += text.slice(0, CHARS);
     for (const [side, best] of [['left', Math.min], ['top', Math.min], ['right', Math.max], ['bottom', Math.max]]) run.rect[side] = best(run.rect[side], box[side]);
     if (frame.listens) flush();
@@ -110,14 +113,14 @@
     if (style.display === 'none' || (style.display !== 'contents' && !el.checkVisibility())) return;
     const role = roleOf(el), rect = el.getBoundingClientRect();
     if (tag === 'IFRAME' || tag === 'FRAME') return flush(), ofFrame(el, rect, frame);
-    const label = el.labels?.[0], box = rect.width && rect.height ? rect : label?.getBoundingClientRect() ?? rect;
+    const box = rect.width && rect.height ? rect : el.labels?.[0]?.getBoundingClientRect() ?? rect;
     const listens = el.hasAttribute('data-listens') || el.hasAttribute('onclick') || el.hasAttribute('onmousedown') || frame.listens;
     const points = style.cursor === 'pointer' && !frame.points;
     if (LEAVES.has(role)) {
       flush();
       if (style.visibility === 'visible' && box.width && box.height) {
-        const options = el.tagName === 'SELECT' ? [...el.options].slice(0, 200).map(option => option.label.slice(0, 200)) : [];
-        emit(el, box, frame, role, nameOf(el, role), true, valueOf(el, role), options, statesOf(el, role));
+        const options = () => el.tagName === 'SELECT' ? [...el.options].slice(0, 200).map(option => option.label.slice(0, 200)) : [];
+        emit(el, box, frame, role, () => nameOf(el, role), true, () => [valueOf(el, role), options(), statesOf(el, role)]);
       }
       return;
     }
@@ -129,7 +132,7 @@
     }
     const inline = style.display.startsWith('inline') || style.display === 'contents' || tag === 'TSPAN';
     const cell = tag === 'TD' || tag === 'TH';
-    if (cell && run) run.text += ' | '; else if (!inline && !cell) flush();
+    if (cell && run) run.cell = true; else if (!inline && !cell) flush();
     const clips = style.overflowX !== 'visible' && !inline && el !== document.scrollingElement && tag !== 'BODY' && tag !== 'HTML';
     const inner = {...frame, points: frame.points || points, listens: listens || points || frame.listens,
       silent: frame.silent || (tag === 'LABEL' && !!el.control && !listens), role: role === 'heading' ? 'heading' : frame.role};

@@ -56,7 +56,7 @@ def line(element: Element, number: int = 0) -> str:
     if element.name:
         text += f' "{clean(element.name, TEXT_CHARS if element.role in ("text", "heading") else NAME_CHARS)}"'
     if element.value is not None:
-        text += f' = "{clean(element.value)}"'
+        text += f' = "{clean(element.value, TEXT_CHARS)}"'
     if element.options:
         shown = ", ".join(f'"{clean(option)}"' for option in element.options[:MOST_OPTIONS])
         more = len(element.options) - MOST_OPTIONS
@@ -101,10 +101,14 @@ def page_text(
     return "\n".join(lines), numbered
 
 
-def find(shown: str, role: str, name: str) -> int:
-    """The number of the first element of a role and name in a page's text; 0 = there is none."""
-    match = re.search(rf'^\[(\d+)\] {re.escape(role)} "{re.escape(clean(name))}"', shown, re.MULTILINE)
-    return int(match[1]) if match else 0
+def find(shown: str, role: str, name: str = "", nth: int = 0) -> int:
+    """The number of an element in a page's text, by its role and name ("" = any); 0 = there is none.
+
+    `nth` counts those that there are, from 0.
+    """
+    quoted = f' "{re.escape(clean(name))}"' if name else r"\b"
+    numbers = re.findall(rf"^\[(\d+)\] {re.escape(role)}{quoted}", shown, re.MULTILINE)
+    return int(numbers[nth]) if nth < len(numbers) else 0
 
 
 def _elements(count: int) -> str:
