@@ -24,7 +24,7 @@ from jaxagent.types import Episode
 class UCB(Branching):
     """Each fork goes down from the start, child by best child, to the first state with fewer than `actions`.
 
-    The best of a state's children (turns that were played there) has the largest Q + explore sqrt(log N / (1 + n)): Q is
+    The best of a state's children (turns played there) has the largest Q + explore sqrt(log N / (1 + n)): Q is
     the mean reward of the n attempts through it, N those through the state. A child that ended its attempts is passed
     over; where all have, the state gets one more. It looks ahead, so values are no unbiased estimates.
     """
