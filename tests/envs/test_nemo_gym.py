@@ -14,8 +14,8 @@ from jaxagent.config import ConfigError
 from jaxagent.data import rows as data_rows
 from jaxagent.data.fields import RowError
 from jaxagent.envs.base import Transcript
-from jaxagent.envs.nemo_gym import rows
 from jaxagent.envs.nemo_gym import environment as nemo_gym
+from jaxagent.envs.nemo_gym import rows
 from jaxagent.envs.nemo_gym.environment import NemoGym, NemoGymAttempt, Server
 from jaxagent.envs.server_process import REPLY_BYTES
 from jaxagent.io.http import HttpError

@@ -465,7 +465,13 @@ def warm():
     return vf.SingleTurnEnv(**settings(), sampling_args={"temperature": 0.7, "max_tokens": 9})
 
 
-OTHER_CASES = {"constructors": constructors, "held-out": held_out, "failures": failures, "refused": refused, "handlers": handlers}
+OTHER_CASES = {
+    "constructors": constructors,
+    "held-out": held_out,
+    "failures": failures,
+    "refused": refused,
+    "handlers": handlers,
+}
 
 
 def result(case):
