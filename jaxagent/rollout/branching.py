@@ -92,6 +92,10 @@ class _Branchable(TurnByTurn):
 
     async def _generate(self, session: Any, stop_strings: Sequence[str]) -> Generation:
         generation = await super()._generate(session, stop_strings)
+        if self._turn and len(self.generations) == self._turn:
+            # Of its context all but the last token, which decoding begins with.
+            new = self._metrics["copied_tokens"] - 1 - generation.cached_tokens
+            self._metrics["prefilled_tokens"] = new
         self.generations.append(generation)
         return generation
 
