@@ -40,6 +40,11 @@ def check(rl: RLConfig) -> None:
     for kind, what in _NO_KL_IN_REWARD.items():
         if rl.kl_in("reward") is not None and isinstance(advantage, kind):
             raise ConfigError(f"rl.kl.where='reward' {what}: use 'loss' or 'advantage'.")
+    if bool(rl.kl_in("objective")) != getattr(rl.objective, "reads_reference", False):
+        raise ConfigError(
+            "rl.kl.where='objective' and an rl.objective that compares with the reference itself, such as 'webrl', "
+            "need each other: set both, or neither."
+        )
     if isinstance(rl.objective, NoObjective):
         _check_auxiliary(rl)
     if rl.positive_nll and rl.replay and rl.replay.use == "nll":

@@ -26,6 +26,7 @@ from jaxagent.algorithms.estimators import (
     LeaveOneOut,
     LeaveOneOutStd,
     MaxAtK,
+    MixedTurns,
     PassAtK,
     Return,
     TreeRL,
@@ -43,8 +44,19 @@ from jaxagent.algorithms.objectives import (
     PPOClip,
     Reinforce,
     SoftGate,
+    WebRL,
 )
-from jaxagent.config import ConfigError, EchoConfig, KLConfig, PositiveNLLConfig, RefillConfig, RLConfig, nearest
+from jaxagent.config import (
+    ConfigError,
+    EchoConfig,
+    KLConfig,
+    PhasesConfig,
+    PositiveNLLConfig,
+    RefillConfig,
+    ReplayConfig,
+    RLConfig,
+    nearest,
+)
 from jaxagent.config.parse import hints, plain
 
 
@@ -63,6 +75,8 @@ class PublishedAlgorithm:
     echo: EchoConfig | None = None
     positive_nll: PositiveNLLConfig | None = None
     refill: RefillConfig | None = None
+    phases: PhasesConfig | None = None
+    replay: ReplayConfig | None = None
     branching: Any = None
     distill: None = None
 
@@ -176,6 +190,12 @@ PUBLISHED: dict[str, PublishedAlgorithm] = {
         "RAFT (arXiv 2304.06767): likelihood of the best attempts alone", objective=NoObjective(),
         positive_nll=PositiveNLLConfig(1.0),
     ),
+    "webrl": PublishedAlgorithm(
+        "WebRL, arXiv 2411.02337, and its released code; a phase is 10 steps", advantage=MixedTurns(),
+        objective=WebRL(), aggregation=TokenMean(), kl=KLConfig(1.0, where="objective", refresh_every=10),
+        phases=PhasesConfig(steps=10),
+        replay=ReplayConfig(per_step=4096, turns=True, times=2.0, use="reference", coefficient=1.0),
+    ),
     "echo": PublishedAlgorithm("ECHO, arXiv 2605.24517", echo=EchoConfig(0.05)),
 }  # fmt: skip
 
@@ -192,7 +212,10 @@ def apply(config: ConfigDict, name: str, critic: ConfigDict) -> None:
     env: Any = config.env
     fields = PUBLISHED[name].fields
     if "critic" in fields["advantage"]:
-        fields["advantage"]["critic"] = rl.advantage.get("critic", critic)
+        loss = fields["advantage"]["critic"]["loss"]
+        fields["advantage"]["critic"] = ConfigDict(rl.advantage.get("critic", critic))
+        if loss["name"] != "squared":  # what a critic learns is a part of such an algorithm
+            fields["advantage"]["critic"].loss = ConfigDict(loss)
     if fields["aggregation"]["name"] == "constant":
         turns = env.max_turns + int(env.get("final_turn", False))
         fields["aggregation"]["constant"] = float(turns * env.turn_tokens)

@@ -154,6 +154,8 @@ def _sequence(draw: np.random.Generator, length: int) -> np.ndarray:
         "entropy": 10 ** draw.uniform(-2, 1.1, length),
         "rewards": np.full(length, draw.choice([-1, 0, 0.5, 1, *10 ** draw.uniform(0, 4, 2), -100])),
         "ages": 10 ** draw.uniform(0, 4, length) // 1 - 1,
+        "turns": np.arange(length) // 5,
+        "reference_logprobs": np.minimum(old + 0.1 * sign, -1e-3),
     }
     columns = [np.where(mask, x, 0.0).astype(np.float32) for x in numbers.values()]
     return np.rec.fromarrays([*columns, mask, np.zeros(length, np.int32)], names=[*numbers, "mask", "sequence"])

@@ -139,8 +139,18 @@ def check(rl: RLConfig) -> None:
         )
     if rl.curriculum is not None:
         extend(rl.curriculum, "rl.curriculum", BySuccess)
+    if rl.phases is not None and (rl.curriculum is not None or rl.staleness):
+        raise ConfigError(
+            "rl.phases makes a phase's tasks of what the one before it has shown: it needs rl.staleness=0 and "
+            "rl.curriculum=none."
+        )
     if rl.replay is not None and rl.replay.use == "policy":
         _check_replayed_policy(rl)
+    if rl.replay is not None and rl.replay.use == "reference" and not rl.kl_in("objective"):
+        raise ConfigError(
+            "rl.replay.use='reference' needs an rl.objective that compares with the reference and with nothing else, "
+            "such as 'webrl': use 'nll' or 'policy'."
+        )
 
 
 def _check_replayed_policy(rl: RLConfig) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jaxagent.algorithms import checks as algorithm
 from jaxagent.algorithms.compose import as_opd
-from jaxagent.algorithms.group_rewards import Decoupled, Preferences
+from jaxagent.algorithms.group_rewards import Decoupled, OutcomeModel, Preferences
 from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, EnvConfig, nearest, relations
 from jaxagent.config.choice import object_at, own_class
 from jaxagent.config.errors import failure_line
@@ -61,6 +61,9 @@ def check(cfg: Config) -> None:
             f"config.stages: with model.lora '{cfg.stages[with_adapters[0]]}' must be the last stage, since those "
             "after it would train the merged policy in full. Start another run with model.path set to this policy."
         )
+    if cfg.rl.phases is not None and (cfg.fleet is not None or not cfg.env.makes_tasks):
+        why = "who plays episodes elsewhere does not have" if cfg.fleet else f"{type(cfg.env).__qualname__} cannot make"
+        raise ConfigError(f"config.rl.phases needs new tasks, which {why}: set rl.phases=none.")
     if cfg.fleet is not None:
         _check_fleet(cfg, cfg.fleet)
     _check_rows("rl", cfg.rl.batch, cfg.env.context_tokens)
@@ -129,6 +132,11 @@ def _check_group_reward(cfg: Config) -> None:
     reward, env = cfg.rl.group_reward, cfg.env
     assert isinstance(env, Environment)
     name, scores = type(env).__qualname__, (env.score, *env.components)
+    if isinstance(reward, OutcomeModel) and not reward.folder and "outcome_model" not in cfg.stages:
+        raise ConfigError(
+            "rl.group_reward='outcome_model' needs a model: name its folder (rl.group_reward.folder), or have the "
+            "stage 'outcome_model' before 'rl' in config.stages."
+        )
     if isinstance(reward, Decoupled):
         if not reward.components or len(reward.weights) not in (0, len(reward.components)):
             raise ConfigError(
