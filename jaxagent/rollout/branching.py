@@ -52,10 +52,9 @@ class _Branchable(TurnByTurn):
         self._parent, self._turn = parent, turn
         self.generations: list[Generation] = []
 
-    @property
-    def played(self) -> tuple[Conversation, Sequence[Generation]]:
-        """What a fork of it needs."""
-        return self._conversation, self.generations
+    def played(self, episode: Episode) -> Played:
+        """Its episode, with what a fork of it needs."""
+        return Played(episode, self._conversation, self.generations)
 
     async def _start(self) -> None:
         await super()._start()
@@ -92,6 +91,10 @@ class _Branchable(TurnByTurn):
 
     async def _generate(self, session: Any, stop_strings: Sequence[str]) -> Generation:
         generation = await super()._generate(session, stop_strings)
+        if self._turn and len(self.generations) == self._turn:
+            # Of its context all but the last token, which decoding begins with.
+            new = self._metrics["copied_tokens"] - 1 - generation.cached_tokens
+            self._metrics["prefilled_tokens"] = new
         self.generations.append(generation)
         return generation
 
@@ -142,8 +145,8 @@ class Branched:
         rng, episodes = np.random.default_rng(int.from_bytes(key, "little")), [played.episode for played in before]
         parent, turn = self.rule.choose(episodes, place, rng)
         places = {episode.sample: at for at, episode in enumerate(episodes)}
-        while turn and episodes[parent].fork_of is not None and turn <= episodes[parent].forked_at:
-            parent = places[episodes[parent].fork_of]
+        while turn and (of := episodes[parent].fork_of) is not None and turn <= episodes[parent].forked_at:
+            parent = places[of]
         if not 0 <= turn < max(1, len(before[parent].generations)) or (
             turn and episodes[parent].stop_reason.is_failure
         ):
@@ -160,4 +163,4 @@ class Branched:
             return await playing[-1].run()
 
         episode = dataclasses.replace(await guarded(play, task, sample), **fork)
-        return Played(episode, *(playing[-1].played if playing else ()))
+        return playing[-1].played(episode) if playing else Played(episode)
