@@ -32,9 +32,10 @@ SIZE = 6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GameEnvironment(Environment):
-    """The game of tests/branching_game.py; `odd`: the attempts, counted from 0, whose places have another name."""
+    """The game of tests/branching_game.py; `odd`: the attempts, counted from 0, to which a place is told otherwise."""
 
     odd: tuple[int, ...] = ()
+    otherwise: str = "spot {}\n"
 
     def attempt(self, task):
         return Attempt(self)
@@ -46,7 +47,7 @@ class Attempt:
     begun = 0
 
     def __init__(self, environment):
-        self.named, self.path = "spot" if Attempt.begun in environment.odd else "place", []
+        self.told, self.path = environment.otherwise if Attempt.begun in environment.odd else "place {}\n", []
         Attempt.begun += 1
 
     async def start(self):
@@ -59,7 +60,7 @@ class Attempt:
         self.path.append((paid, after))
         if over:
             return Step(stop_reason=StopReason.ANSWER)
-        return Step(Observation(((f"\n{self.named} {after}\n", TokenKind.OBSERVATION),)))
+        return Step(Observation((("\n" + self.told.format(after), TokenKind.OBSERVATION),)))
 
     async def verify(self, transcript):
         assert len(transcript.turns) == len(self.path)
@@ -110,10 +111,10 @@ class Chain(Branching):
         return attempt - 1, turn if turn < episodes[-1].turns and not episodes[-1].stop_reason.is_failure else 0
 
 
-def play(tokenizer, rule, tasks=3, concurrency=4, odd=(), failing=(), first=2 * SIZE):
+def play(tokenizer, rule, tasks=3, concurrency=4, odd=(), failing=(), first=2 * SIZE, **settings):
     cfg = GameEnvironment(
         max_turns=TURNS, turn_tokens=8, observation_tokens=50, context_tokens=400, episode_timeout_s=20.0,
-        max_failed_steps=3, odd=odd,
+        max_failed_steps=3, odd=odd, **settings,
     )  # fmt: skip
     Attempt.begun = 0
     player = Player(tokenizer, failing)
@@ -181,9 +182,10 @@ def test_a_fork_begins_with_its_parents_tokens_and_learns_nothing_of_them(traine
     assert copied > 10
 
 
-def test_an_environment_that_does_not_repeat_itself_fails_the_fork_by_name(trained):
-    """Attempts that are begun third and fifth, both forks, call places otherwise."""
-    groups, _ = play(trained, Planned(roots=2, turns=1), tasks=1, concurrency=1, odd=(2, 4))
+@pytest.mark.parametrize("otherwise", ["spot {}\n", "place {}\n!", "place {}", "place", ""])
+def test_an_environment_that_does_not_repeat_itself_fails_the_fork_by_name(trained, otherwise):
+    """Attempts that are begun third and fifth, both forks, are told places otherwise, also by less or more text."""
+    groups, _ = play(trained, Planned(roots=2, turns=1), tasks=1, concurrency=1, odd=(2, 4), otherwise=otherwise)
     (group,) = groups
     failed = [e for e in group.episodes if e.stop_reason.is_failure]
     assert failed and {e.sample - 2 * SIZE for e in failed} <= {2, 4}
