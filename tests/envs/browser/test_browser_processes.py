@@ -1,6 +1,7 @@
 """What is left of a run's browsers: no process, no profile, no port, no file, whatever became of the run."""
 
 import asyncio
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -56,10 +57,8 @@ def ports(pids):
                 listening.add(f"socket:[{fields[9]}]")
     there = set()
     for pid in pids:
-        try:
+        with contextlib.suppress(OSError):
             there |= {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")} & listening
-        except OSError:
-            pass
     return there
 
 
@@ -220,7 +219,7 @@ def _words(pid):
     ("settings", "words"),
     [
         ({"program": "/no/such/chromium"}, "config.env.chromium='/no/such/chromium' is no program"),
-        ({"program": "/bin/false"}, "config.env.chromium=/bin/false does not start"),
+        ({"program": "/bin/false"}, "config.env.chromium='/bin/false' does not start: BrowserType.launch"),
     ],
 )
 def test_what_is_missing_is_told_at_the_start(browsers, settings, words):
