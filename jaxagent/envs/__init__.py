@@ -30,6 +30,7 @@ ENVIRONMENTS: dict[str, str] = {
     "toolrl": "jaxagent.envs.toolcalls.environment:ToolCalls",
     "ragen": "jaxagent.envs.ragen.environment:Ragen",
     "tau2": "jaxagent.envs.tau2.environment:Tau2",
+    "speedup": "jaxagent.envs.speedup.environment:Speedup",
 }
 
 

@@ -1,0 +1,121 @@
+"""Tasks to make faster: the form of our rows, and KernelBench's.
+
+Ours have in `metadata["speedup"]`:
+
+    {"language": "numpy", "reference": "def f(x): ...", "inputs": [{"dtype": "float64", "shape": [512], "draw":
+     "rng.random(512)"}], "output": {"dtype": "float64", "shape": []}, "tolerance": 1e-9, "full_speedup": 5.0,
+     "head": "", "solution": "def f(x): ..."}
+
+In "c" the function is `void f(const T0 *input0, ..., T *output)`. `draw` is a Python expression of `rng`, a NumPy
+generator with a fresh seed, and `np`.
+
+KernelBench's (https://arxiv.org/abs/2502.10517; github.com/ScalingIntelligence/KernelBench) have the columns level,
+name, problem_id and code, which defines Model, get_inputs and get_init_inputs in PyTorch. A GPU measures them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxagent import types
+from jaxagent.config import ConfigError
+from jaxagent.data import fields
+from jaxagent.data.fields import RowError
+from jaxagent.envs.forms import TEXT, shaped
+from jaxagent.types import Task
+
+KEY = "speedup"
+KERNELBENCH = "kernelbench"  # the key of its code, in a task's metadata
+COLUMNS = ("level", "name", "problem_id", "code")
+DTYPES = ("float64", "float32", "int64", "int32", "uint8", "bool")
+MAX_BYTES = 2**26  # of all inputs and the output
+_ARRAY = {"dtype": DTYPES, "shape": [object]}
+_FORM = {
+    "language": ("numpy", "c"),
+    "reference": TEXT,
+    "inputs": [{**_ARRAY, "draw": TEXT}],
+    "output": _ARRAY,
+    "tolerance": float,
+    "full_speedup": float,
+    "head~": str,
+    "solution~": str,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A reference to be beaten: whole programs, what draws each input, dtypes and shapes.
+
+    Attributes:
+      tolerance: of an output's numbers, relative to the largest.
+      full_speedup: above which a speed-up earns no more.
+      head: what stands before every program that the policy writes.
+    """
+
+    language: str
+    reference: str
+    draws: Sequence[str]
+    inputs: Sequence[tuple[str, Sequence[int]]]
+    output: tuple[str, Sequence[int]]
+    tolerance: float
+    full_speedup: float
+    head: str = ""
+    solution: str = ""
+
+
+def of_task(task: Task) -> Problem:
+    """The problem of a task. Raises ConfigError: it has none, or in another form; or it is one of KernelBench's."""
+    if KERNELBENCH in task.metadata:
+        raise ConfigError(
+            f"task '{task.id}' is one of KernelBench's: its PyTorch programs are measured on a GPU with torch in the "
+            "sandbox, and sandboxes have no GPU. Leave its rows out, or take those of data_pipelines.speedup_tasks."
+        )
+    try:
+        row = shaped(task.metadata.get(KEY), _FORM, f"metadata.{KEY}")
+        _check_sizes(row)
+    except RowError as error:
+        raise ConfigError(f"task '{task.id}': {error}.") from None
+    return Problem(
+        language=row["language"],
+        reference=row["reference"],
+        draws=[one["draw"] for one in row["inputs"]],
+        inputs=[(one["dtype"], one["shape"]) for one in row["inputs"]],
+        output=(row["output"]["dtype"], row["output"]["shape"]),
+        tolerance=row["tolerance"],
+        full_speedup=row["full_speedup"],
+        head=row.get("head", ""),
+        solution=row.get("solution", ""),
+    )
+
+
+def _check_sizes(row: Mapping[str, Any]) -> None:
+    if not row["full_speedup"] > 1:
+        raise RowError(f"metadata.{KEY}.full_speedup", f"must be more than 1, got {row['full_speedup']:g}")
+    if not row["inputs"]:
+        raise RowError(f"metadata.{KEY}.inputs", "must not be empty: what is always the same could be learnt by heart")
+    for array in (*row["inputs"], row["output"]):
+        if not all(type(length) is int and length > 0 for length in array["shape"]):
+            raise RowError(f"metadata.{KEY}", f"a shape must be whole numbers above 0, got {array['shape']!r}")
+    numbers = sum(math.prod(array["shape"]) for array in (*row["inputs"], row["output"]))
+    if numbers * 8 > MAX_BYTES:
+        raise RowError(f"metadata.{KEY}", f"inputs and output must be at most {MAX_BYTES // 8:,} numbers")
+
+
+def is_published(row: Mapping[str, Any]) -> bool:
+    """Whether a row is one of KernelBench's."""
+    return {"level", "name", "code"} <= row.keys() and "class Model" in str(row["code"])
+
+
+def to_task(row: Mapping[str, Any]) -> Task:
+    """Converts one of KernelBench's rows. Raises RowError: a column is missing, or the code defines another thing."""
+    code, name = fields.text(row, "code"), fields.text(row, "name")
+    for needed in ("get_inputs", "get_init_inputs"):
+        if f"def {needed}" not in code:
+            raise RowError("code", f"it must define {needed}")
+    level = f"level{row['level']}"
+    return types.Task(
+        id=f"kernelbench/{level}/{name}", prompt=code, answers=(), kind=f"{level}/{name}", metadata={KERNELBENCH: code}
+    )
