@@ -86,8 +86,8 @@ def qwen2_5_1_5b() -> ConfigDict:
     config.env.context_tokens = 6144
     config.env.episode_timeout_s = 600.0
     config.env.correct_reward = 0.2
-    config.env.rounds = 3
-    config.env.timed_calls = 5
+    config.env.rounds = 4
+    config.env.timed_calls = 4
     config.env.stations = 4
     config.env.sandbox = parts.sandbox()
     config.env.sandbox.warm = 0

@@ -1,8 +1,8 @@
 """Optimise and measure: the policy writes a function, a sandbox checks and measures it beside a reference.
 
 Task + stations in -> measurements and a verdict out. Each revision is a turn: it is measured (`station.py`), and what
-came of it is the observation. With s = reference's time / its own, in the round where that is least, and `cap` the
-task's `full_speedup`, it earns
+came of it is the observation. With s = the speed-up that is sure (`Measured.sure`) and `cap` the task's
+`full_speedup`, it earns
 
     correct x (c + (1 - c) x gain),  gain = log(s / (1 + margin)) / log(cap / (1 + margin)), clipped to 0..1
 
@@ -40,8 +40,8 @@ class Speedup(Environment):
     counts: Literal["best", "last"] = "best"  # the revision that is paid: the best correct one, or the last
     correct_reward: ZeroToOne = 0.0  # what a correct program earns that is not faster
     margin: NonNegativeFloat = 0.15  # a speed-up below 1 + margin is noise
-    rounds: PositiveInt = 3  # pairs of fresh processes
-    timed_calls: PositiveInt = 3  # in each of them, on fresh inputs; one more comes before and is not counted
+    rounds: PositiveInt = 4  # pairs of fresh processes
+    timed_calls: PositiveInt = 4  # in each of them, on fresh inputs; one more comes before and is not counted
     measure_timeout_s: Seconds = 10.0  # of one measurement, the reference's calls included
     stations: PositiveInt = 1  # measurements at once, each in a sandbox
     sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
@@ -156,14 +156,14 @@ class SpeedupAttempt(Attempt):
         """Pays the best correct revision, or the last; what was measured when it was written counts."""
         counted = self._revisions[-1:] if self._config.counts == "last" else self._revisions
         correct = [revision for revision in counted if not revision.error]
-        best = max(correct, key=lambda revision: revision.lowest, default=Measured("none"))
+        best = max(correct, key=lambda revision: revision.sure, default=Measured("none"))
         floor, margin = self._config.correct_reward, self._config.margin
-        value = gain(best.lowest, self._problem.full_speedup, margin)
+        value = gain(best.sure, self._problem.full_speedup, margin)
         components = {
             "gain": value,
             "correct": float(bool(correct)),
-            "fast_1": float(best.lowest > 1 + margin),
-            "fast_2": float(best.lowest > 2),
+            "fast_1": float(best.sure > 1 + margin),
+            "fast_2": float(best.sure > 2),
             "speedup": min(best.speedup, MAX_SPEEDUP),
         }
         return Verdict((floor + (1 - floor) * value) if correct else 0.0, components)
