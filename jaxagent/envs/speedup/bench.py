@@ -1,18 +1,15 @@
 """Checks and measures a candidate beside its reference, inside a sandbox: `python3 -I -B bench.py FOLDER PACKAGES`.
 
-Python and NumPy are all there is. Who runs what:
-
     server      waits in FOLDER; runs no task's code, so its memory holds nothing. Forks a judge for each job
-    judge       forks all runners, and only then reads the reference; draws inputs, compares, counts. Runs the text that
-                draws inputs, and nothing of the agent's
-    runners     `rounds` for the reference, `rounds` for the candidate; each loads one function and answers calls. Those
-                of the candidate have laid down their rights (`guard`) before its first line runs
+    judge       forks all runners, then reads the reference; draws inputs, compares. Runs none of the agent's code
+    runners     `rounds` of the reference and of the candidate: each loads one function and answers calls. Those of the
+                candidate have given up their rights (`guard`) before its first line runs
 
-In every round a candidate's runner and a reference's get the same inputs, drawn afresh for each call, one runner after
-the other in random order; each is killed when its turn is over, and the candidate's code comes into its runner with its
-turn. A call lasts from before its inputs are written until after its output was copied, and every output is compared:
-whatever a candidate does in its own process, the answer to unknown inputs is computed in that time. Time is processor
-time, which the kernel counts: another program that wants the processor is not in it, and a runner has one thread.
+In each round a reference's runner and a candidate's get the same inputs, drawn afresh for each call, one runner after
+the other in random order. Each is killed after its turn, and the candidate's code comes with its turn. A call lasts
+from before its inputs are written until its output is copied, and every output is compared: whatever a candidate does
+to its own process, the answer to unknown inputs is computed in that time. It is processor time, by the kernel: no other
+program's work is in it, and a candidate has one thread.
 """
 
 import contextlib
@@ -26,22 +23,20 @@ import resource
 import select
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
 import traceback
 
-LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC = ctypes.CDLL(None)
 PDEATHSIG, DUMPABLE, NO_NEW_PRIVS = 1, 4, 38  # of prctl
-LANDLOCK = (444, 445, 446)  # create_ruleset, add_rule, restrict_self: the same numbers on every architecture
-READ = 1 << 2 | 1 << 3  # files, folders
-# What a candidate may read: programs and libraries.
-READABLE = ("/usr", "/lib", "/lib64", "/etc", "/opt", "/dev/null", "/dev/urandom")
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls, on every architecture
+READ_FILE, READ_FOLDER = 1 << 2, 1 << 3
+OPEN = "open"  # a folder, for the candidate's library
+READABLE = ("/usr", "/lib", "/lib64", "/etc", "/opt", "/dev/null", "/dev/urandom", OPEN)
 COMPILE = ("cc", "-O2", "-shared", "-fPIC", "-x", "c", "-", "-lm", "-o")
 COMPILE_S = 20.0
 ERROR_BYTES = 300
-FOLDER = "open"  # what candidates may read of the server's folder
 
 
 class Failed(Exception):
@@ -49,24 +44,21 @@ class Failed(Exception):
 
 
 def guard():
-    """Gives up, for good: new processes and threads, all files but programs and `FOLDER`, signals to others."""
+    """Gives up, for good: new processes and threads, all files but `READABLE`, the network, signals to others."""
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     LIBC.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
-    create, add, restrict = LANDLOCK
-    version = LIBC.syscall(create, None, ctypes.c_size_t(0), 1)
-    if version < 1:
-        return
-    everything = (1 << {1: 13, 2: 14}.get(version, 15)) - 1  # that is done to files; network; signals
-    attributes = struct.pack("<QQQ", everything, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
-    rules = LIBC.syscall(create, attributes, ctypes.c_size_t(len(attributes)), 0)
-    for path in (*READABLE, FOLDER):
-        if os.path.exists(path):
-            opened = os.open(path, os.O_PATH)
-            allowed = READ if os.path.isdir(path) else READ & 1 << 2
-            LIBC.syscall(add, rules, 1, struct.pack("<Qi", allowed, opened), 0)
-            os.close(opened)
-    LIBC.syscall(restrict, rules, 0)
-    os.close(rules)
+    version = LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    files = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
+    attributes = b"".join(part.to_bytes(8, "little") for part in (files, 3, 3))[
+        : 8 if version < 4 else 16 if version < 6 else 24
+    ]
+    rules = LIBC.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    for path in filter(os.path.exists, READABLE):
+        opened = os.open(path, os.O_PATH)
+        allowed = READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE
+        LIBC.syscall(ADD_RULE, rules, 1, allowed.to_bytes(8, "little") + opened.to_bytes(4, "little"), 0)
+        os.close(opened)
+    LIBC.syscall(RESTRICT_SELF, rules, 0)
 
 
 def lacking():
@@ -77,17 +69,17 @@ def lacking():
         "it can write files": lambda: open("probe", "w").close(),
         "it can read the judge's memory": lambda: open(f"/proc/{judge}/mem", "rb").close(),
     }
-    pid = os.fork()
-    if pid == 0:
-        guard()
-        able = 0
-        for number, act in enumerate(tries.values()):
+    able = set()
+    for name, act in tries.items():
+        pid = os.fork()
+        if pid == 0:
             with contextlib.suppress(OSError):
+                guard()
                 act()
-                able |= 1 << number
-        os._exit(able)
-    able = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return [name for number, name in enumerate(tries) if able & 1 << number]
+                os._exit(1)
+            os._exit(0)
+        able |= {name} if os.waitpid(pid, 0)[1] else set()
+    return sorted(able)
 
 
 class Runner:
@@ -95,28 +87,24 @@ class Runner:
 
     def __init__(self, job, others):
         self.places, self.size = places(job)
-        self.memory = mmap.mmap(-1, self.size)
-        ends = os.pipe(), os.pipe()
-        (orders, self.orders), (self.sight, answers) = ends
-        self.status = None
+        self.memory, self.status = mmap.mmap(-1, self.size), None
+        (orders, self.orders), (self.answers, answers) = os.pipe(), os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            try:
+            with contextlib.suppress(BaseException):
                 for other in others:
                     other.memory.close()
                 first, last = sorted((orders, answers))
                 for begin, end in ((3, first), (first + 1, last), (last + 1, 1024)):
                     os.closerange(begin, end)
-                serve(orders, answers, self.memory, self.places, job)
-            finally:
-                os._exit(1)
+                serve(os.fdopen(orders, "rb"), answers, self.memory, self.places, job)
+            os._exit(0)
         os.close(orders)
         os.close(answers)
 
     def load(self, code, guarded, deadline):
         """Has it load a function. Raises Failed."""
-        message = json.dumps([code, guarded]).encode()
-        message = struct.pack("<I", len(message)) + message
+        message = json.dumps([code, guarded]).encode() + b"\n"
         while message:
             message = message[os.write(self.orders, message) :]
         self.wait(deadline)
@@ -136,25 +124,25 @@ class Runner:
         """Until it has done what it was told. Raises Failed."""
         data = b""
         while data[:1] != b"d" and len(data) <= ERROR_BYTES:
-            if not select.select([self.sight], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+            if not select.select([self.answers], [], [], max(deadline - time.monotonic(), 0.0))[0]:
                 raise Failed("it takes too long")
-            part = os.read(self.sight, ERROR_BYTES + 1 - len(data))
+            part = os.read(self.answers, ERROR_BYTES + 1 - len(data))
             if not part:
-                self.kill()
-                code = os.waitstatus_to_exitcode(self.status)
+                code = os.waitstatus_to_exitcode(self.kill())
                 raise Failed(f"it ended its process ({signal.strsignal(-code) if code < 0 else code})")
             data += part
         if data[:1] != b"d":
             raise Failed(data[1:].decode("utf-8", "replace").strip() or "no answer")
 
     def kill(self):
-        """Ends it."""
+        """Ends it; its wait status."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
             self.status = os.waitpid(self.pid, 0)[1]
             os.close(self.orders)
-            os.close(self.sight)
+            os.close(self.answers)
             self.memory.close()
+        return self.status
 
 
 def places(job):
@@ -167,39 +155,22 @@ def places(job):
 
 
 def serve(orders, answers, memory, begins, job):
-    """What a runner does: loads what it is told, then answers each call. Never comes back."""
+    """What a runner does: loads what it is told, then answers each call with b"d", or b"e" and an error."""
     LIBC.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    (length,) = struct.unpack("<I", received(orders, 4))
-    code, guarded = json.loads(received(orders, length))
-    call = attempt(answers, lambda: loaded(memory, begins, job, code, guarded))
-    while call and received(orders, 1):
-        attempt(answers, call)
-    os._exit(0)
-
-
-def received(orders, count):
-    """So many bytes of the judge's orders."""
-    data = b""
-    while len(data) < count:
-        part = os.read(orders, count - len(data))
-        if not part:
-            os._exit(0)
-        data += part
-    return data
-
-
-def attempt(answers, act):
-    """Answers whether it went well, or with the error in `ERROR_BYTES`; what it gave, or None."""
-    try:
-        result = act()
-    except BaseException as error:
-        frames = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == "<code>"]
-        lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
-        text = (f"line {frames[-1]}: " if frames else "") + lines[-1]
-        os.write(answers, b"e" + text.encode("utf-8", "replace")[:ERROR_BYTES].ljust(ERROR_BYTES))
-        return None
-    os.write(answers, b"d")
-    return result
+    code, guarded = json.loads(orders.readline())
+    act = function = None
+    while function is None or orders.read(1):
+        try:
+            act = function or loaded(memory, begins, job, code, guarded)
+            if function is not None:
+                act()
+            function = act
+        except BaseException as error:
+            lines = [f"line {f.lineno}: " for f in traceback.extract_tb(error.__traceback__) if f.filename == "<code>"]
+            text = "".join([*lines[-1:], *traceback.format_exception_only(type(error), error)[-1:]]).strip()
+            os.write(answers, b"e" + text.encode("utf-8", "replace")[:ERROR_BYTES].ljust(ERROR_BYTES))
+            return
+        os.write(answers, b"d")
 
 
 def loaded(memory, begins, job, code, guarded):
@@ -207,18 +178,14 @@ def loaded(memory, begins, job, code, guarded):
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (size + job["memory_bytes"],) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(job["seconds"]) + 2,) * 2)
     if guarded:
         guard()
-    *arrays, target = [
-        np.ndarray(tuple(shape), dtype, memory, at)
-        for (dtype, shape), at in zip((*job["inputs"], job["output"]), begins, strict=True)
-    ]
+    forms = zip((*job["inputs"], job["output"]), begins, strict=True)
+    *arrays, target = [np.ndarray(tuple(shape), dtype, memory, at) for (dtype, shape), at in forms]
     if job["language"] == "c":
-        function = ctypes.CDLL(code).f
-        function.restype = None
+        library = ctypes.CDLL(code)
         pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arrays, target)]
-        return lambda: function(*pointers)
+        return lambda: library.f(*pointers)
     space = {"__name__": "submission"}
     exec(compile(code, "<code>", "exec"), space)
     function = space["f"]
@@ -237,7 +204,7 @@ def loaded(memory, begins, job, code, guarded):
 
 
 def judged(job):
-    """What became of a job. Both of its files are gone before any of the agent's code is at work."""
+    """The report of a job. The reference is on no disk when the agent's code begins."""
     runners = []
     for _ in range(2 * job["rounds"]):
         runners.append(Runner(job, runners))
@@ -246,20 +213,16 @@ def judged(job):
     os.unlink("secret.json")
     report = {"nonce": secret["nonce"], "fault": "task", "error": "", "reference_ns": [], "candidate_ns": []}
     deadline = time.monotonic() + job["seconds"]
-    references, candidates = runners[::2], runners[1::2]
+    reference, candidate, is_c = secret["reference"], job["code"], job["language"] == "c"
     try:
-        reference = secret["reference"]
-        if job["language"] == "c":
-            reference = compiled(reference, "reference.so")
-        for runner in references:
+        reference = compiled(reference, "reference.so") if is_c else reference
+        for runner in runners[::2]:
             runner.load(reference, False, deadline)
-        if job["language"] == "c":
-            os.unlink("reference.so")
+        if is_c:
+            os.unlink(reference)
         report["fault"] = "candidate"
-        candidate = job["code"]
-        if job["language"] == "c":
-            candidate = compiled(candidate, f"{FOLDER}/candidate.so")
-        for pair in zip(references, candidates, strict=True):
+        candidate = compiled(candidate, f"{OPEN}/candidate.so") if is_c else candidate
+        for pair in zip(runners[::2], runners[1::2], strict=True):
             measure(pair, candidate, job, secret, report, deadline)
         report["fault"] = ""
     except Failed as error:
@@ -273,20 +236,19 @@ def judged(job):
 def measure(pair, candidate, job, secret, report, deadline):
     """One round: adds its times to the report. Raises Failed: a call fails, or an output is wrong."""
     calls = [drawn(job, secret) for _ in range(1 + job["calls"])]  # the first is not counted: pages and caches are cold
-    outputs, names = {}, ["reference", "candidate"]
+    outputs, names = {}, ["task", "candidate"]
     random.SystemRandom().shuffle(names)
     for name in names:
-        runner = pair[name == "candidate"]
-        report["fault"] = "candidate" if name == "candidate" else "task"
+        runner, report["fault"] = pair[name == "candidate"], name
         if name == "candidate":
             runner.load(candidate, True, deadline)
         played = [runner.call(inputs, deadline) for inputs in calls]
         runner.kill()
         outputs[name] = [output for _, output in played]
-        report[name + "_ns"].append([ns for ns, _ in played[1:]])
+        report["candidate_ns" if name == "candidate" else "reference_ns"].append([ns for ns, _ in played[1:]])
     report["fault"] = "candidate"
-    for number, (right, output) in enumerate(zip(outputs["reference"], outputs["candidate"], strict=True)):
-        compare(number, right, output, job["output"], secret["tolerance"])
+    for number, (right, output) in enumerate(zip(outputs["task"], outputs["candidate"], strict=True)):
+        compare(number, right, output, job["output"][0], secret["tolerance"])
 
 
 def drawn(job, secret):
@@ -301,16 +263,13 @@ def drawn(job, secret):
     return arrays
 
 
-def compare(number, right, output, form, tolerance):
-    """Raises Failed unless every number of an output is finite, and as near as `tolerance` times the largest right one;
-    whole numbers are equal."""
-    right, output = (np.frombuffer(data, form[0]) for data in (right, output))
+def compare(number, right, output, dtype, tolerance):
+    """Raises Failed unless all numbers of an output are finite and within `tolerance` times the largest right one."""
+    right, output = (np.frombuffer(data, dtype).astype(np.float64) for data in (right, output))
     if not np.isfinite(output).all():
         raise Failed(f"wrong: call {number} gives numbers that are not finite")
-    right, output = right.astype(np.float64), output.astype(np.float64)
-    error = float(np.abs(right - output).max(initial=0.0))
-    most = tolerance * float(np.abs(right).max(initial=0.0)) if np.dtype(form[0]).kind == "f" else 0.0
-    if not error <= most:
+    error = float(np.abs(right - output).max())
+    if not error <= (tolerance * float(np.abs(right).max()) if np.dtype(dtype).kind == "f" else 0.0):
         raise Failed(f"wrong: call {number} is off by {error:.2g}")
 
 
@@ -351,9 +310,7 @@ def main(folder):
         if pid == 0:
             try:
                 with open("public.json") as file:
-                    job = json.load(file)
-                os.unlink("public.json")
-                report = judged(job)
+                    report = judged(json.load(file))
             except BaseException as error:
                 report = {"failure": repr(error)}
             put(report)
