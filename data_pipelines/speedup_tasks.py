@@ -241,11 +241,7 @@ def demonstration(row: Mapping[str, Any], slow_frac: float, number: int) -> dict
     best = (fast, draw.uniform(10.0, 40.0))
     shown = [slow] if draw.random() < slow_frac else draw.choice(([best], [slow, best]))
     turns = [
-        {
-            "action": texts.program("plain", code),
-            "observation": texts.observation("plain", texts.speedup(speedup)),
-        }
-        for code, speedup in shown
+        {"action": texts.program("plain", code), "observation": texts.measured("", speedup)} for code, speedup in shown
     ]
     turns.append({"action": texts.DONE, "observation": ""})
     return {"prompt": row["prompt"], "turns": turns, "id": row["id"], "kind": row["kind"]}
@@ -284,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="what to write; must not exist")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--families", choices=("folds", "all"), default="all")
-    parser.add_argument("--style", choices=tuple(texts.PREFIXES), default="fenced", help="in which the policy writes")
+    parser.add_argument("--style", choices=tuple(texts.TAGS), default="fenced", help="in which the policy writes")
     parser.add_argument("--demonstrations", type=amount, default=0)
     parser.add_argument("--slow_frac", type=part, default=0.8, help="demonstrations that are content with a loop")
     return generated.finish(

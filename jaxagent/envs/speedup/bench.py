@@ -148,7 +148,7 @@ class Runner:
 def places(job):
     """(where each input and the output begin in the shared memory, where the output ends), in bytes."""
     end, begins = 0, []
-    for dtype, shape in (*job["inputs"], job["output"]):
+    for dtype, shape in job["arrays"]:
         begins.append(-(-end // 64) * 64)
         end = begins[-1] + np.dtype(dtype).itemsize * math.prod(shape)
     return begins, end
@@ -180,7 +180,7 @@ def loaded(memory, begins, job, code, guarded):
     resource.setrlimit(resource.RLIMIT_AS, (size + job["memory_bytes"],) * 2)
     if guarded:
         guard()
-    forms = zip((*job["inputs"], job["output"]), begins, strict=True)
+    forms = zip(job["arrays"], begins, strict=True)
     *arrays, target = [np.ndarray(tuple(shape), dtype, memory, at) for (dtype, shape), at in forms]
     if job["language"] == "c":
         library = ctypes.CDLL(code)
@@ -248,14 +248,14 @@ def measure(pair, candidate, job, secret, report, deadline):
         report["candidate_ns" if name == "candidate" else "reference_ns"].append([ns for ns, _ in played[1:]])
     report["fault"] = "candidate"
     for number, (right, output) in enumerate(zip(outputs["task"], outputs["candidate"], strict=True)):
-        compare(number, right, output, job["output"][0], secret["tolerance"])
+        compare(number, right, output, job["arrays"][-1][0], secret["tolerance"])
 
 
 def drawn(job, secret):
     """Fresh inputs, as bytes. Raises Failed: they are of another form than the job says."""
     rng = np.random.default_rng(int.from_bytes(os.urandom(16), "little"))
     arrays = []
-    for draw, (dtype, shape) in zip(secret["draws"], job["inputs"], strict=True):
+    for draw, (dtype, shape) in zip(secret["draws"], job["arrays"], strict=False):
         array = np.asarray(eval(draw, {"rng": rng, "np": np}))
         if array.dtype != np.dtype(dtype) or list(array.shape) != list(shape):
             raise Failed(f"{draw} gives {array.dtype}{array.shape}, not {dtype}{tuple(shape)}")

@@ -1,17 +1,13 @@
 """Optimise and measure: the policy writes a function, a sandbox checks and measures it beside a reference.
 
-Task + stations in -> measurements and a verdict out. Each revision is a turn: it is measured (`station.py`), and what
-came of it is the observation. With s = the speed-up that is sure (`Measured.sure`) and `cap` the task's
-`full_speedup`, it earns
+Each revision is a turn, and what came of it the observation. With s = the speed-up that is sure (`Measured.sure`) and
+`cap` the task's `full_speedup`, an attempt earns
 
     correct x (c + (1 - c) x gain),  gain = log(s / (1 + margin)) / log(cap / (1 + margin)), clipped to 0..1
 
-with c = `env.correct_reward`: what is not faster than the reference by more than `env.margin`, the noise of the clock,
-gains nothing. The best correct revision counts, or the last (`env.counts`).
-
-After KernelBench (https://arxiv.org/abs/2502.10517), whose fast_p is the part of the tasks that are correct and more
-than p times as fast: components `correct`, `fast_1` (here: by more than the margin) and `fast_2`. Kevin
-(https://arxiv.org/abs/2507.11948) trains on several revisions with 0.3 x correct + s without a bound.
+with c = `env.correct_reward`: what is not faster by more than `env.margin`, the noise, gains nothing. The components
+`correct`, `fast_1` (here: faster by more than the margin) and `fast_2` are fast_p of KernelBench
+(https://arxiv.org/abs/2502.10517): correct, and more than p times as fast.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.config.ranges import NonNegativeFloat, PositiveInt, Seconds, ZeroToOne
@@ -28,8 +24,6 @@ from jaxagent.envs.base import Attempt, Environment, Message, Observation, Openi
 from jaxagent.envs.speedup import rows, texts
 from jaxagent.envs.speedup.station import COMPILE_S, Measured, Stations, open_stations
 from jaxagent.types import StopReason, Task
-
-MAX_SPEEDUP = 1_000.0  # that is reported
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +46,7 @@ class Speedup(Environment):
     repeatable = False  # a clock says it
 
     def __post_init__(self) -> None:
-        """Refuses settings under which the policy's own slow programs could look like a failure of ours."""
+        """Refuses settings under which slow programs of the policy's could look like a failure of ours."""
         most_s = self.max_turns * (self.measure_timeout_s + 2 * COMPILE_S)
         if most_s >= self.episode_timeout_s:
             raise ConfigError(
@@ -72,7 +66,7 @@ class Speedup(Environment):
 
     def oracle(self, task: Task) -> Sequence[str] | None:
         """The row's own solution, then the end."""
-        solution = rows.of_task(task).solution
+        solution = rows.of_task(task)["solution"]
         return (texts.program(self.format, solution), texts.DONE) if solution else None
 
     def messages(self, text: str) -> tuple[Message, ...]:
@@ -81,32 +75,27 @@ class Speedup(Environment):
 
     def observation(self, action: str, text: str) -> Observation:
         """What came of a program, or that there is none."""
-        return texts.observed(self.format, text, texts.find_program(self.format, action) is None)
+        return texts.observed(self.format, text, texts.find_program(self.format, action)[0] is None)
 
-    def check(self, task: Task) -> rows.Problem:
-        """The problem of a task. Raises ConfigError: it cannot be measured, or its whole reward lies in the noise."""
+    def problem(self, task: Task) -> dict[str, Any]:
+        """What `rows.of_task` gives. Raises ConfigError: it has none, or its whole reward lies in the noise."""
         problem = rows.of_task(task)
-        if problem.full_speedup <= 1 + self.margin:
-            raise ConfigError(
-                f"task '{task.id}': full_speedup={problem.full_speedup:g} must be more than 1 + env.margin = "
-                f"{1 + self.margin:g}: it could not be told from noise."
-            )
+        if problem["full_speedup"] <= 1 + self.margin:
+            raise ConfigError(f"task '{task.id}': full_speedup must be more than 1 + env.margin = {1 + self.margin:g}.")
         return problem
 
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], SpeedupAttempt]]:
         """Looks at the tasks, finds a back end that works and tries a station."""
-        opening.check(self.check)
-        languages = {rows.of_task(task).language for task in (*opening.tasks, *opening.train)}
+        opening.check(self.problem)
+        languages = {rows.of_task(task)["language"] for task in (*opening.tasks, *opening.train)}
         with open_stations(opening, self.sandbox, self.stations, "c" in languages) as stations:
             yield lambda task: SpeedupAttempt(task, self, stations)
 
 
 def gain(speedup: float, cap: float, margin: float) -> float:
     """What a speed-up is worth, from 0 (none that is more than noise) to 1 (`cap`, which is above 1 + margin)."""
-    if speedup <= 1 + margin:
-        return 0.0
-    return min(math.log(speedup / (1 + margin)) / math.log(cap / (1 + margin)), 1.0)
+    return min(max(math.log(max(speedup, 1.0) / (1 + margin)) / math.log(cap / (1 + margin)), 0.0), 1.0)
 
 
 class SpeedupAttempt(Attempt):
@@ -114,11 +103,10 @@ class SpeedupAttempt(Attempt):
 
     def __init__(self, task: Task, config: Speedup, stations: Stations):
         self._task, self._config, self._stations = task, config, stations
-        self._problem = config.check(task)
+        self._problem = config.problem(task)
         self._revisions: list[Measured] = []
         self._turns_left = config.max_turns
         self.stop_strings: Sequence[str] = config.stop_strings
-        self.tool_prefixes: Sequence[str] = texts.PREFIXES[config.format]
         self.counters: dict[str, float] = dict.fromkeys(("revisions", "failed_revisions", "invalid_actions"), 0.0)
 
     async def start(self) -> Sequence[Message]:
@@ -128,29 +116,19 @@ class SpeedupAttempt(Attempt):
     async def step(self, action: str) -> Step:
         """Measures a revision, ends, or says that there is no program."""
         self._turns_left -= 1
-        style = self._config.format
-        code = texts.find_program(style, action)
+        code, is_done = texts.find_program(self._config.format, action)
+        shown = texts.NO_PROGRAM
         if code is not None:
-            config = self._config
-            self._revisions.append(
-                await self._stations.measure(
-                    self._problem,
-                    self._problem.head + code,
-                    config.rounds,
-                    config.timed_calls,
-                    config.measure_timeout_s,
-                )
-            )
+            settings = self._config.rounds, self._config.timed_calls, self._config.measure_timeout_s
+            revision = await self._stations.measure(self._problem, self._problem["head"] + code, *settings)
+            shown = texts.measured(revision.error, revision.speedup)
+            self._revisions.append(revision)
             self.counters["revisions"] += 1
-            self.counters["failed_revisions"] += self._revisions[-1].error != ""
-        elif not texts.is_done(style, action):
-            self.counters["invalid_actions"] += 1
-        if texts.is_done(style, action):
-            return Step(stop_reason=StopReason.ANSWER)
-        if self._turns_left <= 0:
-            return Step(stop_reason=StopReason.TURN_LIMIT)
-        shown = texts.INVALID[style] if code is None else described(self._revisions[-1])
-        return Step(texts.observed(style, shown, warning=code is None))
+            self.counters["failed_revisions"] += revision.error != ""
+        self.counters["invalid_actions"] += code is None and not is_done
+        if is_done or self._turns_left <= 0:
+            return Step(stop_reason=StopReason.ANSWER if is_done else StopReason.TURN_LIMIT)
+        return Step(texts.observed(self._config.format, shown, warning=code is None))
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """Pays the best correct revision, or the last; what was measured when it was written counts."""
@@ -158,20 +136,15 @@ class SpeedupAttempt(Attempt):
         correct = [revision for revision in counted if not revision.error]
         best = max(correct, key=lambda revision: revision.sure, default=Measured("none"))
         floor, margin = self._config.correct_reward, self._config.margin
-        value = gain(best.sure, self._problem.full_speedup, margin)
+        value = gain(best.sure, self._problem["full_speedup"], margin)
         components = {
             "gain": value,
             "correct": float(bool(correct)),
             "fast_1": float(best.sure > 1 + margin),
             "fast_2": float(best.sure > 2),
-            "speedup": min(best.speedup, MAX_SPEEDUP),
+            "speedup": min(best.speedup, 1000.0),
         }
         return Verdict((floor + (1 - floor) * value) if correct else 0.0, components)
 
     async def close(self) -> None:
         """Nothing is its own."""
-
-
-def described(revision: Measured) -> str:
-    """What a policy is shown of a measurement."""
-    return f"failed: {revision.error}" if revision.error else texts.speedup(revision.speedup)

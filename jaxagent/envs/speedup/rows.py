@@ -15,9 +15,8 @@ name, problem_id and code, which defines Model, get_inputs and get_init_inputs i
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxagent import types
@@ -29,9 +28,9 @@ from jaxagent.types import Task
 
 KEY = "speedup"
 KERNELBENCH = "kernelbench"  # the key of its code, in a task's metadata
-COLUMNS = ("level", "name", "problem_id", "code")
+COLUMNS = ("level", "name", "problem_id", "code")  # of KernelBench's rows
 DTYPES = ("float64", "float32", "int64", "int32", "uint8", "bool")
-MAX_BYTES = 2**26  # of all inputs and the output
+MOST_NUMBERS = 2**23  # of all inputs and the output
 _ARRAY = {"dtype": DTYPES, "shape": [object]}
 _FORM = {
     "language": ("numpy", "c"),
@@ -45,63 +44,29 @@ _FORM = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """A reference to be beaten: whole programs, what draws each input, dtypes and shapes.
-
-    Attributes:
-      tolerance: of an output's numbers, relative to the largest.
-      full_speedup: above which a speed-up earns no more.
-      head: what stands before every program that the policy writes.
-    """
-
-    language: str
-    reference: str
-    draws: Sequence[str]
-    inputs: Sequence[tuple[str, Sequence[int]]]
-    output: tuple[str, Sequence[int]]
-    tolerance: float
-    full_speedup: float
-    head: str = ""
-    solution: str = ""
-
-
-def of_task(task: Task) -> Problem:
-    """The problem of a task. Raises ConfigError: it has none, or in another form; or it is one of KernelBench's."""
+def of_task(task: Task) -> dict[str, Any]:
+    """What a task has in `KEY`, checked. Raises ConfigError: it is of another form, or one of KernelBench's."""
     if KERNELBENCH in task.metadata:
         raise ConfigError(
             f"task '{task.id}' is one of KernelBench's: its PyTorch programs are measured on a GPU with torch in the "
             "sandbox, and sandboxes have no GPU. Leave its rows out, or take those of data_pipelines.speedup_tasks."
         )
     try:
-        row = shaped(task.metadata.get(KEY), _FORM, f"metadata.{KEY}")
-        _check_sizes(row)
+        row = {"head": "", "solution": ""} | shaped(task.metadata.get(KEY), _FORM, f"metadata.{KEY}")
+        if not row["inputs"]:
+            raise RowError(
+                f"metadata.{KEY}.inputs", "must not be empty: what is always the same can be learnt by heart"
+            )
+        arrays = [*row["inputs"], row["output"]]
+        lengths = [length for array in arrays for length in array["shape"]]
+        numbers = MOST_NUMBERS
+        if all(type(length) is int and length > 0 for length in lengths):
+            numbers = sum(math.prod(array["shape"]) for array in arrays)
+        if numbers >= MOST_NUMBERS:
+            raise RowError(f"metadata.{KEY}", f"shapes must be whole numbers above 0, below {MOST_NUMBERS:,} in all")
     except RowError as error:
         raise ConfigError(f"task '{task.id}': {error}.") from None
-    return Problem(
-        language=row["language"],
-        reference=row["reference"],
-        draws=[one["draw"] for one in row["inputs"]],
-        inputs=[(one["dtype"], one["shape"]) for one in row["inputs"]],
-        output=(row["output"]["dtype"], row["output"]["shape"]),
-        tolerance=row["tolerance"],
-        full_speedup=row["full_speedup"],
-        head=row.get("head", ""),
-        solution=row.get("solution", ""),
-    )
-
-
-def _check_sizes(row: Mapping[str, Any]) -> None:
-    if not row["full_speedup"] > 1:
-        raise RowError(f"metadata.{KEY}.full_speedup", f"must be more than 1, got {row['full_speedup']:g}")
-    if not row["inputs"]:
-        raise RowError(f"metadata.{KEY}.inputs", "must not be empty: what is always the same could be learnt by heart")
-    for array in (*row["inputs"], row["output"]):
-        if not all(type(length) is int and length > 0 for length in array["shape"]):
-            raise RowError(f"metadata.{KEY}", f"a shape must be whole numbers above 0, got {array['shape']!r}")
-    numbers = sum(math.prod(array["shape"]) for array in (*row["inputs"], row["output"]))
-    if numbers * 8 > MAX_BYTES:
-        raise RowError(f"metadata.{KEY}", f"inputs and output must be at most {MAX_BYTES // 8:,} numbers")
+    return row
 
 
 def is_published(row: Mapping[str, Any]) -> bool:

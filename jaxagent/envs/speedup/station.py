@@ -10,7 +10,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import numpy as np
 
 from jaxagent.config import ConfigError, SandboxConfig, SoftwareConfig
 from jaxagent.envs.base import Opening
-from jaxagent.envs.speedup.rows import Problem
 from jaxagent.sandbox.base import MIB, Sandbox, SandboxError
 from jaxagent.sandbox.images.many import TaskImage
 from jaxagent.sandbox.of_config import Sandboxes, open_sandboxes
@@ -65,20 +64,30 @@ class Stations:
         await sandbox.close()
         return about
 
-    async def measure(self, problem: Problem, code: str, rounds: int, calls: int, timeout_s: float) -> Measured:
-        """Measures a program when a sandbox is free. Raises SandboxError: there is no report, and RuntimeError: the
-        task is at fault."""
+    async def measure(self, problem: Mapping[str, Any], code: str, rounds: int, calls: int, seconds: float) -> Measured:
+        """Measures a program when a sandbox is free.
+
+        Args:
+          problem: as `rows.of_task` gives it.
+          code: of the candidate.
+          rounds, calls, seconds: see the settings of the environment.
+
+        Raises:
+          SandboxError: there is no report.
+          RuntimeError: the task is at fault.
+        """
         nonce = secrets.token_hex(16)  # no program of the agent's can write a report
-        public = {"language": problem.language, "code": code, "inputs": problem.inputs, "output": problem.output}
-        public |= {"rounds": rounds, "calls": calls, "seconds": timeout_s, "memory_bytes": self._memory_bytes}
-        secret = {"nonce": nonce, "reference": problem.reference, "draws": problem.draws}
-        secret |= {"tolerance": problem.tolerance}
+        arrays = [(array["dtype"], array["shape"]) for array in (*problem["inputs"], problem["output"])]
+        public = {"language": problem["language"], "code": code, "arrays": arrays, "rounds": rounds, "calls": calls}
+        public |= {"seconds": seconds, "memory_bytes": self._memory_bytes}
+        secret = {"nonce": nonce, "draws": [array["draw"] for array in problem["inputs"]]}
+        secret |= {name: problem[name] for name in ("reference", "tolerance")}
         sandbox, report = await self._free.get(), {}
         try:
             sandbox = sandbox or (await self._start())[0]
             for name, content in (("public", public), ("secret", secret)):
                 await sandbox.write(f"{FOLDER}/{name}.json", json.dumps(content).encode(), 0o600)
-            report = await _report(sandbox, JOB, timeout_s + 2 * COMPILE_S + 10.0)
+            report = await _report(sandbox, JOB, seconds + 2 * COMPILE_S + 10.0)
             if report.get("nonce") != nonce:
                 raise SandboxError(f"the measurement gave no report: {report.get('failure', 'somebody ended it')}")
         finally:

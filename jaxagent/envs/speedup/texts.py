@@ -1,12 +1,8 @@
 """How programs and measurements are written.
 
-Two ways (`env.format`):
-
-             a program                    the end    what came of it is shown
-    plain    <code>...</code>, the first  <done>     <out>...</out>
-    fenced   the last ``` block           <done>     in a user message
-
-A task may have a head: lines that stand before what the policy writes, and that it does not write.
+         a program                    the end    what came of it is shown
+plain    <code>...</code>, the first  <done>     <out>...</out>
+fenced   the last ``` block           <done>     in a user message
 """
 
 from __future__ import annotations
@@ -20,14 +16,10 @@ from jaxagent.types import TokenKind
 
 Format = Literal["plain", "fenced"]
 
-STOP_STRINGS: dict[Format, tuple[str, ...]] = {"plain": ("</code>", "<done>"), "fenced": ()}
-TAGS: dict[Format, tuple[str, ...]] = {
-    "plain": ("<code>", "</code>", "<out>", "</out>", "<done>"),
-    "fenced": ("<think>", "</think>", "<done>"),
-}
-PREFIXES: dict[Format, tuple[str, ...]] = {"plain": ("<code>",), "fenced": ("```",)}
 DONE = "<done>"
-INVALID: dict[Format, str] = {"plain": "no program", "fenced": "There is no complete ``` block and no <done> in it."}
+STOP_STRINGS: dict[Format, tuple[str, ...]] = {"plain": ("</code>", DONE), "fenced": ()}
+TAGS: dict[Format, tuple[str, ...]] = {"plain": ("<code>", "</code>", "<out>", "</out>", DONE), "fenced": (DONE,)}
+NO_PROGRAM = "There is no complete program."
 MAX_CODE_CHARS = 30_000
 _PAIRS: dict[Format, tuple[re.Pattern[str], re.Pattern[str]]] = {
     "plain": tags.pair("code"),
@@ -43,9 +35,7 @@ SYSTEM = (
 
 def messages(style: Format, task: str) -> tuple[Message, ...]:
     """The prompt of a task."""
-    if style == "plain":
-        return (Message("user", task),)
-    return (Message("system", SYSTEM), Message("user", task))
+    return (*(() if style == "plain" else (Message("system", SYSTEM),)), Message("user", task))
 
 
 def program(style: Format, code: str) -> str:
@@ -53,34 +43,23 @@ def program(style: Format, code: str) -> str:
     return f"<code>{code}</code>" if style == "plain" else f"```\n{code}\n```"
 
 
-def speedup(times: float) -> str:
-    """What is said of a correct program."""
-    return f"correct, {times:.1f} times as fast"
+def measured(error: str, speedup: float) -> str:
+    """What is said of a program. `error`: "" = it is correct."""
+    return f"failed: {error}" if error else f"correct, {speedup:.1f} times as fast"
 
 
-def observation(style: Format, text: str) -> str:
-    """What a policy is shown of a measurement."""
-    return f"<out>{text}</out>\n" if style == "plain" else text
-
-
-def observed(style: Format, text: str, warning: bool) -> Observation:
-    """The same as it stands in an episode. `warning`: there was no program."""
+def observed(style: Format, text: str, warning: bool = False) -> Observation:
+    """What a policy is shown. `warning`: there was no program."""
     kind = TokenKind.WARNING if warning else TokenKind.OBSERVATION
-    return Observation(((observation(style, text), kind),), "" if style == "plain" else "user")
+    if style == "plain":
+        return Observation(((f"<out>{text}</out>\n", kind),))
+    return Observation(((text, kind),), "user")
 
 
-def find_program(style: Format, text: str) -> str | None:
-    """The complete program in a turn: the first in the plain format, which ends there, else the last."""
-    programs = tags.inside(*_PAIRS[style], spoken(text))
+def find_program(style: Format, text: str) -> tuple[str | None, bool]:
+    """(the complete program in a turn, whether the turn says outside of programs that it was the last)."""
+    said = text[: tags.MAX_CHARS].rpartition("</think>")[2]
+    programs = tags.inside(*_PAIRS[style], said)
     code = (programs[0] if style == "plain" else programs[-1]).replace("\0", "") if programs else ""
-    return code if code.strip() and len(code) <= MAX_CODE_CHARS else None
-
-
-def is_done(style: Format, text: str) -> bool:
-    """Whether a turn says, outside of programs, that it was the last."""
-    return DONE in tags.outside(*_PAIRS[style], spoken(text))
-
-
-def spoken(text: str) -> str:
-    """What follows the last thought, in so much of the text as is read."""
-    return text[: tags.MAX_CHARS].rpartition("</think>")[2]
+    is_done = DONE in tags.outside(*_PAIRS[style], said)
+    return (code if code.strip() and len(code) <= MAX_CODE_CHARS else None), is_done

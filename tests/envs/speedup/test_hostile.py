@@ -1,6 +1,5 @@
 """Programs that want to be paid without being faster earn nothing; each of them is paid by a naive harness."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import pytest
 from jaxagent.config import SandboxConfig
 from jaxagent.envs.base import Opening
 from jaxagent.envs.speedup.environment import Speedup, gain
-from jaxagent.envs.speedup.rows import Problem
 from jaxagent.envs.speedup.station import open_stations
 from jaxagent.rollout.workers import Workers
 from tests.envs.speedup import naive
@@ -23,16 +21,20 @@ ATTACK_OF = {
     for language, attacks in (("numpy", ATTACKS), ("c", C_ATTACKS))
     for name, attack in attacks.items()
 }
-VECTOR = ("float64", [naive.N])
-DOT = Problem(
-    "numpy", LOOP.replace("slow", "f"), [f"rng.random({naive.N}) + 0.5"] * 2, [VECTOR] * 2, ("float64", []), 1e-9, 5.0
-)
-C_DOT = Problem(
-    "c",
-    "void f(const double *x, const double *y, double *out) { double s = 0; for (int i = 0; i < 30000; i++) s += x[i] * "
-    "y[i]; *out = s; }",
-    DOT.draws, DOT.inputs, DOT.output, DOT.tolerance, 5.0,
-)  # fmt: skip
+VECTOR = {"dtype": "float64", "shape": [naive.N], "draw": f"rng.random({naive.N}) + 0.5"}
+DOT = {
+    "language": "numpy",
+    "reference": LOOP.replace("slow", "f"),
+    "inputs": [VECTOR, VECTOR],
+    "output": {"dtype": "float64", "shape": []},
+    "tolerance": 1e-9,
+    "full_speedup": 5.0,
+}
+C_DOT = DOT | {
+    "language": "c",
+    "reference": "void f(const double *x, const double *y, double *out) { double s = 0; for (int i = 0; i < 30000; i++) "
+    "s += x[i] * y[i]; *out = s; }",
+}
 MARGIN = Speedup().margin
 
 
@@ -60,13 +62,13 @@ def test_an_attack_that_a_naive_harness_pays_earns_nothing(name, naively, measur
     assert naively[name]["correct"] and naively[name]["speedup"] > 1.5, naively[name]
     language, code, _ = ATTACK_OF[name]
     found = measured(code, DOT if language == "numpy" else C_DOT)
-    assert found.error or gain(found.sure, DOT.full_speedup, MARGIN) == 0.0, found
+    assert found.error or gain(found.sure, DOT["full_speedup"], MARGIN) == 0.0, found
 
 
 def test_what_is_faster_is_paid(measured):
     """So that the attacks above do not fail because everything does."""
     found = measured("def f(x, y):\n    return x @ y\n")
-    assert not found.error and gain(found.sure, DOT.full_speedup, MARGIN) == 1.0, found
+    assert not found.error and gain(found.sure, DOT["full_speedup"], MARGIN) == 1.0, found
 
 
 def test_a_candidate_has_no_rights_that_the_same_program_has_outside(measured):
@@ -90,7 +92,7 @@ def test_nothing_in_its_memory_tells_the_reference(measured):
     code = f"reference = {mark!r}\n{search}"
     outside = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "KeyError: 0" not in outside.stderr and "KeyError: " in outside.stderr
-    problem = dataclasses.replace(DOT, reference=DOT.reference + mark)
+    problem = DOT | {"reference": DOT["reference"] + mark}
     assert not measured(LOOP.replace("slow", "f"), problem).error
     assert measured(search, problem).error.endswith("KeyError: 0")
 
@@ -98,7 +100,7 @@ def test_nothing_in_its_memory_tells_the_reference(measured):
 def test_the_reference_itself_is_not_paid(measured):
     """In both languages, however often it is tried."""
     for problem in (DOT, C_DOT):
-        found = [measured(problem.reference, problem) for _ in range(8)]
+        found = [measured(problem["reference"], problem) for _ in range(8)]
         assert not any(one.error for one in found)
-        assert [gain(one.sure, problem.full_speedup, MARGIN) for one in found] == [0.0] * 8, found
+        assert [gain(one.sure, problem["full_speedup"], MARGIN) for one in found] == [0.0] * 8, found
         assert 0.6 < sorted(one.speedup for one in found)[4] < 1.6
