@@ -23,6 +23,7 @@ import resource
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -49,28 +50,25 @@ def guard():
     LIBC.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
     version = LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     files = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
-    attributes = b"".join(part.to_bytes(8, "little") for part in (files, 3, 3))[
-        : 8 if version < 4 else 16 if version < 6 else 24
-    ]
-    rules = LIBC.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    size = 8 if version < 4 else 16 if version < 6 else 24  # files; network; abstract sockets and signals
+    attributes = struct.pack("<QQQ", files, 3, 3)[:size]
+    rules = LIBC.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
     for path in filter(os.path.exists, READABLE):
         opened = os.open(path, os.O_PATH)
         allowed = READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE
-        LIBC.syscall(ADD_RULE, rules, 1, allowed.to_bytes(8, "little") + opened.to_bytes(4, "little"), 0)
+        LIBC.syscall(ADD_RULE, rules, 1, struct.pack("<Qi", allowed, opened), 0)
         os.close(opened)
     LIBC.syscall(RESTRICT_SELF, rules, 0)
 
 
 def lacking():
-    """What `guard` does not take away here, in words: a process of its own tries it."""
-    judge = os.getpid()
-    tries = {
+    """What a candidate can do here that `guard` should take away, in words: processes of their own try it."""
+    judge, able = os.getpid(), []
+    for name, act in {
         "it can start processes": lambda: os.fork() or os._exit(0),
-        "it can write files": lambda: open("probe", "w").close(),
-        "it can read the judge's memory": lambda: open(f"/proc/{judge}/mem", "rb").close(),
-    }
-    able = set()
-    for name, act in tries.items():
+        "it can write files": lambda: os.open("probe", os.O_WRONLY | os.O_CREAT),
+        "it can read the judge's memory": lambda: os.open(f"/proc/{judge}/mem", os.O_RDONLY),
+    }.items():
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(OSError):
@@ -78,8 +76,8 @@ def lacking():
                 act()
                 os._exit(1)
             os._exit(0)
-        able |= {name} if os.waitpid(pid, 0)[1] else set()
-    return sorted(able)
+        able += [name] if os.waitpid(pid, 0)[1] else []
+    return able
 
 
 class Runner:
@@ -104,9 +102,7 @@ class Runner:
 
     def load(self, code, guarded, deadline):
         """Has it load a function. Raises Failed."""
-        message = json.dumps([code, guarded]).encode() + b"\n"
-        while message:
-            message = message[os.write(self.orders, message) :]
+        os.write(self.orders, json.dumps([code, guarded]).encode() + b"\n")
         self.wait(deadline)
 
     def call(self, inputs, deadline):
@@ -157,20 +153,17 @@ def places(job):
 def serve(orders, answers, memory, begins, job):
     """What a runner does: loads what it is told, then answers each call with b"d", or b"e" and an error."""
     LIBC.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    code, guarded = json.loads(orders.readline())
-    act = function = None
-    while function is None or orders.read(1):
-        try:
-            act = function or loaded(memory, begins, job, code, guarded)
-            if function is not None:
-                act()
-            function = act
-        except BaseException as error:
-            lines = [f"line {f.lineno}: " for f in traceback.extract_tb(error.__traceback__) if f.filename == "<code>"]
-            text = "".join([*lines[-1:], *traceback.format_exception_only(type(error), error)[-1:]]).strip()
-            os.write(answers, b"e" + text.encode("utf-8", "replace")[:ERROR_BYTES].ljust(ERROR_BYTES))
-            return
-        os.write(answers, b"d")
+    try:
+        function = loaded(memory, begins, job, *json.loads(orders.readline()))
+        while True:
+            os.write(answers, b"d")
+            if not orders.read(1):
+                return
+            function()
+    except BaseException as error:
+        lines = [f"line {f.lineno}: " for f in traceback.extract_tb(error.__traceback__) if f.filename == "<code>"]
+        text = "".join([*lines[-1:], *traceback.format_exception_only(type(error), error)[-1:]]).strip()
+        os.write(answers, b"e" + text.encode("utf-8", "replace")[:ERROR_BYTES].ljust(ERROR_BYTES))
 
 
 def loaded(memory, begins, job, code, guarded):
@@ -225,7 +218,7 @@ def judged(job):
         for pair in zip(runners[::2], runners[1::2], strict=True):
             measure(pair, candidate, job, secret, report, deadline)
         report["fault"] = ""
-    except Failed as error:
+    except (Failed, OSError) as error:  # the latter: of a pipe or a clock of a runner that has ended itself
         report["error"] = str(error)
     finally:
         for runner in runners:
@@ -253,23 +246,21 @@ def measure(pair, candidate, job, secret, report, deadline):
 
 def drawn(job, secret):
     """Fresh inputs, as bytes. Raises Failed: they are of another form than the job says."""
-    rng = np.random.default_rng(int.from_bytes(os.urandom(16), "little"))
-    arrays = []
+    rng, inputs = np.random.default_rng(int.from_bytes(os.urandom(16), "little")), []
     for draw, (dtype, shape) in zip(secret["draws"], job["arrays"], strict=False):
         array = np.asarray(eval(draw, {"rng": rng, "np": np}))
-        if array.dtype != np.dtype(dtype) or list(array.shape) != list(shape):
-            raise Failed(f"{draw} gives {array.dtype}{array.shape}, not {dtype}{tuple(shape)}")
-        arrays.append(array.tobytes())
-    return arrays
+        if array.dtype != np.dtype(dtype) or list(array.shape) != shape:
+            raise Failed(f"{draw} gives {array.dtype}{array.shape}, not {dtype}{shape}")
+        inputs.append(array.tobytes())
+    return inputs
 
 
 def compare(number, right, output, dtype, tolerance):
     """Raises Failed unless all numbers of an output are finite and within `tolerance` times the largest right one."""
     right, output = (np.frombuffer(data, dtype).astype(np.float64) for data in (right, output))
-    if not np.isfinite(output).all():
-        raise Failed(f"wrong: call {number} gives numbers that are not finite")
     error = float(np.abs(right - output).max())
-    if not error <= (tolerance * float(np.abs(right).max()) if np.dtype(dtype).kind == "f" else 0.0):
+    most = tolerance * float(np.abs(right).max()) if np.dtype(dtype).kind == "f" else 0.0
+    if not (np.isfinite(output).all() and error <= most):
         raise Failed(f"wrong: call {number} is off by {error:.2g}")
 
 
@@ -285,24 +276,13 @@ def compiled(text, path):
     return os.path.abspath(path)
 
 
-def put(report):
-    """Hands a report to who reads the pipe."""
-    with open("result", "w") as file:
-        json.dump(report, file)
-
-
 def main(folder):
     """The server. It ends with its sandbox."""
     os.chdir(folder)
     LIBC.prctl(DUMPABLE, 0, 0, 0, 0)  # so that no other process reads or changes this one and its children
-    put(
-        {
-            "numpy": np and np.__version__,
-            "python": sys.version_info[:2],
-            "cc": bool(shutil.which("cc")),
-            "able": lacking(),
-        }
-    )
+    report = {"numpy": np and np.__version__, "python": sys.version_info[:2], "cc": bool(shutil.which("cc"))}
+    with open("result", "w") as file:
+        json.dump(report | {"able": lacking()}, file)
     while True:
         with open("job") as file:
             file.read()
@@ -313,7 +293,8 @@ def main(folder):
                     report = judged(json.load(file))
             except BaseException as error:
                 report = {"failure": repr(error)}
-            put(report)
+            with open("result", "w") as file:
+                json.dump(report, file)
             os._exit(0)
         os.waitpid(pid, 0)
 

@@ -19,7 +19,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxagent import types
 from jaxagent.config import ConfigError
 from jaxagent.data import fields
 from jaxagent.data.fields import RowError
@@ -30,7 +29,7 @@ KEY = "speedup"
 KERNELBENCH = "kernelbench"  # the key of its code, in a task's metadata
 COLUMNS = ("level", "name", "problem_id", "code")  # of KernelBench's rows
 DTYPES = ("float64", "float32", "int64", "int32", "uint8", "bool")
-MOST_NUMBERS = 2**23  # of all inputs and the output
+MOST = 2**23  # numbers of all inputs and the output
 _ARRAY = {"dtype": DTYPES, "shape": [object]}
 _FORM = {
     "language": ("numpy", "c"),
@@ -57,13 +56,9 @@ def of_task(task: Task) -> dict[str, Any]:
             raise RowError(
                 f"metadata.{KEY}.inputs", "must not be empty: what is always the same can be learnt by heart"
             )
-        arrays = [*row["inputs"], row["output"]]
-        lengths = [length for array in arrays for length in array["shape"]]
-        numbers = MOST_NUMBERS
-        if all(type(length) is int and length > 0 for length in lengths):
-            numbers = sum(math.prod(array["shape"]) for array in arrays)
-        if numbers >= MOST_NUMBERS:
-            raise RowError(f"metadata.{KEY}", f"shapes must be whole numbers above 0, below {MOST_NUMBERS:,} in all")
+        shapes = [array["shape"] for array in (*row["inputs"], row["output"])]
+        if not all(type(n) is int and n > 0 for shape in shapes for n in shape) or sum(map(math.prod, shapes)) > MOST:
+            raise RowError(f"metadata.{KEY}", f"shapes must be whole numbers above 0, and have {MOST:,} numbers in all")
     except RowError as error:
         raise ConfigError(f"task '{task.id}': {error}.") from None
     return row
@@ -76,11 +71,7 @@ def is_published(row: Mapping[str, Any]) -> bool:
 
 def to_task(row: Mapping[str, Any]) -> Task:
     """Converts one of KernelBench's rows. Raises RowError: a column is missing, or the code defines another thing."""
-    code, name = fields.text(row, "code"), fields.text(row, "name")
-    for needed in ("get_inputs", "get_init_inputs"):
-        if f"def {needed}" not in code:
-            raise RowError("code", f"it must define {needed}")
-    level = f"level{row['level']}"
-    return types.Task(
-        id=f"kernelbench/{level}/{name}", prompt=code, answers=(), kind=f"{level}/{name}", metadata={KERNELBENCH: code}
-    )
+    code, kind = fields.text(row, "code"), f"level{fields.get(row, 'level')}/{fields.text(row, 'name')}"
+    if missing := [name for name in ("get_inputs", "get_init_inputs") if f"def {name}" not in code]:
+        raise RowError("code", f"it must define {missing[0]}")
+    return Task(id=f"kernelbench/{kind}", prompt=code, answers=(), kind=kind, metadata={KERNELBENCH: code})

@@ -65,16 +65,9 @@ class Stations:
         return about
 
     async def measure(self, problem: Mapping[str, Any], code: str, rounds: int, calls: int, seconds: float) -> Measured:
-        """Measures a program when a sandbox is free.
+        """Measures a program for a problem of `rows.of_task` when a sandbox is free; the rest as in the settings.
 
-        Args:
-          problem: as `rows.of_task` gives it.
-          code: of the candidate.
-          rounds, calls, seconds: see the settings of the environment.
-
-        Raises:
-          SandboxError: there is no report.
-          RuntimeError: the task is at fault.
+        Raises SandboxError: there is no report, or RuntimeError: the task is at fault.
         """
         nonce = secrets.token_hex(16)  # no program of the agent's can write a report
         arrays = [(array["dtype"], array["shape"]) for array in (*problem["inputs"], problem["output"])]
@@ -102,12 +95,6 @@ class Stations:
         shortest = [[max(min(times), 1) for times in report[f"{name}_ns"]] for name in ("reference", "candidate")]
         return Measured("", min(shortest[0]) / min(shortest[1]), min(shortest[0]) / max(shortest[1]))
 
-    async def close(self) -> None:
-        """Ends those that are idle."""
-        while not self._free.empty():
-            if (sandbox := self._free.get_nowait()) is not None:
-                await sandbox.close()
-
     async def _start(self) -> tuple[Sandbox, dict[str, Any]]:
         sandbox = await self._sandboxes.take(self._image)
         try:
@@ -129,13 +116,7 @@ async def _report(sandbox: Sandbox, command: str, timeout_s: float) -> dict[str,
 
 @contextlib.contextmanager
 def open_stations(opening: Opening, config: SandboxConfig, count: int, compiler: bool) -> Iterator[Stations]:
-    """Finds a back end that works, tries a station, and yields stations.
-
-    Args:
-      opening: of the run.
-      config: of the sandboxes.
-      count: how many measure at once.
-      compiler: whether tasks need cc.
+    """Yields `count` stations, after one was tried. `compiler`: tasks need cc.
 
     Raises:
       ConfigError: no sandbox, no NumPy or compiler in it, or a candidate could do there what it must not.
@@ -159,26 +140,21 @@ def open_stations(opening: Opening, config: SandboxConfig, count: int, compiler:
             raise ConfigError(f"env.sandbox: {failure}") from failure
         if about["numpy"] is None:
             raise ConfigError(
-                "env.sandbox: its python3 has no NumPy, and this process's is for another Python: install Debian's "
-                "python3-numpy on this host, or name a root that has it by env.sandbox.software.root."
+                "env.sandbox: its python3 has no NumPy, and is not of this process's version, whose NumPy could be "
+                "used: install Debian's python3-numpy, or name a root that has it by env.sandbox.software.root."
             )
         if compiler and not about["cc"]:
             raise ConfigError("env.sandbox: tasks in C need a compiler there, and cc is not found: install gcc.")
         if about["able"] and not config.unsafe:
             raise ConfigError(f"env.sandbox: a program that is measured is not shut in: {'; '.join(about['able'])}.")
         opening.note(f"measuring: processor time, NumPy {about['numpy']}, {count} at once")
-        try:
-            yield stations
-        finally:
-            opening.run(stations.close(), START_S)
+        yield stations
 
 
 def _copy_numpy(layer: Path) -> None:
     """Puts this process's NumPy into a layer, for everybody to read."""
     package = Path(np.__file__).parent
-    for source in (package, package.with_name("numpy.libs")):
-        if source.is_dir():
-            target = layer / PACKAGES.lstrip("/") / source.name
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("tests"))
+    for source in filter(Path.is_dir, (package, package.with_name("numpy.libs"))):
+        shutil.copytree(source, layer / PACKAGES.lstrip("/") / source.name)
     for path in (layer, layer / "opt", layer / PACKAGES.lstrip("/")):
         path.chmod(0o755)

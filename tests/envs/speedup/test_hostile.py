@@ -32,8 +32,8 @@ DOT = {
 }
 C_DOT = DOT | {
     "language": "c",
-    "reference": "void f(const double *x, const double *y, double *out) { double s = 0; for (int i = 0; i < 30000; i++) "
-    "s += x[i] * y[i]; *out = s; }",
+    "reference": "void f(const double *x, const double *y, double *out) { double s = 0; "
+    "for (int i = 0; i < 30000; i++) s += x[i] * y[i]; *out = s; }",
 }
 MARGIN = Speedup().margin
 
@@ -44,7 +44,7 @@ def measured():
     with Workers(1) as workers:
         opening = Opening(None, [], workers.run, lambda line: None)
         with open_stations(opening, SandboxConfig(), 1, True) as stations:
-            yield lambda code, problem=DOT: workers.run(stations.measure(problem, code, 4, 4, 20.0), 120.0)
+            yield lambda code, problem=DOT, s=20.0: workers.run(stations.measure(problem, code, 4, 4, s), 120.0)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,15 @@ def test_an_attack_that_a_naive_harness_pays_earns_nothing(name, naively, measur
     language, code, _ = ATTACK_OF[name]
     found = measured(code, DOT if language == "numpy" else C_DOT)
     assert found.error or gain(found.sure, DOT["full_speedup"], MARGIN) == 0.0, found
+
+
+def test_who_ends_its_process_between_two_calls_has_failed(measured):
+    """And not the measurement: an episode whose environment fails is left out."""
+    code = "import signal, time\ndef f(x, y):\n    signal.setitimer(signal.ITIMER_REAL, 1e-4)\n    return x @ y\n"
+    assert [bool(measured(code).error) for _ in range(3)] == [True] * 3
+    assert "takes too long" in measured("def f(x, y):\n    while True: pass\n", DOT, 1.0).error
+    assert "Segmentation fault" in measured("import ctypes\ndef f(x, y):\n    ctypes.string_at(0)\n").error
+    assert "MemoryError" in measured("def f(x, y):\n    return x @ y + len(bytearray(1 << 30))\n").error
 
 
 def test_what_is_faster_is_paid(measured):
