@@ -136,14 +136,18 @@ FAMILIES = {
            "    for (int i = 0; i < n; i++) {\n        s += x[i] - (i < 64 ? 0 : x[i - 64]);\n"
            "        out[i] = s;\n    }\n"), 6.0,
     ),
-    "c/columns": Family(
-        "c", (384, 448, 512, 576, 640), ("n,n",), "n",
-        _c("const double *a", "",
-           "    for (int j = 0; j < n; j++) {\n        double s = 0;\n        for (int i = 0; i < n; i++)\n"
-           "            s += a[i * n + j];\n        out[j] = s;\n    }\n"),
-        _c("const double *a", "    for (int j = 0; j < n; j++)\n        out[j] = 0;\n",
-           "    for (int i = 0; i < n; i++)\n        for (int j = 0; j < n; j++)\n"
-           "            out[j] += a[i * n + j];\n"), 1.5,
+    "c/exponents": Family(
+        "c", (64, 80, 96, 112, 128), ("n", "n"), "n,n",
+        "#include <math.h>\n\n"
+        + _c("const double *x, const double *y", "",
+             "    for (int i = 0; i < n; i++)\n        for (int j = 0; j < n; j++)\n"
+             "            out[i * n + j] = exp(x[i] + y[j]);\n"),
+        "#include <math.h>\n\n"
+        + _c("const double *x, const double *y",
+             "    double a[n], b[n];\n    for (int i = 0; i < n; i++) {\n        a[i] = exp(x[i]);\n"
+             "        b[i] = exp(y[i]);\n    }\n",
+             "    for (int i = 0; i < n; i++)\n        for (int j = 0; j < n; j++)\n"
+             "            out[i * n + j] = a[i] * b[j];\n"), 2.5,
     ),
 }  # fmt: skip
 

@@ -228,6 +228,7 @@ def judged(job):
 
 def measure(pair, candidate, job, secret, report, deadline):
     """One round: adds its times to the report. Raises Failed: a call fails, or an output is wrong."""
+    report["fault"] = "task"
     calls = [drawn(job, secret) for _ in range(1 + job["calls"])]  # the first is not counted: pages and caches are cold
     outputs, names = {}, ["task", "candidate"]
     random.SystemRandom().shuffle(names)

@@ -65,9 +65,9 @@ class Speedup(Environment):
         return texts.TAGS[self.format]
 
     def oracle(self, task: Task) -> Sequence[str] | None:
-        """The row's own solution, then the end."""
+        """The row's own solution in every turn: the clock may be disturbed once."""
         solution = rows.of_task(task)["solution"]
-        return (texts.program(self.format, solution), texts.DONE) if solution else None
+        return (texts.program(self.format, solution),) * self.max_turns if solution else None
 
     def messages(self, text: str) -> tuple[Message, ...]:
         """The prompt of a task."""
