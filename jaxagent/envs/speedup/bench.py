@@ -257,7 +257,7 @@ def drawn(job, secret):
 
 
 def compare(number, right, output, dtype, tolerance):
-    """Raises CandidateFailed unless all numbers of an output are finite and within `tolerance` times the largest right one."""
+    """Raises CandidateFailed unless an output is finite, and within `tolerance` times the largest right number."""
     right, output = (np.frombuffer(data, dtype).astype(np.float64) for data in (right, output))
     error = float(np.abs(right - output).max())
     most = tolerance * float(np.abs(right).max()) if np.dtype(dtype).kind == "f" else 0.0
