@@ -5,17 +5,15 @@
     runners     `rounds` of the reference and of the candidate: each loads one function and answers calls. Those of the
                 candidate have given up their rights (`guard`) before its first line runs
 
-In each round a reference's runner and a candidate's get the same inputs, drawn afresh for each call, one runner after
-the other in random order. Each is killed after its turn, and the candidate's code comes with its turn. A call lasts
-from before its inputs are written until its output is copied, and every output is compared: whatever a candidate does
-to its own process, the answer to unknown inputs is computed in that time. It is processor time, by the kernel: no other
-program's work is in it, and a candidate has one thread.
+In each round two runners get the same inputs, drawn afresh for each call, one after the other in random order; each is
+killed after its turn, with which the candidate's code comes. A call lasts from before its inputs are written until its
+output is copied, and every output is compared: whatever a candidate does to its process, the answer to unknown inputs
+is computed in that time. It is processor time, by the kernel, and a candidate has one thread.
 """
 
 import contextlib
 import ctypes
 import json
-import math
 import mmap
 import os
 import random
@@ -30,7 +28,7 @@ import time
 import traceback
 
 LIBC = ctypes.CDLL(None)
-PDEATHSIG, DUMPABLE, NO_NEW_PRIVS = 1, 4, 38  # of prctl
+PDEATHSIG, DUMPABLE = 1, 4  # of prctl
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls, on every architecture
 READ_FILE, READ_FOLDER = 1 << 2, 1 << 3
 OPEN = "open"  # a folder, for the candidate's library
@@ -47,17 +45,14 @@ class Failed(Exception):
 def guard():
     """Gives up, for good: new processes and threads, all files but `READABLE`, the network, signals to others."""
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-    LIBC.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
     version = LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     files = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
     size = 8 if version < 4 else 16 if version < 6 else 24  # files; network; abstract sockets and signals
     attributes = struct.pack("<QQQ", files, 3, 3)[:size]
     rules = LIBC.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
     for path in filter(os.path.exists, READABLE):
-        opened = os.open(path, os.O_PATH)
         allowed = READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE
-        LIBC.syscall(ADD_RULE, rules, 1, struct.pack("<Qi", allowed, opened), 0)
-        os.close(opened)
+        LIBC.syscall(ADD_RULE, rules, 1, struct.pack("<Qi", allowed, os.open(path, os.O_PATH)), 0)
     LIBC.syscall(RESTRICT_SELF, rules, 0)
 
 
@@ -92,10 +87,10 @@ class Runner:
             with contextlib.suppress(BaseException):
                 for other in others:
                     other.memory.close()
-                first, last = sorted((orders, answers))
-                for begin, end in ((3, first), (first + 1, last), (last + 1, 1024)):
-                    os.closerange(begin, end)
-                serve(os.fdopen(orders, "rb"), answers, self.memory, self.places, job)
+                os.dup2(orders, 1000)
+                os.dup2(answers, 1001)
+                os.closerange(3, 1000)
+                serve(os.fdopen(1000, "rb"), 1001, self.memory, self.places, job)
             os._exit(0)
         os.close(orders)
         os.close(answers)
@@ -146,7 +141,7 @@ def places(job):
     end, begins = 0, []
     for dtype, shape in job["arrays"]:
         begins.append(-(-end // 64) * 64)
-        end = begins[-1] + np.dtype(dtype).itemsize * math.prod(shape)
+        end = begins[-1] + np.dtype(dtype).itemsize * int(np.prod(shape))
     return begins, end
 
 
@@ -204,7 +199,7 @@ def judged(job):
     with open("secret.json") as file:
         secret = json.load(file)
     os.unlink("secret.json")
-    report = {"nonce": secret["nonce"], "fault": "task", "error": "", "reference_ns": [], "candidate_ns": []}
+    report = {"nonce": secret["nonce"], "fault": "task", "error": "", "task": [], "candidate": []}
     deadline = time.monotonic() + job["seconds"]
     reference, candidate, is_c = secret["reference"], job["code"], job["language"] == "c"
     try:
@@ -213,8 +208,8 @@ def judged(job):
             runner.load(reference, False, deadline)
         if is_c:
             os.unlink(reference)
-        report["fault"] = "candidate"
-        candidate = compiled(candidate, f"{OPEN}/candidate.so") if is_c else candidate
+            report["fault"] = "candidate"
+            candidate = compiled(candidate, f"{OPEN}/candidate.so")
         for pair in zip(runners[::2], runners[1::2], strict=True):
             measure(pair, candidate, job, secret, report, deadline)
         report["fault"] = ""
@@ -227,7 +222,7 @@ def judged(job):
 
 
 def measure(pair, candidate, job, secret, report, deadline):
-    """One round: adds its times to the report. Raises Failed: a call fails, or an output is wrong."""
+    """One round: adds its times in ns to the report. Raises Failed: a call fails, or an output is wrong."""
     report["fault"] = "task"
     calls = [drawn(job, secret) for _ in range(1 + job["calls"])]  # the first is not counted: pages and caches are cold
     outputs, names = {}, ["task", "candidate"]
@@ -239,7 +234,7 @@ def measure(pair, candidate, job, secret, report, deadline):
         played = [runner.call(inputs, deadline) for inputs in calls]
         runner.kill()
         outputs[name] = [output for _, output in played]
-        report["candidate_ns" if name == "candidate" else "reference_ns"].append([ns for ns, _ in played[1:]])
+        report[name].append([ns for ns, _ in played[1:]])
     report["fault"] = "candidate"
     for number, (right, output) in enumerate(zip(outputs["task"], outputs["candidate"], strict=True)):
         compare(number, right, output, job["arrays"][-1][0], secret["tolerance"])
@@ -272,8 +267,8 @@ def compiled(text, path):
     except subprocess.TimeoutExpired:
         raise Failed("the compiler takes too long") from None
     if done.returncode:
-        lines = done.stderr.decode("utf-8", "replace").splitlines()
-        raise Failed(next((line for line in lines if "error" in line), "cc fails")[:ERROR_BYTES])
+        errors = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if "error" in line]
+        raise Failed((errors or ["cc fails"])[0][:ERROR_BYTES])
     return os.path.abspath(path)
 
 
