@@ -104,7 +104,7 @@ class SpeedupAttempt(Attempt):
         self._revisions: list[Measured] = []
         self._turns_left = config.max_turns
         self.stop_strings: Sequence[str] = config.stop_strings
-        self.counters: dict[str, float] = dict.fromkeys(("revisions", "failed_revisions", "invalid_actions"), 0.0)
+        self.counters = self._counts = dict.fromkeys(["revisions", "failed_revisions", "invalid_actions"], 0.0)
 
     async def start(self) -> Sequence[Message]:
         """The task, after what the format needs to say."""
@@ -120,9 +120,9 @@ class SpeedupAttempt(Attempt):
             revision = await self._stations.measure(self._problem, self._problem["head"] + code, *settings)
             shown = texts.measured(revision.error, revision.speedup)
             self._revisions.append(revision)
-            self.counters["revisions"] += 1
-            self.counters["failed_revisions"] += revision.error != ""
-        self.counters["invalid_actions"] += code is None and not is_done
+            self._counts["revisions"] += 1
+            self._counts["failed_revisions"] += revision.error != ""
+        self._counts["invalid_actions"] += code is None and not is_done
         if is_done or self._turns_left <= 0:
             return Step(stop_reason=StopReason.ANSWER if is_done else StopReason.TURN_LIMIT)
         return Step(texts.observed(self._config.format, shown, warning=code is None))

@@ -122,10 +122,9 @@ def open_stations(opening: Opening, config: SandboxConfig, count: int, compiler:
     """
     software = config.software or SoftwareConfig()
     with contextlib.ExitStack() as stack:
-        own = not software.layers and config.backend != "remote"
-        if own:
-            layers = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxagent-bench-")))
-            layers.chmod(0o711)  # the sandboxes' user passes through
+        layers = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxagent-bench-")))
+        layers.chmod(0o711)  # the sandboxes' user passes through
+        if own := not software.layers and config.backend != "remote":
             config = dataclasses.replace(config, software=dataclasses.replace(software, layers=str(layers)))
         sandboxes = stack.enter_context(open_sandboxes(opening, dataclasses.replace(config, warm=0)))
         stations = Stations(sandboxes, config, count, None)
