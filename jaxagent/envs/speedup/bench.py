@@ -39,7 +39,7 @@ COMPILE_S = 20.0
 ERROR_BYTES = 300
 
 
-class Failed(Exception):
+class NoOutput(Exception):
     """A function did not give an output."""
 
 
@@ -97,12 +97,12 @@ class Runner:
         os.close(answers)
 
     def load(self, code, guarded, deadline):
-        """Has it load a function. Raises Failed."""
+        """Has it load a function. Raises NoOutput."""
         os.write(self.orders, json.dumps([code, guarded]).encode() + b"\n")
         self.wait(deadline)
 
     def call(self, inputs, deadline):
-        """(processor time in ns, output as bytes) of a call. Raises Failed."""
+        """(processor time in ns, output as bytes) of a call. Raises NoOutput."""
         clock = ~self.pid << 3 | 2  # what clock_getcpuclockid gives
         begin = time.clock_gettime_ns(clock)
         for at, data in zip(self.places, inputs, strict=False):  # the last place is the output's
@@ -113,18 +113,18 @@ class Runner:
         return time.clock_gettime_ns(clock) - begin, output
 
     def wait(self, deadline):
-        """Until it has done what it was told. Raises Failed."""
+        """Until it has done what it was told. Raises NoOutput."""
         data = b""
         while data[:1] != b"d" and len(data) <= ERROR_BYTES:
             if not select.select([self.answers], [], [], max(deadline - time.monotonic(), 0.0))[0]:
-                raise Failed("it takes too long")
+                raise NoOutput("it takes too long")
             part = os.read(self.answers, ERROR_BYTES + 1 - len(data))
             if not part:
                 code = os.waitstatus_to_exitcode(self.kill())
-                raise Failed(f"it ended its process ({signal.strsignal(-code) if code < 0 else code})")
+                raise NoOutput(f"it ended its process ({signal.strsignal(-code) if code < 0 else code})")
             data += part
         if data[:1] != b"d":
-            raise Failed(data[1:].decode("utf-8", "replace").strip() or "no answer")
+            raise NoOutput(data[1:].decode("utf-8", "replace").strip() or "no answer")
 
     def kill(self):
         """Ends it; its wait status."""
@@ -214,7 +214,7 @@ def judged(job):
         for pair in zip(runners[::2], runners[1::2], strict=True):
             measure(pair, candidate, job, secret, report, deadline)
         report["fault"] = ""
-    except (Failed, OSError) as error:  # the latter: of a pipe or a clock of a runner that has ended itself
+    except (NoOutput, OSError) as error:  # the latter: of a pipe or a clock of a runner that has ended itself
         report["error"] = str(error)
     finally:
         for runner in runners:
@@ -223,7 +223,7 @@ def judged(job):
 
 
 def measure(pair, candidate, job, secret, report, deadline):
-    """One round: adds its times in ns to the report. Raises Failed: a call fails, or an output is wrong."""
+    """One round: adds its times in ns to the report. Raises NoOutput: a call fails, or an output is wrong."""
     report["fault"] = "task"
     calls = [drawn(job, secret) for _ in range(1 + job["calls"])]  # the first is not counted: pages and caches are cold
     outputs, names = {}, ["task", "candidate"]
@@ -242,34 +242,34 @@ def measure(pair, candidate, job, secret, report, deadline):
 
 
 def drawn(job, secret):
-    """Fresh inputs, as bytes. Raises Failed: they are of another form than the job says."""
+    """Fresh inputs, as bytes. Raises NoOutput: they are of another form than the job says."""
     rng, inputs = np.random.default_rng(int.from_bytes(os.urandom(16), "little")), []
     for draw, (dtype, shape) in zip(secret["draws"], job["arrays"], strict=False):
         array = np.asarray(eval(draw, {"rng": rng, "np": np}))
         if array.dtype != np.dtype(dtype) or list(array.shape) != shape:
-            raise Failed(f"{draw} gives {array.dtype}{array.shape}, not {dtype}{shape}")
+            raise NoOutput(f"{draw} gives {array.dtype}{array.shape}, not {dtype}{shape}")
         inputs.append(array.tobytes())
     return inputs
 
 
 def compare(number, right, output, dtype, tolerance):
-    """Raises Failed unless all numbers of an output are finite and within `tolerance` times the largest right one."""
+    """Raises NoOutput unless all numbers of an output are finite and within `tolerance` times the largest right one."""
     right, output = (np.frombuffer(data, dtype).astype(np.float64) for data in (right, output))
     error = float(np.abs(right - output).max())
     most = tolerance * float(np.abs(right).max()) if np.dtype(dtype).kind == "f" else 0.0
     if not (np.isfinite(output).all() and error <= most):
-        raise Failed(f"wrong: call {number} is off by {error:.2g}")
+        raise NoOutput(f"wrong: call {number} is off by {error:.2g}")
 
 
 def compiled(text, path):
-    """A shared library of a C text. Raises Failed, with the compiler's first complaint."""
+    """A shared library of a C text. Raises NoOutput, with the compiler's first complaint."""
     try:
         done = subprocess.run([*COMPILE, path], input=text.encode(), capture_output=True, timeout=COMPILE_S)
     except subprocess.TimeoutExpired:
-        raise Failed("the compiler takes too long") from None
+        raise NoOutput("the compiler takes too long") from None
     if done.returncode:
         errors = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if "error" in line]
-        raise Failed((errors or ["cc fails"])[0][:ERROR_BYTES])
+        raise NoOutput((errors or ["cc fails"])[0][:ERROR_BYTES])
     return os.path.abspath(path)
 
 
