@@ -12,6 +12,7 @@ from jaxagent.config.choice import Choice
 from jaxagent.config.parse import to_dict
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt
 from jaxagent.data.dataset import Generated
+from jaxagent.envs.browser.environment import Browser
 from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.openenv.environment import OpenEnv
 from jaxagent.envs.reasoning_gym.environment import ReasoningGym
@@ -120,6 +121,28 @@ class ServerTasks(Generated):
         from jaxagent.data_pipelines.write import write_tasks
 
         write_tasks(folder, environment_of(env, OpenEnv, self).tasks(self.num_heldout), need_answers=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteTasks(Generated):
+    """The tasks that the site of the environment `browser` has itself."""
+
+    num_train: PositiveInt = 2_000
+    num_heldout: PositiveInt = 100
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """The tasks are the site's."""
+        site = to_dict(environment_of(env, Browser, self))["site"]
+        return dict(num_train=self.num_train, num_heldout=self.num_heldout, seed=seed, site=site)
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes what the site calls its tasks. Raises ConfigError: it has none."""
+        from jaxagent.data_pipelines.write import write_tasks
+
+        site = environment_of(env, Browser, self).site
+        if not hasattr(site, "tasks"):
+            raise ConfigError(f"data.source='site': {type(site).__name__} has no tasks of its own.")
+        write_tasks(folder, site.tasks(seed, self.num_train, self.num_heldout), need_answers=False)
 
 
 def environment_of(env: EnvConfig, wanted: type[E], source: SourceConfig) -> E:

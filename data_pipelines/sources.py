@@ -11,8 +11,9 @@ from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.parse import to_dict
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
-from jaxagent.data_pipelines.environment_tasks import Puzzles, Rows, Seeds, ServerTasks, environment_of
+from jaxagent.data_pipelines.environment_tasks import Puzzles, Rows, Seeds, ServerTasks, SiteTasks, environment_of
 from jaxagent.envs.agentflow.environment import AgentFlow
+from jaxagent.envs.browser.environment import Browser
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.memagent.environment import MemAgent
 from jaxagent.envs.orchestra.environment import ToolOrchestra
@@ -323,6 +324,36 @@ class TauStore(Generated):
 
 
 @dataclasses.dataclass(frozen=True)
+class WebShopGoals(Generated):
+    """What is to be bought in generated web shops; see web_shop.py."""
+
+    num_tasks: PositiveInt = 4_000  # training and held-out together
+    scale: Literal["compact", "full"] = "compact"  # of the shops
+    num_demonstrations: NonNegativeInt = 10_000
+    num_curriculum: NonNegativeInt = 6_000  # single turns of right demonstrations
+    hasty_frac: ZeroToOne = 0.6  # of demonstrations, what takes the first result: what RL has to unlearn
+    careless_frac: ZeroToOne = 0.45  # of demonstrations, what leaves the options as they are: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """The browser shows what the demonstrations show where its other settings leave a page whole."""
+        environment_of(env, Browser, self)
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            scale=self.scale,
+            num_demonstrations=self.num_demonstrations,
+            num_curriculum=self.num_curriculum,
+            flawed_frac={"looks": self.hasty_frac, "chooses": self.careless_frac},
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks and demonstrations."""
+        from jaxagent.data_pipelines import web_shop
+
+        web_shop.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
 class SpeedupTasks(Generated):
     """Functions to make faster, for the environment `speedup`; see speedup_tasks.py."""
 
@@ -351,6 +382,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "verifiers": Rows,
     "reasoning_gym": Puzzles,
     "openenv": ServerTasks,
+    "site": SiteTasks,
     "fixes": Fixes,
     "arithmetic_plans": ArithmeticPlans,
     "long_geography": LongGeography,
@@ -358,5 +390,6 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "tool_calls": ToolCallTasks,
     "text_worlds": TextWorlds,
     "tau_store": TauStore,
+    "web_shop": WebShopGoals,
     "speedup_tasks": SpeedupTasks,
 }

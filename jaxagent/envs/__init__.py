@@ -29,6 +29,7 @@ ENVIRONMENTS: dict[str, str] = {
     "tool_orchestra": "jaxagent.envs.orchestra.environment:ToolOrchestra",
     "toolrl": "jaxagent.envs.toolcalls.environment:ToolCalls",
     "ragen": "jaxagent.envs.ragen.environment:Ragen",
+    "browser": "jaxagent.envs.browser.environment:Browser",
     "tau2": "jaxagent.envs.tau2.environment:Tau2",
     "speedup": "jaxagent.envs.speedup.environment:Speedup",
 }

@@ -1,6 +1,8 @@
 """The small parent of an agent script: when that has ended, or nobody wants it any more, none of its children lives.
 
     python -I keeper.py COMMAND...        its standard input is a pipe that stays open as long as the script is wanted
+    python -I keeper.py --while=FOLDER COMMAND...     the pipe is FOLDER/wanted, and the command has the standard input;
+                                                      the folder goes with the last process
 
 Detached children (setsid, a double fork) have no parent but this process, their subreaper. Its exit status is the
 command's, 128 + the number of the signal that killed it, or 127 where it does not start. It imports nothing of ours.
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,14 +26,20 @@ PATIENCE_S = 10.0  # for what cannot be killed: another user's process
 
 def main(argv: list[str]) -> int:
     """Runs the command to its end."""
+    folder, wanted = "", 0
+    if argv[0].startswith("--while="):
+        folder = argv.pop(0).partition("=")[2]
+        wanted = os.open(f"{folder}/wanted", os.O_RDONLY | os.O_NONBLOCK)  # also where nobody has it open any more
+        os.set_blocking(wanted, True)
+        os.setsid()  # an interrupt of the terminal is for who wants the command
     with contextlib.suppress(AttributeError, OSError):  # elsewhere than on Linux only its process group is found
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     try:
-        child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
+        child = subprocess.Popen(argv, stdin=None if folder else subprocess.DEVNULL, start_new_session=True)
     except OSError as failure:
         print(failure, file=sys.stderr)
         return 127
-    threading.Thread(target=lambda: (os.read(0, 1), kill_tree(child.pid)), daemon=True).start()
+    threading.Thread(target=lambda: (os.read(wanted, 1), kill_tree(child.pid)), daemon=True).start()
     pid, status = 0, 0
     while pid != child.pid:  # the others are orphans of its
         pid, status = os.wait()
@@ -40,6 +49,8 @@ def main(argv: list[str]) -> int:
             kill_tree(child.pid)
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
                 time.sleep(0.005)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 

@@ -29,12 +29,23 @@ from jaxagent.types import Generation, StopReason, Task
 OWN_CONVERSATION = 0  # the number of the policy's own; those that the environment begins follow
 
 
-class _TurnByTurn(PlayedWithCast):
+class TurnByTurn(PlayedWithCast):
+    """An attempt that answers the policy turn by turn."""
+
     def __init__(self, rollout: MultiTurn, task: Task, sample: int):
         super().__init__(rollout, task, sample, "env_s", *TIMES, first=OWN_CONVERSATION + 1)
         self._conversation = Conversation(rollout.tokenizer, rollout.template, rollout.config.observation_tokens)
 
     async def _play(self) -> StopReason:
+        await self._start()
+        stop_reason = await self._converse(self._attempt)
+        with seconds(self._metrics, "env_s"):
+            transcript = dataclasses.replace(self._conversation.transcript, ended=stop_reason)
+            self._verdict = await verdict_of(self._attempt, self._conversation.turns, transcript)
+        self._check()
+        return stop_reason
+
+    async def _start(self) -> None:
         with seconds(self._metrics, "env_s"):
             self._attempt = self._begin()
             messages = await contract.awaited(self._attempt, "start")
@@ -44,12 +55,6 @@ class _TurnByTurn(PlayedWithCast):
         length, limit = len(self._conversation), self._rollout.config.context_tokens
         if length >= limit:
             raise ValueError(f"the prompt has {length} tokens and env.context_tokens is {limit}")
-        stop_reason = await self._converse(self._attempt)
-        with seconds(self._metrics, "env_s"):
-            transcript = dataclasses.replace(self._conversation.transcript, ended=stop_reason)
-            self._verdict = await verdict_of(self._attempt, self._conversation.turns, transcript)
-        self._check()
-        return stop_reason
 
     def _begin(self) -> Attempt:
         if not self._rollout.company.roles:
@@ -114,5 +119,5 @@ class _TurnByTurn(PlayedWithCast):
 class MultiTurn(EpisodeRollout):
     """The rollout of attempts that answer the policy turn by turn. `company`: who plays beside the policy."""
 
-    playing = _TurnByTurn
+    playing = TurnByTurn
     company: Roles = ALONE
