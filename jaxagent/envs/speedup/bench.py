@@ -5,17 +5,16 @@
     runners     `rounds` of the reference and of the candidate: each loads one function and answers calls. Those of the
                 candidate have given up their rights (`guard`) before its first line runs
 
-In each round a reference's runner and a candidate's get the same inputs, drawn afresh for each call, one runner after
-the other in random order. Each is killed after its turn, and the candidate's code comes with its turn. A call lasts
-from before its inputs are written until its output is copied, and every output is compared: whatever a candidate does
-to its own process, the answer to unknown inputs is computed in that time. It is processor time, by the kernel: no other
-program's work is in it, and a candidate has one thread.
+In each round two runners get the same inputs, drawn afresh for each call, one after the other in random order; each is
+killed after its turn, with which the candidate's code comes. A call lasts from before its inputs are written until its
+output is copied, and every output is compared: whatever a candidate does to its process, the answer to unknown inputs
+is computed in that time. It is processor time, by the kernel, and a candidate has one thread.
 """
 
 import contextlib
 import ctypes
+import importlib
 import json
-import math
 import mmap
 import os
 import random
@@ -30,7 +29,7 @@ import time
 import traceback
 
 LIBC = ctypes.CDLL(None)
-PDEATHSIG, DUMPABLE, NO_NEW_PRIVS = 1, 4, 38  # of prctl
+PDEATHSIG, DUMPABLE = 1, 4  # of prctl
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls, on every architecture
 READ_FILE, READ_FOLDER = 1 << 2, 1 << 3
 OPEN = "open"  # a folder, for the candidate's library
@@ -40,24 +39,21 @@ COMPILE_S = 20.0
 ERROR_BYTES = 300
 
 
-class CandidateFailed(Exception):
+class NoOutput(Exception):
     """A function did not give an output."""
 
 
 def guard():
     """Gives up, for good: new processes and threads, all files but `READABLE`, the network, signals to others."""
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-    LIBC.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
     version = LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     files = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
     size = 8 if version < 4 else 16 if version < 6 else 24  # files; network; abstract sockets and signals
     attributes = struct.pack("<QQQ", files, 3, 3)[:size]
     rules = LIBC.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
     for path in filter(os.path.exists, READABLE):
-        opened = os.open(path, os.O_PATH)
         allowed = READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE
-        LIBC.syscall(ADD_RULE, rules, 1, struct.pack("<Qi", allowed, opened), 0)
-        os.close(opened)
+        LIBC.syscall(ADD_RULE, rules, 1, struct.pack("<Qi", allowed, os.open(path, os.O_PATH)), 0)
     LIBC.syscall(RESTRICT_SELF, rules, 0)
 
 
@@ -92,21 +88,21 @@ class Runner:
             with contextlib.suppress(BaseException):
                 for other in others:
                     other.memory.close()
-                first, last = sorted((orders, answers))
-                for begin, end in ((3, first), (first + 1, last), (last + 1, 1024)):
-                    os.closerange(begin, end)
-                serve(os.fdopen(orders, "rb"), answers, self.memory, self.places, job)
+                os.dup2(orders, 1000)
+                os.dup2(answers, 1001)
+                os.closerange(3, 1000)
+                serve(os.fdopen(1000, "rb"), 1001, self.memory, self.places, job)
             os._exit(0)
         os.close(orders)
         os.close(answers)
 
     def load(self, code, guarded, deadline):
-        """Has it load a function. Raises CandidateFailed."""
+        """Has it load a function. Raises NoOutput."""
         os.write(self.orders, json.dumps([code, guarded]).encode() + b"\n")
         self.wait(deadline)
 
     def call(self, inputs, deadline):
-        """(processor time in ns, output as bytes) of a call. Raises CandidateFailed."""
+        """(processor time in ns, output as bytes) of a call. Raises NoOutput."""
         clock = ~self.pid << 3 | 2  # what clock_getcpuclockid gives
         begin = time.clock_gettime_ns(clock)
         for at, data in zip(self.places, inputs, strict=False):  # the last place is the output's
@@ -117,18 +113,18 @@ class Runner:
         return time.clock_gettime_ns(clock) - begin, output
 
     def wait(self, deadline):
-        """Until it has done what it was told. Raises CandidateFailed."""
+        """Until it has done what it was told. Raises NoOutput."""
         data = b""
         while data[:1] != b"d" and len(data) <= ERROR_BYTES:
             if not select.select([self.answers], [], [], max(deadline - time.monotonic(), 0.0))[0]:
-                raise CandidateFailed("it takes too long")
+                raise NoOutput("it takes too long")
             part = os.read(self.answers, ERROR_BYTES + 1 - len(data))
             if not part:
                 code = os.waitstatus_to_exitcode(self.kill())
-                raise CandidateFailed(f"it ended its process ({signal.strsignal(-code) if code < 0 else code})")
+                raise NoOutput(f"it ended its process ({signal.strsignal(-code) if code < 0 else code})")
             data += part
         if data[:1] != b"d":
-            raise CandidateFailed(data[1:].decode("utf-8", "replace").strip() or "no answer")
+            raise NoOutput(data[1:].decode("utf-8", "replace").strip() or "no answer")
 
     def kill(self):
         """Ends it; its wait status."""
@@ -146,7 +142,7 @@ def places(job):
     end, begins = 0, []
     for dtype, shape in job["arrays"]:
         begins.append(-(-end // 64) * 64)
-        end = begins[-1] + np.dtype(dtype).itemsize * math.prod(shape)
+        end = begins[-1] + np.dtype(dtype).itemsize * int(np.prod(shape))
     return begins, end
 
 
@@ -181,7 +177,7 @@ def loaded(memory, begins, job, code, guarded):
         return lambda: library.f(*pointers)
     space = {"__name__": "submission"}
     exec(compile(code, "<code>", "exec"), space)
-    function = space["f"]
+    function = eval("f", space)
 
     def call():
         result = function(*arrays)
@@ -204,7 +200,7 @@ def judged(job):
     with open("secret.json") as file:
         secret = json.load(file)
     os.unlink("secret.json")
-    report = {"nonce": secret["nonce"], "fault": "task", "error": "", "reference_ns": [], "candidate_ns": []}
+    report = {"nonce": secret["nonce"], "fault": "task", "error": "", "task": [], "candidate": []}
     deadline = time.monotonic() + job["seconds"]
     reference, candidate, is_c = secret["reference"], job["code"], job["language"] == "c"
     try:
@@ -213,12 +209,12 @@ def judged(job):
             runner.load(reference, False, deadline)
         if is_c:
             os.unlink(reference)
-        report["fault"] = "candidate"
-        candidate = compiled(candidate, f"{OPEN}/candidate.so") if is_c else candidate
+            report["fault"] = "candidate"
+            candidate = compiled(candidate, f"{OPEN}/candidate.so")
         for pair in zip(runners[::2], runners[1::2], strict=True):
             measure(pair, candidate, job, secret, report, deadline)
         report["fault"] = ""
-    except (CandidateFailed, OSError) as error:  # the latter: of a pipe or a clock of a runner that has ended itself
+    except (NoOutput, OSError) as error:  # the latter: of a pipe or a clock of a runner that has ended itself
         report["error"] = str(error)
     finally:
         for runner in runners:
@@ -227,7 +223,7 @@ def judged(job):
 
 
 def measure(pair, candidate, job, secret, report, deadline):
-    """One round: adds its times to the report. Raises CandidateFailed: a call fails, or an output is wrong."""
+    """One round: adds its times in ns to the report. Raises NoOutput: a call fails, or an output is wrong."""
     report["fault"] = "task"
     calls = [drawn(job, secret) for _ in range(1 + job["calls"])]  # the first is not counted: pages and caches are cold
     outputs, names = {}, ["task", "candidate"]
@@ -239,41 +235,41 @@ def measure(pair, candidate, job, secret, report, deadline):
         played = [runner.call(inputs, deadline) for inputs in calls]
         runner.kill()
         outputs[name] = [output for _, output in played]
-        report["candidate_ns" if name == "candidate" else "reference_ns"].append([ns for ns, _ in played[1:]])
+        report[name].append([ns for ns, _ in played[1:]])
     report["fault"] = "candidate"
     for number, (right, output) in enumerate(zip(outputs["task"], outputs["candidate"], strict=True)):
         compare(number, right, output, job["arrays"][-1][0], secret["tolerance"])
 
 
 def drawn(job, secret):
-    """Fresh inputs, as bytes. Raises CandidateFailed: they are of another form than the job says."""
+    """Fresh inputs, as bytes. Raises NoOutput: they are of another form than the job says."""
     rng, inputs = np.random.default_rng(int.from_bytes(os.urandom(16), "little")), []
     for draw, (dtype, shape) in zip(secret["draws"], job["arrays"], strict=False):
         array = np.asarray(eval(draw, {"rng": rng, "np": np}))
         if array.dtype != np.dtype(dtype) or list(array.shape) != shape:
-            raise CandidateFailed(f"{draw} gives {array.dtype}{array.shape}, not {dtype}{shape}")
+            raise NoOutput(f"{draw} gives {array.dtype}{array.shape}, not {dtype}{shape}")
         inputs.append(array.tobytes())
     return inputs
 
 
 def compare(number, right, output, dtype, tolerance):
-    """Raises CandidateFailed unless an output is finite, and within `tolerance` times the largest right number."""
+    """Raises NoOutput unless all numbers of an output are finite and within `tolerance` times the largest right one."""
     right, output = (np.frombuffer(data, dtype).astype(np.float64) for data in (right, output))
     error = float(np.abs(right - output).max())
     most = tolerance * float(np.abs(right).max()) if np.dtype(dtype).kind == "f" else 0.0
     if not (np.isfinite(output).all() and error <= most):
-        raise CandidateFailed(f"wrong: call {number} is off by {error:.2g}")
+        raise NoOutput(f"wrong: call {number} is off by {error:.2g}")
 
 
 def compiled(text, path):
-    """A shared library of a C text. Raises CandidateFailed, with the compiler's first complaint."""
+    """A shared library of a C text. Raises NoOutput, with the compiler's first complaint."""
     try:
         done = subprocess.run([*COMPILE, path], input=text.encode(), capture_output=True, timeout=COMPILE_S)
     except subprocess.TimeoutExpired:
-        raise CandidateFailed("the compiler takes too long") from None
+        raise NoOutput("the compiler takes too long") from None
     if done.returncode:
-        lines = done.stderr.decode("utf-8", "replace").splitlines()
-        raise CandidateFailed(next((line for line in lines if "error" in line), "cc fails")[:ERROR_BYTES])
+        errors = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if "error" in line]
+        raise NoOutput((errors or ["cc fails"])[0][:ERROR_BYTES])
     return os.path.abspath(path)
 
 
@@ -281,9 +277,9 @@ def main(folder):
     """The server. It ends with its sandbox."""
     os.chdir(folder)
     LIBC.prctl(DUMPABLE, 0, 0, 0, 0)  # so that no other process reads or changes this one and its children
-    report = {"numpy": np and np.__version__, "python": sys.version_info[:2], "cc": bool(shutil.which("cc"))}
+    about = {"numpy": getattr(sys.modules.get("numpy"), "__version__", None), "python": sys.version_info[:2]}
     with open("result", "w") as file:
-        json.dump(report | {"able": lacking()}, file)
+        json.dump(about | {"cc": bool(shutil.which("cc")), "able": lacking()}, file)
     while True:
         with open("job") as file:
             file.read()
@@ -303,10 +299,7 @@ def main(folder):
 if __name__ == "__main__":
     sys.path[:0] = sys.argv[2:]
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-    try:
-        import numpy as np
-
+    with contextlib.suppress(ImportError):
+        np = importlib.import_module("numpy")
         np.random.default_rng()  # so that it is loaded
-    except ImportError:
-        np = None
     main(sys.argv[1])

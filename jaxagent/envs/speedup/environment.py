@@ -47,12 +47,9 @@ class Speedup(Environment):
 
     def __post_init__(self) -> None:
         """Refuses settings under which slow programs of the policy's could look like a failure of ours."""
-        most_s = self.max_turns * (self.measure_timeout_s + 2 * COMPILE_S)
-        if most_s >= self.episode_timeout_s:
-            raise ConfigError(
-                f"env.episode_timeout_s={self.episode_timeout_s:g} must be more than env.max_turns x "
-                f"(env.measure_timeout_s + {2 * COMPILE_S:g} s of compilers) = {most_s:g}."
-            )
+        if self.episode_timeout_s <= (most_s := self.max_turns * (self.measure_timeout_s + 2 * COMPILE_S)):
+            why = f"env.max_turns x (env.measure_timeout_s + {2 * COMPILE_S:g} s of compilers) = {most_s:g}"
+            raise ConfigError(f"env.episode_timeout_s={self.episode_timeout_s:g} must be more than {why}.")
 
     @property
     def stop_strings(self) -> Sequence[str]:  # type: ignore[override]
@@ -107,7 +104,7 @@ class SpeedupAttempt(Attempt):
         self._revisions: list[Measured] = []
         self._turns_left = config.max_turns
         self.stop_strings: Sequence[str] = config.stop_strings
-        self.counters: dict[str, float] = dict.fromkeys(("revisions", "failed_revisions", "invalid_actions"), 0.0)
+        self.counters = self._counts = dict.fromkeys(["revisions", "failed_revisions", "invalid_actions"], 0.0)
 
     async def start(self) -> Sequence[Message]:
         """The task, after what the format needs to say."""
@@ -123,9 +120,9 @@ class SpeedupAttempt(Attempt):
             revision = await self._stations.measure(self._problem, self._problem["head"] + code, *settings)
             shown = texts.measured(revision.error, revision.speedup)
             self._revisions.append(revision)
-            self.counters["revisions"] += 1
-            self.counters["failed_revisions"] += revision.error != ""
-        self.counters["invalid_actions"] += code is None and not is_done
+            self._counts["revisions"] += 1
+            self._counts["failed_revisions"] += revision.error != ""
+        self._counts["invalid_actions"] += code is None and not is_done
         if is_done or self._turns_left <= 0:
             return Step(stop_reason=StopReason.ANSWER if is_done else StopReason.TURN_LIMIT)
         return Step(texts.observed(self._config.format, shown, warning=code is None))
@@ -137,14 +134,6 @@ class SpeedupAttempt(Attempt):
         best = max(correct, key=lambda revision: revision.sure, default=Measured("none"))
         floor, margin = self._config.correct_reward, self._config.margin
         value = gain(best.sure, self._problem["full_speedup"], margin)
-        components = {
-            "gain": value,
-            "correct": float(bool(correct)),
-            "fast_1": float(best.sure > 1 + margin),
-            "fast_2": float(best.sure > 2),
-            "speedup": min(best.speedup, 1000.0),
-        }
+        components = {"gain": value, "correct": float(bool(correct)), "fast_1": float(best.sure > 1 + margin)}
+        components |= {"fast_2": float(best.sure > 2), "speedup": min(best.speedup, 1000.0)}
         return Verdict((floor + (1 - floor) * value) if correct else 0.0, components)
-
-    async def close(self) -> None:
-        """Nothing is its own."""

@@ -31,7 +31,6 @@ START = (
 )
 JOB = f"cd {FOLDER} && echo >job && cat result"
 START_S, COMPILE_S = 60.0, 20.0  # the latter: twice, beside a job's own time
-REPORT_BYTES = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Stations:
             raise RuntimeError(f"the task's reference or inputs fail: {report['error']}")
         if report["fault"]:
             return Measured(report["error"])
-        shortest = [[max(min(times), 1) for times in report[f"{name}_ns"]] for name in ("reference", "candidate")]
+        shortest = [[max(min(times), 1) for times in report[name]] for name in ("task", "candidate")]
         return Measured("", min(shortest[0]) / min(shortest[1]), min(shortest[0]) / max(shortest[1]))
 
     async def _start(self) -> tuple[Sandbox, dict[str, Any]]:
@@ -107,7 +106,7 @@ class Stations:
 
 async def _report(sandbox: Sandbox, command: str, timeout_s: float) -> dict[str, Any]:
     """What the server says after a command. Raises SandboxError: nothing that can be read."""
-    result = await sandbox.execute(("sh", "-c", command), timeout_s, REPORT_BYTES)
+    result = await sandbox.execute(("sh", "-c", command), timeout_s, 100_000)
     with contextlib.suppress(ValueError):
         if isinstance(report := json.loads(result.output), dict):
             return report
@@ -123,10 +122,9 @@ def open_stations(opening: Opening, config: SandboxConfig, count: int, compiler:
     """
     software = config.software or SoftwareConfig()
     with contextlib.ExitStack() as stack:
-        own = not software.layers and config.backend != "remote"
-        if own:
-            layers = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxagent-bench-")))
-            layers.chmod(0o711)  # the sandboxes' user passes through
+        layers = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxagent-bench-")))
+        layers.chmod(0o711)  # the sandboxes' user passes through
+        if own := not software.layers and config.backend != "remote":
             config = dataclasses.replace(config, software=dataclasses.replace(software, layers=str(layers)))
         sandboxes = stack.enter_context(open_sandboxes(opening, dataclasses.replace(config, warm=0)))
         stations = Stations(sandboxes, config, count, None)

@@ -26,10 +26,9 @@ _PAIRS: dict[Format, tuple[re.Pattern[str], re.Pattern[str]]] = {
     "fenced": (re.compile(r"```[a-zA-Z]*[ \t]*\n"), re.compile("```")),
 }
 SYSTEM = (
-    "Write a function f that gives the same results as the reference, and is faster. Write the whole program in one "
-    "``` block. It is checked on random inputs that you do not see, and its processor time is measured beside the "
-    "reference's; you are shown what came of it, and may write it again, better. It has one thread, and no files or "
-    "processes. When you are done, write <done>."
+    "Write a function f that gives the same results as the reference, and is faster: the whole program in one ``` "
+    "block. It is checked on random inputs, its processor time is measured beside the reference's, and you are shown "
+    "what came of it. Write it again, better, or <done>. It has one thread, and neither files nor processes."
 )
 
 

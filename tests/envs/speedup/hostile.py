@@ -264,7 +264,7 @@ void f(const double *x, const double *y, double *out)
 # Says what it can do to the process that started it, and to the machine.
 TRIES = """
 import ctypes, os, threading
-parent, libc = os.getppid(), ctypes.CDLL(None)
+parent, libc = os.getppid(), ctypes.CDLL(None, use_errno=True)
 class Span(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 def peek(pid):
@@ -293,6 +293,7 @@ def run():
         raise OSError
 tries = {
     "child": child, "thread": thread, "write": write, "folder": folder, "signal": lambda: os.kill(parent, 0),
+    "peek": lambda: peek(parent),
     "memory": lambda: open("/proc/%d/mem" % parent, "rb").close(), "list": lambda: os.listdir("/tmp"),
     "environment": lambda: open("/proc/%d/environ" % parent, "rb").close(),
     "program": lambda: os.stat("/proc/%d/exe" % parent), "run": run,

@@ -236,6 +236,6 @@ def test_a_task_that_fails_itself_is_no_candidates_fault_and_a_dead_station_is_r
             assert measure().error == ""
             workers.run(stations._free._queue[0].stop_processes(), 30.0)
             with pytest.raises(SandboxError):
-                workers.run(asyncio.wait_for(stations.measure(problem, "", 1, 1, -39.0), 60.0), 90.0)
+                workers.run(asyncio.wait_for(stations.measure(problem, "", 1, 1, -48.0), 60.0), 90.0)
             assert measure().error == ""
     assert notes[-1].startswith("measuring: processor time, NumPy ")
