@@ -34,7 +34,7 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls, on 
 READ_FILE, READ_FOLDER = 1 << 2, 1 << 3
 OPEN = "open"  # a folder, for the candidate's library
 READABLE = ("/usr", "/lib", "/lib64", "/etc", "/opt", "/dev/null", "/dev/urandom", OPEN)
-COMPILE = ("cc", "-O2", "-shared", "-fPIC", "-x", "c", "-", "-lm", "-o")
+COMPILE = ("sh", "-c", 'ulimit -f 8192; exec cc -O2 -shared -fPIC -x c - -lm -o "$0"')  # of 4 MB, at most
 COMPILE_S = 20.0
 ERROR_BYTES = 300
 
@@ -264,7 +264,9 @@ def compare(number, right, output, dtype, tolerance):
 def compiled(text, path):
     """A shared library of a C text. Raises NoOutput, with the compiler's first complaint."""
     try:
-        done = subprocess.run([*COMPILE, path], input=text.encode(), capture_output=True, timeout=COMPILE_S)
+        done = subprocess.run(
+            [*COMPILE, path], input=text.encode("utf-8", "replace"), capture_output=True, timeout=COMPILE_S
+        )
     except subprocess.TimeoutExpired:
         raise NoOutput("the compiler takes too long") from None
     if done.returncode:

@@ -74,6 +74,15 @@ def test_who_ends_its_process_between_two_calls_has_failed(measured):
     assert "MemoryError" in measured("def f(x, y):\n    return x @ y + len(bytearray(1 << 30))\n").error
 
 
+def test_no_program_uses_up_its_station(measured):
+    """Of the disk, by its descriptors or a library; nor does a text that is none in UTF-8 fail the measurement."""
+    assert measured("import os\nwhile True: os.write(1, bytes(1 << 20)); os.write(2, bytes(1 << 20))", DOT, 3.0).error
+    assert measured("char all[1 << 26] = {1};\nvoid f() {}", C_DOT).error
+    assert measured("\ud800", C_DOT).error and measured("\ud800").error
+    for problem in (DOT, C_DOT):
+        assert measured(problem["reference"], problem).error == ""
+
+
 def test_what_is_faster_is_paid(measured):
     """So that the attacks above do not fail because everything does."""
     found = measured("def f(x, y):\n    return x @ y\n")
