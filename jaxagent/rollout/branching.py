@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxagent import contract
 from jaxagent.algorithms.branching import Branching
-from jaxagent.envs.base import Step
+from jaxagent.envs.base import Attempt, Step
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.episode import Failed, seconds
 from jaxagent.rollout.multi_turn import MultiTurn, TurnByTurn
@@ -56,10 +56,13 @@ class _Branchable(TurnByTurn):
         """Its episode, with what a fork of it needs."""
         return Played(episode, self._conversation, self.generations)
 
-    async def _start(self) -> None:
-        await super()._start()
-        if self._parent is None or not self._turn:
-            return
+    async def _converse(self, environment: Attempt) -> StopReason:
+        if self._turn:
+            await self._come_to_the_turn()
+        return await super()._converse(environment)
+
+    async def _come_to_the_turn(self) -> None:
+        assert self._parent is not None
         self._compare("the prompt")
         try:
             for turn, generation in enumerate(self._parent.generations[: self._turn]):
@@ -105,7 +108,7 @@ class Branched:
     of its size.
     """
 
-    rollout: MultiTurn
+    rollout: Any  # the `MultiTurn` that plays attempts from the start
     rule: Branching
     seed: int  # of the run
     failed: Mapping[tuple[str, int], Episode] = dataclasses.field(default_factory=dict)  # that are not played again

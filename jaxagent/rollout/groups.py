@@ -169,10 +169,7 @@ def _check_replayed_policy(rl: RLConfig) -> None:
 
 
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
-    """Means over the episodes of one rollout batch, with counts of stop reasons as fractions of all episodes.
-
-    Forks are left out: they begin where others have come to, and there may be more of them where all goes wrong.
-    """
+    """Means over the episodes of one rollout batch but forks, with counts of stop reasons as fractions of these."""
     every = [episode for group in groups for episode in group.roots.episodes]
     valid = [episode for episode in every if not episode.stop_reason.is_failure]
     metrics = {f"stop/{reason}": mean(e.stop_reason == reason for e in every) for reason in StopReason}

@@ -109,7 +109,7 @@ class Browsers:
         """A program that runs playwright's driver under a keeper."""
         import playwright
 
-        node = node or str(Path(playwright.__file__).parent / "driver" / "node")
+        node = node or str(Path(str(playwright.__file__)).parent / "driver" / "node")
         words = (sys.executable, "-I", "-S", keeper.__file__, f"--while={folder}", node)
         limits = f"ulimit -c 0\nulimit -d {self._memory_mb * 1024}"
         path = folder / "driver"
@@ -191,8 +191,7 @@ class Browsers:
         folder, self._folder = self._folder, None
         if folder is None:
             return
-        for chromium in list(self._all):
-            await self._end(chromium)
+        await asyncio.gather(*map(self._end, list(self._all)))
         if self._playwright is not None:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._playwright.stop(), CLOSE_S)

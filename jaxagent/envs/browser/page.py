@@ -129,9 +129,9 @@ class BrowserPage:
         if view is None:
             raise TimeoutError("the page never stays")
         elements = [tree.Element(*item) for item in view["items"]]
-        places = (view[name] for name in ("above", "below", "left"))
-        limits = self._config.elements, self._config.chars
-        text, self._numbered = tree.page_text(view["title"], view["address"], elements, *places, *limits)
+        shown = {name: view[name] for name in ("title", "address", "above", "below", "left")}
+        most, chars = self._config.elements, self._config.chars
+        text, self._numbered = tree.page_text(elements=elements, most_elements=most, most_chars=chars, **shown)
         if self._hosts:
             hosts = ", ".join(f'"{tree.clean(host, 60)}"' for host in sorted(self._hosts)[:MOST_NOTES])
             self._notes.append(f"The page asked for {hosts}: there is no network.")
@@ -142,10 +142,6 @@ class BrowserPage:
         self._hosts.clear()
         return self.seen
 
-    async def evaluate(self, script: str) -> Any:
-        """The JSON value of an expression among the page's own scripts."""
-        return await self._evaluate(script)
-
     async def close(self) -> None:
         """Ends what it waits for. The context is closed by whoever has opened it."""
         for task in self._tasks:
@@ -155,11 +151,10 @@ class BrowserPage:
     async def _on_element(self, action: Action) -> str:
         if not 0 < action.number <= len(self._numbered):
             return f"there is no element {action.number}"
-        index = self._numbered[action.number - 1]
-        try:
+        there: Any = {"problem": "is no longer on the page"}
+        with contextlib.suppress(_Gone):
+            index = self._numbered[action.number - 1]
             there = await self._in_tree(HANDS, index=index, act=action.kind, text=action.text)
-        except _Gone:
-            there = {"problem": "is no longer on the page"}
         if "problem" in there:
             by = f" by {tree.line(tree.Element(*there['by']))}" if there.get("by") else ""
             return f"element {action.number} {there['problem']}{by}"
@@ -192,7 +187,7 @@ class BrowserPage:
             except TimeoutError:
                 await self._stop(f"The page has not finished loading in {patience_s:g} s.")
             with contextlib.suppress(_Gone):
-                await self._evaluate(f"window.__advance?.({TICK_MS}, {int(patience_s * 1e3)})")
+                await self.evaluate(f"window.__advance?.({TICK_MS}, {int(patience_s * 1e3)})")
                 if self._still.is_set():
                     return
         await self._stop("The page goes on to further pages without end: it was stopped.")
@@ -260,23 +255,19 @@ class BrowserPage:
             self._ended.set_exception(ConnectionError(reason))
             self._ended.exception()  # looked at
 
-    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Begins what an event asks for. A failure of it shows in what the page does then."""
-
-        async def safely() -> None:
-            with contextlib.suppress(Exception):  # the page has gone on, or is closed
-                await coroutine
-
-        task = asyncio.get_running_loop().create_task(safely())
+    def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Begins what an event asks for. A failure of it (the page has gone on) shows in what the page does then."""
+        task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: (self._tasks.discard(task), task.cancelled() or task.exception()))
 
     async def _in_tree(self, function: str, **arguments: Any) -> Any:
         """Calls a function in the tree's world of the main frame."""
         world = await self._send("Page.createIsolatedWorld", frameId=self._frame, worldName="tree")
-        return await self._evaluate(f"({function})({json.dumps(arguments)})", contextId=world["executionContextId"])
+        return await self.evaluate(f"({function})({json.dumps(arguments)})", contextId=world["executionContextId"])
 
-    async def _evaluate(self, script: str, **where: Any) -> Any:
+    async def evaluate(self, script: str, **where: Any) -> Any:
+        """The JSON value of an expression, among the page's own scripts or elsewhere."""
         where |= {"returnByValue": True, "awaitPromise": True, "userGesture": True}
         answer = await self._send("Runtime.evaluate", expression=script, **where)
         if details := answer.get("exceptionDetails"):
@@ -299,7 +290,7 @@ class BrowserPage:
         if failure is None:
             return task.result()
         if self._ended.done():
-            failure = self._ended.exception()
+            failure = self._ended.exception() or failure
         elif isinstance(failure, Error) and any(sign in str(failure) for sign in _Gone.SIGNS):
             raise _Gone from None
         self.broken = True

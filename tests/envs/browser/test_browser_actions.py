@@ -136,13 +136,20 @@ def test_the_same_actions_are_answered_the_same(browsers):
     const tell = () => { out.textContent = [Math.random(), Date.now(), new Date().toISOString(), performance.now(),
       crypto.getRandomValues(new Uint8Array(4)), Intl.DateTimeFormat().resolvedOptions().timeZone, navigator.language,
       innerWidth].join(' '); };
-    setInterval(() => document.title = performance.now(), 70); setTimeout(tell, 500);</script>"""
+    setInterval(() => document.title = performance.now(), 70); setTimeout(tell, 500);
+    const found = document.body.appendChild(document.createElement('p'));
+    const get = async i => (await fetch('/n?i=' + i)).text();
+    const ask = async () => { for (let i = 0; i < 3; i++) found.textContent += await get(i); };
+    document.querySelector('button').addEventListener('click', () => setTimeout(ask, 300));</script>
+    <iframe srcdoc="<script>setTimeout(() => document.body.append(Math.random()), 400)</script>"></iframe>"""
+    pages = {"/": page, "/n": lambda method, form: Response(f"n{form['i']} ", content_type="text/plain")}
 
     def played(seed):
-        with Play(browsers, page, seed=seed) as play:
+        with Play(browsers, pages, seed=seed) as play:
             return [play.first, play.act("click 1"), play.act("click 1")]
 
     first = played(1)
     assert first == played(1) and first != played(2)
     assert "2024-01-01T12:00:01" in first[1] and "UTC en-US 1280" in first[1]
     assert len(set(first)) == 3  # the clock goes and chance goes on
+    assert "n0 n1 n2" in first[1] and "n0 n1 n2 n0 n1 n2" in first[2] and first[0].count("0.") >= 2
