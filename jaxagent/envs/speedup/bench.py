@@ -31,11 +31,11 @@ import traceback
 LIBC = ctypes.CDLL(None)
 PDEATHSIG, DUMPABLE = 1, 4  # of prctl
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls, on every architecture
-READ_FILE, READ_FOLDER = 1 << 2, 1 << 3
+EXECUTE, READ_FILE, READ_FOLDER = 1 << 0, 1 << 2, 1 << 3
 OPEN = "open"  # a folder, for the candidate's library
 READABLE = ("/usr", "/lib", "/lib64", "/etc", "/opt", "/dev/null", "/dev/urandom", OPEN)
 COMPILE = ("sh", "-c", 'ulimit -f 8192; exec cc -O2 -shared -fPIC -x c - -lm -o "$0"')  # of 4 MB, at most
-COMPILE_S = 20.0
+COMPILE_S, TURN_S = 20.0, 2.0  # the latter has a turn of the reference, however late it is
 ERROR_BYTES = 300
 
 
@@ -43,16 +43,21 @@ class NoOutput(Exception):
     """A function did not give an output."""
 
 
-def guard():
-    """Gives up, for good: new processes and threads, all files but `READABLE`, the network, signals to others."""
-    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+def guard(compiles=False):
+    """Gives up, for good: new processes and threads, all files but `READABLE`, the network, signals to others.
+
+    A compiler keeps its programs, which are below folders of `READABLE`, and may write into `OPEN`.
+    """
+    if not compiles:
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     version = LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     files = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
     size = 8 if version < 4 else 16 if version < 6 else 24  # files; network; abstract sockets and signals
     attributes = struct.pack("<QQQ", files, 3, 3)[:size]
     rules = LIBC.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
     for path in filter(os.path.exists, READABLE):
-        allowed = READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE
+        allowed = READ_FILE | READ_FOLDER | EXECUTE * compiles if os.path.isdir(path) else READ_FILE
+        allowed |= files * (compiles and path == OPEN)
         LIBC.syscall(ADD_RULE, rules, 1, struct.pack("<Qi", allowed, os.open(path, os.O_PATH)), 0)
     LIBC.syscall(RESTRICT_SELF, rules, 0)
 
@@ -204,13 +209,13 @@ def judged(job):
     deadline = time.monotonic() + job["seconds"]
     reference, candidate, is_c = secret["reference"], job["code"], job["language"] == "c"
     try:
-        reference = compiled(reference, "reference.so") if is_c else reference
+        reference = compiled(reference, "reference.so", False) if is_c else reference
         for runner in runners[::2]:
             runner.load(reference, False, deadline)
         if is_c:
             os.unlink(reference)
             report["fault"] = "candidate"
-            candidate = compiled(candidate, f"{OPEN}/candidate.so")
+            candidate = compiled(candidate, f"{OPEN}/candidate.so", True)
         for pair in zip(runners[::2], runners[1::2], strict=True):
             measure(pair, candidate, job, secret, report, deadline)
         report["fault"] = ""
@@ -232,7 +237,8 @@ def measure(pair, candidate, job, secret, report, deadline):
         runner, report["fault"] = pair[name == "candidate"], name
         if name == "candidate":
             runner.load(candidate, True, deadline)
-        played = [runner.call(inputs, deadline) for inputs in calls]
+        late = deadline if name == "candidate" else max(deadline, time.monotonic() + TURN_S)
+        played = [runner.call(inputs, late) for inputs in calls]
         runner.kill()
         outputs[name] = [output for _, output in played]
         report[name].append([ns for ns, _ in played[1:]])
@@ -261,16 +267,20 @@ def compare(number, right, output, dtype, tolerance):
         raise NoOutput(f"wrong: call {number} is off by {error:.2g}")
 
 
-def compiled(text, path):
+def compiled(text, path, guarded):
     """A shared library of a C text. Raises NoOutput, with the compiler's first complaint."""
-    try:
-        done = subprocess.run(
-            [*COMPILE, path], input=text.encode("utf-8", "replace"), capture_output=True, timeout=COMPILE_S
-        )
-    except subprocess.TimeoutExpired:
-        raise NoOutput("the compiler takes too long") from None
-    if done.returncode:
-        errors = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if "error" in line]
+    pipe, place = subprocess.PIPE, {"env": {**os.environ, "TMPDIR": os.path.abspath(OPEN)}, "start_new_session": True}
+    limits = {"preexec_fn": lambda: guard(compiles=True)} if guarded else {}
+    with subprocess.Popen([*COMPILE, path], stdin=pipe, stdout=pipe, stderr=pipe, **place, **limits) as cc:
+        try:
+            _, said = cc.communicate(text.encode("utf-8", "replace"), COMPILE_S)
+        except subprocess.TimeoutExpired:
+            raise NoOutput("the compiler takes too long") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(cc.pid, signal.SIGKILL)  # with all that it has started
+    if cc.returncode:
+        errors = [line for line in said.decode("utf-8", "replace").splitlines() if "error" in line]
         raise NoOutput((errors or ["cc fails"])[0][:ERROR_BYTES])
     return os.path.abspath(path)
 

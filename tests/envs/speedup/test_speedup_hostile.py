@@ -83,6 +83,23 @@ def test_no_program_uses_up_its_station(measured):
         assert measured(problem["reference"], problem).error == ""
 
 
+@pytest.mark.slow
+def test_who_uses_up_the_time_of_the_measurement_has_failed(measured):
+    """And not the task, whose reference comes next."""
+    sleeps = "import time\nbegun = time.monotonic()\ncalls = []\ndef f(x, y):\n    calls.append(1)\n"
+    sleeps += "    if len(calls) == 5:\n        time.sleep(max(0, {} - (time.monotonic() - begun)))\n    return x @ y\n"
+    found = [measured(sleeps.format(seconds), DOT, 1.5).error for seconds in (1.3, 1.4, 1.45, 1.5) * 2]
+    assert found == ["it takes too long"] * len(found)
+
+
+@pytest.mark.slow
+def test_a_compiler_reads_nothing_of_the_measurement(measured):
+    for name in ("job", "result", "public.json", "/tmp/bench/result", "/proc/self/environ"):
+        assert "No such file" in (error := measured(f'#include "{name}"\n', C_DOT).error) or "ermission" in error, name
+        found = measured(f'__asm__(".incbin \\"{name}\\"");\nvoid f(const double *x) {{}}', C_DOT)
+        assert "error" in found.error.lower() or found.error == "cc fails", found
+
+
 def test_what_is_faster_is_paid(measured):
     """So that the attacks above do not fail because everything does."""
     found = measured("def f(x, y):\n    return x @ y\n")
